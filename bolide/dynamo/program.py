@@ -1,0 +1,101 @@
+"""The data that describes one captured program: where values came from, what was assumed of them, and what has to happen after the graph ran.
+
+Everything here is immutable, printable and free of behaviour, so that guards can be shown, filtered and compiled, and recipes replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bolide.tracing import Trace, TracedTensor, UserFrame
+
+SourceKind = Literal["local", "global", "closure", "attr", "item", "type", "dict_value", "object"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A path from the compiled function's call to a value of the outside world.
+
+    Kinds: ``local`` (key: parameter name), ``global`` (key: (module dict id, name); `obj` holds the dict), ``closure`` (key: free variable name; `obj` holds the cell),
+    ``object`` (a live Python object held by `obj`, e.g. an imported module), ``attr`` (key: name), ``item`` (key: a constant), ``type`` (`type(base)`),
+    ``dict_value`` (key: a constant; reads a ``dict`` bypassing user-defined ``__getitem__``).
+    """
+
+    kind: SourceKind
+    base: Source | None
+    key: Any
+    obj: Any = field(default=None, compare=False, repr=False)
+
+
+GuardKind = Literal[
+    "type",  # type(x) is expected
+    "is",  # x is expected
+    "equals",  # type(x) is type(expected) and x == expected (constants; floats compare by bits)
+    "tensor",  # expected: a TensorGuard
+    "length",  # len(x) == expected
+    "dict_keys",  # list(dict.keys(x)) == expected
+    "has_attr",  # hasattr(x, key) is expected[1], expected = (name, bool)
+    "not_aliased",  # sources in expected are distinct tensors
+    "same",  # x is the object at source `expected`
+    "global_state",  # grad mode, autocast, default dtype, deterministic algorithms, torch function modes: expected is a snapshot
+    "shape",  # a condition over symbolic sizes
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One assumption. `where` is the user's line that read the value."""
+
+    source: Source | None
+    kind: GuardKind
+    expected: Any
+    where: UserFrame | None = None
+
+
+# ---- recipes: how to build a Python value after the graph has run -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """One step of rebuilding a value. Recipes form a DAG; the same Recipe object twice means the same Python object twice.
+
+    kinds: ``constant`` (value), ``source`` (value: Source), ``output`` (value: index into the graph's outputs), ``list``/``tuple``/``set``/``dict`` (args; dict: alternating
+    keys and values), ``call`` (value: a callable; args), ``new`` (value: a class; an instance made by ``cls.__new__`` without ``__init__``; its state follows as effects),
+    ``function`` (value: (code, globals, name, defaults, closure cells …); args: recipes of the cells' contents).
+    """
+
+    kind: Literal["constant", "source", "output", "list", "tuple", "set", "dict", "call", "new", "function"]
+    value: Any = None
+    args: tuple[Recipe, ...] = ()
+    kwargs: tuple[tuple[str, Recipe], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One write to the outside world, replayed in order after the graph ran.
+
+    kinds: ``setattr`` (target, key, value), ``delattr``, ``setitem`` (target, key recipe, value), ``delitem``, ``list_assign`` (target[:] = value), ``dict_assign`` (clear and update),
+    ``set_assign``, ``global`` (target: the module dict), ``cell`` (target: the cell), ``call`` (value: a recipe whose evaluation is the effect).
+    """
+
+    kind: Literal[
+        "setattr", "delattr", "setitem", "delitem", "list_assign", "dict_assign", "set_assign", "global", "cell", "call"
+    ]
+    target: Recipe | None
+    key: Any = None
+    value: Recipe | None = None
+    where: UserFrame | None = None
+
+
+@dataclass(slots=True)
+class Captured:
+    """One captured segment. `inputs[i]` says where the real tensor for `trace.inputs[i]` is found at call time."""
+
+    name: str
+    trace: Trace
+    inputs: list[Source]
+    outputs: list[TracedTensor]
+    guards: list[Guard]
+    result: Recipe
+    effects: list[Effect]
