@@ -1,0 +1,135 @@
+"""The tensor level of inductor's IR: each computed buffer is one definition over its own index space.
+
+Lowering turns every ATen node into definitions; it takes no decision about memory or fusion. Views are never buffers: they are index maps, folded into the coordinates
+of the loads that read through them. Scheduling then inlines, fuses, orders and lays out definitions, and emits loop IR (`ir.loops`).
+
+At this level a ``load`` node's `arg` is an `Element` (buffer and one coordinate per dimension), not yet an `Access` (linear address): the layout is not decided yet.
+Inlining a definition into a reader is substituting its axes by the reader's coordinates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.fx
+
+from bolide.inductor.ir.loops import Node, ReduceOp
+from bolide.symbolic import Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """The element of `buffer` at `coords` (one Expr per dimension, within bounds unless the load is masked; ``$0, $1 …`` stand for the load's integer operands)."""
+
+    buffer: str
+    coords: tuple[Expr, ...]
+    masked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the elements of a buffer are: strides and offset count elements."""
+
+    stride: tuple[Expr, ...]
+    offset: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A graph input (placeholder or constant)."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[Expr, ...]
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """buffer[axes] = value, or, with `reduce_op`, the reduction of value over `reduce_axes`.
+
+    `axes[i]` names the index variable of dimension i with extent `shape[i]`; `reduce_axes` are (name, extent). For argmin/argmax `value` is what is compared and `position` the
+    int64 node that is returned. `layout` is the strides the consumer must see (user-visible results), or None: the scheduler's choice. `required_layout` buffers
+    that feed an Extern are given their layout by the scheduler from the extern's `wants`.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[Expr, ...]
+    axes: tuple[str, ...]
+    value: Node
+    reduce_op: ReduceOp | None = None
+    reduce_axes: tuple[tuple[str, Expr], ...] = ()
+    position: Node | None = None
+    layout: Layout | None = None
+    origin: torch.fx.Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """name = a copy of `base` (a buffer of the same shape), then for every point of `axes`: name[coords] = (or +=) value.
+
+    `coords` may use ``$0, $1 …`` for `operands`. With mode ``set`` and repeated coordinates the last in row-major order of the axes wins (as eager on CPU does for index_put/scatter).
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[Expr, ...]
+    base: str
+    axes: tuple[str, ...]
+    extents: tuple[Expr, ...]
+    coords: tuple[Expr, ...]
+    operands: tuple[Node, ...]
+    value: Node
+    mode: Literal["set", "add"] = "set"
+    layout: Layout | None = None
+    origin: torch.fx.Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A strided view of a buffer as a tensor handed to an Extern, or returned: coordinates map i ↦ `coords` of `buffer`, a plain strided map."""
+
+    buffer: str
+    shape: tuple[Expr, ...]
+    stride: tuple[Expr, ...] | None  # None: contiguous in the buffer's own layout (buffer passed as it is)
+    offset: Expr | None
+
+
+@dataclass(frozen=True, slots=True)
+class Extern:
+    """One ATen call run as it is. `args`/`kwargs` are the FX node's with tensors replaced by `View`s. `names[i]` is the buffer of result i (None: not a tensor or unused).
+    `shapes`, `dtypes`, `layouts` describe the results as ATen makes them. A call that mutates writes the buffers in `mutates`."""
+
+    names: tuple[str | None, ...]
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dtypes: tuple[torch.dtype, ...]
+    shapes: tuple[tuple[Expr, ...], ...]
+    layouts: tuple[Layout, ...]
+    mutates: tuple[str, ...] = ()
+    origin: torch.fx.Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBack:
+    """Graph input `target` receives the elements of `source` (same shape), after every other read of `target`."""
+
+    target: str
+    source: View
+
+
+Definition = Computed | Scatter | Extern | WriteBack
+
+
+@dataclass(slots=True)
+class Program:
+    """A lowered graph, in a valid order of execution. `results` are Views, ints, Exprs or None, one per element of the graph's output tuple."""
+
+    inputs: list[Input]
+    definitions: list[Definition]
+    results: list[Any]
+    size_vars: list[str]
