@@ -1,0 +1,87 @@
+"""Every exception and warning of bolide. A message always says where the user's code is, which operation it was, why, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+@dataclass(frozen=True, slots=True)
+class UserFrame:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f'File "{self.file}", line {self.line}, in {self.function}'
+
+
+class BolideError(Exception):
+    """Base of all errors that bolide raises on its own account."""
+
+
+class BolideWarning(UserWarning):
+    """Something runs in eager, or more slowly than it could; the result is right."""
+
+
+class Unsupported(BolideError):
+    """A part of the user's program that cannot be captured.
+
+    `reason` says why, in one clause; `operation` is what was being done (`print(...)`, `Tensor.item`); `where` is the user's line; `remedy` is advice.
+    `kind` is a stable code. Three kinds are treated specially by dispatch: ``user_exception`` (the user's own code raised; ``__cause__`` is the exception, eager
+    runs so that it surfaces with its own traceback), ``input`` (these arguments cannot be compiled, others may) and ``state`` (not in the present global state).
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        where: UserFrame | None = None,
+        remedy: str | None = None,
+        kind: str = "unsupported",
+        operation: str | None = None,
+    ) -> None:
+        self.reason = reason
+        self.where = where
+        self.remedy = remedy
+        self.kind = kind
+        self.operation = operation
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        lines = [f"cannot capture: {self.reason}"]
+        if self.operation is not None:
+            lines.append(f"  operation: {self.operation}")
+        if self.where is not None:
+            lines.append(f"  at: {self.where}")
+        if self.remedy is not None:
+            lines.append(f"  remedy: {self.remedy}")
+        return "\n".join(lines)
+
+
+class CompileError(BolideError):
+    """A stage of bolide failed on a captured program: a fault of bolide, not of the user. ``__cause__`` is the original exception."""
+
+    def __init__(self, stage: str, function: str, cause: BaseException) -> None:
+        self.stage = stage
+        self.function = function
+        super().__init__(f"bolide failed to compile {function} ({stage}): {type(cause).__name__}: {cause}")
+        self.__cause__ = cause
+
+
+class RecompileError(BolideError):
+    """A guard failed while `error_on_recompile` was set."""
+
+
+def unknown_name(what: str, name: object, valid: Iterable[str]) -> str:
+    """The message for a name that is not one of `valid`, with the nearest ones offered.
+
+    >>> unknown_name("mode", "defualt", ["default", "max-autotune"])
+    "unknown mode 'defualt'; did you mean 'default'?"
+    """
+    names = sorted(valid)
+    near = get_close_matches(str(name), names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"valid: {', '.join(map(repr, names))}"
+    return f"unknown {what} {name!r}; {hint}"
