@@ -50,9 +50,10 @@ class Input:
 class Computed:
     """buffer[axes] = value, or, with `reduce_op`, the reduction of value over `reduce_axes`.
 
-    `axes[i]` names the index variable of dimension i with extent `shape[i]`; `reduce_axes` are (name, extent). For argmin/argmax `value` is what is compared and `position` the
-    int64 node that is returned. `layout` is the strides the consumer must see (user-visible results), or None: the scheduler's choice. `required_layout` buffers
-    that feed an Extern are given their layout by the scheduler from the extern's `wants`.
+    `axes[i]` names the index variable of dimension i with extent `shape[i]` (bounds 0 … extent - 1; an axis of constant extent 1 does not occur in the coordinates);
+    `reduce_axes` are (name, extent). Axis names are unique in a Program. A reduction accumulates in `value.dtype`, and its result is converted to `dtype`. For argmin/argmax
+    `value` is what is compared and `position` the int64 node that is returned. `layout` is the layout the consumer must see (visible results, arguments of calls whose result
+    depends on it), or None: the scheduler's choice.
     """
 
     name: str
@@ -90,18 +91,23 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A strided view of a buffer as a tensor handed to an Extern, or returned: coordinates map i ↦ `coords` of `buffer`, a plain strided map."""
+    """A strided view of a buffer as a tensor handed to an Extern, or returned: index `axes` ↦ element `coords` of `buffer`, a plain strided map.
+
+    `stride` and `offset` hold for a buffer in its declared layout (`layout`; row-major where that is None); None: the whole buffer as it is."""
 
     buffer: str
     shape: tuple[Expr, ...]
-    stride: tuple[Expr, ...] | None  # None: contiguous in the buffer's own layout (buffer passed as it is)
+    stride: tuple[Expr, ...] | None
     offset: Expr | None
+    axes: tuple[str, ...] = ()
+    coords: tuple[Expr, ...] | None = None  # None exactly when stride is
 
 
 @dataclass(frozen=True, slots=True)
 class Extern:
     """One ATen call run as it is. `args`/`kwargs` are the FX node's with tensors replaced by `View`s. `names[i]` is the buffer of result i (None: not a tensor or unused).
-    `shapes`, `dtypes`, `layouts` describe the results as ATen makes them. A call that mutates writes the buffers in `mutates`."""
+    `shapes`, `dtypes`, `layouts` describe the results as ATen makes them. A call that mutates writes the buffers in `mutates`. A call without results is there for
+    its effect (an error it may raise) and is never dropped. Symbolic integers among the arguments are Exprs."""
 
     names: tuple[str | None, ...]
     op: torch._ops.OpOverload
@@ -127,9 +133,24 @@ Definition = Computed | Scatter | Extern | WriteBack
 
 @dataclass(slots=True)
 class Program:
-    """A lowered graph, in a valid order of execution. `results` are Views, ints, Exprs or None, one per element of the graph's output tuple."""
+    """A lowered graph, in a valid order of execution. `results` are Views, ints, Exprs or None, one per element of the graph's output tuple.
+
+    `inputs` follow the placeholders that are tensors, then the graph's constants (`get_attr`); `size_vars` the placeholders that are sizes."""
 
     inputs: list[Input]
     definitions: list[Definition]
     results: list[Any]
     size_vars: list[str]
+
+    def named(self) -> dict[str, tuple[torch.dtype, tuple[Expr, ...], Layout | None]]:
+        """Every buffer: (dtype, shape, declared layout)."""
+        buffers: dict[str, tuple[torch.dtype, tuple[Expr, ...], Layout | None]] = {}
+        for source in self.inputs:
+            buffers[source.name] = (source.dtype, source.shape, source.layout)
+        for definition in self.definitions:
+            if isinstance(definition, (Computed, Scatter)):
+                buffers[definition.name] = (definition.dtype, definition.shape, definition.layout)
+            elif isinstance(definition, Extern):
+                results = zip(definition.names, definition.dtypes, definition.shapes, definition.layouts)
+                buffers.update({name: (dtype, shape, layout) for name, dtype, shape, layout in results if name})
+        return buffers

@@ -1,0 +1,127 @@
+"""What an FX node is while a graph is lowered: a buffer seen through index maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+
+from bolide.inductor.ir.definitions import Element, Layout
+from bolide.inductor.ir.loops import Node
+from bolide.symbolic import Expr, as_expr
+
+Coords = tuple[Expr, ...]
+IndexMap = Callable[[Coords], Coords]
+
+ZERO = Expr.const(0)
+ONE = Expr.const(1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorValue:
+    """A tensor of `shape` and `dtype`: element `coords` is the element of `buffer` at `coords` sent through `maps`, one after the other."""
+
+    buffer: str
+    dtype: torch.dtype
+    shape: Coords
+    maps: tuple[IndexMap, ...] = field(default=())
+
+    def at(self, coords: Coords) -> Coords:
+        """The coordinates in the buffer of the element `coords`."""
+        for step in self.maps:
+            coords = step(coords)
+        return coords
+
+    def load(self, coords: Coords) -> Node:
+        """The element `coords` as a scalar."""
+        return Node.make("load", self.dtype, (), Element(self.buffer, self.at(coords)))
+
+    def load_if(self, condition: Node, coords: Coords) -> Node:
+        """The element `coords`, or 0 where `condition` is false: then `coords` may be out of bounds."""
+        if condition.op == "const" and condition.arg:
+            return self.load(coords)
+        return Node.make("load", self.dtype, (condition,), Element(self.buffer, self.at(coords), masked=True))
+
+    def load_indirect(self, coords: Coords, operands: tuple[Node, ...]) -> Node:
+        """The element `coords`, in which ``$k`` is the value of `operands[k]`, which must be within bounds."""
+        if not operands:
+            return self.load(coords)
+        return Node.make("load", self.dtype, operands, Element(self.buffer, self.at(coords)))
+
+    def view(self, shape: Sequence[Expr], step: IndexMap) -> TensorValue:
+        """This tensor reindexed: element `c` of the result is element `step(c)` of this one."""
+        return TensorValue(self.buffer, self.dtype, tuple(shape), (step, *self.maps))
+
+
+#: anything a lowering takes or gives: a tensor, a size, a Python number, or a sequence of these
+Value = object
+
+
+def numel(shape: Sequence[Expr]) -> Expr:
+    """The number of elements."""
+    return prod(shape, start=ONE)
+
+
+def contiguous_strides(shape: Sequence[Expr]) -> Coords:
+    """Row-major strides, as eager's: a dimension of size 0 counts as 1."""
+    strides: list[Expr] = []
+    running = ONE
+    for size in reversed(shape):
+        strides.append(running)
+        running = running * (ONE if size is ZERO else size)
+    return tuple(reversed(strides))
+
+
+def contiguous(shape: Sequence[Expr]) -> Layout:
+    return Layout(contiguous_strides(shape), ZERO)
+
+
+def exprs(sizes: Sequence[object]) -> Coords:
+    """Sizes (ints or SymInts) as index expressions."""
+    return tuple(Expr.const(size) if type(size) is int else as_expr(size) for size in sizes)
+
+
+def ravel(coords: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
+    """The row-major position of `coords` in `shape`."""
+    linear = ZERO
+    for coord, size in zip(coords, shape):
+        linear = linear * size + coord
+    return linear
+
+
+def unravel(linear: Expr, shape: Sequence[Expr]) -> Coords:
+    """The inverse of `ravel`, for 0 <= linear < numel(shape)."""
+    coords: list[Expr] = []
+    for size in reversed(shape[1:]):
+        coords.append(linear % size)
+        linear = linear // size
+    coords.extend([linear] if shape else [])
+    return tuple(reversed(coords))
+
+
+def same_layout(shape: Sequence[Expr], a: Sequence[Expr], b: Sequence[Expr]) -> bool:
+    """Whether strides `a` and `b` place the elements of a tensor of `shape` alike (strides of dimensions of size 1 say nothing)."""
+    return all(x is y or size is ONE for size, x, y in zip(shape, a, b)) or any(size is ZERO for size in shape)
+
+
+def strided(layout: Layout, coords: Coords, axes: Sequence[Expr]) -> Layout | None:
+    """`coords` of a buffer of `layout`, functions of the variables `axes`, as a strided map; None if it is not one. `axes` of size 1 are constants."""
+    linear = layout.offset
+    for coord, stride in zip(coords, layout.stride):
+        linear = linear + coord * stride
+    strides: list[Expr] = []
+    for axis in axes:
+        if axis.is_const:
+            strides.append(ONE)
+            continue
+        (name,) = axis.free_vars
+        coefficient = linear.coefficient(name)
+        if coefficient is None or not coefficient.free_vars.isdisjoint(n for a in axes for n in a.free_vars):
+            return None
+        strides.append(coefficient)
+        linear = linear - axis * coefficient
+    if any(not linear.free_vars.isdisjoint(axis.free_vars) for axis in axes):
+        return None
+    return Layout(tuple(strides), linear)
