@@ -238,8 +238,8 @@ def horner(x: Tensor, *coefficients: float) -> Tensor:
 class EquationOfState(nn.Module):
     """Density of sea water in kg/m³ from salinity (PSS-78), temperature (°C, IPTS-68) and pressure (bar).
 
-    EOS-80: Fofonoff and Millard, Unesco technical papers in marine science 44 (1983), section 3. The input is multiplied
-    by a learned scale, so that there is something to differentiate.
+    EOS-80: Fofonoff and Millard, Unesco technical papers in marine science 44 (1983), section 3. The input is
+    multiplied by a learned scale, so that there is something to differentiate.
     """
 
     def __init__(self) -> None:
@@ -344,7 +344,7 @@ class GraphNetwork(nn.Module):
 
 
 class MAML(nn.Module):
-    """Meta-learning of a regression net: the loss after gradient steps, differentiated through them (Finn et al. 2017)."""
+    """Meta-learning of a regression net: the loss after gradient steps that are differentiated as well (Finn 2017)."""
 
     def __init__(self, hidden: int, steps: int) -> None:
         super().__init__()

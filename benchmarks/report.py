@@ -1,0 +1,194 @@
+"""Results as Markdown."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """A Markdown table whose first column is text and whose others are numbers."""
+    align = ["---"] + ["---:"] * (len(header) - 1)
+    return ["| " + " | ".join(r) + " |" for r in [header, align, *rows]] + [""]
+
+
+def title(spec: dict[str, Any]) -> str:
+    dtype = "" if spec["dtype"] == "float32" else f", {spec['dtype']}"
+    return f"{spec['model']} {spec['mode']}{dtype} ({spec['scale']})"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Three significant digits, without an exponent."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"
+
+
+def ratio(result: Row, over: str, name: str = "bolide") -> float | None:
+    """How many times faster `name` is than `over`: the median over the rounds of the ratio within a round."""
+    rounds = result.get("rounds_ms", {})
+    if not rounds.get(over) or not rounds.get(name):
+        return None
+    return statistics.median(a / b for a, b in zip(rounds[over], rounds[name], strict=True))
+
+
+def geometric_mean(values: list[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return math.exp(statistics.fmean(map(math.log, known))) if known else None
+
+
+def steady(rows: list[Row]) -> list[str]:
+    lines, over_eager, over_torch, problems = [], [], [], []
+    for row in rows:
+        result, name = row["result"], title(row["spec"])
+        if "error" in result:
+            problems.append(f"- {name}: {result['error']}")
+            continue
+        ms, worst = result["ms"], result["difference"].get("bolide")
+        over_eager.append(ratio(result, "eager"))
+        over_torch.append(ratio(result, "torch"))
+        cells = [name, *(number(ms.get(c)) for c in ("eager", "torch", "bolide")), number(over_eager[-1])]
+        lines.append([*cells, number(over_torch[-1]), "–" if worst is None else f"{worst:.1e}"])
+        problems += [f"- {name}: {c}: {why}" for c, why in result["failed"].items()]
+        problems += [f"- {name}: warned: {why}" for why in result["notes"]]
+    mean = [
+        "**geometric mean**",
+        "",
+        "",
+        "",
+        number(geometric_mean(over_eager)),
+        number(geometric_mean(over_torch)),
+        "",
+    ]
+    header = ["model", "eager ms", "torch.compile ms", "bolide ms", "× eager", "× torch.compile", "difference"]
+    text = [
+        "## Steady state",
+        "",
+        "Time of one step: a call under `no_grad` (inference) or forward and backward (train; without the optimizer).",
+        "They run in turn in one process, each round in another order. Times are medians; × is the median over the",
+        "rounds of the ratio within a round: above 1 bolide is faster. The difference is bolide's from eager (results,",
+        "gradients and buffers), relative to the largest magnitude of each tensor; it is checked before timing.",
+        "",
+    ]
+    return text + table(header, [*lines, mean]) + notes(problems)
+
+
+def notes(problems: list[str]) -> list[str]:
+    return ["What failed or was not compiled:", "", *problems, ""] if problems else []
+
+
+def first(rows: list[Row]) -> list[str]:
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(title(row["spec"]), {})[row["spec"]["compiler"]] = row["result"]
+    lines, problems = [], []
+    for name, by in found.items():
+        problems += [f"- {name}: {c}: {r['error']}" for c, r in by.items() if "error" in r]
+        problems += [f"- {name}: {c}: warned: {why}" for c, r in by.items() for why in r.get("notes", [])]
+        cells = [name]
+        for part in ("compile", "total"):
+            torch_s, bolide_s = (by.get(c, {}).get(part) for c in ("torch", "bolide"))
+            share = torch_s / bolide_s if torch_s and bolide_s else None
+            cells += [number(torch_s), number(bolide_s), number(share)]
+        lines.append(cells)
+    header = ["model", "torch.compile s", "bolide s", "×", "with imports: torch.compile s", "bolide s", "×"]
+    text = [
+        "## First call",
+        "",
+        "Seconds that compiling adds to the first step of a fresh process with empty caches. The first three columns",
+        "leave out what a process pays once (they are taken after a trivial function was compiled), the last three",
+        "include it.",
+        "",
+    ]
+    return text + table(header, lines) + notes(problems)
+
+
+def memory(rows: list[Row]) -> list[str]:
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(title(row["spec"]), {})[row["spec"]["compiler"]] = row["result"]
+    lines, problems = [], []
+    for name, by in found.items():
+        problems += [f"- {name}: {c}: {r['error']}" for c, r in by.items() if "error" in r]
+        mib = {c: r["step"] / 2**20 for c, r in by.items() if "step" in r}
+        left = {c: r["left"] / 2**20 for c, r in by.items() if "left" in r}
+        share = mib["bolide"] / mib["eager"] if mib.get("eager") and "bolide" in mib else None
+        cells = [name, *(number(mib.get(c)) for c in ("eager", "torch", "bolide")), number(share)]
+        lines.append([*cells, number(left.get("torch")), number(left.get("bolide"))])
+    header = [
+        "model",
+        "eager MiB",
+        "torch.compile MiB",
+        "bolide MiB",
+        "of eager's",
+        "left: torch.compile",
+        "left: bolide",
+    ]
+    text = [
+        "## Peak memory in training",
+        "",
+        "The peak of the resident set during a warm step above what was resident before it: activations, gradients and",
+        "scratch of every library (the kernel's high-water mark, with malloc set to return freed tensors at once).",
+        "*Left* is what compiling left resident for good: the compiler's own code and data, and pools.",
+        "",
+    ]
+    return text + table(header, lines) + notes(problems)
+
+
+def overhead(rows: list[Row]) -> list[str]:
+    lines: list[str] = []
+    seconds = []
+    for row in rows:
+        result, measurement = row["result"], row["measurement"]
+        if "error" in result:
+            lines.append(f"- {measurement}: {result['error']}")
+        elif measurement == "tiny":
+            shown = ", ".join(f"{c} {number(us)}" for c, us in result["us"].items())
+            lines.append(f"- A call of `compile(lambda x: x + 1)` on 16 elements, µs: {shown}.")
+        elif measurement == "modules":
+            loaded = ", ".join(result["loaded"]) or "none"
+            lines.append(
+                "- Loaded of `torch._dynamo` and `torch._inductor` after bolide compiled and trained an MLP "
+                f"with an empty PATH: {loaded}."
+            )
+            lines += [f"  - warned: {why}" for why in result["notes"]]
+        else:
+            seconds.append(result["seconds"])
+    if seconds:
+        lines.append(f"- `import bolide` after `import torch`: {statistics.median(seconds):.3f} s.")
+    return ["## Overhead", "", *lines, ""]
+
+
+SECTIONS = (
+    (("steady",), steady),
+    (("first",), first),
+    (("memory",), memory),
+    (("tiny", "imports", "modules"), overhead),
+)
+
+
+def render(data: dict[str, Any]) -> str:
+    """The Markdown page of a results file."""
+    host = data["host"]
+    loads = [row["load"] for row in data["rows"].values()]
+    lines = [
+        "# Results",
+        "",
+        f"Made by `{data['command']}` on {data['date']} at commit {host['commit']}.",
+        "",
+        f"{host['cpu']} ({host['isa']}), {host['threads']} threads, {host['system']}, "
+        f"Python {host['python']}, torch {host['torch']}; "
+        f"load average during the run {min(loads):.1f} to {max(loads):.1f}.",
+        "",
+    ]
+    for measurements, section in SECTIONS:
+        rows = [row for row in data["rows"].values() if row["measurement"] in measurements]
+        if rows:
+            lines += section(rows)
+    return "\n".join(lines)
