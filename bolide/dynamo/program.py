@@ -1,6 +1,8 @@
-"""The data that describes one captured program: where values came from, what was assumed of them, and what has to happen after the graph ran.
+"""The data that describes one captured program: where values came from, what was assumed of them, and what has to
+happen after the graph ran.
 
-Everything here is immutable, printable and free of behaviour, so that guards can be shown, filtered and compiled, and recipes replayed.
+Everything here is immutable, printable and free of behaviour, so that guards can be shown, filtered and compiled, and
+recipes replayed.
 """
 
 from __future__ import annotations
@@ -8,24 +10,71 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from bolide.tracing import Trace, TracedTensor, UserFrame
 
 SourceKind = Literal["local", "global", "closure", "attr", "item", "type", "dict_value", "object"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Source:
     """A path from the compiled function's call to a value of the outside world.
 
-    Kinds: ``local`` (key: parameter name), ``global`` (key: (module dict id, name); `obj` holds the dict), ``closure`` (key: free variable name; `obj` holds the cell),
-    ``object`` (a live Python object held by `obj`, e.g. an imported module), ``attr`` (key: name), ``item`` (key: a constant), ``type`` (`type(base)`),
-    ``dict_value`` (key: a constant; reads a ``dict`` bypassing user-defined ``__getitem__``).
+    Kinds: ``local`` (key: parameter name), ``global`` (key: (module dict id, name); `obj` holds the dict), ``closure``
+    (key: free variable name; `obj` holds the cell), ``object`` (a live Python object held by `obj`, e.g. an imported
+    module), ``attr`` (key: name), ``item`` (key: a constant), ``type`` (`type(base)`), ``dict_value`` (key: a
+    constant; reads a ``dict`` bypassing user-defined ``__getitem__``).
+    Two sources are equal when they are the same path: same kinds and keys, the same objects held.
     """
 
     kind: SourceKind
     base: Source | None
     key: Any
-    obj: Any = field(default=None, compare=False, repr=False)
+    obj: Any = field(default=None, repr=False)
+    _hash: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.kind, self.base, self.key, id(self.obj))))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Source) or self._hash != other._hash:
+            return False
+        return (self.kind, self.key) == (other.kind, other.key) and self.obj is other.obj and self.base == other.base
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGuard:
+    """What a captured program assumed of a tensor: its exact class, and everything that dispatch and shape rules
+    depend on. Sizes and strides in elements.
+    """
+
+    cls: type
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    leaf: bool
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalState:
+    """The part of torch's global state that decides what is recorded. `autocast`: per device type in use (type,
+    dtype), then whether its cache is on; () when off.
+    """
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
+    autocast_cache: bool
+    default_dtype: torch.dtype
+    deterministic: bool
 
 
 GuardKind = Literal[
@@ -36,9 +85,10 @@ GuardKind = Literal[
     "length",  # len(x) == expected
     "dict_keys",  # list(dict.keys(x)) == expected
     "has_attr",  # hasattr(x, key) is expected[1], expected = (name, bool)
-    "not_aliased",  # sources in expected are distinct tensors
+    "not_aliased",  # expected: sources of tensors of which no two share a storage
     "same",  # x is the object at source `expected`
-    "global_state",  # grad mode, autocast, default dtype, deterministic algorithms, torch function modes: expected is a snapshot
+    # grad mode, autocast, default dtype, deterministic algorithms (expected: a GlobalState), and no mode or transform on
+    "global_state",
     "shape",  # a condition over symbolic sizes
 ]
 
@@ -53,15 +103,17 @@ class Guard:
     where: UserFrame | None = None
 
 
-# ---- recipes: how to build a Python value after the graph has run -------------------------------------------------------------------------
+# ---- recipes: how to build a Python value after the graph has run ----------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """One step of rebuilding a value. Recipes form a DAG; the same Recipe object twice means the same Python object twice.
+    """One step of rebuilding a value. Recipes form a DAG; the same Recipe object twice means the same Python object
+    twice.
 
-    kinds: ``constant`` (value), ``source`` (value: Source), ``output`` (value: index into the graph's outputs), ``list``/``tuple``/``set``/``dict`` (args; dict: alternating
-    keys and values), ``call`` (value: a callable; args), ``new`` (value: a class; an instance made by ``cls.__new__`` without ``__init__``; its state follows as effects),
+    kinds: ``constant`` (value), ``source`` (value: Source), ``output`` (value: index into the graph's outputs),
+    ``list``/``tuple``/``set``/``dict`` (args; dict: alternating keys and values), ``call`` (value: a callable; args),
+    ``new`` (value: a class; an instance made by ``cls.__new__`` without ``__init__``; its state follows as effects),
     ``function`` (value: (code, globals, name, defaults, closure cells …); args: recipes of the cells' contents).
     """
 
@@ -75,8 +127,9 @@ class Recipe:
 class Effect:
     """One write to the outside world, replayed in order after the graph ran.
 
-    kinds: ``setattr`` (target, key, value), ``delattr``, ``setitem`` (target, key recipe, value), ``delitem``, ``list_assign`` (target[:] = value), ``dict_assign`` (clear and update),
-    ``set_assign``, ``global`` (target: the module dict), ``cell`` (target: the cell), ``call`` (value: a recipe whose evaluation is the effect).
+    kinds: ``setattr`` (target, key, value), ``delattr``, ``setitem`` (target, key recipe, value), ``delitem``,
+    ``list_assign`` (target[:] = value), ``dict_assign`` (clear and update), ``set_assign``, ``global`` (target: the
+    module dict), ``cell`` (target: the cell), ``call`` (value: a recipe whose evaluation is the effect).
     """
 
     kind: Literal[

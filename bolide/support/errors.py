@@ -1,4 +1,6 @@
-"""Every exception and warning of bolide. A message always says where the user's code is, which operation it was, why, and what to do about it."""
+"""Every exception and warning of bolide. A message always says where the user's code is, which operation it was, why,
+and what to do about it.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ class BolideWarning(UserWarning):
 class Unsupported(BolideError):
     """A part of the user's program that cannot be captured.
 
-    `reason` says why, in one clause; `operation` is what was being done (`print(...)`, `Tensor.item`); `where` is the user's line; `remedy` is advice.
-    `kind` is a stable code. Three kinds are treated specially by dispatch: ``user_exception`` (the user's own code raised; ``__cause__`` is the exception, eager
-    runs so that it surfaces with its own traceback), ``input`` (these arguments cannot be compiled, others may) and ``state`` (not in the present global state).
+    `reason` says why, in one clause; `operation` is what was being done (`print(...)`, `Tensor.item`); `where` is the
+    user's line; `remedy` is advice.
+    `kind` is a stable code. Three kinds are treated specially by dispatch: ``user_exception`` (the user's own code
+    raised; ``__cause__`` is the exception, eager runs so that it surfaces with its own traceback), ``input`` (these
+    arguments cannot be compiled, others may) and ``state`` (not in the present global state).
     """
 
     def __init__(
@@ -62,7 +66,9 @@ class Unsupported(BolideError):
 
 
 class CompileError(BolideError):
-    """A stage of bolide failed on a captured program: a fault of bolide, not of the user. ``__cause__`` is the original exception."""
+    """A stage of bolide failed on a captured program: a fault of bolide, not of the user. ``__cause__`` is the
+    original exception.
+    """
 
     def __init__(self, stage: str, function: str, cause: BaseException) -> None:
         self.stage = stage

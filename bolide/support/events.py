@@ -1,4 +1,5 @@
-"""What the compiler tells about its work: plain data handed to whoever subscribed. Nobody listening costs one truth test.
+"""What the compiler tells about its work: plain data handed to whoever subscribed. Nobody listening costs one truth
+test.
 
 >>> seen = []
 >>> with subscribed(seen.append):
@@ -26,7 +27,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Stage(Event):
-    """A part of a compilation ended: ``capture``, ``joint``, ``partition``, ``lower``, ``schedule``, ``codegen`` …; time in seconds."""
+    """A part of a compilation ended: ``capture``, ``joint``, ``partition``, ``lower``, ``schedule``, ``codegen`` …;
+    time in seconds.
+    """
 
     stage: str
     seconds: float
@@ -44,7 +47,9 @@ class Captured(Event):
 
 @dataclass(frozen=True, slots=True)
 class Graph(Event):
-    """A graph was handed to a graph compiler; `kind` is inference, forward, backward or joint; `graph` is the `fx.GraphModule`."""
+    """A graph was handed to a graph compiler; `kind` is inference, forward, backward or joint; `graph` is the
+    `fx.GraphModule`.
+    """
 
     kind: str
     graph: Any
@@ -52,7 +57,9 @@ class Graph(Event):
 
 @dataclass(frozen=True, slots=True)
 class Compiled(Event):
-    """A graph became runnable. `artifact` is the backend's object (`inductor.CompiledGraph`, or a plain callable); `seconds` is the time of this compilation."""
+    """A graph became runnable. `artifact` is the backend's object (`inductor.CompiledGraph`, or a plain callable);
+    `seconds` is the time of this compilation.
+    """
 
     kind: str
     artifact: Any
@@ -61,7 +68,9 @@ class Compiled(Event):
 
 @dataclass(frozen=True, slots=True)
 class Installed(Event):
-    """A compiled version is in place: `index` counts the versions of this function from 0; `source` is the generated Python of the entry."""
+    """A compiled version is in place: `index` counts the versions of this function from 0; `source` is the generated
+    Python of the entry.
+    """
 
     index: int
     source: str

@@ -1,0 +1,344 @@
+"""Guards: from data to readable text, and to the Python expressions that check them.
+
+Every guard becomes one or more expressions that are true when it holds; an expression that raises counts as false. The
+compiled check of an entry is their conjunction (`conditions`), with each source read once; `first_failure` evaluates
+the same expressions one by one, to say which guard failed and why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from bolide.dynamo import sources
+from bolide.dynamo.program import GlobalState, Guard, Source, TensorGuard
+
+AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+# ---- making the expected values --------------------------------------------------------------------------------------
+
+
+def tensor_guard(real: torch.Tensor) -> TensorGuard:
+    """What has to stay true of `real`. Raises whatever `real` raises when it has no strides (sparse, nested)."""
+    return TensorGuard(
+        type(real), real.dtype, real.device, real.requires_grad, real.is_leaf, tuple(real.shape), tuple(real.stride())
+    )
+
+
+def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
+    """(device type, dtype) of each device type for which autocast is on."""
+    if not torch._C._is_any_autocast_enabled():
+        return ()
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in AUTOCAST_DEVICES if torch.is_autocast_enabled(kind))
+
+
+def global_state() -> GlobalState:
+    """The state now."""
+    return GlobalState(
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        autocast_state(),
+        torch.is_autocast_cache_enabled(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def busy() -> str | None:
+    """Why nothing can be captured or run compiled in the present state of this thread; None when it can. `conditions`
+    of a ``global_state`` guard fail in the same states.
+    """
+    if torch._C._len_torch_dispatch_stack():
+        return "a torch dispatch mode is active"
+    if torch._C._len_torch_function_stack():
+        return "a torch function mode (or a default device) is active"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a torch.func transform is active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit is tracing"
+    return None
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+def text(guard: Guard) -> str:
+    """One line a user can read, e.g. ``x.shape == (2, 3)``."""
+    name = sources.text(guard.source) if guard.source is not None else ""
+    expected = guard.expected
+    match guard.kind:
+        case "type":
+            return f"type({name}) is {_show(expected)}"
+        case "is":
+            return f"{name} is {_show(expected)}"
+        case "equals":
+            return f"{name} == {_show(expected)}"
+        case "tensor":
+            facts = f"{str(expected.dtype).removeprefix('torch.')}{list(expected.shape)}, stride {expected.stride}"
+            grad = ", requires grad" if expected.requires_grad else ""
+            return f"{name}: {expected.cls.__name__} {facts}, {expected.device}{grad}"
+        case "length":
+            return f"len({name}) == {expected}"
+        case "dict_keys":
+            return f"list({name}) == {_show(expected)}"
+        case "has_attr":
+            return f"hasattr({name}, {expected[0]!r}) is {expected[1]}"
+        case "same":
+            return f"{name} is {sources.text(expected)}"
+        case "not_aliased":
+            return f"no storage shared among {', '.join(map(sources.text, expected))}"
+        case "global_state":
+            return f"global state: {expected}"
+        case _:
+            raise AssertionError(guard.kind)
+
+
+def _show(value: object, limit: int = 80) -> str:
+    if isinstance(value, type):
+        return value.__qualname__
+    shown = repr(value).replace("\n", " ")
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+# ---- expressions -----------------------------------------------------------------------------------------------------
+
+
+def read_sources(guard: Guard) -> list[Source]:
+    """The sources a guard reads, in the order its expressions read them; twice if twice."""
+    match guard.kind:
+        case "global_state":
+            return []
+        case "not_aliased":
+            return list(guard.expected)
+        case "same":
+            return [guard.source, guard.expected]  # type: ignore[list-item]
+        case "tensor" | "equals":
+            return [guard.source, guard.source]  # type: ignore[list-item]
+        case _:
+            return [guard.source]  # type: ignore[list-item]
+
+
+def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
+    """Expressions, to be evaluated in this order and all true."""
+    constant = reader.namespace.constant
+    if guard.kind == "global_state":
+        return _global_conditions(guard.expected, constant)
+    if guard.kind == "not_aliased":
+        read = ", ".join(map(reader.read, guard.expected))
+        return [f"{constant(_disjoint, 'disjoint')}(({read},))"]
+    assert guard.source is not None
+    value = reader.read(guard.source)
+    expected = guard.expected
+    match guard.kind:
+        case "type":
+            return [f"{constant(type, 'type')}({value}) is {constant(expected, expected.__name__)}"]
+        case "is":
+            return [f"{value} is {reader.namespace.reference(expected, 'o')}"]
+        case "same":
+            return [f"{value} is {reader.read(expected)}"]
+        case "length":
+            return [f"{constant(len, 'len')}({value}) == {expected}"]
+        case "dict_keys":
+            plain = all(type(key) is str for key in expected)
+            helper = "" if plain else constant(_same, "same")
+            keys = f"[*{value}]" if guard.source in reader.plain_dicts else f"{constant(dict.keys, 'keys')}({value})"
+            keys = keys if keys.startswith("[") else f"[*{keys}]"
+            return [
+                f"{keys} == {constant(list(expected), 'k')}"
+                if plain
+                else f"{helper}({keys}, {constant(list(expected), 'k')})"
+            ]
+        case "has_attr":
+            test = f"{constant(hasattr, 'hasattr')}({value}, {expected[0]!r})"
+            return [test if expected[1] else f"not {test}"]
+        case "equals":
+            # type: ignore[arg-type]
+            return _equals_conditions(value, lambda: reader.again(guard.source), expected, constant)
+        case "tensor":
+            return _tensor_conditions(value, reader.again(guard.source), expected, constant)
+        case _:
+            raise AssertionError(guard.kind)
+
+
+Constant = Callable[..., str]
+
+
+def _equals_conditions(value: str, again: Callable[[], str], expected: Any, constant: Constant) -> list[str]:
+    """Equal in type and value, deeply; floats by their bits, so that -0.0 is not 0.0 and nan is nan."""
+    if expected is None or expected is True or expected is False or expected is ...:
+        return [f"{value} is {expected!r}"]
+    kind = type(expected)
+    if kind in (int, str, bytes) or (kind is float and expected == expected and expected != 0.0):
+        return [
+            f"{constant(type, 'type')}({value}) is {constant(kind, kind.__name__)}",
+            f"{again()} == {constant(expected)}",
+        ]
+    if kind in (torch.dtype, torch.layout, torch.memory_format):
+        return [f"{value} is {constant(expected)}"]
+    return [f"{constant(_same, 'same')}({value}, {constant(expected)})"]
+
+
+def _same(value: Any, expected: Any) -> bool:
+    """Whether two constants cannot be told apart by a program that does not look at identity."""
+    if type(value) is not type(expected):
+        return False
+    if isinstance(expected, float):
+        return (value == expected and math.copysign(1.0, value) == math.copysign(1.0, expected)) or (
+            value != value and expected != expected
+        )
+    if isinstance(expected, complex):
+        return _same(value.real, expected.real) and _same(value.imag, expected.imag)
+    if isinstance(expected, (tuple, list)):
+        return len(value) == len(expected) and all(map(_same, value, expected))
+    if isinstance(expected, slice):
+        return _same((value.start, value.stop, value.step), (expected.start, expected.stop, expected.step))
+    if isinstance(expected, dict):
+        return _same(list(value.items()), list(expected.items()))
+    if isinstance(expected, (set, frozenset)):
+        return bool(value == expected) and {(type(x), x) for x in value} == {(type(x), x) for x in expected}
+    return bool(value == expected)
+
+
+def _tensor_conditions(value: str, again: str, expected: TensorGuard, constant: Constant) -> list[str]:
+    """The class, then what differs most often, then the rest."""
+    found = [
+        f"{constant(type, 'type')}({value}) is {constant(expected.cls, expected.cls.__name__)}",
+        f"{again}.shape == {_ints(expected.shape)}",
+        f"{again}.dtype is {constant(expected.dtype, 'dtype')}",
+        f"{again}.requires_grad" if expected.requires_grad else f"not {again}.requires_grad",
+        f"{again}.stride() == {_ints(expected.stride)}",
+    ]
+    cpu = expected.device.type == "cpu"
+    found.append(f"{again}.is_cpu" if cpu else f"{again}.device == {constant(expected.device, 'device')}")
+    if expected.cls is not torch.nn.Parameter:
+        found.append(f"not {again}.is_neg()")
+        if expected.requires_grad:
+            found.append(f"{again}.is_leaf" if expected.leaf else f"not {again}.is_leaf")
+    if expected.dtype.is_complex:
+        found.append(f"not {again}.is_conj()")
+    return found
+
+
+def _ints(values: Sequence[int]) -> str:
+    return f"({', '.join(map(repr, values))}{',' if len(values) == 1 else ''})"
+
+
+def _disjoint(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether no two of `tensors` share a storage; empty ones share nothing."""
+    addresses = [address for t in tensors if (address := t.untyped_storage().data_ptr())]
+    return len(set(addresses)) == len(addresses)
+
+
+def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:
+    """`global_state() == expected and busy() is None`, in the cheapest calls."""
+
+    def flag(function: Callable[[], Any], wanted: bool, hint: str) -> str:
+        return f"{'' if wanted else 'not '}{constant(function, hint)}()"
+
+    native = torch._C
+    found = [
+        flag(native.is_grad_enabled, expected.grad, "grad_enabled"),
+        flag(native._len_torch_dispatch_stack, False, "dispatch_modes"),
+        flag(native._len_torch_function_stack, False, "function_modes"),
+        flag(native._is_any_autocast_enabled, bool(expected.autocast), "any_autocast"),
+        flag(native.is_inference_mode_enabled, expected.inference, "inference_mode"),
+        f"{constant(native.get_default_dtype, 'default_dtype')}() is {constant(expected.default_dtype, 'dtype')}",
+        flag(native._get_deterministic_algorithms, expected.deterministic, "deterministic"),
+        f"{constant(native._functorch.peek_interpreter_stack, 'transforms')}() is None",
+        f"{constant(forward_ad, 'forward_ad')}._current_level < 0",
+        f"{constant(native._get_tracing_state, 'jit_tracing')}() is None",
+    ]
+    if expected.autocast:
+        found.append(f"{constant(autocast_state, 'autocast')}() == {constant(expected.autocast, 'autocast')}")
+        found.append(flag(torch.is_autocast_cache_enabled, expected.autocast_cache, "autocast_cache"))
+    return found
+
+
+# ---- order, and failures ---------------------------------------------------------------------------------------------
+
+
+def prepare(guards: Iterable[Guard], state: GlobalState) -> list[Guard]:
+    """Distinct guards in the order of checking: what the caller passed first, then the global state, then the rest as
+    it was read.
+
+    A ``global_state`` guard without a snapshot gets `state`; there is always exactly one.
+    """
+    arguments: list[Guard] = []
+    rest: list[Guard] = []
+    seen: set[tuple[Any, ...]] = set()
+    found = state
+    for guard in guards:
+        if guard.kind == "global_state":
+            found = guard.expected or state
+            continue
+        key = (guard.kind, guard.source, _identity(guard))
+        if key not in seen:
+            seen.add(key)
+            source = guard.source
+            near = source is not None and (
+                source.kind == "local" or (source.base is not None and source.base.kind == "local")
+            )
+            (arguments if near and guard.kind in ("type", "tensor", "length", "dict_keys", "equals") else rest).append(
+                guard
+            )
+    return [*arguments, Guard(None, "global_state", found), *rest]
+
+
+def _identity(guard: Guard) -> Any:
+    return guard.expected if isinstance(guard.expected, (Source, TensorGuard)) else id(guard.expected)
+
+
+def plain_dicts(guards: Iterable[Guard]) -> frozenset[Source]:
+    """The sources that are guarded to be exactly dicts."""
+    return frozenset(g.source for g in guards if g.kind == "type" and g.expected is dict and g.source is not None)
+
+
+def first_failure(
+    guards: Sequence[Guard], parameters: Iterable[str], arguments: Mapping[str, Any]
+) -> tuple[Guard, str] | None:
+    """The first guard that does not hold for a call with `arguments` (by parameter name), and the value it found
+    instead, as text.
+    """
+    dicts = plain_dicts(guards)
+    for guard in guards:
+        namespace = sources.Namespace(parameters)
+        reader = sources.Reader(namespace, sources.count_uses(read_sources(guard)), dicts)
+        check = " and ".join(conditions(guard, reader))
+        scope = {**namespace.values, **arguments}
+        try:
+            holds = eval(check, scope)
+        except Exception:
+            holds = False
+        if not holds:
+            return guard, _actual(guard, scope, parameters, arguments)
+    return None
+
+
+def _actual(guard: Guard, scope: dict[str, Any], parameters: Iterable[str], arguments: Mapping[str, Any]) -> str:
+    if guard.kind == "global_state":
+        return busy() or str(global_state())
+    if guard.source is None:
+        return "a shared storage"
+    namespace = sources.Namespace(parameters)
+    reader = sources.Reader(namespace, sources.count_uses([guard.source]), frozenset())
+    try:
+        value = eval(reader.read(guard.source), {**namespace.values, **arguments})
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    if guard.kind == "type":
+        return _show(type(value))
+    if guard.kind == "length":
+        return str(len(value))
+    if guard.kind == "tensor" and isinstance(value, torch.Tensor):
+        try:
+            return text(Guard(guard.source, "tensor", tensor_guard(value)))
+        except Exception:
+            return f"{type(value).__name__} with layout {value.layout}"
+    return _show(value)

@@ -1,0 +1,63 @@
+"""Compiled modules: an object whose class is a subclass of the user's and which shares the module's ``__dict__``.
+
+Sharing the dictionary makes parameters, buffers, hooks, `training`, `state_dict` keys and every attribute *the same
+things* for both, whichever of the two is changed. Only ``__call__`` differs, so that methods which call ``self(...)``
+(such as ``generate``) are compiled as well.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+
+class CompiledModule:
+    """First base of the class of every compiled module."""
+
+    __slots__ = ()
+    _orig_mod: nn.Module
+    _bolide_call: Callable[..., Any]
+    _bolide_rebuild: Callable[[nn.Module], nn.Module]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Not passed on: the user's own ``__init_subclass__`` must not see a class the user did not write."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._bolide_call(self._orig_mod, *args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return type(self)._bolide_rebuild, (self._orig_mod,)
+
+    def __copy__(self) -> nn.Module:
+        return type(self)._bolide_rebuild(copy.copy(self._orig_mod))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        return type(self)._bolide_rebuild(copy.deepcopy(self._orig_mod, memo))
+
+
+_SLOTS = ("_orig_mod", "_bolide_call")
+
+
+def wrap(module: nn.Module, call: Callable[..., Any], rebuild: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """A compiled `module`: calling it calls ``call(module, *args, **kwargs)``. `rebuild` compiles a copy of the module
+    in the same way, and can be pickled.
+    """
+    user = type(module)
+    body: dict[str, Any] = {
+        "__slots__": _SLOTS,
+        "__module__": user.__module__,
+        "__qualname__": user.__qualname__,
+        "__doc__": user.__doc__,
+        "_bolide_rebuild": staticmethod(rebuild),
+    }
+    if hasattr(user, "__del__"):
+        body["__del__"] = lambda self: None  # the module itself is what is finalised
+    derived = type(user)(user.__name__, (CompiledModule, user), body)
+    wrapper: nn.Module = derived.__new__(derived)  # type: ignore[call-overload]
+    object.__setattr__(wrapper, "__dict__", module.__dict__)
+    derived._orig_mod.__set__(wrapper, module)  # type: ignore[attr-defined]
+    derived._bolide_call.__set__(wrapper, call)  # type: ignore[attr-defined]
+    return wrapper
