@@ -1,9 +1,12 @@
 """The tensor level of inductor's IR: each computed buffer is one definition over its own index space.
 
-Lowering turns every ATen node into definitions; it takes no decision about memory or fusion. Views are never buffers: they are index maps, folded into the coordinates
-of the loads that read through them. Scheduling then inlines, fuses, orders and lays out definitions, and emits loop IR (`ir.loops`).
+Lowering turns every ATen node into definitions; it takes no decision about memory or fusion. Views are never
+buffers: they are index maps, folded into the coordinates
+of the loads that read through them. Scheduling then inlines, fuses, orders and lays out definitions, and emits loop
+IR (`ir.loops`).
 
-At this level a ``load`` node's `arg` is an `Element` (buffer and one coordinate per dimension), not yet an `Access` (linear address): the layout is not decided yet.
+At this level a ``load`` node's `arg` is an `Element` (buffer and one coordinate per dimension), not yet an `Access`
+(linear address): the layout is not decided yet.
 Inlining a definition into a reader is substituting its axes by the reader's coordinates.
 """
 
@@ -21,7 +24,8 @@ from bolide.symbolic import Expr
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """The element of `buffer` at `coords` (one Expr per dimension, within bounds unless the load is masked; ``$0, $1 …`` stand for the load's integer operands)."""
+    """The element of `buffer` at `coords` (one Expr per dimension, within bounds unless the load is masked; ``$0, $1
+    …`` stand for the load's integer operands)."""
 
     buffer: str
     coords: tuple[Expr, ...]
@@ -50,9 +54,12 @@ class Input:
 class Computed:
     """buffer[axes] = value, or, with `reduce_op`, the reduction of value over `reduce_axes`.
 
-    `axes[i]` names the index variable of dimension i with extent `shape[i]` (bounds 0 … extent - 1; an axis of constant extent 1 does not occur in the coordinates);
-    `reduce_axes` are (name, extent). Axis names are unique in a Program. A reduction accumulates in `value.dtype`, and its result is converted to `dtype`. For argmin/argmax
-    `value` is what is compared and `position` the int64 node that is returned. `layout` is the layout the consumer must see (visible results, arguments of calls whose result
+    `axes[i]` names the index variable of dimension i with extent `shape[i]` (bounds 0 … extent - 1; an axis of
+    constant extent 1 does not occur in the coordinates);
+    `reduce_axes` are (name, extent). Axis names are unique in a Program. A reduction accumulates in `value.dtype`,
+    and its result is converted to `dtype`. For argmin/argmax
+    `value` is what is compared and `position` the int64 node that is returned. `layout` is the layout the consumer
+    must see (visible results, arguments of calls whose result
     depends on it), or None: the scheduler's choice.
     """
 
@@ -70,9 +77,11 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """name = a copy of `base` (a buffer of the same shape), then for every point of `axes`: name[coords] = (or +=) value.
+    """name = a copy of `base` (a buffer of the same shape), then for every point of `axes`: name[coords] = (or +=)
+    value.
 
-    `coords` may use ``$0, $1 …`` for `operands`. With mode ``set`` and repeated coordinates the last in row-major order of the axes wins (as eager on CPU does for index_put/scatter).
+    `coords` may use ``$0, $1 …`` for `operands`. With mode ``set`` and repeated coordinates the last in row-major
+    order of the axes wins (as eager on CPU does for index_put/scatter).
     """
 
     name: str
@@ -91,9 +100,11 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A strided view of a buffer as a tensor handed to an Extern, or returned: index `axes` ↦ element `coords` of `buffer`, a plain strided map.
+    """A strided view of a buffer as a tensor handed to an Extern, or returned: index `axes` ↦ element `coords` of
+    `buffer`, a plain strided map.
 
-    `stride` and `offset` hold for a buffer in its declared layout (`layout`; row-major where that is None); None: the whole buffer as it is."""
+    `stride` and `offset` hold for a buffer in its declared layout (`layout`; row-major where that is None); None:
+    the whole buffer as it is."""
 
     buffer: str
     shape: tuple[Expr, ...]
@@ -105,8 +116,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Extern:
-    """One ATen call run as it is. `args`/`kwargs` are the FX node's with tensors replaced by `View`s. `names[i]` is the buffer of result i (None: not a tensor or unused).
-    `shapes`, `dtypes`, `layouts` describe the results as ATen makes them. A call that mutates writes the buffers in `mutates`. A call without results is there for
+    """One ATen call run as it is. `args`/`kwargs` are the FX node's with tensors replaced by `View`s. `names[i]` is
+    the buffer of result i (None: not a tensor or unused).
+    `shapes`, `dtypes`, `layouts` describe the results as ATen makes them. A call that mutates writes the buffers in
+    `mutates`. A call without results is there for
     its effect (an error it may raise) and is never dropped. Symbolic integers among the arguments are Exprs."""
 
     names: tuple[str | None, ...]
@@ -133,9 +146,11 @@ Definition = Computed | Scatter | Extern | WriteBack
 
 @dataclass(slots=True)
 class Program:
-    """A lowered graph, in a valid order of execution. `results` are Views, ints, Exprs or None, one per element of the graph's output tuple.
+    """A lowered graph, in a valid order of execution. `results` are Views, ints, Exprs or None, one per element of
+    the graph's output tuple.
 
-    `inputs` follow the placeholders that are tensors, then the graph's constants (`get_attr`); `size_vars` the placeholders that are sizes."""
+    `inputs` follow the placeholders that are tensors, then the graph's constants (`get_attr`); `size_vars` the
+    placeholders that are sizes."""
 
     inputs: list[Input]
     definitions: list[Definition]

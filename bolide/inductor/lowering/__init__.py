@@ -1,0 +1,8 @@
+"""Lowering: functional ATen graphs to definitions (`ir.definitions`). One module per family of ops; each registers
+its lowerings."""
+
+from bolide.inductor.lowering import factories, pointwise, reductions, views
+from bolide.inductor.lowering.context import lower
+from bolide.inductor.lowering.registry import LOWERINGS
+
+__all__ = ["LOWERINGS", "factories", "lower", "pointwise", "reductions", "views"]

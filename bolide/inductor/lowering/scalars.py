@@ -1,6 +1,7 @@
 """Builders of scalar nodes: the vocabulary in which lowerings are written.
 
-Each builder returns an interned `Node`; only foldings that are exact for every value (and that keep NaN, infinities and the sign of zero) are made here.
+Each builder returns an interned `Node`; only foldings that are exact for every value (and that keep NaN, infinities
+and the sign of zero) are made here.
 """
 
 from __future__ import annotations

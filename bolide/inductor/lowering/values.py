@@ -21,7 +21,8 @@ ONE = Expr.const(1)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorValue:
-    """A tensor of `shape` and `dtype`: element `coords` is the element of `buffer` at `coords` sent through `maps`, one after the other."""
+    """A tensor of `shape` and `dtype`: element `coords` is the element of `buffer` at `coords` sent through `maps`,
+    one after the other."""
 
     buffer: str
     dtype: torch.dtype
@@ -102,12 +103,14 @@ def unravel(linear: Expr, shape: Sequence[Expr]) -> Coords:
 
 
 def same_layout(shape: Sequence[Expr], a: Sequence[Expr], b: Sequence[Expr]) -> bool:
-    """Whether strides `a` and `b` place the elements of a tensor of `shape` alike (strides of dimensions of size 1 say nothing)."""
+    """Whether strides `a` and `b` place the elements of a tensor of `shape` alike (strides of dimensions of size 1
+    say nothing)."""
     return all(x is y or size is ONE for size, x, y in zip(shape, a, b)) or any(size is ZERO for size in shape)
 
 
 def strided(layout: Layout, coords: Coords, axes: Sequence[Expr]) -> Layout | None:
-    """`coords` of a buffer of `layout`, functions of the variables `axes`, as a strided map; None if it is not one. `axes` of size 1 are constants."""
+    """`coords` of a buffer of `layout`, functions of the variables `axes`, as a strided map; None if it is not one.
+    `axes` of size 1 are constants."""
     linear = layout.offset
     for coord, stride in zip(coords, layout.stride):
         linear = linear + coord * stride

@@ -1,0 +1,288 @@
+"""Views: index maps, never buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from bolide.inductor.lowering.context import Lowering, broadcast
+from bolide.inductor.lowering.registry import EXTERN, lowering
+from bolide.inductor.lowering.values import (
+    ONE,
+    ZERO,
+    Coords,
+    IndexMap,
+    TensorValue,
+    contiguous_strides,
+    numel,
+    ravel,
+    unravel,
+)
+from bolide.symbolic import Expr, as_expr
+
+aten = torch.ops.aten
+
+
+def _grow(sizes: Coords, start: int, other: Coords, begin: int) -> tuple[int, int] | None:
+    """The ends of the shortest runs sizes[start:end], other[begin:stop] with equal products, or None if it cannot be
+    told which one to lengthen."""
+    end, stop = start + 1, begin + 1
+    left, right = sizes[start], other[begin]
+    while left is not right:
+        if left.is_const and right.is_const:
+            lengthen = left.value < right.value
+        elif (right % left) is ZERO:
+            lengthen = True
+        elif (left % right) is ZERO:
+            lengthen = False
+        else:
+            return None
+        if lengthen:
+            if end == len(sizes):
+                return None
+            left, end = left * sizes[end], end + 1
+        else:
+            if stop == len(other):
+                return None
+            right, stop = right * other[stop], stop + 1
+    return end, stop
+
+
+@lru_cache(maxsize=4096)
+def reshape_map(old: Coords, new: Coords) -> IndexMap:
+    """The map of a row-major reshape: coordinates in `new` to coordinates in `old`. Runs of dimensions with equal
+    products are mapped each by itself,
+    so that a dimension that stays keeps its plain coordinate."""
+    if any(size is ZERO for size in old):
+        return lambda coords: (ZERO,) * len(old)
+    olds = [d for d, size in enumerate(old) if size is not ONE]
+    news = [d for d, size in enumerate(new) if size is not ONE]
+    old_sizes, new_sizes = tuple(old[d] for d in olds), tuple(new[d] for d in news)
+    runs: list[tuple[int, int, int, int]] = []
+    i = j = 0
+    while i < len(olds) and j < len(news):
+        ends = _grow(old_sizes, i, new_sizes, j) or (len(olds), len(news))
+        runs.append((i, ends[0], j, ends[1]))
+        i, j = ends
+
+    def step(coords: Coords) -> Coords:
+        result = [ZERO] * len(old)
+        for a, b, c, d in runs:
+            if b - a == d - c == 1:
+                result[olds[a]] = coords[news[c]]
+                continue
+            linear = ravel([coords[news[k]] for k in range(c, d)], new_sizes[c:d])
+            for k, coord in zip(range(a, b), unravel(linear, old_sizes[a:b])):
+                result[olds[k]] = coord
+        return tuple(result)
+
+    return step
+
+
+def reshape(x: TensorValue, shape: Coords) -> TensorValue:
+    return x if shape == x.shape else x.view(shape, reshape_map(x.shape, shape))
+
+
+@lowering(
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten._reshape_alias.default,
+    aten.view_copy.default,
+)
+def view(ctx: Lowering, x: TensorValue, *_: Any) -> TensorValue:
+    return reshape(x, ctx.out[0])
+
+
+@lowering(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default)
+def alias(ctx: Lowering, x: TensorValue) -> TensorValue:
+    return x
+
+
+@lowering(aten.expand.default, aten.expand_copy.default)
+def expand(ctx: Lowering, x: TensorValue, size: Any, implicit: bool = False) -> TensorValue:
+    return broadcast_to(x, ctx.out[0])
+
+
+def broadcast_to(x: TensorValue, shape: Coords) -> TensorValue:
+    return x if shape == x.shape else x.view(shape, lambda coords: broadcast(x.shape, coords))
+
+
+def permuted(x: TensorValue, dims: Sequence[int]) -> TensorValue:
+    """Dimension k of the result is dimension dims[k] of `x`."""
+    order = [dim % len(dims) for dim in dims]
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return x.view([x.shape[dim] for dim in order], lambda coords: tuple([coords[k] for k in inverse]))
+
+
+@lowering(aten.permute.default, aten.permute_copy.default)
+def permute(ctx: Lowering, x: TensorValue, dims: Sequence[int]) -> TensorValue:
+    return permuted(x, dims)
+
+
+@lowering(aten.transpose.int, aten.transpose_copy.int)
+def transpose(ctx: Lowering, x: TensorValue, dim0: int, dim1: int) -> TensorValue:
+    if not x.shape:
+        return x
+    order = list(range(len(x.shape)))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return permuted(x, order)
+
+
+@lowering(aten.t.default, aten.t_copy.default)
+def t(ctx: Lowering, x: TensorValue) -> TensorValue:
+    return permuted(x, (1, 0)) if len(x.shape) == 2 else x
+
+
+@lowering(
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.squeeze_copy.default,
+    aten.unsqueeze_copy.default,
+)
+def squeeze(ctx: Lowering, x: TensorValue, *_: Any) -> TensorValue:
+    return reshape(x, ctx.out[0])
+
+
+def selected(x: TensorValue, dim: int, place: Expr) -> TensorValue:
+    dim %= len(x.shape)
+    return x.view((*x.shape[:dim], *x.shape[dim + 1 :]), lambda coords: (*coords[:dim], place, *coords[dim:]))
+
+
+@lowering(aten.select.int, aten.select_copy.int)
+def select(ctx: Lowering, x: TensorValue, dim: int, index: Any) -> Any:
+    place = as_expr(index)
+    size = x.shape[dim]
+    if place.is_const:
+        return selected(x, dim, place + size if place.value < 0 else place)
+    lo = place.bounds()[0]
+    return selected(x, dim, place) if lo is not None and lo >= 0 else EXTERN
+
+
+def clamped_start(start: Any, size: Expr) -> Expr:
+    """The first index of a slice, as Python's rules for negative and too large bounds give it."""
+    place = as_expr(0 if start is None else start)
+    low, high = place.bounds()
+    if high is not None and high < 0:
+        place = Expr.max(place + size, 0)
+    elif low is None or low < 0:
+        raise NotImplementedError("a slice from a symbolic position of unknown sign")
+    return Expr.min(place, size)
+
+
+def sliced(x: TensorValue, dim: int, start: Expr, length: Expr, step: int = 1) -> TensorValue:
+    dim %= len(x.shape)
+
+    def move(coords: Coords) -> Coords:
+        return (*coords[:dim], coords[dim] * step + start, *coords[dim + 1 :])
+
+    return x.view((*x.shape[:dim], length, *x.shape[dim + 1 :]), move)
+
+
+@lowering(aten.slice.Tensor, aten.slice_copy.Tensor)
+def slice_(ctx: Lowering, x: TensorValue, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    length = ctx.out[0][dim]
+    if length is x.shape[dim] and step == 1:
+        return x
+    try:
+        first = clamped_start(start, x.shape[dim])
+    except NotImplementedError:
+        return EXTERN
+    return sliced(x, dim, first, length, step)
+
+
+def _parts(ctx: Lowering, x: TensorValue, dim: int) -> tuple[TensorValue, ...]:
+    """Consecutive pieces of `x` along `dim`, with the lengths of the node's results."""
+    start, parts = ZERO, []
+    for meta in ctx.meta:
+        length = ctx.shape_of(meta)[dim]
+        parts.append(sliced(x, dim, start, length))
+        start = start + length
+    return tuple(parts)
+
+
+@lowering(
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.chunk.default,
+    aten.split_copy.Tensor,
+    aten.split_with_sizes_copy.default,
+)
+def split(ctx: Lowering, x: TensorValue, sizes: Any, dim: int = 0) -> tuple[TensorValue, ...]:
+    return _parts(ctx, x, dim)
+
+
+@lowering(aten.unbind.int, aten.unbind_copy.int)
+def unbind(ctx: Lowering, x: TensorValue, dim: int = 0) -> tuple[TensorValue, ...]:
+    return tuple(selected(x, dim, Expr.const(k)) for k in range(len(ctx.meta)))
+
+
+@lowering(aten.diagonal.default, aten.diagonal_copy.default)
+def diagonal(ctx: Lowering, x: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorValue:
+    rank = len(x.shape)
+    dim1, dim2 = dim1 % rank, dim2 % rank
+    others = [d for d in range(rank) if d not in (dim1, dim2)]
+
+    def step(coords: Coords) -> Coords:
+        result = [ZERO] * rank
+        for d, coord in zip(others, coords):
+            result[d] = coord
+        result[dim1] = coords[-1] + max(-offset, 0)
+        result[dim2] = coords[-1] + max(offset, 0)
+        return tuple(result)
+
+    return x.view(ctx.out[0], step)
+
+
+@lowering(aten.flip.default)
+def flip(ctx: Lowering, x: TensorValue, dims: Sequence[int]) -> TensorValue:
+    turned = {dim % len(x.shape) for dim in dims} if x.shape else set()
+
+    def step(coords: Coords) -> Coords:
+        return tuple(x.shape[d] - 1 - c if d in turned else c for d, c in enumerate(coords))
+
+    return ctx.copy(x.view(x.shape, step))
+
+
+@lowering(aten.unfold.default, aten.unfold_copy.default)
+def unfold(ctx: Lowering, x: TensorValue, dim: int, size: int, step: int) -> TensorValue:
+    if not x.shape:
+        return reshape(x, ctx.out[0])
+    dim %= len(x.shape)
+
+    def move(coords: Coords) -> Coords:
+        return (*coords[:dim], coords[dim] * step + coords[-1], *coords[dim + 1 : -1])
+
+    return x.view(ctx.out[0], move)
+
+
+@lowering(aten.as_strided.default, aten.as_strided_copy.default)
+def as_strided(ctx: Lowering, x: TensorValue, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    """Positions are counted in the storage eager would have: expressible where `x` itself fills it in row-major
+    order."""
+    meta = ctx.node.args[0].meta["val"]  # type: ignore[union-attr]
+    shape = ctx.out[0]
+    if any(length is ZERO for length in shape):
+        return x.view(shape, lambda coords: (ZERO,) * len(x.shape))
+    offset = meta.offset if storage_offset is None else storage_offset
+    if meta.offset != 0 or ctx.sizes(meta.stride) != contiguous_strides(x.shape):
+        return EXTERN
+    strides = ctx.sizes(stride)
+    last = as_expr(offset)
+    for length, step in zip(shape, strides):
+        last = last + (length - 1) * step
+    if last.lt(numel(x.shape)).is_const is False or not last.lt(numel(x.shape)).value:
+        return EXTERN
+
+    def move(coords: Coords) -> Coords:
+        linear = as_expr(offset)
+        for coord, step in zip(coords, strides):
+            linear = linear + coord * step
+        return unravel(linear, x.shape)
+
+    return x.view(shape, move)
