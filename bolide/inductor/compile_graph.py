@@ -1,0 +1,134 @@
+"""The entry of inductor: an ATen graph in, a callable that runs its Plan out."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.fx
+
+from bolide.inductor.codegen import CompiledKernel, compile_kernels
+from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.lowering import lower
+from bolide.inductor.plan import Plan
+from bolide.inductor.runtime import driver
+from bolide.inductor.runtime.kernels import sequence
+from bolide.inductor.schedule import schedule
+from bolide.inductor.schedule.stages import Refusal
+from bolide.support import events
+from bolide.symbolic import as_expr
+
+_numbers = itertools.count()
+
+
+class GraphInfo(Protocol):
+    """What the differentiating stage says about a graph besides the graph itself."""
+
+    @property
+    def kind(self) -> Literal["inference", "forward", "backward"]: ...
+
+    @property
+    def static_inputs(self) -> frozenset[int]: ...
+
+    @property
+    def visible_outputs(self) -> frozenset[int]: ...
+
+
+@dataclass(slots=True)
+class KernelReport:
+    """One kernel as explain shows it. Bytes are None where sizes are symbolic."""
+
+    name: str
+    origins: tuple[str, ...]
+    ir: Kernel
+    compiled: CompiledKernel
+    bytes_read: int | None
+    bytes_written: int | None
+
+    @property
+    def llvm_ir(self) -> str:
+        """The generated code."""
+        return self.compiled.llvm_ir
+
+
+@dataclass(slots=True)
+class CompiledGraph:
+    """A compiled graph: ``compiled(list of inputs) -> tuple of results``; the list is emptied as memory can be
+    released."""
+
+    name: str
+    plan: Plan
+    kernels: list[KernelReport]
+    refusals: list[Refusal]
+    seconds: dict[str, float]
+    source: str
+    run: Callable[[list[Any]], tuple[Any, ...]]
+    _bind: driver.Bind = field(repr=False)
+
+    def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
+        return self.run(inputs)
+
+    def timed(self, inputs: list[Any]) -> tuple[tuple[Any, ...], list[tuple[str, float]]]:
+        """Runs once, every launch and library call by itself: (results, [(step, seconds)])."""
+        clock: list[tuple[str, float]] = []
+        function, _ = driver.build(self.plan, self._bind, f"{self.name} timed", clock)
+        return function(inputs), clock
+
+
+def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
+    """Compiles a functional ATen graph (the contract is in docs/architecture.md) for the CPU, with the options of
+    `inductor.config` as they are now."""
+    name = f"{info.kind}_{next(_numbers)}"
+    start = time.perf_counter()
+    program = lower(gm, info)
+    seconds = {"lower": time.perf_counter() - start}
+    scheduled = schedule(program, argument_names(gm), info.kind)
+    seconds.update(scheduled.seconds)
+    plan = scheduled.plan
+    plan.constants = {node.name: getattr(gm, str(node.target)) for node in gm.graph.nodes if node.op == "get_attr"}
+    start = time.perf_counter()
+    compiled = compile_kernels(plan.kernels)
+    seconds["codegen"] = time.perf_counter() - start
+
+    def bind(calls: Sequence[tuple[int, tuple[int, ...]]]) -> Callable[..., None]:
+        return sequence([(compiled[kernel], positions) for kernel, positions in calls])
+
+    start = time.perf_counter()
+    run, source = driver.build(plan, bind, name)
+    seconds["driver"] = time.perf_counter() - start
+    for stage, taken in seconds.items():
+        if events.subscribers:
+            events.emit(events.Stage(name, stage, taken, {}))
+    kernels = [_report(kernel, code) for kernel, code in zip(plan.kernels, compiled)]
+    return CompiledGraph(name, plan, kernels, scheduled.refusals, seconds, source, run, bind)
+
+
+def argument_names(gm: torch.fx.GraphModule) -> tuple[str, ...]:
+    """The names of the call's arguments in order; a size goes by the name of its variable, so that expressions over
+    sizes can be evaluated."""
+    names = []
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            value = node.meta["val"]
+            names.append(as_expr(value).text() if isinstance(value, torch.SymInt) else node.name)
+    return tuple(names)
+
+
+def _report(kernel: Kernel, compiled: CompiledKernel) -> KernelReport:
+    return KernelReport(
+        kernel.name, kernel.origins, kernel, compiled, _bytes(kernel, ("in", "inout")), _bytes(kernel, ("out", "inout"))
+    )
+
+
+def _bytes(kernel: Kernel, roles: tuple[str, ...]) -> int | None:
+    total = 0
+    for param in kernel.params:
+        if param.role in roles:
+            if not param.numel.is_const:
+                return None
+            total += param.numel.value * param.dtype.itemsize
+    return total

@@ -1,0 +1,176 @@
+"""The Plan: what running a compiled graph does, as plain serialisable data.
+
+A plan is a list of steps over named values. A value is a tensor (a buffer or a view of one) or an integer size. The
+Python driver (`runtime.driver`)
+is generated from it; a cache stores it; an ahead-of-time build links it. Sizes are ints or `Expr`s over the plan's
+size variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bolide.inductor.ir.loops import Kernel
+from bolide.symbolic import Expr
+
+Dim = int | Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A named tensor of the plan, where it stands among an Extern's arguments or the results."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """`name` is a new tensor. With `place` it lies at that byte of the call's arena, and only kernels may use it; else
+    torch allocates it."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[Dim, ...]
+    stride: tuple[Dim, ...]
+    place: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """`name` is `base` seen as (shape, stride, offset), counted in elements from the start of the storage of `base`
+    (as torch.as_strided)."""
+
+    name: str
+    base: str
+    shape: tuple[Dim, ...]
+    stride: tuple[Dim, ...]
+    offset: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Runs ``kernels[kernel]`` on `arguments` (tensors, in the order of its params) and `sizes` (in the order of its
+    sizes)."""
+
+    kernel: int
+    arguments: tuple[str, ...]
+    sizes: tuple[Dim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Runs a library call (an ATen overload, or what `runtime.externs` put in its place) and names its results.
+
+    `args` and `kwargs` hold `Ref`s for tensors, at any depth of lists and tuples. `single`: the call returns one
+    tensor, not a tuple."""
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: tuple[str | None, ...]
+    single: bool
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The elements of `source` are written to graph input `target`."""
+
+    target: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """These tensors are not used again."""
+
+    names: tuple[str, ...]
+
+
+Step = Alloc | View | Launch | Call | Copy | Free
+
+
+@dataclass(slots=True)
+class Plan:
+    """`inputs` names the call's inputs in order (tensors and ints); `results` are Refs, ints, Exprs or None."""
+
+    inputs: tuple[str, ...]
+    steps: list[Step]
+    results: tuple[Any, ...]
+    kernels: list[Kernel]
+    arena_bytes: int = 0
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The plan for people, one step a line."""
+        lines = [f"plan({', '.join(self.inputs)})  # arena {self.arena_bytes} bytes"]
+        lines += [f"  {_step_text(step, self.kernels)}" for step in self.steps]
+        return "\n".join([*lines, f"  return {', '.join(_value_text(r) for r in self.results)}"])
+
+
+def map_refs(value: Any, leaf: type, replace: Callable[[Any], Any]) -> Any:
+    """`value` with every instance of `leaf`, at any depth of lists, tuples and dicts, replaced."""
+    if isinstance(value, leaf):
+        return replace(value)
+    if isinstance(value, list):
+        return [map_refs(v, leaf, replace) for v in value]
+    if isinstance(value, tuple):
+        return tuple(map_refs(v, leaf, replace) for v in value)
+    if isinstance(value, dict):
+        return {k: map_refs(v, leaf, replace) for k, v in value.items()}
+    return value
+
+
+def used_names(step: Step) -> list[str]:
+    """The tensors a step reads, writes or looks at (a Free uses nothing; results of a step are not among them)."""
+    if isinstance(step, View):
+        return [step.base]
+    if isinstance(step, Launch):
+        return list(step.arguments)
+    if isinstance(step, Call):
+        found: list[str] = []
+        map_refs((step.args, step.kwargs), Ref, lambda ref: found.append(ref.name))
+        return found
+    if isinstance(step, Copy):
+        return [step.target, step.source]
+    return []
+
+
+def defined_names(step: Step) -> list[str]:
+    """The tensors a step makes."""
+    if isinstance(step, (Alloc, View)):
+        return [step.name]
+    if isinstance(step, Call):
+        return [name for name in step.names if name is not None]
+    return []
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Ref):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_value_text(v) for v in value) + "]"
+    return value.text() if isinstance(value, Expr) else str(value)
+
+
+def _step_text(step: Step, kernels: list[Kernel]) -> str:
+    if isinstance(step, Alloc):
+        place = "" if step.place is None else f" at {step.place}"
+        return f"{step.name} = alloc {step.dtype} {_value_text(step.shape)} strides {_value_text(step.stride)}{place}"
+    if isinstance(step, View):
+        shape, stride, offset = map(_value_text, (step.shape, step.stride, step.offset))
+        return f"{step.name} = view {step.base} {shape} strides {stride} offset {offset}"
+    if isinstance(step, Launch):
+        sizes = f" sizes {_value_text(step.sizes)}" if step.sizes else ""
+        return f"launch {kernels[step.kernel].name}({', '.join(step.arguments)}){sizes}"
+    if isinstance(step, Call):
+        keywords = "".join(f", {k}={_value_text(v)}" for k, v in step.kwargs.items())
+        names = ", ".join(name or "_" for name in step.names)
+        return f"{names} = {step.op}({', '.join(_value_text(a) for a in step.args)}{keywords})"
+    if isinstance(step, Copy):
+        return f"copy {step.target} <- {step.source}"
+    return f"free {', '.join(step.names)}"

@@ -1,0 +1,191 @@
+"""From a Plan to one Python function: generated source with everything bound beforehand.
+
+The function takes the list of inputs, empties it, and returns the tuple of results. Runs of launches become one
+foreign call; tensors are dropped as
+soon as nothing needs them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bolide.inductor.plan import Alloc, Call, Copy, Dim, Free, Launch, Plan, Ref, Step, View
+from bolide.inductor.runtime import externs, pool
+from bolide.symbolic import Expr
+
+Bind = Callable[[Sequence[tuple[int, tuple[int, ...]]]], Callable[..., None]]
+"""Gives the callable that runs kernels one after the other; each item is (kernel, position of each of its parameters
+among the callable's arguments)."""
+
+
+@dataclass(slots=True)
+class _Writer:
+    """The function being written: lines of its body and the objects it refers to."""
+
+    plan: Plan
+    bind: Bind
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, Any] = field(default_factory=dict)
+    known: dict[Any, str] = field(default_factory=dict)
+
+    def constant(self, prefix: str, value: Any) -> str:
+        """The global name of an object, the same for equal keys."""
+        key = (prefix, id(value))
+        name = self.known.get(key)
+        if name is None:
+            name = self.known[key] = f"_{prefix}{len(self.names)}"
+            self.names[name] = value
+        return name
+
+
+def build(
+    plan: Plan, bind: Bind, name: str, clock: list[tuple[str, float]] | None = None
+) -> tuple[Callable[[list[Any]], tuple[Any, ...]], str]:
+    """The function that runs `plan`, and its source. `name` is shown in tracebacks.
+
+    With `clock`, every launch and call runs by itself and appends (what it is, seconds) to it.
+    """
+    writer = _Writer(plan, bind)
+    writer.names.update(plan.constants)
+    placed = {step.name: step.place for step in plan.steps if isinstance(step, Alloc) and step.place is not None}
+    _prologue(writer)
+    for chunk in _chunks(plan.steps, clock is not None):
+        if clock is not None and isinstance(chunk, (list, Call)):
+            label = plan.kernels[chunk[0].kernel].name if isinstance(chunk, list) else str(chunk.op)
+            writer.names.update(_now=time.perf_counter, _tick=clock.append)
+            writer.lines.append("start = _now()")
+        if isinstance(chunk, list):
+            _launches(writer, chunk, placed)
+        else:
+            _step(writer, chunk, placed)
+        if clock is not None and isinstance(chunk, (list, Call)):
+            writer.lines.append(f"_tick(({label!r}, _now() - start))")
+    if plan.arena_bytes:
+        writer.lines.append("_give(arena)")
+    results = "".join(f"{_value(writer, r)}, " for r in plan.results)
+    writer.lines.append(f"return ({results})")
+    source = "def call(inputs):\n" + "".join(f"    {line}\n" for line in writer.lines)
+    filename = f"<bolide driver {name}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    exec(compile(source, filename, "exec"), writer.names)
+    return writer.names["call"], source
+
+
+def _prologue(writer: _Writer) -> None:
+    plan = writer.plan
+    if plan.inputs:
+        writer.lines.append(f"{', '.join(plan.inputs)}, = inputs")
+        writer.lines.append("inputs.clear()")
+    if plan.arena_bytes:
+        writer.names.update(_take=pool.POOL.take, _give=pool.POOL.give)
+        writer.lines.append(f"arena = _take({plan.arena_bytes})")
+        writer.lines.append("base = arena.data_ptr()")
+
+
+def _chunks(steps: list[Step], single: bool) -> list[Step | list[Launch]]:
+    """Steps in order, runs of launches joined (unless `single`): an Alloc inside a run moves before it, a Free behind
+    it; an Alloc after a Free ends the run."""
+    chunks: list[Step | list[Launch]] = []
+    run: list[Launch] = []
+    frees: list[Step] = []
+
+    def close() -> None:
+        if run:
+            chunks.append(list(run))
+        chunks.extend(frees)
+        run.clear()
+        frees.clear()
+
+    for step in steps:
+        if isinstance(step, Launch):
+            run.append(step)
+            if single:
+                close()
+        elif isinstance(step, Free) and run:
+            frees.append(step)
+        elif isinstance(step, Alloc) and (step.place is not None or not frees):
+            chunks.append(step)
+        else:
+            close()
+            chunks.append(step)
+    close()
+    return chunks
+
+
+def _launches(writer: _Writer, run: list[Launch], placed: dict[str, int]) -> None:
+    arguments: dict[str, int] = {}
+    calls = []
+    for launch in run:
+        texts = [f"base + {placed[a]}" if a in placed else f"{a}.data_ptr()" for a in launch.arguments]
+        texts += [_dim(size) for size in launch.sizes]
+        calls.append((launch.kernel, tuple([arguments.setdefault(text, len(arguments)) for text in texts])))
+    function = writer.bind(calls)
+    writer.lines.append(f"{writer.constant('run', function)}({', '.join(arguments)})")
+
+
+def _step(writer: _Writer, step: Step, placed: dict[str, int]) -> None:
+    if isinstance(step, Alloc):
+        if step.place is None:
+            writer.names["_empty"] = torch.empty_strided
+            dtype = writer.constant("dtype", step.dtype)
+            writer.lines.append(
+                f"{step.name} = _empty({_dims(step.shape)}, {_dims(step.stride)}, dtype={dtype}, device='cpu')"
+            )
+    elif isinstance(step, View):
+        writer.names["_view"] = torch.as_strided
+        offset = _dim(step.offset)
+        if step.base in writer.plan.inputs:
+            offset = f"{step.base}.storage_offset() + {offset}"
+        writer.lines.append(f"{step.name} = _view({step.base}, {_dims(step.shape)}, {_dims(step.stride)}, {offset})")
+    elif isinstance(step, Call):
+        _call(writer, step)
+    elif isinstance(step, Copy):
+        writer.lines.append(f"{step.target}.copy_({step.source})")
+    elif isinstance(step, Free):
+        names = [name for name in step.names if name not in placed and name not in writer.plan.constants]
+        if names:
+            writer.lines.append(f"del {', '.join(names)}")
+    else:
+        raise AssertionError(f"a launch outside a run: {step}")
+
+
+def _call(writer: _Writer, step: Call) -> None:
+    function = writer.constant("op", externs.function_of(step.op))
+    arguments = [_value(writer, a) for a in step.args] + [f"{k}={_value(writer, v)}" for k, v in step.kwargs.items()]
+    call = f"{function}({', '.join(arguments)})"
+    if step.single and step.names:
+        call = f"{step.names[0]} = {call}" if step.names[0] else call
+    elif any(step.names):
+        call = f"{', '.join(name or '_' for name in step.names)}, = {call}"
+    writer.lines.append(call)
+
+
+def _dim(value: Dim) -> str:
+    return value.text() if isinstance(value, Expr) else str(value)
+
+
+def _dims(values: tuple[Dim, ...]) -> str:
+    return "(" + "".join(f"{_dim(v)}, " for v in values) + ")"
+
+
+def _value(writer: _Writer, value: Any) -> str:
+    """Python source of an argument or a result."""
+    if isinstance(value, Ref):
+        return value.name
+    if isinstance(value, Expr):
+        return value.text()
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(writer, v) for v in value) + "]"
+    if isinstance(value, tuple):
+        return "(" + "".join(f"{_value(writer, v)}, " for v in value) + ")"
+    if value is None or isinstance(value, (bool, int, str)):
+        return repr(value)
+    if isinstance(value, float):
+        return repr(value) if value == value and abs(value) != float("inf") else f"float('{value}')"
+    return writer.constant("const", value)

@@ -1,0 +1,186 @@
+"""Which stages share a kernel: greedy fusion over the dependence graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from bolide.inductor.ir.definitions import Computed, Definition, Element, Program, Scatter, WriteBack
+from bolide.inductor.ir.loops import Node
+from bolide.inductor.schedule.fuse import fuse
+from bolide.inductor.schedule.prune import reads, writes
+from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit, axis_var, reads_of, scatter_stage, stage_of
+
+REACH = 48  # a group is only joined with groups this many units back
+
+
+@dataclass(slots=True)
+class _Vertex:
+    """A unit in the dependence graph. `before`: bit set of the units that must run before it, transitively; `needs`:
+    direct ones."""
+
+    unit: Unit
+    before: int
+    needs: set[int]
+    alive: bool = True
+
+
+@dataclass(slots=True)
+class _Graph:
+    ctx: Context
+    vertices: list[_Vertex] = field(default_factory=list)
+    maker: dict[str, int] = field(default_factory=dict)  # buffer -> vertex that wrote it last
+    readers: dict[str, list[int]] = field(default_factory=dict)
+
+
+def expand_scatters(program: Program) -> Program:
+    """Every Scatter becomes the copy of its base, under its own name, and the update of that copy."""
+    done: list[Definition] = []
+    for definition in program.definitions:
+        if isinstance(definition, Scatter) and definition.base != definition.name:
+            axes = tuple([f"{definition.name}_c{i}" for i in range(len(definition.shape))])
+            coords = tuple([axis_var(name, extent) for name, extent in zip(axes, definition.shape)])
+            value = Node.make("load", definition.dtype, (), Element(definition.base, coords))
+            done.append(
+                Computed(
+                    definition.name,
+                    definition.dtype,
+                    definition.shape,
+                    axes,
+                    value,
+                    layout=definition.layout,
+                    origin=definition.origin,
+                )
+            )
+            done.append(replace(definition, base=definition.name))
+        else:
+            done.append(definition)
+    return Program(program.inputs, done, program.results, program.size_vars)
+
+
+def group(program: Program, ctx: Context, fusion: bool = True) -> list[Unit]:
+    """The units of a program in a valid order of execution."""
+    graph = _Graph(ctx)
+    for definition in program.definitions:
+        if isinstance(definition, Computed):
+            stage = stage_of(definition)
+            _add(graph, Group((stage,), stage.axes, stage.reduce_axes), fusion)
+        elif isinstance(definition, Scatter):
+            update = scatter_stage(definition)
+            _add(graph, Group((update,), update.axes), fusion)
+        else:
+            _add(graph, definition, fusion)
+    return _ordered(graph)
+
+
+def unit_reads(unit: Unit) -> set[str]:
+    """The buffers a unit reads from memory or updates."""
+    if not isinstance(unit, Group):
+        return reads(unit)
+    made: set[str] = set()
+    found: set[str] = set()
+    for stage in unit.stages:
+        found |= reads_of(stage) - made
+        (made if stage.mode == "define" else found).add(stage.name)
+    return found
+
+
+def unit_writes(unit: Unit) -> Iterable[str]:
+    return [stage.name for stage in unit.stages] if isinstance(unit, Group) else writes(unit)
+
+
+def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
+    index = len(graph.vertices)
+    names = unit_reads(unit)
+    needs = {graph.maker[name] for name in names if name in graph.maker}
+    changes = set(unit_writes(unit)) & (graph.maker.keys() | graph.readers.keys())
+    for name in changes:  # writes of what exists already come after all its readers and its maker
+        needs.update(graph.readers.get(name, ()))
+        if name in graph.maker:
+            needs.add(graph.maker[name])
+    if isinstance(unit, WriteBack):
+        needs.update(graph.readers.get(unit.target, ()))
+    before = 0
+    for i in needs:
+        before |= graph.vertices[i].before | 1 << i
+    graph.vertices.append(_Vertex(unit, before, needs))
+    for name in names:
+        graph.readers.setdefault(name, []).append(index)
+    for name in unit_writes(unit):
+        graph.maker[name] = index
+    if fusion and isinstance(unit, Group) and not changes:
+        _join_with_earlier(graph, index, names)
+
+
+def _join_with_earlier(graph: _Graph, index: int, names: set[str]) -> None:
+    """Fuses the newest vertex with the groups that make what it reads, then with those that read the same."""
+    producers = {graph.maker[name] for name in names if name in graph.maker}
+    siblings = {i for name in names for i in graph.readers[name] if index - i < REACH}
+    current = index
+    for candidate in (*sorted(producers, reverse=True), *sorted(siblings - producers, reverse=True)):
+        vertex = graph.vertices[candidate]
+        if candidate == current or not vertex.alive or not isinstance(vertex.unit, Group):
+            continue
+        mine = graph.vertices[current]
+        assert isinstance(mine.unit, Group)
+        if _path_between(graph, candidate, current):
+            continue
+        joined = fuse(vertex.unit, mine.unit, graph.ctx.buffers)
+        if isinstance(joined, str):
+            graph.ctx.refusals.append(Refusal(vertex.unit.stages[-1].name, mine.unit.stages[-1].name, joined))
+            continue
+        _replace(graph, candidate, current, joined)
+        current = candidate
+
+
+def _path_between(graph: _Graph, first: int, second: int) -> bool:
+    """Whether some third unit depends on one and is needed by the other."""
+    for a, b in ((first, second), (second, first)):
+        bit = 1 << a
+        if any(need != a and graph.vertices[need].before & bit for need in graph.vertices[b].needs):
+            return True
+    return False
+
+
+def _replace(graph: _Graph, kept: int, gone: int, unit: Group) -> None:
+    """Vertex `kept` becomes `unit`, which does the work of both."""
+    old, new = graph.vertices[gone], graph.vertices[kept]
+    new.unit = unit
+    new.needs = (new.needs | old.needs) - {kept, gone}
+    new.before = (new.before | old.before) & ~(1 << kept | 1 << gone)
+    old.alive = False
+    either = 1 << kept | 1 << gone
+    for vertex in graph.vertices:
+        if vertex.alive and vertex is not new and vertex.before & either:
+            vertex.before = (vertex.before | new.before | 1 << kept) & ~(1 << gone)
+            if gone in vertex.needs:
+                vertex.needs = (vertex.needs - {gone}) | {kept}
+    for name in unit_writes(unit):
+        if graph.maker.get(name) == gone:
+            graph.maker[name] = kept
+    for name in unit_reads(old.unit):
+        graph.readers[name] = list(dict.fromkeys(kept if i == gone else i for i in graph.readers[name]))
+
+
+def _ordered(graph: _Graph) -> list[Unit]:
+    """A topological order that stays close to the order of the program."""
+    done: set[int] = set()
+    order: list[Unit] = []
+
+    def visit(index: int) -> None:
+        stack = [index]
+        while stack:
+            top = stack[-1]
+            missing = [i for i in graph.vertices[top].needs if i not in done]
+            if top in done or not missing:
+                stack.pop()
+                if top not in done:
+                    done.add(top)
+                    order.append(graph.vertices[top].unit)
+            else:
+                stack.extend(missing)
+
+    for index, vertex in enumerate(graph.vertices):
+        if vertex.alive:
+            visit(index)
+    return order

@@ -1,0 +1,128 @@
+"""The loop nest of a group: which axes are merged, their order, which one is the vector axis, and which may run in
+parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bolide.inductor.schedule.stages import Group, Space, axis_var
+from bolide.symbolic import Expr
+
+FAR = 1 << 60  # the stride of a symbolic or irregular access, for sorting
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """`outer` and `inner` loops, outermost first; `vector` is an innermost one of either; `serial` are outer axes that
+    must keep their order in one thread (they
+    run inside all others). `rename` maps the group's axes to expressions of the nest's. Stages with `full_rank` axes
+    run inside the inner loops."""
+
+    outer: Space
+    inner: Space
+    vector: str | None
+    serial: frozenset[str]
+    rename: dict[str, Expr]
+    full_rank: int
+
+
+def choose_nest(group: Group, accesses: Sequence[tuple[Expr, bool]]) -> Nest:
+    """The nest for a group whose stages use these expressions (with True: addresses of loads and stores)."""
+    full_rank = len(group.outer) + len(group.inner)
+    outer, inner = list(group.outer), list(group.inner)
+    strides = {
+        name: [_stride(expr, name) for expr, is_address in accesses if is_address] for name, _ in (*outer, *inner)
+    }
+    serial = frozenset(name for name, _ in outer if name in _ordered_axes(group))
+    outer.sort(key=lambda axis: (axis[0] in serial, -_typical(strides[axis[0]])))
+    inner.sort(key=lambda axis: -_typical(strides[axis[0]]))
+    rename: dict[str, Expr] = {}
+    expressions = [expr for expr, _ in accesses]
+    outer, expressions = _merge(outer, expressions, serial, rename)
+    inner, expressions = _merge(inner, expressions, frozenset(), rename)
+    addresses = [new for new, (_, is_address) in zip(expressions, accesses) if is_address]
+    vector = _vector_axis(outer, inner, addresses, serial)
+    if vector is not None:
+        outer.sort(key=lambda axis: (axis[0] == vector) + 2 * (axis[0] in serial))
+        inner.sort(key=lambda axis: axis[0] == vector)
+    return Nest(tuple(outer), tuple(inner), vector, serial, rename, full_rank)
+
+
+def _stride(expr: Expr, name: str) -> int:
+    """The stride of an address along an axis; FAR if it is symbolic or not affine."""
+    coefficient = expr.coefficient(name)
+    if coefficient is None or not coefficient.is_const:
+        return FAR
+    return abs(coefficient.value)
+
+
+def _typical(strides: list[int]) -> int:
+    """What orders an axis among others: the stride of the first access (a store, when there is one) that moves along
+    it."""
+    return next((stride for stride in strides if stride), 0)
+
+
+def _ordered_axes(group: Group) -> frozenset[str]:
+    """Axes along which a scatter may meet the same element twice: those that do not move its target by themselves."""
+    found: set[str] = set()
+    for stage in group.stages:
+        if stage.mode != "define":
+            free = [coord for coord in stage.coords if "$" not in coord.text()]
+            plain = {coord.text() for coord in free}
+            found |= {name for name, _ in stage.axes if name not in plain}
+    return frozenset(found)
+
+
+def _merge(
+    axes: list[tuple[str, Expr]], expressions: list[Expr], serial: frozenset[str], rename: dict[str, Expr]
+) -> tuple[list[tuple[str, Expr]], list[Expr]]:
+    """Joins neighbouring axes (outer, inner) into one where every expression moves along the outer one `extent of
+    inner` times as far as along the inner one."""
+    merged: list[tuple[str, Expr]] = []
+    for axis in reversed(axes):
+        if merged and (axis[0] in serial) == (merged[-1][0] in serial):
+            name, extent = merged[-1]
+            if all(_merges(expr, axis[0], name, extent) for expr in expressions):
+                joint = extent * axis[1]
+                step = {axis[0]: Expr.const(0), name: axis_var(name, joint)}
+                expressions = [expr.subs(step) for expr in expressions]
+                for known, value in rename.items():
+                    rename[known] = value.subs(step)
+                rename.update(step)
+                merged[-1] = (name, joint)
+                continue
+        merged.append(axis)
+    merged.reverse()
+    return merged, expressions
+
+
+def _merges(expr: Expr, outer: str, inner: str, extent: Expr) -> bool:
+    free = expr.free_vars
+    if outer not in free and inner not in free:
+        return True
+    far, near = expr.coefficient(outer), expr.coefficient(inner)
+    return far is not None and near is not None and far == near * extent
+
+
+def _vector_axis(
+    outer: list[tuple[str, Expr]], inner: list[tuple[str, Expr]], addresses: list[Expr], serial: frozenset[str]
+) -> str | None:
+    """The axis along which most addresses are consecutive."""
+    best, best_votes = None, -1.0
+    candidates = [
+        *((name, extent, True) for name, extent in outer if name not in serial),
+        *((name, extent, False) for name, extent in inner),
+    ]
+    inner_names = {name for name, _ in inner}
+    for name, extent, _ in candidates:
+        votes = 0.0
+        for expr in addresses:
+            stride = _stride(expr, name)
+            full = not inner_names or not inner_names.isdisjoint(expr.free_vars)
+            votes += (1.0 if stride == 1 else 0.1 if stride == 0 else 0.0) * (4.0 if full else 1.0)
+        if extent.is_const and extent.value < 8:
+            votes *= 0.3
+        if votes >= best_votes:
+            best, best_votes = name, votes
+    return best

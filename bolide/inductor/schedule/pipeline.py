@@ -1,0 +1,87 @@
+"""The passes of scheduling, in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from bolide.inductor.config import config
+from bolide.inductor.ir.definitions import Extern, Program
+from bolide.inductor.plan import Plan
+from bolide.inductor.schedule.emit import emit
+from bolide.inductor.schedule.grouping import expand_scatters, group, unit_reads
+from bolide.inductor.schedule.inline import inline
+from bolide.inductor.schedule.layouts import decide_layouts
+from bolide.inductor.schedule.prune import prune, viewed
+from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit
+from bolide.inductor.schedule.steps import StepWriter
+
+
+@dataclass(slots=True)
+class Schedule:
+    """What scheduling made: the plan with its kernels, and what explain shows."""
+
+    plan: Plan
+    refusals: list[Refusal]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+PROGRAM_PASSES: list[tuple[str, Callable[[Program], Program]]] = [
+    ("prune", prune),
+    ("scatters", expand_scatters),
+    ("inline", inline),
+    ("prune", prune),
+]
+
+
+def schedule(program: Program, inputs: tuple[str, ...], kind: str) -> Schedule:
+    """Kernels and plan of a program. `inputs` are the names of the call's arguments, tensors and sizes, in order."""
+    seconds: dict[str, float] = {}
+    for name, run in PROGRAM_PASSES:
+        if run is inline and not config.fusion:
+            continue
+        with _timed(seconds, name):
+            program = run(program)
+    ctx = Context(kind, program.results)
+    with _timed(seconds, "layouts"):
+        ctx.buffers = decide_layouts(program)
+    with _timed(seconds, "group"):
+        units = group(program, ctx, config.fusion)
+    with _timed(seconds, "emit"):
+        plan = _emit_all(units, ctx, inputs)
+    return Schedule(plan, ctx.refusals, seconds)
+
+
+def _emit_all(units: list[Unit], ctx: Context, inputs: tuple[str, ...]) -> Plan:
+    writer = StepWriter(ctx, inputs)
+    readers = _outside_readers(units, ctx.results)
+    for unit in units:
+        if isinstance(unit, Group):
+            stored = frozenset(
+                s.name for s in unit.stages if s.mode != "define" or readers.get(s.name, set()) - {id(unit)}
+            )
+            writer.launch(emit(unit, stored, ctx, f"k{len(writer.kernels)}_{unit.stages[-1].name}"))
+        elif isinstance(unit, Extern):
+            writer.call(unit)
+        else:
+            writer.write_back(unit)
+    return writer.finish(ctx.results)
+
+
+def _outside_readers(units: list[Unit], results: list[Any]) -> dict[str, set[int]]:
+    """For every buffer the units that read it from memory; 0 stands for the results."""
+    readers: dict[str, set[int]] = {name: {0} for name in viewed(results)}
+    for unit in units:
+        for name in unit_reads(unit):
+            readers.setdefault(name, set()).add(id(unit))
+    return readers
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start

@@ -1,0 +1,89 @@
+"""From units in order to the steps of a Plan: memory is taken before its first use and given back after the last
+one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bolide.inductor.ir.definitions import Extern, View, WriteBack
+from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.plan import Alloc, Call, Copy, Free, Launch, Plan, Ref, Step, defined_names, map_refs, used_names
+from bolide.inductor.plan import View as ViewStep
+from bolide.inductor.schedule.stages import Buffer, Context
+from bolide.symbolic import Expr
+
+
+class StepWriter:
+    """Appends the steps of one unit after the other."""
+
+    def __init__(self, ctx: Context, inputs: tuple[str, ...]) -> None:
+        self.ctx = ctx
+        self.inputs = inputs
+        self.steps: list[Step] = []
+        self.kernels: list[Kernel] = []
+        self._tensors: set[str] = set()
+        self._views: dict[View, str] = {}
+
+    def launch(self, kernel: Kernel) -> None:
+        """Runs a kernel; buffers that it is the first to write are allocated."""
+        for param in kernel.params:
+            if param.role != "in" and param.name not in self._tensors:
+                self._tensors.add(param.name)
+                buffer = self.ctx.buffers[param.name]
+                self.steps.append(Alloc(param.name, buffer.dtype, buffer.shape, buffer.layout.stride))
+        sizes = tuple([Expr.var(name) for name in kernel.sizes])
+        self.steps.append(Launch(len(self.kernels), tuple([param.name for param in kernel.params]), sizes))
+        self.kernels.append(kernel)
+
+    def call(self, extern: Extern) -> None:
+        """Runs a library call."""
+        args = tuple(map_refs(extern.args, View, self.ref))
+        kwargs = map_refs(extern.kwargs, View, self.ref)
+        single = len(extern.op._schema.returns) == 1 and str(extern.op._schema.returns[0].type) == "Tensor"
+        frame = None if extern.origin is None else extern.origin.meta.get("where")
+        self.steps.append(Call(extern.op, args, kwargs, extern.names, single, "" if frame is None else str(frame)))
+        self._tensors.update(name for name in extern.names if name is not None)
+
+    def write_back(self, unit: WriteBack) -> None:
+        """Copies a value into an input."""
+        self.steps.append(Copy(unit.target, self.ref(unit.source).name))
+
+    def ref(self, view: View) -> Ref:
+        """The tensor that a View is, made on first use."""
+        if view.stride is None or self._is_whole(view, self.ctx.buffers[view.buffer]):
+            return Ref(view.buffer)
+        name = self._views.get(view)
+        if name is None:
+            name = self._views[view] = f"{view.buffer}_v{len(self._views)}"
+            offset = Expr.const(0) if view.offset is None else view.offset
+            self.steps.append(ViewStep(name, view.buffer, view.shape, view.stride, offset))
+        return Ref(name)
+
+    @staticmethod
+    def _is_whole(view: View, buffer: Buffer) -> bool:
+        same = view.shape == buffer.shape and view.stride == buffer.layout.stride
+        return same and (view.offset is None or view.offset == buffer.layout.offset)
+
+    def finish(self, results: list[Any]) -> Plan:
+        """The plan, with Free steps."""
+        returned = tuple(map_refs(tuple(results), View, self.ref))
+        steps = free_early(self.steps, self.inputs, {r.name for r in returned if isinstance(r, Ref)})
+        return Plan(self.inputs, steps, returned, self.kernels)
+
+
+def free_early(steps: list[Step], inputs: tuple[str, ...], kept: set[str]) -> list[Step]:
+    """The steps with every tensor that is not in `kept` dropped right after the last step that uses it."""
+    last: dict[str, int] = {}
+    for position, step in enumerate(steps):
+        for name in (*used_names(step), *defined_names(step)):
+            last[name] = position
+    dying: dict[int, list[str]] = {}
+    for name, position in last.items():
+        if name not in kept:
+            dying.setdefault(position, []).append(name)
+    done: list[Step] = []
+    for position, step in enumerate(steps):
+        done.append(step)
+        if position in dying:
+            done.append(Free(tuple(dying[position])))
+    return done

@@ -1,0 +1,128 @@
+"""Which axes of two index spaces are the same, given that certain coordinates are equal.
+
+A coordinate such as ``128*b + t`` is a number written in mixed radix; its digits are the axes b and t. Two equal
+coordinates have equal digits once axes are split so that
+the radices agree. The result is a renaming of the right space's axes, and splits of axes on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from bolide.inductor.schedule.stages import Space, axis_var
+from bolide.symbolic import Expr
+
+Digit = tuple[str, Expr]  # axis and its extent
+
+
+class Unifier:
+    """Collects equalities between coordinates of a left and a right space."""
+
+    def __init__(self, left: Space, right: Space) -> None:
+        self._extents: dict[str, Expr] = dict((*left, *right))
+        self._splits: dict[str, tuple[Digit, Digit]] = {}
+        self.pairs: dict[str, str] = {}  # right digit -> left digit
+        self._paired_left: set[str] = set()
+
+    def equate(self, left: Sequence[Expr], right: Sequence[Expr]) -> bool:
+        """Notes that these coordinates are equal, one by one. False: no renaming of axes makes them so."""
+        return all(self._match(self._digits(a), self._digits(b)) for a, b in zip(left, right))
+
+    def equate_axes(self, left: Space, right: Space) -> bool:
+        """Notes that two spaces of the same size are equal in row-major order, as far as they are not decided yet."""
+        free_left = [d for axis in left for d in self._leaves(axis) if d[0] not in self._paired_left]
+        free_right = [d for axis in right for d in self._leaves(axis) if d[0] not in self.pairs]
+        return self._match(free_left, free_right)
+
+    def leaves(self, space: Space) -> list[Digit]:
+        """The axes that a space consists of after splitting."""
+        return [digit for axis in space for digit in self._leaves(axis)]
+
+    def substitution(self, space: Space) -> dict[str, Expr]:
+        """What replaces the axes of a space: splits, then the left's names."""
+        found = {}
+        for name, extent in space:
+            value = self._value(name, extent)
+            if value is not axis_var(name, extent):
+                found[name] = value
+        return found
+
+    def name(self, axis: str) -> str:
+        """The left's name of a digit."""
+        return self.pairs.get(axis, axis)
+
+    def _value(self, name: str, extent: Expr) -> Expr:
+        split = self._splits.get(name)
+        if split is None:
+            return axis_var(self.pairs.get(name, name), extent)
+        (high, high_extent), (low, low_extent) = split
+        return self._value(high, high_extent) * low_extent + self._value(low, low_extent)
+
+    def _leaves(self, axis: Digit) -> list[Digit]:
+        name, extent = axis
+        if extent.is_const and extent.value == 1:
+            return []
+        split = self._splits.get(name)
+        return [axis] if split is None else [*self._leaves(split[0]), *self._leaves(split[1])]
+
+    def _digits(self, coord: Expr) -> list[Digit] | None:
+        """The digits of a coordinate, most significant first, or None if it is not a number in mixed radix over whole
+        axes."""
+        if coord.is_const:
+            return [] if coord.value == 0 else None
+        digits: list[tuple[Expr, Digit]] = []
+        rest = coord
+        for name in coord.free_vars:
+            extent = self._extents.get(name)
+            coefficient = coord.coefficient(name)
+            if extent is None or coefficient is None or not coefficient.free_vars.isdisjoint(self._extents):
+                return None
+            digits.append((coefficient, (name, extent)))
+            rest = rest.subs({name: 0})
+        if not (rest.is_const and rest.value == 0):
+            return None
+        digits.sort(key=lambda digit: -digit[0].value if digit[0].is_const else -inf)
+        step = Expr.const(1)
+        for coefficient, (_, extent) in reversed(digits):
+            if coefficient is not step:
+                return None
+            step = step * extent
+        return [leaf for _, digit in digits for leaf in self._leaves(digit)]
+
+    def _match(self, left: list[Digit] | None, right: list[Digit] | None) -> bool:
+        """Pairs digits from the least significant one on, splitting where the radices differ."""
+        if left is None or right is None:
+            return False
+        left, right = list(left), list(right)
+        while left and right:
+            (a, a_extent), (b, b_extent) = left.pop(), right.pop()
+            if a_extent is not b_extent:
+                if self._divides(b_extent, a_extent) and a not in self._paired_left:
+                    high, low = self._split(a, a_extent, b_extent)
+                    left.append(high)
+                    a, a_extent = low
+                elif self._divides(a_extent, b_extent) and b not in self.pairs:
+                    high, low = self._split(b, b_extent, a_extent)
+                    right.append(high)
+                    b, b_extent = low
+                else:
+                    return False
+            known = self.pairs.get(b)
+            if known is None and a not in self._paired_left:
+                self.pairs[b] = a
+                self._paired_left.add(a)
+            elif known != a:
+                return False
+        return not left and not right
+
+    @staticmethod
+    def _divides(small: Expr, large: Expr) -> bool:
+        return small.is_const and large.is_const and small.value > 0 and large.value % small.value == 0
+
+    def _split(self, name: str, extent: Expr, low_extent: Expr) -> tuple[Digit, Digit]:
+        high = (f"{name}h{low_extent}", extent // low_extent)
+        low = (f"{name}l{low_extent}", low_extent)
+        self._splits[name] = (high, low)
+        self._extents.update((high, low))
+        return high, low
