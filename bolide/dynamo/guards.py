@@ -317,11 +317,11 @@ def first_failure(
         except Exception:
             holds = False
         if not holds:
-            return guard, _actual(guard, scope, parameters, arguments)
+            return guard, _actual(guard, parameters, arguments)
     return None
 
 
-def _actual(guard: Guard, scope: dict[str, Any], parameters: Iterable[str], arguments: Mapping[str, Any]) -> str:
+def _actual(guard: Guard, parameters: Iterable[str], arguments: Mapping[str, Any]) -> str:
     if guard.kind == "global_state":
         return busy() or str(global_state())
     if guard.source is None:
@@ -330,12 +330,12 @@ def _actual(guard: Guard, scope: dict[str, Any], parameters: Iterable[str], argu
     reader = sources.Reader(namespace, sources.count_uses([guard.source]), frozenset())
     try:
         value = eval(reader.read(guard.source), {**namespace.values, **arguments})
+        if guard.kind == "length":
+            return str(len(value))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     if guard.kind == "type":
         return _show(type(value))
-    if guard.kind == "length":
-        return str(len(value))
     if guard.kind == "tensor" and isinstance(value, torch.Tensor):
         try:
             return text(Guard(guard.source, "tensor", tensor_guard(value)))

@@ -1,0 +1,267 @@
+"""Compiled functions: signatures, entries, recompilation, limits, threads, global state. Programs are captured by hand."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bolide.dynamo import guards
+from bolide.dynamo.config import config
+from bolide.dynamo.dispatch import Dispatcher
+from bolide.dynamo.program import Captured, Effect, Guard, Recipe, Source
+from bolide.support import events
+from bolide.support.errors import BolideWarning, CompileError, RecompileError, Unsupported
+
+
+class Doubler:
+    """A capture and a backend for functions of `x` and constants: the result is ``x * 2`` whatever the function says."""
+
+    def __init__(self) -> None:
+        self.captures = 0
+
+    def capture(self, fn: Any, args: Any, kwargs: Any) -> Captured:
+        self.captures += 1
+        bound = inspect.signature(fn).bind(*args, **kwargs)
+        bound.apply_defaults()
+        found = []
+        for name, value in bound.arguments.items():
+            source = Source("local", None, name)
+            if isinstance(value, torch.Tensor):
+                found.append(Guard(source, "tensor", guards.tensor_guard(value)))
+            else:
+                found.append(Guard(source, "equals", value))
+        return Captured(
+            fn.__name__, SimpleNamespace(inputs=[0]), [Source("local", None, "x")], [0], found, Recipe("output", 0), []
+        )
+
+    def backend(self, captured: Captured) -> Any:
+        return lambda inputs: [inputs[0] * 2]
+
+    def compile(self, fn: Any, **more: Any) -> Any:
+        return Dispatcher(fn, self.capture, self.backend, **more).function
+
+
+def plain(x, y=3, /, z=4, *, k=5, m):
+    return x * 2
+
+
+def gathered(x, *_args, __k=1, **_kwargs):
+    return x * 2
+
+
+def test_signature_is_the_users() -> None:
+    doubler = Doubler()
+    f = doubler.compile(plain)
+    assert inspect.signature(f) == inspect.signature(plain) and f.__name__ == "plain"
+    x = torch.randn(3)
+    for call in (lambda: f(x, m=1), lambda: f(x, 3, m=1), lambda: f(x, z=4, m=1)):
+        torch.testing.assert_close(call(), x * 2)
+    assert doubler.captures == 1
+    f(x, z=5, m=1)
+    assert doubler.captures == 2
+    with pytest.raises(TypeError, match=r"plain|public"):
+        f(x)
+    g = doubler.compile(gathered)
+    torch.testing.assert_close(g(x, 1, 2, other=3), x * 2)
+    torch.testing.assert_close(g(x, 1, 2, other=3), x * 2)
+    assert doubler.captures == 3
+
+
+def test_an_entry_for_each_assumption_and_the_newest_is_tried_first() -> None:
+    doubler = Doubler()
+    f = doubler.compile(lambda x: x * 2)
+    variants = [torch.randn(3), torch.randn(4), torch.randn(3, dtype=torch.float64), torch.randn(3, requires_grad=True)]
+    for _ in range(2):
+        for x in variants:
+            torch.testing.assert_close(f(x), x * 2)
+    assert doubler.captures == 4
+    with torch.no_grad():
+        f(variants[0])
+    with torch.inference_mode():
+        f(variants[0])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        f(variants[0])
+    with torch.autocast("cpu", dtype=torch.float16):
+        f(variants[0])
+    assert doubler.captures == 8
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        f(variants[0])
+    assert doubler.captures == 8
+
+
+def test_parameter_replaced_under_the_same_object_is_noticed() -> None:
+    doubler = Doubler()
+    f = doubler.compile(lambda x: x * 2)
+    p = torch.nn.Parameter(torch.randn(4, 4))
+    f(p)
+    p.data = torch.randn(4, 4, dtype=torch.float64)
+    assert f(p).dtype is torch.float64 and doubler.captures == 2
+    p.data = p.data.t()
+    f(p)
+    p.requires_grad_(False)
+    f(p)
+    assert doubler.captures == 4
+
+
+def test_limit_warns_once_and_says_what_changed() -> None:
+    doubler = Doubler()
+
+    def f(x, n):
+        return x * 2
+
+    g = doubler.compile(f)
+    x = torch.randn(2)
+    with config.patch(cache_size_limit=3), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for n in range(8):
+            torch.testing.assert_close(g(x, n), x * 2)
+    assert doubler.captures == 3
+    (warning,) = [w for w in seen if issubclass(w.category, BolideWarning)]
+    text = str(warning.message)
+    assert "n == 2, found 3" in text and "cache_size_limit" in text and "remedy" in text and __file__ in text
+    torch.testing.assert_close(g(x, 1), x * 2)
+    g._bolide.reset()
+    g(x, 100)
+    assert doubler.captures == 4
+
+
+def test_accumulated_limit_counts_all_functions_with_one_code() -> None:
+    doubler = Doubler()
+
+    def f(x):
+        return x * 2
+
+    made = [doubler.compile(f) for _ in range(4)]
+    with config.patch(accumulated_cache_size_limit=2), pytest.warns(BolideWarning, match="accumulated_cache_size_limit"):
+        for g in made:
+            g(torch.ones(2))
+    assert doubler.captures == 2
+
+
+def test_error_on_recompile_names_the_guard() -> None:
+    f = Doubler().compile(lambda x, n: x * 2)
+    f(torch.ones(2), 1)
+    with config.patch(error_on_recompile=True), pytest.raises(RecompileError, match="n == 1, found 2"):
+        f(torch.ones(2), 2)
+
+
+def test_events_tell_about_captures_failures_and_fallbacks() -> None:
+    f = Doubler().compile(lambda x, n: x * 2)
+    seen: list[Any] = []
+    with events.subscribed(seen.append):
+        f(torch.ones(2), 1)
+        f(torch.ones(2), 1)
+        f(torch.ones(2), 2)
+    assert [type(e).__name__ for e in seen] == ["Captured", "Installed", "GuardFailed", "Captured", "Installed"]
+    assert seen[2].guard == "n == 1" and seen[2].actual == "2" and seen[1].seconds > 0
+
+
+def test_modes_and_transforms_run_in_eager() -> None:
+    doubler = Doubler()
+    f = doubler.compile(lambda x: x * 3)
+    x = torch.randn(3)
+    with pytest.warns(BolideWarning, match=r"torch\.func"):
+        torch.testing.assert_close(torch.func.vmap(f)(x), x * 3)
+    with torch.device("meta"), pytest.warns(BolideWarning, match="function mode"):
+        f(x)
+    assert doubler.captures == 0
+
+
+def failing(error: Exception, fullgraph: bool = False) -> Any:
+    def capture(fn: Any, args: Any, kwargs: Any) -> Any:
+        raise error
+
+    return Dispatcher(lambda x: x / 2, capture, Doubler().backend, name="f", fullgraph=fullgraph)
+
+
+def test_what_cannot_be_captured_runs_in_eager_with_one_warning_and_is_given_up() -> None:
+    d = failing(Unsupported("print is called", None, "remove it", operation="print('x')"))
+    with pytest.warns(BolideWarning) as seen:
+        for _ in range(3):
+            assert d.function(4) == 2
+    (warning,) = seen
+    assert all(part in str(warning.message) for part in ("print is called", "print('x')", "remove it"))
+    assert d.given_up
+    with pytest.raises(Unsupported, match="print is called"):
+        failing(Unsupported("print is called"), fullgraph=True).function(4)
+
+
+def test_user_exception_surfaces_from_eager() -> None:
+    error = Unsupported("the user's code raised", kind="user_exception")
+    error.__cause__ = TypeError("unsupported operand")
+    d = failing(error, fullgraph=True)
+    with pytest.raises(TypeError, match="unsupported operand") as info:
+        d.function("text")
+    assert info.value.__context__ is None
+    with pytest.warns(BolideWarning, match="did not raise"):
+        assert d.function(4) == 2
+
+
+def test_a_fault_of_bolide_falls_back_or_raises() -> None:
+    def backend(captured: Captured) -> Any:
+        raise ZeroDivisionError("in a pass")
+
+    d = Dispatcher(lambda x: x / 2, Doubler().capture, backend)
+    with config.patch(suppress_errors=True), pytest.warns(BolideWarning, match="in a pass"):
+        assert d.function(torch.tensor(4.0)) == 2
+    with config.patch(suppress_errors=False), pytest.raises(CompileError, match="ZeroDivisionError"):
+        d.function(torch.tensor(4.0))
+
+
+def test_recipes_and_effects() -> None:
+    box = SimpleNamespace(n=1, items=[1, 2], table={"a": 1})
+    out = Recipe("output", 0)
+    shared = Recipe("list", None, (out, Recipe("constant", 7)))
+    target = Recipe("source", Source("local", None, "box"))
+    old = Recipe("source", Source("attr", Source("local", None, "box"), "n"))
+    effects = [
+        Effect("setattr", target, "n", Recipe("constant", 5)),
+        Effect("list_assign", Recipe("source", Source("attr", Source("local", None, "box"), "items")), None, shared),
+        Effect("setitem", Recipe("source", Source("attr", Source("local", None, "box"), "table")), Recipe("constant", "b"), shared),
+    ]
+    result = Recipe("tuple", None, (out, shared, old, Recipe("dict", None, (Recipe("constant", "k"), shared))))
+
+    def capture(fn: Any, args: Any, kwargs: Any) -> Captured:
+        return Captured("f", SimpleNamespace(inputs=[0]), [Source("local", None, "x")], [0], [], result, effects)
+
+    f = Dispatcher(lambda x, box: None, capture, Doubler().backend).function
+    x = torch.randn(2)
+    y, made, before, table = f(x, box)
+    torch.testing.assert_close(y, x * 2)
+    assert made[0] is y and table["k"] is made and before == 1
+    assert box.n == 5 and box.items == made and box.table["b"] is made
+
+
+def test_threads_compile_once() -> None:
+    doubler = Doubler()
+    capture = doubler.capture
+
+    def slow(fn: Any, args: Any, kwargs: Any) -> Captured:
+        time.sleep(0.02)
+        return capture(fn, args, kwargs)
+
+    f = Dispatcher(lambda x: x * 2, slow, doubler.backend).function
+    sizes = [2, 3, 4, 5]
+    errors: list[BaseException] = []
+
+    def work(offset: int) -> None:
+        try:
+            for i in range(40):
+                x = torch.randn(sizes[(i + offset) % 4])
+                torch.testing.assert_close(f(x), x * 2)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors and doubler.captures == 4
