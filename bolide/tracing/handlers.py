@@ -1,0 +1,373 @@
+"""How each kind of operation is recorded. A handler is ``f(trace, func, args, kwargs) -> result`` on traced tensors.
+
+Most operations need no handler of their own: `classify` finds the kind from the schema (composite, view, in-place, functional).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+from bolide.support.errors import Unsupported
+from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides
+from bolide.tracing.tensor import TracedTensor
+
+if TYPE_CHECKING:
+    from bolide.tracing.trace import Trace
+
+aten = torch.ops.aten
+Handler = Callable[["Trace", Any, "tuple[Any, ...]", "dict[str, Any]"], Any]
+
+HANDLERS: dict[Any, Handler] = {}
+
+
+def handler(*ops: Any) -> Callable[[Handler], Handler]:
+    """Register a handler for these overloads."""
+
+    def register(function: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def classify(func: Any) -> Handler:
+    """The handler for an operation that has none of its own."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return _higher_order
+    tags = func.tags
+    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+        return _data_dependent
+    if torch.Tag.inplace_view in tags:
+        return _metadata_change
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return _composite
+    if schema.is_mutable:
+        return _mutation
+    if any(value.alias_info is not None for value in schema.returns):
+        return _view
+    return _functional
+
+
+# ---- the kinds ----------------------------------------------------------------------------------------------------
+
+
+def _functional(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    unwrap = trace.unwrap
+    nodes = [unwrap(arg) for arg in args]
+    return trace.wrap(trace.call(func, *nodes, **{key: unwrap(arg) for key, arg in kwargs.items()}))
+
+
+def _composite(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    with trace.recording():
+        return func.decompose(*args, **kwargs)
+
+
+def _view(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, *rest = args
+    return view_of(trace, tensor, func, *map(trace.unwrap, rest), **{k: trace.unwrap(v) for k, v in kwargs.items()})
+
+
+def view_of(trace: Trace, tensor: Any, func: Any, *args: Any, **kwargs: Any) -> TracedTensor:
+    """The view `func(tensor, *args)`; the arguments are as they stand in the graph."""
+    if tensor.__class__ is not TracedTensor:
+        tensor = trace.lift(tensor)
+    node = trace.call(func, tensor.node, *args, **kwargs)
+    if node.__class__ is not torch.fx.Node:
+        raise Unsupported(f"{func} makes several views", trace.where)
+    return TracedTensor.make(trace, node.meta["val"], node, tensor.group, (*tensor.chain, (func, args, kwargs)))
+
+
+def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    functional, written, dropped = _functional_form(func)
+    unwrap = trace.unwrap
+    nodes = [unwrap(arg) for arg in args]
+    options = {key: unwrap(arg) for key, arg in kwargs.items() if key not in dropped}
+    results = trace.call(functional, *nodes, **options)
+    results = results if isinstance(results, list) else [results]
+    targets = [args[slot] if isinstance(slot, int) else kwargs[slot] for slot in written]
+    for target, result in zip(targets, results):
+        trace.write(target if target.__class__ is TracedTensor else trace.lift(target), result)
+    return targets[0] if len(targets) == 1 else tuple(targets)
+
+
+_forms: dict[Any, tuple[Any, list[int | str], set[str]]] = {}
+
+
+def _functional_form(func: Any) -> tuple[Any, list[int | str], set[str]]:
+    """(the overload that computes the same without writing, the arguments written in the order of its results, the keyword arguments it lacks)."""
+    form = _forms.get(func)
+    if form is None:
+        form = _forms[func] = _find_functional_form(func)
+    return form
+
+
+def _find_functional_form(func: Any) -> tuple[Any, list[int | str], set[str]]:
+    schema = func._schema
+    written = [arg for arg in schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
+    out = {arg.name for arg in written if arg.kwarg_only}
+    wanted = [(arg.name, str(arg.type)) for arg in schema.arguments if arg.name not in out]
+    namespace, name = schema.name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), name if out else name.removesuffix("_"), None)
+    for overload in packet.overloads() if packet is not None else ():
+        candidate = getattr(packet, overload)
+        arguments = [(arg.name, str(arg.type)) for arg in candidate._schema.arguments]
+        if not candidate._schema.is_mutable and arguments == wanted:
+            slots: list[int | str] = [arg.name if arg.kwarg_only else schema.arguments.index(arg) for arg in written]
+            return candidate, slots, out
+    raise Unsupported(f"{func} writes its arguments and has no functional form", operation=str(func))
+
+
+def _data_dependent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    raise DataDependent(str(func), trace.where)
+
+
+def _metadata_change(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    raise Unsupported(
+        f"{func} changes the shape of a tensor in place", trace.where, "use the function without the underscore"
+    )
+
+
+def _higher_order(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    raise Unsupported(f"the higher-order operator {func} is not captured", trace.where)
+
+
+# ---- views with a treatment of their own --------------------------------------------------------------------------
+
+
+@handler(aten.detach.default, aten.alias.default)
+def _same(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
+    return TracedTensor.make(trace, tensor.meta, tensor.node, tensor.group, tensor.chain)
+
+
+@handler(aten._reshape_alias.default)
+def _reshape_alias(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    return view_of(trace, args[0], aten.view.default, trace.unwrap(args[1]))
+
+
+@handler(aten._unsafe_view.default)
+def _unsafe_view(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    return trace.wrap(trace.call(aten.view.default, trace.unwrap(args[0]), trace.unwrap(args[1])))
+
+
+def _pieces(trace: Trace, tensor: Any, sizes: list[Any], dim: int, views: bool) -> list[TracedTensor]:
+    pieces, start = [], 0
+    for size in sizes:
+        args = (dim, trace.unwrap(start), trace.unwrap(start + size))
+        if views:
+            pieces.append(view_of(trace, tensor, aten.slice.Tensor, *args))
+        else:
+            pieces.append(trace.wrap(trace.call(aten.slice.Tensor, trace.unwrap(tensor), *args)))
+        start = start + size
+    return pieces
+
+
+@handler(aten.split.Tensor, aten.unsafe_split.Tensor)
+def _split(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, size = args[0], args[1]
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    extent = tensor.shape[dim]
+    whole, rest = divmod(extent, size) if size else (1, 0)
+    sizes = [size] * int(whole) + ([rest] if rest else [])
+    return _pieces(trace, tensor, sizes or [extent], dim, func is aten.split.Tensor)
+
+
+@handler(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
+def _split_with_sizes(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, sizes = args[0], args[1]
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    if sum(sizes) != tensor.shape[dim]:
+        raise RuntimeError(
+            f"split_with_sizes expects split_sizes to sum exactly to {tensor.shape[dim]} (input tensor's size at "
+            f"dimension {dim}), but got split_sizes={list(sizes)}"
+        )
+    return _pieces(trace, tensor, list(sizes), dim, func is aten.split_with_sizes.default)
+
+
+@handler(aten.unbind.int)
+def _unbind(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0]
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    return [view_of(trace, tensor, aten.select.int, dim, index) for index in range(int(tensor.shape[dim]))]
+
+
+# ---- constants and copies -----------------------------------------------------------------------------------------
+
+
+@handler(aten.lift_fresh.default, aten.lift.default)
+def _lift_fresh(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0]
+    return tensor if tensor.__class__ is TracedTensor else trace.lift(tensor, private=True)
+
+
+@handler(aten.copy_.default)
+def _copy_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    target = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
+    trace.write(target, _as(trace, trace.unwrap(args[1]), target.node.meta["val"]))
+    return args[0]
+
+
+def _as(trace: Trace, node: torch.fx.Node, wanted: TensorMeta) -> torch.fx.Node:
+    """`node` converted and broadcast, as copy_ does it."""
+    meta = node.meta["val"]
+    if meta.dtype is not wanted.dtype or meta.device != wanted.device:
+        node = trace.call(aten._to_copy.default, node, dtype=wanted.dtype, device=wanted.device)
+    if meta.shape != wanted.shape:
+        extra = meta.ndim - wanted.ndim
+        if extra > 0 and all(size == 1 for size in meta.shape[:extra]):
+            node = trace.call(aten.view.default, node, [trace.unwrap(size) for size in meta.shape[extra:]])
+        node = trace.call(aten.expand.default, node, [trace.unwrap(size) for size in wanted.shape])
+        node = trace.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+    return node
+
+
+@handler(aten.fill_.Scalar, aten.zero_.default)
+def _fill_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    target = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
+    trace.write(target, trace.filled(target.node.meta["val"], args[1] if len(args) > 1 else 0))
+    return args[0]
+
+
+@handler(aten.fill_.Tensor)
+def _fill_tensor_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    return _copy_(trace, func, args, kwargs)
+
+
+# ---- factories: one vocabulary ------------------------------------------------------------------------------------
+
+
+def _options(kwargs: dict[str, Any], like: TensorMeta | None = None) -> tuple[torch.dtype, torch.device]:
+    dtype = kwargs.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
+    device = kwargs.get("device") or (like.device if like is not None else torch.device("cpu"))
+    return dtype, torch.device(device)
+
+
+def _full(trace: Trace, shape: Any, value: Any, dtype: torch.dtype, device: torch.device, stride: Any = None) -> Any:
+    shape = tuple(shape)
+    wanted = TensorMeta(shape, tuple(stride) if stride is not None else contiguous_strides(shape), 0, dtype, device)
+    return trace.wrap(trace.filled(wanted, value))
+
+
+_CONSTANT = {"zeros": 0, "empty": 0, "ones": 1, "empty_strided": 0}
+
+
+@handler(aten.zeros.default, aten.ones.default, aten.empty.memory_format, aten.empty_strided.default, aten.full.default)
+def _factory(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    name = func._schema.name.removeprefix("aten::")
+    value = args[1] if name == "full" else _CONSTANT[name]
+    dtype, device = _options(kwargs)
+    if name == "full" and kwargs.get("dtype") is None:
+        dtype = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else dtype
+    stride = args[1] if name == "empty_strided" else None
+    if kwargs.get("memory_format") not in (None, torch.contiguous_format):
+        stride = torch.empty(tuple(args[0]), device="meta", memory_format=kwargs["memory_format"]).stride()
+    return _full(trace, args[0], _plain(trace, value), dtype, device, stride)
+
+
+def _plain(trace: Trace, value: Any) -> Any:
+    return trace.unwrap(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
+
+
+@handler(aten.scalar_tensor.default)
+def _scalar_tensor(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    return _full(trace, (), _plain(trace, args[0]), *_options(kwargs))
+
+
+@handler(
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_empty.default,
+    aten.new_full.default,
+    aten.new_empty_strided.default,
+)
+def _new(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    name = func._schema.name.removeprefix("aten::new_")
+    value = args[2] if name == "full" else _CONSTANT[name]
+    stride = args[2] if name == "empty_strided" else None
+    like = args[0].meta if args[0].__class__ is TracedTensor else trace.lift(args[0]).meta
+    return _full(trace, args[1], _plain(trace, value), *_options(kwargs, like), stride)
+
+
+@handler(aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default, aten.full_like.default)
+def _like(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    name = func._schema.name.removeprefix("aten::").removesuffix("_like")
+    value = args[1] if name == "full" else _CONSTANT[name]
+    like = args[0].meta if args[0].__class__ is TracedTensor else trace.lift(args[0]).meta
+    stride = like_strides(like, kwargs.get("memory_format"))
+    return _full(trace, like.shape, _plain(trace, value), *_options(kwargs, like), stride)
+
+
+def like_strides(like: TensorMeta, memory_format: torch.memory_format | None) -> tuple[Any, ...]:
+    """The strides of a fresh tensor made like another one."""
+    like_real = torch.empty_strided(like.shape, like.stride, device="meta")
+    return torch.empty_like(like_real, memory_format=memory_format or torch.preserve_format).stride()
+
+
+# ---- questions with an answer, or without -------------------------------------------------------------------------
+
+
+@handler(aten._local_scalar_dense.default)
+def _item(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0]
+    known = getattr(tensor, "_constant", None) if tensor.__class__ is TracedTensor else tensor
+    if known is None or (tensor.__class__ is TracedTensor and tensor.group.version):
+        raise DataDependent("Tensor.item", trace.where)
+    return known.item()
+
+
+@handler(aten.equal.default)
+def _equal(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    if args[0].shape != args[1].shape:
+        return False
+    raise DataDependent("torch.equal", trace.where)
+
+
+@handler(aten.is_same_size.default)
+def _is_same_size(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    return tuple(args[0].shape) == tuple(args[1].shape)
+
+
+@handler(aten._fused_sdp_choice.default)
+def _fused_sdp_choice(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    def stand_in(arg: Any) -> Any:
+        if not isinstance(arg, torch.Tensor):
+            return arg
+        shape, stride = [int(size) for size in arg.shape], [int(step) for step in arg.stride()]
+        real = torch.empty_strided(shape, stride, dtype=arg.dtype, device=arg.device)
+        return real.requires_grad_(arg.requires_grad)
+
+    return func(*map(stand_in, args), **{key: stand_in(arg) for key, arg in kwargs.items()})
+
+
+# ---- operations that write without saying so ----------------------------------------------------------------------
+
+
+@handler(aten.native_batch_norm.default)
+def _native_batch_norm(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """Running statistics are written although the schema does not say it."""
+    x, weight, bias, mean, variance, training, momentum, eps = [*args, *kwargs.values()]
+    nodes = [trace.unwrap(arg) for arg in (x, weight, bias)]
+    if not training:
+        stats = [trace.unwrap(mean), trace.unwrap(variance)]
+        return trace.wrap(trace.call(aten._native_batch_norm_legit_no_training.default, *nodes, *stats, momentum, eps))
+    if mean is None:
+        return trace.wrap(trace.call(aten._native_batch_norm_legit.no_stats, *nodes, True, momentum, eps))
+    stats = [trace.unwrap(mean), trace.unwrap(variance)]
+    op = aten._native_batch_norm_legit_functional.default
+    *results, new_mean, new_variance = trace.call(op, *nodes, *stats, True, momentum, eps)
+    for target, value in ((mean, new_mean), (variance, new_variance)):
+        trace.write(target if target.__class__ is TracedTensor else trace.lift(target), value)
+    return trace.wrap(results)
+
+
+@handler(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _index(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """Integer indices give a known shape; masks do not."""
+    if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
+        raise DataDependent("indexing with a mask", trace.where)
+    return trace.wrap(trace.call(aten.index.Tensor, trace.unwrap(args[0]), trace.unwrap(args[1])))

@@ -1,0 +1,64 @@
+"""What is known of a traced value."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from bolide.support.errors import Unsupported, UserFrame
+
+
+class TensorMeta(NamedTuple):
+    """Everything but the data of a tensor. Sizes, strides and offset count elements; they are ints, or `torch.SymInt`s over our own nodes."""
+
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool = False
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def numel(self) -> Any:
+        """The number of elements."""
+        count: Any = 1
+        for size in self.shape:
+            count = count * size
+        return count
+
+
+class DataDependent(Unsupported):
+    """An operation whose result (a Python number, a shape) depends on the tensors' data, which do not exist while tracing."""
+
+    def __init__(self, op: str, where: UserFrame | None = None) -> None:
+        super().__init__(
+            f"the result of {op} depends on the data of a tensor",
+            where,
+            "compute it outside the compiled function, or write it with tensor operations (torch.where and the like)",
+            kind="data_dependent",
+            operation=op,
+        )
+
+
+def meta_of(real: torch.Tensor) -> TensorMeta:
+    """The meta of a real tensor."""
+    return TensorMeta(
+        tuple(real.shape), real.stride(), real.storage_offset(), real.dtype, real.device, real.requires_grad
+    )
+
+
+def contiguous_strides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Row-major strides, as torch computes them: a size of 0 counts as 1."""
+    strides: list[Any] = []
+    step: Any = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * (size if size.__class__ is not int or size > 1 else 1)
+    strides.reverse()
+    return tuple(strides)

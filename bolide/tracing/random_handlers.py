@@ -1,0 +1,199 @@
+"""Recording random operations as pure functions of one seed.
+
+Draws that are not worth it (permutations, multinomial samples, rare distributions) stay as they are: operations on torch's own generator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+from bolide.support.errors import Unsupported
+from bolide.tracing import rng
+from bolide.tracing.handlers import _options, handler, like_strides
+from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.tracing.tensor import TracedTensor
+
+if TYPE_CHECKING:
+    from bolide.tracing.trace import Trace
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+_EXACT = 1 << 20  # a range of integers that 24 random bits cover evenly enough
+
+
+def _draw(trace: Trace, func: Any, shape: tuple[Any, ...]) -> Node:
+    seed, counter = trace.seed()
+    return trace.call(func, seed, counter, [trace.unwrap(size) for size in shape])  # type: ignore[no-any-return]
+
+
+def _uniform(trace: Trace, wanted: TensorMeta, low: Any = 0, high: Any = 1) -> Node:
+    """A node of the wanted shape and dtype, uniform in [low, high)."""
+    node = _draw(trace, rng.rand, wanted.shape)
+    if wanted.dtype in (torch.bfloat16, torch.float16):  # as many bits as the dtype holds: rounding must not give 1
+        steps = 2**8 if wanted.dtype is torch.bfloat16 else 2**11
+        node = trace.call(aten.floor.default, trace.call(aten.mul.Tensor, node, steps))
+        node = trace.call(aten.mul.Tensor, node, 1 / steps)
+    if high - low != 1:
+        node = trace.call(aten.mul.Tensor, node, high - low)
+    if low != 0:
+        node = trace.call(aten.add.Tensor, node, low)
+    return _converted(trace, node, wanted)
+
+
+def _normal(trace: Trace, wanted: TensorMeta, mean: Any = 0, std: Any = 1) -> Node:
+    node = _draw(trace, rng.randn, wanted.shape)
+    if std != 1:
+        node = trace.call(aten.mul.Tensor, node, std)
+    if mean != 0:
+        node = trace.call(aten.add.Tensor, node, mean)
+    return _converted(trace, node, wanted)
+
+
+def _integers(trace: Trace, wanted: TensorMeta, low: int, high: int) -> Node:
+    if high - low > _EXACT:
+        shape = [trace.unwrap(size) for size in wanted.shape]
+        op = aten.randint.low
+        return trace.call(op, low, high, shape, dtype=wanted.dtype, device=wanted.device)  # type: ignore[no-any-return]
+    node = _draw(trace, rng.rand, wanted.shape)
+    node = trace.call(aten.floor.default, trace.call(aten.mul.Tensor, node, high - low))
+    if low != 0:
+        node = trace.call(aten.add.Tensor, node, low)
+    return _converted(trace, node, wanted)
+
+
+def _bernoulli(trace: Trace, wanted: TensorMeta, p: Any) -> Node:
+    """1 with probability `p` (a number or a node), in the wanted dtype."""
+    node = _draw(trace, rng.rand, wanted.shape)
+    op = aten.lt.Tensor if isinstance(p, Node) else aten.lt.Scalar
+    return _converted(trace, trace.call(op, node, p), wanted)
+
+
+def _converted(trace: Trace, node: Node, wanted: TensorMeta) -> Node:
+    if node.meta["val"].dtype is not wanted.dtype:
+        node = trace.call(aten._to_copy.default, node, dtype=wanted.dtype)
+    return trace.restride(node, wanted)
+
+
+def _no_generator(trace: Trace, kwargs: dict[str, Any]) -> None:
+    if kwargs.get("generator") is not None:
+        raise Unsupported(
+            "a random number generator of the user's own", trace.where, "use torch.manual_seed and the default one"
+        )
+
+
+def _target(trace: Trace, tensor: Any) -> tuple[TracedTensor, TensorMeta]:
+    target = tensor if tensor.__class__ is TracedTensor else trace.lift(tensor)
+    return target, target.node.meta["val"]
+
+
+@handler(aten.bernoulli_.float, aten.bernoulli_.Tensor)
+def _bernoulli_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    _no_generator(trace, kwargs)
+    target, meta = _target(trace, args[0])
+    trace.write(target, _bernoulli(trace, meta, trace.unwrap(args[1]) if len(args) > 1 else kwargs.get("p", 0.5)))
+    return args[0]
+
+
+@handler(aten.bernoulli.default, aten.bernoulli.p)
+def _bernoulli_of(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    _no_generator(trace, kwargs)
+    node = trace.unwrap(args[0])
+    meta = node.meta["val"]._replace(stride=like_strides(node.meta["val"], None))
+    return trace.wrap(_bernoulli(trace, meta, args[1] if len(args) > 1 else node))
+
+
+@handler(aten.uniform_.default)
+def _uniform_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    _no_generator(trace, kwargs)
+    target, meta = _target(trace, args[0])
+    low, high = (*args[1:], *(0.0, 1.0)[len(args) - 1 :])
+    trace.write(target, _uniform(trace, meta, kwargs.get("from", low), kwargs.get("to", high)))
+    return args[0]
+
+
+@handler(aten.normal_.default)
+def _normal_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    _no_generator(trace, kwargs)
+    target, meta = _target(trace, args[0])
+    mean, std = (*args[1:], *(0.0, 1.0)[len(args) - 1 :])
+    trace.write(target, _normal(trace, meta, kwargs.get("mean", mean), kwargs.get("std", std)))
+    return args[0]
+
+
+@handler(aten.normal_functional.default)
+def _normal_functional(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    _no_generator(trace, kwargs)
+    meta = trace.unwrap(args[0]).meta["val"]
+    mean, std = (*args[1:], *(0.0, 1.0)[len(args) - 1 :])
+    return trace.wrap(_normal(trace, meta, mean, std))
+
+
+@handler(aten.random_.default, aten.random_.to, getattr(aten.random_, "from"))
+def _random_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    _no_generator(trace, kwargs)
+    target, meta = _target(trace, args[0])
+    if len(args) == 1 or args[-1] is None:
+        raise Unsupported("Tensor.random_ over the whole range of its dtype", trace.where, "give it an upper bound")
+    low, high = (args[1], args[2]) if len(args) > 2 else (0, args[1])
+    trace.write(target, _integers(trace, meta, low, high))
+    return args[0]
+
+
+def _fresh(shape: Any, kwargs: dict[str, Any], dtype: torch.dtype | None = None) -> TensorMeta:
+    made, device = _options(kwargs if kwargs.get("dtype") or dtype is None else {**kwargs, "dtype": dtype})
+    return TensorMeta(tuple(shape), contiguous_strides(tuple(shape)), 0, made, device)
+
+
+def _like(trace: Trace, tensor: Any, kwargs: dict[str, Any]) -> TensorMeta:
+    like = trace.unwrap(tensor).meta["val"]
+    dtype, device = _options(kwargs, like)
+    stride = like_strides(like, kwargs.get("memory_format"))
+    return TensorMeta(like.shape, stride, 0, dtype, device)
+
+
+@handler(aten.rand.default, aten.rand.generator, aten.rand_like.default)
+def _rand(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    _no_generator(trace, kwargs)
+    wanted = _like(trace, args[0], kwargs) if isinstance(args[0], torch.Tensor) else _fresh(args[0], kwargs)
+    return trace.wrap(_uniform(trace, wanted))
+
+
+@handler(aten.randn.default, aten.randn.generator, aten.randn_like.default)
+def _randn(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    _no_generator(trace, kwargs)
+    wanted = _like(trace, args[0], kwargs) if isinstance(args[0], torch.Tensor) else _fresh(args[0], kwargs)
+    return trace.wrap(_normal(trace, wanted))
+
+
+@handler(aten.randint.default, aten.randint.low)
+def _randint(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    low, high, shape = args if len(args) == 3 else (0, *args)
+    return trace.wrap(_integers(trace, _fresh(shape, kwargs, torch.int64), low, high))
+
+
+@handler(aten.randint_like.default, aten.randint_like.low_dtype)
+def _randint_like(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    low, high = args[1:] if len(args) == 3 else (0, args[1])
+    return trace.wrap(_integers(trace, _like(trace, args[0], kwargs), low, high))
+
+
+@handler(getattr(aten.normal, "float_float"))
+def _normal_of_shape(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    _no_generator(trace, kwargs)
+    return trace.wrap(_normal(trace, _fresh(args[2], kwargs), args[0], args[1]))
+
+
+@handler(aten.native_dropout.default)
+def _native_dropout(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    x, p, train = args
+    node = trace.unwrap(x)
+    meta = node.meta["val"]
+    if train is False or p == 0:
+        mask = trace.filled(meta._replace(dtype=torch.bool), True)
+        return trace.wrap([trace.call(aten.clone.default, node), mask])
+    mask = _bernoulli(trace, meta._replace(dtype=torch.bool), 1 - p)
+    scaled = trace.call(aten.mul.Tensor, trace.call(aten.mul.Tensor, node, mask), 0.0 if p == 1 else 1 / (1 - p))
+    return trace.wrap([scaled, mask])

@@ -1,0 +1,73 @@
+"""Random numbers as pure functions of a seed: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+
+Element `i` of the draw with number `counter` takes the words of philox(key=seed, counter=(i mod 2**32, i div 2**32, counter mod 2**32, counter div 2**32)).
+Uniform: (word 0 >> 8) * 2**-24. Normal (Box and Muller): sqrt(-2 ln u) cos(2 pi v) with u = ((word 0 >> 8) + 1) * 2**-24 and v = (word 1 >> 8) * 2**-24.
+Generated kernels make the same words. The only impure operation is drawing the seed from torch's generator, so `torch.manual_seed` makes a run repeatable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_MASK = 0xFFFFFFFF
+
+
+def philox_words(seed: int, counter: int, count: int) -> tuple[Any, Any, Any, Any]:
+    """The four words (uint32 arrays of length `count`) for the elements 0 … count - 1 of one draw."""
+    index = np.arange(count, dtype=np.uint64)
+    mask = np.uint64(_MASK)
+    c0, c1 = index & mask, index >> np.uint64(32)
+    c2 = np.full(count, counter & _MASK, dtype=np.uint64)
+    c3 = np.full(count, (counter >> 32) & _MASK, dtype=np.uint64)
+    k0, k1 = seed & _MASK, (seed >> 32) & _MASK
+    for _ in range(10):
+        p0, p1 = c0 * np.uint64(_M0), c2 * np.uint64(_M1)
+        c0, c1, c2, c3 = (
+            (p1 >> np.uint64(32)) ^ c1 ^ np.uint64(k0),
+            p1 & mask,
+            (p0 >> np.uint64(32)) ^ c3 ^ np.uint64(k1),
+            p0 & mask,
+        )
+        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+    return (c0.astype(np.uint32), c1.astype(np.uint32), c2.astype(np.uint32), c3.astype(np.uint32))
+
+
+def uniform(seed: int, counter: int, count: int) -> Any:
+    """`count` float32 numbers in [0, 1)."""
+    word, _, _, _ = philox_words(seed, counter, count)
+    return (word >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def normal(seed: int, counter: int, count: int) -> Any:
+    """`count` float32 numbers of the standard normal distribution."""
+    first, second, _, _ = philox_words(seed, counter, count)
+    u = ((first >> np.uint32(8)).astype(np.float32) + np.float32(1)) * np.float32(2.0**-24)
+    v = (second >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+    return np.sqrt(np.float32(-2) * np.log(u)) * np.cos(np.float32(2 * np.pi) * v)
+
+
+def _draw(numbers: Any, seed: torch.Tensor, counter: int, size: Sequence[int]) -> torch.Tensor:
+    count = 1
+    for extent in size:
+        count *= extent
+    return torch.from_numpy(numbers(int(seed.item()), counter, count)).reshape(tuple(size))
+
+
+_library = torch.library.Library("bolide", "FRAGMENT")
+_library.define("rng_seed() -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+_library.define("rand(Tensor seed, int counter, SymInt[] size) -> Tensor")
+_library.define("randn(Tensor seed, int counter, SymInt[] size) -> Tensor")
+_library.impl("rng_seed", lambda: torch.randint(-(2**63), 2**63 - 1, ()), "CompositeExplicitAutograd")
+_library.impl("rand", lambda seed, counter, size: _draw(uniform, seed, counter, size), "CompositeExplicitAutograd")
+_library.impl("randn", lambda seed, counter, size: _draw(normal, seed, counter, size), "CompositeExplicitAutograd")
+
+#: the operations, as they stand in graphs
+rng_seed = torch.ops.bolide.rng_seed.default
+rand = torch.ops.bolide.rand.default
+randn = torch.ops.bolide.randn.default

@@ -1,0 +1,97 @@
+"""The table of shape rules, and torch's meta kernels as the fallback.
+
+A rule takes the operation's arguments with a `TensorMeta` in place of each tensor, and returns the meta of the result (a tuple for several results, None for a missing one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
+from bolide.tracing.meta import TensorMeta
+
+RULES: dict[Any, Callable[..., Any]] = {}
+_prepared: list[bool] = []
+
+
+def rule(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a shape rule for these overloads."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        RULES.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def infer(func: Any, args: Any, kwargs: Any) -> Any:
+    """The metas of the results of `func` on nodes and plain values."""
+    operands = [_known(arg) for arg in args]
+    options = {key: _known(arg) for key, arg in kwargs.items()} if kwargs else kwargs
+    shape_rule = RULES.get(func)
+    if shape_rule is not None:
+        return shape_rule(*operands, **options)
+    return by_meta_kernel(func, operands, options)
+
+
+def _known(arg: Any) -> Any:
+    cls = arg.__class__
+    if cls is torch.fx.Node:
+        return arg.meta["val"]
+    if cls is list or cls is tuple:
+        return [_known(item) for item in arg]
+    return arg
+
+
+def by_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
+    """The metas of the results, found by running torch's meta kernel, or, where it has none, the real kernel on zeros."""
+    if not _prepared:
+        keep_dynamo_out_of_meta_kernels()
+        _prepared.append(True)
+    devices = [meta.device for meta in _tensors([*args, *kwargs.values()])]
+    device = next((device for device in devices), None) or kwargs.get("device") or torch.device("cpu")
+    device = next((other for other in devices if other.type != "cpu"), device)
+    try:
+        result = func(*_on(args, "meta"), **_on(kwargs, "meta"))
+    except NotImplementedError:
+        result = func(*_on(args, "cpu"), **_on(kwargs, "cpu"))
+    return _metas(result, torch.device(device))
+
+
+def _tensors(args: Any) -> list[TensorMeta]:
+    found = []
+    for arg in args:
+        if isinstance(arg, TensorMeta):
+            found.append(arg)
+        elif isinstance(arg, list):
+            found.extend(_tensors(arg))
+    return found
+
+
+def _on(value: Any, device: str) -> Any:
+    if isinstance(value, TensorMeta):
+        make = torch.empty_strided if device == "meta" else _zeros_strided
+        return make(value.shape, value.stride, dtype=value.dtype, device=device)
+    if isinstance(value, list):
+        return [_on(item, device) for item in value]
+    if isinstance(value, dict):
+        return {key: torch.device(device) if key == "device" else _on(item, device) for key, item in value.items()}
+    if isinstance(value, torch.device):
+        return torch.device(device)
+    return value
+
+
+def _zeros_strided(shape: Any, stride: Any, dtype: torch.dtype, device: str) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
+
+
+def _metas(result: Any, device: torch.device) -> Any:
+    if isinstance(result, torch.Tensor):
+        return TensorMeta(tuple(result.shape), result.stride(), result.storage_offset(), result.dtype, device)
+    if isinstance(result, (tuple, list)):
+        return tuple(_metas(item, device) for item in result)
+    return result

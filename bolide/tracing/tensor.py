@@ -1,0 +1,115 @@
+"""The traced tensor: a wrapper without data, whose operations are recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+from bolide.tracing.meta import TensorMeta
+
+if TYPE_CHECKING:
+    from bolide.tracing.trace import Trace
+
+
+class AliasGroup:
+    """All traced tensors that share one storage.
+
+    `base` is the node of the storage's owner as it is now; each write makes a new one and raises `version`. `source` is the position of the graph input whose storage it
+    is, or None; `frozen` says that the storage belongs to a real tensor that is not an input, which must not be written.
+    """
+
+    __slots__ = ("base", "frozen", "source", "version")
+
+    def __init__(self, base: torch.fx.Node, source: int | None = None, frozen: bool = False) -> None:
+        self.base = base
+        self.version = 0
+        self.source = source
+        self.frozen = frozen
+
+
+#: one view operation: the overload, and its arguments after the tensor
+ViewStep = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+class TracedTensor(torch.Tensor):
+    """A tensor that holds no data: what is done with it is recorded in its trace. `chain` leads from the base of its storage to it."""
+
+    trace: Trace
+    group: AliasGroup
+    chain: tuple[ViewStep, ...]
+    _node: torch.fx.Node
+    _seen: int
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def make(
+        trace: Trace,
+        meta: TensorMeta,
+        node: torch.fx.Node,
+        group: AliasGroup | None = None,
+        chain: tuple[ViewStep, ...] = (),
+        requires_grad: bool = False,
+    ) -> TracedTensor:
+        """A traced tensor with this meta whose value is `node` now; without `group` it owns a new storage."""
+        tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            TracedTensor,
+            meta[0],
+            meta[1],
+            meta[2],
+            None,
+            meta[3],
+            torch.strided,
+            meta[4],
+            requires_grad=requires_grad,
+        )
+        tensor.trace = trace
+        tensor.group = group = group if group is not None else AliasGroup(node)
+        tensor.chain = chain
+        tensor._node = node
+        tensor._seen = group.version
+        return tensor  # type: ignore[no-any-return]
+
+    @property
+    def node(self) -> torch.fx.Node:
+        """The functional value of this tensor now; a view whose storage was written since is made anew from it."""
+        group = self.group
+        if self._seen != group.version:
+            self._node = self.trace.replay(group.base, self.chain)
+            self._seen = group.version
+        return self._node
+
+    @property
+    def meta(self) -> TensorMeta:
+        """Sizes, strides and so on, as eager would have them."""
+        return TensorMeta(
+            tuple(self.shape), self.stride(), self.storage_offset(), self.dtype, self.device, self.requires_grad
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"TracedTensor({self._node.name}: {self.dtype}{list(self.shape)})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TracedTensor:
+        copy = self.clone() if not self.requires_grad else self.detach().clone().requires_grad_(True)
+        memo[id(self)] = copy
+        return copy  # type: ignore[return-value]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        trace = _trace_of(args) or _trace_of(tuple((kwargs or {}).values()))
+        return trace.dispatch(func, args, kwargs or {})
+
+
+def _trace_of(args: Any) -> Any:
+    for arg in args:
+        if isinstance(arg, TracedTensor):
+            return arg.trace
+        if isinstance(arg, (list, tuple)):
+            found = _trace_of(arg)
+            if found is not None:
+                return found
+    return None

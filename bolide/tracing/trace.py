@@ -1,0 +1,295 @@
+"""Recording: every operation on traced tensors becomes a node of one functional graph of ATen operations."""
+
+from __future__ import annotations
+
+import operator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bolide.support.errors import Unsupported, UserFrame
+from bolide.tracing import rng
+from bolide.tracing.meta import TensorMeta, contiguous_strides, meta_of
+from bolide.tracing.rules import infer
+from bolide.tracing.tensor import AliasGroup, TracedTensor, ViewStep
+from bolide.tracing.views import INVERSES
+
+aten = torch.ops.aten
+_PLAIN = {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+
+
+class Trace:
+    """One functional graph under construction, and the real values it refers to. `where` is the user's line that is being executed; nodes remember it."""
+
+    def __init__(self) -> None:
+        self.graph = torch.fx.Graph()
+        self.inputs: list[TracedTensor] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self.where: UserFrame | None = None
+        self._mode = _Recording(self)
+        self._lifted: dict[int, TracedTensor] = {}
+        self._last_placeholder: torch.fx.Node | None = None
+        self._seed: torch.fx.Node | None = None
+        self._draws = 0
+
+    # ---- what comes from outside ----------------------------------------------------------------------------------
+
+    def input(self, real: torch.Tensor, name: str) -> TracedTensor:
+        """A placeholder for `real`, as a leaf that requires grad when `real` does. Keeps no reference to `real`."""
+        return self._add_input(meta_of(real), name, bool(getattr(real, "_is_param", False)))
+
+    def _add_input(self, meta: TensorMeta, name: str, is_parameter: bool) -> TracedTensor:
+        node = self._placeholder(name, meta)
+        group = AliasGroup(node, source=len(self.inputs))
+        tensor = TracedTensor.make(self, meta, node, group, requires_grad=meta.requires_grad)
+        if is_parameter:
+            tensor._is_param = True
+        self.inputs.append(tensor)
+        return tensor
+
+    def _placeholder(self, name: str, value: Any) -> torch.fx.Node:
+        node = self.graph.placeholder(name)
+        if self._last_placeholder is not None:
+            self._last_placeholder.append(node)
+        else:
+            self.graph._root.append(node)
+        self._last_placeholder = node
+        node.meta["val"], node.meta["where"] = value, self.where
+        return node
+
+    def lift(self, real: torch.Tensor, private: bool = False) -> TracedTensor:
+        """A real tensor that is not an input, as a constant of the graph. With `private` nobody else sees its storage, so it may be written.
+
+        Raises Unsupported for a tensor that requires grad: its gradient would be lost.
+        """
+        known = self._lifted.get(id(real))
+        if known is not None:
+            return known
+        if real.requires_grad and torch.is_grad_enabled():
+            raise Unsupported(
+                "a tensor that requires grad is reached without being an input of the graph", self.where, kind="input"
+            )
+        meta = meta_of(real)._replace(requires_grad=False)
+        if private and real.dim() == 0 and real.device.type == "cpu" and not real.is_complex():
+            node = self.call(aten.full.default, [], real.item(), dtype=real.dtype, device=real.device)
+        else:
+            name = f"constant{len(self.constants)}"
+            self.constants[name] = real
+            node = self.graph.create_node("get_attr", name, name=name)
+            node.meta["val"], node.meta["where"] = meta, self.where
+        tensor = TracedTensor.make(self, meta, node, AliasGroup(node, frozen=not private))
+        tensor._constant = real
+        if not private:
+            self._lifted[id(real)] = tensor
+            tensor._keep = real
+        return tensor
+
+    def mutated_inputs(self) -> list[int]:
+        """Positions of the inputs whose storage was written."""
+        return [position for position, tensor in enumerate(self.inputs) if tensor.group.version]
+
+    def recording(self) -> AbstractContextManager[Any]:
+        """While it is active, factory functions and operations on real tensors are recorded as well."""
+        return self._mode
+
+    # ---- making nodes ---------------------------------------------------------------------------------------------
+
+    def call(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Record one operation on nodes; the node of its result, or a list of them when it has several (None where there is no tensor)."""
+        value = infer(func, args, kwargs)
+        node = self.graph.create_node("call_function", func, args, kwargs, _name(func))
+        meta = node.meta
+        meta["val"], meta["where"] = value, self.where
+        if value.__class__ is TensorMeta:
+            return node
+        if isinstance(value, (list, tuple)):
+            return [self._element(node, position, item) for position, item in enumerate(value)]
+        return value
+
+    def _element(self, node: torch.fx.Node, position: int, value: Any) -> Any:
+        if not isinstance(value, TensorMeta):
+            return value
+        element = self.graph.create_node("call_function", operator.getitem, (node, position))
+        element.meta["val"], element.meta["where"] = value, self.where
+        return element
+
+    def unwrap(self, arg: Any) -> Any:
+        """The argument as it stands in the graph: nodes for tensors and symbolic sizes."""
+        cls = arg.__class__
+        if cls is TracedTensor:
+            return arg.node
+        if cls in _PLAIN:
+            return arg
+        if cls is list or cls is tuple or cls is torch.fx.immutable_collections.immutable_list:
+            return [self.unwrap(item) for item in arg]
+        if isinstance(arg, torch.Tensor):
+            return self.lift(arg).node
+        return arg
+
+    def wrap(self, node: Any) -> Any:
+        """A traced tensor that owns the value of `node`; lists of nodes become tuples."""
+        if node.__class__ is torch.fx.Node:
+            return TracedTensor.make(self, node.meta["val"], node)
+        if isinstance(node, list):
+            return tuple(self.wrap(item) for item in node)
+        return node
+
+    def seed(self) -> tuple[torch.fx.Node, int]:
+        """The seed's node and the number of the next draw."""
+        if self._seed is None:
+            self._seed = self.call(rng.rng_seed)
+        self._draws += 1
+        assert self._seed is not None
+        return self._seed, self._draws - 1
+
+    # ---- functional writes ----------------------------------------------------------------------------------------
+
+    def replay(self, base: torch.fx.Node, chain: tuple[ViewStep, ...]) -> torch.fx.Node:
+        """The value of a view, from that of its storage's owner."""
+        for func, args, kwargs in chain:
+            base = self._apply_view(base, func, args, kwargs)
+        return base
+
+    def _apply_view(self, node: torch.fx.Node, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.call(func, node, *args, **kwargs)
+
+    def write(self, target: TracedTensor, value: torch.fx.Node) -> None:
+        """Give `target` the value of a node, as an in-place operation does: through all its views, in its dtype and strides."""
+        group = target.group
+        if group.frozen:
+            raise Unsupported(
+                "a tensor that is neither an argument nor made here is written",
+                self.where,
+                "pass the tensor as an argument, or keep it on the module as a buffer",
+            )
+        old = target.node.meta["val"]
+        new = value.meta["val"]
+        if new.shape != old.shape:
+            raise RuntimeError(
+                f"output with shape {list(old.shape)} doesn't match the broadcast shape {list(new.shape)}"
+            )
+        if new.dtype is not old.dtype:
+            if not torch.can_cast(new.dtype, old.dtype):
+                raise RuntimeError(
+                    f"result type {_dtype_name(new.dtype)} can't be cast to the desired output type "
+                    f"{_dtype_name(old.dtype)}"
+                )
+            value = self.call(aten._to_copy.default, value, dtype=old.dtype)
+        self._store(target, self.restride(value, old))
+
+    def _store(self, target: TracedTensor, value: torch.fx.Node) -> None:
+        group, chain = target.group, target.chain
+        parents = [group.base]
+        for func, args, kwargs in chain[:-1]:
+            parents.append(self._apply_view(parents[-1], func, args, kwargs))
+        base = value
+        for parent, (func, args, kwargs) in zip(reversed(parents), reversed(chain)):
+            inverse = INVERSES.get(func)
+            if inverse is None:
+                raise Unsupported(f"writing through a view made by {func}", self.where)
+            base = self.restride(inverse(self, parent, base, *args, **kwargs), parent.meta["val"])
+        group.base = base
+        group.version += 1
+        target._node, target._seen = value, group.version
+
+    def restride(self, node: torch.fx.Node, wanted: TensorMeta) -> torch.fx.Node:
+        """The node with the strides of `wanted` (of the same shape), copied if need be; as it is when those strides have gaps or overlaps."""
+        stride = node.meta["val"].stride
+        if stride == wanted.stride:
+            return node
+        order = dense_order(wanted.shape, wanted.stride)
+        if order is None or _same_layout(wanted.shape, stride, wanted.stride):
+            return node
+        moved = self.call(aten.permute.default, node, order)
+        copied = self.call(aten.clone.default, moved, memory_format=torch.contiguous_format)
+        return self.call(aten.permute.default, copied, invert(order))  # type: ignore[no-any-return]
+
+    def filled(self, wanted: TensorMeta, value: Any, shape: Any = None) -> torch.fx.Node:
+        """A node that is `value` everywhere, of the shape, strides, dtype and device of `wanted`; `shape`: its sizes as they stand in the graph."""
+        sizes = list(shape) if shape is not None else [self.unwrap(size) for size in wanted.shape]
+        options = {"dtype": wanted.dtype, "device": wanted.device}
+        order = dense_order(wanted.shape, wanted.stride)
+        if wanted.stride == contiguous_strides(wanted.shape) or order is None or order == list(range(len(order))):
+            return self.call(aten.full.default, sizes, value, **options)  # type: ignore[no-any-return]
+        full = self.call(aten.full.default, [sizes[dim] for dim in order], value, **options)
+        return self.call(aten.permute.default, full, invert(order))  # type: ignore[no-any-return]
+
+    # ---- dispatch -------------------------------------------------------------------------------------------------
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record what the dispatcher hands us: the operation, below autograd and autocast."""
+        handler = handlers.HANDLERS.get(func)
+        if handler is None:
+            handler = handlers.HANDLERS[func] = handlers.classify(func)
+        return handler(self, func, args, kwargs)
+
+
+class _Recording(TorchDispatchMode):
+    """The mode of `Trace.recording`: all operations go to the trace, whatever their arguments are."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would make torch wrap us in a function that imports torch._dynamo
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self.trace.dispatch(func, args, kwargs or {})
+
+
+_names: dict[Any, str] = {}
+
+
+def _name(func: Any) -> str:
+    name = _names.get(func)
+    if name is None:
+        name = _names[func] = func._schema.name.split("::")[-1].strip("_") or "op"
+    return name
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    names = {"float32": "Float", "float64": "Double", "float16": "Half", "int64": "Long", "uint8": "Byte"}
+    name = str(dtype).removeprefix("torch.")
+    return names.get(name, {"int32": "Int", "int16": "Short", "int8": "Char", "bool": "Bool"}.get(name, name))
+
+
+def dense_order(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> list[int] | None:
+    """The dimensions from outermost to innermost in memory, if the strides are without gaps and overlaps; else None."""
+    order = sorted(range(len(shape)), key=lambda dim: (-_hint(stride[dim]), -_hint(shape[dim]), dim))
+    step: Any = 1
+    for dim in reversed(order):
+        if shape[dim] == 1:
+            continue
+        if stride[dim] != step:
+            return None
+        step = step * shape[dim]
+    return order
+
+
+def _same_layout(shape: tuple[Any, ...], a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    """Whether strides differ only where they do not matter: at sizes of 1, or in an empty tensor."""
+    return any(size == 0 for size in shape) or all(size == 1 or x == y for size, x, y in zip(shape, a, b))
+
+
+def _hint(size: Any) -> int:
+    return size if size.__class__ is int else size.node.hint  # type: ignore[no-any-return]
+
+
+def invert(order: list[int]) -> list[int]:
+    """The inverse permutation."""
+    inverse = [0] * len(order)
+    for position, dim in enumerate(order):
+        inverse[dim] = position
+    return inverse
+
+
+from bolide.tracing import handlers, random_handlers  # noqa: E402, F401  (the tables of handlers need Trace)
