@@ -73,6 +73,7 @@ class Computed:
     position: Node | None = None
     layout: Layout | None = None
     origin: torch.fx.Node | None = None
+    absorbed: tuple[torch.fx.Node, ...] = ()  # whose work was substituted into this definition
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class Scatter:
     mode: Literal["set", "add"] = "set"
     layout: Layout | None = None
     origin: torch.fx.Node | None = None
+    absorbed: tuple[torch.fx.Node, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

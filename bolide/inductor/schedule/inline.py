@@ -9,7 +9,7 @@ import torch
 
 from bolide.inductor.ir.definitions import Computed, Definition, Element, Extern, Program, Scatter
 from bolide.inductor.ir.loops import Node
-from bolide.inductor.schedule.prune import reads, viewed
+from bolide.inductor.schedule.prune import prune, reads, viewed
 from bolide.inductor.schedule.stages import loads_of, nodes_below, rewrite, substitute_arg
 from bolide.symbolic import Expr
 
@@ -31,12 +31,22 @@ FREE = 6  # with one load or none, this much work is done again in every reader
 CHEAP = 16  # this much work is done again at a second point of the same reader, or for every element of a broadcast
 
 
+ROUNDS = 3  # a reader that is itself inlined leaves fewer readers behind
+
+
 def inline(program: Program) -> Program:
-    """The program with cheap or singly read pointwise definitions substituted into their readers. The definitions stay
-    until `prune` finds them unused."""
+    """The program with cheap or singly read pointwise definitions substituted into their readers."""
+    for _ in range(ROUNDS):
+        inlined: dict[str, Computed] = {}
+        program = prune(_round(program, inlined))
+        if not inlined:
+            break
+    return program
+
+
+def _round(program: Program, inlined: dict[str, Computed]) -> Program:
     fixed = _kept_in_memory(program)
     readers = _readers(program.definitions)
-    inlined: dict[str, Computed] = {}
     made: Made = {}
     done: list[Definition] = []
     for definition in program.definitions:
@@ -139,8 +149,11 @@ Made = dict[tuple[str, tuple[Expr, ...]], Node]
 
 def _with_inlined(definition: Computed | Scatter, inlined: dict[str, Computed], made: Made) -> Computed | Scatter:
     """The definition with loads of inlined buffers replaced by their values."""
-    if inlined.keys().isdisjoint(reads(definition)):
+    read = reads(definition)
+    used = [producer for name, producer in inlined.items() if name in read]
+    if not used:
         return definition
+    absorbed = _absorbed(definition, used)
     memo: dict[Node, Node] = {}
 
     def rule(old: Node, src: tuple[Node, ...]) -> Node | None:
@@ -154,10 +167,18 @@ def _with_inlined(definition: Computed | Scatter, inlined: dict[str, Computed], 
 
     if isinstance(definition, Computed):
         position = None if definition.position is None else new(definition.position)
-        return replace(definition, value=new(definition.value), position=position)
-    return replace(
-        definition, value=new(definition.value), operands=tuple([new(operand) for operand in definition.operands])
-    )
+        return replace(definition, value=new(definition.value), position=position, absorbed=absorbed)
+    operands = tuple([new(operand) for operand in definition.operands])
+    return replace(definition, value=new(definition.value), operands=operands, absorbed=absorbed)
+
+
+def _absorbed(definition: Computed | Scatter, used: Iterable[Computed]) -> tuple[torch.fx.Node, ...]:
+    nodes = dict.fromkeys(definition.absorbed)
+    for producer in used:
+        nodes.update(dict.fromkeys(producer.absorbed))
+        if producer.origin is not None:
+            nodes[producer.origin] = None
+    return tuple(nodes)
 
 
 def value_at(producer: Computed, element: Element, made: Made) -> Node:

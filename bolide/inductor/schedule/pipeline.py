@@ -33,7 +33,6 @@ PROGRAM_PASSES: list[tuple[str, Callable[[Program], Program]]] = [
     ("prune", prune),
     ("scatters", expand_scatters),
     ("inline", inline),
-    ("prune", prune),
 ]
 
 

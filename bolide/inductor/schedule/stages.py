@@ -210,7 +210,7 @@ def stage_of(definition: Computed) -> Stage:
         op,
         reduced,
         position,
-        origins=_origins(definition.origin),
+        origins=_origins(definition),
     )
 
 
@@ -225,9 +225,10 @@ def scatter_stage(definition: Scatter) -> Stage:
         definition.value,
         operands=definition.operands,
         mode=definition.mode,
-        origins=_origins(definition.origin),
+        origins=_origins(definition),
     )
 
 
-def _origins(node: torch.fx.Node | None) -> tuple[str, ...]:
-    return () if node is None else (node.name,)
+def _origins(definition: Computed | Scatter) -> tuple[str, ...]:
+    own = () if definition.origin is None else (definition.origin.name,)
+    return (*(node.name for node in definition.absorbed), *own)
