@@ -1,0 +1,230 @@
+"""Loads and stores: an access becomes one address, a run of neighbours, or one address per lane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from bolide.inductor.codegen.builder import BITS, FLOATS, Value, llvm_type, mangle
+from bolide.inductor.codegen.names import Names, Term, fits
+from bolide.inductor.codegen.scalars import MEMORY, cast
+from bolide.inductor.ir.loops import Access, Node, Store
+from bolide.symbolic import Expr
+
+Shape = Literal["one", "run", "lanes"]
+
+
+@dataclass(slots=True)
+class Place:
+    """Where an access goes. ``one``: `pointer` is the same in all lanes; ``run``: `pointer` is the first lane's, the
+    others follow it; ``lanes``: a vector of pointers.
+    `distinct`: no two lanes share an element."""
+
+    shape: Shape
+    pointer: Value
+    distinct: bool
+
+
+def resolve(names: Names, access: Access, src: tuple[Node, ...], values: tuple[Value, ...]) -> Expr:
+    """The access's index with names in place of ``$0, $1 …``."""
+    operands = len(src) - access.masked
+    if not operands:
+        return access.index
+    known = access.index.variables()
+    stand_ins: dict[str, Expr | int] = {}
+    for position in range(operands):
+        variable = known.get(f"${position}")
+        if variable is not None:
+            low, high = variable.bounds()
+            stand_ins[f"${position}"] = Expr.var(names.operand(src[position], values[position]), low, high)
+    return access.index.subs(stand_ins)
+
+
+def pointer(names: Names, buffer: str, terms: tuple[Term, ...], offset: int) -> Value:
+    """The address of an element, the same in all lanes; the part that belongs to outer loops is an address of its
+    own.
+    """
+    base = names.buffers[buffer]
+    if not terms and not offset:
+        return base
+    key = ("pointer", buffer, terms, offset)
+    found = names.recall(key)
+    if found is not None:
+        return found
+    outer, inner = names.split(terms) if terms else ((), ())
+    if outer or (terms and offset):
+        base, offset = pointer(names, buffer, outer, offset), 0
+    kind = MEMORY[names.types[buffer]]
+    step = names.sum(inner, offset)
+    return names.remember(key, names.b.emit(f"getelementptr {kind}, {base}, {step}", "ptr"))
+
+
+def place(names: Names, buffer: str, index: Expr) -> Place:
+    """How `index` runs over the lanes."""
+    varying = names.varying & index.free_vars
+    if not varying:
+        return Place("one", pointer(names, buffer, index.terms, index.offset), False)
+    stride = index.coefficient(names.vector) if names.vector is not None and varying == {names.vector} else None
+    if stride is not None and stride.is_const and stride.value == 1:
+        return Place("run", pointer(names, buffer, index.terms, index.offset), True)
+    same = tuple(t for t in index.terms if all(names.varying.isdisjoint(atom.free_vars) for atom in t[0]))
+    rest = tuple(t for t in index.terms if t not in same)
+    base = pointer(names, buffer, same, index.offset)
+    offsets = names.lane_sum(rest, 0, "i32" if fits(rest, 0) else "i64")
+    kind = MEMORY[names.types[buffer]]
+    addresses = names.b.emit(f"getelementptr {kind}, {base}, {offsets}", "ptr", names.lanes)
+    return Place("lanes", addresses, stride is not None and stride.is_const)
+
+
+def prepare(names: Names, access: Access, changing: frozenset[str]) -> None:
+    """Compute the part of a direct access's address that does not change in a loop."""
+    terms = tuple(t for t in access.index.terms if all(changing.isdisjoint(atom.free_vars) for atom in t[0]))
+    if terms and not any(name.startswith("$") for name in access.index.free_vars):
+        outer = terms if len(terms) < len(access.index.terms) else ()
+        if outer and names.varying.isdisjoint(*(atom.free_vars for mono, _ in outer for atom in mono)):
+            pointer(names, access.buffer, outer, access.index.offset)
+
+
+def _alignment(names: Names, buffer: str) -> int:
+    return names.types[buffer].itemsize
+
+
+def _active(names: Names, mask: Value | None) -> Value | None:
+    """The lanes that take part: those switched on in this loop and by the access's own mask."""
+    if mask is None:
+        return names.mask
+    mask = names.wide(mask)
+    return mask if names.mask is None else mask & names.mask
+
+
+def _nowhere(names: Names) -> Value:
+    """An address that may be read, and written to without effect on anything."""
+    names.b.declarations.setdefault("nowhere", "@nowhere = internal global [8 x i8] zeroinitializer, align 8")
+    return Value(names.b, "@nowhere", "ptr", 1)
+
+
+def _zeros(names: Names) -> Value:
+    names.b.declarations.setdefault("zeros", "@zeros = internal constant [8 x i8] zeroinitializer, align 8")
+    return Value(names.b, "@zeros", "ptr", 1)
+
+
+def load(names: Names, node: Node, values: tuple[Value, ...]) -> Value:
+    """The value of a ``load`` node, whose operands have `values`."""
+    access: Access = node.arg
+    b = names.b
+    mask = values[-1] if access.masked else None
+    where = place(names, access.buffer, resolve(names, access, node.src, values))
+    kind = MEMORY[names.types[access.buffer]]
+    align = _alignment(names, access.buffer)
+    if where.shape == "one":
+        result = _load_one(names, where.pointer, mask, kind, align)
+    else:
+        active = _active(names, mask)
+        lanes = names.lanes
+        if where.shape == "run" and active is None:
+            result = b.emit(f"load {llvm_type(kind, lanes)}, {where.pointer}, align {align}", kind, lanes)
+        else:
+            active = active or b.const(1, "i1", lanes)
+            name = "load" if where.shape == "run" else "gather"
+            suffix = f"{mangle(kind, lanes)}.{mangle('ptr', where.pointer.lanes)}"
+            arguments = (where.pointer, b.const(align, "i32"), active, Value(b, "zeroinitializer", kind, lanes))
+            result = b.call(f"llvm.masked.{name}.{suffix}", arguments, kind, lanes)
+    return b.compare("icmp ne", result, 0) if node.dtype == torch.bool else result
+
+
+def _load_one(names: Names, address: Value, mask: Value | None, kind: str, align: int) -> Value:
+    """One element for all lanes; 0 where `mask` is off, and no access where it is off in all lanes."""
+    b = names.b
+    if mask is None:
+        return b.emit(f"load {kind}, {address}, align {align}", kind)
+    some = mask if mask.lanes == 1 else b.call(f"llvm.vector.reduce.or.{mangle('i1', mask.lanes)}", (mask,), "i1")
+    value = b.emit(f"load {kind}, {b.select(some, address, _zeros(names))}, align {align}", kind)
+    if mask.lanes == 1:
+        return value
+    return b.select(mask, names.wide(value), Value(b, "zeroinitializer", kind, mask.lanes))
+
+
+def store(names: Names, statement: Store, value: Value, values: tuple[Value, ...]) -> None:
+    """Write a `Store`; `values` are those of its `src`."""
+    access = statement.access
+    b = names.b
+    mask = values[-1] if access.masked else None
+    where = place(names, access.buffer, resolve(names, access, statement.src, values))
+    dtype = names.types[access.buffer]
+    kind = MEMORY[dtype]
+    if dtype == torch.bool:
+        value = b.convert("zext", value, "i8")
+    active = mask if where.shape == "one" and statement.mode == "set" else _active(names, mask)
+    if statement.mode == "set" or (statement.mode == "add" and where.distinct):
+        if where.shape != "one":
+            value = names.wide(value)
+        if statement.mode == "add":
+            value = _add(_read(names, where, active, kind), value, dtype)
+        _write(names, where, value, active, kind)
+        return
+    _add_by_lane(names, where, value, active, dtype, statement.mode == "atomic_add")
+
+
+def _read(names: Names, where: Place, active: Value | None, kind: str) -> Value:
+    b, lanes, align = names.b, names.lanes, BITS[kind] // 8
+    if where.shape == "run" and active is None:
+        return b.emit(f"load {llvm_type(kind, lanes)}, {where.pointer}, align {align}", kind, lanes)
+    suffix = f"{mangle(kind, lanes)}.{mangle('ptr', where.pointer.lanes)}"
+    arguments = (
+        where.pointer,
+        b.const(align, "i32"),
+        active or b.const(1, "i1", lanes),
+        Value(b, "zeroinitializer", kind, lanes),
+    )
+    return b.call(f"llvm.masked.{'load' if where.shape == 'run' else 'gather'}.{suffix}", arguments, kind, lanes)
+
+
+def _write(names: Names, where: Place, value: Value, active: Value | None, kind: str) -> None:
+    b, align = names.b, BITS[kind] // 8
+    address = where.pointer
+    if where.shape == "one":
+        if value.lanes > 1:
+            raise ValueError("a value that differs between lanes is stored to one element")
+        if active is not None:
+            address = b.select(active, address, _nowhere(names))
+        b.do(f"store {value}, {address}, align {align}")
+    elif where.shape == "run" and active is None:
+        b.do(f"store {value}, {address}, align {align}")
+    else:
+        name = "store" if where.shape == "run" else "scatter"
+        suffix = f"{mangle(kind, names.lanes)}.{mangle('ptr', address.lanes)}"
+        active = active or b.const(1, "i1", names.lanes)
+        b.call_void(f"llvm.masked.{name}.{suffix}", (value, address, b.const(align, "i32"), active))
+
+
+def _add(old: Value, new: Value, dtype: torch.dtype) -> Value:
+    if dtype in (torch.bfloat16, torch.float16):
+        wide = cast(old, dtype, torch.float32) + cast(new, dtype, torch.float32)
+        return cast(wide, torch.float32, dtype)
+    return old | new if dtype == torch.bool else old + new
+
+
+def _add_by_lane(
+    names: Names, where: Place, value: Value, active: Value | None, dtype: torch.dtype, atomic: bool
+) -> None:
+    """Read-modify-write one lane after the other, as lanes may meet in one element. Lanes that are off add to
+    nowhere.
+    """
+    b, kind = names.b, MEMORY[dtype]
+    lanes = max(value.lanes, where.pointer.lanes, 1 if active is None else active.lanes, names.lanes)
+    align = BITS[kind] // 8
+    for lane in range(lanes):
+        address = where.pointer if where.shape != "lanes" else b.extract(where.pointer, lane)
+        if where.shape == "run" and lane:
+            address = b.emit(f"getelementptr {kind}, {address}, i64 {lane}", "ptr")
+        if active is not None:
+            address = b.select(b.extract(active, lane), address, _nowhere(names))
+        element = b.extract(value, lane)
+        if atomic:
+            operation = "fadd" if kind in FLOATS else "add"
+            b.emit(f"atomicrmw {operation} {address}, {element} monotonic, align {align}", kind)
+        else:
+            old = b.emit(f"load {kind}, {address}, align {align}", kind)
+            b.do(f"store {_add(old, element, dtype)}, {address}, align {align}")

@@ -1,0 +1,258 @@
+"""A small writer of LLVM IR text: typed values with operators, blocks, and structured phis.
+
+`Value` overloads the arithmetic operators (on both numbers and values), so that formulas in `math32` read as formulas.
+Numbers become constants of the other operand's type. Nothing here knows of kernels.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Union
+
+Operand = Union["Value", int, float]
+
+#: Bits of each scalar type.
+BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "half": 16, "float": 32, "double": 64, "ptr": 64}
+FLOATS = frozenset(("half", "float", "double"))
+
+
+def llvm_type(scalar: str, lanes: int) -> str:
+    """The LLVM name of a scalar (lanes = 1) or vector type."""
+    return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
+
+
+def number_text(value: float, scalar: str) -> str:
+    """The LLVM spelling of a number, exact for floats (float32 constants are spelled as the double they equal)."""
+    if scalar == "float":
+        return f"0x{struct.unpack('<Q', struct.pack('<d', _to_float32(float(value))))[0]:016X}"
+    if scalar == "double":
+        return f"0x{struct.unpack('<Q', struct.pack('<d', float(value)))[0]:016X}"
+    if scalar == "half":
+        return f"0xH{struct.unpack('<H', struct.pack('<e', float(value)))[0]:04X}"
+    bits = BITS[scalar]
+    wrapped = int(value) & ((1 << bits) - 1)
+    if bits == 1:
+        return "true" if wrapped else "false"
+    return str(wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped)
+
+
+def _to_float32(value: float) -> float:
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:  # struct refuses finite numbers beyond float32's range; rounding makes them infinite
+        return float("inf") if value > 0 else float("-inf")
+
+
+def mangle(scalar: str, lanes: int) -> str:
+    """The suffix LLVM gives overloaded intrinsics for a type."""
+    name = {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}.get(scalar, scalar)
+    return name if lanes == 1 else f"v{lanes}{name}"
+
+
+class Value:
+    """An SSA value or a constant: `text` is how operands spell it; its type is `lanes` × `scalar`."""
+
+    __slots__ = ("b", "lanes", "scalar", "text")
+
+    def __init__(self, b: Builder, text: str, scalar: str, lanes: int) -> None:
+        self.b, self.text, self.scalar, self.lanes = b, text, scalar, lanes
+
+    @property
+    def type(self) -> str:
+        return self.scalar if self.lanes == 1 else f"<{self.lanes} x {self.scalar}>"
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.text}"
+
+    def _binary(self, integer: str, floating: str, other: Operand, swap: bool = False) -> Value:
+        right = self.b.like(other, self)
+        left, right = (right, self) if swap else (self, right)
+        return self.b.binary(floating if self.scalar in FLOATS else integer, left, right)
+
+    def __add__(self, other: Operand) -> Value:
+        return self._binary("add", "fadd", other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Operand) -> Value:
+        return self._binary("sub", "fsub", other)
+
+    def __rsub__(self, other: Operand) -> Value:
+        return self._binary("sub", "fsub", other, swap=True)
+
+    def __mul__(self, other: Operand) -> Value:
+        return self._binary("mul", "fmul", other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Operand) -> Value:
+        return self.b.binary("fdiv", self, self.b.like(other, self))
+
+    def __rtruediv__(self, other: Operand) -> Value:
+        return self.b.binary("fdiv", self.b.like(other, self), self)
+
+    def __and__(self, other: Operand) -> Value:
+        return self.b.binary("and", self, self.b.like(other, self))
+
+    def __or__(self, other: Operand) -> Value:
+        return self.b.binary("or", self, self.b.like(other, self))
+
+    def __xor__(self, other: Operand) -> Value:
+        return self.b.binary("xor", self, self.b.like(other, self))
+
+    def __lshift__(self, other: Operand) -> Value:
+        return self.b.binary("shl", self, self.b.like(other, self))
+
+    def __neg__(self) -> Value:
+        if self.scalar in FLOATS:
+            return self.b.emit(f"fneg {self}", self.scalar, self.lanes)
+        return self.b.like(0, self) - self
+
+
+class Builder:
+    """Writes one function. `declarations` (shared by the functions of a module) collects what the text calls."""
+
+    def __init__(self, declarations: dict[str, str]) -> None:
+        self.lines: list[str] = []
+        self.declarations = declarations
+        self.block = "entry"
+        self._count = 0
+
+    # ---- values ----
+
+    def fresh(self, hint: str = "v") -> str:
+        self._count += 1
+        return f"%{hint}{self._count}"
+
+    def emit(self, instruction: str, scalar: str, lanes: int = 1) -> Value:
+        """Append ``%new = instruction`` and return the new value."""
+        self._count += 1
+        name = f"%v{self._count}"
+        self.lines.append(f"  {name} = {instruction}")
+        return Value(self, name, scalar, lanes)
+
+    def do(self, instruction: str) -> None:
+        self.lines.append(f"  {instruction}")
+
+    def const(self, value: float, scalar: str, lanes: int = 1) -> Value:
+        text = number_text(value, scalar)
+        return Value(self, text if lanes == 1 else f"splat ({scalar} {text})", scalar, lanes)
+
+    def like(self, value: Operand, model: Value) -> Value:
+        """`value` itself, or the number as a constant of the model's type."""
+        return value if isinstance(value, Value) else self.const(value, model.scalar, model.lanes)
+
+    def binary(self, op: str, left: Value, right: Value) -> Value:
+        return self.emit(f"{op} {left}, {right.text}", left.scalar, left.lanes)
+
+    def compare(self, predicate: str, left: Value, right: Operand) -> Value:
+        """`predicate` with its kind: ``"fcmp olt"``, ``"icmp eq"`` …"""
+        return self.emit(f"{predicate} {left}, {self.like(right, left).text}", "i1", left.lanes)
+
+    def select(self, condition: Value, yes: Operand, no: Operand) -> Value:
+        model = yes if isinstance(yes, Value) else no
+        assert isinstance(model, Value)
+        yes, no = self.like(yes, model), self.like(no, model)
+        return self.emit(f"select {condition}, {yes}, {no}", model.scalar, model.lanes)
+
+    def convert(self, op: str, value: Value, scalar: str) -> Value:
+        """`op` is an LLVM conversion (``sext``, ``fptosi``, ``bitcast`` …)."""
+        return self.emit(f"{op} {value} to {llvm_type(scalar, value.lanes)}", scalar, value.lanes)
+
+    def bitcast(self, value: Value, scalar: str) -> Value:
+        return self.convert("bitcast", value, scalar)
+
+    def call(self, name: str, args: tuple[Value, ...], scalar: str, lanes: int = 1) -> Value:
+        """Call an external function or intrinsic, declaring it in the module."""
+        self.declare(name, args, llvm_type(scalar, lanes))
+        return self.emit(
+            f"call {llvm_type(scalar, lanes)} @{name}({', '.join(str(arg) for arg in args)})", scalar, lanes
+        )
+
+    def call_void(self, name: str, args: tuple[Value, ...]) -> None:
+        self.declare(name, args, "void")
+        self.do(f"call void @{name}({', '.join(str(arg) for arg in args)})")
+
+    def declare(self, name: str, args: tuple[Value, ...], result: str) -> None:
+        if name not in self.declarations:
+            self.declarations[name] = f"declare {result} @{name}({', '.join(arg.type for arg in args)})"
+
+    def intrinsic(self, name: str, *args: Value) -> Value:
+        """An LLVM intrinsic overloaded on the type of its first argument, which is also the type of its result."""
+        first = args[0]
+        return self.call(f"llvm.{name}.{mangle(first.scalar, first.lanes)}", args, first.scalar, first.lanes)
+
+    def fma(self, a: Value, b: Operand, c: Operand) -> Value:
+        return self.intrinsic("fma", a, self.like(b, a), self.like(c, a))
+
+    # ---- lanes ----
+
+    def splat(self, value: Value, lanes: int) -> Value:
+        if value.lanes == lanes:
+            return value
+        if not value.text.startswith("%"):  # constants have their own spelling
+            return Value(self, f"splat ({value.scalar} {value.text})", value.scalar, lanes)
+        kind = llvm_type(value.scalar, lanes)
+        first = self.emit(f"insertelement {kind} poison, {value}, i64 0", value.scalar, lanes)
+        zeros = f"<{lanes} x i32> zeroinitializer"
+        return self.emit(f"shufflevector {first}, {kind} poison, {zeros}", value.scalar, lanes)
+
+    def shuffle(self, value: Value, order: list[int]) -> Value:
+        mask = ", ".join(f"i32 {index}" for index in order)
+        return self.emit(
+            f"shufflevector {value}, {value.type} poison, <{len(order)} x i32> <{mask}>", value.scalar, len(order)
+        )
+
+    def concat(self, left: Value, right: Value) -> Value:
+        total = left.lanes + right.lanes
+        mask = ", ".join(f"i32 {index}" for index in range(total))
+        return self.emit(f"shufflevector {left}, {right}, <{total} x i32> <{mask}>", left.scalar, total)
+
+    def extract(self, value: Value, lane: int) -> Value:
+        if value.lanes == 1:
+            return value
+        return self.emit(f"extractelement {value}, i64 {lane}", value.scalar)
+
+    def insert(self, vector: Value, element: Value, lane: int) -> Value:
+        return self.emit(f"insertelement {vector}, {element}, i64 {lane}", vector.scalar, vector.lanes)
+
+    def poison(self, scalar: str, lanes: int = 1) -> Value:
+        return Value(self, "poison", scalar, lanes)
+
+    def lane_numbers(self, scalar: str, lanes: int) -> Value:
+        """<0, 1, 2, …>"""
+        if lanes == 1:
+            return self.const(0, scalar)
+        return Value(self, "<" + ", ".join(f"{scalar} {lane}" for lane in range(lanes)) + ">", scalar, lanes)
+
+    # ---- blocks ----
+
+    def label(self, name: str) -> None:
+        self.block = name
+        self.lines.append(f"{name}:")
+
+    def new_label(self, hint: str) -> str:
+        self._count += 1
+        return f"{hint}{self._count}"
+
+    def jump(self, target: str) -> None:
+        self.do(f"br label %{target}")
+
+    def branch(self, condition: Value, yes: str, no: str) -> None:
+        self.do(f"br {condition}, label %{yes}, label %{no}")
+
+    def phi(self, scalar: str, lanes: int, start: Value, start_block: str) -> tuple[Value, int]:
+        """A phi whose value from the back edge is not known yet: returns it and a ticket for `close_phi`."""
+        name = self.fresh("p")
+        kind = llvm_type(scalar, lanes)
+        self.lines.append(f"  {name} = phi {kind} [ {start.text}, %{start_block} ], [ ")
+        return Value(self, name, scalar, lanes), len(self.lines) - 1
+
+    def close_phi(self, ticket: int, value: Value, block: str) -> None:
+        self.lines[ticket] += f"{value.text}, %{block} ]"
+
+    def merge(self, left: Value, left_block: str, right: Value, right_block: str) -> Value:
+        """The phi at the join of two blocks."""
+        return self.emit(
+            f"phi {left.type} [ {left.text}, %{left_block} ], [ {right.text}, %{right_block} ]", left.scalar, left.lanes
+        )

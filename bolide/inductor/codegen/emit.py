@@ -1,0 +1,403 @@
+"""Kernels as LLVM IR text.
+
+A kernel becomes ``void @name(ptr args)``, where args is an array of 64-bit words: the parameters' addresses in order,
+then the sizes. Each top-level statement (or run of statements that are not parallel) is one *region*: an internal
+function ``(ptr args, i64 begin, i64 end)`` that runs part of an iteration range; the entry function runs the regions
+one after the other, each on one thread or, if there is enough work, split evenly over the threads of torch's OpenMP
+pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from bolide.inductor.codegen import parallel
+from bolide.inductor.codegen.accesses import prepare, store
+from bolide.inductor.codegen.accumulators import Accumulator, identity, join
+from bolide.inductor.codegen.analysis import (
+    Dependences,
+    cost,
+    defined_in,
+    inputs_of,
+    lanes_for,
+    updated_in,
+    walk,
+)
+from bolide.inductor.codegen.builder import Builder, Value
+from bolide.inductor.codegen.region import Region
+from bolide.inductor.codegen.scalars import MEMORY
+from bolide.inductor.codegen.target import Target
+from bolide.inductor.ir.loops import Init, Kernel, Loop, Node, Stmt, Store, Update
+
+#: Sums over more iterations than this are added up in blocks of so many, which keeps the rounding error near that of
+# pairwise summation.
+BLOCK = 128
+#: Bodies that cost more than this are written once, with a mask in every iteration, not twice (whole vectors, then the
+# rest).
+TWICE = 30
+
+VECTOR_KINDS = ("vector", "reduce_vector")
+Body = Callable[[], None]
+
+
+def emit_kernel(kernel: Kernel, name: str, target: Target, declarations: dict[str, str]) -> str:
+    """The text of the functions of `kernel`, whose entry is @`name`."""
+    dependences = Dependences(kernel)
+    functions, regions = [], []
+    for number, group in enumerate(parallel.groups(kernel.body)):
+        writer = _Writer(kernel, dependences, target, declarations)
+        region_name = f"{name}.{number}"
+        functions.append(writer.region(region_name, group))
+        regions.append((region_name, group))
+    functions.append(parallel.entry(kernel, name, regions, target, declarations))
+    return "\n".join(functions)
+
+
+class _Writer:
+    """Writes one region's function."""
+
+    def __init__(self, kernel: Kernel, dependences: Dependences, target: Target, declarations: dict[str, str]) -> None:
+        self.kernel, self.target = kernel, target
+        self.b = Builder(declarations)
+        self.r = Region(self.b, dependences, target)
+        self._lanes: dict[int, int] = {}
+
+    # ---- the function ----
+
+    def region(self, name: str, group: parallel.Group) -> str:
+        b, r = self.b, self.r
+        self._parameters(group)
+        begin, end = Value(b, "%begin", "i64", 1), Value(b, "%end", "i64", 1)
+        if group.axes:
+            self._parallel(group, begin, end)
+        elif group.vector is not None:
+            loop = group.vector
+            lanes = self.lanes(loop)
+            stop = end * lanes
+            extent = r.scalar(loop.axis.extent)
+            divides = extent.text.isdigit() and int(extent.text) % lanes == 0
+            stop = stop if divides else b.intrinsic("smin", stop, extent)
+            self._vector(loop, begin * lanes, stop, divides)
+        else:
+            self.statements(group.body)
+        b.do("ret void")
+        text = "\n".join(b.lines)
+        return f"define internal void @{name}(ptr %args, i64 %begin, i64 %end) {self.target.attributes} {{\nentry:\n{text}\n}}"
+
+    def _parameters(self, group: parallel.Group) -> None:
+        """Load the addresses and sizes from the argument words, and make room for scratch memory."""
+        b, r = self.b, self.r
+        used = {s.access.buffer for s in walk(group.body) if isinstance(s, Store)}
+        used |= group.loaded
+        for position, param in enumerate(self.kernel.params):
+            r.types[param.name] = param.dtype
+            if param.name in used:
+                word = b.emit(f"getelementptr i64, ptr %args, i64 {position}", "ptr")
+                r.buffers[param.name] = b.emit(f"load ptr, {word}", "ptr")
+        for position, size in enumerate(self.kernel.sizes, len(self.kernel.params)):
+            word = b.emit(f"getelementptr i64, ptr %args, i64 {position}", "ptr")
+            r.env[size] = b.emit(f"load i64, {word}", "i64")
+            r.depth[size] = 0
+        for local in self.kernel.locals:
+            r.types[local.name] = local.dtype
+            if local.name in used:
+                room = r.scalar(local.numel)
+                r.buffers[local.name] = b.emit(f"alloca {MEMORY[local.dtype]}, {room}, align 64", "ptr")
+
+    def _parallel(self, group: parallel.Group, begin: Value, end: Value) -> None:
+        """A loop over the linear range of a nest of parallel axes; the axes count along like the digits of a clock."""
+        b, r = self.b, self.r
+        extents = [r.scalar(axis.extent) for axis in group.axes]
+        starts: list[Value] = []
+        rest = begin
+        for extent in reversed(extents[1:]):
+            starts.append(b.binary("urem", rest, extent))
+            rest = b.binary("udiv", rest, extent)
+        starts.append(rest)
+        starts.reverse()
+
+        changing = frozenset(axis.name for axis in group.axes).union(*(_changes(s) for s in group.body))
+        self.hoist(group.body, changing)
+        before, label, done = b.block, b.new_label("range"), b.new_label("done")
+        b.jump(label)
+        b.label(label)
+        linear, ticket = b.phi("i64", 1, begin, before)
+        digits = [b.phi("i64", 1, start, before) for start in starts]
+        r.level += 1
+        r.push()
+        for axis, (digit, _) in zip(group.axes, digits):
+            r.env[axis.name], r.depth[axis.name] = digit, r.level
+        self.statements(group.body)
+        r.pop()
+        r.level -= 1
+        carry: Value | None = None
+        for (digit, digit_ticket), extent in zip(reversed(digits), reversed(extents)):
+            up = digit + (1 if carry is None else b.convert("zext", carry, "i64"))
+            carry = b.compare("icmp eq", up, extent)
+            b.close_phi(digit_ticket, b.select(carry, 0, up), b.block)
+        following = linear + 1
+        b.close_phi(ticket, following, b.block)
+        b.branch(b.compare("icmp ult", following, end), label, done)
+        b.label(done)
+
+    # ---- statements ----
+
+    def statements(self, body: Sequence[Stmt]) -> None:
+        declared: list[str] = []
+        for position, statement in enumerate(body):
+            if isinstance(statement, Loop):
+                self.loop(statement)
+            elif isinstance(statement, Init):
+                self.init(statement, body[position + 1 :])
+                declared.append(statement.name)
+            elif isinstance(statement, Update):
+                self.update(statement)
+            else:
+                values = tuple(self.r.value(node) for node in statement.src)
+                store(self.r, statement, self.r.value(statement.value), values)
+                self.r.forget((f"buf:{statement.access.buffer}",))
+        for name in declared:
+            self.r.forget((f"acc:{name}",))
+            del self.r.accumulators[name]
+
+    def init(self, statement: Init, following: Iterable[Stmt]) -> None:
+        """Declare an accumulator with one set of partial results for each number of lanes that it is updated with."""
+        r = self.r
+        widths: dict[int, None] = {}
+
+        def visit(statements: Iterable[Stmt], lanes: int) -> None:
+            for inner in statements:
+                if isinstance(inner, Loop):
+                    visit(inner.body, self.lanes(inner) if inner.axis.kind in VECTOR_KINDS else lanes)
+                elif isinstance(inner, Update) and inner.name == statement.name:
+                    widths[lanes] = None
+
+        visit(following, r.lanes)
+        parts = {lanes: identity(self.b, statement.op, statement.dtype, lanes) for lanes in widths or (r.lanes,)}
+        r.accumulators[statement.name] = Accumulator(statement.op, statement.dtype, r.lanes, parts)
+        r.depth[f"acc:{statement.name}"] = r.level
+
+    def update(self, statement: Update) -> None:
+        r, b = self.r, self.b
+        accumulator = r.accumulators[statement.name]
+        nodes = (statement.value,) if statement.position is None else (statement.value, statement.position)
+        new = tuple(r.wide(r.value(node)) for node in nodes)
+        old = accumulator.parts[r.lanes]
+        result = join(accumulator.op, accumulator.dtype, old, new)
+        if r.mask is not None:
+            mask = r.mask
+            result = tuple(b.select(mask, changed, kept) for changed, kept in zip(result, old))
+        accumulator.parts[r.lanes] = result
+        r.forget((f"acc:{statement.name}",))
+
+    # ---- loops ----
+
+    def lanes(self, loop: Loop) -> int:
+        found = self._lanes.get(id(loop))
+        if found is None:
+            found = self._lanes[id(loop)] = lanes_for(loop, self.target.vector_bits)
+        return found
+
+    def hoist(self, body: Sequence[Stmt], changing: frozenset[str]) -> None:
+        """Compute what `body` needs and what does not change in it."""
+        r = self.r
+
+        def visit(statements: Sequence[Stmt], safe: bool) -> None:
+            nodes: list[Node] = []
+            for statement in statements:
+                if isinstance(statement, Loop):
+                    inner_safe = safe and (statement.axis.extent.bounds()[0] or 0) > 0
+                    if changing.isdisjoint(statement.axis.extent.free_vars):
+                        r.scalar(statement.axis.extent)
+                    visit(statement.body, inner_safe)
+                else:
+                    nodes.extend(inputs_of(statement))
+                    if isinstance(statement, Store):
+                        prepare(r, statement.access, changing)
+            r.hoist(nodes, changing, safe, lambda node: prepare(r, node.arg, changing))
+
+        visit(body, True)
+
+    def loop(self, loop: Loop) -> None:
+        r = self.r
+        extent = r.scalar(loop.axis.extent)
+        if loop.axis.kind in VECTOR_KINDS and self.lanes(loop) > 1:
+            self._vector(loop, self.b.const(0, "i64"), extent, False)
+        else:
+            self._serial(loop, extent)
+
+    def _serial(self, loop: Loop, extent: Value) -> None:
+        changing = defined_in(loop)
+        low = loop.axis.extent.bounds()[0]
+
+        def run() -> None:
+            self.hoist(loop.body, changing)
+            self._counted(loop, self.b.const(0, "i64"), extent, 1, lambda: self.statements(loop.body))
+
+        self._unless_empty((low or 0) > 0, self.b.const(0, "i64"), extent, run)
+
+    def _vector(self, loop: Loop, start: Value, stop: Value, whole: bool) -> None:
+        """A loop that takes `lanes` iterations at a time from `start` (a multiple of lanes) to `stop`. `whole`: their
+        number is a multiple of lanes.
+        """
+        b, r = self.b, self.r
+        lanes = self.lanes(loop)
+        changing = defined_in(loop)
+        low = loop.axis.extent.bounds()[0]
+        constant = start.text.isdigit() and stop.text.isdigit()
+        whole = whole or (constant and int(stop.text) % lanes == 0)
+
+        def inside(mask: Callable[[], Value] | None) -> Body:
+            def run() -> None:
+                r.mask = None if mask is None else mask()
+                self.statements(loop.body)
+                r.mask = None
+
+            return run
+
+        def enabled() -> Value:
+            left = b.convert("trunc", b.intrinsic("smin", stop - r.env[loop.axis.name], b.const(lanes, "i64")), "i32")
+            return b.compare("icmp ult", b.lane_numbers("i32", lanes), b.splat(left, lanes))
+
+        def run() -> None:
+            self.hoist(loop.body, changing)
+            if whole:
+                self._counted(loop, start, stop, lanes, inside(None))
+            elif cost(loop.body) > TWICE:
+                self._counted(loop, start, stop, lanes, inside(enabled))
+            else:
+                self._twice(loop, start, stop, inside(None), inside(enabled))
+
+        outer = r.vector, r.lanes, set(r.varying)
+        if r.vector is not None:
+            raise ValueError(f"vector loop {loop.axis.name} inside vector loop {r.vector}")
+        r.vector, r.lanes = loop.axis.name, lanes
+        r.varying.add(loop.axis.name)
+        self._unless_empty((low or 0) > 0, start, stop, run)
+        r.vector, r.lanes, r.varying = outer
+
+    def _twice(self, loop: Loop, start: Value, stop: Value, full: Body, rest: Body) -> None:
+        """Whole vectors first, then one iteration with the lanes that are left."""
+        b = self.b
+        lanes = self.lanes(loop)
+        if start.text.isdigit() and stop.text.isdigit():
+            middle = b.const(int(stop.text) // lanes * lanes, "i64")
+            if int(middle.text) > int(start.text):
+                self._counted(loop, start, middle, lanes, full)
+            self._at(loop, middle, rest)
+            return
+        middle = stop & -lanes  # start is a multiple of lanes, a power of two
+        self._guarded(b.compare("icmp slt", start, middle), lambda: self._counted(loop, start, middle, lanes, full))
+        self._guarded(b.compare("icmp slt", middle, stop), lambda: self._at(loop, middle, rest))
+
+    def _at(self, loop: Loop, position: Value, body: Body) -> None:
+        """One iteration."""
+        r = self.r
+        r.level += 1
+        r.push()
+        r.env[loop.axis.name], r.depth[loop.axis.name] = position, r.level
+        r.forget(name for name in defined_in(loop) if name.startswith(("acc:", "buf:")))
+        body()
+        r.pop()
+        r.level -= 1
+
+    def _unless_empty(self, never: bool, start: Value, stop: Value, run: Body) -> None:
+        if never:
+            run()
+        else:
+            self._guarded(self.b.compare("icmp slt", start, stop), run)
+
+    def _guarded(self, condition: Value, run: Body) -> None:
+        """Run code under a condition; accumulators keep their values if it does not hold."""
+        b, r = self.b, self.r
+        before = {name: dict(accumulator.parts) for name, accumulator in r.accumulators.items()}
+        before_block = b.block
+        then, join_label = b.new_label("then"), b.new_label("join")
+        b.branch(condition, then, join_label)
+        b.label(then)
+        r.push()
+        run()
+        r.pop()
+        then_block = b.block
+        b.jump(join_label)
+        b.label(join_label)
+        for name, parts in before.items():
+            accumulator = r.accumulators[name]
+            changed = False
+            for lanes, old in parts.items():
+                new = accumulator.parts[lanes]
+                if new is not old:
+                    changed = True
+                    accumulator.parts[lanes] = tuple(b.merge(n, then_block, o, before_block) for n, o in zip(new, old))
+            if changed:
+                r.forget((f"acc:{name}",))
+
+    def _counted(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
+        """A loop that runs at least once. Long sums are added up in blocks."""
+        sums = [name for name in updated_in(loop.body) if name in self.r.accumulators]
+        sums = [name for name in sums if self.r.accumulators[name].blocked]
+        if not sums or _at_most(start, stop, step * BLOCK):
+            self._repeat(loop, start, stop, step, body)
+            return
+        b, r = self.b, self.r
+
+        def block() -> None:
+            first = r.env[loop.axis.name]
+            last = b.intrinsic("smin", first + step * BLOCK, stop)
+            before = {name: dict(r.accumulators[name].parts) for name in sums}
+            for name in sums:
+                accumulator = r.accumulators[name]
+                for lanes in accumulator.parts:
+                    accumulator.parts[lanes] = identity(b, accumulator.op, accumulator.dtype, lanes)
+            self._repeat(loop, first, last, step, body)
+            for name in sums:
+                accumulator = r.accumulators[name]
+                for lanes, parts in accumulator.parts.items():
+                    accumulator.parts[lanes] = join(accumulator.op, accumulator.dtype, before[name][lanes], parts)
+
+        self._repeat(loop, start, stop, step * BLOCK, block)
+
+    def _repeat(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
+        """The plain loop: phis for the position and for the accumulators that are updated in it."""
+        b, r = self.b, self.r
+        before, label, done = b.block, b.new_label("loop"), b.new_label("done")
+        b.jump(label)
+        b.label(label)
+        position, ticket = b.phi("i64", 1, start, before)
+        carried = [
+            (r.accumulators[name], lanes, parts)
+            for name in updated_in(loop.body)
+            if name in r.accumulators
+            for lanes, parts in r.accumulators[name].parts.items()
+        ]
+        tickets = []
+        for accumulator, lanes, parts in carried:
+            phis = [b.phi(part.scalar, part.lanes, part, before) for part in parts]
+            accumulator.parts[lanes] = tuple(value for value, _ in phis)
+            tickets.append([number for _, number in phis])
+        outer = r.env.get(loop.axis.name), r.depth.get(loop.axis.name)
+        self._at(loop, position, body)
+        following = position + step
+        end = b.block
+        b.close_phi(ticket, following, end)
+        for (accumulator, lanes, _), numbers in zip(carried, tickets):
+            for part, number in zip(accumulator.parts[lanes], numbers):
+                b.close_phi(number, part, end)
+        b.branch(b.compare("icmp slt", following, stop), label, done)
+        b.label(done)
+        if outer[0] is not None:
+            r.env[loop.axis.name], r.depth[loop.axis.name] = outer[0], outer[1] or 0
+        r.forget(name for name in defined_in(loop) if name.startswith(("acc:", "buf:")))
+
+
+def _changes(statement: Stmt) -> frozenset[str]:
+    """The names whose value changes when `statement` runs."""
+    if isinstance(statement, Loop):
+        return defined_in(statement)
+    if isinstance(statement, Store):
+        return frozenset((f"buf:{statement.access.buffer}",))
+    return frozenset((f"acc:{statement.name}",))
+
+
+def _at_most(start: Value, stop: Value, count: int) -> bool:
+    return start.text.isdigit() and stop.text.isdigit() and int(stop.text) - int(start.text) <= count

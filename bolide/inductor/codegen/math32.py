@@ -1,0 +1,239 @@
+"""float32 mathematics on LLVM vectors: polynomial kernels in round-to-nearest, no fast-math, with all special values.
+
+Coefficients are float32 minimax fits printed by ``tools/minimax.py``. The bounds in the docstrings are largest errors
+in units in the last place (ulp) against float64, over all inputs with a finite result;
+``tests/correctness/test_codegen_math.py`` sweeps them.
+Every function takes and gives values of scalar type ``float`` with any number of lanes.
+"""
+
+from __future__ import annotations
+
+import math
+
+from bolide.inductor.codegen.builder import Value
+
+EXP = (0.5, 0.16666509211063385, 0.041666366159915924, 0.008370100520551205, 0.0013943960657343268)
+LOG = (
+    0.3333331048488617,
+    -0.24999994039535522,
+    0.20002201199531555,
+    -0.1666865199804306,
+    0.14218731224536896,
+    -0.1239616870880127,
+    0.11885220557451248,
+    -0.11721846461296082,
+    0.06803017854690552,
+)
+ERF_SMALL = (
+    0.12837916612625122,
+    -0.3761262893676758,
+    0.11283625662326813,
+    -0.02685573138296604,
+    0.005192405078560114,
+    -0.0008049769676290452,
+    7.996649947017431e-05,
+)
+ERF_LARGE = (
+    -1.128551721572876,
+    -0.635625422000885,
+    -0.10526234656572342,
+    0.02267369069159031,
+    -0.002929828828200698,
+    4.9446640332462266e-05,
+    4.5613294787472114e-05,
+    -4.941268343827687e-06,
+)
+LOG2_E = 1.4426950408889634
+LN2_HIGH = 0.693145751953125  # 15 bits: n * LN2_HIGH is exact for |n| < 512
+LN2_LOW = 1.428606765330187e-06
+
+
+def horner(x: Value, coefficients: tuple[float, ...]) -> Value:
+    """c0 + x (c1 + x (c2 + …)) in fused multiply-adds."""
+    result = x.b.const(coefficients[-1], x.scalar, x.lanes)
+    for coefficient in reversed(coefficients[:-1]):
+        result = x.b.fma(result, x, coefficient)
+    return result
+
+
+def _power_of_two(n: Value) -> Value:
+    """2^n for an integer vector with -126 <= n <= 127."""
+    b = n.b
+    return b.bitcast((n + 127) << 23, "float")
+
+
+def _clamp(x: Value, low: float, high: float) -> Value:
+    """x limited to [low, high]; NaN stays NaN."""
+    b = x.b
+    x = b.select(b.compare("fcmp olt", x, low), low, x)
+    return b.select(b.compare("fcmp ogt", x, high), high, x)
+
+
+def _reduce_exp(x: Value) -> tuple[Value, Value]:
+    """(n, r): x = n ln 2 + r with integral n and |r| <= ln 2 / 2."""
+    b = x.b
+    n = b.intrinsic("roundeven", x * LOG2_E)
+    return n, b.fma(n, -LN2_LOW, b.fma(n, -LN2_HIGH, x))
+
+
+def exp(x: Value) -> Value:
+    """e^x; 1 ulp, also where the result is subnormal."""
+    b = x.b
+    n, r = _reduce_exp(_clamp(x, -104.0, 89.0))
+    power = b.fma(r * r, horner(r, EXP), r) + 1.0
+    # 2^n in two steps: n reaches beyond the exponents of normal numbers. NaN makes the integer meaningless, and the
+    # result NaN whatever it is.
+    whole = b.convert("fptosi", n, "i32")
+    half = b.binary("ashr", whole, b.like(1, whole))
+    return power * _power_of_two(half) * _power_of_two(whole - half)
+
+
+def expm1(x: Value) -> Value:
+    """e^x - 1; 1.5 ulp."""
+    b = x.b
+    n, r = _reduce_exp(_clamp(x, -18.0, 89.0))
+    p = b.fma(r * r, horner(r, EXP), r)
+    # Half of 2^n keeps n = 128 in range; for n = 0 the result is p itself (halving a subnormal would lose bits).
+    scale = _power_of_two(b.convert("fptosi", n, "i32") - 1)
+    result = b.fma(scale, p, scale - 0.5) * 2.0
+    return b.select(b.compare("fcmp oeq", n, 0.0), p, result)
+
+
+def exp2(x: Value) -> Value:
+    """2^x; 1 ulp."""
+    b = x.b
+    x = _clamp(x, -151.0, 129.0)
+    n = b.intrinsic("roundeven", x)
+    # The fraction is exact; times ln 2 as a sum of two numbers.
+    f = x - n
+    high = f * LN2_HIGH
+    r = b.fma(f, LN2_LOW, high)
+    power = b.fma(r * r, horner(r, EXP), r) + 1.0
+    whole = b.convert("fptosi", n, "i32")
+    half = b.binary("ashr", whole, b.like(1, whole))
+    return power * _power_of_two(half) * _power_of_two(whole - half)
+
+
+def _split_log(x: Value) -> tuple[Value, Value]:
+    """(e, f): x = 2^e (1 + f), 1 + f in [sqrt 1/2, sqrt 2), for positive finite x; e is a float."""
+    b = x.b
+    tiny = b.compare("fcmp olt", x, 1.1754943508222875e-38)  # subnormals are scaled up first
+    scaled = b.select(tiny, x * 8388608.0, x)
+    bits = b.bitcast(scaled, "i32")
+    # Adding the distance from sqrt 1/2 to 1 moves the cut between exponents to sqrt 1/2.
+    shifted = bits + (0x3F800000 - 0x3F3504F3)
+    exponent = b.convert("sitofp", b.binary("ashr", shifted, b.like(23, shifted)) - 127, "float")
+    mantissa = b.bitcast((shifted & 0x007FFFFF) + 0x3F3504F3, "float")
+    return b.select(tiny, exponent - 23.0, exponent), mantissa - 1.0
+
+
+def _log_specials(x: Value, result: Value) -> Value:
+    """log's values at 0, infinity, NaN and below zero."""
+    b = x.b
+    result = b.select(b.compare("fcmp ult", x, math.inf), result, x)  # inf -> inf; NaN falls through the next lines
+    result = b.select(b.compare("fcmp ult", x, 0.0), math.nan, result)
+    return b.select(b.compare("fcmp oeq", x, 0.0), -math.inf, result)
+
+
+def _log1p_tail(f: Value) -> Value:
+    """log(1 + f) - f."""
+    b = f.b
+    square = f * f
+    return b.fma(square * f, horner(f, LOG), square * -0.5)
+
+
+def log(x: Value) -> Value:
+    """Natural logarithm; 1 ulp."""
+    e, f = _split_log(x)
+    low = x.b.fma(e, LN2_LOW, _log1p_tail(f))
+    return _log_specials(x, x.b.fma(e, LN2_HIGH, f + low))
+
+
+def log1p(x: Value) -> Value:
+    """log(1 + x); 1 ulp."""
+    b = x.b
+    u = x + 1.0
+    # What rounding 1 + x lost, relative to u; nothing is lost in the other direction once x > 1.
+    lost = b.select(b.compare("fcmp olt", x, 1.0), x - (u - 1.0), 1.0 - (u - x))
+    e, f = _split_log(u)
+    scale = _power_of_two(-b.convert("fptosi", _clamp(e, -126.0, 126.0), "i32"))
+    f_low = lost * scale
+    tail = _log1p_tail(f)
+    low = b.fma(e, LN2_LOW, tail + f_low / (f + 1.0))
+    result = _log_specials(u, b.fma(e, LN2_HIGH, f + low))
+    # Tiny x (also -0.0) is its own log1p.
+    return b.select(b.compare("fcmp olt", b.intrinsic("fabs", x), 2.0**-25), x, result)
+
+
+def _log_base(x: Value, factor: float, exponent_high: float, exponent_low: float) -> Value:
+    """log(x) · factor, with the exponent's part given by two constants."""
+    b = x.b
+    high = b.const(factor, "float", x.lanes)
+    e, f = _split_log(x)
+    from_float = _round_bits(factor)
+    tail = _log1p_tail(f)
+    low = b.fma(f, factor - from_float, tail * high)
+    low = b.fma(e, exponent_low, low) if exponent_low else low
+    main = f * high
+    low = low + b.fma(f, high, -main)
+    return _log_specials(x, b.fma(e, exponent_high, main + low))
+
+
+def _round_bits(value: float) -> float:
+    from bolide.inductor.codegen.builder import _to_float32
+
+    return _to_float32(value)
+
+
+def log2(x: Value) -> Value:
+    """Base-2 logarithm; 1 ulp."""
+    return _log_base(x, LOG2_E, 1.0, 0.0)
+
+
+def log10(x: Value) -> Value:
+    """Base-10 logarithm; 1.5 ulp."""
+    return _log_base(x, 0.4342944819032518, 0.301025390625, 4.605038981195214e-06)
+
+
+def tanh(x: Value) -> Value:
+    """Hyperbolic tangent as e/(e + 2) with e = expm1(2|x|); 2 ulp."""
+    b = x.b
+    size = b.intrinsic("fabs", x)
+    size = b.select(b.compare("fcmp ogt", size, 10.0), 10.0, size)
+    n, r = _reduce_exp(size + size)
+    p = b.fma(r * r, horner(r, EXP), r)
+    scale = _power_of_two(b.convert("fptosi", n, "i32"))
+    e = b.fma(scale, p, scale - 1.0)
+    return b.intrinsic("copysign", e / (e + 2.0), x)
+
+
+def sigmoid(x: Value) -> Value:
+    """1 / (1 + e^-x), eager's formula; 2 ulp."""
+    return 1.0 / (exp(-x) + 1.0)
+
+
+def erf(x: Value) -> Value:
+    """Error function; 1 ulp."""
+    b = x.b
+    small = b.fma(x, horner(x * x, ERF_SMALL), x)
+    size = b.intrinsic("fabs", x)
+    is_large = b.compare("fcmp ogt", size, 0.925)
+    size = b.select(b.compare("fcmp ogt", size, 4.0), 4.0, size)
+    n, r = _reduce_exp(size * horner(size, ERF_LARGE))
+    power = b.fma(r * r, horner(r, EXP), r) + 1.0
+    large = 1.0 - power * _power_of_two(b.convert("fptosi", n, "i32"))
+    return b.select(is_large, b.intrinsic("copysign", large, x), small)
+
+
+INLINE = {
+    "exp": exp,
+    "exp2": exp2,
+    "expm1": expm1,
+    "log": log,
+    "log1p": log1p,
+    "log2": log2,
+    "log10": log10,
+    "tanh": tanh,
+    "sigmoid": sigmoid,
+    "erf": erf,
+}

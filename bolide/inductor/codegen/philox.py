@@ -1,0 +1,66 @@
+"""Random numbers: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), one block per
+element.
+
+The block for element i and `counter` has the counter words (low i, high i, low counter, high counter) and the seed's
+two words as its key. ``rand`` takes (word 0 >> 8) · 2^-24; ``randn`` is Box-Muller's of words 0 and 1.
+`bolide.tracing`'s eager implementations give the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+
+from bolide.inductor.codegen.builder import Builder, Value
+from bolide.inductor.codegen.library import call_library
+from bolide.inductor.codegen.math32 import log
+from bolide.inductor.codegen.target import Target
+
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def _halves(value: Value) -> tuple[Value, Value]:
+    """The low and the high 32 bits of 64."""
+    b = value.b
+    return b.convert("trunc", value, "i32"), b.convert("trunc", b.binary("lshr", value, b.like(32, value)), "i32")
+
+
+def _multiply(word: Value, factor: int) -> tuple[Value, Value]:
+    b = word.b
+    return _halves(b.convert("zext", word, "i64") * factor)
+
+
+def _words(seed: Value, counter: int, element: Value) -> tuple[Value, Value]:
+    """The block's first two words."""
+    b: Builder = element.b
+    lanes = element.lanes
+    c0, c1 = _halves(element)
+    c2, c3 = b.const(counter & 0xFFFFFFFF, "i32", lanes), b.const(counter >> 32, "i32", lanes)
+    k0, k1 = (b.splat(half, lanes) if lanes > 1 else half for half in _halves(seed))
+    for number in range(ROUNDS):
+        low0, high0 = _multiply(c0, MULTIPLIERS[0])
+        low1, high1 = _multiply(c2, MULTIPLIERS[1])
+        key0 = k0 + (number * WEYL[0] & 0xFFFFFFFF) if number else k0
+        key1 = k1 + (number * WEYL[1] & 0xFFFFFFFF) if number else k1
+        c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
+    return c0, c1
+
+
+def _unit(word: Value, plus: int = 0) -> Value:
+    """((word >> 8) + plus) · 2^-24"""
+    b = word.b
+    top = b.binary("lshr", word, b.like(8, word))
+    return b.convert("sitofp", top + plus if plus else top, "float") * 2.0**-24
+
+
+def philox_uniform(seed: Value, counter: int, element: Value, target: Target) -> Value:
+    """A float32 in [0, 1) for each element number (i64)."""
+    return _unit(_words(seed, counter, element)[0])
+
+
+def philox_normal(seed: Value, counter: int, element: Value, target: Target) -> Value:
+    """A standard normal float32 for each element number (i64): sqrt(-2 ln u1) cos(2 pi u2)."""
+    w0, w1 = _words(seed, counter, element)
+    radius = w0.b.intrinsic("sqrt", log(_unit(w0, 1)) * -2.0)
+    return radius * call_library("cos", (_unit(w1) * (2 * math.pi),), target)

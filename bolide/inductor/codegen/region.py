@@ -1,0 +1,100 @@
+"""The values of one LLVM function under construction: nodes of loop IR, accumulators, and the code motion there is.
+
+Before a loop starts, `Region.hoist` asks for the values that do not change in it. Values that depend on memory or on
+accumulators are forgotten when these change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from bolide.inductor.codegen.accesses import load
+from bolide.inductor.codegen.accumulators import Accumulator, Parts, across_lanes, join
+from bolide.inductor.codegen.analysis import READS, Dependences, postorder
+from bolide.inductor.codegen.builder import Builder, Value
+from bolide.inductor.codegen.names import Names
+from bolide.inductor.codegen.philox import philox_normal, philox_uniform
+from bolide.inductor.codegen.scalars import REGISTER, scalar_op
+from bolide.inductor.codegen.target import Target
+from bolide.inductor.ir.loops import Node
+
+
+class Region(Names):
+    """`Names`, the values of nodes, and the accumulators in scope."""
+
+    def __init__(self, b: Builder, dependences: Dependences, target: Target) -> None:
+        super().__init__(b, dependences, target)
+        self.accumulators: dict[str, Accumulator] = {}
+        self._stateful: dict[str, set[Node]] = {}
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop the values that depend on these accumulators and buffers."""
+        for name in names:
+            for node in self._stateful.pop(name, ()):
+                self._cache.pop(node, None)
+
+    def value(self, node: Node) -> Value:
+        """The value of `node`: one lane if it is the same in all lanes, else `self.lanes`."""
+        found = self._cache.get(node)
+        if found is not None:
+            return found
+        for inner in postorder((node,), self._cache.__contains__):
+            result = self._compute(inner)
+            self.remember(inner, result)
+            for name in self.dependences.names(inner):
+                if name.startswith(("acc:", "buf:")):
+                    self._stateful.setdefault(name, set()).add(inner)
+        return self._cache[node]
+
+    def _compute(self, node: Node) -> Value:
+        if node.op == "const":
+            return self.b.const(node.arg, REGISTER[node.dtype])
+        if node.op == "load":
+            return load(self, node, tuple(self._cache[operand] for operand in node.src))
+        if node.op == "index":
+            return self.index(node.arg)
+        if node.op == "acc":
+            return self.read(node.arg)
+        args = tuple(self._cache[operand] for operand in node.src)
+        if node.op in ("philox", "philox_normal"):
+            counter, element = node.arg
+            draw = philox_uniform if node.op == "philox" else philox_normal
+            return draw(args[0], counter, self.index(element), self.target)
+        if any(arg.lanes > 1 for arg in args):
+            args = tuple(self.wide(arg) for arg in args)
+        operand_type = node.src[-1].dtype
+        return scalar_op(node.op, args, operand_type, node.dtype, self.target)
+
+    # ---- accumulators ----
+
+    def read(self, name: str) -> Value:
+        """The value of an accumulator now, its partial results joined."""
+        accumulator = self.accumulators[name]
+        total: Parts | None = None
+        for lanes, parts in accumulator.parts.items():
+            if lanes != accumulator.home:
+                parts = across_lanes(accumulator.op, accumulator.dtype, parts)
+            total = parts if total is None else join(accumulator.op, accumulator.dtype, total, parts)
+        assert total is not None
+        return total[-1]
+
+    # ---- code motion ----
+
+    def hoist(
+        self, roots: Iterable[Node], changing: frozenset[str], safe_to_read: bool, pointers: Callable[[Node], None]
+    ) -> None:
+        """Compute now what is under `roots` and does not depend on `changing`; call `pointers` on each load that stays
+        inside. Unless `safe_to_read` (the loop may not run at all), memory is left alone."""
+        forbidden = changing if safe_to_read else changing | {READS}
+        stays: set[Node] = set()
+
+        def is_done(node: Node) -> bool:
+            if node in self._cache or self.dependences.names(node).isdisjoint(forbidden):
+                self.wide(self.value(node))
+                return True
+            stays.add(node)
+            return False
+
+        for node in postorder(roots, is_done):
+            if node in stays and node.op == "load":
+                pointers(node)

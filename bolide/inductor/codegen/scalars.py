@@ -1,0 +1,309 @@
+"""How each scalar operation of loop IR is written in LLVM, with eager's semantics.
+
+Registers hold: float32/float64 as themselves, float16 as ``half``, bfloat16 as its 16 bits, bool as ``i1``, integers
+as themselves. In memory bool is a byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from bolide.inductor.codegen import math32
+from bolide.inductor.codegen.builder import FLOATS, Builder, Value
+from bolide.inductor.codegen.library import call_library, has_library
+from bolide.inductor.codegen.target import Target
+
+REGISTER = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "half",
+    torch.bfloat16: "i16",
+    torch.bool: "i1",
+    torch.int8: "i8",
+    torch.uint8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+MEMORY = {**REGISTER, torch.bool: "i8"}
+UNSIGNED = frozenset((torch.uint8, torch.bool))
+
+
+# ---- casts ----------------------------------------------------------------------------------------------------------
+
+
+def cast(value: Value, source: torch.dtype, target: torch.dtype) -> Value:
+    """`value` converted as torch converts on x86: floats to narrow integers through a wider one, all to
+    bfloat16/float16 through float32.
+    """
+    if source == target:
+        return value
+    b = value.b
+    if target == torch.bool:
+        if source == torch.bfloat16:  # both zeros are false
+            return b.compare("icmp ne", value & 0x7FFF, 0)
+        return b.compare("fcmp une" if value.scalar in FLOATS else "icmp ne", value, 0)
+    if source in (torch.bfloat16, torch.float16):
+        return cast(_widen(value, source), torch.float32, target)
+    if target in (torch.bfloat16, torch.float16):
+        return _narrow(cast(value, source, torch.float32), target)
+    kind = REGISTER[target]
+    if source == torch.bool and kind in FLOATS:
+        return b.select(value, b.const(1.0, kind, value.lanes), 0.0)
+    if source.is_floating_point:
+        if target.is_floating_point:
+            return b.convert("fpext" if kind == "double" else "fptrunc", value, kind)
+        return _float_to_integer(value, target)
+    if kind in FLOATS:
+        return b.convert("uitofp" if source in UNSIGNED else "sitofp", value, kind)
+    return _resize(value, kind, source in UNSIGNED)
+
+
+def _widen(value: Value, source: torch.dtype) -> Value:
+    b = value.b
+    if source == torch.float16:
+        return b.convert("fpext", value, "float")
+    return b.bitcast(b.convert("zext", value, "i32") << 16, "float")
+
+
+def _narrow(value: Value, target: torch.dtype) -> Value:
+    """float32 to the nearest 16-bit float, ties to even; NaN stays a quiet NaN."""
+    b = value.b
+    if target == torch.float16:
+        return b.convert("fptrunc", value, "half")
+    bits = b.bitcast(value, "i32")
+    odd = b.binary("lshr", bits, b.like(16, bits)) & 1
+    rounded = bits + (odd + 0x7FFF)
+    high = b.convert("trunc", b.binary("lshr", rounded, b.like(16, rounded)), "i16")
+    return b.select(b.compare("fcmp uno", value, value), 0x7FC0, high)
+
+
+def _float_to_integer(value: Value, target: torch.dtype) -> Value:
+    """Truncation. Out of range, x86's conversion instructions give the smallest number of the width converted to,
+    which torch narrows by dropping bits.
+    """
+    b = value.b
+    wide = "i64" if target in (torch.int64, torch.uint8) else "i32"
+    return _resize(b.convert("fptosi", value, wide), REGISTER[target], False)
+
+
+def _resize(value: Value, kind: str, unsigned: bool) -> Value:
+    order = ("i1", "i8", "i16", "i32", "i64")
+    if value.scalar == kind:
+        return value
+    if order.index(kind) < order.index(value.scalar):
+        return value.b.convert("trunc", value, kind)
+    return value.b.convert("zext" if unsigned else "sext", value, kind)
+
+
+# ---- arithmetic -----------------------------------------------------------------------------------------------------
+
+COMPARISONS = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+
+
+def compare(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
+    """`op` is a key of `COMPARISONS`; `dtype` that of the operands."""
+    if a.scalar in FLOATS:
+        return a.b.compare(f"fcmp {COMPARISONS[op]}", a, b)
+    signed = "" if op in ("eq", "ne") else "u" if dtype in UNSIGNED else "s"
+    return a.b.compare(f"icmp {signed}{op}", a, b)
+
+
+def minimum(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
+    """``min``/``max``: NaN if either is NaN. ``fmin``/``fmax``: NaN only if both are."""
+    better = compare("lt" if op.endswith("min") else "gt", a, b, dtype)
+    result = a.b.select(better, a, b)
+    if a.scalar not in FLOATS:
+        return result
+    # `result` is b whenever either is NaN.
+    if op.startswith("f"):
+        return a.b.select(a.b.compare("fcmp uno", b, b), a, result)
+    return a.b.select(a.b.compare("fcmp uno", a, a), a, result)
+
+
+def _safe_divisor(a: Value, d: Value, unsigned: bool) -> Value:
+    """A divisor the CPU does not trap on: 1 in place of 0, and of -1 under the smallest number (whose quotient wraps
+    to itself).
+    """
+    b = d.b
+    bad = b.compare("icmp eq", d, 0)
+    if not unsigned:
+        smallest = -1 << (int(d.scalar[1:]) - 1)
+        bad = bad | (b.compare("icmp eq", d, -1) & b.compare("icmp eq", a, smallest))
+    return b.select(bad, b.like(1, d), d)
+
+
+def _integer_division(op: str, a: Value, d: Value, dtype: torch.dtype) -> Value:
+    b = a.b
+    unsigned = dtype in UNSIGNED
+    d = _safe_divisor(a, d, unsigned)
+    if unsigned:
+        return b.binary("udiv" if op in ("floordiv", "truncdiv") else "urem", a, d)
+    if op in ("truncdiv", "fmod"):
+        return b.binary("sdiv" if op == "truncdiv" else "srem", a, d)
+    rest = b.binary("srem", a, d)
+    # The signs of remainder and divisor differ, and the remainder is not zero: one more towards minus infinity.
+    wrong = b.compare("icmp slt", rest ^ d, 0) & b.compare("icmp ne", rest, 0)
+    if op == "mod":
+        return b.select(wrong, rest + d, rest)
+    return b.binary("sdiv", a, d) - b.convert("zext", wrong, a.scalar)
+
+
+def _float_division(op: str, a: Value, d: Value, target: Target) -> Value:
+    """eager's formulas for floor division and remainder (c10::div_floor_floating, remainder)."""
+    b = a.b
+    if op == "truncdiv":
+        return b.intrinsic("trunc", a / d)
+    rest = call_library("fmod", (a, d), target)
+    if op == "fmod":
+        return rest
+    wrong = b.compare("fcmp une", rest, 0.0) & b.binary(
+        "xor", b.compare("fcmp olt", d, 0.0), b.compare("fcmp olt", rest, 0.0)
+    )
+    if op == "mod":
+        return b.select(wrong, rest + d, rest)
+    quotient = (a - rest) / d
+    quotient = b.select(wrong, quotient - 1.0, quotient)
+    floor = b.intrinsic("floor", quotient)
+    floor = b.select(b.compare("fcmp ogt", quotient - floor, 0.5), floor + 1.0, floor)
+    floor = b.select(b.compare("fcmp oeq", quotient, 0.0), b.intrinsic("copysign", b.like(0.0, a), a / d), floor)
+    return b.select(b.compare("fcmp oeq", d, 0.0), a / d, floor)
+
+
+def _divide(op: str, a: Value, d: Value, dtype: torch.dtype, target: Target) -> Value:
+    if a.scalar in FLOATS:
+        return a / d if op == "div" else _float_division(op, a, d, target)
+    return _integer_division(op, a, d, dtype)
+
+
+def _shift(op: str, a: Value, n: Value, dtype: torch.dtype) -> Value:
+    """torch's shifts: by a negative count or one of at least the width, 0 (or -1 for a negative number shifted
+    right).
+    """
+    b = a.b
+    bits = int(a.scalar[1:])
+    outside = b.compare("icmp uge", n, bits)
+    if op == "shl":
+        return b.select(outside, 0, b.binary("shl", a, b.select(outside, 0, n)))
+    if dtype in UNSIGNED:
+        return b.select(outside, 0, b.binary("lshr", a, b.select(outside, 0, n)))
+    return b.binary("ashr", a, b.select(outside, bits - 1, n))
+
+
+# ---- one argument ----------------------------------------------------------------------------------------------------
+
+
+def _sign(x: Value, dtype: torch.dtype) -> Value:
+    b = x.b
+    if x.scalar == "i1":
+        return x
+    if x.scalar in FLOATS:
+        one = b.like(1.0, x)
+        up = b.select(b.compare("fcmp ogt", x, 0.0), one, 0.0)
+        return b.select(b.compare("fcmp olt", x, 0.0), -1.0, up)
+    positive = b.select(b.compare("icmp ne", x, 0), b.like(1, x), 0)
+    return positive if dtype in UNSIGNED else b.select(b.compare("icmp slt", x, 0), -1, positive)
+
+
+def _abs(x: Value, dtype: torch.dtype) -> Value:
+    if x.scalar in FLOATS:
+        return x.b.intrinsic("fabs", x)
+    return x if dtype in UNSIGNED else x.b.select(x.b.compare("icmp slt", x, 0), -x, x)
+
+
+def _not(x: Value, dtype: torch.dtype) -> Value:
+    return x ^ -1
+
+
+def _signbit(x: Value, dtype: torch.dtype) -> Value:
+    b = x.b
+    if x.scalar in FLOATS:
+        x = b.bitcast(x, "i32" if x.scalar == "float" else "i64")
+    return b.like(0, x) if dtype in UNSIGNED else b.compare("icmp slt", x, 0)
+
+
+def _rounding(name: str) -> Callable[[Value, torch.dtype], Value]:
+    return lambda x, dtype: x.b.intrinsic(name, x) if x.scalar in FLOATS else x
+
+
+UNARY: dict[str, Callable[[Value, torch.dtype], Value]] = {
+    "neg": lambda x, dtype: -x,
+    "abs": _abs,
+    "sign": _sign,
+    "not": _not,
+    "sqrt": lambda x, dtype: x.b.intrinsic("sqrt", x),
+    "rsqrt": lambda x, dtype: 1.0 / x.b.intrinsic("sqrt", x),
+    "recip": lambda x, dtype: 1.0 / x,
+    "floor": _rounding("floor"),
+    "ceil": _rounding("ceil"),
+    "trunc": _rounding("trunc"),
+    "round": _rounding("roundeven"),
+    "isnan": lambda x, dtype: x.b.compare("fcmp uno", x, x),
+    "isinf": lambda x, dtype: x.b.compare("fcmp oeq", x.b.intrinsic("fabs", x), math.inf),
+    "signbit": _signbit,
+}
+BINARY: dict[str, tuple[str, str]] = {  # integer and float instruction
+    "add": ("add", "fadd"),
+    "sub": ("sub", "fsub"),
+    "mul": ("mul", "fmul"),
+    "and": ("and", ""),
+    "or": ("or", ""),
+    "xor": ("xor", ""),
+}
+
+
+class Unsupported(NotImplementedError):
+    """An operation and type that code generation has no code for; the lowering must not have made it."""
+
+
+def supports(op: str, dtype: torch.dtype) -> bool:
+    """Whether `scalar_op` can write `op` on operands of `dtype` (lowering asks before it makes a node)."""
+    if op in UNARY or op in BINARY or op in COMPARISONS or op in ("where", "cast", "bitcast", "fma"):
+        return True
+    if op in ("min", "max", "fmin", "fmax", "div", "floordiv", "truncdiv", "mod", "fmod", "shl", "shr", "copysign"):
+        return True
+    if dtype == torch.float32 and op in math32.INLINE:
+        return True
+    return dtype in (torch.float32, torch.float64) and (op == "sigmoid" or has_library(op))
+
+
+def scalar_op(op: str, args: tuple[Value, ...], dtype: torch.dtype, result: torch.dtype, target: Target) -> Value:
+    """The value of `op` on operands of `dtype`, all with the same number of lanes (a condition of ``where`` may be one
+    i1).
+    """
+    first = args[0]
+    b: Builder = first.b
+    if op in BINARY:
+        integer, floating = BINARY[op]
+        return b.binary(floating if first.scalar in FLOATS else integer, first, args[1])
+    if op in COMPARISONS:
+        return compare(op, first, args[1], dtype)
+    if op == "cast":
+        return cast(first, dtype, result)
+    if op == "where":
+        return b.select(first, args[1], args[2])
+    if op in UNARY:
+        return UNARY[op](first, dtype)
+    if op in ("min", "max", "fmin", "fmax"):
+        return minimum(op, first, args[1], dtype)
+    if op in ("div", "floordiv", "truncdiv", "mod", "fmod"):
+        return _divide(op, first, args[1], dtype, target)
+    if op == "fma":
+        return b.fma(first, args[1], args[2])
+    if op in ("shl", "shr"):
+        return _shift(op, first, args[1], dtype)
+    if op == "copysign":
+        return b.intrinsic("copysign", first, args[1])
+    if op == "bitcast":
+        return b.bitcast(first, REGISTER[result]) if first.scalar != REGISTER[result] else first
+    if op in math32.INLINE and dtype == torch.float32:
+        return math32.INLINE[op](first)
+    if dtype in (torch.float32, torch.float64):
+        if op == "sigmoid":
+            return 1.0 / (call_library("exp", (-first,), target) + 1.0)
+        if has_library(op):
+            return call_library(op, args, target)
+    raise Unsupported(f"no code for {op} on {dtype}")

@@ -1,0 +1,77 @@
+"""LLVM IR text to machine code loaded in this process."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from bolide.inductor.runtime.openmp import SERIAL, symbol_address
+
+
+@dataclass(slots=True)
+class Library:
+    """Loaded code and the addresses of its exported functions. The code is released with this object."""
+
+    tracker: Any
+    addresses: dict[str, int]
+
+
+@functools.cache
+def machine(cpu: str, features: str) -> Any:
+    """LLVM's target machine for code that runs in this process. Level 1 gives the same code as 2 where vectors are
+    written out, in a little less time.
+    """
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    triple = llvm.Target.from_default_triple()
+    return triple.create_target_machine(cpu=cpu, features=features, opt=1, reloc="pic", jit=False)
+
+
+@functools.cache
+def _jit() -> Any:
+    return llvm.create_lljit_compiler(machine("", ""))
+
+
+_numbers = itertools.count()
+_lock = threading.Lock()
+
+
+def with_stand_ins(text: str) -> str:
+    """Module text in which functions that this build of torch lacks are defined, where serial ones can stand in for
+    them.
+    """
+    for name, definition in SERIAL.items():
+        if symbol_address(name) is None and f"@{name}(" in text:
+            kept = [line for line in text.split("\n") if not (line.startswith("declare ") and f"@{name}(" in line)]
+            text = "\n".join((*kept, definition))
+    return text
+
+
+def load(text: str, exports: Sequence[str], cpu: str, features: str) -> Library:
+    """Compile a module and load it. RuntimeError if it calls a function found neither in torch nor in the process."""
+    with _lock:
+        module = llvm.parse_assembly(with_stand_ins(text))
+        builder = llvm.JITLibraryBuilder()
+        for function in module.functions:
+            if function.is_declaration and not function.name.startswith("llvm."):
+                address = symbol_address(function.name)
+                if address is None:
+                    raise RuntimeError(f"generated code calls {function.name}, which is not in this build of torch")
+                builder.import_symbol(function.name, address)
+        builder.add_object_img(machine(cpu, features).emit_object(module))
+        for name in exports:
+            builder.export_symbol(name)
+        tracker = builder.link(_jit(), f"bolide{next(_numbers)}")
+        return Library(tracker, {name: tracker[name] for name in exports})
+
+
+def assembly(text: str, cpu: str, features: str) -> str:
+    """The machine code of a module, for people."""
+    with _lock:
+        return str(machine(cpu, features).emit_assembly(llvm.parse_assembly(with_stand_ins(text))))

@@ -1,0 +1,187 @@
+"""Kernels that can be launched, one by one or as a sequence in one foreign call.
+
+A kernel's entry is ``void (const int64_t *words)``: the addresses of its parameters, then its sizes. A sequence is
+data (an array of 64-bit words that says which argument goes where), run by one native function that all sequences
+share; so no code is generated for it.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.runtime.engine import Library, assembly, load
+
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@dataclass
+class CompiledKernel:
+    """Machine code of a kernel. `llvm_ir` is a module on its own, whose entry is ``@kernel``."""
+
+    kernel: Kernel
+    address: int
+    llvm_ir: str
+    cpu: str = field(repr=False)
+    features: str = field(repr=False)
+    library: Library = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    def launch(self, *words: int) -> None:
+        """Run it on raw addresses, in the order of `kernel.params`, followed by the values of `kernel.sizes`."""
+        expected = len(self.kernel.params) + len(self.kernel.sizes)
+        if len(words) != expected:
+            raise TypeError(f"kernel {self.name} takes {expected} addresses and sizes, not {len(words)}")
+        _ENTRY(self.address)((ctypes.c_int64 * expected)(*words))
+
+    @cached_property
+    def assembly(self) -> str:
+        """Its machine code as text; made when first asked for."""
+        return assembly(self.llvm_ir, self.cpu, self.features)
+
+
+# A program is: number of arguments, largest number of words of a call, number of calls, then for each call: the
+# kernel's address, the number of its words, and for each word the position of the argument that it takes.
+_RUNNER = """
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyErr_Occurred()
+declare i32 @PyErr_BadArgument()
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+declare ptr @Py_BuildValue(ptr, ...)
+@empty = internal constant [1 x i8] zeroinitializer
+
+define void @execute(ptr %program, ptr %table) {
+entry:
+  %most.at = getelementptr i64, ptr %program, i64 1
+  %most = load i64, ptr %most.at
+  %words = alloca i64, i64 %most
+  %calls.at = getelementptr i64, ptr %program, i64 2
+  %calls = load i64, ptr %calls.at
+  %first = getelementptr i64, ptr %program, i64 3
+  %any = icmp sgt i64 %calls, 0
+  br i1 %any, label %call, label %done
+call:
+  %at = phi ptr [ %first, %entry ], [ %following, %launch ]
+  %left = phi i64 [ %calls, %entry ], [ %fewer, %launch ]
+  %kernel = load ptr, ptr %at
+  %count.at = getelementptr i64, ptr %at, i64 1
+  %count = load i64, ptr %count.at
+  %positions = getelementptr i64, ptr %at, i64 2
+  %some = icmp sgt i64 %count, 0
+  br i1 %some, label %word, label %launch
+word:
+  %i = phi i64 [ 0, %call ], [ %next, %word ]
+  %position.at = getelementptr i64, ptr %positions, i64 %i
+  %position = load i64, ptr %position.at
+  %value.at = getelementptr i64, ptr %table, i64 %position
+  %value = load i64, ptr %value.at
+  %word.at = getelementptr i64, ptr %words, i64 %i
+  store i64 %value, ptr %word.at
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %word, label %launch
+launch:
+  call void %kernel(ptr %words)
+  %following = getelementptr i64, ptr %positions, i64 %count
+  %fewer = sub i64 %left, 1
+  %again = icmp sgt i64 %fewer, 0
+  br i1 %again, label %call, label %done
+done:
+  ret void
+}
+
+define ptr @run(ptr %self, ptr %args, i64 %count) {
+entry:
+  %address = call i64 @PyLong_AsLongLong(ptr %self)
+  %program = inttoptr i64 %address to ptr
+  %expected = load i64, ptr %program
+  %fits = icmp eq i64 %count, %expected
+  br i1 %fits, label %start, label %bad
+bad:
+  %ignored = call i32 @PyErr_BadArgument()
+  ret ptr null
+start:
+  %table = alloca i64, i64 %count
+  %some = icmp sgt i64 %count, 0
+  br i1 %some, label %convert, label %go
+convert:
+  %i = phi i64 [ 0, %start ], [ %next, %good ]
+  %object.at = getelementptr ptr, ptr %args, i64 %i
+  %object = load ptr, ptr %object.at
+  %value = call i64 @PyLong_AsLongLong(ptr %object)
+  %suspect = icmp eq i64 %value, -1
+  br i1 %suspect, label %check, label %good
+check:
+  %error = call ptr @PyErr_Occurred()
+  %none = icmp eq ptr %error, null
+  br i1 %none, label %good, label %fail
+fail:
+  ret ptr null
+good:
+  %slot = getelementptr i64, ptr %table, i64 %i
+  store i64 %value, ptr %slot
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %convert, label %go
+go:
+  %thread = call ptr @PyEval_SaveThread()
+  call void @execute(ptr %program, ptr %table)
+  call void @PyEval_RestoreThread(ptr %thread)
+  %result = call ptr (ptr, ...) @Py_BuildValue(ptr @empty)
+  ret ptr %result
+}
+"""
+
+
+class _MethodDef(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    ]
+
+
+_METH_FASTCALL = 0x0080
+
+
+@functools.cache
+def _method() -> tuple[_MethodDef, Library]:
+    """The native runner as CPython describes functions; lives as long as the process."""
+    library = load(_RUNNER, ("run",), "", "")
+    return _MethodDef(b"run_kernels", library.addresses["run"], _METH_FASTCALL, None), library
+
+
+def sequence(calls: Sequence[tuple[CompiledKernel, tuple[int, ...]]]) -> Callable[..., None]:
+    """A function of integers that launches these kernels one after the other, with the interpreter lock released.
+
+    For each kernel the tuple says which positional argument goes to each of its words (addresses in the order of its
+    parameters, then its sizes). A call costs some 0.1 µs and a few ns per argument; it raises TypeError for a wrong
+    number of arguments or one that is not an integer.
+    """
+    arguments = 1 + max((position for _, positions in calls for position in positions), default=-1)
+    most = max((len(positions) for _, positions in calls), default=0)
+    words = array.array("q", (arguments, most, len(calls)))
+    for kernel, positions in calls:
+        expected = len(kernel.kernel.params) + len(kernel.kernel.sizes)
+        if len(positions) != expected:
+            raise ValueError(f"kernel {kernel.name} takes {expected} addresses and sizes, not {len(positions)}")
+        words.extend((kernel.address, len(positions), *positions))
+    method, _ = _method()
+    new = ctypes.pythonapi.PyCFunction_NewEx
+    new.restype = ctypes.py_object
+    new.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
+    # The last argument is what CPython calls the function's module: any object, kept alive with the function.
+    made: Callable[..., None] = new(ctypes.addressof(method), words.buffer_info()[0], (words, tuple(calls)))
+    return made

@@ -1,0 +1,90 @@
+"""Fits the float32 polynomial coefficients used by `bolide/inductor/codegen/math32.py`.
+
+Run it to print them anew: ``python tools/minimax.py``. Each fit minimises the largest *weighted* error (Lawson's
+iteratively reweighted least squares on Chebyshev nodes, in float64, against mpmath), then rounds the coefficients to
+float32 one by one, lowest order first, refitting the rest after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mpmath
+import numpy as np
+
+mpmath.mp.prec = 120
+Function = Callable[[mpmath.mpf], mpmath.mpf]
+
+
+def _lawson(powers: np.ndarray, target: np.ndarray, weight: np.ndarray, rounds: int = 60) -> np.ndarray:
+    """Coefficients c minimising max |weight * (powers @ c - target)|."""
+    emphasis = np.full(len(target), 1.0 / len(target))
+    best, best_error = np.zeros(powers.shape[1]), np.inf
+    for _ in range(rounds):
+        scale = np.sqrt(emphasis) * weight
+        solution = np.linalg.lstsq(powers * scale[:, None], target * scale, rcond=None)[0]
+        error = np.abs(weight * (powers @ solution - target))
+        if error.max() < best_error:
+            best, best_error = solution, error.max()
+        emphasis = emphasis * (error + 1e-300)
+        emphasis /= emphasis.sum()
+    return best
+
+
+def fit(target: Function, weight: Function, low: float, high: float, degree: int) -> tuple[list[float], float]:
+    """Float32 coefficients c0…c`degree` of a polynomial near `target` on [low, high], and the largest weighted
+    error.
+    """
+    nodes = 0.5 * (low + high) + 0.5 * (high - low) * np.cos(np.pi * (np.arange(400) + 0.5) / 400)
+    values = np.array([float(target(mpmath.mpf(x))) for x in nodes])
+    weights = np.array([float(weight(mpmath.mpf(x))) for x in nodes])
+    powers = nodes[:, None] ** np.arange(degree + 1)[None, :]
+    fixed: list[float] = []
+    for count in range(degree + 1):
+        rest = values - powers[:, :count] @ np.array(fixed)
+        free = _lawson(powers[:, count:], rest, weights)
+        fixed.append(float(np.float32(free[0])))
+    return fixed, float(np.abs(weights * (powers @ np.array(fixed) - values)).max())
+
+
+def main() -> None:
+    ln2 = float(mpmath.log(2))
+    one = mpmath.mpf(1)
+    fits: dict[str, tuple[Function, Function, float, float, int]] = {
+        # e^r = 1 + r + r^2 P(r)
+        "EXP": (lambda r: (mpmath.expm1(r) - r) / r**2, lambda r: r**2, -0.51 * ln2, 0.51 * ln2, 4),
+        # log(1 + f) = f - f^2/2 + f^3 P(f); weight: error relative to log(1 + f)
+        "LOG": (
+            lambda f: (mpmath.log1p(f) - f + f**2 / 2) / f**3,
+            lambda f: abs(f**3 / mpmath.log1p(f)),
+            2**-0.5 - 1.001,
+            2**0.5 - 0.999,
+            8,
+        ),
+        # erf(x) = x + x P(x^2) for |x| < 0.93
+        "ERF_SMALL": (
+            lambda s: mpmath.erf(mpmath.sqrt(s)) / mpmath.sqrt(s) - 1,
+            lambda s: mpmath.sqrt(s) / mpmath.erf(mpmath.sqrt(s)),
+            1e-9,
+            0.93**2,
+            6,
+        ),
+        # erf(x) = 1 - exp(x P(x)) for 0.92 < x < 4; weight: what an error of the exponent does to erf
+        "ERF_LARGE": (
+            lambda x: mpmath.log(mpmath.erfc(x)) / x,
+            lambda x: x * mpmath.erfc(x) / mpmath.erf(x),
+            0.92,
+            4.0,
+            7,
+        ),
+    }
+    for name, (target, weight, low, high, degree) in fits.items():
+        coefficients, error = fit(target, weight, low, high, degree)
+        print(f"{name} = (  # largest relative error 2^{float(mpmath.log(error * one, 2)):.1f}")
+        for value in coefficients:
+            print(f"    {value!r},")
+        print(")")
+
+
+if __name__ == "__main__":
+    main()
