@@ -1,0 +1,1 @@
+"""What bolide did, for people: `explain`, reports, facts about the host. It reads trace events."""

@@ -1,0 +1,29 @@
+"""What a bug report needs to know of the machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+import llvmlite.binding as llvm
+import torch
+
+
+def info() -> dict[str, str]:
+    """Names and values: versions, processor, threads, libraries found."""
+    features = [name for name, there in llvm.get_host_cpu_features().items() if there]
+    return {
+        "bolide": importlib.metadata.version("bolide"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "llvmlite": importlib.metadata.version("llvmlite"),
+        "LLVM": ".".join(map(str, llvm.llvm_version_info)),
+        "system": platform.platform(),
+        "processor": llvm.get_host_cpu_name(),
+        "vector extensions": ", ".join(f for f in sorted(features) if f.startswith(("avx", "amx", "sve", "neon"))),
+        "torch's vector level": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "oneDNN": "yes" if torch.backends.mkldnn.is_available() else "no",
+        "MKL": "yes" if torch.backends.mkl.is_available() else "no",
+        "GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+    }

@@ -1,0 +1,1 @@
+"""`bolide demo`: a small character-level GPT trained on real text, eager and compiled side by side."""

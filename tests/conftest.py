@@ -1,0 +1,42 @@
+"""For every test: fresh random numbers whose seed is shown when it fails, and no silent fallback to eager."""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from collections.abc import Iterator
+
+import numpy
+import pytest
+import torch
+
+from bolide.dynamo.config import config
+
+SEED = "BOLIDE_TEST_SEED"
+
+
+def pytest_configure() -> None:
+    os.environ.setdefault(SEED, str(random.SystemRandom().randrange(2**31)))
+
+
+def pytest_report_header() -> str:
+    return f"seed of this run: {os.environ[SEED]} (set {SEED} to repeat it)"
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed of this test: of the run's seed and the test's name, so that it does not depend on which tests run."""
+    value = zlib.crc32(f"{os.environ[SEED]} {request.node.nodeid}".encode())
+    print(f"seed {value}")
+    random.seed(value)
+    numpy.random.seed(value)
+    torch.manual_seed(value)
+    return value
+
+
+@pytest.fixture(autouse=True)
+def strict() -> Iterator[None]:
+    """A failure of bolide itself is an error; that warnings are errors as well is said in pyproject.toml."""
+    with config.patch(suppress_errors=False):
+        yield

@@ -1,0 +1,147 @@
+"""What may import what, and what importing and compiling must not load."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "bolide"
+
+BASE = {"support", "symbolic", "tracing"}
+STAGES = {"dynamo", "functorch", "inductor"}
+MAY_IMPORT = {
+    "support": set(),
+    "symbolic": {"support"},
+    "tracing": {"support", "symbolic"},
+    "dynamo": BASE,
+    "functorch": BASE,
+    "inductor": BASE,
+    "compiling": BASE | STAGES,
+    "debug": BASE | STAGES | {"compiling"},
+    "__init__": BASE | STAGES | {"compiling", "debug"},
+    "demo": BASE | {"__init__", "debug"},
+    "cli": {"demo", "debug"},
+}
+"""docs/architecture.md, "Layout and direction of imports"; a package may always import itself."""
+
+HEAVY = {"llvmlite", "scipy"}
+"""Imported inside functions, when first needed: importing bolide stays fast."""
+
+REPLACED = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.compile")
+"""What bolide stands in for. The demo alone may call torch.compile, to compare."""
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def part(module: str) -> str:
+    """The package below bolide that a module belongs to."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """The modules that an import statement names."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"relative import in line {node.lineno}"
+        for alias in node.names:
+            whole = f"{node.module}.{alias.name}"
+            yield whole if whole in MODULES or whole in REPLACED else str(node.module)
+
+
+def statements(tree: ast.AST, in_function: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """All nodes, with whether they are inside a function; without what is only for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        inside = in_function or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        yield node, inside
+        yield from statements(node, inside)
+
+
+def imports_of(module: str) -> list[tuple[str, bool]]:
+    tree = ast.parse(MODULES[module].read_text())
+    return [(name, inside) for node, inside in statements(tree) for name in imported(node)]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_direction_of_imports(module: str) -> None:
+    own = part(module)
+    allowed = {own} | MAY_IMPORT[own]
+    wrong = {name for name, _ in imports_of(module) if name.split(".")[0] == "bolide" and part(name) not in allowed}
+    assert not wrong, f"{module} imports {sorted(wrong)}; {own} may import {sorted(allowed)}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_inside_functions_are_of_heavy_packages(module: str) -> None:
+    wrong = {name for name, inside in imports_of(module) if inside and name.split(".")[0] not in HEAVY}
+    assert not wrong, f"{module} imports {sorted(wrong)} inside a function"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_uses_what_bolide_replaces(module: str) -> None:
+    names = {name for name, _ in imports_of(module)}
+    names |= {ast.unparse(n) for n in ast.walk(ast.parse(MODULES[module].read_text())) if isinstance(n, ast.Attribute)}
+    wrong = {n for n in names for r in REPLACED if n == r or n.startswith(r + ".")}
+    if module == "bolide.demo.train":
+        wrong -= {"torch.compile"}
+    assert not wrong, f"{module} uses {sorted(wrong)}"
+
+
+def test_there_are_no_import_cycles() -> None:
+    graph = {m: {name for name, _ in imports_of(m) if name in MODULES and name != m} for m in MODULES}
+    try:
+        tuple(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+def run(script: str, **env: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_bolide_adds_little() -> None:
+    """Counted in modules, because seconds depend on the machine: 0.15 s is about 150 modules."""
+    script = "import sys, torch; before = set(sys.modules); import bolide; print(*sorted(set(sys.modules) - before))"
+    added = run(script).split()
+    outside = {name.split(".")[0] for name in added} - {"bolide"}
+    assert not outside & (HEAVY | {"jinja2", "rich", "click", "sympy", "transformers"})
+    assert len(added) <= 150, added
+
+
+def test_compiling_and_training_load_nothing_of_torchs_compiler_and_need_no_c_compiler() -> None:
+    script = """
+import sys, torch, warnings
+warnings.simplefilter("error")
+import bolide
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+optimizer = torch.optim.AdamW(model.parameters())
+fast = bolide.compile(model, fullgraph=True)
+for _ in range(2):
+    loss = torch.nn.functional.cross_entropy(fast(torch.randn(3, 8)), torch.tensor([0, 1, 2]))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+with torch.no_grad():
+    fast(torch.randn(3, 8))
+print(*[m for m in ("torch._dynamo", "torch._inductor") if m in sys.modules])
+"""
+    assert run(script, PATH="", BOLIDE_SUPPRESS_ERRORS="0") == ""
