@@ -27,6 +27,7 @@ class Trace:
     def __init__(self) -> None:
         self.graph = torch.fx.Graph()
         self.inputs: list[TracedTensor] = []
+        self.leaves: list[TracedTensor] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.where: UserFrame | None = None
         self._mode = _Recording(self)
@@ -48,7 +49,12 @@ class Trace:
         if is_parameter:
             tensor._is_param = True
         self.inputs.append(tensor)
+        self.leaves.append(tensor)
         return tensor
+
+    def placeholder(self, meta: TensorMeta, name: str) -> TracedTensor:
+        """A placeholder that is not an input of the program: a tangent of the joint graph."""
+        return TracedTensor.make(self, meta, self._placeholder(name, meta))
 
     def _placeholder(self, name: str, value: Any) -> torch.fx.Node:
         node = self.graph.placeholder(name)
