@@ -1,0 +1,136 @@
+"""Ahead-of-time autograd: from a finished trace to a function that behaves as the traced program does, gradients
+included.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.fx as fx
+
+from bolide.functorch.graphs import (
+    CompiledGraph,
+    GraphCompiler,
+    GraphInfo,
+    Runner,
+    graph_module,
+    is_tensor,
+    placeholders,
+    results,
+)
+from bolide.functorch.joint import finish_inference, finish_joint, tangent_meta
+from bolide.functorch.missing import without_tangents
+from bolide.functorch.partitioners import Partition, Strategy, partition, saved_bytes
+from bolide.functorch.passes import run_passes
+from bolide.functorch.runtime import (
+    Crossing,
+    assembling,
+    counting_writes,
+    differentiable,
+    without_autocast,
+    without_grad,
+)
+from bolide.functorch.signature import Signature, describe
+from bolide.support import events
+from bolide.tracing import Trace, TracedTensor
+
+
+def compile_trace(
+    trace: Trace,
+    outputs: Sequence[TracedTensor],
+    *,
+    forward_compiler: GraphCompiler,
+    backward_compiler: GraphCompiler,
+    partition: Strategy = "min_cut",
+    name: str = "graph",
+) -> Runner:
+    """Compiles a finished trace; call it in the global state (grad mode, autocast) in which the result will be called.
+
+    The runner takes the real inputs in the order of `trace.inputs` and returns the real `outputs`, which have eager's
+    history, strides and aliases; inputs are written to as eager does. Without anything to differentiate there is one
+    graph, and no autograd function. Otherwise the trace is extended to a joint graph, and split by `partition`
+    ("default" saves what eager saves, "min_cut" what costs least); the backward graph is compiled when it first runs.
+
+    Raises what the autograd engine raises for a program without a backward (RuntimeError), and `Unsupported` for
+    outputs whose history cannot be reproduced.
+    """
+    signature = describe(trace, outputs)
+    if signature.differentiable:
+        run = _compile_training(trace, signature, forward_compiler, backward_compiler, partition, name)
+    else:
+        run = _compile_inference(trace, signature, forward_compiler, name)
+    written = [write.input for write in signature.writes if write.result is None]
+    if written:
+        run = counting_writes(run, written)
+    return assembling(run, signature.outputs, signature.writes, trace.constants)
+
+
+def _compile_inference(trace: Trace, signature: Signature, compiler: GraphCompiler, name: str) -> CompiledGraph:
+    finish_inference(trace, signature)
+    graph = run_passes(trace.graph, name)
+    visible = frozenset(range(len(signature.results)))
+    run = _compiled(graph, trace, GraphInfo("inference", _parameters(trace), visible), compiler, name)
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in trace.leaves):
+        run = without_grad(run)
+    return without_autocast(run) if torch._C._is_any_autocast_enabled() else run
+
+
+def _compile_training(
+    trace: Trace,
+    signature: Signature,
+    forward_compiler: GraphCompiler,
+    backward_compiler: GraphCompiler,
+    strategy: Strategy,
+    name: str,
+) -> CompiledGraph:
+    started = time.perf_counter()
+    joint = finish_joint(trace, signature)
+    run_passes(joint.graph, name)
+    parts = partition(joint, strategy)
+    if events.subscribers:
+        detail = {"nodes": len(joint.graph.nodes), "saved bytes": saved_bytes(parts.saved)}
+        events.emit(events.Stage(name, "differentiate", time.perf_counter() - started, detail))
+
+    visible = frozenset(range(joint.outputs))
+    info = GraphInfo("forward", _parameters(trace), visible)
+    forward = _compiled(parts.forward, trace, info, forward_compiler, name)
+    if torch._C._is_any_autocast_enabled():
+        forward = without_autocast(forward)
+    crossing = _crossing(signature, parts)
+    _take_real_layouts(parts, joint.inputs)
+    tangent_slots = placeholders(parts.backward)[len(parts.saved) :]
+    slot_of_result = dict(zip([i for i, stride in enumerate(crossing.tangents) if stride is not None], tangent_slots))
+
+    def backward_for(missing: tuple[int, ...]) -> CompiledGraph:
+        graph = parts.backward
+        if missing:
+            graph = without_tangents(graph, tangent_slots, [slot_of_result[index] for index in missing])
+        gradients = frozenset(index for index, value in enumerate(results(graph)) if isinstance(value, fx.Node))
+        return _compiled(graph, trace, GraphInfo("backward", frozenset(), gradients), backward_compiler, name)
+
+    return differentiable(forward, backward_for, crossing)
+
+
+def _parameters(trace: Trace) -> frozenset[int]:
+    return frozenset(index for index, leaf in enumerate(trace.leaves) if isinstance(leaf, torch.nn.Parameter))
+
+
+def _crossing(signature: Signature, parts: Partition) -> Crossing:
+    tensors = [at for node, at in zip(parts.saved, parts.saved_at) if is_tensor(node)]
+    numbers = parts.saved_at[len(tensors) :]
+    tangents = [None if result.tensor is None else tangent_meta(result.meta).stride for result in signature.results]
+    return Crossing(len(tangents), tuple(tensors), numbers, tuple(tangents))
+
+
+def _take_real_layouts(parts: Partition, inputs: int) -> None:
+    """The forward's compiler chose how saved values lie in memory; the backward is compiled for that."""
+    made = results(parts.forward)
+    for slot, at in zip(placeholders(parts.backward), parts.saved_at):
+        if at >= inputs:
+            slot.meta["val"] = made[at - inputs].meta["val"]
+
+
+def _compiled(graph: fx.Graph, trace: Trace, info: GraphInfo, compiler: GraphCompiler, name: str) -> CompiledGraph:
+    return compiler(graph_module(graph, trace.constants, name), info)

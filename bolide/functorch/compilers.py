@@ -1,0 +1,48 @@
+"""Graph compilers that need no code generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.fx as fx
+
+from bolide.functorch.graphs import CompiledGraph, GraphInfo, results
+
+
+def interpret(module: fx.GraphModule, info: GraphInfo) -> CompiledGraph:
+    """Runs the graph with ATen, node by node, and lets go of every value after its last use."""
+    steps = []
+    last_use: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        for source in node.all_input_nodes:
+            last_use[source] = node
+    dying: dict[fx.Node, list[fx.Node]] = {}
+    for source, reader in last_use.items():
+        dying.setdefault(reader, []).append(source)
+    slots = [node for node in module.graph.nodes if node.op == "placeholder"]
+    constants = {node: getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")}
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            steps.append((node, node.target, dying.get(node, []), not node.users))
+    outputs = results(module.graph)
+    unused = [slot for slot in slots if not slot.users]
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        values: dict[fx.Node, Any] = dict(zip(slots, inputs))
+        inputs.clear()
+        values.update(constants)
+        for slot in unused:
+            del values[slot]
+        for node, target, dead, is_unused in steps:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            value = target(*args, **kwargs)
+            del args, kwargs
+            if not is_unused:
+                values[node] = value
+            del value
+            for name in dead:
+                del values[name]
+        return [values[value] if isinstance(value, fx.Node) else value for value in outputs]
+
+    return run

@@ -1,0 +1,174 @@
+"""What every part of this package says about FX graphs: the contract with graph compilers, graph modules whose code is
+made only when it is looked at, kinds of ATen ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Literal
+
+import torch
+import torch.fx as fx
+
+from bolide.tracing import TensorMeta
+
+aten = torch.ops.aten
+
+Runner = Callable[[list[torch.Tensor]], Sequence[Any]]
+"""Takes the real inputs in the order of `trace.inputs` (and empties the list when memory may be released), gives the
+real outputs.
+"""
+
+CompiledGraph = Callable[[list[Any]], Sequence[Any]]
+"""A compiled graph: takes one flat list (which it may empty) and gives one flat sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInfo:
+    """What a graph compiler has to know besides the graph.
+
+    `static_inputs`: positions of placeholders whose tensors are the same objects in every call (parameters).
+    `visible_outputs`: positions of results that leave the compiled function: their strides must be those of
+    ``meta["val"]``; any other result is only read by the backward graph and may have any strides, which the compiler
+    then records in ``meta["val"]``.
+    """
+
+    kind: Literal["inference", "forward", "backward"]
+    static_inputs: frozenset[int]
+    visible_outputs: frozenset[int]
+
+
+GraphCompiler = Callable[[fx.GraphModule, GraphInfo], CompiledGraph]
+
+
+class LazyGraphModule(fx.GraphModule):
+    """A GraphModule whose Python code is generated when it is first called or read: generating it costs more than all
+    passes together, and compilers never need it.
+    """
+
+    _generated: Any = None
+
+    def recompile(self) -> Any:
+        self._generated = None
+        return None
+
+    def _generate(self) -> Any:
+        if self._generated is None:
+            self._generated = fx.GraphModule.recompile(self)  # replaces this instance's class's `forward`
+        return self._generated
+
+    def real_recompile(self) -> Any:
+        """What `torch.fx` calls on lazily generated modules before it prints, copies or saves them."""
+        return self._generate()
+
+    @property
+    def code(self) -> str:
+        self._generate()
+        return str(self._code)
+
+    def forward(self, *args: Any) -> Any:
+        self._generate()
+        return type(self).forward(self, *args)
+
+
+def graph_module(graph: fx.Graph, constants: dict[str, torch.Tensor], name: str) -> fx.GraphModule:
+    """Wraps a graph; `constants` are the real tensors that its ``get_attr`` nodes reach."""
+    used = {node.target: constants[str(node.target)] for node in graph.find_nodes(op="get_attr")}
+    return LazyGraphModule(used, graph, class_name=name)
+
+
+def placeholders(graph: fx.Graph) -> list[fx.Node]:
+    """The graph's placeholders, which come before all other nodes, in order."""
+    return list(takewhile(lambda node: node.op == "placeholder", graph.nodes))
+
+
+def output_node(graph: fx.Graph) -> fx.Node:
+    return next(iter(reversed(graph.nodes)))
+
+
+def results(graph: fx.Graph) -> tuple[Any, ...]:
+    """The flat results of a graph: nodes, ints or None."""
+    flat = output_node(graph).args[0]
+    assert isinstance(flat, (tuple, list))
+    return tuple(flat)
+
+
+def is_tensor(node: fx.Node) -> bool:
+    """Is the node's value one tensor (not a number or a tuple)?"""
+    return isinstance(node.meta["val"], TensorMeta)
+
+
+def is_tuple(value: Any) -> bool:
+    """Is a traced value a tuple of values? (A TensorMeta is a tuple to Python, but one value to us.)"""
+    return isinstance(value, (tuple, list)) and not isinstance(value, TensorMeta)
+
+
+def argument_nodes(values: Iterable[Any]) -> list[fx.Node]:
+    return [value for value in values if isinstance(value, fx.Node)]
+
+
+# ---- kinds of ops ----------------------------------------------------------------------------------------------------
+
+
+def _overloads(names: str) -> frozenset[Any]:
+    """All overloads of the named ATen ops (those that this version of torch has)."""
+    packets = (getattr(aten, name, None) for name in names.split())
+    return frozenset(
+        getattr(packet, overload) for packet in packets if packet is not None for overload in packet.overloads()
+    )
+
+
+VIEWS = _overloads(
+    "view reshape _unsafe_view _reshape_alias permute transpose t expand slice select squeeze unsqueeze "
+    "as_strided diagonal unfold alias detach narrow split split_with_sizes unbind chunk view_as_real "
+    "view_as_complex real imag movedim swapaxes flatten unflatten"
+)
+"""Ops whose result is only another way to look at their first argument: they cost nothing and are never worth
+saving.
+"""
+
+COPIES = _overloads("clone _to_copy lift_fresh_copy")
+"""Ops that may turn out to copy a tensor to an equal one."""
+
+
+def is_getitem(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def is_view(node: fx.Node) -> bool:
+    """Does this node only look at its first argument (including one item of a split)?"""
+    if node.target in VIEWS:
+        return True
+    return is_getitem(node) and isinstance(node.args[0], fx.Node) and node.args[0].target in VIEWS
+
+
+def root(node: fx.Node) -> fx.Node:
+    """The node whose memory this one looks at."""
+    while is_view(node):
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
+    return node
+
+
+_impure: dict[Any, bool] = {}
+
+
+def is_impure(node: fx.Node) -> bool:
+    """Must this node stay, stay single and stay in order? (Placeholders, writes, random draws.)"""
+    if node.op != "call_function":
+        return node.op in ("placeholder", "output")
+    known = _impure.get(node.target)
+    if known is None:
+        known = _impure[node.target] = _target_is_impure(node.target)
+    return known
+
+
+def _target_is_impure(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if target._schema.is_mutable or (target.namespace == "bolide" and target._opname == "rng_seed"):
+        return True
+    return torch.Tag.nondeterministic_seeded in target.tags

@@ -1,0 +1,89 @@
+"""The joint graph: the C++ autograd engine runs over the traced outputs, and its formulas are recorded behind the
+forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from bolide.functorch.graphs import aten, placeholders, root
+from bolide.functorch.partitioners import Joint
+from bolide.functorch.signature import Signature, is_dense
+from bolide.tracing import TensorMeta, Trace
+from bolide.tracing.meta import contiguous_strides
+
+
+def finish_inference(trace: Trace, signature: Signature) -> None:
+    """Ends the trace's graph with its results and writes; nothing is differentiated."""
+    values = _results(trace, signature, set())
+    _write_back(trace, signature)
+    trace.graph.output(tuple(values))
+
+
+def finish_joint(trace: Trace, signature: Signature) -> Joint:
+    """Ends the trace's graph with its results, gradients (None for inputs that have none) and writes.
+
+    Tangents come for the differentiable results only, in their order. The gradients are eager's: they are recorded
+    while the engine runs. Errors of the engine (a saved value that was written since, an op without a derivative)
+    surface as they are.
+    """
+    differentiable = [result for result in signature.results if result.tensor is not None]
+    wanted = [leaf for leaf in trace.leaves if leaf.requires_grad]
+    taken: set[fx.Node] = set()
+    values: list[Any] = _results(trace, signature, taken)
+    with trace.recording(), torch._C._DisableAutocast(), torch.no_grad():
+        tangents = [
+            trace.placeholder(tangent_meta(result.meta), f"tangent{index}")
+            for index, result in enumerate(differentiable)
+        ]
+        gradients = torch.autograd.grad(
+            [result.tensor for result in differentiable], wanted, tangents, allow_unused=True
+        )
+    of_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients)}
+    for leaf in trace.leaves:
+        gradient = of_leaf.get(id(leaf))
+        values.append(None if gradient is None else _settled(trace, gradient.node, _gradient_meta(leaf.meta), taken))
+    _write_back(trace, signature)
+    trace.graph.output(tuple(values))
+    written = frozenset(write.input for write in signature.writes)
+    return Joint(trace.graph, len(trace.inputs), len(signature.results), written)
+
+
+def tangent_meta(meta: TensorMeta) -> TensorMeta:
+    """The layout in which a result's tangent is expected: its own, or row-major where that has holes or overlaps."""
+    stride = meta.stride if is_dense(meta.shape, meta.stride) else contiguous_strides(meta.shape)
+    return TensorMeta(meta.shape, stride, 0, meta.dtype, meta.device)
+
+
+_gradient_meta = tangent_meta
+"""The layout of a gradient that the engine can keep in a leaf's `grad` without copying it once more is found alike."""
+
+
+def _results(trace: Trace, signature: Signature, taken: set[fx.Node]) -> list[Any]:
+    return [_settled(trace, result.node, result.meta, taken) for result in signature.results]
+
+
+def _settled(trace: Trace, node: fx.Node, wanted: TensorMeta, taken: set[fx.Node]) -> fx.Node:
+    """`node`, or a copy of it, that has the strides of `wanted` and memory of its own: not that of a placeholder, of a
+    constant or of what is in `taken`, to which its owner is added.
+
+    Functional recording makes copies necessary: after ``y.copy_(x)`` the value of y is the node of x.
+    """
+    node = trace.restride(node, wanted)
+    owner = root(node)
+    if owner.op != "call_function" or owner in taken:
+        node = trace.call(aten.clone.default, node)
+    taken.add(root(node))
+    return node
+
+
+def _write_back(trace: Trace, signature: Signature) -> None:
+    slots = placeholders(trace.graph)
+    for write in signature.writes:
+        if write.result is None:
+            slot = slots[write.input]
+            copy = trace.graph.call_function(aten.copy_.default, (slot, trace.inputs[write.input].group.base))
+            copy.meta["val"] = slot.meta["val"]

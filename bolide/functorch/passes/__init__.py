@@ -1,0 +1,33 @@
+"""Passes over the recorded graph: pure in spirit, `f(graph) -> graph`, run in the order of `PASSES` by one runner that
+times and checks them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch.fx as fx
+
+from bolide.functorch.passes.cse import merge_equal
+from bolide.functorch.passes.dead import remove_dead
+from bolide.functorch.passes.noop import remove_noops
+from bolide.functorch.passes.simplify import drop_unread_arguments
+from bolide.support import events
+
+Pass = Callable[[fx.Graph], fx.Graph]
+
+PASSES: tuple[Pass, ...] = (remove_dead, drop_unread_arguments, remove_noops, merge_equal, remove_dead)
+
+
+def run_passes(graph: fx.Graph, name: str, *, check: bool = False) -> fx.Graph:
+    """Runs all passes over `graph`, which is changed in place and returned. `check` lints the graph after each pass."""
+    for step in PASSES:
+        before, started = len(graph.nodes), time.perf_counter()
+        graph = step(graph)
+        if check:
+            graph.lint()
+        if events.subscribers:
+            detail = {"nodes before": before, "nodes after": len(graph.nodes)}
+            events.emit(events.Stage(name, step.__name__, time.perf_counter() - started, detail))
+    return graph

@@ -1,0 +1,33 @@
+"""Arguments that an op takes but does not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.fx as fx
+
+from bolide.functorch.graphs import aten
+
+# native_batch_norm_backward(grad, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
+# output_mask)
+_TRAIN, _RUNNING = 7, (3, 4)
+
+
+def _batch_norm_backward(node: fx.Node) -> None:
+    """In training the formula uses the batch's own statistics. The running ones must not be saved for it: the next
+    forward changes them, which eager allows.
+    """
+    if node.args[_TRAIN] is True:
+        for position in _RUNNING:
+            node.update_arg(position, None)
+
+
+RULES: dict[object, Callable[[fx.Node], None]] = {aten.native_batch_norm_backward.default: _batch_norm_backward}
+
+
+def drop_unread_arguments(graph: fx.Graph) -> fx.Graph:
+    """Cuts edges along which no value flows."""
+    for target, rule in RULES.items():
+        for node in graph.find_nodes(op="call_function", target=target):
+            rule(node)
+    return graph

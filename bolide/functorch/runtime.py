@@ -1,0 +1,202 @@
+"""Run-time wrappers: each has a half before and a half after the graph runs, and keeps one promise of eager's calling
+convention.
+
+They compose around a compiled graph, `run(inputs: list) -> results`, from the inside out; each is left out where the
+program does not need it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bolide.functorch.graphs import CompiledGraph
+from bolide.functorch.signature import Output, Write, replay
+
+_set_grad_enabled = torch._C._set_grad_enabled
+
+
+def without_grad(run: CompiledGraph) -> CompiledGraph:
+    """The graph's own ATen calls must not be recorded by autograd."""
+
+    def wrapped(inputs: list[Any]) -> Sequence[Any]:
+        _set_grad_enabled(False)
+        try:
+            return run(inputs)
+        finally:
+            _set_grad_enabled(True)
+
+    return wrapped
+
+
+def without_autocast(run: CompiledGraph) -> CompiledGraph:
+    """The graph already holds autocast's conversions; its ATen calls must not be converted again."""
+
+    def wrapped(inputs: list[Any]) -> Sequence[Any]:
+        with torch._C._DisableAutocast():
+            return run(inputs)
+
+    return wrapped
+
+
+def counting_writes(run: CompiledGraph, written: Sequence[int]) -> CompiledGraph:
+    """Writes to inputs show in autograd's version counters, as eager's do, however the graph does them."""
+
+    def wrapped(inputs: list[Any]) -> Sequence[Any]:
+        tensors = [inputs[index] for index in written]
+        results = run(inputs)
+        torch._C._increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+        return results
+
+    return wrapped
+
+
+def assembling(
+    run: CompiledGraph, outputs: Sequence[Output], writes: Sequence[Write], constants: dict[str, torch.Tensor]
+) -> CompiledGraph:
+    """Makes the program's outputs of the graph's results: writes that belong to the history are done, views are
+    taken.
+    """
+    history = [(write.input, write.result) for write in writes if write.result is not None]
+    if not history and all(out == Output("result", position) for position, out in enumerate(outputs)):
+        return run
+    inputs_needed = {write[0] for write in history} | {int(out.index) for out in outputs if out.kind == "input"}
+    place = {index: position for position, index in enumerate(sorted(inputs_needed))}
+    kept = list(place)
+
+    def wrapped(inputs: list[Any]) -> Sequence[Any]:
+        owners = [inputs[index] for index in kept]
+        results = run(inputs)
+        for index, result in history:
+            owners[place[index]].copy_(results[result])
+        values: list[Any] = []
+        for output in outputs:
+            if output.kind == "result":
+                value = results[int(output.index)]
+            elif output.kind == "input":
+                value = owners[place[int(output.index)]]
+            else:
+                value = values[int(output.index)] if output.kind == "output" else constants[str(output.index)]
+            values.append(_viewed(value, output) if output.chain else value)
+        return values
+
+    return wrapped
+
+
+def _viewed(base: torch.Tensor, output: Output) -> torch.Tensor:
+    if output.tracked == torch.is_grad_enabled():
+        return replay(base, output.chain)
+    with torch.set_grad_enabled(output.tracked):
+        return replay(base, output.chain)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """What passes from a forward call to its backward.
+
+    `results`: how many of the forward graph's results are the program's. `tensors` and `numbers`: the saved values in
+    the order in which the backward takes them, as positions in the list of all inputs followed by all of the forward
+    graph's results. `tangents`: for each of the program's results the strides that its tangent is expected to have
+    (it is brought into that layout if it comes in another), or None where there is no tangent.
+    """
+
+    results: int
+    tensors: tuple[int, ...]
+    numbers: tuple[int, ...]
+    tangents: tuple[tuple[Any, ...] | None, ...]
+
+
+BackwardFor = Callable[[tuple[int, ...]], CompiledGraph]
+"""Compiles the backward for the case that the tangents of these results do not come."""
+
+
+def differentiable(run: CompiledGraph, backward_for: BackwardFor, crossing: Crossing) -> CompiledGraph:
+    """Makes the forward graph one node of autograd's graph.
+
+    Its backward is compiled when it is first needed, once for each set of tangents that do not come (eager computes no
+    gradients from those, and neither do we). Saved values are released while it runs unless the graph is retained.
+    """
+    backward = _once_per_key(backward_for)
+    untracked = [index for index, stride in enumerate(crossing.tangents) if stride is None]
+    expected = [(index, stride) for index, stride in enumerate(crossing.tangents) if stride is not None]
+
+    class CompiledFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            made = [value.detach() if _is_view(value) else value for value in run([*inputs])]
+            pool = [*inputs, *made]
+            ctx.save_for_backward(*[pool[index] for index in crossing.tensors])
+            ctx.numbers = [pool[index] for index in crossing.numbers]
+            ctx.set_materialize_grads(False)
+            if untracked:
+                ctx.mark_non_differentiable(*[made[index] for index in untracked])
+            return tuple(made[: crossing.results])
+
+        @staticmethod
+        def backward(ctx: Any, *tangents: Any) -> Any:
+            values = [*ctx.saved_tensors, *ctx.numbers]
+            ctx.maybe_clear_saved_tensors()
+            run_backward = backward(tuple([index for index, _ in expected if tangents[index] is None]))
+            for index, stride in expected:
+                if tangents[index] is not None:
+                    values.append(_laid_out(tangents[index], stride))
+            del tangents
+            if torch._C._is_any_autocast_enabled():
+                run_backward = without_autocast(run_backward)
+            if not torch.is_grad_enabled():
+                return tuple(run_backward(values))
+            return _not_twice(without_grad(run_backward)(values))
+
+    apply = CompiledFunction.apply
+
+    def wrapped(inputs: list[Any]) -> Sequence[Any]:
+        results: Sequence[Any] = apply(*inputs)  # type: ignore[no-untyped-call]
+        inputs.clear()
+        return results
+
+    return wrapped
+
+
+def _is_view(value: Any) -> bool:
+    """Autograd forbids writing to views that a custom function made; to us it is only memory."""
+    return isinstance(value, torch.Tensor) and value._is_view()
+
+
+def _laid_out(tangent: torch.Tensor, stride: tuple[Any, ...]) -> torch.Tensor:
+    if tangent.stride() == stride and not tangent.is_conj() and not tangent.is_neg():
+        return tangent
+    return torch.empty_strided(tangent.shape, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+
+
+def _not_twice(gradients: Sequence[Any]) -> tuple[Any, ...]:
+    """Gradients that raise when they are differentiated again."""
+    message = (
+        "bolide: gradients of gradients are not supported yet: this backward pass of a compiled function was asked for "
+        "with create_graph=True and is now differentiated itself. Remedy: run this function without bolide.compile, "
+        "or leave out create_graph=True."
+    )
+    present = [gradient.detach().requires_grad_() for gradient in gradients if gradient is not None]
+    delayed = torch._C._functions.DelayedError(message, len(present))(*present)
+    rest = iter(delayed if isinstance(delayed, (tuple, list)) else (delayed,))
+    return tuple([None if gradient is None else next(rest) for gradient in gradients])
+
+
+def _once_per_key(make: BackwardFor) -> BackwardFor:
+    """Remembers what was made for each key; several threads may ask at once, one makes."""
+    made: dict[tuple[int, ...], CompiledGraph] = {}
+    lock = threading.Lock()
+
+    def get(key: tuple[int, ...]) -> CompiledGraph:
+        found = made.get(key)
+        if found is None:
+            with lock:
+                found = made.get(key)
+                if found is None:
+                    found = made[key] = make(key)
+        return found
+
+    return get

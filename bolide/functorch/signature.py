@@ -1,0 +1,173 @@
+"""How a traced program's outputs are made of its graph's results: which are fresh, which are inputs, and which are
+views of something.
+
+An output that shares memory with an input or another output must do so at run time. The graph itself is functional, so
+it computes only the *base* of such a family, and the views are made anew from it by the operations that made them
+while tracing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.fx as fx
+
+from bolide.support.errors import Unsupported
+from bolide.tracing import TensorMeta, Trace, TracedTensor
+
+Chain = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
+
+
+_DETACH: Chain = ((torch.ops.aten.detach.default, (), {}),)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output: the object at `index` of the inputs, results or constants or of the outputs before it, or what
+    `chain` (view ops, with their arguments after the tensor) makes of it. `tracked` says whether autograd records the
+    views.
+    """
+
+    kind: Literal["input", "result", "constant", "output"]
+    index: int | str
+    chain: Chain = ()
+    tracked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A value that the graph computes. `tensor` carries its history and is None where it has none."""
+
+    node: fx.Node
+    meta: TensorMeta
+    tensor: TracedTensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """An input that the program writes to. With `result`, the write is part of the history: autograd has to see it, so
+    the graph only computes that result.
+    """
+
+    input: int
+    result: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Everything the run-time wrappers have to know. `results` are distinct, fresh tensors without holes or
+    overlaps.
+    """
+
+    outputs: tuple[Output, ...]
+    results: tuple[Result, ...]
+    writes: tuple[Write, ...]
+
+    @property
+    def differentiable(self) -> bool:
+        return any(result.tensor is not None for result in self.results)
+
+
+def describe(trace: Trace, outputs: Sequence[TracedTensor]) -> Signature:
+    """Sorts the outputs and the writes of a finished trace."""
+    results: list[Result] = []
+    writes: list[Write] = []
+    for index in trace.mutated_inputs():
+        tensor = trace.inputs[index]
+        with_history = tensor.grad_fn is not None and tensor is not trace.leaves[index]
+        writes.append(Write(index, len(results) if with_history else None))
+        if with_history:
+            results.append(Result(tensor.node, tensor.meta, tensor))
+    families: dict[int, list[TracedTensor]] = {}
+    for tensor in outputs:
+        family = families.setdefault(id(tensor.group), [])
+        if all(tensor is not member for member in family):
+            family.append(tensor)
+    placed: dict[int, Output] = {}
+    for family in families.values():
+        placed.update(_place(trace, family, results))
+    made: list[Output] = []
+    first: dict[int, int] = {}
+    for position, tensor in enumerate(outputs):
+        earlier = first.setdefault(id(tensor), position)
+        made.append(placed[id(tensor)] if earlier == position else Output("output", earlier))
+    return Signature(tuple(made), tuple(results), tuple(writes))
+
+
+def _place(trace: Trace, family: list[TracedTensor], results: list[Result]) -> dict[int, Output]:
+    """Where each of the outputs of one storage comes from; adds the result that the graph must compute for them, if
+    any.
+    """
+    group = family[0].group
+    if group.source is not None:
+        return _aliases(family, "input", group.source, trace.inputs[group.source])
+    if group.base.op == "get_attr":
+        return _aliases(family, "constant", str(group.base.target), None)
+    position = len(results)
+    if len(family) == 1 and is_dense(family[0].shape, family[0].stride()):
+        results.append(_fresh(family[0]))
+        return {id(family[0]): Output("result", position)}
+    owner = _owner(family)
+    results.append(Result(group.base, group.base.meta["val"], None) if owner is None else _fresh(owner))
+    return _aliases(family, "result", position, owner)
+
+
+def _owner(family: list[TracedTensor]) -> TracedTensor | None:
+    """The tensor whose views the others are: the one with history if there is one; None if it is not at hand (without
+    history nothing depends on it).
+    """
+    tracked = next((tensor for tensor in family if tensor.requires_grad), None)
+    if tracked is None:
+        return next((tensor for tensor in family if not tensor.chain), None)
+    owner: Any = tracked._base if tracked.chain else tracked
+    if isinstance(owner, TracedTensor) and not owner.chain:
+        return owner
+    raise Unsupported("outputs that share memory, of which one is detached", kind="detached_alias")
+
+
+def _aliases(
+    family: list[TracedTensor],
+    kind: Literal["input", "result", "constant"],
+    index: int | str,
+    owner: TracedTensor | None,
+) -> dict[int, Output]:
+    """The owner itself, and what its views are; a tensor with the owner's geometry that is not the owner is a detached
+    alias of it.
+    """
+    return {
+        id(tensor): Output(
+            kind, index, tensor.chain or (() if tensor is owner or owner is None else _DETACH), tensor.requires_grad
+        )
+        for tensor in family
+    }
+
+
+def _fresh(tensor: TracedTensor) -> Result:
+    if tensor.requires_grad and tensor.is_leaf:
+        raise Unsupported(
+            "a tensor made inside the function becomes a new leaf that requires grad",
+            remedy="call requires_grad_() on it outside of the compiled function",
+            kind="new_leaf",
+            operation="requires_grad_",
+        )
+    return Result(tensor.node, tensor.meta, tensor if tensor.requires_grad else None)
+
+
+def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
+    """Do the elements fill one block of memory, each at its own place?"""
+    expected: Any = 1
+    for step, size in sorted((step, size) for step, size in zip(stride, shape) if size != 1):
+        if step != expected:
+            return 0 in shape
+        expected = expected * size
+    return True
+
+
+def replay(base: torch.Tensor, chain: Chain) -> torch.Tensor:
+    """Applies view ops to a real tensor."""
+    for op, args, kwargs in chain:
+        base = op(base, *args, **kwargs)
+    return base
