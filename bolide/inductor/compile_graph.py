@@ -11,12 +11,12 @@ from typing import Any, Literal, Protocol
 import torch
 import torch.fx
 
-from bolide.inductor.codegen import CompiledKernel, compile_kernels
+from bolide.inductor.codegen import compile_kernels
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.lowering import lower
 from bolide.inductor.plan import Plan
 from bolide.inductor.runtime import driver
-from bolide.inductor.runtime.kernels import sequence
+from bolide.inductor.runtime.kernels import CompiledKernel, sequence
 from bolide.inductor.schedule import schedule
 from bolide.inductor.schedule.stages import Refusal
 from bolide.support import events

@@ -83,7 +83,7 @@ def prepare(names: Names, access: Access, changing: frozenset[str]) -> None:
     terms = tuple(t for t in access.index.terms if all(changing.isdisjoint(atom.free_vars) for atom in t[0]))
     if terms and not any(name.startswith("$") for name in access.index.free_vars):
         outer = terms if len(terms) < len(access.index.terms) else ()
-        if outer and names.varying.isdisjoint(*(atom.free_vars for mono, _ in outer for atom in mono)):
+        if outer and all(names.varying.isdisjoint(atom.free_vars) for mono, _ in outer for atom in mono):
             pointer(names, access.buffer, outer, access.index.offset)
 
 
