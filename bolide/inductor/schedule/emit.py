@@ -14,6 +14,7 @@ from typing import Literal
 
 from bolide.inductor.ir.definitions import Element
 from bolide.inductor.ir.loops import Access, Axis, AxisKind, Init, Kernel, Loop, Node, Param, Stmt, Store, Update
+from bolide.inductor.schedule.inline import select
 from bolide.inductor.schedule.nest import Nest, choose_nest
 from bolide.inductor.schedule.stages import Context, Group, Stage, rewrite, substitution
 from bolide.symbolic import Expr
@@ -62,7 +63,7 @@ def _resolve(group: Group, stored: frozenset[str], ctx: Context) -> list[Piece]:
         element: Element = node.arg
         value = inside.get(element.buffer)
         if value is not None:
-            return value
+            return select(src[-1], value) if element.masked else value
         return Node.make(
             "load",
             node.dtype,

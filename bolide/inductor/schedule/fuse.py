@@ -85,8 +85,8 @@ def _relate(
         if stage is None:
             continue
         for read in reads:
-            if read.indirect or read.element.masked:
-                return f"{name} is read at places that depend on data or under a mask"
+            if read.indirect:
+                return f"{name} is read at places that depend on data"
             if not unifier.equate(stage.coords, read.element.coords):
                 return f"{name} is read at other points than it is computed at"
             related = True

@@ -26,6 +26,8 @@ COSTS = {
     **dict.fromkeys(("asinh", "acosh", "atanh", "hypot"), 25),
     **dict.fromkeys(("philox", "philox_normal"), 40),
 }
+Made = dict[tuple[str, tuple[Expr, ...], tuple[Node, ...]], Node]  # (producer, coordinates, their operands) -> value
+
 MOST_NODES = 400  # larger definitions are not inlined further: compile time grows, registers run out
 FREE = 6  # with one load or none, this much work is done again in every reader
 CHEAP = 16  # this much work is done again at a second point of the same reader, or for every element of a broadcast
@@ -99,7 +101,7 @@ def _worth(definition: Computed, fixed: frozenset[str], readers: list[Definition
     if loads == 0 and work <= FREE:
         return True
     points = [_points(reader, definition.name) for reader in readers]
-    if any(indirect for _, indirect in points):
+    if any(indirect for _, indirect in points) and not _indirect_allowed(definition):
         return False
     again = sum([number for number, _ in points]) > 1
     expands = any(_elements(reader) is not _volume(definition.shape) for reader in readers)
@@ -123,6 +125,13 @@ def _points(reader: Definition, name: str) -> tuple[int, bool]:
     return len(elements), any(elements.values())
 
 
+def _indirect_allowed(definition: Computed) -> bool:
+    """Whether the definition can be computed at coordinates that depend on data."""
+    nodes = nodes_below((definition.value,))
+    places = any(node.op in ("index", "philox", "philox_normal") for node in nodes)
+    return not places and not any(_indirect(node) for node in nodes if node.op == "load")
+
+
 def _indirect(load: Node) -> bool:
     return len(load.src) > (1 if load.arg.masked else 0)
 
@@ -144,9 +153,6 @@ def _elements(reader: Definition) -> Expr:
 # ---- substitution --------------------------------------------------------------------------------------------------
 
 
-Made = dict[tuple[str, tuple[Expr, ...]], Node]
-
-
 def _with_inlined(definition: Computed | Scatter, inlined: dict[str, Computed], made: Made) -> Computed | Scatter:
     """The definition with loads of inlined buffers replaced by their values."""
     read = reads(definition)
@@ -159,7 +165,7 @@ def _with_inlined(definition: Computed | Scatter, inlined: dict[str, Computed], 
     def rule(old: Node, src: tuple[Node, ...]) -> Node | None:
         if old.op != "load" or old.arg.buffer not in inlined:
             return None
-        value = value_at(inlined[old.arg.buffer], old.arg, made)
+        value = value_at(inlined[old.arg.buffer], Node.make("load", old.dtype, src, old.arg), made)
         return masked(value, src[-1]) if old.arg.masked else value
 
     def new(node: Node) -> Node:
@@ -181,16 +187,22 @@ def _absorbed(definition: Computed | Scatter, used: Iterable[Computed]) -> tuple
     return tuple(nodes)
 
 
-def value_at(producer: Computed, element: Element, made: Made) -> Node:
-    """The value of a definition at the coordinates of a load."""
-    key = (producer.name, element.coords)
+def value_at(producer: Computed, load: Node, made: Made) -> Node:
+    """The value of a definition at the coordinates of a load, which may depend on the load's operands."""
+    element: Element = load.arg
+    operands = load.src[:-1] if element.masked else load.src
+    key = (producer.name, element.coords, operands)
     node = made.get(key)
     if node is None:
         axes = dict(zip(producer.axes, element.coords))
 
         def rule(old: Node, src: tuple[Node, ...]) -> Node | None:
             arg = substitute_arg(old, axes)
-            return None if arg is old.arg else Node.make(old.op, old.dtype, src, arg)
+            if arg is old.arg:
+                return None
+            if operands and old.op == "load" and any("$" in name for c in arg.coords for name in c.free_vars):
+                src = (*operands, *src)  # the producer's loads have no operands but, perhaps, a mask
+            return Node.make(old.op, old.dtype, src, arg)
 
         node = made[key] = rewrite(producer.value, rule, {})
     return node
@@ -208,9 +220,10 @@ def masked(value: Node, mask: Node) -> Node:
             return Node.make("load", old.dtype, (*src[:-1], both), element)
         return Node.make("load", old.dtype, (*src, mask), replace(element, masked=True))
 
-    zero = Node.make("const", value.dtype, (), _zero(value.dtype))
-    return Node.make("where", value.dtype, (mask, rewrite(value, rule, {}), zero))
+    return select(mask, rewrite(value, rule, {}))
 
 
-def _zero(dtype: torch.dtype) -> float | int | bool:
-    return False if dtype is torch.bool else 0.0 if dtype.is_floating_point else 0
+def select(mask: Node, value: Node) -> Node:
+    """`value` where `mask` holds, else 0."""
+    zero = False if value.dtype is torch.bool else 0.0 if value.dtype.is_floating_point else 0
+    return Node.make("where", value.dtype, (mask, value, Node.make("const", value.dtype, (), zero)))
