@@ -1,0 +1,281 @@
+"""How a call is made: by pushing a frame, by an intercept of our own, or natively on values."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bolide.dynamo.frames import Frame, Generator
+from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.operations import PLAIN, polyfill, python_method
+from bolide.dynamo.values.attributes import load_attribute
+from bolide.dynamo.values.outside import MISSING, Outside
+from bolide.support.errors import Unsupported
+from bolide.tracing import TracedTensor
+
+Intercept = Callable[[Machine, "list[Any]", "dict[str, Any]"], Any]
+
+INTERCEPTS: dict[Any, Intercept] = {}
+SWITCHED: Any = type("Switched", (), {"__slots__": ()})()  # an intercept pushed a frame itself
+
+_SIMPLE = PLAIN | {TracedTensor, torch.dtype, torch.memory_format, torch.layout, types.BuiltinFunctionType, type}
+_BUILTIN_TYPES = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+)
+
+# Modules whose Python functions are run natively: they neither keep state nor call back into the program, or torch itself is what they are.
+_NATIVE_ROOTS = frozenset(
+    "torch inspect re abc _abc typing enum dataclasses os posixpath ntpath genericpath importlib string textwrap types "
+    "numbers copyreg packaging functools sys threading weakref _weakrefset operator fractions decimal math sre_parse collections "
+    "keyword warnings tokenize linecache typing_extensions ast dis opcode copy platform".split()
+)
+_INTERPRETED = (
+    "torch.nn.modules",
+    "torch.nn.parallel",
+    "torch.nn.utils",
+    "torch.nn.parameter",
+    "torch.utils._pytree",
+    "torch.utils.checkpoint",
+    "torch.optim",
+    "torch.distributions",
+    "torch.ao",
+    "collections.abc",
+    "torch.amp.grad_scaler",
+)
+# Native functions that call the functions they are given at once.
+_CALLERS: set[Any] = {sorted, min, max, map, filter, functools.reduce, list.sort}
+_REFUSED_MODULES = frozenset({"random", "time", "socket", "subprocess", "_random", "io", "_io", "shutil", "tempfile", "secrets"})
+
+
+def intercept(*functions: Any) -> Callable[[Intercept], Intercept]:
+    """Register our own answer to calls of `functions`. It returns a value, a Call, or SWITCHED."""
+
+    def register(handler: Intercept) -> Intercept:
+        for function in functions:
+            INTERCEPTS[function] = handler
+        return handler
+
+    return register
+
+
+@functools.lru_cache(maxsize=None)
+def _native_module(name: str) -> bool:
+    return name.partition(".")[0] in _NATIVE_ROOTS and not name.startswith(_INTERPRETED)
+
+
+def runs_natively(function: types.FunctionType) -> bool:
+    """Whether a Python function belongs to torch or to a part of the standard library that is run as it is."""
+    module = function.__globals__.get("__name__")
+    return isinstance(module, str) and _native_module(module)
+
+
+def call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
+    """Call `function`: push its frame (and answer True), or push its result onto `frame`."""
+    while True:
+        cls = type(function)
+        if cls is types.MethodType:
+            args = [function.__self__, *args]
+            function = function.__func__
+            continue
+        if cls in _HASHABLE:
+            handler = INTERCEPTS.get(function)
+            if handler is not None:
+                result = handler(vm, args, kwargs or {})
+                if type(result) is Call:
+                    function, args, kwargs = result.function, result.args, result.kwargs
+                    continue
+                if result is SWITCHED:
+                    return True
+                frame.stack.append(result)
+                return None
+        if cls is types.FunctionType:
+            request = _python_function(vm, frame, function, args, kwargs)
+        elif cls in _BUILTIN_TYPES:
+            request = native(vm, frame, function, args, kwargs)
+        elif isinstance(function, type):
+            request = _instantiate(vm, frame, function, args, kwargs)
+        else:
+            request = _call_object(vm, frame, function, args, kwargs)
+        if type(request) is not Call:
+            return request
+        function, args, kwargs = request.function, request.args, request.kwargs
+
+
+_HASHABLE = frozenset({types.FunctionType, type, functools._lru_cache_wrapper, *_BUILTIN_TYPES, type(torch.ops)})
+
+
+def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, args: list[Any], kwargs: Any) -> Any:
+    compiled = function.__dict__.get("_bolide") if function.__dict__ else None
+    if compiled is not None and getattr(compiled, "original", None) is not None:
+        return Call(compiled.original, args, kwargs)
+    if runs_natively(function) and id(function) not in vm.own_functions:
+        if not any(type(a) is Outside for a in args) and not (kwargs and any(type(a) is Outside for a in kwargs.values())):
+            return native(vm, frame, function, args, kwargs)
+        root = function.__globals__["__name__"].partition(".")[0]
+        if root in ("inspect", "typing", "weakref"):
+            frame.stack.append(function(*[_real(a) for a in args], **{k: _real(v) for k, v in (kwargs or {}).items()}))
+            return None
+    vm.enter(function, args, kwargs)
+    return True
+
+
+def _real(value: Any) -> Any:
+    if type(value) is Outside:
+        return value.real
+    if type(value) is types.MethodType:
+        return types.MethodType(value.__func__, _real(value.__self__))
+    return value
+
+
+def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
+    """Call `function` for real. Containers of the outside world are given as their copies, lazy iterables are drained first."""
+    prepared = None
+    for i, arg in enumerate(args):
+        if type(arg) not in _SIMPLE:
+            value = _prepare(vm, function, arg, i)
+            if type(value) is Call:
+                return Call(polyfill("drained_call"), [function, args, kwargs or {}])
+            if value is not arg:
+                prepared = prepared or list(args)
+                prepared[i] = value
+    if kwargs:
+        kwargs = {key: _prepare(vm, function, arg, -1) if type(arg) not in _SIMPLE else arg for key, arg in kwargs.items()}
+        if _is_caller(function):
+            kwargs = {key: _callback(vm, arg) for key, arg in kwargs.items()}
+    if _is_caller(function):
+        prepared = [_callback(vm, arg) for arg in (prepared or args)]
+    vm.trace.where = vm.where()
+    frame.stack.append(function(*(prepared or args), **(kwargs or {})))
+    return None
+
+
+def _prepare(vm: Machine, function: Any, arg: Any, position: int) -> Any:
+    """What native code is given for `arg`; a Call when it has to be drained by the program."""
+    cls = type(arg)
+    if cls is Generator:
+        return arg if position < 0 or _keeps_objects(function) else Call(None, [])
+    if cls is Outside:
+        if arg.items is not None and not _keeps_objects(function):
+            return arg.items.materialise()
+        if _keeps_objects(function):
+            return arg
+        if python_method(vm.world, arg.cls, "__iter__") is not None and position >= 0:
+            return Call(None, [])
+        name = getattr(function, "__qualname__", repr(function))
+        raise Unsupported(f"an outside {arg.cls.__name__} object is given to native code", vm.where(), operation=f"{name}(...)")
+    if cls not in _SIMPLE and position >= 0 and not _keeps_objects(function) and not isinstance(arg, (type, dict, list, tuple)):
+        if python_method(vm.world, cls, "__iter__") is not None:
+            return Call(None, [])
+    return arg
+
+
+_ITEM_METHODS = frozenset(
+    "append insert index count remove add discard get setdefault pop __setitem__ __getitem__ __contains__ appendleft fromkeys".split()
+)
+_KEEPERS: frozenset[Any] = frozenset({id, types.MethodType, object.__setattr__, repr, str, slice})
+
+
+def _keeps_objects(function: Any) -> bool:
+    """Whether a native function only stores or looks up the objects it is given."""
+    owner = getattr(function, "__self__", None)
+    if type(owner) in (list, dict, set) or isinstance(owner, (dict, list)) or getattr(function, "__objclass__", None) in (list, dict, set):
+        return function.__name__ in _ITEM_METHODS
+    try:
+        return function in _KEEPERS
+    except TypeError:
+        return False
+
+
+def _is_caller(function: Any) -> bool:
+    if type(function) is types.FunctionType:
+        return True
+    try:
+        return function in _CALLERS or getattr(function, "__name__", "") == "sort"
+    except TypeError:
+        return False
+
+
+def _callback(vm: Machine, value: Any) -> Any:
+    """Functions of the program as native code may call them: each call is a nested run."""
+    if type(value) in (types.FunctionType, types.MethodType, functools.partial) or (type(value) is Outside and callable(value.real)):
+        if type(value) is types.FunctionType and runs_natively(value) and id(value) not in vm.own_functions:
+            return value
+        if type(value) is types.MethodType and isinstance(value.__func__, _BUILTIN_TYPES):
+            return value
+
+        def callback(*args: Any, **kwargs: Any) -> Any:
+            return vm.evaluate(value, list(args), kwargs)
+
+        return functools.wraps(value)(callback) if type(value) is types.FunctionType else callback
+    return value
+
+
+# ---- classes -------------------------------------------------------------------------------------------------------------------------
+
+
+def _instantiate(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
+    world = vm.world
+    meta_call = world.lookup(type(cls), "__call__")
+    if type(meta_call) is types.FunctionType and not _native_module(type(cls).__module__):
+        return Call(meta_call, [cls, *args], kwargs)
+    return construct(vm, frame, cls, args, kwargs)
+
+
+def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
+    """`type.__call__(cls, ...)`."""
+    new, init = vm.world.lookup(cls, "__new__"), vm.world.lookup(cls, "__init__")
+    new = getattr(new, "__func__", new)
+    python_new, python_init = type(new) is types.FunctionType, type(init) is types.FunctionType
+    if (python_new and not runs_natively(new)) or (python_new and python_init):
+        return Call(polyfill("instantiate"), [cls, tuple(args), kwargs or {}])
+    if not python_init or (runs_natively(init) and not any(type(a) is Outside for a in args)):
+        return native(vm, frame, cls, args, kwargs)
+    if cls.__flags__ & (1 << 20):  # abstract
+        return native(vm, frame, cls, args, kwargs)
+    if new is object.__new__:
+        made = object.__new__(cls)
+    else:
+        made = cls.__new__(cls, *args, **(kwargs or {})) if not issubclass(cls, (dict, list, set)) else cls.__new__(cls)
+    callee = vm.enter(init, [made, *args], kwargs)
+    callee.then, callee.then_value = "instance", made
+    return True
+
+
+def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
+    cls = type(function)
+    if cls is functools.partial:
+        return Call(function.func, [*function.args, *args], {**function.keywords, **(kwargs or {})})
+    if cls is functools._lru_cache_wrapper:
+        if runs_natively_cached(function) and all(type(a) in PLAIN for a in args):
+            return native(vm, frame, function, args, kwargs)
+        return Call(function.__wrapped__, args, kwargs)
+    real = function.cls if cls is Outside else cls
+    method = vm.world.lookup(real, "__call__")
+    if type(method) is types.FunctionType:
+        if runs_natively(method) and cls is not Outside:
+            return native(vm, frame, function, args, kwargs)
+        return Call(method, [function, *args], kwargs)
+    if method is MISSING or cls is Outside:
+        if method is not MISSING:
+            raise Unsupported(f"a call of an outside {real.__name__} object", vm.where())
+        raise TypeError(f"'{real.__name__}' object is not callable")
+    return native(vm, frame, function, args, kwargs)
+
+
+def runs_natively_cached(function: Any) -> bool:
+    """Whether an `lru_cache` function belongs to a library, whose predicates on constants are constants."""
+    from bolide.dynamo.values.outside import is_library_namespace
+
+    wrapped = function.__wrapped__
+    return type(wrapped) is types.FunctionType and is_library_namespace(wrapped.__globals__)
+
+
+__all__ = ["INTERCEPTS", "SWITCHED", "call", "construct", "intercept", "load_attribute", "native"]

@@ -1,0 +1,247 @@
+"""The interpreter: a trampoline over an explicit stack of frames.
+
+A call of interpreted Python pushes a `Frame`; Python's own stack does not grow with the program's. Only where native code calls back into the program (a sort
+key, `torch.vmap`) a nested run of the same machine is started.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from bolide.dynamo.bytecode import Code, decode
+from bolide.dynamo.frames import Frame, Generator, bind
+from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, World, attribute_source, is_opaque
+from bolide.dynamo.program import Source
+from bolide.support.errors import Unsupported, UserFrame
+from bolide.tracing import DataDependent, Trace
+
+Handler = Callable[["Machine", Frame, Any], Any]
+
+OPCODES: dict[str, Handler] = {}
+
+
+def opcode(*names: str) -> Callable[[Handler], Handler]:
+    """Register the handler of the operations `names` (uniform names of `bytecode.decode`).
+
+    A handler returns True when it changed the top of the frame stack."""
+
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            OPCODES[name] = handler
+        return handler
+
+    return register
+
+
+class Call:
+    """What an operation answers when its result is that of a call which has to be interpreted."""
+
+    __slots__ = ("args", "function", "kwargs")
+
+    def __init__(self, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+
+
+Dispatch = Callable[["Machine", Frame, Any, list[Any], "dict[str, Any] | None"], Any]
+
+
+def _bound(code: Code) -> list[tuple[Handler, Any]]:
+    """The handlers and arguments of a code object. Raises Unsupported when an operation has no handler."""
+    out = []
+    for index, name in enumerate(code.ops):
+        handler = OPCODES.get(name)
+        if handler is None:
+            raise Unsupported(f"bytecode operation {name}", code.frame_at(index), "move this code out of the compiled function")
+        out.append((handler, code.args[index]))
+    return out
+
+
+_SCRATCH = decode((lambda: None).__code__)
+
+
+class Machine:
+    """The state of one run: the outside world, the trace, the frame stack. `dispatch` is how calls are made (`calls.call`)."""
+
+    def __init__(self, world: World, trace: Trace, dispatch: Dispatch) -> None:
+        self.world, self.trace = world, trace
+        self.frames: list[Frame] = [Frame(_SCRATCH, {}, [])]
+        self.base = 1
+        self.own_functions: dict[int, Any] = {}  # functions made by the program, by id
+        self.entered: list[Any] = []  # native context managers that are entered now
+        self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls to be made after the graph has run
+        self._dispatch = dispatch
+        world.where = self.where
+
+    # -- where we are
+
+    def where(self) -> UserFrame | None:
+        """The innermost frame of the user's (or a model library's) code, rather than of torch or the standard library."""
+        for frame in reversed(self.frames):
+            if not frame.code.plumbing and frame.code is not _SCRATCH:
+                return frame.code.frame_at(frame.pc - 1)
+        return None
+
+    # -- running
+
+    def call(self, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
+        """Call `function`; its result will be pushed onto `frame`, which is the top one. True when a frame was pushed."""
+        return self._dispatch(self, frame, function, args, kwargs)
+
+    def answer(self, frame: Frame, result: Any) -> Any:
+        """Push an operation's result, making the call first that it asks for."""
+        if type(result) is Call:
+            return self._dispatch(self, frame, result.function, result.args, result.kwargs)
+        frame.stack.append(result)
+        return None
+
+    def evaluate(self, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
+        """Run a call to its end in a nested run and return its result; the program's exceptions propagate."""
+        scratch = Frame(_SCRATCH, {}, [])
+        self.frames.append(scratch)
+        outer, self.base = self.base, len(self.frames)
+        try:
+            if self.call(scratch, function, args, kwargs):
+                self._run()
+            return scratch.stack.pop()
+        finally:
+            del self.frames[self.base - 1 :]
+            self.base = outer
+
+    def enter(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any] | None) -> Frame:
+        """Push the frame of a call of a Python function."""
+        code = decode(function.__code__)
+        frame = Frame(code, function.__globals__, bind(function, args, kwargs), function)
+        if (function.__defaults__ or function.__kwdefaults__) and id(function) not in self.own_functions:
+            self._wrap_defaults(function, frame.locals)
+        if len(self.frames) > 900:
+            raise RecursionError("maximum recursion depth exceeded")
+        self.frames.append(frame)
+        return frame
+
+    def _wrap_defaults(self, function: types.FunctionType, slots: list[Any]) -> None:
+        base = Source("object", None, None, function)
+        holders: list[tuple[str, list[tuple[Any, Any]]]] = [("__defaults__", list(enumerate(function.__defaults__ or ())))]
+        holders.append(("__kwdefaults__", list((function.__kwdefaults__ or {}).items())))
+        for attribute, items in holders:
+            for key, default in items:
+                if type(default) in CONSTANT_TYPES or isinstance(default, type) or is_opaque(default):
+                    continue
+                for i, value in enumerate(slots):
+                    if value is default:
+                        slots[i] = self.world.wrap(default, Source("item", attribute_source(base, attribute), key))
+
+    def _run(self) -> None:
+        """Run until the frame stack is back at `base`."""
+        frames = self.frames
+        while len(frames) > self.base:
+            frame = frames[-1]
+            bound = frame.code.bound
+            if bound is None:
+                bound = frame.code.bound = _bound(frame.code)
+            try:
+                while True:
+                    handler, arg = bound[frame.pc]
+                    frame.pc += 1
+                    if handler(self, frame, arg):
+                        break
+            except (Unsupported, DataDependent):
+                raise
+            except Exception as error:
+                self.unwind(error)
+
+    def finish(self, frame: Frame, value: Any) -> None:
+        """The top frame returns `value`."""
+        frames = self.frames
+        frames.pop()
+        caller = frames[-1]
+        then = frame.then
+        if frame.generator is not None:
+            frame.generator.done, frame.generator.running = True, False
+            self._finish_generator(caller, frame, value)
+        elif then == "push":
+            caller.stack.append(value)
+        elif then == "instance":
+            if value is not None:
+                raise TypeError(f"__init__() should return None, not '{type(value).__name__}'")
+            caller.stack.append(frame.then_value)
+
+    def unwind(self, error: BaseException) -> None:
+        """Find the handler of an exception raised in the top frame; raise it when no frame of this run has one."""
+        frames = self.frames
+        while len(frames) > self.base:
+            frame = frames[-1]
+            at = frame.pc - 1
+            chosen = None
+            for entry in frame.code.exceptions:
+                if entry.start <= at < entry.end:
+                    chosen = entry
+            if chosen is not None:
+                del frame.stack[chosen.depth :]
+                if chosen.push_offset:
+                    frame.stack.append(at)
+                frame.stack.append(error)
+                frame.pc = chosen.target
+                return
+            frames.pop()
+            if frame.generator is not None:
+                frame.generator.done, frame.generator.running = True, False
+                if isinstance(error, StopIteration):
+                    wrapped = RuntimeError("generator raised StopIteration")
+                    wrapped.__cause__ = error
+                    error = wrapped
+        raise error
+
+    # -- generators
+
+    def resume(self, generator: Generator, value: Any, then: str, then_value: Any = None) -> bool:
+        """Continue a generator; what it yields is pushed onto the present top frame. `then` says what its return does there:
+        "for" (drop the iterator below and jump to `then_value`), "send" (as SEND), "default" (push `then_value`) or "stop" (raise StopIteration)."""
+        if generator.running:
+            raise ValueError("generator already executing")
+        caller = self.frames[-1]
+        frame = generator.frame
+        if generator.done:
+            self._return_of_generator(caller, then, then_value, None)
+            return False
+        if not generator.started and value is not None:
+            raise TypeError("can't send non-None value to a just-started generator")
+        generator.started = generator.running = True
+        frame.then, frame.then_value = then, then_value
+        frame.stack.append(value)
+        self.frames.append(frame)
+        return True
+
+    def throw(self, generator: Generator, error: BaseException) -> bool:
+        """Raise `error` at the point where a generator is suspended."""
+        if generator.done:
+            raise error
+        if not generator.started:
+            generator.done = True
+            raise error
+        generator.running = True
+        generator.frame.then = "stop"
+        self.frames.append(generator.frame)
+        raise error
+
+    def _finish_generator(self, caller: Frame, frame: Frame, value: Any) -> None:
+        self._return_of_generator(caller, frame.then, frame.then_value, value)
+
+    def _return_of_generator(self, caller: Frame, then: str, then_value: Any, value: Any) -> None:
+        if then == "for":
+            caller.stack.pop()
+            caller.pc = then_value
+        elif then == "send":
+            target, keep = then_value
+            if not keep:
+                caller.stack.pop()
+            caller.stack.append(value)
+            caller.pc = target
+        elif then == "default":
+            caller.stack.append(then_value)
+        else:
+            raise StopIteration(value)
+
+
+__all__ = ["MISSING", "Call", "Machine", "opcode"]

@@ -1,0 +1,323 @@
+"""Handlers of control flow: jumps, loops, calls, returns, generators, exceptions, `with`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bolide.dynamo import operations
+from bolide.dynamo.bytecode import VERSION
+from bolide.dynamo.frames import Frame, Generator
+from bolide.dynamo.interpreter import Call, Machine, opcode
+from bolide.dynamo.opcodes import NULL, _pop_many
+from bolide.dynamo.values.outside import MISSING
+from bolide.support.errors import Unsupported
+
+# ---- jumps and loops -----------------------------------------------------------------------------------------------------------------
+
+
+@opcode("JUMP")
+def _jump(vm: Machine, frame: Frame, arg: int) -> None:
+    frame.pc = arg
+
+
+def _branch(vm: Machine, frame: Frame, target: int, wanted: bool, keep: bool) -> Any:
+    value = frame.stack[-1]
+    if value is not True and value is not False:
+        truth = operations.truth(vm, value)
+        if type(truth) is Call:
+            if keep:
+                raise Unsupported("the truth of an object with its own __bool__ in an and/or chain", vm.where(), "call bool() first")
+            frame.stack.pop()
+            frame.pc -= 1
+            return vm.answer(frame, truth)
+    else:
+        truth = value
+    if truth is wanted:
+        frame.pc = target
+        if not keep:
+            frame.stack.pop()
+    else:
+        frame.stack.pop()
+    return None
+
+
+@opcode("POP_JUMP_IF_FALSE")
+def _pop_jump_if_false(vm: Machine, frame: Frame, arg: int) -> Any:
+    return _branch(vm, frame, arg, False, False)
+
+
+@opcode("POP_JUMP_IF_TRUE")
+def _pop_jump_if_true(vm: Machine, frame: Frame, arg: int) -> Any:
+    return _branch(vm, frame, arg, True, False)
+
+
+@opcode("JUMP_IF_FALSE_OR_POP")
+def _jump_if_false_or_pop(vm: Machine, frame: Frame, arg: int) -> Any:
+    return _branch(vm, frame, arg, False, True)
+
+
+@opcode("JUMP_IF_TRUE_OR_POP")
+def _jump_if_true_or_pop(vm: Machine, frame: Frame, arg: int) -> Any:
+    return _branch(vm, frame, arg, True, True)
+
+
+@opcode("POP_JUMP_IF_NONE")
+def _pop_jump_if_none(vm: Machine, frame: Frame, arg: int) -> None:
+    if frame.stack.pop() is None:
+        frame.pc = arg
+
+
+@opcode("POP_JUMP_IF_NOT_NONE")
+def _pop_jump_if_not_none(vm: Machine, frame: Frame, arg: int) -> None:
+    if frame.stack.pop() is not None:
+        frame.pc = arg
+
+
+@opcode("GET_ITER")
+def _get_iter(vm: Machine, frame: Frame, arg: Any) -> Any:
+    value = frame.stack.pop()
+    if type(value) is Generator:
+        frame.stack.append(value)
+        return None
+    items = operations.native_iterable(vm, value)
+    if items is MISSING:
+        return vm.call(frame, operations.polyfill("iterate"), [value])
+    frame.stack.append(iter(items))
+    return None
+
+
+@opcode("GET_YIELD_FROM_ITER")
+def _get_yield_from_iter(vm: Machine, frame: Frame, arg: Any) -> Any:
+    return _get_iter(vm, frame, arg)
+
+
+@opcode("FOR_ITER")
+def _for_iter(vm: Machine, frame: Frame, arg: int) -> Any:
+    iterator = frame.stack[-1]
+    if type(iterator) is Generator:
+        return vm.resume(iterator, None, "for", arg)
+    try:
+        value = next(iterator)
+    except StopIteration:
+        frame.stack.pop()
+        frame.pc = arg
+        return None
+    frame.stack.append(value)
+    return None
+
+
+# ---- calls ---------------------------------------------------------------------------------------------------------------------------
+
+
+@opcode("KW_NAMES")
+def _kw_names(vm: Machine, frame: Frame, arg: tuple[str, ...]) -> None:
+    frame.keywords = arg
+
+
+@opcode("CALL")
+def _call(vm: Machine, frame: Frame, arg: int) -> Any:
+    stack = frame.stack
+    args = _pop_many(frame, arg)
+    kwargs: dict[str, Any] | None = None
+    if frame.keywords:
+        names = frame.keywords
+        frame.keywords = ()
+        kwargs = dict(zip(names, args[-len(names) :]))
+        del args[-len(names) :]
+    second = stack.pop()
+    first = stack.pop()
+    if first is NULL:
+        return vm.call(frame, second, args, kwargs)
+    args.insert(0, second)  # an unbound method and its owner
+    return vm.call(frame, first, args, kwargs)
+
+
+@opcode("CALL_FUNCTION_EX")
+def _call_function_ex(vm: Machine, frame: Frame, arg: int) -> Any:
+    stack = frame.stack
+    kwargs = stack.pop() if arg & 1 else None
+    args = stack.pop()
+    items = operations.native_iterable(vm, args)
+    if items is MISSING:
+        stack.append(args)
+        if kwargs is not None:
+            raise Unsupported("f(*iterator, **kwargs) with an iterator of the program's own", vm.where(), "pass *list(iterator)")
+        frame.pc -= 1
+        stack.pop()
+        return vm.call(frame, operations.polyfill("drain"), [args])
+    function = stack.pop()
+    stack.pop()  # the NULL below
+    return vm.call(frame, function, list(items), dict(kwargs) if kwargs else None)
+
+
+@opcode("RETURN_VALUE")
+def _return_value(vm: Machine, frame: Frame, arg: Any) -> bool:
+    vm.finish(frame, frame.stack.pop())
+    return True
+
+
+@opcode("RETURN_CONST")
+def _return_const(vm: Machine, frame: Frame, arg: Any) -> bool:
+    vm.finish(frame, arg)
+    return True
+
+
+# ---- generators ----------------------------------------------------------------------------------------------------------------------
+
+
+@opcode("RETURN_GENERATOR")
+def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:
+    if not frame.code.is_generator:
+        raise Unsupported("a coroutine", vm.where(), "await it outside the compiled function")
+    generator = Generator(frame, frame.code.code.co_qualname)
+    vm.finish(frame, generator)
+    frame.generator = generator
+    return True
+
+
+@opcode("YIELD_VALUE")
+def _yield_value(vm: Machine, frame: Frame, arg: Any) -> bool:
+    value = frame.stack.pop()
+    vm.frames.pop()
+    assert frame.generator is not None
+    frame.generator.running = False
+    vm.frames[-1].stack.append(value)
+    return True
+
+
+@opcode("SEND")
+def _send(vm: Machine, frame: Frame, arg: int) -> Any:
+    value = frame.stack.pop()
+    receiver = frame.stack[-1]
+    keep = VERSION >= (3, 12)
+    if type(receiver) is Generator:
+        return vm.resume(receiver, value, "send", (arg, keep))
+    try:
+        frame.stack.append(next(receiver) if value is None else receiver.send(value))
+    except StopIteration as stop:
+        if not keep:
+            frame.stack.pop()
+        frame.stack.append(stop.value)
+        frame.pc = arg
+    return None
+
+
+@opcode("END_SEND")
+def _end_send(vm: Machine, frame: Frame, arg: Any) -> None:
+    del frame.stack[-2]
+
+
+@opcode("END_FOR")
+def _end_for(vm: Machine, frame: Frame, arg: Any) -> None:
+    del frame.stack[-2:]
+
+
+@opcode("CLEANUP_THROW")
+def _cleanup_throw(vm: Machine, frame: Frame, arg: Any) -> None:
+    error = frame.stack[-1]
+    if not isinstance(error, StopIteration):
+        raise error
+    del frame.stack[-3:]
+    frame.stack += [None, error.value]
+
+
+@opcode("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "ASYNC_GEN_WRAP", "END_ASYNC_FOR")
+def _asynchronous(vm: Machine, frame: Frame, arg: Any) -> None:
+    raise Unsupported("asynchronous code", vm.where(), "keep await and async for outside the compiled function")
+
+
+# ---- exceptions ----------------------------------------------------------------------------------------------------------------------
+
+
+@opcode("PUSH_EXC_INFO")
+def _push_exc_info(vm: Machine, frame: Frame, arg: Any) -> None:
+    error = frame.stack.pop()
+    frame.stack.append(frame.exceptions[-1] if frame.exceptions else None)
+    frame.stack.append(error)
+    frame.exceptions.append(error)
+
+
+@opcode("POP_EXCEPT")
+def _pop_except(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.pop()
+    if frame.exceptions:
+        frame.exceptions.pop()
+
+
+@opcode("CHECK_EXC_MATCH")
+def _check_exc_match(vm: Machine, frame: Frame, arg: Any) -> None:
+    cls = frame.stack.pop()
+    frame.stack.append(isinstance(frame.stack[-1], cls))
+
+
+@opcode("RERAISE")
+def _reraise(vm: Machine, frame: Frame, arg: int) -> None:
+    raise frame.stack.pop()  # `arg` only says which line a traceback should show
+
+
+@opcode("RAISE_VARARGS")
+def _raise(vm: Machine, frame: Frame, arg: int) -> Any:
+    if arg == 0:
+        for at in reversed(vm.frames):
+            if at.exceptions:
+                raise at.exceptions[-1]
+        raise RuntimeError("No active exception to reraise")
+    cause = frame.stack.pop() if arg == 2 else MISSING
+    error = frame.stack.pop()
+    if isinstance(error, type) and issubclass(error, BaseException):  # make the instance, then raise that
+        frame.pc -= 1
+        if cause is not MISSING:
+            raise Unsupported("raise of a class with a cause", vm.where(), "raise an instance")
+        return vm.call(frame, error, [])
+    if not isinstance(error, BaseException):
+        raise TypeError("exceptions must derive from BaseException")
+    if cause is not MISSING:
+        error.__cause__ = cause() if isinstance(cause, type) else cause
+    handled = next((at.exceptions[-1] for at in reversed(vm.frames) if at.exceptions), None)
+    if handled is not None and handled is not error and error.__context__ is None:
+        error.__context__ = handled
+    raise error
+
+
+@opcode("LOAD_ASSERTION_ERROR")
+def _load_assertion_error(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.append(AssertionError)
+
+
+@opcode("BEFORE_WITH")
+def _before_with(vm: Machine, frame: Frame, arg: Any) -> Any:
+    """`manager` becomes its bound `__exit__`, then the result of `__enter__` is pushed."""
+    manager = frame.stack.pop()
+    leave = operations.special_method(vm, manager, "__exit__")
+    enter = operations.special_method(vm, manager, "__enter__")
+    if leave is MISSING or enter is MISSING:
+        raise TypeError(f"{operations.class_of(manager).__name__!r} object does not support the context manager protocol")
+    frame.stack.append(leave)
+    return vm.call(frame, enter, [])
+
+
+@opcode("WITH_EXCEPT_START")
+def _with_except_start(vm: Machine, frame: Frame, arg: Any) -> Any:
+    error = frame.stack[-1]
+    return vm.call(frame, frame.stack[-4], [type(error), error, error.__traceback__])
+
+
+# ---- intrinsics of 3.12 --------------------------------------------------------------------------------------------------------------
+
+
+@opcode("CALL_INTRINSIC_1")
+def _call_intrinsic_1(vm: Machine, frame: Frame, arg: int) -> Any:
+    value = frame.stack.pop()
+    if arg == 3:  # STOPITERATION_ERROR
+        if isinstance(value, StopIteration):
+            error = RuntimeError("generator raised StopIteration")
+            error.__cause__ = value
+            value = error
+        frame.stack.append(value)
+    elif arg == 5:  # UNARY_POSITIVE
+        frame.stack.append(+value)
+    elif arg == 6:  # LIST_TO_TUPLE
+        frame.stack.append(tuple(value))
+    else:
+        raise Unsupported(f"intrinsic {arg}", vm.where(), "move this code out of the compiled function")
+    return None

@@ -1,0 +1,277 @@
+"""Operators, items, truth, iteration and formatting on values: natively where that is exact, else as a call of a polyfill or of the object's own method."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bolide.dynamo import polyfills
+from bolide.dynamo.bytecode import BINARY_SYMBOLS
+from bolide.dynamo.frames import Frame, Generator
+from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.values.outside import MISSING, Outside, World
+from bolide.support.errors import Unsupported
+from bolide.tracing import TracedTensor
+
+# Types whose operators are exact on values of the interpreter: no method of theirs is written in Python.
+PLAIN = frozenset(
+    {int, float, complex, bool, str, bytes, type(None), tuple, list, dict, set, frozenset, range, slice, type(Ellipsis)}
+    | {torch.Size, torch.dtype, torch.device, torch.SymInt, torch.SymFloat, torch.SymBool, types.FunctionType}
+)
+_PLAIN_OR_TENSOR = PLAIN | {TracedTensor}
+
+_DUNDERS: dict[Callable[[Any, Any], Any], tuple[str | None, str, str]] = {}
+for _name in "add and floordiv lshift matmul mul mod or pow rshift sub truediv xor".split():
+    _plain = getattr(operator, _name + "_" if _name in ("and", "or") else _name)
+    _DUNDERS[_plain] = (None, f"__{_name}__", f"__r{_name}__")
+    _DUNDERS[getattr(operator, "i" + _name)] = (f"__i{_name}__", f"__{_name}__", f"__r{_name}__")
+for _name, _reflected in {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}.items():
+    _DUNDERS[getattr(operator, _name)] = (None, f"__{_name}__", f"__{_reflected}__")
+_COMPARISON_SYMBOLS = {operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==", operator.ne: "!="}
+
+
+def polyfill(name: str) -> types.FunctionType:
+    """The polyfill of this name: a Python function that is interpreted."""
+    found: types.FunctionType = polyfills.BY_NAME[name]
+    return found
+
+
+def class_of(value: Any) -> type:
+    """The class the program sees."""
+    cls = type(value)
+    if cls is Outside:
+        outside: type = value.cls
+        return outside
+    return cls
+
+
+def python_method(world: World, cls: type, name: str) -> Any:
+    """The method `name` of a class if it is written in Python, else None."""
+    found = world.lookup(cls, name)
+    return found if type(found) is types.FunctionType else None
+
+
+def native_view(vm: Machine, value: Any) -> Any:
+    """What native code may be given for `value`; raises Unsupported for an outside object that is not a plain container."""
+    if type(value) is Outside:
+        if value.items is not None:
+            return value.items.materialise()
+        raise Unsupported(f"an outside {value.cls.__name__} object is used by a built-in operation", vm.where())
+    return value
+
+
+def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """`left op right`."""
+    a, b = type(left), type(right)
+    if a in PLAIN and b in PLAIN:
+        return op(left, right)
+    if a in _PLAIN_OR_TENSOR and b in _PLAIN_OR_TENSOR:
+        vm.trace.where = vm.where()
+        return op(left, right)
+    a, b = class_of(left), class_of(right)
+    in_place, forward, reflected = _DUNDERS[op]
+    look = vm.world
+    if (
+        (in_place and python_method(look, a, in_place))
+        or python_method(look, a, forward)
+        or python_method(look, b, reflected)
+        or (op is operator.ne and (python_method(look, a, "__eq__") or python_method(look, b, "__eq__")))
+    ):
+        symbol = _COMPARISON_SYMBOLS.get(op) or BINARY_SYMBOLS[op]
+        if symbol in ("==", "!="):
+            return Call(polyfill("equal" if symbol == "==" else "unequal"), [left, right])
+        return Call(polyfill("binary"), [left, right, in_place, forward, reflected, symbol])
+    if op is operator.eq or op is operator.ne:
+        if left is right and type(left) is Outside:
+            return op is operator.eq
+        if any(type(v) is Outside and v.items is None for v in (left, right)):
+            return op is operator.ne
+    vm.trace.where = vm.where()
+    return op(native_view(vm, left), native_view(vm, right))
+
+
+def unary(vm: Machine, op: Callable[[Any], Any], value: Any) -> Any:
+    """`-x`, `+x`, `~x`."""
+    name = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}[op]
+    cls = class_of(value)
+    if cls not in PLAIN:
+        method = python_method(vm.world, cls, name)
+        if method is not None:
+            return Call(method, [value])
+        vm.trace.where = vm.where()
+    return op(native_view(vm, value))
+
+
+def truth(vm: Machine, value: Any) -> Any:
+    """True, False, or the Call that answers the question."""
+    cls = type(value)
+    if cls in PLAIN:
+        return bool(value)
+    if cls is TracedTensor:
+        vm.trace.where = vm.where()
+        return bool(value)
+    cls = class_of(value)
+    if cls in (types.ModuleType, types.BuiltinFunctionType, types.MethodType) or issubclass(cls, type):
+        return True
+    for name in ("__bool__", "__len__"):
+        found = vm.world.lookup(cls, name)
+        if found is not MISSING:
+            if type(found) is types.FunctionType:
+                return Call(polyfill("truth"), [value])
+            break
+    if type(value) is Outside:
+        return True if value.items is None else value.items.length() > 0
+    if type(value) is Generator:
+        return True
+    return bool(value)
+
+
+def contains(vm: Machine, container: Any, item: Any) -> Any:
+    """`item in container`: True, False, or MISSING when a polyfill has to answer."""
+    cls = type(container)
+    if cls in PLAIN:
+        vm.trace.where = vm.where() if type(item) is TracedTensor else vm.trace.where
+        if cls not in (dict, set, frozenset, str) and type(item) not in PLAIN and _has_python_eq(vm, container, item):
+            return MISSING
+        return item in container
+    real = class_of(container)
+    if cls is Generator or python_method(vm.world, real, "__contains__") is not None:
+        return MISSING
+    if cls is Outside:
+        if container.items is None:
+            return MISSING
+        return container.items.get(item) is not MISSING
+    if vm.world.lookup(real, "__contains__") is MISSING and not issubclass(real, type):
+        return MISSING
+    vm.trace.where = vm.where()
+    return item in container
+
+
+def _has_python_eq(vm: Machine, container: Any, item: Any) -> bool:
+    return any(python_method(vm.world, class_of(v), "__eq__") is not None for v in (item, *container))
+
+
+def get_item(vm: Machine, owner: Any, key: Any) -> Any:
+    """`owner[key]`."""
+    cls = type(owner)
+    if cls in PLAIN:
+        return owner[key]
+    if cls is TracedTensor:
+        vm.trace.where = vm.where()
+        return owner[key]
+    real = class_of(owner)
+    method = python_method(vm.world, real, "__getitem__")
+    if method is not None:
+        return Call(method, [owner, key])
+    if cls is Outside:
+        if owner.items is None:
+            raise Unsupported(f"an item of an outside {real.__name__} object", vm.where())
+        found = owner.items.get(key)
+        if found is MISSING:
+            missing = python_method(vm.world, real, "__missing__")
+            if missing is not None:
+                return Call(missing, [owner, key])
+            found = owner.items.materialise()[key]
+        return found
+    return owner[key]
+
+
+def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
+    """`owner[key] = value`; None, or the Call that does it."""
+    cls = type(owner)
+    if cls in PLAIN or cls is TracedTensor:
+        vm.trace.where = vm.where()
+        owner[key] = value
+        return None
+    real = class_of(owner)
+    method = python_method(vm.world, real, "__setitem__")
+    if method is not None:
+        return Call(method, [owner, key, value])
+    if cls is Outside:
+        if owner.items is None:
+            raise Unsupported(f"an item of an outside {real.__name__} object is assigned", vm.where())
+        owner.items.set(key, value)
+    else:
+        owner[key] = value
+    return None
+
+
+def delete_item(vm: Machine, owner: Any, key: Any) -> Any:
+    """`del owner[key]`; None, or the Call that does it."""
+    real = class_of(owner)
+    method = python_method(vm.world, real, "__delitem__")
+    if method is not None:
+        return Call(method, [owner, key])
+    if type(owner) is Outside:
+        if owner.items is None:
+            raise Unsupported(f"an item of an outside {real.__name__} object is deleted", vm.where())
+        if owner.items.get(key) is MISSING:
+            raise KeyError(key)
+        owner.items.set(key, MISSING)
+    else:
+        del owner[key]
+    return None
+
+
+def native_iterable(vm: Machine, value: Any) -> Any:
+    """Something native code may iterate over in place of `value`, or MISSING when iteration has to be interpreted."""
+    cls = type(value)
+    if cls in PLAIN:
+        return value
+    if cls is TracedTensor:
+        vm.trace.where = vm.where()
+        return value
+    if cls is Generator:
+        return MISSING
+    real = class_of(value)
+    method = vm.world.lookup(real, "__iter__")
+    if type(method) is types.FunctionType or (method is MISSING and vm.world.lookup(real, "__getitem__") is not MISSING):
+        return MISSING
+    return native_view(vm, value)
+
+
+def format_value(vm: Machine, value: Any, conversion: int, spec: Any) -> Any:
+    """An f-string's `{value!conversion:spec}`; conversion as in FORMAT_VALUE (0 none, 1 str, 2 repr, 3 ascii)."""
+    if type(value) is TracedTensor:
+        raise Unsupported("the text of a tensor depends on its data", vm.where(), "format it outside the compiled function")
+    if type(value) is Outside:
+        method = None
+        for name in ("__repr__",) if conversion == 2 else ("__format__", "__str__", "__repr__"):
+            method = method or python_method(vm.world, value.cls, name)
+        if method is None or spec:
+            raise Unsupported(f"the text of an outside {value.cls.__name__} object", vm.where())
+        return Call(method, [value])
+    if conversion:
+        value = (str, repr, ascii)[conversion - 1](value)
+    return format(value, spec)
+
+
+def special_method(vm: Machine, value: Any, name: str) -> Any:
+    """The special method `name`, looked up on the class and bound, or MISSING."""
+    cls = class_of(value)
+    found = vm.world.lookup(cls, name)
+    if found is MISSING:
+        return MISSING
+    if type(value) is Outside or type(found) is types.FunctionType:
+        return types.MethodType(found, value)
+    return getattr(value, name)
+
+
+def call_for_effect(vm: Machine, frame: Frame, request: Any) -> Any:
+    """Make a call whose result is dropped; `request` is a Call or None."""
+    if request is None:
+        return None
+    if vm.call(frame, request.function, request.args, request.kwargs):
+        vm.frames[-1].then = "drop"
+        return True
+    frame.stack.pop()
+    return None
+
+
+def matches_flag(cls: type, flag: int) -> bool:
+    """Whether a class takes part in sequence (1 << 5) or mapping (1 << 6) patterns."""
+    return bool(cls.__flags__ & flag)

@@ -1,0 +1,293 @@
+"""Polyfills of built-in functions, operators and protocols. These run in the interpreter: they may use everything it supports, except each other's natives.
+
+Functions whose body is `raise NotImplementedError` are primitives: the interpreter answers them itself (see `builtins`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def is_lazy(value):  # type: ignore[no-untyped-def]
+    """Whether iterating over `value` runs code of the program (primitive)."""
+    raise NotImplementedError
+
+
+def generator_next(generator):  # type: ignore[no-untyped-def]
+    raise NotImplementedError
+
+
+def generator_send(generator, value):  # type: ignore[no-untyped-def]
+    raise NotImplementedError
+
+
+def generator_throw(generator, kind, value=None, traceback=None):  # type: ignore[no-untyped-def]
+    raise NotImplementedError
+
+
+def generator_iter(generator):  # type: ignore[no-untyped-def]
+    return generator
+
+
+def generator_close(generator):  # type: ignore[no-untyped-def]
+    try:
+        generator_throw(generator, GeneratorExit)
+    except (GeneratorExit, StopIteration):
+        return
+    raise RuntimeError("generator ignored GeneratorExit")
+
+
+def drain(iterable):  # type: ignore[no-untyped-def]
+    return [item for item in iterable]  # noqa: C416
+
+
+def iterate(iterable):  # type: ignore[no-untyped-def]
+    if hasattr(type(iterable), "__iter__"):
+        iterator = type(iterable).__iter__(iterable)
+        if not hasattr(type(iterator), "__next__") or not is_lazy(iterator):
+            yield from iterator
+            return
+        while True:
+            try:
+                item = iterator.__next__()
+            except StopIteration:
+                return
+            yield item
+    else:
+        index = 0
+        while True:
+            try:
+                item = iterable[index]
+            except IndexError:
+                return
+            yield item
+            index += 1
+
+
+def drained_call(function: Any, args: Any, kwargs: Any) -> Any:
+    """A call of a native function with the lazy iterables among its arguments turned into lists first."""
+    return function(*[drain(arg) if is_lazy(arg) else arg for arg in args], **kwargs)
+
+
+def next_item(iterator, *default):  # type: ignore[no-untyped-def]
+    if default:
+        try:
+            return type(iterator).__next__(iterator)
+        except StopIteration:
+            return default[0]
+    return type(iterator).__next__(iterator)
+
+
+def any_item(iterable):  # type: ignore[no-untyped-def]
+    for item in iterable:
+        if item:
+            return True
+    return False
+
+
+def all_items(iterable):  # type: ignore[no-untyped-def]
+    for item in iterable:
+        if not item:
+            return False
+    return True
+
+
+def enumerate_items(iterable, start=0):  # type: ignore[no-untyped-def]
+    for item in iterable:
+        yield start, item
+        start += 1
+
+
+def zip_items(*iterables, strict=False):  # type: ignore[no-untyped-def]
+    iterators = [iter(iterable) for iterable in iterables]
+    while iterators:
+        items = []
+        for position, iterator in enumerate(iterators):
+            try:
+                items.append(next(iterator))
+            except StopIteration:
+                if strict and position:
+                    raise ValueError(f"zip() argument {position + 1} is shorter than argument 1") from None
+                if strict:
+                    for other, rest in enumerate(iterators[1:]):
+                        for _ in rest:
+                            raise ValueError(f"zip() argument {other + 2} is longer than argument 1") from None
+                return
+        yield tuple(items)
+
+
+def map_items(function, *iterables):  # type: ignore[no-untyped-def]
+    for args in zip(*iterables):
+        yield function(*args)
+
+
+def filter_items(function, iterable):  # type: ignore[no-untyped-def]
+    for item in iterable:
+        if (item if function is None else function(item)):
+            yield item
+
+
+def sum_items(iterable, start=0):  # type: ignore[no-untyped-def]
+    for item in iterable:
+        start = start + item
+    return start
+
+
+def reduce_items(function, iterable, *initial):  # type: ignore[no-untyped-def]
+    iterator = iter(iterable)
+    if initial:
+        value = initial[0]
+    else:
+        try:
+            value = next(iterator)
+        except StopIteration:
+            raise TypeError("reduce() of empty iterable with no initial value") from None
+    for item in iterator:
+        value = function(value, item)
+    return value
+
+
+def getattr_default(owner, name, default):  # type: ignore[no-untyped-def]
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        return default
+
+
+def has_attribute(owner, name):  # type: ignore[no-untyped-def]
+    try:
+        getattr(owner, name)
+    except AttributeError:
+        return False
+    return True
+
+
+def cached_property_get(owner, function, name):  # type: ignore[no-untyped-def]
+    value = function(owner)
+    owner.__dict__[name] = value
+    return value
+
+
+def instantiate(cls, args, kwargs):  # type: ignore[no-untyped-def]
+    made = cls.__new__(cls, *args, **kwargs)
+    if isinstance(made, cls):
+        type(made).__init__(made, *args, **kwargs)
+    return made
+
+
+def truth(value):  # type: ignore[no-untyped-def]
+    cls = type(value)
+    if hasattr(cls, "__bool__"):
+        return cls.__bool__(value)
+    return cls.__len__(value) != 0
+
+
+def equal(left, right):  # type: ignore[no-untyped-def]
+    a, b = type(left), type(right)
+    if a is not b and issubclass(b, a):
+        result = b.__eq__(right, left)
+        if result is NotImplemented:
+            result = a.__eq__(left, right)
+    else:
+        result = a.__eq__(left, right)
+        if result is NotImplemented:
+            result = b.__eq__(right, left)
+    return left is right if result is NotImplemented else result
+
+
+def unequal(left, right):  # type: ignore[no-untyped-def]
+    a, b = type(left), type(right)
+    result = NotImplemented
+    if a.__ne__ is not object.__ne__:
+        result = a.__ne__(left, right)
+    if result is NotImplemented and b.__ne__ is not object.__ne__:
+        result = b.__ne__(right, left)
+    return not left == right if result is NotImplemented else result  # noqa: SIM201
+
+
+def binary(left, right, in_place, forward, reflected, symbol):  # type: ignore[no-untyped-def]
+    a, b = type(left), type(right)
+    result = NotImplemented
+    if in_place is not None and hasattr(a, in_place):
+        result = getattr(a, in_place)(left, right)
+        if result is not NotImplemented:
+            return result
+    right_first = a is not b and issubclass(b, a) and hasattr(b, reflected)
+    if right_first and getattr(b, reflected) is not getattr(a, reflected, None):
+        result = getattr(b, reflected)(right, left)
+    if result is NotImplemented and hasattr(a, forward):
+        result = getattr(a, forward)(left, right)
+    if result is NotImplemented and not right_first and a is not b and hasattr(b, reflected):
+        result = getattr(b, reflected)(right, left)
+    if result is NotImplemented and symbol in ("<", "<=", ">", ">=") and a is b and hasattr(b, reflected):
+        result = getattr(b, reflected)(right, left)
+    if result is NotImplemented:
+        raise TypeError(f"unsupported operand type(s) for {symbol}: '{a.__name__}' and '{b.__name__}'")
+    return result
+
+
+def contains(container, item):  # type: ignore[no-untyped-def]
+    cls = type(container)
+    if hasattr(cls, "__contains__") and not isinstance(container, (list, tuple)):
+        return True if cls.__contains__(container, item) else False  # noqa: SIM210
+    for other in container:
+        if other is item or other == item:
+            return True
+    return False
+
+
+def contains_not(container, item):  # type: ignore[no-untyped-def]
+    return not contains(container, item)
+
+
+def match_keys(subject, keys):  # type: ignore[no-untyped-def]
+    missing = object()
+    values = []
+    for key in keys:
+        value = subject.get(key, missing)
+        if value is missing:
+            return None
+        values.append(value)
+    return tuple(values)
+
+
+_SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+
+
+def match_class(subject, cls, count, names):  # type: ignore[no-untyped-def]
+    if not isinstance(subject, cls):
+        return None
+    values = []
+    if count:
+        positional = getattr(cls, "__match_args__", None)
+        if positional is None:
+            if count == 1 and issubclass(cls, _SELF_MATCHING):
+                values.append(subject)
+                count = 0
+            else:
+                raise TypeError(f"{cls.__name__}() accepts 0 positional sub-patterns ({count} given)")
+        for name in (positional or ())[:count]:
+            if not hasattr(subject, name):
+                return None
+            values.append(getattr(subject, name))
+    for name in names:
+        if not hasattr(subject, name):
+            return None
+        values.append(getattr(subject, name))
+    return tuple(values)
+
+
+def singledispatch_call(function, args, kwargs):  # type: ignore[no-untyped-def]
+    return function.dispatch(type(args[0]))(*args, **kwargs)
+
+
+def outside_dict_update(target, args, kwargs):  # type: ignore[no-untyped-def]
+    for source in args:
+        if hasattr(source, "keys"):
+            for key in source.keys():  # noqa: SIM118
+                target[key] = source[key]
+        else:
+            for key, value in source:
+                target[key] = value
+    for key, value in kwargs.items():
+        target[key] = value

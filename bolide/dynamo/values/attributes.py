@@ -1,0 +1,367 @@
+"""Attribute access by Python's protocol, on every kind of value."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+
+from bolide.dynamo import polyfills
+from bolide.dynamo.frames import Generator
+from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.program import Source
+from bolide.dynamo.values.outside import (
+    CONSTANT_TYPES,
+    MISSING,
+    Outside,
+    attribute_source,
+    is_library_class,
+    is_library_namespace,
+)
+from bolide.support.errors import Unsupported
+from bolide.tracing import TracedTensor
+
+_MODULE_GETATTR = torch.nn.Module.__getattr__
+_MODULE_SETATTR = torch.nn.Module.__setattr__
+_MODULE_DELATTR = torch.nn.Module.__delattr__
+_SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
+# Attributes of tensors that are state of the outside world or of autograd rather than of the value.
+_TENSOR_REFUSED = frozenset({"grad", "grad_fn", "_backward_hooks", "_version", "data_ptr", "numpy", "tolist", "item"})
+
+
+class Super:
+    """A bound `super(cls, owner)`."""
+
+    __slots__ = ("cls", "owner")
+
+    def __init__(self, cls: type, owner: Any) -> None:
+        self.cls, self.owner = cls, owner
+
+
+def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
+    """`owner.name`: the value, or the Call that computes it. Raises AttributeError as Python does."""
+    cls = type(owner)
+    if cls is Outside:
+        return _instance(vm, owner, owner.cls, name)
+    if cls is TracedTensor:
+        return _tensor(vm, owner, name)
+    if cls is types.ModuleType:
+        return _module(vm, owner, name)
+    if cls is Super:
+        return load_super(vm, owner.cls, owner.owner, name)
+    if cls is Generator:
+        return _generator(owner, name)
+    if cls is types.MethodType:
+        return _bound_method(vm, owner, name)
+    if cls in CONSTANT_TYPES or cls in (list, dict, set, tuple, frozenset):
+        return _native(vm, owner, name)
+    if isinstance(owner, type):
+        return _class(vm, owner, name)
+    return _instance(vm, owner, cls, name)
+
+
+def _native(vm: Machine, owner: Any, name: str) -> Any:
+    value = getattr(owner, name)
+    if type(owner) is types.FunctionType and type(value) in (dict, list, tuple) and id(owner) not in vm.own_functions:
+        return vm.world.wrap(value, attribute_source(Source("object", None, None, owner), name))
+    return value
+
+
+def _tensor(vm: Machine, owner: Any, name: str) -> Any:
+    if name in _TENSOR_REFUSED and name == "grad" and owner.is_leaf:
+        raise Unsupported("the gradient of a tensor is read", vm.where(), "read .grad outside the compiled function")
+    if name == "__class__":
+        return torch.nn.Parameter if isinstance(owner, torch.nn.Parameter) else torch.Tensor
+    vm.trace.where = vm.where()
+    return getattr(owner, name)
+
+
+def _module(vm: Machine, owner: types.ModuleType, name: str) -> Any:
+    namespace = owner.__dict__
+    if name in namespace:
+        return vm.world.load_global(namespace, name)
+    value = getattr(owner, name)  # lazy submodules, module-level __getattr__
+    if is_library_namespace(namespace):
+        return vm.world.trust(value, attribute_source(Source("object", None, None, owner), name))
+    return vm.world.wrap(value, attribute_source(Source("object", None, None, owner), name))
+
+
+def _generator(owner: Generator, name: str) -> Any:
+    method = polyfills.BY_NAME.get(f"generator_{name.strip('_')}")
+    if method is None:
+        raise AttributeError(f"'generator' object has no attribute '{name}'")
+    return types.MethodType(method, owner)
+
+
+def _bound_method(vm: Machine, owner: types.MethodType, name: str) -> Any:
+    if name in ("__self__", "__func__"):
+        return getattr(owner, name)
+    return load_attribute(vm, owner.__func__, name)
+
+
+def _class(vm: Machine, owner: type, name: str) -> Any:
+    meta = type(owner)
+    if meta is not type:
+        found = vm.world.lookup(meta, name)
+        if type(found) is types.FunctionType and name not in ("__call__", "__iter__", "__len__", "__contains__"):
+            return types.MethodType(found, owner)
+        if type(found) is property:
+            return getattr(owner, name)
+    found = vm.world.lookup(owner, name)
+    if type(found) in (types.FunctionType, staticmethod):
+        return getattr(found, "__func__", found)
+    if type(found) is classmethod:
+        return types.MethodType(found.__func__, owner)
+    value = getattr(owner, name)
+    return _class_value(vm, owner, name, value)
+
+
+def _class_value(vm: Machine, cls: type, name: str, value: Any) -> Any:
+    """A plain value stored on a class."""
+    if type(value) in (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType):
+        return value
+    source = attribute_source(Source("object", None, None, cls), name)
+    if is_library_class(cls):
+        return vm.world.trust(value, source)
+    return vm.world.wrap(value, source)
+
+
+def _instance(vm: Machine, owner: Any, cls: type, name: str) -> Any:
+    world = vm.world
+    if name == "__class__":
+        return cls
+    hook = world.lookup(cls, "__getattribute__")
+    if type(hook) is types.FunctionType:
+        return Call(hook, [owner, name])
+    return default_attribute(vm, owner, cls, name, True)
+
+
+def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: bool) -> Any:
+    """`object.__getattribute__`, and with `fallback` then the class's `__getattr__`."""
+    world = vm.world
+    outside = type(owner) is Outside
+    found = world.lookup(cls, name)
+    kind = type(found)
+    if kind is property:
+        if found.fget is None:
+            raise AttributeError(f"unreadable attribute {name!r}")
+        return Call(found.fget, [owner])
+    if kind in _SLOT_TYPES:
+        return _slot(vm, owner, name)
+    if kind is not types.FunctionType and found is not MISSING and hasattr(kind, "__set__") and hasattr(kind, "__get__"):
+        return _descriptor(found, owner, cls)
+    value = _own_attribute(owner, name)
+    if value is not MISSING:
+        return value
+    if found is not MISSING:
+        if kind is types.FunctionType:
+            return types.MethodType(found, owner)
+        if kind is staticmethod:
+            return found.__func__
+        if kind is classmethod:
+            return types.MethodType(found.__func__, cls)
+        if kind is functools.cached_property:
+            return Call(polyfills.BY_NAME["cached_property_get"], [owner, found.func, found.attrname])
+        if hasattr(kind, "__get__"):
+            if outside and kind in (types.MethodDescriptorType, types.WrapperDescriptorType):
+                return types.MethodType(found, owner)
+            return _descriptor(found, owner, cls)
+        return _default_of_class(vm, owner, cls, name, found)
+    if fallback:
+        hook = world.lookup(cls, "__getattr__")
+        if hook is _MODULE_GETATTR and outside:
+            return _module_member(owner, cls, name)
+        if type(hook) is types.FunctionType:
+            return Call(hook, [owner, name])
+    raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
+
+
+def _default_of_class(vm: Machine, owner: Any, cls: type, name: str, found: Any) -> Any:
+    """An attribute that instances inherit from their class; an outside instance may get one of its own later, so it is guarded there."""
+    if type(owner) is Outside:
+        return vm.world.wrap(found, attribute_source(owner.source, name))
+    return _class_value(vm, cls, name, found)
+
+
+def _own_attribute(owner: Any, name: str) -> Any:
+    """From the instance's `__dict__`, or MISSING."""
+    if type(owner) is Outside:
+        return MISSING if owner.attrs is None else owner.attrs.peek(name)
+    namespace = getattr(owner, "__dict__", None)
+    return namespace.get(name, MISSING) if type(namespace) is dict else MISSING
+
+
+def _slot(vm: Machine, owner: Any, name: str) -> Any:
+    if type(owner) is not Outside:
+        return getattr(owner, name)
+    if name == "__dict__":
+        return outside_namespace(vm, owner)
+    overlay = owner.slots(vm.world)
+    value = overlay.peek(name)
+    if value is MISSING:
+        raise AttributeError(name)
+    return value
+
+
+def outside_namespace(vm: Machine, owner: Outside) -> Outside:
+    """The `__dict__` of an outside object as a dict that shares its overlay."""
+    assert owner.attrs is not None
+    key = id(owner.real.__dict__)
+    known = vm.world.seen.get(key)
+    if known is None:
+        view = Outside.__new__(Outside)
+        view.real, view.cls, view.attrs, view.items = owner.real.__dict__, dict, None, owner.attrs
+        view.source = attribute_source(owner.source, "__dict__")
+        view.slot_values = None
+        known = vm.world.seen[key] = (view.real, view, view.source)
+    found: Outside = known[1]
+    return found
+
+
+def _descriptor(found: Any, owner: Any, cls: type) -> Any:
+    getter = type(found).__get__
+    if type(getter) is types.FunctionType:
+        return Call(getter, [found, owner, cls])
+    if type(owner) is Outside:
+        raise AttributeError(f"descriptor of type {type(found).__name__}")
+    return getter(found, owner, cls)
+
+
+def _module_member(owner: Outside, cls: type, name: str) -> Any:
+    """`torch.nn.Module.__getattr__`: parameters, buffers, submodules."""
+    assert owner.attrs is not None
+    for holder in ("_parameters", "_buffers", "_modules"):
+        members = owner.attrs.peek(holder)
+        if members is not MISSING:
+            value = members.items.peek(name) if type(members) is Outside else members.get(name, MISSING)
+            if value is not MISSING:
+                return value
+    raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
+
+
+def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
+    """`super(cls, owner).name`."""
+    if isinstance(owner, type):
+        start = owner
+    else:
+        start = owner.cls if type(owner) is Outside else type(owner)
+    mro = start.__mro__
+    for base in mro[mro.index(cls) + 1 :]:
+        if name in base.__dict__:
+            found = base.__dict__[name]
+            kind = type(found)
+            if kind is types.FunctionType:
+                return found if owner is start and name == "__new__" else types.MethodType(found, owner)
+            if kind is staticmethod:
+                return found.__func__
+            if kind is classmethod:
+                return types.MethodType(found.__func__, start)
+            if kind is property:
+                return Call(found.fget, [owner])
+            if kind in (types.WrapperDescriptorType, types.MethodDescriptorType) and not isinstance(owner, type):
+                return types.MethodType(found, owner)
+            if kind is types.BuiltinFunctionType:  # __new__ of built-in types
+                return found
+            if hasattr(kind, "__get__"):
+                return found.__get__(None if isinstance(owner, type) else owner, start)
+            return _class_value(vm, base, name, found)
+    raise AttributeError(f"'super' object has no attribute '{name}'")
+
+
+# ---- writing -------------------------------------------------------------------------------------------------------------------------
+
+
+def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
+    """`owner.name = value`; None, or the Call that does it."""
+    cls = owner.cls if type(owner) is Outside else type(owner)
+    if cls is TracedTensor:
+        vm.trace.where = vm.where()
+        if name in ("data", "grad"):
+            raise Unsupported(f"Tensor.{name} is assigned", vm.where(), "assign it outside the compiled function")
+        setattr(owner, name, value)
+        return None
+    if cls is types.FunctionType and id(owner) in vm.own_functions:
+        setattr(owner, name, value)
+        return None
+    if cls is types.ModuleType:
+        vm.world.store_global(owner.__dict__, name, value)
+        return None
+    if isinstance(owner, type) or cls in CONSTANT_TYPES:
+        raise Unsupported(f"an attribute of {owner!r} is assigned", vm.where(), "assign it outside the compiled function")
+    hook = vm.world.lookup(cls, "__setattr__")
+    if hook is _MODULE_SETATTR and type(owner) is Outside and _plain_module_store(owner, name, value):
+        return None
+    if type(hook) is types.FunctionType:
+        return Call(hook, [owner, name, value])
+    return default_store(vm, owner, cls, name, value)
+
+
+def _plain_module_store(owner: Outside, name: str, value: Any) -> bool:
+    """`torch.nn.Module.__setattr__` for a buffer that is replaced, and for a value that is no parameter, module or buffer."""
+    assert owner.attrs is not None
+    holders = {key: owner.attrs.peek(key) for key in ("_parameters", "_buffers", "_modules")}
+    if any(type(holder) is not Outside for holder in holders.values()):
+        return False
+    inside = [key for key, holder in holders.items() if holder.items.peek(name) is not MISSING]
+    if inside == ["_buffers"] and (value is None or type(value) is TracedTensor):
+        holders["_buffers"].items.set(name, value)
+        return True
+    is_member = isinstance(value, (torch.nn.Parameter, torch.nn.Buffer)) or (
+        type(value) is Outside and issubclass(value.cls, torch.nn.Module)
+    )
+    if inside or is_member or isinstance(value, torch.nn.Module) or isinstance(getattr(owner.cls, name, None), property):
+        return False
+    owner.attrs.set(name, value)
+    return True
+
+
+def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> Any:
+    """`object.__setattr__`."""
+    found = vm.world.lookup(cls, name)
+    if type(found) is property:
+        if found.fset is None:
+            raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no setter")
+        return Call(found.fset, [owner, value])
+    if found is not MISSING and type(getattr(type(found), "__set__", None)) is types.FunctionType:
+        return Call(type(found).__set__, [found, owner, value])
+    if type(owner) is Outside:
+        if type(found) in _SLOT_TYPES and name != "__dict__":
+            owner.slots(vm.world).set(name, value)
+        elif owner.attrs is not None:
+            owner.attrs.set(name, value)
+        else:
+            raise Unsupported(f"an attribute of a {cls.__name__} object is assigned", vm.where())
+        return None
+    object.__setattr__(owner, name, value)
+    return None
+
+
+def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
+    """`del owner.name`; None, or the Call that does it."""
+    cls = owner.cls if type(owner) is Outside else type(owner)
+    hook = vm.world.lookup(cls, "__delattr__")
+    if type(hook) is types.FunctionType and not (hook is _MODULE_DELATTR and type(owner) is Outside):
+        return Call(hook, [owner, name])
+    found = vm.world.lookup(cls, name)
+    if type(found) is property and found.fdel is not None:
+        return Call(found.fdel, [owner])
+    if type(owner) is Outside:
+        overlay = owner.attrs
+        if hook is _MODULE_DELATTR and owner.attrs is not None:
+            for holder in ("_parameters", "_buffers", "_modules"):
+                members = owner.attrs.peek(holder)
+                if type(members) is Outside and members.items.peek(name) is not MISSING:
+                    overlay = members.items
+        if overlay is None or overlay.peek(name) is MISSING:
+            raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
+        overlay.set(name, MISSING)
+        return None
+    if isinstance(owner, type):
+        raise Unsupported(f"an attribute of {owner!r} is deleted", vm.where())
+    object.__delattr__(owner, name)
+    return None
+
+
+__all__ = ["Super", "default_attribute", "default_store", "delete_attribute", "load_attribute", "load_super", "store_attribute"]

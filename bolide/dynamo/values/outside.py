@@ -1,0 +1,475 @@
+"""The outside world of one capture: what was read of it (guards), what it is seen as (overlays), what has to be written to it (effects)."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import os
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bolide.dynamo.guards import tensor_guard
+from bolide.dynamo.program import Guard, GuardKind, Source
+from bolide.support.errors import Unsupported
+from bolide.tracing import Trace, TracedTensor, UserFrame
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>", "__slots__": ()})()
+
+_LIBRARY_ROOTS = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_OWN_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_POLYFILLS = os.path.join(_OWN_ROOT, "dynamo", "polyfills")
+
+IDENTITY_CONSTANTS: tuple[type, ...] = (
+    type(None),
+    bool,
+    type(Ellipsis),
+    type(NotImplemented),
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.CodeType,
+    types.FunctionType,
+    types.ModuleType,
+    re.Pattern,
+    types.GenericAlias,
+    types.UnionType,
+    functools._lru_cache_wrapper,
+)
+EQUAL_CONSTANTS: tuple[type, ...] = (int, float, complex, str, bytes, torch.device, range, torch.Size, torch.finfo, torch.iinfo)
+CONSTANT_TYPES = frozenset(IDENTITY_CONSTANTS + EQUAL_CONSTANTS + (slice,))
+_TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+@functools.lru_cache(maxsize=None)
+def is_library_file(filename: str) -> bool:
+    """Whether a source file belongs to an installed package, to the standard library or to bolide's own polyfills."""
+    if filename.startswith("<frozen") or filename.startswith(_POLYFILLS):
+        return True
+    return "site-packages" in filename or filename.startswith(_LIBRARY_ROOTS)
+
+
+def is_library_namespace(namespace: dict[str, Any]) -> bool:
+    """Whether module globals belong to a library, whose functions, classes and constants are trusted not to change."""
+    filename = namespace.get("__file__")
+    if filename is None:
+        return namespace.get("__name__") in sys.builtin_module_names
+    return is_library_file(filename)
+
+
+@functools.lru_cache(maxsize=None)
+def is_library_class(cls: type) -> bool:
+    module = sys.modules.get(cls.__module__)
+    return module is not None and (cls.__module__ == "builtins" or is_library_namespace(module.__dict__))
+
+
+_SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+class Overlay:
+    """A dict of the outside world as the captured program sees it: values are wrapped when first read, writes stay here.
+
+    `complete` is the whole dict once the program has looked at all of it (iteration, len after a write, …); before that, `known` holds the keys
+    that were read or written. `original` remembers what a key was, so that `effects` can tell what changed.
+    """
+
+    __slots__ = ("child", "complete", "known", "measured", "original", "real", "source", "world")
+
+    def __init__(self, world: World, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source]) -> None:
+        self.world, self.real, self.source, self.child = world, real, source, child
+        self.known: dict[Any, Any] = {}
+        self.original: dict[Any, Any] = {}
+        self.complete: dict[Any, Any] | None = None
+        self.measured = False
+
+    def get(self, key: Any) -> Any:
+        """The value under `key`, or MISSING. Guards what was read, absence included."""
+        if self.complete is not None:
+            return self.complete.get(key, MISSING)
+        found = self.known.get(key, MISSING)
+        if found is MISSING and key not in self.known:
+            if key in self.real:
+                found = self.world.wrap(self.real[key], self.child(self.source, key))
+            else:
+                self.world.guard(self.source, "has_key", (key, False))
+            self.known[key] = self.original[key] = found
+        return found
+
+    def peek(self, key: Any) -> Any:
+        """As `get`, but absence is not guarded (used where presence elsewhere implies it)."""
+        if self.complete is not None:
+            return self.complete.get(key, MISSING)
+        if key in self.known:
+            return self.known[key]
+        return self.get(key) if key in self.real else MISSING
+
+    def set(self, key: Any, value: Any) -> None:
+        """Write; MISSING deletes."""
+        if key not in self.original:
+            self.original[key] = self.world.wrap(self.real[key], self.child(self.source, key)) if key in self.real else MISSING
+        if self.complete is None:
+            self.known[key] = value
+        elif value is MISSING:
+            self.complete.pop(key, None)
+        else:
+            self.complete[key] = value
+
+    def length(self) -> int:
+        """How many items there are."""
+        if self.complete is None and not self.changes():
+            if not self.measured:
+                self.measured = True
+                self.world.guard(self.source, "length", len(self.real))
+            return len(self.real)
+        return len(self.materialise())
+
+    def materialise(self) -> dict[Any, Any]:
+        """The whole dict as a real one (of a plain dict type) that the program may use and change natively."""
+        if self.complete is None:
+            self.world.guard(self.source, "dict_keys", list(dict.keys(self.real)))
+            for key in dict.keys(self.real):
+                if key not in self.original:
+                    self.original[key] = self.world.wrap(dict.__getitem__(self.real, key), self.child(self.source, key))
+            whole = _empty_like(self.real)
+            for key in dict.keys(self.real):
+                value = self.known.get(key, self.original[key])
+                if value is not MISSING:
+                    dict.__setitem__(whole, key, value)
+            for key, value in self.known.items():
+                if value is not MISSING and key not in whole:
+                    whole[key] = value
+            if isinstance(self.real, collections.OrderedDict):
+                whole = collections.OrderedDict(whole)
+            self.complete = whole
+        return self.complete
+
+    def changes(self) -> list[tuple[Any, Any]]:
+        """(key, final value or MISSING) of every key that is no longer what it was."""
+        final = self.known if self.complete is None else self.complete
+        out = []
+        for key, value in final.items():
+            if value is not self.original.get(key, MISSING) and not _same_constant(value, self.original.get(key, MISSING)):
+                out.append((key, value))
+        if self.complete is not None:
+            out += [(key, MISSING) for key, value in self.original.items() if value is not MISSING and key not in final]
+        return out
+
+
+def _same_constant(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and type(a) in CONSTANT_TYPES and bool(a == b)
+
+
+def _empty_like(real: dict[Any, Any]) -> dict[Any, Any]:
+    if isinstance(real, collections.defaultdict):
+        return collections.defaultdict(real.default_factory)
+    if isinstance(real, collections.Counter):
+        return collections.Counter()
+    return {}
+
+
+class Outside:
+    """A mutable object of the outside world. One per real object and capture, so identity is the real object's identity."""
+
+    __slots__ = ("attrs", "cls", "items", "real", "slot_values", "source")
+
+    def __init__(self, world: World, real: Any, source: Source) -> None:
+        self.real, self.source, self.cls = real, source, type(real)
+        namespace = getattr(real, "__dict__", None)
+        self.attrs: Overlay | None = None
+        if type(namespace) is dict:
+            self.attrs = world.overlay(namespace, source, attribute_source)
+        self.items: Overlay | None = None
+        if isinstance(real, dict):
+            self.items = world.overlay(real, source, dict_value_source)
+        self.slot_values: Overlay | None = None
+
+    def slots(self, world: World) -> Overlay:
+        """The values of `__slots__` and of C-level attributes, as an overlay of a copy of them."""
+        if self.slot_values is None:
+            names = [n for base in self.cls.__mro__ for n, d in base.__dict__.items() if type(d) in _SLOT_TYPES and n != "__dict__"]
+            values = {name: getattr(self.real, name) for name in names if hasattr(self.real, name)}
+            self.slot_values = world.overlay(values, self.source, attribute_source)
+        return self.slot_values
+
+    def __repr__(self) -> str:
+        return f"Outside({self.cls.__name__})"
+
+
+class Snapshot:
+    """An outside list, set or deque: the program works on `copy`; `before` tells at the end whether it changed."""
+
+    __slots__ = ("before", "copy", "real", "source")
+
+    def __init__(self, real: Any, source: Source, copy: Any) -> None:
+        self.real, self.source, self.copy = real, source, copy
+        self.before = list(copy)
+
+
+def attribute_source(base: Source, name: Any) -> Source:
+    return Source("attr", base, name)
+
+
+def dict_value_source(base: Source, key: Any) -> Source:
+    return Source("dict_value", base, key)
+
+
+def global_source(base: Source, name: Any) -> Source:
+    return Source("global", None, (id(base.obj), name), base.obj)
+
+
+class World:
+    """Everything one capture knows of the world outside of it."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.guards: list[Guard] = []
+        self.inputs: list[Source] = []
+        self.input_tensors: list[torch.Tensor] = []
+        self.overlays: list[Overlay] = []
+        self.snapshots: dict[int, Snapshot] = {}  # by id of the copy
+        self.seen: dict[int, tuple[Any, Any, Source]] = {}  # id(real) -> (real, wrapped, source)
+        self.globals: dict[int, Overlay] = {}
+        self.trusted: dict[int, bool] = {}
+        self.cells: dict[int, tuple[types.CellType, Any, Any]] = {}  # id(cell) -> (cell, original, value)
+        self.own_cells: dict[int, types.CellType] = {}
+        self.where: Callable[[], UserFrame | None] = lambda: None
+        self.own_functions: dict[int, Any] = {}
+        self.mro_cache: dict[tuple[type, str], Any] = {}
+
+    # -- guards and sources
+
+    def guard(self, source: Source | None, kind: GuardKind, expected: Any) -> None:
+        if source is None or source.kind != "object" or kind not in ("type", "is"):
+            self.guards.append(Guard(source, kind, expected, self.where()))
+
+    def overlay(self, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source]) -> Overlay:
+        found = Overlay(self, real, source, child)
+        self.overlays.append(found)
+        return found
+
+    def lookup(self, cls: type, name: str) -> Any:
+        """The class attribute `name` by method resolution order, unbound, or MISSING."""
+        key = (cls, name)
+        found = self.mro_cache.get(key, self)
+        if found is self:
+            found = MISSING
+            for base in cls.__mro__:
+                if name in base.__dict__:
+                    found = base.__dict__[name]
+                    break
+            self.mro_cache[key] = found
+        return found
+
+    # -- wrapping
+
+    def wrap(self, real: Any, source: Source) -> Any:
+        """The value that stands for `real`, found at `source`; what the program will rely on is guarded.
+
+        Raises Unsupported for tensors that cannot be traced."""
+        cls = type(real)
+        if cls in CONSTANT_TYPES:
+            if cls is slice:
+                self.guard(source, "is", real)
+            elif cls in _IDENTITY:
+                self.guard(source, "is", real)
+            else:
+                self.guard(source, "equals", real)
+            return real
+        known = self.seen.get(id(real))
+        if known is not None:
+            if known[2] is not source and source.kind != "object":
+                if isinstance(real, type):
+                    self.guard(source, "is", real)
+                elif cls is not tuple:
+                    self.guard(source, "same", known[2])
+                    return known[1]
+            if cls is not tuple:
+                return known[1]
+        value = self._wrap_new(real, cls, source)
+        self.seen.setdefault(id(real), (real, value, source))
+        return value
+
+    def _wrap_new(self, real: Any, cls: type, source: Source) -> Any:
+        if isinstance(real, torch.Tensor):
+            return self._wrap_tensor(real, source)
+        if isinstance(real, (type, enum.Enum)) or is_opaque(real):
+            self.guard(source, "is", real)
+            return real
+        if cls is tuple:
+            return self._wrap_tuple(real, source)
+        if cls is list or cls is collections.deque:
+            return self._wrap_list(real, cls, source)
+        if cls is set or cls is frozenset:
+            return self._wrap_set(real, cls, source)
+        if cls is types.MethodType:
+            owner = self.wrap(real.__self__, Source("attr", source, "__self__"))
+            function = self.wrap(real.__func__, Source("attr", source, "__func__"))
+            return types.MethodType(function, owner)
+        if isinstance(real, tuple):  # namedtuples and structseqs
+            self.guard(source, "type", cls)
+            parts = [self.wrap(item, Source("item", source, i)) for i, item in enumerate(tuple.__iter__(real))]
+            return tuple.__new__(cls, parts) if hasattr(cls, "_fields") else cls(parts)
+        if cls is functools.partial:
+            self.guard(source, "type", cls)
+            function = self.wrap(real.func, Source("attr", source, "func"))
+            args = self.wrap(real.args, Source("attr", source, "args"))
+            keywords = self.wrap(real.keywords, Source("attr", source, "keywords"))
+            return functools.partial(function, *args, **keywords.items.materialise())
+        if cls.__module__ == "numpy":
+            raise Unsupported(f"a NumPy value ({cls.__name__}) is read", self.where(), "pass tensors or Python numbers")
+        self.guard(source, "type", cls)
+        return Outside(self, real, source)
+
+    def _wrap_tensor(self, real: torch.Tensor, source: Source) -> Any:
+        if isinstance(real, TracedTensor):
+            return real
+        if type(real) not in _TENSOR_TYPES:
+            raise Unsupported(f"tensor subclass {type(real).__name__}", self.where(), "call it outside the compiled function")
+        if real.layout is not torch.strided or real.is_quantized:
+            raise Unsupported(f"a {real.layout} or quantised tensor", self.where(), "convert it to a dense tensor first")
+        self.guards.append(Guard(source, "tensor", tensor_guard(real), self.where()))
+        self.inputs.append(source)
+        self.input_tensors.append(real)
+        return self.trace.input(real, source_name(source))
+
+    def _wrap_tuple(self, real: tuple[Any, ...], source: Source) -> Any:
+        if is_constant(real):
+            self.guard(source, "equals", real)
+            return real
+        self.guard(source, "type", tuple)
+        self.guard(source, "length", len(real))
+        return tuple([self.wrap(item, Source("item", source, i)) for i, item in enumerate(real)])
+
+    def _wrap_list(self, real: Any, cls: type, source: Source) -> Any:
+        if cls is list and is_constant(tuple(real)):
+            self.guard(source, "equals", list(real))
+            copy = list(real)
+        else:
+            self.guard(source, "type", cls)
+            self.guard(source, "length", len(real))
+            items = [self.wrap(item, Source("item", source, i)) for i, item in enumerate(real)]
+            copy = items if cls is list else collections.deque(items, real.maxlen)
+        self.snapshots[id(copy)] = Snapshot(real, source, copy)
+        return copy
+
+    def _wrap_set(self, real: Any, cls: type, source: Source) -> Any:
+        if not all(is_constant(item) or isinstance(item, type) for item in real):
+            raise Unsupported("a set of objects is read from outside", self.where(), "use a list or a dict")
+        self.guard(source, "equals", cls(real))
+        copy = cls(real)
+        if cls is set:
+            self.snapshots[id(copy)] = Snapshot(real, source, copy)
+        return copy
+
+    # -- globals and cells
+
+    def load_global(self, namespace: dict[str, Any], name: str) -> Any:
+        """The global `name` of a module, or MISSING. Functions, classes and constants of libraries are trusted."""
+        overlay = self.globals.get(id(namespace))
+        if overlay is None:
+            source = Source("object", None, None, namespace)
+            overlay = self.globals[id(namespace)] = self.overlay(namespace, source, global_source)
+            self.trusted[id(namespace)] = is_library_namespace(namespace)
+        if name in overlay.known:
+            return overlay.known[name]
+        if name not in namespace:
+            return MISSING
+        real = namespace[name]
+        if self.trusted[id(namespace)]:
+            value = self.trust(real, Source("global", None, (id(namespace), name), namespace))
+        else:
+            value = self.wrap(real, Source("global", None, (id(namespace), name), namespace))
+        overlay.known[name] = overlay.original[name] = value
+        return value
+
+    def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+        self.load_global(namespace, name)
+        self.globals[id(namespace)].set(name, value)
+
+    def trust(self, real: Any, source: Source) -> Any:
+        """As `wrap`, without guards on `real` itself: it belongs to a library."""
+        if type(real) in CONSTANT_TYPES or isinstance(real, (type, enum.Enum)) or is_opaque(real) or is_constant(real):
+            return real
+        known = self.seen.get(id(real))
+        if known is not None:
+            return known[1]
+        return self.wrap(real, Source("object", None, None, real))
+
+    def load_cell(self, cell: types.CellType, name: str) -> Any:
+        """The contents of a closure cell, or MISSING when it is empty."""
+        if id(cell) in self.own_cells:
+            try:
+                return cell.cell_contents
+            except ValueError:
+                return MISSING
+        known = self.cells.get(id(cell))
+        if known is None:
+            try:
+                value = self.wrap(cell.cell_contents, Source("closure", None, name, cell))
+            except ValueError:
+                value = MISSING
+            known = self.cells[id(cell)] = (cell, value, value)
+        return known[2]
+
+    def store_cell(self, cell: types.CellType, name: str, value: Any) -> None:
+        if id(cell) in self.own_cells:
+            if value is MISSING:
+                del cell.cell_contents
+            else:
+                cell.cell_contents = value
+            return
+        self.load_cell(cell, name)
+        self.cells[id(cell)] = (cell, self.cells[id(cell)][1], value)
+
+    def new_cell(self) -> types.CellType:
+        cell = types.CellType()
+        self.own_cells[id(cell)] = cell
+        return cell
+
+
+_IDENTITY = frozenset(IDENTITY_CONSTANTS)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value is immutable all the way down and can be compared by `==`."""
+    cls = type(value)
+    if cls is tuple or cls is frozenset:
+        return all(is_constant(item) for item in value)
+    return cls in CONSTANT_TYPES
+
+
+@functools.lru_cache(maxsize=None)
+def _opaque_class(cls: type) -> bool:
+    """Classes of the standard library and of torch whose instances are immutable or mere handles: compared by identity."""
+    if cls.__module__ in ("typing", "contextvars", "_contextvars", "_thread", "operator", "inspect", "logging", "weakref"):
+        return True
+    return cls.__name__ in ("OpOverload", "OpOverloadPacket", "_OpNamespace", "_Ops", "property", "classmethod", "staticmethod")
+
+
+def is_opaque(real: Any) -> bool:
+    return _opaque_class(type(real))
+
+
+def source_name(source: Source) -> str:
+    """A name for a graph input: the path of its source as an identifier."""
+    parts: list[str] = []
+    at: Source | None = source
+    while at is not None:
+        key = at.key[1] if at.kind == "global" else at.key
+        if at.kind not in ("object", "type") and key not in ("_parameters", "_buffers", "_modules"):
+            parts.append(str(key))
+        at = at.base
+    return re.sub(r"\W", "_", "_".join(reversed(parts))) or "input"
