@@ -1,0 +1,41 @@
+"""bolide: a compiler for PyTorch programs, in pure Python on torch and llvmlite.
+
+>>> import bolide
+>>> fast = bolide.compile(model)
+"""
+
+from __future__ import annotations
+
+from bolide import dynamo, functorch, inductor
+from bolide.compiling import compile, list_backends
+from bolide.debug.explain import explain
+from bolide.dynamo.disabling import disable
+from bolide.dynamo.state import is_compiling, is_dynamo_compiling
+from bolide.support.caches import reset
+from bolide.support.errors import (
+    BolideError,
+    BolideWarning,
+    CompileError,
+    RecompileError,
+    Unsupported,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BolideError",
+    "BolideWarning",
+    "CompileError",
+    "RecompileError",
+    "Unsupported",
+    "compile",
+    "disable",
+    "dynamo",
+    "explain",
+    "functorch",
+    "inductor",
+    "is_compiling",
+    "is_dynamo_compiling",
+    "list_backends",
+    "reset",
+]

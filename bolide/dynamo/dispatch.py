@@ -24,6 +24,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.program import Captured, Guard
 from bolide.dynamo.replay import Entry, Runner, Signature, make_entry
 from bolide.dynamo.sources import Namespace
+from bolide.dynamo.state import state
 from bolide.support import events, log
 from bolide.support.caches import on_reset
 from bolide.support.errors import BolideWarning, CompileError, RecompileError, Unsupported, UserFrame
@@ -32,7 +33,6 @@ Backend = Callable[[Captured], Runner]
 
 _log = log.logger("dynamo")
 _turn = threading.RLock()
-_thread = threading.local()
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
@@ -102,7 +102,7 @@ class Dispatcher:
     def miss(self, *args: Any, **kwargs: Any) -> Any:
         """No entry fits this call: compile one, or run the original."""
         expected: BaseException | None = None
-        if not (self.given_up or config.disable or getattr(_thread, "compiling", False)):
+        if not (self.given_up or config.disable or state.stage or state.disabled):
             try:
                 self._compile(args, kwargs)
             except Unsupported as error:
@@ -130,11 +130,10 @@ class Dispatcher:
             if self._fitting(arguments):
                 return
             self._check_limits()
-            _thread.compiling = True
             try:
                 self._install(self._make(args, kwargs, arguments))
             finally:
-                _thread.compiling = False
+                state.stage = None
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         scope: dict[str, Any] = {}
@@ -190,9 +189,11 @@ class Dispatcher:
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: dict[str, Any]) -> Entry:
         start = time.perf_counter()
-        state = guards.global_state()
+        state.stage = "capture"
+        surroundings = guards.global_state()
         captured = self.capture(self.original, args, kwargs)
-        checks = guards.prepare(captured.guards, state)
+        state.stage = "backend"
+        checks = guards.prepare(captured.guards, surroundings)
         if events.subscribers:
             shown = tuple(map(guards.text, checks))
             events.emit(events.Captured(self.name, captured, shown, time.perf_counter() - start))
@@ -264,11 +265,6 @@ class Dispatcher:
 
 def _at(where: UserFrame | None) -> str:
     return f" (read at {where})" if where else ""
-
-
-def is_compiling() -> bool:
-    """Whether this thread is capturing or compiling."""
-    return getattr(_thread, "compiling", False)
 
 
 @on_reset

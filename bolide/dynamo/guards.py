@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 from bolide.dynamo import sources
 from bolide.dynamo.program import GlobalState, Guard, Source, TensorGuard
+from bolide.dynamo.state import state
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -53,6 +54,8 @@ def busy() -> str | None:
     """Why nothing can be captured or run compiled in the present state of this thread; None when it can. `conditions`
     of a ``global_state`` guard fail in the same states.
     """
+    if state.disabled:
+        return "bolide.disable is in force"
     if torch._C._len_torch_dispatch_stack():
         return "a torch dispatch mode is active"
     if torch._C._len_torch_function_stack():
@@ -144,7 +147,7 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
         case "same":
             return [f"{value} is {reader.read(expected)}"]
         case "length":
-            return [f"{constant(len, 'len')}({value}) == {expected}"]
+            return [f"{constant(len, 'len')}({value}) == {expected}" if expected else f"not {value}"]
         case "dict_keys":
             plain = all(type(key) is str for key in expected)
             helper = "" if plain else constant(_same, "same")
@@ -245,6 +248,7 @@ def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:
     native = torch._C
     found = [
         flag(native.is_grad_enabled, expected.grad, "grad_enabled"),
+        f"not {constant(state, 'state')}.disabled",
         flag(native._len_torch_dispatch_stack, False, "dispatch_modes"),
         flag(native._len_torch_function_stack, False, "function_modes"),
         flag(native._is_any_autocast_enabled, bool(expected.autocast), "any_autocast"),
@@ -264,19 +268,19 @@ def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:
 # ---- order, and failures ---------------------------------------------------------------------------------------------
 
 
-def prepare(guards: Iterable[Guard], state: GlobalState) -> list[Guard]:
+def prepare(guards: Iterable[Guard], now: GlobalState) -> list[Guard]:
     """Distinct guards in the order of checking: what the caller passed first, then the global state, then the rest as
     it was read.
 
-    A ``global_state`` guard without a snapshot gets `state`; there is always exactly one.
+    A ``global_state`` guard without a snapshot gets `now`; there is always exactly one.
     """
     arguments: list[Guard] = []
     rest: list[Guard] = []
     seen: set[tuple[Any, ...]] = set()
-    found = state
+    found = now
     for guard in guards:
         if guard.kind == "global_state":
-            found = guard.expected or state
+            found = guard.expected or now
             continue
         key = (guard.kind, guard.source, _identity(guard))
         if key not in seen:
