@@ -77,13 +77,13 @@ def _computed(definition: Computed, buffers: dict[str, torch.Tensor], env: Env) 
     rank = len(shape) + len(reduced)
     scope = env | _grid(definition.axes, shape, rank, 0)
     scope |= _grid([name for name, _ in definition.reduce_axes], reduced, rank, len(shape))
-    value = _Scalars(buffers, scope).value(definition.value).expand(shape + reduced)
+    value = Scalars(buffers, scope).value(definition.value).expand(shape + reduced)
     if definition.reduce_op is not None:
         position = definition.position
         where = (
             None
             if position is None
-            else _Scalars(buffers, scope).value(position).expand(shape + reduced).flatten(len(shape))
+            else Scalars(buffers, scope).value(position).expand(shape + reduced).flatten(len(shape))
         )
         value = _reduced(definition.reduce_op, value.flatten(len(shape)) if reduced else value.unsqueeze(-1), where)
     result = torch.empty(shape, dtype=definition.dtype)
@@ -112,7 +112,7 @@ def _scattered(definition: Scatter, buffers: dict[str, torch.Tensor], env: Env) 
     result = buffers[definition.base].clone(memory_format=torch.contiguous_format)
     extents = _shape(definition.extents, env)
     scope = env | _grid(definition.axes, extents, len(extents), 0)
-    scalars = _Scalars(buffers, scope)
+    scalars = Scalars(buffers, scope)
     value = scalars.value(definition.value).expand(extents).reshape(-1)
     places = scope | {f"${k}": scalars.value(operand) for k, operand in enumerate(definition.operands)}
     linear = torch.zeros(extents, dtype=torch.int64)
@@ -160,7 +160,7 @@ def _view(view: View, buffers: dict[str, torch.Tensor], env: Env) -> torch.Tenso
 # ---- scalars --------------------------------------------------------------------------------------------------------
 
 
-class _Scalars:
+class Scalars:
     """Values of scalar nodes as grids."""
 
     def __init__(self, buffers: Mapping[str, torch.Tensor], env: Env) -> None:
@@ -180,7 +180,7 @@ class _Scalars:
         if node.op == "index":
             return torch.as_tensor(integer(node.arg, self.env), dtype=torch.int64)
         if node.op == "load":
-            return self._load(node)
+            return self.load(node)
         if node.op in ("philox", "philox_normal"):
             return self._random(node)
         src = [self.value(operand) for operand in node.src]
@@ -190,7 +190,7 @@ class _Scalars:
             assert node.dtype not in (torch.bfloat16, torch.float16), f"{node.op} on {node.dtype}"
         return _FUNCTIONS[node.op](*src)
 
-    def _load(self, node: Node) -> torch.Tensor:
+    def load(self, node: Node) -> torch.Tensor:
         element: Element = node.arg
         operands = [self.value(operand) for operand in node.src]
         mask = operands.pop() if element.masked else None

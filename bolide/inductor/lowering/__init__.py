@@ -1,8 +1,29 @@
-"""Lowering: functional ATen graphs to definitions (`ir.definitions`). One module per family of ops; each registers
-its lowerings."""
+"""Lowering: functional ATen graphs to definitions (`ir.definitions`).
 
-from bolide.inductor.lowering import factories, pointwise, reductions, views
+One module per family of ops; each registers its lowerings."""
+
+from bolide.inductor.lowering import (
+    activations,
+    factories,
+    indexing,
+    pointwise,
+    reductions,
+    shapes,
+    softmax_losses,
+    views,
+)
 from bolide.inductor.lowering.context import lower
 from bolide.inductor.lowering.registry import LOWERINGS
 
-__all__ = ["LOWERINGS", "factories", "lower", "pointwise", "reductions", "views"]
+__all__ = [
+    "LOWERINGS",
+    "activations",
+    "factories",
+    "indexing",
+    "lower",
+    "pointwise",
+    "reductions",
+    "shapes",
+    "softmax_losses",
+    "views",
+]

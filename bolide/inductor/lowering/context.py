@@ -62,7 +62,8 @@ class Lowering:
         self.shapes: dict[str, Coords] = {}
         self.computed: dict[str, int] = {}  # buffers whose layout may still be declared -> place in definitions
         self.copies: dict[Any, str] = {}
-        self.checked: set[Any] = set()
+        self.checked: set[Any] = set()  # indices whose bounds are checked already
+        self.known: dict[str, Expr] = {}  # buffers whose elements are an index expression
         self.node: torch.fx.Node = None  # type: ignore[assignment]
         self._names = 0
         self._axes = 0
@@ -127,7 +128,10 @@ class Lowering:
         """The tensor of `shape` whose element at the coordinates i is body(i), converted to `dtype`."""
         names, coords = self.axes(shape)
         value = sc.cast(body(coords), dtype)
-        return self._add(Computed(self.name(hint), dtype, shape, names, value, layout=layout, origin=self.node))
+        result = self._add(Computed(self.name(hint), dtype, shape, names, value, layout=layout, origin=self.node))
+        if value.op == "index":
+            self.known[result.buffer] = value.arg
+        return result
 
     def reduce(
         self,

@@ -12,6 +12,7 @@ from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import TensorValue, ravel
 from bolide.symbolic import Expr
+from bolide.tracing import rng
 
 aten = torch.ops.aten
 
@@ -100,11 +101,17 @@ def triu(ctx: Lowering, x: TensorValue, diagonal: int = 0) -> TensorValue:
     return _triangle(ctx, x, diagonal, "ge")
 
 
-def random(ctx: Lowering, op: str, seed: TensorValue, counter: int) -> TensorValue:
-    """`bolide::rand` and `bolide::randn`: the element's row-major position and the counter select the number."""
-    shape, dtype = ctx.out
+def _register_random(op: str, overload: Any) -> None:
+    @lowering(overload)
+    def lower(ctx: Lowering, seed: TensorValue, counter: int, size: Any) -> TensorValue:
+        """The element's row-major position and the counter select the number."""
+        shape, dtype = ctx.out
 
-    def body(coords: tuple[Expr, ...]) -> Node:
-        return Node.make(op, torch.float32, (ctx.operand(seed, (), torch.int64),), (counter, ravel(coords, shape)))
+        def body(coords: tuple[Expr, ...]) -> Node:
+            return Node.make(op, torch.float32, (ctx.operand(seed, (), torch.int64),), (counter, ravel(coords, shape)))
 
-    return ctx.compute(shape, dtype, body)
+        return ctx.compute(shape, dtype, body)
+
+
+_register_random("philox", rng.rand)
+_register_random("philox_normal", rng.randn)

@@ -1,0 +1,324 @@
+"""Gathers and scatters: embedding, index, gather, index_put, scatter and their relatives.
+
+An index read from a tensor is checked once (`bolide::check_index`, which raises IndexError as eager does), and is
+clamped where it is used, so that a kernel
+never reads or writes out of bounds even before the check has been made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bolide.inductor.ir.loops import Node
+from bolide.inductor.lowering import scalars as sc
+from bolide.inductor.lowering.context import Lowering, broadcast
+from bolide.inductor.lowering.reductions import reduction
+from bolide.inductor.lowering.registry import EXTERN, lowering
+from bolide.inductor.lowering.values import ZERO, Coords, TensorValue, numel
+from bolide.symbolic import Expr
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("bolide", "FRAGMENT")
+_library.define("check_index(Tensor bad, str message) -> ()")
+
+
+def _check_index(bad: torch.Tensor, message: str) -> None:
+    """Raises IndexError if `bad`, a 0-dim bool tensor, is true."""
+    if bad.item():
+        raise IndexError(message)
+
+
+_library.impl("check_index", _check_index, "CompositeExplicitAutograd")
+
+_BOUNDS = "index out of bounds for its dimension"
+
+IndexReader = Callable[[Coords], Node]
+
+
+def operand_var(place: int, size: Expr) -> Expr:
+    """The value of operand `place` of an indirect load from a dimension of `size`."""
+    return Expr.var(f"${place}", 0, size - 1)
+
+
+def checked_index(
+    ctx: Lowering,
+    index: TensorValue,
+    size: Expr,
+    wraps: bool = True,
+    ignore: int | None = None,
+    what: str = "index out of range in self",
+) -> IndexReader:
+    """A reader of `index` as places 0 … size - 1. `wraps`: negative ones count from the end. `ignore`: this value is
+    allowed and reads place 0."""
+    length, zero = sc.index(size), sc.const(0, torch.int64)
+    last = sc.index(Expr.max(size - 1, 0))
+
+    def raw(coords: Coords) -> Node:
+        return sc.cast(index.load(broadcast(index.shape, coords)), torch.int64)
+
+    def wrapped(value: Node) -> Node:
+        return sc.where(sc.compare("lt", value, zero), sc.add(value, length), value) if wraps else value
+
+    def bad(coords: Coords) -> Node:
+        value = raw(coords)
+        low = sc.index(-size) if wraps else zero
+        outside = sc.logical_or(sc.compare("lt", value, low), sc.compare("ge", value, length))
+        if ignore is not None:
+            outside = sc.logical_and(outside, sc.compare("ne", value, sc.const(ignore, torch.int64)))
+        return outside
+
+    key = (index.buffer, index.maps, index.shape, size, wraps, ignore)
+    if key not in ctx.checked and not _in_bounds(ctx, index, size, wraps):
+        ctx.checked.add(key)
+        dims = tuple(range(len(index.shape)))
+        flag = reduction(ctx, index, dims, "any", bad, torch.bool, hint="check")
+        ctx.effect(torch.ops.bolide.check_index.default, flag, what)
+
+    def read(coords: Coords) -> Node:
+        return sc.minimum(sc.maximum(wrapped(raw(coords)), zero), last)
+
+    return read
+
+
+def _in_bounds(ctx: Lowering, index: TensorValue, size: Expr, wraps: bool) -> bool:
+    """Whether there is nothing to check: no element, or an index expression with known bounds."""
+    if any(extent is ZERO for extent in index.shape):
+        return True
+    value = ctx.known.get(index.buffer)
+    if value is None:
+        return False
+    above, below = value.ge(-size if wraps else 0), value.lt(size)
+    return above.is_const and above.value and below.is_const and below.value
+
+
+# ---- embedding -----------------------------------------------------------------------------------------------------
+
+
+@lowering(aten.embedding.default)
+def embedding(ctx: Lowering, weight: TensorValue, indices: TensorValue, *_: Any) -> TensorValue:
+    shape, dtype = ctx.out
+    rank = len(indices.shape)
+    place = checked_index(ctx, indices, weight.shape[0], wraps=False)
+    row = operand_var(0, weight.shape[0])
+    return ctx.compute(
+        shape, dtype, lambda coords: weight.load_indirect((row, *coords[rank:]), (place(coords[:rank]),))
+    )
+
+
+@lowering(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    ctx: Lowering, grad: TensorValue, indices: TensorValue, num_weights: Any, padding_idx: Any, by_freq: bool
+) -> Any:
+    if by_freq:
+        return EXTERN
+    shape, dtype = ctx.out
+    compute = sc.compute_dtype(dtype)
+    rank = len(indices.shape)
+    place = checked_index(ctx, indices, shape[0], wraps=False)
+    zeros = ctx.compute(shape, compute, lambda coords: sc.const(0, compute), hint="zeros")
+    row = operand_var(0, shape[0])
+
+    def value(axes: Coords) -> Node:
+        g = sc.cast(grad.load(axes), compute)
+        if not isinstance(padding_idx, int) or padding_idx < 0:
+            return g
+        index = sc.cast(indices.load(axes[:rank]), torch.int64)
+        skipped = sc.compare("eq", index, sc.const(padding_idx, torch.int64))
+        return sc.where(skipped, sc.const(0, compute), g)
+
+    total = ctx.scatter(zeros, grad.shape, lambda axes: ((row, *axes[rank:]), (place(axes[:rank]),)), value, "add")
+    if dtype is compute:
+        return total
+    return ctx.compute(shape, dtype, lambda coords: sc.cast(total.load(coords), dtype))
+
+
+# ---- index, index_put ------------------------------------------------------------------------------------------------
+
+
+class _Indexed:
+    """The pattern of x[indices]: which dimensions are indexed, by which tensors, and where the broadcast index
+    dimensions stand in the result."""
+
+    def __init__(self, ctx: Lowering, x: TensorValue, indices: Sequence[TensorValue | None], what: str) -> None:
+        self.rank = len(x.shape)
+        self.dims = [d for d, index in enumerate(indices) if index is not None]
+        tensors = [index for index in indices if index is not None]
+        self.index_rank = max(len(index.shape) for index in tensors)
+        self.shape = _broadcast_all([index.shape for index in tensors], self.index_rank)
+        contiguous = self.dims == list(range(self.dims[0], self.dims[-1] + 1))
+        self.start = self.dims[0] if contiguous else 0  # separated index tensors put their dimensions first
+        self.readers = [checked_index(ctx, index, x.shape[d], what=what) for d, index in zip(self.dims, tensors)]
+        self.vars = [operand_var(k, x.shape[d]) for k, d in enumerate(self.dims)]
+        kept = [x.shape[d] for d in range(self.rank) if d not in self.dims]
+        self.result_shape = (*kept[: self.start], *self.shape, *kept[self.start :])
+
+    def places(self, coords: Coords) -> tuple[Coords, tuple[Node, ...]]:
+        """The coordinates in x of element `coords` of the result, and the operands they use."""
+        inner = coords[self.start : self.start + self.index_rank]
+        others = iter((*coords[: self.start], *coords[self.start + self.index_rank :]))
+        by_dim = dict(zip(self.dims, self.vars))
+        source = tuple(by_dim[d] if d in by_dim else next(others) for d in range(self.rank))
+        return source, tuple(reader(inner) for reader in self.readers)
+
+
+def _broadcast_all(shapes: Sequence[Coords], rank: int) -> Coords:
+    one = Expr.const(1)
+    result = [one] * rank
+    for shape in shapes:
+        for k, size in enumerate(shape):
+            if size is not one:
+                result[rank - len(shape) + k] = size
+    return tuple(result)
+
+
+def _plain(indices: Sequence[Any]) -> bool:
+    """Whether these are integer index tensors (masks have data-dependent results)."""
+    given = [index for index in indices if index is not None]
+    return bool(given) and all(index.dtype in (torch.int64, torch.int32) for index in given)
+
+
+@lowering(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(ctx: Lowering, x: TensorValue, indices: Sequence[TensorValue | None]) -> Any:
+    if not _plain(indices) or any(size is ZERO for size in x.shape):
+        return EXTERN
+    pattern = _Indexed(ctx, x, indices, _BOUNDS)
+    return ctx.compute(*ctx.out, lambda coords: x.load_indirect(*pattern.places(coords)))
+
+
+@lowering(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(
+    ctx: Lowering, x: TensorValue, indices: Sequence[TensorValue | None], values: TensorValue, accumulate: bool = False
+) -> Any:
+    if not _plain(indices) or any(size is ZERO for size in x.shape):
+        if len(indices) == 1 and indices[0] is not None and indices[0].dtype is torch.bool and not values.shape:
+            return _masked_put(ctx, x, indices[0], values, accumulate)
+        return EXTERN
+    if accumulate and sc.compute_dtype(x.dtype) is not x.dtype:
+        return EXTERN
+    pattern = _Indexed(ctx, x, indices, _BOUNDS)
+    return ctx.scatter(
+        x,
+        pattern.result_shape,
+        pattern.places,
+        lambda axes: ctx.operand(values, axes, x.dtype),
+        "add" if accumulate else "set",
+    )
+
+
+def _masked_put(ctx: Lowering, x: TensorValue, mask: TensorValue, value: TensorValue, accumulate: bool) -> Any:
+    """x[mask] = value, for a mask over the leading dimensions and a 0-dim value: a selection."""
+    if accumulate:
+        return EXTERN
+
+    def body(coords: Coords) -> Node:
+        chosen = mask.load(coords[: len(mask.shape)])
+        return sc.where(chosen, ctx.operand(value, (), x.dtype), x.load(coords))
+
+    return ctx.compute(x.shape, x.dtype, body)
+
+
+# ---- along one dimension --------------------------------------------------------------------------------------------
+
+
+@lowering(aten.index_select.default)
+def index_select(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue) -> Any:
+    if not x.shape or any(size is ZERO for size in x.shape):
+        return EXTERN
+    dim %= len(x.shape)
+    place = checked_index(ctx, index, x.shape[dim], wraps=False)
+    row = operand_var(0, x.shape[dim])
+
+    def body(coords: Coords) -> Node:
+        operand = place((coords[dim],) if index.shape else ())
+        return x.load_indirect((*coords[:dim], row, *coords[dim + 1 :]), (operand,))
+
+    return ctx.compute(*ctx.out, body)
+
+
+@lowering(aten.gather.default)
+def gather(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, *, sparse_grad: bool = False) -> Any:
+    if not x.shape or not index.shape or numel(x.shape) is ZERO:
+        return EXTERN
+    dim %= len(x.shape)
+    place = checked_index(ctx, index, x.shape[dim], wraps=False, what=_BOUNDS)
+    row = operand_var(0, x.shape[dim])
+    return ctx.compute(
+        *ctx.out, lambda coords: x.load_indirect((*coords[:dim], row, *coords[dim + 1 :]), (place(coords),))
+    )
+
+
+def _scattered(
+    ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, value: Callable[[Coords], Node], mode: str
+) -> Any:
+    """x with value(i) at index(i) of `dim`, for i over the shape of `index`."""
+    rounds = mode == "add" and sc.compute_dtype(x.dtype) is not x.dtype
+    if not x.shape or not index.shape or numel(x.shape) is ZERO or rounds:
+        return EXTERN
+    dim %= len(x.shape)
+    place = checked_index(ctx, index, x.shape[dim], wraps=False, what=_BOUNDS)
+    row = operand_var(0, x.shape[dim])
+    return ctx.scatter(x, index.shape, lambda axes: ((*axes[:dim], row, *axes[dim + 1 :]), (place(axes),)), value, mode)
+
+
+@lowering(aten.scatter.src)
+def scatter_src(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, src: TensorValue) -> Any:
+    return _scattered(ctx, x, dim, index, src.load, "set")
+
+
+@lowering(aten.scatter.value)
+def scatter_value(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, value: Any) -> Any:
+    return _scattered(ctx, x, dim, index, lambda axes: ctx.operand(value, axes, x.dtype), "set")
+
+
+@lowering(aten.scatter_add.default)
+def scatter_add(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, src: TensorValue) -> Any:
+    return _scattered(ctx, x, dim, index, src.load, "add")
+
+
+def _rows_written(
+    ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, value: Callable[[Coords], Node], mode: str
+) -> Any:
+    """x with value(i) at slice index(i[dim]) of `dim`; `index` is one-dimensional or a single place."""
+    rounds = mode == "add" and sc.compute_dtype(x.dtype) is not x.dtype
+    if not x.shape or numel(x.shape) is ZERO or rounds:
+        return EXTERN
+    dim %= len(x.shape)
+    place = checked_index(ctx, index, x.shape[dim], wraps=False)
+    row = operand_var(0, x.shape[dim])
+    length = index.shape[0] if index.shape else Expr.const(1)
+    extents = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+
+    def places(axes: Coords) -> tuple[Coords, tuple[Node, ...]]:
+        return (*axes[:dim], row, *axes[dim + 1 :]), (place((axes[dim],) if index.shape else ()),)
+
+    return ctx.scatter(x, extents, places, value, mode)
+
+
+@lowering(aten.index_add.default)
+def index_add(
+    ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, source: TensorValue, *, alpha: Any = 1
+) -> Any:
+    if len(source.shape) != len(x.shape) or x.dtype is torch.bool:
+        return EXTERN
+    scale = sc.const(alpha, x.dtype) if not isinstance(alpha, Expr) else sc.index(alpha, x.dtype)
+    return _rows_written(ctx, x, dim, index, lambda axes: sc.mul(source.load(axes), scale), "add")
+
+
+@lowering(aten.index_copy.default)
+def index_copy(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, source: TensorValue) -> Any:
+    if len(source.shape) != len(x.shape):
+        return EXTERN
+    return _rows_written(ctx, x, dim, index, source.load, "set")
+
+
+@lowering(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, value: Any) -> Any:
+    return (
+        EXTERN
+        if not x.shape
+        else _rows_written(ctx, x, dim, index, lambda axes: ctx.operand(value, axes, x.dtype), "set")
+    )

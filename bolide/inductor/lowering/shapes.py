@@ -1,0 +1,224 @@
+"""Ops that put tensors together or into one another: cat, stack, pad, repeat, roll, the scatters of views and the
+backwards of views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bolide.inductor.ir.loops import Node
+from bolide.inductor.lowering import scalars as sc
+from bolide.inductor.lowering.context import Lowering
+from bolide.inductor.lowering.registry import EXTERN, lowering
+from bolide.inductor.lowering.values import ONE, ZERO, Coords, TensorValue
+from bolide.inductor.lowering.views import clamped_start, reshape
+from bolide.symbolic import Expr, as_expr
+from bolide.symbolic.expr import Cond
+
+aten = torch.ops.aten
+
+_FEW = 8  # more pieces than this are cheaper copied one by one (ATen) than selected among at every element
+
+
+def holds(cond: Cond) -> Node:
+    """A condition on index expressions as a bool scalar."""
+    if cond.is_const:
+        return sc.const(cond.value, torch.bool)
+    op = {"==": "eq", "!=": "ne", ">=": "ge"}[cond.op]
+    return sc.compare(op, sc.index(cond.expr), sc.const(0, torch.int64))
+
+
+def within(coord: Expr, lo: Expr | int, hi: Expr | int) -> Node:
+    """lo <= coord < hi."""
+    return sc.logical_and(holds(coord.ge(lo)), holds(coord.lt(hi)))
+
+
+def _replaced(coords: Coords, dim: int, coord: Expr) -> Coords:
+    return (*coords[:dim], coord, *coords[dim + 1 :])
+
+
+def concatenated(ctx: Lowering, parts: Sequence[TensorValue], dim: int) -> TensorValue:
+    shape, dtype = ctx.out
+    starts = [ZERO]
+    for part in parts:
+        starts.append(starts[-1] + part.shape[dim])
+
+    def body(coords: Coords) -> Node:
+        place, value = coords[dim], None
+        for part, start, end in zip(reversed(parts), reversed(starts[:-1]), reversed(starts[1:])):
+            loaded = part.load_if(within(place, start, end), _replaced(coords, dim, place - start))
+            loaded = sc.cast(loaded, dtype)
+            value = loaded if value is None else sc.where(holds(place.lt(end)), loaded, value)
+        assert value is not None
+        return value
+
+    return ctx.compute(shape, dtype, body)
+
+
+@lowering(aten.cat.default)
+def cat(ctx: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> Any:
+    shape, dtype = ctx.out
+    parts = [part for part in tensors if len(part.shape) == len(shape)]  # ATen skips empty 1-d tensors
+    parts = [part for part in parts if part.shape[dim] is not ZERO]
+    if len(parts) > _FEW:
+        return EXTERN
+    if not parts:
+        return ctx.compute(shape, dtype, lambda coords: sc.const(0, dtype))
+    return concatenated(ctx, parts, dim % len(shape))
+
+
+@lowering(aten.stack.default)
+def stack(ctx: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> Any:
+    if len(tensors) > _FEW:
+        return EXTERN
+    dim %= len(ctx.out[0])
+    parts = [reshape(part, (*part.shape[:dim], ONE, *part.shape[dim:])) for part in tensors]
+    return concatenated(ctx, parts, dim)
+
+
+@lowering(aten.constant_pad_nd.default)
+def constant_pad_nd(ctx: Lowering, x: TensorValue, pad: Sequence[Any], value: Any = 0) -> TensorValue:
+    shape, dtype = ctx.out
+    rank = len(shape)
+    before = {rank - 1 - k: as_expr(pad[2 * k]) for k in range(len(pad) // 2)}
+
+    def body(coords: Coords) -> Node:
+        source = tuple(coord - before[d] if d in before else coord for d, coord in enumerate(coords))
+        inside = sc.all_of([within(source[d], 0, x.shape[d]) for d in before])
+        return sc.where(inside, x.load_if(inside, source), sc.const(value, dtype))
+
+    return ctx.compute(shape, dtype, body)
+
+
+@lowering(aten.repeat.default)
+def repeat(ctx: Lowering, x: TensorValue, repeats: Any) -> TensorValue:
+    shape, dtype = ctx.out
+    extra = len(shape) - len(x.shape)
+
+    def body(coords: Coords) -> Node:
+        return x.load(tuple(c % size if size is not ZERO else ZERO for c, size in zip(coords[extra:], x.shape)))
+
+    return ctx.compute(shape, dtype, body)
+
+
+@lowering(aten.roll.default)
+def roll(ctx: Lowering, x: TensorValue, shifts: Any, dims: Sequence[int] = ()) -> Any:
+    if not dims or any(size is ZERO for size in x.shape):
+        return EXTERN
+    moves = dict.fromkeys((dim % len(x.shape) for dim in dims), ZERO)
+    for dim, shift in zip(dims, shifts):
+        moves[dim % len(x.shape)] = moves[dim % len(x.shape)] + as_expr(shift)
+
+    def body(coords: Coords) -> Node:
+        return x.load(tuple((c - moves[d]) % x.shape[d] if d in moves else c for d, c in enumerate(coords)))
+
+    return ctx.compute(x.shape, x.dtype, body)
+
+
+# ---- writing into a view: functional forms -------------------------------------------------------------------------
+
+
+def _slice_written(
+    ctx: Lowering, base: TensorValue | None, source: TensorValue, dim: int, start: Expr, step: int, shape: Coords
+) -> TensorValue:
+    """`base` (None: zeros) of `shape` with `source` at [start : : step] of `dim`."""
+    dtype, length = source.dtype if base is None else base.dtype, source.shape[dim]
+
+    def body(coords: Coords) -> Node:
+        place = coords[dim] - start
+        inside = within(place, 0, (length - 1) * step + 1)
+        if step != 1:
+            inside = sc.logical_and(inside, holds((place % step).eq(0)))
+            place = place // step
+        written = sc.cast(source.load_if(inside, _replaced(coords, dim, place)), dtype)
+        return written if base is None else sc.where(inside, written, base.load(coords))
+
+    return ctx.compute(shape, dtype, body)
+
+
+@lowering(aten.slice_scatter.default)
+def slice_scatter(
+    ctx: Lowering, x: TensorValue, src: TensorValue, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    dim %= len(x.shape)
+    try:
+        first = clamped_start(start, x.shape[dim])
+    except NotImplementedError:
+        return EXTERN
+    if src.shape[dim] is ZERO:
+        return ctx.copy(x)
+    return _slice_written(ctx, x, src, dim, first, step, x.shape)
+
+
+@lowering(aten.slice_backward.default)
+def slice_backward(
+    ctx: Lowering, grad: TensorValue, input_sizes: Any, dim: int, start: Any, end: Any, step: int
+) -> Any:
+    shape, dtype = ctx.out
+    dim %= len(shape)
+    try:
+        first = clamped_start(start, shape[dim])
+    except NotImplementedError:
+        return EXTERN
+    if grad.shape[dim] is ZERO:
+        return ctx.compute(shape, dtype, lambda coords: sc.const(0, dtype))
+    return _slice_written(ctx, None, grad, dim, first, step, shape)
+
+
+def _select_written(
+    ctx: Lowering, base: TensorValue | None, source: TensorValue, dim: int, index: Any, shape: Coords
+) -> TensorValue:
+    dtype = source.dtype if base is None else base.dtype
+    dim %= len(shape)
+    place = as_expr(index)
+    if place.is_const and place.value < 0:
+        place = place + shape[dim]
+
+    def body(coords: Coords) -> Node:
+        inside = holds(coords[dim].eq(place))
+        written = sc.cast(source.load_if(inside, (*coords[:dim], *coords[dim + 1 :])), dtype)
+        return written if base is None else sc.where(inside, written, base.load(coords))
+
+    return ctx.compute(shape, dtype, body)
+
+
+@lowering(aten.select_scatter.default)
+def select_scatter(ctx: Lowering, x: TensorValue, src: TensorValue, dim: int, index: Any) -> TensorValue:
+    return _select_written(ctx, x, src, dim, index, x.shape)
+
+
+@lowering(aten.select_backward.default)
+def select_backward(ctx: Lowering, grad: TensorValue, input_sizes: Any, dim: int, index: Any) -> TensorValue:
+    return _select_written(ctx, None, grad, dim, index, ctx.out[0])
+
+
+@lowering(aten.diagonal_scatter.default)
+def diagonal_scatter(
+    ctx: Lowering, x: TensorValue, src: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> TensorValue:
+    return _diagonal_written(ctx, x, src, offset, dim1, dim2, x.shape)
+
+
+@lowering(aten.diagonal_backward.default)
+def diagonal_backward(
+    ctx: Lowering, grad: TensorValue, input_sizes: Any, offset: int, dim1: int, dim2: int
+) -> TensorValue:
+    return _diagonal_written(ctx, None, grad, offset, dim1, dim2, ctx.out[0])
+
+
+def _diagonal_written(
+    ctx: Lowering, base: TensorValue | None, source: TensorValue, offset: int, dim1: int, dim2: int, shape: Coords
+) -> TensorValue:
+    dtype = source.dtype if base is None else base.dtype
+    dim1, dim2 = dim1 % len(shape), dim2 % len(shape)
+
+    def body(coords: Coords) -> Node:
+        inside = holds((coords[dim2] - coords[dim1]).eq(offset))
+        others = tuple(coord for d, coord in enumerate(coords) if d not in (dim1, dim2))
+        place = coords[dim1] if offset >= 0 else coords[dim2]
+        written = sc.cast(source.load_if(inside, (*others, place)), dtype)
+        return written if base is None else sc.where(inside, written, base.load(coords))
+
+    return ctx.compute(shape, dtype, body)
