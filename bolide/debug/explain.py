@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,12 +14,18 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bolide.compiling import compile as compile_function
+from bolide.inductor.compile_graph import CompiledGraph
+from bolide.inductor.plan import Call, Launch
 from bolide.support import events
 
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """One kernel. `origins` are the operations fused into it, `launches` how often a call of the graph runs it."""
+    """One kernel. `origins` are the operations fused into it, `launches` how often a call of the graph runs it.
+
+    Bytes are None where sizes are symbolic. `microseconds` is the time of all its launches in one call, None where it
+    was not measured.
+    """
 
     name: str
     origins: tuple[str, ...]
@@ -27,14 +34,24 @@ class KernelInfo:
     bytes_read: int | None
     bytes_written: int | None
     launches: int
+    microseconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExternInfo:
+    """A library call that stays: how often a call of the graph makes it, and the time of all of them."""
+
+    operation: str
+    calls: int
+    microseconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class GraphInfo:
     """One graph given to the graph compiler: `kind` is inference, forward or backward; `code` is its Python text.
 
-    `externs` are the ATen calls that stay, `refusals` the fusions that were refused with their reasons, `driver` the
-    source that runs it.
+    `externs` are the ATen calls that stay, `refusals` the fusions that were refused with their reasons, `plan` the
+    steps of a call, `driver` the source that runs them.
     """
 
     function: str
@@ -43,8 +60,9 @@ class GraphInfo:
     nodes: int
     seconds: float
     kernels: tuple[KernelInfo, ...]
-    externs: tuple[str, ...]
+    externs: tuple[ExternInfo, ...]
     refusals: tuple[str, ...]
+    plan: str
     driver: str
 
 
@@ -116,7 +134,7 @@ def text(explanation: Explanation) -> Iterator[str]:
             times = f" ×{kernel.launches}" if kernel.launches != 1 else ""
             yield f"  kernel {kernel.name}{times}: {', '.join(kernel.origins)}"
         if graph.externs:
-            yield f"  ATen calls: {', '.join(graph.externs)}"
+            yield f"  ATen calls: {', '.join(f'{e.operation} ×{e.calls}' for e in graph.externs)}"
         yield from (f"  not fused: {reason}" for reason in graph.refusals)
     for guards in e.guards:
         yield f"\nguards of {guards.function}:"
@@ -146,6 +164,7 @@ class Collector:
     function: str
     events: list[Any] = field(default_factory=list)
     seconds: float = 0.0
+    clocks: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @contextmanager
     def listening(self) -> Iterator[Collector]:
@@ -154,6 +173,27 @@ class Collector:
             yield self
         self.seconds += time.perf_counter() - begin
 
+    def time_steps(self, work: Callable[[], object], repeats: int = 5) -> None:
+        """Measures every kernel and library call of the graphs seen so far while `work` runs them.
+
+        Each is run by itself, so the sum is more than a call takes; the smallest of the repeats counts.
+        """
+        graphs = [e.artifact for e in self.events if isinstance(e, events.Compiled)]
+        graphs = [g for g in graphs if isinstance(g, CompiledGraph)]
+        ordinary = [g.run for g in graphs]
+        clocks: dict[str, list[dict[str, float]]] = {g.name: [] for g in graphs}
+        for graph in graphs:
+            graph.run = clocked(graph, clocks[graph.name])
+        try:
+            for _ in range(repeats):
+                work()
+        finally:
+            for graph, run in zip(graphs, ordinary, strict=True):
+                graph.run = run
+        for name, runs in clocks.items():
+            if runs:
+                self.clocks[name] = {step: min(run[step] for run in runs) for step in runs[0]}
+
     def explanation(self) -> Explanation:
         graphs: list[GraphInfo] = []
         pending: dict[tuple[str, str], Any] = {}
@@ -161,7 +201,7 @@ class Collector:
             if isinstance(event, events.Graph):
                 pending[event.name, event.kind] = event.graph
             elif isinstance(event, events.Compiled):
-                graphs.append(graph_info(event, pending.get((event.name, event.kind))))
+                graphs.append(graph_info(event, pending.get((event.name, event.kind)), self.clocks))
         return Explanation(
             function=self.function,
             graphs=tuple(graphs),
@@ -173,28 +213,49 @@ class Collector:
         )
 
 
-def graph_info(event: events.Compiled, graph: Any) -> GraphInfo:
-    """The data of a compiled graph; backends that do not generate kernels have none."""
-    artifact = event.artifact
+def clocked(graph: CompiledGraph, runs: list[dict[str, float]]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """A runner that notes the microseconds of each kernel and each operation, summed over the call."""
+
+    def run(inputs: list[Any]) -> tuple[Any, ...]:
+        results, clock = graph.timed(inputs)
+        total: dict[str, float] = {}
+        for step, seconds in clock:
+            total[step] = total.get(step, 0.0) + seconds * 1e6
+        runs.append(total)
+        return results
+
+    return run
+
+
+def graph_info(event: events.Compiled, graph: Any, clocks: dict[str, dict[str, float]]) -> GraphInfo:
+    """The data of a compiled graph; a graph that is interpreted has no kernels."""
     code, nodes = "", 0
     if graph is not None:
         code = graph.graph.python_code("self").src
         nodes = sum(n.op.startswith("call_") for n in graph.graph.nodes)
+    artifact = event.artifact
+    if not isinstance(artifact, CompiledGraph):
+        return GraphInfo(event.name, event.kind, code, nodes, event.seconds, (), (), (), "", "")
+    clock = clocks.get(artifact.name, {})
+    launches = Counter(step.kernel for step in artifact.plan.steps if isinstance(step, Launch))
+    calls = Counter(str(step.op) for step in artifact.plan.steps if isinstance(step, Call))
     return GraphInfo(
         function=event.name,
         kind=event.kind,
         code=code,
         nodes=nodes,
         seconds=event.seconds,
-        kernels=tuple(kernel_info(k) for k in getattr(artifact, "kernels", ())),
-        externs=(),
-        refusals=tuple(str(r) for r in getattr(artifact, "refusals", ())),
-        driver=getattr(artifact, "source", ""),
+        kernels=tuple(
+            KernelInfo(
+                k.name, k.origins, str(k.ir), k.llvm_ir, k.bytes_read, k.bytes_written, launches[i], clock.get(k.name)
+            )
+            for i, k in enumerate(artifact.kernels)
+        ),
+        externs=tuple(ExternInfo(name, count, clock.get(name)) for name, count in calls.items()),
+        refusals=tuple(dict.fromkeys(f"{r.first} / {r.second}: {r.reason}" for r in artifact.refusals)),
+        plan=artifact.plan.text(),
+        driver=artifact.source,
     )
-
-
-def kernel_info(kernel: Any) -> KernelInfo:
-    return KernelInfo(kernel.name, tuple(kernel.origins), str(kernel), kernel.llvm_ir, None, None, 1)
 
 
 def break_info(event: Any) -> Iterator[BreakInfo]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from bolide.debug.explain import Explanation, total_by_stage
+from bolide.debug.explain import Explanation, GraphInfo, total_by_stage
 from bolide.debug.info import info
 from bolide.debug.plots import Curve, line_chart
 
@@ -34,6 +34,7 @@ def render_report(report: Report) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("bolide.debug"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["steps"] = steps
     return environment.get_template("report.html.j2").render(
         report=report,
         explanation=report.explanation,
@@ -42,6 +43,49 @@ def render_report(report: Report) -> str:
         time_chart=Markup(line_chart(report.step_ms, "ms", from_zero=True, clip=True)),
         info=info(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A kernel or library call in a graph's table, as text; `share` is its part of the longest time in percent."""
+
+    name: str
+    does: str
+    times: int
+    read: str
+    written: str
+    time: str
+    rate: str
+    share: str
+    kernel: bool
+
+
+def steps(graph: GraphInfo) -> list[Step]:
+    """The rows of a graph's table, the slowest first."""
+    microseconds = [x.microseconds or 0.0 for x in (*graph.kernels, *graph.externs)]
+    longest = max(microseconds, default=0.0) or 1.0
+    rows: list[tuple[float, Step]] = []
+    for k in graph.kernels:
+        time = k.microseconds
+        moved = None if k.bytes_read is None or k.bytes_written is None else k.bytes_read + k.bytes_written
+        rate = "" if not time or moved is None else f"{moved * k.launches / time / 1e3:.1f}"
+        share = f"{100 * (time or 0.0) / longest:.1f}"
+        origins = ", ".join(k.origins)
+        cells = (size(k.bytes_read), size(k.bytes_written), duration(time), rate, share)
+        rows.append((time or 0.0, Step(k.name, origins, k.launches, *cells, kernel=True)))
+    for e in graph.externs:
+        share = f"{100 * (e.microseconds or 0.0) / longest:.1f}"
+        time_text = duration(e.microseconds)
+        rows.append((e.microseconds or 0.0, Step(e.operation, "library", e.calls, "", "", time_text, "", share, False)))
+    return [step for _, step in sorted(rows, key=lambda row: -row[0])]
+
+
+def size(count: int | None) -> str:
+    return "" if count is None else f"{count / 1024:.1f} KiB" if count < 2**20 else f"{count / 2**20:.2f} MiB"
+
+
+def duration(microseconds: float | None) -> str:
+    return "" if microseconds is None else f"{microseconds:.1f}"
 
 
 def write_report(report: Report, path: Path) -> None:

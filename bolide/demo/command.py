@@ -16,7 +16,7 @@ from bolide.debug.report import Curve, Report, write_report
 from bolide.demo.model import SIZES
 from bolide.demo.options import DTYPES, Problem, checked_device, checked_report, checked_size
 from bolide.demo.text import Text, TextError, load
-from bolide.demo.train import Lane, Settings, largest_difference, make_lane, measure_peaks, train
+from bolide.demo.train import Lane, Settings, largest_difference, make_lane, measure_peaks, one_pass, train
 from bolide.support.errors import BolideWarning
 
 
@@ -75,6 +75,7 @@ def demo(
         warnings.simplefilter("always", BolideWarning)
         run(lanes, text, settings, console)
         measure_peaks(lanes, text, settings)
+        collector.time_steps(lambda: one_pass(lanes[1], text))
     for warning in caught:
         if issubclass(warning.category, BolideWarning):
             console.print(f"[yellow]warning:[/] {warning.message}")
