@@ -98,8 +98,6 @@ def _worth(definition: Computed, fixed: frozenset[str], readers: list[Definition
     work, loads, count = cost_of((definition.value,))
     if count > MOST_NODES:
         return False
-    if loads == 0 and work <= FREE:
-        return True
     points = [_points(reader, definition.name) for reader in readers]
     if any(indirect for _, indirect in points) and not _indirect_allowed(definition):
         return False
