@@ -10,16 +10,20 @@ from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import TensorValue, ravel
+from bolide.inductor.lowering.values import Coords, TensorValue, ravel
 from bolide.symbolic import Expr
 from bolide.tracing import rng
 
 aten = torch.ops.aten
 
 
-def filled(ctx: Lowering, value: Any) -> TensorValue:
-    shape, dtype = ctx.out
+def constant(ctx: Lowering, shape: Coords, value: Any, dtype: torch.dtype) -> TensorValue:
+    """A tensor filled with a number, a size or the element of a 0-dim tensor."""
     return ctx.compute(shape, dtype, lambda coords: ctx.operand(value, (), dtype))
+
+
+def filled(ctx: Lowering, value: Any) -> TensorValue:
+    return constant(ctx, ctx.out[0], value, ctx.out[1])
 
 
 @lowering(aten.full.default, aten.full_like.default)

@@ -534,3 +534,8 @@ def copy(ctx: Lowering, target: TensorValue, source: Any, non_blocking: bool = F
 @lowering(aten.fill.Scalar, aten.fill.Tensor)
 def fill(ctx: Lowering, x: TensorValue, value: Any) -> TensorValue:
     return ctx.compute(x.shape, x.dtype, lambda coords: ctx.operand(value, coords, x.dtype))
+
+
+@lowering(aten.native_dropout_backward.default)
+def native_dropout_backward(ctx: Lowering, grad: TensorValue, mask: TensorValue, scale: float) -> TensorValue:
+    return elementwise(ctx, lambda g, m, k: sc.mul(sc.mul(g, m), k), grad, mask, scale)

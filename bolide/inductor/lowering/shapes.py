@@ -222,3 +222,47 @@ def _diagonal_written(
         return written if base is None else sc.where(inside, written, base.load(coords))
 
     return ctx.compute(shape, dtype, body)
+
+
+# ---- resampling by whole factors -------------------------------------------------------------------------------------
+
+
+def _factors(large: Coords, small: Coords) -> tuple[int, ...] | None:
+    """How often each element of `small` is repeated in `large`, if that is a whole number everywhere."""
+    pairs = list(zip(large, small))
+    if any(not (a.is_const and b.is_const) or b is ZERO or a.value % b.value or a is ZERO for a, b in pairs):
+        return None
+    return tuple(a.value // b.value for a, b in pairs)
+
+
+def _usual(scales: Sequence[Any], factors: tuple[int, ...]) -> bool:
+    return all(scale is None or scale == factor for scale, factor in zip(scales, factors))
+
+
+@lowering(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default)
+def upsample_nearest(ctx: Lowering, x: TensorValue, output_size: Any, *scales: Any) -> Any:
+    shape, dtype = ctx.out
+    factors = _factors(shape[2:], x.shape[2:])
+    if factors is None or not _usual(scales, factors):
+        return EXTERN
+    return ctx.compute(
+        shape, dtype, lambda c: x.load((*c[:2], *(coord // factor for coord, factor in zip(c[2:], factors))))
+    )
+
+
+@lowering(
+    aten.upsample_nearest1d_backward.default,
+    aten.upsample_nearest2d_backward.default,
+    aten.upsample_nearest3d_backward.default,
+)
+def upsample_nearest_backward(ctx: Lowering, grad: TensorValue, output_size: Any, input_size: Any, *scales: Any) -> Any:
+    shape, dtype = ctx.out
+    factors = _factors(grad.shape[2:], shape[2:])
+    if factors is None or not _usual(scales, factors):
+        return EXTERN
+
+    def body(kept: Coords, window: Coords) -> Node:
+        places = (coord * factor + step for coord, factor, step in zip(kept[2:], factors, window))
+        return sc.cast(grad.load((*kept[:2], *places)), sc.compute_dtype(dtype))
+
+    return ctx.reduce(shape, dtype, tuple(Expr.const(factor) for factor in factors), "sum", body)
