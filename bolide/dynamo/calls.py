@@ -12,8 +12,7 @@ import torch
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import PLAIN, polyfill, python_method
-from bolide.dynamo.values.attributes import load_attribute
-from bolide.dynamo.values.outside import MISSING, Outside
+from bolide.dynamo.values.outside import MISSING, Outside, is_library_namespace
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
@@ -272,10 +271,8 @@ def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwar
 
 def runs_natively_cached(function: Any) -> bool:
     """Whether an `lru_cache` function belongs to a library, whose predicates on constants are constants."""
-    from bolide.dynamo.values.outside import is_library_namespace
-
     wrapped = function.__wrapped__
     return type(wrapped) is types.FunctionType and is_library_namespace(wrapped.__globals__)
 
 
-__all__ = ["INTERCEPTS", "SWITCHED", "call", "construct", "intercept", "load_attribute", "native"]
+__all__ = ["INTERCEPTS", "SWITCHED", "call", "construct", "intercept", "native"]

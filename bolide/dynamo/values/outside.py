@@ -330,7 +330,8 @@ class World:
             return functools.partial(function, *args, **keywords.items.materialise())
         if cls.__module__ == "numpy":
             raise Unsupported(f"a NumPy value ({cls.__name__}) is read", self.where(), "pass tensors or Python numbers")
-        self.guard(source, "type", cls)
+        if not (source.key in _MODULE_INTERNALS and source.kind == "attr" and isinstance(real, dict)):
+            self.guard(source, "type", cls)
         return Outside(self, real, source)
 
     def _wrap_tensor(self, real: torch.Tensor, source: Source) -> Any:
@@ -440,6 +441,11 @@ class World:
         return cell
 
 
+# Attributes that every torch.nn.Module has and that are dicts by its construction.
+_MODULE_INTERNALS = frozenset(
+    "_parameters _buffers _modules _backward_hooks _backward_pre_hooks _forward_hooks _forward_pre_hooks _forward_hooks_with_kwargs "
+    "_forward_hooks_always_called _forward_pre_hooks_with_kwargs".split()
+)
 _IDENTITY = frozenset(IDENTITY_CONSTANTS)
 
 
