@@ -15,6 +15,7 @@ from bolide.inductor.schedule.emit import emit
 from bolide.inductor.schedule.grouping import expand_scatters, group, unit_reads
 from bolide.inductor.schedule.inline import inline
 from bolide.inductor.schedule.layouts import decide_layouts
+from bolide.inductor.schedule.libraries import choose_libraries
 from bolide.inductor.schedule.prune import prune, viewed
 from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit
 from bolide.inductor.schedule.steps import StepWriter
@@ -33,6 +34,7 @@ PROGRAM_PASSES: list[tuple[str, Callable[[Program], Program]]] = [
     ("prune", prune),
     ("scatters", expand_scatters),
     ("inline", inline),
+    ("libraries", choose_libraries),
 ]
 
 
