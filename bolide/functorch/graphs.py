@@ -85,7 +85,8 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def output_node(graph: fx.Graph) -> fx.Node:
-    return next(iter(reversed(graph.nodes)))
+    last: fx.Node = next(iter(reversed(graph.nodes)))
+    return last
 
 
 def results(graph: fx.Graph) -> tuple[Any, ...]:

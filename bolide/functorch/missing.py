@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch.fx as fx
 
@@ -57,7 +58,7 @@ def _rest_of_sum(node: fx.Node, lost: list[fx.Node]) -> fx.Node | None:
 
 def _zeros(reader: fx.Node, meta: TensorMeta) -> fx.Node:
     with reader.graph.inserting_before(reader):
-        options = {"dtype": meta.dtype, "device": meta.device}
+        options: dict[str, Any] = {"dtype": meta.dtype, "device": meta.device}
         zeros = reader.graph.call_function(aten.full.default, (list(meta.shape), 0), options)
     zeros.meta = {**reader.meta, "val": meta._replace(stride=contiguous_strides(meta.shape), offset=0)}
     return zeros

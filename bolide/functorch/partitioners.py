@@ -154,6 +154,8 @@ def read_by_backward(needs: Needs) -> list[fx.Node]:
 
 def cheapest_cut(needs: Needs, recompute_weight: float) -> list[fx.Node]:
     """The minimum cut. `recompute_weight` scales the price of computing again against that of bytes."""
+    if not needs.demanded:
+        return []
     source, sink = 0, 1
     number = {node: 2 * index + 2 for index, node in enumerate(needs.candidates)}
     edges: list[tuple[int, int, float]] = []

@@ -88,7 +88,7 @@ def assembling(
 
 
 def _viewed(base: torch.Tensor, output: Output) -> torch.Tensor:
-    if output.tracked == torch.is_grad_enabled():
+    if output.tracked is None or output.tracked == torch.is_grad_enabled():
         return replay(base, output.chain)
     with torch.set_grad_enabled(output.tracked):
         return replay(base, output.chain)

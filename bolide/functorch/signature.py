@@ -34,7 +34,7 @@ class Output:
     kind: Literal["input", "result", "constant", "output"]
     index: int | str
     chain: Chain = ()
-    tracked: bool = False
+    tracked: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def describe(trace: Trace, outputs: Sequence[TracedTensor]) -> Signature:
     writes: list[Write] = []
     for index in trace.mutated_inputs():
         tensor = trace.inputs[index]
-        with_history = tensor.grad_fn is not None and tensor is not trace.leaves[index]
+        with_history = tensor.grad_fn is not None
         writes.append(Write(index, len(results) if with_history else None))
         if with_history:
             results.append(Result(tensor.node, tensor.meta, tensor))
@@ -119,13 +119,13 @@ def _owner(family: list[TracedTensor]) -> TracedTensor | None:
     """The tensor whose views the others are: the one with history if there is one; None if it is not at hand (without
     history nothing depends on it).
     """
-    tracked = next((tensor for tensor in family if tensor.requires_grad), None)
+    tracked = next((tensor for tensor in family if tensor.grad_fn is not None), None)
     if tracked is None:
         return next((tensor for tensor in family if not tensor.chain), None)
     owner: Any = tracked._base if tracked.chain else tracked
     if isinstance(owner, TracedTensor) and not owner.chain:
         return owner
-    raise Unsupported("outputs that share memory, of which one is detached", kind="detached_alias")
+    raise Unsupported("outputs share memory, and the history of one begins at a detached view", kind="detached_alias")
 
 
 def _aliases(
@@ -137,23 +137,25 @@ def _aliases(
     """The owner itself, and what its views are; a tensor with the owner's geometry that is not the owner is a detached
     alias of it.
     """
-    return {
-        id(tensor): Output(
-            kind, index, tensor.chain or (() if tensor is owner or owner is None else _DETACH), tensor.requires_grad
-        )
-        for tensor in family
-    }
+    made: dict[int, Output] = {}
+    for tensor in family:
+        chain = tensor.chain or (() if tensor is owner or owner is None else _DETACH)
+        tracked = True if tensor.grad_fn is not None else None
+        if tracked is None and owner is not None and owner.requires_grad:
+            tracked = False
+        made[id(tensor)] = Output(kind, index, chain, tracked if chain else None)
+    return made
 
 
 def _fresh(tensor: TracedTensor) -> Result:
-    if tensor.requires_grad and tensor.is_leaf:
+    if tensor.requires_grad and tensor.grad_fn is None and tensor._base is None:
         raise Unsupported(
             "a tensor made inside the function becomes a new leaf that requires grad",
             remedy="call requires_grad_() on it outside of the compiled function",
             kind="new_leaf",
             operation="requires_grad_",
         )
-    return Result(tensor.node, tensor.meta, tensor if tensor.requires_grad else None)
+    return Result(tensor.node, tensor.meta, tensor if tensor.grad_fn is not None else None)
 
 
 def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch.fx as fx
 
@@ -22,7 +23,7 @@ def _batch_norm_backward(node: fx.Node) -> None:
             node.update_arg(position, None)
 
 
-RULES: dict[object, Callable[[fx.Node], None]] = {aten.native_batch_norm_backward.default: _batch_norm_backward}
+RULES: dict[Any, Callable[[fx.Node], None]] = {aten.native_batch_norm_backward.default: _batch_norm_backward}
 
 
 def drop_unread_arguments(graph: fx.Graph) -> fx.Graph:

@@ -1,0 +1,109 @@
+"""Tracing a function of tensors by calling it, and comparing its compiled form with eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bolide.functorch import GraphInfo, compile_trace, interpret
+from bolide.tracing import Trace
+
+Function = Callable[..., Any]
+
+
+class Compiled:
+    """`fn` (tensors to a tensor or a tuple of tensors) compiled for inputs like `inputs`; the graphs that were compiled are kept in `graphs`."""
+
+    def __init__(self, fn: Function, inputs: Sequence[torch.Tensor], partition: Any = "min_cut") -> None:
+        self.graphs: dict[str, Any] = {}
+        trace = Trace()
+        traced = [trace.input(tensor, f"x{index}") for index, tensor in enumerate(inputs)]
+        with trace.recording():
+            out = fn(*traced)
+        self.single = isinstance(out, torch.Tensor)
+        outs = [out] if self.single else list(out)
+        self.run = compile_trace(
+            trace, outs, forward_compiler=self._compile, backward_compiler=self._compile, partition=partition
+        )
+
+    def _compile(self, module: Any, info: GraphInfo) -> Any:
+        module.graph.lint()
+        self.graphs[info.kind] = module
+        return interpret(module, info)
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        out = self.run(list(inputs))
+        return out[0] if self.single else tuple(out)
+
+
+def fresh(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies with the same layout, as leaves."""
+    return [clone_like(tensor) for tensor in tensors]
+
+
+def clone_like(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.detach().as_strided((tensor.untyped_storage().size() // tensor.element_size(),), (1,), 0).clone()
+    copy = storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
+    copy = torch.nn.Parameter(copy) if isinstance(tensor, torch.nn.Parameter) else copy
+    return copy.requires_grad_(tensor.requires_grad)
+
+
+def assert_same(actual: Any, expected: Any, strides: bool = True, **tolerance: Any) -> None:
+    """Equal values, dtype, strides and requires_grad."""
+    if expected is None:
+        assert actual is None
+        return
+    assert actual is not None
+    torch.testing.assert_close(
+        actual, expected, equal_nan=True, check_stride=strides and expected.numel() > 0, **tolerance
+    )
+    assert actual.requires_grad == expected.requires_grad
+    assert actual.is_leaf == expected.is_leaf
+
+
+def flat(out: Any) -> list[torch.Tensor]:
+    return [out] if isinstance(out, torch.Tensor) else list(out)
+
+
+def gradients(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], seed: int = 0) -> list[Any]:
+    """Gradients of a random weighting of the differentiable outputs, for the inputs that require grad."""
+    generator = torch.Generator().manual_seed(seed)
+    roots = [out for out in outputs if out.grad_fn is not None or any(out is tensor for tensor in inputs)]
+    roots = [out for out in roots if out.requires_grad]
+    weights = [torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) for out in roots]
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    return list(torch.autograd.grad(roots, wanted, weights, allow_unused=True))
+
+
+def check(fn: Function, inputs: Sequence[torch.Tensor], *, partition: Any = "min_cut", **tolerance: Any) -> Compiled:
+    """Outputs, writes to inputs and gradients of the compiled function are eager's, twice."""
+    compiled = Compiled(fn, fresh(inputs), partition)
+    for repetition in range(2):
+        ours, eager = fresh(inputs), fresh(inputs)
+        actual, expected = flat(compiled(*ours)), flat(fn(*eager))
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected):
+            assert_same(one, other, **tolerance)
+        same_objects(actual, ours, expected, eager)
+        for one, other in zip(ours, eager):
+            torch.testing.assert_close(one, other, equal_nan=True, **tolerance)
+            assert one.is_inference() or one._version > 0 or other._version == 0
+        if torch.is_grad_enabled() and any(out.requires_grad for out in expected):
+            for one, other in zip(gradients(actual, ours, repetition), gradients(expected, eager, repetition)):
+                assert_same(one, other, strides=False, **tolerance)  # ours are laid out as the leaf is
+    return compiled
+
+
+def same_objects(actual: Sequence[Any], ours: Sequence[Any], expected: Sequence[Any], eager: Sequence[Any]) -> None:
+    """Identities and shared memory among outputs and inputs are the same on both sides."""
+    left, right = [*actual, *ours], [*expected, *eager]
+    for i in range(len(left)):
+        for j in range(i):
+            assert (left[i] is left[j]) == (right[i] is right[j]), (i, j)
+            assert shares(left[i], left[j]) == shares(right[i], right[j]), (i, j)
+
+
+def shares(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
