@@ -91,6 +91,8 @@ def text(guard: Guard) -> str:
             return f"len({name}) == {expected}"
         case "dict_keys":
             return f"list({name}) == {_show(expected)}"
+        case "has_key":
+            return f"({expected[0]!r} in {name}) is {expected[1]}"
         case "has_attr":
             return f"hasattr({name}, {expected[0]!r}) is {expected[1]}"
         case "same":
@@ -158,6 +160,11 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
                 if plain
                 else f"{helper}({keys}, {constant(list(expected), 'k')})"
             ]
+        case "has_key":
+            contains = constant(dict.__contains__, "contains")
+            key = constant(expected[0], "k")
+            test = f"{key} in {value}" if guard.source in reader.plain_dicts else f"{contains}({value}, {key})"
+            return [test if expected[1] else f"not ({test})"]
         case "has_attr":
             test = f"{constant(hasattr, 'hasattr')}({value}, {expected[0]!r})"
             return [test if expected[1] else f"not {test}"]

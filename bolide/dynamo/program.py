@@ -84,6 +84,7 @@ GuardKind = Literal[
     "tensor",  # expected: a TensorGuard
     "length",  # len(x) == expected
     "dict_keys",  # list(dict.keys(x)) == expected
+    "has_key",  # dict.__contains__(x, key) is expected[1], expected = (key, bool)
     "has_attr",  # hasattr(x, key) is expected[1], expected = (name, bool)
     "not_aliased",  # expected: sources of tensors of which no two share a storage
     "same",  # x is the object at source `expected`
@@ -112,12 +113,10 @@ class Recipe:
     twice.
 
     kinds: ``constant`` (value), ``source`` (value: Source), ``output`` (value: index into the graph's outputs),
-    ``list``/``tuple``/``set``/``dict`` (args; dict: alternating keys and values), ``call`` (value: a callable; args),
-    ``new`` (value: a class; an instance made by ``cls.__new__`` without ``__init__``; its state follows as effects),
-    ``function`` (value: (code, globals, name, defaults, closure cells …); args: recipes of the cells' contents).
+    ``list``/``tuple``/``set``/``dict`` (args; dict: alternating keys and values), ``call`` (value: a callable; args).
     """
 
-    kind: Literal["constant", "source", "output", "list", "tuple", "set", "dict", "call", "new", "function"]
+    kind: Literal["constant", "source", "output", "list", "tuple", "set", "dict", "call"]
     value: Any = None
     args: tuple[Recipe, ...] = ()
     kwargs: tuple[tuple[str, Recipe], ...] = ()

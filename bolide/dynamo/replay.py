@@ -174,15 +174,9 @@ class _Builder:
             case "dict":
                 pairs = zip(args[::2], args[1::2])
                 return f"{{{', '.join(f'{key}: {value}' for key, value in pairs)}}}"
-            case "new":
-                name = namespace.reference(recipe.value, "cls")
-                return f"{name}.__new__({', '.join([name, *args])})"
             case "call":
                 words = [f"{key}={self.value(value, statements)}" for key, value in recipe.kwargs]
                 return f"{namespace.reference(recipe.value, 'f')}({', '.join([*args, *words])})"
-            case "function":
-                cells = f"({', '.join(args)}{',' if len(args) == 1 else ''})"
-                return f"{namespace.reference(make_function, 'function')}({namespace.reference(recipe.value)}, {cells})"
             case _:
                 raise AssertionError(recipe.kind)
 
@@ -216,14 +210,6 @@ class _Builder:
                 return [f"{target}[:] = {value}"]
             case "dict_assign" | "set_assign":
                 return [f"{target}.clear()", f"{target}.update({value})"]
-
-
-def make_function(parts: tuple[Any, ...], contents: tuple[Any, ...]) -> types.FunctionType:
-    """A new function: `parts` is (code, globals, name, defaults, keyword defaults), `contents` fills its cells."""
-    code, scope, name, defaults, keyword_defaults = parts
-    function = types.FunctionType(code, scope, name, defaults, tuple(map(types.CellType, contents)))
-    function.__kwdefaults__ = keyword_defaults
-    return function
 
 
 def _recipes(captured: Captured) -> Iterator[tuple[Recipe, bool]]:
