@@ -207,7 +207,7 @@ class Collector:
             graphs=tuple(graphs),
             guards=tuple(GuardInfo(e.name, e.guards) for e in self.events if isinstance(e, events.Captured)),
             breaks=tuple(b for e in self.events for b in break_info(e)),
-            stages=tuple(StageInfo(e.name, e.stage, e.seconds) for e in self.events if isinstance(e, events.Stage)),
+            stages=tuple(s for e in self.events for s in stage_info(e)),
             captures=sum(isinstance(e, events.Captured) for e in self.events),
             seconds=self.seconds,
         )
@@ -256,6 +256,14 @@ def graph_info(event: events.Compiled, graph: Any, clocks: dict[str, dict[str, f
         plan=artifact.plan.text(),
         driver=artifact.source,
     )
+
+
+def stage_info(event: Any) -> Iterator[StageInfo]:
+    """The stage whose end an event tells of, if it does."""
+    if isinstance(event, events.Captured):
+        yield StageInfo(event.name, "capture", event.seconds)
+    elif isinstance(event, events.Stage):
+        yield StageInfo(event.name, event.stage, event.seconds)
 
 
 def break_info(event: Any) -> Iterator[BreakInfo]:

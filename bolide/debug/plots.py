@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,10 +13,11 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 34
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line: a value for each step."""
+    """One line: a value for each step, counted from `first`."""
 
     name: str
     values: Sequence[float]
+    first: int = 1
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -30,9 +32,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 def upper_limit(curves: Sequence[Curve]) -> float:
     """The largest value to show: outliers far above what is usual are cut off."""
-    values = sorted(v for c in curves for v in c.values)
-    usual = values[int(0.98 * (len(values) - 1))]
-    return min(values[-1], 1.3 * usual)
+    medians = [statistics.median(c.values) for c in curves]
+    return min(max(max(c.values) for c in curves), 3.0 * max(medians))
 
 
 def label(value: float) -> str:
@@ -41,15 +42,14 @@ def label(value: float) -> str:
 
 def line_chart(curves: Sequence[Curve], y_title: str, *, from_zero: bool = False, clip: bool = False) -> str:
     """The chart. Lines are drawn in order, the first one broad, so that lines that coincide can all be seen."""
-    finite = [Curve(c.name, [v for v in c.values if math.isfinite(v)]) for c in curves]
-    finite = [c for c in finite if c.values]
+    finite = [c for c in curves if c.values and all(map(math.isfinite, c.values))]
     if not finite:
         return ""
     low = 0.0 if from_zero else min(min(c.values) for c in finite)
     high = upper_limit(finite) if clip else max(max(c.values) for c in finite)
     y_ticks = ticks(low, high)
     bottom, top = y_ticks[0], y_ticks[-1]
-    steps = max(len(c.values) for c in finite)
+    steps = max(c.first - 1 + len(c.values) for c in finite)
     x_ticks = [t for t in ticks(1, steps) if 1 <= t <= steps and t == int(t)]
 
     def x(step: float) -> float:
@@ -66,7 +66,7 @@ def line_chart(curves: Sequence[Curve], y_title: str, *, from_zero: bool = False
         parts.append(f'<text x="{x(t):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{label(t)}</text>')
     parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 3}" text-anchor="middle">step</text>')
     for i, curve in enumerate(finite):
-        points = " ".join(f"{x(step + 1):.1f},{y(value):.1f}" for step, value in enumerate(curve.values))
+        points = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in enumerate(curve.values, curve.first))
         parts.append(f'<polyline class="curve c{i}" points="{points}"><title>{curve.name}</title></polyline>')
     parts.append("</svg>")
     return "".join(parts)

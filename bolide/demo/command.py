@@ -153,6 +153,6 @@ def make_report(lanes: list[Lane], text: Text, settings: Settings, collector: Co
         header=HEADER,
         rows=figures(lanes),
         losses=[Curve(lane.name, lane.losses) for lane in lanes],
-        step_ms=[Curve(lane.name, [s * 1e3 for s in lane.seconds[1:] or lane.seconds]) for lane in lanes],
+        step_ms=[Curve(lane.name, [s * 1e3 for s in lane.seconds[1:]], first=2) for lane in lanes],
         explanation=collector.explanation(),
     )
