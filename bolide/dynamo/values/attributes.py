@@ -114,6 +114,8 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
         return getattr(found, "__func__", found)
     if type(found) is classmethod:
         return types.MethodType(found.__func__, owner)
+    if vm.world.classes and any(base in vm.world.classes and name in vm.world.classes[base].known for base in owner.__mro__):
+        return found
     value = getattr(owner, name)
     return _class_value(vm, owner, name, value)
 
@@ -180,6 +182,10 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
 
 def _default_of_class(vm: Machine, owner: Any, cls: type, name: str, found: Any) -> Any:
     """An attribute that instances inherit from their class; an outside instance may get one of its own later, so it is guarded there."""
+    if any(base in vm.world.classes for base in cls.__mro__) and any(
+        name in vm.world.classes[base].known for base in cls.__mro__ if base in vm.world.classes
+    ):
+        return found
     if type(owner) is Outside:
         return vm.world.wrap(found, attribute_source(owner.source, name))
     return _class_value(vm, cls, name, found)
@@ -288,7 +294,12 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
     if cls is types.ModuleType:
         vm.world.store_global(owner.__dict__, name, value)
         return None
-    if isinstance(owner, type) or cls in CONSTANT_TYPES:
+    if isinstance(owner, type):
+        if type(vm.world.lookup(type(owner), "__setattr__")) is types.FunctionType:
+            raise Unsupported("an attribute of a class with its own __setattr__ is assigned", vm.where())
+        vm.world.store_class_attribute(owner, name, value)
+        return None
+    if cls in CONSTANT_TYPES:
         raise Unsupported(f"an attribute of {owner!r} is assigned", vm.where(), "assign it outside the compiled function")
     hook = vm.world.lookup(cls, "__setattr__")
     if hook is _MODULE_SETATTR and type(owner) is Outside and _plain_module_store(owner, name, value):

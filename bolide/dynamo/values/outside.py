@@ -86,10 +86,11 @@ class Overlay:
     that were read or written. `original` remembers what a key was, so that `effects` can tell what changed.
     """
 
-    __slots__ = ("child", "complete", "known", "measured", "original", "real", "source", "world")
+    __slots__ = ("child", "complete", "itself", "known", "measured", "original", "real", "source", "world")
 
     def __init__(self, world: World, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source]) -> None:
         self.world, self.real, self.source, self.child = world, real, source, child
+        self.itself = attribute_source(source, "__dict__") if child is attribute_source else source
         self.known: dict[Any, Any] = {}
         self.original: dict[Any, Any] = {}
         self.complete: dict[Any, Any] | None = None
@@ -104,7 +105,7 @@ class Overlay:
             if key in self.real:
                 found = self.world.wrap(self.real[key], self.child(self.source, key))
             else:
-                self.world.guard(self.source, "has_key", (key, False))
+                self.world.guard(self.itself, "has_key", (key, False))
             self.known[key] = self.original[key] = found
         return found
 
@@ -132,14 +133,14 @@ class Overlay:
         if self.complete is None and not self.changes():
             if not self.measured:
                 self.measured = True
-                self.world.guard(self.source, "length", len(self.real))
+                self.world.guard(self.itself, "length", len(self.real))
             return len(self.real)
         return len(self.materialise())
 
     def materialise(self) -> dict[Any, Any]:
         """The whole dict as a real one (of a plain dict type) that the program may use and change natively."""
         if self.complete is None:
-            self.world.guard(self.source, "dict_keys", list(dict.keys(self.real)))
+            self.world.guard(self.itself, "dict_keys", list(dict.keys(self.real)))
             for key in dict.keys(self.real):
                 if key not in self.original:
                     self.original[key] = self.world.wrap(dict.__getitem__(self.real, key), self.child(self.source, key))
@@ -183,14 +184,14 @@ def _empty_like(real: dict[Any, Any]) -> dict[Any, Any]:
 class Outside:
     """A mutable object of the outside world. One per real object and capture, so identity is the real object's identity."""
 
-    __slots__ = ("attrs", "cls", "items", "real", "slot_values", "source")
+    __slots__ = ("__weakref__", "attrs", "cls", "items", "real", "slot_values", "source")
 
     def __init__(self, world: World, real: Any, source: Source) -> None:
         self.real, self.source, self.cls = real, source, type(real)
         namespace = getattr(real, "__dict__", None)
         self.attrs: Overlay | None = None
         if type(namespace) is dict:
-            self.attrs = world.overlay(namespace, source, attribute_source)
+            self.attrs = world.overlay(namespace, Source("attr", source, "__dict__"), instance_value_source)
         self.items: Overlay | None = None
         if isinstance(real, dict):
             self.items = world.overlay(real, source, dict_value_source)
@@ -222,6 +223,12 @@ def attribute_source(base: Source, name: Any) -> Source:
     return Source("attr", base, name)
 
 
+def instance_value_source(namespace: Source, name: Any) -> Source:
+    """Reads an instance's attribute without going through its ``__dict__``, which is what absence is guarded on."""
+    assert namespace.base is not None
+    return Source("attr", namespace.base, name)
+
+
 def dict_value_source(base: Source, key: Any) -> Source:
     return Source("dict_value", base, key)
 
@@ -247,6 +254,7 @@ class World:
         self.own_cells: dict[int, types.CellType] = {}
         self.where: Callable[[], UserFrame | None] = lambda: None
         self.own_functions: dict[int, Any] = {}
+        self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
         self.mro_cache: dict[tuple[type, str], Any] = {}
 
     # -- guards and sources
@@ -267,7 +275,12 @@ class World:
         if found is self:
             found = MISSING
             for base in cls.__mro__:
-                if name in base.__dict__:
+                written = self.classes.get(base)
+                if written is not None and name in written.known:
+                    found = written.known[name]
+                    if found is not MISSING:
+                        break
+                elif name in base.__dict__:
                     found = base.__dict__[name]
                     break
             self.mro_cache[key] = found
@@ -434,6 +447,15 @@ class World:
             return
         self.load_cell(cell, name)
         self.cells[id(cell)] = (cell, self.cells[id(cell)][1], value)
+
+    def store_class_attribute(self, cls: type, name: str, value: Any) -> None:
+        """Assign (or with MISSING delete) an attribute of a class."""
+        overlay = self.classes.get(cls)
+        if overlay is None:
+            source = Source("object", None, None, cls)
+            overlay = self.classes[cls] = self.overlay(dict(vars(cls)), source, attribute_source)
+        overlay.set(name, value)
+        self.mro_cache.clear()
 
     def new_cell(self) -> types.CellType:
         cell = types.CellType()
