@@ -1,8 +1,11 @@
 """Integer expressions for index arithmetic and symbolic sizes.
 
-An `Expr` is a sum of integer multiples of products of atoms, plus a constant: 8*i + s0*j - 3. An `Atom` is a variable, or something a sum cannot hold:
-a floor division, a remainder, a minimum or a maximum. Expressions are immutable and interned, so equal ones are the same object; they are brought to normal form when
-they are made. Division and remainder have Python's semantics (they round to minus infinity); every simplification holds for all values within the variables' bounds.
+An `Expr` is a sum of integer multiples of products of atoms, plus a constant: 8*i + s0*j - 3. An `Atom` is a variable,
+or something a sum cannot hold:
+a floor division, a remainder, a minimum or a maximum. Expressions are immutable and interned, so equal ones are the
+same object; they are brought to normal form when
+they are made. Division and remainder have Python's semantics (they round to minus infinity); every simplification
+holds for all values within the variables' bounds.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ class Atom:
 
 
 class Expr:
-    """An interned integer expression: ``offset + sum(coefficient * product of atoms)``. Compare with ``is`` or ``==`` (the same thing)."""
+    """An interned integer expression: ``offset + sum(coefficient * product of atoms)``. Compare with ``is`` or ``==``
+    (the same thing)."""
 
     __slots__ = ("__weakref__", "_bounds", "_free", "_text", "offset", "terms")
     terms: tuple[tuple[tuple[Atom, ...], int], ...]
@@ -79,7 +83,8 @@ class Expr:
 
     @staticmethod
     def var(name: str, lo: int | None = 0, hi: int | Expr | None = None) -> Expr:
-        """The variable `name` with lo <= value <= hi; None: no bound. An upper bound may itself be an expression (the last index of an axis of symbolic extent)."""
+        """The variable `name` with lo <= value <= hi; None: no bound. An upper bound may itself be an expression (the
+        last index of an axis of symbolic extent)."""
         key = ("var", name, lo, hi)
         found = _memo.get(key)
         if found is not None:
@@ -123,7 +128,8 @@ class Expr:
         return found
 
     def bounds(self) -> tuple[int | None, int | None]:
-        """(smallest, largest) value that follows from the variables' bounds by interval arithmetic; None: not bounded."""
+        """(smallest, largest) value that follows from the variables' bounds by interval arithmetic; None: not
+        bounded."""
         if self._bounds is None:
             lo: int | None = self.offset
             hi: int | None = self.offset
@@ -137,7 +143,8 @@ class Expr:
         return self._bounds
 
     def coefficient(self, name: str) -> Expr | None:
-        """The stride with respect to variable `name` (0 when it does not occur), or None if the expression is not affine in it."""
+        """The stride with respect to variable `name` (0 when it does not occur), or None if the expression is not
+        affine in it."""
         if name not in self.free_vars:
             return ZERO
         found: dict[tuple[Atom, ...], int] = {}
@@ -301,7 +308,8 @@ class Expr:
 
 
 class Cond:
-    """A condition on integers in normal form: ``expr == 0``, ``expr != 0`` or ``expr >= 0``. One that follows from bounds is a constant. Compares by value."""
+    """A condition on integers in normal form: ``expr == 0``, ``expr != 0`` or ``expr >= 0``. One that follows from
+    bounds is a constant. Compares by value."""
 
     __slots__ = ("expr", "op")
     op: Literal["==", "!=", ">="]
@@ -341,7 +349,8 @@ class Cond:
         return _holds(self.op, self.expr.evaluate(values))
 
     def text(self) -> str:
-        """Python source, with the negative terms brought to the right-hand side: ``8*i <= s0 - 1`` is written ``s0 >= 8*i + 1``."""
+        """Python source, with the negative terms brought to the right-hand side: ``8*i <= s0 - 1`` is written ``s0 >=
+        8*i + 1``."""
         left = tuple((mono, c) for mono, c in self.expr.terms if c > 0)
         right = tuple((mono, -c) for mono, c in self.expr.terms if c < 0)
         offset = self.expr.offset
@@ -467,7 +476,8 @@ def _divide_term(mono: tuple[Atom, ...], c: int, divisor: Expr) -> tuple[tuple[A
 
 
 def _split(a: Expr, divisor: Expr) -> tuple[Expr, Expr]:
-    """(q, r) with a == q*divisor + r, where q takes what divides without rest. The divisor is a constant or one term."""
+    """(q, r) with a == q*divisor + r, where q takes what divides without rest. The divisor is a constant or one
+    term."""
     quotient: dict[tuple[Atom, ...], int] = {}
     rest: dict[tuple[Atom, ...], int] = {}
     for mono, c in a.terms:
@@ -512,7 +522,8 @@ def _upper(a: Expr) -> Expr:
 
 
 def _narrow(r: Expr, b: int) -> tuple[int, Expr, Expr] | None:
-    """(g, x, y) with r == g*x + y, g dividing b, g > 1 and 0 <= y < g for all values; None if there is no such split."""
+    """(g, x, y) with r == g*x + y, g dividing b, g > 1 and 0 <= y < g for all values; None if there is no such
+    split."""
     for g in sorted({gcd(b, c) for _, c in r.terms}, reverse=True):
         if g > 1:
             x, y = _split(r, Expr.const(g))

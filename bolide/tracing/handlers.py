@@ -1,6 +1,7 @@
 """How each kind of operation is recorded. A handler is ``f(trace, func, args, kwargs) -> result`` on traced tensors.
 
-Most operations need no handler of their own: `classify` finds the kind from the schema (composite, view, in-place, functional).
+Most operations need no handler of their own: `classify` finds the kind from the schema (composite, view, in-place,
+functional).
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ _forms: dict[Any, tuple[Any, list[int | str], set[str]]] = {}
 
 
 def _functional_form(func: Any) -> tuple[Any, list[int | str], set[str]]:
-    """(the overload that computes the same without writing, the arguments written in the order of its results, the keyword arguments it lacks)."""
+    """(the overload that computes the same without writing, the arguments written in the order of its results, the
+    keyword arguments it lacks)."""
     form = _forms.get(func)
     if form is None:
         form = _forms[func] = _find_functional_form(func)

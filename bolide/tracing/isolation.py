@@ -1,7 +1,9 @@
 """Keeping torch._dynamo out of the process.
 
-torch decorates some of its own functions (optimizers' methods, reference implementations behind meta kernels) so that the first call imports torch._dynamo, 2 s and 200 MB, only to
-switch it off inside. The decorator looks for an attribute first; setting it spares the import. When the user does import torch._dynamo, the attributes are removed
+torch decorates some of its own functions (optimizers' methods, reference implementations behind meta kernels) so that
+the first call imports torch._dynamo, 2 s and 200 MB, only to
+switch it off inside. The decorator looks for an attribute first; setting it spares the import. When the user does
+import torch._dynamo, the attributes are removed
 before, so torch.compile finds everything as it expects it.
 """
 
@@ -18,7 +20,8 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 
 
 def _step_code(func: Any) -> CodeType:
-    """The code that `Optimizer.step`'s wrapper gets in place of torch's, which imports torch._dynamo only to call a function that does nothing outside of it."""
+    """The code that `Optimizer.step`'s wrapper gets in place of torch's, which imports torch._dynamo only to call a
+    function that does nothing outside of it."""
 
     def step(*args: Any, **kwargs: Any) -> Any:
         before = torch.is_grad_enabled()
@@ -61,7 +64,8 @@ class _Restore:
 
 
 def keep_dynamo_out() -> None:
-    """Mark the functions of the optimizers loaded so far. Cheap; call it before tracing. It does nothing once torch._dynamo is loaded."""
+    """Mark the functions of the optimizers loaded so far. Cheap; call it before tracing. It does nothing once
+    torch._dynamo is loaded."""
     _mark(_optimizer_functions())
 
 

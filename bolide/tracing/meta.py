@@ -10,7 +10,8 @@ from bolide.support.errors import Unsupported, UserFrame
 
 
 class TensorMeta(NamedTuple):
-    """Everything but the data of a tensor. Sizes, strides and offset count elements; they are ints, or `torch.SymInt`s over our own nodes."""
+    """Everything but the data of a tensor. Sizes, strides and offset count elements; they are ints, or `torch.SymInt`s
+    over our own nodes."""
 
     shape: tuple[Any, ...]
     stride: tuple[Any, ...]
@@ -34,7 +35,8 @@ class TensorMeta(NamedTuple):
 
 
 class DataDependent(Unsupported):
-    """An operation whose result (a Python number, a shape) depends on the tensors' data, which do not exist while tracing."""
+    """An operation whose result (a Python number, a shape) depends on the tensors' data, which do not exist while
+    tracing."""
 
     def __init__(self, op: str, where: UserFrame | None = None) -> None:
         super().__init__(

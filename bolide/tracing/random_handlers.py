@@ -1,6 +1,7 @@
 """Recording random operations as pure functions of one seed.
 
-Draws that are not worth it (permutations, multinomial samples, rare distributions) stay as they are: operations on torch's own generator.
+Draws that are not worth it (permutations, multinomial samples, rare distributions) stay as they are: operations on
+torch's own generator.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def _randint_like(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return trace.wrap(_integers(trace, _like(trace, args[0], kwargs), low, high))
 
 
-@handler(getattr(aten.normal, "float_float"))
+@handler(aten.normal.float_float)
 def _normal_of_shape(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     return trace.wrap(_normal(trace, _fresh(args[2], kwargs), args[0], args[1]))

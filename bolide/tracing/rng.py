@@ -1,8 +1,12 @@
-"""Random numbers as pure functions of a seed: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+"""Random numbers as pure functions of a seed: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1,
+2, 3", SC 2011).
 
-Element `i` of the draw with number `counter` takes the words of philox(key=seed, counter=(i mod 2**32, i div 2**32, counter mod 2**32, counter div 2**32)).
-Uniform: (word 0 >> 8) * 2**-24. Normal (Box and Muller): sqrt(-2 ln u) cos(2 pi v) with u = ((word 0 >> 8) + 1) * 2**-24 and v = (word 1 >> 8) * 2**-24.
-Generated kernels make the same words. The only impure operation is drawing the seed from torch's generator, so `torch.manual_seed` makes a run repeatable.
+Element `i` of the draw with number `counter` takes the words of philox(key=seed, counter=(i mod 2**32, i div 2**32,
+counter mod 2**32, counter div 2**32)).
+Uniform: (word 0 >> 8) * 2**-24. Normal (Box and Muller): sqrt(-2 ln u) cos(2 pi v) with u = ((word 0 >> 8) + 1) *
+2**-24 and v = (word 1 >> 8) * 2**-24.
+Generated kernels make the same words. The only impure operation is drawing the seed from torch's generator, so
+`torch.manual_seed` makes a run repeatable.
 """
 
 from __future__ import annotations

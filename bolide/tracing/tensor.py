@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 class AliasGroup:
     """All traced tensors that share one storage.
 
-    `base` is the node of the storage's owner as it is now; each write makes a new one and raises `version`. `source` is the position of the graph input whose storage it
-    is, or None; `frozen` says that the storage belongs to a real tensor that is not an input, which must not be written.
+    `base` is the node of the storage's owner as it is now; each write makes a new one and raises `version`. `source`
+    is the position of the graph input whose storage it
+    is, or None; `frozen` says that the storage belongs to a real tensor that is not an input, which must not be
+    written.
     """
 
     __slots__ = ("base", "frozen", "source", "version")
@@ -34,7 +36,8 @@ ViewStep = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 class TracedTensor(torch.Tensor):
-    """A tensor that holds no data: what is done with it is recorded in its trace. `chain` leads from the base of its storage to it."""
+    """A tensor that holds no data: what is done with it is recorded in its trace. `chain` leads from the base of its
+    storage to it."""
 
     trace: Trace
     group: AliasGroup

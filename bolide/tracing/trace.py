@@ -22,7 +22,8 @@ _PLAIN = {int, float, bool, complex, str, type(None), torch.dtype, torch.device,
 
 
 class Trace:
-    """One functional graph under construction, and the real values it refers to. `where` is the user's line that is being executed; nodes remember it."""
+    """One functional graph under construction, and the real values it refers to. `where` is the user's line that is
+    being executed; nodes remember it."""
 
     def __init__(self) -> None:
         self.graph = torch.fx.Graph()
@@ -67,7 +68,8 @@ class Trace:
         return node
 
     def lift(self, real: torch.Tensor, private: bool = False) -> TracedTensor:
-        """A real tensor that is not an input, as a constant of the graph. With `private` nobody else sees its storage, so it may be written.
+        """A real tensor that is not an input, as a constant of the graph. With `private` nobody else sees its storage,
+        so it may be written.
 
         Raises Unsupported for a tensor that requires grad: its gradient would be lost.
         """
@@ -104,7 +106,8 @@ class Trace:
     # ---- making nodes ---------------------------------------------------------------------------------------------
 
     def call(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Record one operation on nodes; the node of its result, or a list of them when it has several (None where there is no tensor)."""
+        """Record one operation on nodes; the node of its result, or a list of them when it has several (None where
+        there is no tensor)."""
         value = infer(func, args, kwargs)
         node = self.graph.create_node("call_function", func, args, kwargs, _name(func))
         meta = node.meta
@@ -163,7 +166,8 @@ class Trace:
         return self.call(func, node, *args, **kwargs)
 
     def write(self, target: TracedTensor, value: torch.fx.Node) -> None:
-        """Give `target` the value of a node, as an in-place operation does: through all its views, in its dtype and strides."""
+        """Give `target` the value of a node, as an in-place operation does: through all its views, in its dtype and
+        strides."""
         group = target.group
         if group.frozen:
             raise Unsupported(
@@ -202,7 +206,8 @@ class Trace:
         target._node, target._seen = value, group.version
 
     def restride(self, node: torch.fx.Node, wanted: TensorMeta) -> torch.fx.Node:
-        """The node with the strides of `wanted` (of the same shape), copied if need be; as it is when those strides have gaps or overlaps."""
+        """The node with the strides of `wanted` (of the same shape), copied if need be; as it is when those strides
+        have gaps or overlaps."""
         stride = node.meta["val"].stride
         if stride == wanted.stride:
             return node
@@ -214,7 +219,8 @@ class Trace:
         return self.call(aten.permute.default, copied, invert(order))  # type: ignore[no-any-return]
 
     def filled(self, wanted: TensorMeta, value: Any, shape: Any = None) -> torch.fx.Node:
-        """A node that is `value` everywhere, of the shape, strides, dtype and device of `wanted`; `shape`: its sizes as they stand in the graph."""
+        """A node that is `value` everywhere, of the shape, strides, dtype and device of `wanted`; `shape`: its sizes
+        as they stand in the graph."""
         sizes = list(shape) if shape is not None else [self.unwrap(size) for size in wanted.shape]
         options = {"dtype": wanted.dtype, "device": wanted.device}
         order = dense_order(wanted.shape, wanted.stride)

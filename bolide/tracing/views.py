@@ -1,4 +1,5 @@
-"""Writing through views: for each view operation, the new value of its operand from the old one and the new value of the view."""
+"""Writing through views: for each view operation, the new value of its operand from the old one and the new value of
+the view."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 Node = torch.fx.Node
 
-#: view operation -> f(trace, operand, new value of the view, *arguments of the view operation) -> new value of the operand
+#: view operation -> f(trace, operand, new value of the view, *arguments of the view operation) -> new value of the
+# operand
 INVERSES: dict[Any, Callable[..., Node]] = {}
 
 

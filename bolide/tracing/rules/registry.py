@@ -1,6 +1,7 @@
 """The table of shape rules, and torch's meta kernels as the fallback.
 
-A rule takes the operation's arguments with a `TensorMeta` in place of each tensor, and returns the meta of the result (a tuple for several results, None for a missing one).
+A rule takes the operation's arguments with a `TensorMeta` in place of each tensor, and returns the meta of the result
+(a tuple for several results, None for a missing one). Answers are remembered: a model of twelve equal layers asks once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
 from bolide.tracing.meta import TensorMeta
 
 RULES: dict[Any, Callable[..., Any]] = {}
+_MEMO_LIMIT = 1 << 14
+_memo: dict[Any, Any] = {}
 _prepared: list[bool] = []
 
 
@@ -31,7 +34,20 @@ def rule(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def infer(func: Any, args: Any, kwargs: Any) -> Any:
     """The metas of the results of `func` on nodes and plain values."""
     operands = [_known(arg) for arg in args]
-    options = {key: _known(arg) for key, arg in kwargs.items()} if kwargs else kwargs
+    options = {name: _known(arg) for name, arg in kwargs.items()}
+    key = (func, torch.get_default_dtype(), tuple(map(_key, operands)), tuple(options), *map(_key, options.values()))
+    try:
+        known = _memo.get(key, _memo)
+    except TypeError:  # symbolic sizes have no hash: their answers may add guards
+        return _infer(func, operands, options)
+    if known is _memo:
+        if len(_memo) >= _MEMO_LIMIT:
+            _memo.clear()
+        known = _memo[key] = _infer(func, operands, options)
+    return known
+
+
+def _infer(func: Any, operands: list[Any], options: dict[str, Any]) -> Any:
     shape_rule = RULES.get(func)
     if shape_rule is not None:
         return shape_rule(*operands, **options)
@@ -47,8 +63,16 @@ def _known(arg: Any) -> Any:
     return arg
 
 
+def _key(arg: Any) -> Any:
+    """Numbers that are equal but promote differently (1, 1.0, True) are told apart."""
+    cls = arg.__class__
+    if cls is list:
+        return tuple(map(_key, arg))
+    return arg if cls is TensorMeta or cls is int else (cls, arg)
+
+
 def by_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
-    """The metas of the results, found by running torch's meta kernel, or, where it has none, the real kernel on zeros."""
+    """The metas of the results, found by running torch's meta kernel, or, where it has none, the real one on zeros."""
     if not _prepared:
         keep_dynamo_out_of_meta_kernels()
         _prepared.append(True)
