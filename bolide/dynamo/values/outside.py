@@ -86,9 +86,12 @@ class Overlay:
     that were read or written. `original` remembers what a key was, so that `effects` can tell what changed.
     """
 
-    __slots__ = ("child", "complete", "itself", "known", "measured", "original", "real", "source", "world")
+    __slots__ = ("child", "complete", "itself", "known", "measured", "original", "owner", "real", "source", "world")
 
-    def __init__(self, world: World, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source]) -> None:
+    def __init__(
+        self, world: World, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source], owner: Any
+    ) -> None:
+        self.owner = owner
         self.world, self.real, self.source, self.child = world, real, source, child
         self.itself = attribute_source(source, "__dict__") if child is attribute_source else source
         self.known: dict[Any, Any] = {}
@@ -191,7 +194,7 @@ class Outside:
         namespace = getattr(real, "__dict__", None)
         self.attrs: Overlay | None = None
         if type(namespace) is dict:
-            self.attrs = world.overlay(namespace, Source("attr", source, "__dict__"), instance_value_source)
+            self.attrs = world.overlay(namespace, source, attribute_source, real)
         self.items: Overlay | None = None
         if isinstance(real, dict):
             self.items = world.overlay(real, source, dict_value_source)
@@ -221,12 +224,6 @@ class Snapshot:
 
 def attribute_source(base: Source, name: Any) -> Source:
     return Source("attr", base, name)
-
-
-def instance_value_source(namespace: Source, name: Any) -> Source:
-    """Reads an instance's attribute without going through its ``__dict__``, which is what absence is guarded on."""
-    assert namespace.base is not None
-    return Source("attr", namespace.base, name)
 
 
 def dict_value_source(base: Source, key: Any) -> Source:
@@ -263,8 +260,10 @@ class World:
         if source is None or source.kind != "object" or kind not in ("type", "is"):
             self.guards.append(Guard(source, kind, expected, self.where()))
 
-    def overlay(self, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source]) -> Overlay:
-        found = Overlay(self, real, source, child)
+    def overlay(
+        self, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source], owner: Any = None
+    ) -> Overlay:
+        found = Overlay(self, real, source, child, owner)
         self.overlays.append(found)
         return found
 
@@ -453,7 +452,7 @@ class World:
         overlay = self.classes.get(cls)
         if overlay is None:
             source = Source("object", None, None, cls)
-            overlay = self.classes[cls] = self.overlay(dict(vars(cls)), source, attribute_source)
+            overlay = self.classes[cls] = self.overlay(dict(vars(cls)), source, attribute_source, cls)
         overlay.set(name, value)
         self.mro_cache.clear()
 

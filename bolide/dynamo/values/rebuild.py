@@ -196,6 +196,8 @@ class Rebuilder:
     def _write(self, overlay: Overlay, key: Any, value: Any) -> Effect:
         target = Recipe("source", overlay.source)
         kind = overlay.child.__name__
+        if kind == "attribute_source" and not isinstance(overlay.owner, type) and _own_setattr(type(overlay.owner)):
+            target, kind = Recipe("source", overlay.itself), "dict"  # what was written is the namespace
         if kind == "attribute_source":
             if value is MISSING:
                 return Effect("delattr", target, key)
@@ -207,6 +209,11 @@ class Rebuilder:
         if value is MISSING:
             return Effect("delitem", target, self.recipe(key))
         return Effect("setitem", target, self.recipe(key), self.recipe(value))
+
+
+def _own_setattr(cls: type) -> bool:
+    """Whether assigning an attribute runs code of the class."""
+    return cls.__setattr__ not in (object.__setattr__, torch.nn.Module.__setattr__)
 
 
 def _changed(before: list[Any], now: Any) -> bool:
