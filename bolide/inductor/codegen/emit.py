@@ -81,8 +81,8 @@ class _Writer:
         else:
             self.statements(group.body)
         b.do("ret void")
-        text = "\n".join(b.lines)
-        return f"define internal void @{name}(ptr %args, i64 %begin, i64 %end) {self.target.attributes} {{\nentry:\n{text}\n}}"
+        head = f"define internal void @{name}(ptr %args, i64 %begin, i64 %end) {self.target.attributes}"
+        return "\n".join((f"{head} {{", "entry:", *b.lines, "}"))
 
     def _parameters(self, group: parallel.Group) -> None:
         """Load the addresses and sizes from the argument words, and make room for scratch memory."""
@@ -219,22 +219,18 @@ class _Writer:
         visit(body, True)
 
     def loop(self, loop: Loop) -> None:
-        r = self.r
-        extent = r.scalar(loop.axis.extent)
-        if loop.axis.kind in VECTOR_KINDS and self.lanes(loop) > 1:
-            self._vector(loop, self.b.const(0, "i64"), extent, False)
+        start, stop = self.b.const(0, "i64"), self.r.scalar(loop.axis.extent)
+        if loop.axis.kind in VECTOR_KINDS:
+            self._vector(loop, start, stop, False)
         else:
-            self._serial(loop, extent)
+            self._serial(loop, start, stop)
 
-    def _serial(self, loop: Loop, extent: Value) -> None:
-        changing = defined_in(loop)
-        low = loop.axis.extent.bounds()[0]
-
+    def _serial(self, loop: Loop, start: Value, stop: Value) -> None:
         def run() -> None:
-            self.hoist(loop.body, changing)
-            self._counted(loop, self.b.const(0, "i64"), extent, 1, lambda: self.statements(loop.body))
+            self.hoist(loop.body, defined_in(loop))
+            self._counted(loop, start, stop, 1, lambda: self.statements(loop.body))
 
-        self._unless_empty((low or 0) > 0, self.b.const(0, "i64"), extent, run)
+        self._unless_empty(loop, start, stop, run)
 
     def _vector(self, loop: Loop, start: Value, stop: Value, whole: bool) -> None:
         """A loop that takes `lanes` iterations at a time from `start` (a multiple of lanes) to `stop`. `whole`: their
@@ -242,8 +238,9 @@ class _Writer:
         """
         b, r = self.b, self.r
         lanes = self.lanes(loop)
-        changing = defined_in(loop)
-        low = loop.axis.extent.bounds()[0]
+        if lanes == 1:
+            self._serial(loop, start, stop)
+            return
         constant = start.text.isdigit() and stop.text.isdigit()
         whole = whole or (constant and int(stop.text) % lanes == 0)
 
@@ -260,7 +257,7 @@ class _Writer:
             return b.compare("icmp ult", b.lane_numbers("i32", lanes), b.splat(left, lanes))
 
         def run() -> None:
-            self.hoist(loop.body, changing)
+            self.hoist(loop.body, defined_in(loop))
             if whole:
                 self._counted(loop, start, stop, lanes, inside(None))
             elif cost(loop.body) > TWICE:
@@ -273,7 +270,7 @@ class _Writer:
             raise ValueError(f"vector loop {loop.axis.name} inside vector loop {r.vector}")
         r.vector, r.lanes = loop.axis.name, lanes
         r.varying.add(loop.axis.name)
-        self._unless_empty((low or 0) > 0, start, stop, run)
+        self._unless_empty(loop, start, stop, run)
         r.vector, r.lanes, r.varying = outer
 
     def _twice(self, loop: Loop, start: Value, stop: Value, full: Body, rest: Body) -> None:
@@ -301,8 +298,8 @@ class _Writer:
         r.pop()
         r.level -= 1
 
-    def _unless_empty(self, never: bool, start: Value, stop: Value, run: Body) -> None:
-        if never:
+    def _unless_empty(self, loop: Loop, start: Value, stop: Value, run: Body) -> None:
+        if (loop.axis.extent.bounds()[0] or 0) > 0:
             run()
         else:
             self._guarded(self.b.compare("icmp slt", start, stop), run)

@@ -1,7 +1,9 @@
 """Loop IR: interned scalar expressions under a few statements.
 
-A `Kernel` is what one launch runs. Its body is a tuple of statements; scalar values are `Node`s, shared by identity (equal nodes are the same object),
-so common subexpressions are common by construction. Index arithmetic uses `symbolic.Expr`, whose variables are the axes' names, the kernel's
+A `Kernel` is what one launch runs. Its body is a tuple of statements; scalar values are `Node`s, shared by identity
+(equal nodes are the same object),
+so common subexpressions are common by construction. Index arithmetic uses `symbolic.Expr`, whose variables are the
+axes' names, the kernel's
 size parameters, and ``$0, $1 …`` for the integer operands of an indirect access.
 """
 
@@ -14,103 +16,38 @@ import torch
 
 from bolide.symbolic import Expr
 
-# ---- scalar expressions ---------------------------------------------------------------------------------------------------------------------
+# ---- scalar expressions
+# ---------------------------------------------------------------------------------------------------------------------
+
+BINARY_OPS = (
+    *("add", "sub", "mul", "div", "floordiv", "truncdiv", "mod", "fmod", "pow", "min", "max", "fmin", "fmax"),
+    *("atan2", "copysign", "hypot", "nextafter", "and", "or", "xor", "shl", "shr"),
+    *("eq", "ne", "lt", "le", "gt", "ge"),
+)
+UNARY_OPS = (
+    *("neg", "abs", "sign", "not", "sqrt", "rsqrt", "recip", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+    *("erf", "erfc", "erfinv", "lgamma", "digamma", "sigmoid"),
+    *("floor", "ceil", "round", "trunc", "isnan", "isinf", "signbit"),
+)
 
 #: op -> (number of operands, kind of `arg`). The verifier and the docs read this table.
 SCALAR_OPS: dict[str, tuple[int, str]] = {
     "const": (0, "number"),  # arg: Python bool/int/float
     "index": (0, "Expr"),  # the value of an index expression, dtype int64
-    "load": (
-        -1,
-        "Access",
-    ),  # src: integer operands of an indirect access ($0, $1 …), then optionally a bool mask if Access.masked (false: no access, value 0)
+    # src: integer operands of an indirect access ($0, $1 …), then a bool mask if Access.masked (false: no access, 0)
+    "load": (-1, "Access"),
     "acc": (0, "str"),  # the value of an accumulator after its loops; arg: name
     "cast": (1, ""),  # to this node's dtype, with torch's conversion rules
     "bitcast": (1, ""),
     "where": (3, ""),
-    # arithmetic (operands and result have one dtype unless said otherwise); float ops on bf16/f16 are not allowed: cast to float32 first
-    **{
-        op: (2, "")
-        for op in (
-            "add",
-            "sub",
-            "mul",
-            "div",
-            "floordiv",
-            "truncdiv",
-            "mod",
-            "fmod",
-            "pow",
-            "min",
-            "max",
-            "fmin",
-            "fmax",
-            "atan2",
-            "copysign",
-            "hypot",
-            "nextafter",
-            "and",
-            "or",
-            "xor",
-            "shl",
-            "shr",
-            "eq",
-            "ne",
-            "lt",
-            "le",
-            "gt",
-            "ge",
-        )
-    },
-    **{
-        op: (1, "")
-        for op in (
-            "neg",
-            "abs",
-            "sign",
-            "not",
-            "sqrt",
-            "rsqrt",
-            "recip",
-            "exp",
-            "exp2",
-            "expm1",
-            "log",
-            "log2",
-            "log10",
-            "log1p",
-            "sin",
-            "cos",
-            "tan",
-            "asin",
-            "acos",
-            "atan",
-            "sinh",
-            "cosh",
-            "tanh",
-            "asinh",
-            "acosh",
-            "atanh",
-            "erf",
-            "erfc",
-            "erfinv",
-            "lgamma",
-            "digamma",
-            "sigmoid",
-            "floor",
-            "ceil",
-            "round",
-            "trunc",
-            "isnan",
-            "isinf",
-            "signbit",
-        )
-    },
+    # Arithmetic: operands and result have one dtype (comparisons, isnan, isinf, signbit give bool). Not on bf16 and
+    # f16: cast to float32 first. min and max give NaN if either operand is NaN.
+    **dict.fromkeys(BINARY_OPS, (2, "")),
+    **dict.fromkeys(UNARY_OPS, (1, "")),
     "fma": (3, ""),
-    "philox": (
-        1,
-        "tuple[int, Expr]",
-    ),  # src: seed (int64); arg: (counter, element index): 32 random bits as int32->float uniform [0,1) float32
+    # src: seed (int64); arg: (counter, element index): float32, uniform in [0, 1) or standard normal
+    "philox": (1, "tuple[int, Expr]"),
     "philox_normal": (1, "tuple[int, Expr]"),
 }
 
@@ -127,7 +64,7 @@ class Access:
 class Node:
     """An interned scalar expression. Compare by identity. Make with `Node.make` only."""
 
-    __slots__ = ("op", "dtype", "src", "arg", "__weakref__")
+    __slots__ = ("__weakref__", "arg", "dtype", "op", "src")
     _table: ClassVar[dict[Any, Node]] = {}
     op: str
     dtype: torch.dtype
@@ -146,7 +83,7 @@ class Node:
         return node
 
 
-# ---- statements -----------------------------------------------------------------------------------------------------------------------------
+# ---- statements ------------------------------------------------------------------------------------------------
 
 AxisKind = Literal["parallel", "serial", "vector", "reduce", "reduce_vector"]
 ReduceOp = Literal["sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "xor"]
@@ -154,7 +91,8 @@ ReduceOp = Literal["sum", "prod", "min", "max", "any", "all", "argmin", "argmax"
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A loop variable running from 0 to `extent` - 1. ``vector`` axes are innermost among pointwise axes; ``reduce_vector`` is a vectorised reduction axis."""
+    """A loop variable running from 0 to `extent` - 1. ``vector`` axes are innermost among pointwise axes;
+    ``reduce_vector`` is a vectorised reduction axis."""
 
     name: str
     extent: Expr
@@ -169,9 +107,11 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Init:
-    """Declares an accumulator, set to the identity of `op`, in the scope of the statements that follow in the same body.
+    """Declares an accumulator, set to the identity of `op`, in the scope of the statements that follow in the same
+    body.
 
-    ``argmin``/``argmax``: the `acc` node has dtype int64 and gives the first position; NaN wins, as in torch. Sums accumulate in `dtype` (float32 for bf16)."""
+    ``argmin``/``argmax``: the `acc` node has dtype int64 and gives the first position; NaN wins, as in torch. Sums
+    accumulate in `dtype` (float32 for bf16)."""
 
     name: str
     op: ReduceOp
@@ -189,7 +129,8 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """buffer[index] = value (mode ``set``) or += (``add``: plain read-modify-write, ``atomic_add``: safe across parallel iterations). `src`: operands for $0, $1 … and,
+    """buffer[index] = value (mode ``set``) or += (``add``: plain read-modify-write, ``atomic_add``: safe across
+    parallel iterations). `src`: operands for $0, $1 … and,
     when access.masked, a last bool mask."""
 
     access: Access
@@ -222,7 +163,8 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One launch. Top-level loops of kind ``parallel`` are spread over threads; top-level statements run one after the other with a barrier between them.
+    """One launch. Top-level loops of kind ``parallel`` are spread over threads; top-level statements run one after the
+    other with a barrier between them.
     `sizes`: names of int64 size parameters. `origins`: names of the ATen ops fused here, for people."""
 
     name: str

@@ -1,0 +1,207 @@
+"""The check that a kernel is well formed. It costs little and runs on every kernel while the compiler is young."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from bolide.inductor.ir.loops import BINARY_OPS, SCALAR_OPS, Access, Init, Kernel, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.printer import kernel_lines
+from bolide.symbolic import Expr
+
+SAME = frozenset((*BINARY_OPS, "fma"))
+BOOLEAN_RESULT = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit"])
+FREE_RESULT = frozenset(("cast", "bitcast", "load", "const", "index", "acc", "philox", "philox_normal", "where"))
+NARROW_FLOATS = (torch.bfloat16, torch.float16)
+#: Scratch memory lives on the stacks of torch's OpenMP threads.
+MOST_LOCAL_BYTES = 256 << 10
+
+
+class InvalidKernel(ValueError):
+    """A kernel that breaks a rule of loop IR. The message shows the statement and its neighbours."""
+
+
+@dataclass(slots=True)
+class _State:
+    kernel: Kernel
+    dtypes: dict[str, torch.dtype]
+    roles: Mapping[str, str]
+    numels: dict[str, Expr]
+    names: set[str]
+    accumulators: dict[str, Init] = field(default_factory=dict)
+    parallel_outside: set[str] = field(default_factory=set)  # accumulators declared outside the current parallel loop
+    checked: set[Node] = field(default_factory=set)
+    statement: Stmt | None = None
+
+    def fail(self, reason: str) -> InvalidKernel:
+        """The error, with the few lines around the statement at fault."""
+        lines = kernel_lines(self.kernel)
+        at = max((n for n, (statement, _) in enumerate(lines) if statement is self.statement), default=0)
+        shown = [f"{'>' if n == at else ' '} {text}" for n, (_, text) in enumerate(lines) if n == 0 or abs(n - at) <= 4]
+        return InvalidKernel(f"kernel {self.kernel.name}: {reason}\n" + "\n".join(shown))
+
+
+def verify(kernel: Kernel) -> None:
+    """Raise InvalidKernel unless `kernel` keeps the rules that `loops` states: names in scope, operand counts and
+    types,
+    kinds of loops that may contain each other, accesses within their buffers."""
+    state = _State(
+        kernel,
+        {p.name: p.dtype for p in kernel.params} | {local.name: local.dtype for local in kernel.locals},
+        {p.name: p.role for p in kernel.params} | {local.name: "inout" for local in kernel.locals},
+        {p.name: p.numel for p in kernel.params} | {local.name: local.numel for local in kernel.locals},
+        set(kernel.sizes),
+    )
+    if len(state.dtypes) != len(kernel.params) + len(kernel.locals):
+        raise state.fail("two buffers have one name")
+    for name, numel in state.numels.items():
+        if not numel.free_vars <= state.names:
+            raise state.fail(f"the size of {name} uses {_list(numel.free_vars - state.names)}, not a size parameter")
+    for local in kernel.locals:
+        if (local.numel.bounds()[1] or 0) * local.dtype.itemsize > MOST_LOCAL_BYTES:
+            raise state.fail(f"scratch buffer {local.name} is larger than {MOST_LOCAL_BYTES >> 10} KiB")
+    _body(state, kernel.body, ())
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _body(state: _State, body: Sequence[Stmt], kinds: tuple[str, ...]) -> None:
+    declared: list[str] = []
+    for statement in body:
+        state.statement = statement
+        if isinstance(statement, Loop):
+            _loop(state, statement, kinds)
+        elif isinstance(statement, Init):
+            if statement.name in state.accumulators:
+                raise state.fail(f"accumulator {statement.name} is declared twice")
+            state.accumulators[statement.name] = statement
+            declared.append(statement.name)
+        elif isinstance(statement, Update):
+            _update(state, statement, kinds)
+        else:
+            _store(state, statement)
+    for name in declared:
+        del state.accumulators[name]
+
+
+def _loop(state: _State, loop: Loop, kinds: tuple[str, ...]) -> None:
+    axis = loop.axis
+    if not axis.extent.free_vars <= state.names:
+        raise state.fail(f"the extent of {axis.name} uses {_list(axis.extent.free_vars - state.names)}, not in scope")
+    if axis.name in state.names:
+        raise state.fail(f"the name {axis.name} is already in scope")
+    vectors = ("vector", "reduce_vector")
+    if axis.kind in vectors and any(kind in vectors for kind in kinds):
+        raise state.fail(f"vector loop {axis.name} stands inside another vector loop")
+    if axis.kind == "parallel" and any(kind != "parallel" for kind in kinds):
+        raise state.fail(f"parallel loop {axis.name} stands inside a {kinds[-1]} loop")
+    outside = state.parallel_outside
+    if axis.kind in ("parallel", "vector"):
+        state.parallel_outside = set(state.accumulators)
+    state.names.add(axis.name)
+    _body(state, loop.body, (*kinds, axis.kind))
+    state.names.discard(axis.name)
+    state.parallel_outside = outside
+    state.checked.clear()
+
+
+def _update(state: _State, statement: Update, kinds: tuple[str, ...]) -> None:
+    init = state.accumulators.get(statement.name)
+    if init is None:
+        raise state.fail(f"no accumulator {statement.name} is in scope")
+    if statement.name in state.parallel_outside:
+        raise state.fail(f"iterations that run side by side update one accumulator, {statement.name}")
+    _value(state, statement.value)
+    if statement.value.dtype != init.dtype:
+        raise state.fail(f"{statement.name} holds {init.dtype}, the value is {statement.value.dtype}")
+    if init.dtype in NARROW_FLOATS:
+        raise state.fail(f"{statement.name} accumulates in {init.dtype}; use float32")
+    if (init.op in ("argmin", "argmax")) != (statement.position is not None):
+        raise state.fail(f"{init.op} {'needs a' if statement.position is None else 'takes no'} position")
+    if statement.position is not None:
+        _value(state, statement.position)
+        if statement.position.dtype != torch.int64:
+            raise state.fail("a position has dtype int64")
+
+
+def _store(state: _State, statement: Store) -> None:
+    _value(state, statement.value)
+    for node in statement.src:
+        _value(state, node)
+    access = statement.access
+    _access(state, access, statement.src)
+    if state.roles[access.buffer] == "in":
+        raise state.fail(f"{access.buffer} is an input and cannot be stored to")
+    if statement.value.dtype != state.dtypes[access.buffer]:
+        raise state.fail(f"{access.buffer} holds {state.dtypes[access.buffer]}, the value is {statement.value.dtype}")
+
+
+def _access(state: _State, access: Access, src: tuple[Node, ...]) -> None:
+    if access.buffer not in state.dtypes:
+        raise state.fail(f"there is no buffer {access.buffer}")
+    operands = src[:-1] if access.masked else src
+    if access.masked and (not src or src[-1].dtype != torch.bool):
+        raise state.fail(f"the mask of an access to {access.buffer} is not a bool")
+    known = state.names | {f"${k}" for k in range(len(operands))}
+    if not access.index.free_vars <= known:
+        raise state.fail(f"the index into {access.buffer} uses {_list(access.index.free_vars - known)}, not in scope")
+    if any(node.dtype not in (torch.int64, torch.int32) for node in operands):
+        raise state.fail(f"an operand of the index into {access.buffer} is not an integer")
+    if not access.masked and not operands:
+        low, high = access.index.bounds()
+        numel = state.numels[access.buffer]
+        affine = all(atom.kind == "var" for mono, _ in access.index.terms for atom in mono)
+        if affine and ((low is not None and low < 0) or (high is not None and numel.is_const and high >= numel.value)):
+            raise state.fail(f"index {access.index} goes from {low} to {high}, {access.buffer} has {numel} elements")
+
+
+def _value(state: _State, root: Node) -> None:
+    """Check all nodes under `root`, once each."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node not in state.checked:
+            state.checked.add(node)
+            _node(state, node)
+            stack.extend(node.src)
+
+
+def _node(state: _State, node: Node) -> None:
+    known = SCALAR_OPS.get(node.op)
+    if known is None:
+        raise state.fail(f"there is no scalar operation {node.op}")
+    if known[0] not in (-1, len(node.src)):
+        raise state.fail(f"{node.op} takes {known[0]} operands, not {len(node.src)}")
+    types = [operand.dtype for operand in node.src]
+    if node.op == "load":
+        _access(state, node.arg, node.src)
+        if node.dtype != state.dtypes[node.arg.buffer]:
+            raise state.fail(f"{node.arg.buffer} holds {state.dtypes[node.arg.buffer]}, the load is {node.dtype}")
+    elif node.op == "index":
+        if not node.arg.free_vars <= state.names or node.dtype != torch.int64:
+            raise state.fail(f"index value {node.arg} uses names not in scope, or is not int64")
+    elif node.op == "acc":
+        init = state.accumulators.get(node.arg)
+        if init is None:
+            raise state.fail(f"no accumulator {node.arg} is in scope")
+        if node.dtype != (torch.int64 if init.op.startswith("arg") else init.dtype):
+            raise state.fail(f"{node.arg} read as {node.dtype}")
+    elif node.op == "where":
+        if types[0] != torch.bool or types[1:] != [node.dtype, node.dtype]:
+            raise state.fail(f"where on {_types(types)} gives {node.dtype}")
+    elif node.op in SAME and any(dtype != types[0] for dtype in types):
+        raise state.fail(f"{node.op} on different types: {_types(types)}")
+    if node.op not in FREE_RESULT:
+        if any(dtype in NARROW_FLOATS for dtype in types):
+            raise state.fail(f"{node.op} on {_types(types)}: cast to float32 first")
+        expected = torch.bool if node.op in BOOLEAN_RESULT else types[0]
+        if node.dtype != expected:
+            raise state.fail(f"{node.op} on {_types(types)} gives {expected}, not {node.dtype}")
+
+
+def _types(types: Sequence[torch.dtype]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in types)

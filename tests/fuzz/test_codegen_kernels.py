@@ -1,0 +1,228 @@
+"""Random kernels: machine code against the interpreter of loop IR."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "ir"))
+from kernel_tools import acc, both, const, f32, i64, load, loop, op, param, store, var
+
+from bolide.inductor.ir.loops import Init, Kernel, Node, Stmt, Update
+from bolide.inductor.ir.printer import kernel_text
+from bolide.symbolic import Expr
+
+SEED = int(os.environ.get("BOLIDE_SEED", random.SystemRandom().randrange(1 << 30)))
+SIZES = (0, 1, 2, 7, 15, 16, 17, 33, 64, 100)
+TYPES = (
+    f32,
+    f32,
+    f32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.bool,
+    torch.int32,
+    i64,
+    torch.int8,
+    torch.uint8,
+)
+WORK = {torch.bfloat16: f32, torch.float16: f32, torch.bool: f32, torch.int8: torch.int32, torch.uint8: torch.int32}
+
+
+class Maker:
+    """Makes one random kernel and its buffers."""
+
+    def __init__(self, seed: int) -> None:
+        self.r = random.Random(seed)
+        self.g = torch.Generator().manual_seed(seed)
+        self.params: list[tuple[str, Expr | int, torch.dtype, str]] = []
+        self.numels: list[int] = []
+        self.sizes: dict[str, int] = {}
+
+    def extent(self) -> tuple[Expr, int]:
+        """A size, static or a parameter, and its value."""
+        value = self.r.choice(SIZES)
+        if self.r.random() < 0.3:
+            name = f"s{len(self.sizes)}"
+            self.sizes[name] = value
+            return Expr.var(name, 0), value
+        return Expr.const(value), value
+
+    def buffer(
+        self, numel: Expr, value: int, role: str = "in", dtype: torch.dtype | None = None
+    ) -> tuple[str, torch.dtype]:
+        dtype = dtype or self.r.choice(TYPES)
+        name = f"b{len(self.params)}"
+        self.params.append((name, numel, dtype, role))
+        self.numels.append(value)
+        return name, dtype
+
+    def leaf(self, shape: list[tuple[str, Expr, int]], work: torch.dtype) -> Node:
+        """A load whose index uses some of the axes, or a constant, cast to `work`."""
+        if self.r.random() < 0.15:
+            return const(self.r.choice((0, 1, 2, 3)) if not work.is_floating_point else self.r.uniform(-2, 2), work)
+        used = [axis for axis in shape if self.r.random() < 0.75]
+        self.r.shuffle(used)
+        index, numel, value = Expr.const(0), Expr.const(1), 1
+        for name, extent, count in used:
+            index, numel, value = index + numel * var(name, extent), numel * extent, value * count
+        if self.r.random() < 0.1 and used:
+            index, numel, value = index * 3 + 1, numel * 3 + 1, value * 3 + 1
+        name, dtype = self.buffer(numel, value)
+        node = load(name, index, dtype)
+        return node if dtype == work else op("cast", node, dtype=work)
+
+    def value(self, shape: list[tuple[str, Expr, int]], work: torch.dtype, extra: list[Node]) -> Node:
+        nodes = [self.leaf(shape, work) for _ in range(self.r.randint(1, 3))] + extra
+        for _ in range(self.r.randint(1, 6)):
+            nodes.append(self.step(nodes, work))
+        return nodes[-1]
+
+    def step(self, nodes: list[Node], work: torch.dtype) -> Node:
+        a, b, c = (self.r.choice(nodes) for _ in range(3))
+        kind = self.r.random()
+        if kind < 0.5:
+            return op(self.r.choice(("add", "sub", "mul", "min", "max")), a, b)
+        if kind < 0.6:
+            return op("where", op(self.r.choice(("lt", "ge", "eq", "ne")), a, b, dtype=torch.bool), b, c)
+        if not work.is_floating_point:
+            return (
+                op(self.r.choice(("neg", "abs", "sign", "not")), a)
+                if kind < 0.8
+                else op(
+                    self.r.choice(("and", "or", "xor", "floordiv", "mod", "truncdiv")), a, op("or", b, const(1, work))
+                )
+            )
+        if kind < 0.9:
+            name = self.r.choice(
+                ("neg", "abs", "sign", "floor", "sigmoid", "tanh", "erf", "round", "trunc", "exp", "log")
+            )
+            return op(name, op("min", a, const(8.0, work)))
+        return op("div", a, op("add", op("abs", b), const(1.0, work)))
+
+    def narrowed(self, node: Node, dtype: torch.dtype) -> Node:
+        if node.dtype == dtype:
+            return node
+        if node.dtype.is_floating_point and not dtype.is_floating_point and dtype != torch.bool:
+            node = op("max", op("min", node, const(100.0, node.dtype)), const(0.0, node.dtype))
+            node = op("where", op("isnan", node, dtype=torch.bool), const(0.0, node.dtype), node)
+        return op("cast", node, dtype=dtype)
+
+    def work(self) -> torch.dtype:
+        return self.r.choice((f32, f32, f32, torch.float64, torch.int32, i64))
+
+    def statements(self) -> tuple[Stmt, ...]:
+        form = self.r.choice(("flat", "nest", "rows", "columns", "full"))
+        n, rows, cols = self.extent(), self.extent(), self.extent()
+        work = self.work()
+        i, r, c = ("i", *n), ("r", *rows), ("c", *cols)
+        if form == "flat":
+            out, dtype = self.buffer(n[0], n[1], "out")
+            return (
+                loop("vector", "i", n[0], store(out, var("i", n[0]), self.narrowed(self.value([i], work, []), dtype))),
+            )
+        if form == "nest":
+            out, dtype = self.buffer(n[0] * rows[0] * cols[0], n[1] * rows[1] * cols[1], "out")
+            kinds = self.r.choice(
+                (("parallel", "parallel", "vector"), ("parallel", "serial", "vector"), ("serial", "serial", "serial"))
+            )
+            index = (var("i", n[0]) * rows[0] + var("r", rows[0])) * cols[0] + var("c", cols[0])
+            body = store(out, index, self.narrowed(self.value([i, r, c], work, []), dtype))
+            return (loop(kinds[0], "i", n[0], loop(kinds[1], "r", rows[0], loop(kinds[2], "c", cols[0], body))),)
+        reduce_op = self.r.choice(
+            ("sum", "max", "min", "argmax", "argmin")
+            if work.is_floating_point
+            else ("sum", "max", "min", "xor", "argmax")
+        )
+        result = i64 if reduce_op.startswith("arg") else work
+        if form == "rows":
+            out, dtype = self.buffer(rows[0] * cols[0], rows[1] * cols[1], "out")
+            one, _ = self.buffer(rows[0], rows[1], "out", result)
+            value = self.value([r, c], work, [])
+            position = Node.make("index", i64, (), var("c", cols[0])) if reduce_op.startswith("arg") else None
+            total = acc("a", result)
+            extra = [total if result == work else op("cast", total, dtype=work)]
+            return (
+                loop(
+                    "parallel",
+                    "r",
+                    rows[0],
+                    Init("a", reduce_op, work),
+                    loop("reduce_vector", "c", cols[0], Update("a", value, position)),
+                    store(one, var("r", rows[0]), total),
+                    loop(
+                        "vector",
+                        "c",
+                        cols[0],
+                        store(
+                            out,
+                            var("r", rows[0]) * cols[0] + var("c", cols[0]),
+                            self.narrowed(self.value([r, c], work, [value, *extra]), dtype),
+                        ),
+                    ),
+                ),
+            )
+        if form == "columns":
+            one, _ = self.buffer(cols[0], cols[1], "out", result)
+            value = self.value([r, c], work, [])
+            position = Node.make("index", i64, (), var("r", rows[0])) if reduce_op.startswith("arg") else None
+            return (
+                loop(
+                    "vector",
+                    "c",
+                    cols[0],
+                    Init("a", reduce_op, work),
+                    loop("reduce", "r", rows[0], Update("a", value, position)),
+                    store(one, var("c", cols[0]), acc("a", result)),
+                ),
+            )
+        one, _ = self.buffer(Expr.const(1), 1, "out", result)
+        value = self.value([r, c], work, [])
+        position = (
+            Node.make("index", i64, (), var("r", rows[0]) * cols[0] + var("c", cols[0]))
+            if reduce_op.startswith("arg")
+            else None
+        )
+        return (
+            Init("a", reduce_op, work),
+            loop("reduce", "r", rows[0], loop("reduce_vector", "c", cols[0], Update("a", value, position))),
+            store(one, 0, acc("a", result)),
+        )
+
+    def kernel(self) -> Kernel:
+        body = self.statements()
+        return Kernel("k", tuple(param(*p) for p in self.params), body, tuple(self.sizes))
+
+    def tensor(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
+        values = torch.randn(numel, generator=self.g) * 3
+        if dtype.is_floating_point:
+            special = torch.randint(0, 60, (numel,), generator=self.g)
+            values = (
+                torch.where(special == 0, float("nan"), torch.where(special == 1, float("inf"), values))
+                if self.r.random() < 0.2
+                else values
+            )
+        return (
+            values.abs().to(dtype) if dtype == torch.uint8 else values.to(dtype) if dtype != torch.bool else values > 0
+        )
+
+
+@pytest.mark.parametrize("number", range(150))
+def test_random_kernel(number: int) -> None:
+    seed = SEED + number
+    maker = Maker(seed)
+    kernel = maker.kernel()
+    buffers = {name: maker.tensor(dtype, numel) for (name, _, dtype, _), numel in zip(maker.params, maker.numels)}
+    for name, mine, expected in both(kernel, buffers, maker.sizes):
+        if expected.dtype.is_floating_point:
+            tolerance = {torch.float64: 1e-9, f32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[expected.dtype]
+            same = torch.isclose(mine.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+        else:
+            same = mine == expected
+        assert bool(same.all()), f"seed {seed}, {name}\n{kernel_text(kernel)}\n{mine[~same]}\n{expected[~same]}"
