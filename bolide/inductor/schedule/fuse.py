@@ -148,19 +148,22 @@ def contiguous_inside(group: Group, buffers: dict[str, Buffer]) -> bool:
     """Whether the reductions of a group run along memory: their loads are consecutive along a reduced axis rather than
     along a row axis."""
     votes = 0
+    inner, outer = {name for name, _ in group.inner}, {name for name, _ in group.outer}
     for name, reads in reads_by_buffer(group.stages).items():
         strides = buffers[name].layout.stride
         for read in reads:
+            used = set().union(*(coord.free_vars for coord in read.element.coords))
+            weight = 4 if not (used.isdisjoint(inner) or used.isdisjoint(outer)) else 1
             for coord, stride in zip(read.element.coords, strides):
                 if stride.is_const and stride.value == 1:
-                    votes += sum(_moves(coord, axis) for axis in group.inner) - sum(
-                        _moves(coord, axis) for axis in group.outer
+                    votes += weight * (
+                        sum(_moves(coord, axis) for axis in inner) - sum(_moves(coord, axis) for axis in outer)
                     )
     return votes >= 0
 
 
-def _moves(coord: Expr, axis: tuple[str, Expr]) -> bool:
-    coefficient = coord.coefficient(axis[0])
+def _moves(coord: Expr, axis: str) -> bool:
+    coefficient = coord.coefficient(axis)
     return coefficient is not None and coefficient.is_const and coefficient.value == 1
 
 

@@ -17,11 +17,13 @@ REACH = 48  # a group is only joined with groups this many units back
 @dataclass(slots=True)
 class _Vertex:
     """A unit in the dependence graph. `before`: bit set of the units that must run before it, transitively; `needs`:
-    direct ones."""
+    direct ones; `last`: the place in the program of the last thing it does.
+    """
 
     unit: Unit
     before: int
     needs: set[int]
+    last: int
     alive: bool = True
 
 
@@ -103,7 +105,7 @@ def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
     before = 0
     for i in needs:
         before |= graph.vertices[i].before | 1 << i
-    graph.vertices.append(_Vertex(unit, before, needs))
+    graph.vertices.append(_Vertex(unit, before, needs, index))
     for name in names:
         graph.readers.setdefault(name, []).append(index)
     for name in unit_writes(unit):
@@ -148,6 +150,7 @@ def _replace(graph: _Graph, kept: int, gone: int, unit: Group) -> None:
     new.unit = unit
     new.needs = (new.needs | old.needs) - {kept, gone}
     new.before = (new.before | old.before) & ~(1 << kept | 1 << gone)
+    new.last = max(new.last, old.last)
     old.alive = False
     either = 1 << kept | 1 << gone
     for vertex in graph.vertices:
@@ -180,7 +183,7 @@ def _ordered(graph: _Graph) -> list[Unit]:
             else:
                 stack.extend(missing)
 
-    for index, vertex in enumerate(graph.vertices):
-        if vertex.alive:
-            visit(index)
+    alive = [index for index, vertex in enumerate(graph.vertices) if vertex.alive]
+    for index in sorted(alive, key=lambda i: graph.vertices[i].last):
+        visit(index)
     return order
