@@ -29,6 +29,7 @@ from bolide.functorch.graphs import (
     results,
 )
 from bolide.functorch.mincut import INFINITE, minimum_cut
+from bolide.tracing.graph import Graph
 
 Strategy = Literal["default", "min_cut"]
 
@@ -232,7 +233,7 @@ def extract(graph: fx.Graph, slots: list[fx.Node], values: Iterable[Any], effect
     """
     values, done = list(values), set(slots)
     needed = closure([*argument_nodes(values), *effects], lambda node: () if node in done else node.all_input_nodes)
-    part = fx.Graph()
+    part = Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for slot in slots:
         copies[slot] = part.placeholder(slot.name)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing import rng
+from bolide.tracing.graph import Graph
 from bolide.tracing.meta import TensorMeta, contiguous_strides, meta_of
 from bolide.tracing.rules import infer
 from bolide.tracing.tensor import AliasGroup, TracedTensor, ViewStep
@@ -26,7 +27,7 @@ class Trace:
     being executed; nodes remember it."""
 
     def __init__(self) -> None:
-        self.graph = torch.fx.Graph()
+        self.graph: torch.fx.Graph = Graph()
         self.inputs: list[TracedTensor] = []
         self.leaves: list[TracedTensor] = []
         self.constants: dict[str, torch.Tensor] = {}
