@@ -11,6 +11,7 @@ import logging
 import operator
 import types
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -452,14 +453,49 @@ def _copy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if type(value) is not Outside:
         return copy.copy(value)
     method = operations.python_method(vm.world, value.cls, "__copy__")
+    return Call(method, [value]) if method is not None else _copy_outside(vm, value, lambda part: part)
+
+
+@intercept(copy.deepcopy)
+def _deepcopy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    method = operations.python_method(vm.world, class_of(args[0]), "__deepcopy__")
     if method is not None:
-        return Call(method, [value])
-    if value.cls is dict or value.cls is collections.OrderedDict:
-        return copy.copy(value.items.materialise())
-    if value.attrs is None or value.items is not None or value.slots(vm.world).known:
+        return Call(method, [args[0], {}])
+    return _deep(vm, args[0], {})
+
+
+def _deep(vm: Machine, value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy of a value; outside objects become new instances."""
+    cls = type(value)
+    if cls in CONSTANT_TYPES or id(value) in memo:
+        return memo.get(id(value), value)
+    if cls is tuple:
+        return tuple([_deep(vm, item, memo) for item in value])
+    if cls is list:
+        made: Any = memo[id(value)] = []
+        made += [_deep(vm, item, memo) for item in value]
+    elif cls is dict:
+        made = memo[id(value)] = {}
+        made.update({_deep(vm, key, memo): _deep(vm, item, memo) for key, item in value.items()})
+    elif cls is Outside:
+        if operations.python_method(vm.world, value.cls, "__deepcopy__") is not None:
+            raise Unsupported(f"a deep copy of an outside {value.cls.__name__}", vm.where())
+        made = memo[id(value)] = _copy_outside(vm, value, lambda part: _deep(vm, part, memo))
+    else:
+        made = memo[id(value)] = copy.deepcopy(value, memo)
+    return made
+
+
+def _copy_outside(vm: Machine, value: Outside, part: Callable[[Any], Any]) -> Any:
+    """A new object with the state of an outside one, each part of it through `part`."""
+    if value.cls in (dict, collections.OrderedDict):
+        assert value.items is not None
+        return value.cls((part(key), part(item)) for key, item in value.items.materialise().items())
+    plain = all(vm.world.lookup(value.cls, name) is vars(object)[name] for name in ("__reduce__", "__reduce_ex__"))
+    if value.attrs is None or value.items is not None or not plain:
         raise Unsupported(f"a copy of an outside {value.cls.__name__}", vm.where())
     made = value.cls.__new__(value.cls)
-    made.__dict__.update(value.attrs.materialise())
+    made.__dict__.update({key: part(item) for key, item in value.attrs.materialise().items()})
     return made
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
+import math
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -159,38 +163,56 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
 def _prepare(vm: Machine, function: Any, arg: Any, position: int) -> Any:
     """What native code is given for `arg`; a Call when it has to be drained by the program."""
     cls = type(arg)
-    if cls is Generator:
-        return arg if position < 0 or _keeps_objects(function) else Call(None, [])
     if cls is Outside:
-        if arg.items is not None and not _keeps_objects(function):
-            return arg.items.materialise()
         if _keeps_objects(function):
             return arg
-        if python_method(vm.world, arg.cls, "__iter__") is not None and position >= 0:
+        if position >= 0 and python_method(vm.world, arg.cls, "__iter__") is not None and _iterates(function):
             return Call(None, [])
+        if arg.items is not None:
+            return arg.items.materialise()
         name = getattr(function, "__qualname__", repr(function))
         raise Unsupported(f"an outside {arg.cls.__name__} object is given to native code", vm.where(), operation=f"{name}(...)")
-    if cls not in _SIMPLE and position >= 0 and not _keeps_objects(function) and not isinstance(arg, (type, dict, list, tuple)):
-        if python_method(vm.world, cls, "__iter__") is not None:
-            return Call(None, [])
+    lazy = cls is Generator or (not isinstance(arg, (type, list, tuple)) and python_method(vm.world, cls, "__iter__") is not None)
+    if lazy and position >= 0 and _iterates(function):
+        return Call(None, [])
     return arg
 
 
 _ITEM_METHODS = frozenset(
     "append insert index count remove add discard get setdefault pop __setitem__ __getitem__ __contains__ appendleft fromkeys".split()
 )
-_KEEPERS: frozenset[Any] = frozenset({id, types.MethodType, object.__setattr__, repr, str, slice})
+_ITERATING_METHODS = frozenset("extend extendleft update join union intersection difference __init__ __ior__ fromkeys".split())
+_KEEPERS: frozenset[Any] = frozenset({id, types.MethodType, object.__setattr__, repr, str, slice, weakref.ref})
+_ITERATING: frozenset[Any] = frozenset(
+    {list, tuple, set, frozenset, dict, sorted, sum, min, max, collections.deque, collections.OrderedDict, collections.Counter, torch.Size}
+    | {math.prod, math.fsum, itertools.chain, itertools.islice, itertools.product, bytes, reversed}
+)
+
+
+def _container_method(function: Any) -> str | None:
+    """The name of a built-in container's method, bound or not."""
+    owner = getattr(function, "__self__", None)
+    holder = getattr(function, "__objclass__", None) or type(owner)
+    if issubclass(holder, (list, dict, set, frozenset, collections.deque, str)):
+        name: str = function.__name__
+        return name
+    return None
 
 
 def _keeps_objects(function: Any) -> bool:
     """Whether a native function only stores or looks up the objects it is given."""
-    owner = getattr(function, "__self__", None)
-    if type(owner) in (list, dict, set) or isinstance(owner, (dict, list)) or getattr(function, "__objclass__", None) in (list, dict, set):
-        return function.__name__ in _ITEM_METHODS
-    try:
-        return function in _KEEPERS
-    except TypeError:
-        return False
+    name = _container_method(function)
+    if name is not None:
+        return name in _ITEM_METHODS
+    return type(function) in _HASHABLE and function in _KEEPERS
+
+
+def _iterates(function: Any) -> bool:
+    """Whether a native function iterates over its arguments."""
+    name = _container_method(function)
+    if name is not None and not isinstance(function, type):
+        return name in _ITERATING_METHODS
+    return type(function) in _HASHABLE and function in _ITERATING
 
 
 def _is_caller(function: Any) -> bool:
