@@ -471,8 +471,9 @@ def _deep(vm: Machine, value: Any, memo: dict[int, Any]) -> Any:
         return memo.get(id(value), value)
     if cls is tuple:
         return tuple([_deep(vm, item, memo) for item in value])
+    made: Any
     if cls is list:
-        made: Any = memo[id(value)] = []
+        made = memo[id(value)] = []
         made += [_deep(vm, item, memo) for item in value]
     elif cls is dict:
         made = memo[id(value)] = {}
