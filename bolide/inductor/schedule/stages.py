@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -126,21 +127,30 @@ def nodes_below(roots: Iterable[Node]) -> list[Node]:
     """Every node the roots are made of, operands first, each once."""
     order: list[Node] = []
     seen: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(root, False) for root in roots]
+    stack = list(roots)
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            order.append(node)
-        elif node not in seen:
+        node = stack[-1]
+        if node in seen:
+            stack.pop()
+            continue
+        waiting = [src for src in node.src if src not in seen]
+        if waiting:
+            stack += waiting
+        else:
             seen.add(node)
-            stack.append((node, True))
-            stack.extend((src, False) for src in node.src if src not in seen)
+            order.append(node)
+            stack.pop()
     return order
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _loads_below(root: Node) -> tuple[Node, ...]:
+    return tuple([node for node in nodes_below((root,)) if node.op == "load"])
 
 
 def loads_of(roots: Iterable[Node]) -> list[Node]:
     """The distinct load nodes below the roots."""
-    return [node for node in nodes_below(roots) if node.op == "load"]
+    return list(dict.fromkeys([node for root in roots for node in _loads_below(root)]))
 
 
 def stage_roots(stage: Stage) -> tuple[Node, ...]:
