@@ -216,12 +216,10 @@ def _iterates(function: Any) -> bool:
 
 
 def _is_caller(function: Any) -> bool:
+    """Whether a native function calls the functions it is given."""
     if type(function) is types.FunctionType:
-        return True
-    try:
-        return function in _CALLERS or getattr(function, "__name__", "") == "sort"
-    except TypeError:
-        return False
+        return str(function.__globals__.get("__name__")).partition(".")[0] in ("torch", "re")
+    return type(function) in _HASHABLE and (function in _CALLERS or _container_method(function) == "sort")
 
 
 def _callback(vm: Machine, value: Any) -> Any:

@@ -45,7 +45,7 @@ def capture(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         raise
     except DataDependent as error:
         raise _data_dependent(machine, error) from error
-    except Exception as error:
+    except (Exception, GeneratorExit, SystemExit) as error:
         raise Unsupported(
             f"the program raised {type(error).__name__}: {error}", machine.where(), None, "user_exception"
         ) from error

@@ -148,7 +148,7 @@ class Machine:
                         break
             except (Unsupported, DataDependent):
                 raise
-            except Exception as error:
+            except (Exception, GeneratorExit, SystemExit) as error:
                 self.unwind(error)
 
     def finish(self, frame: Frame, value: Any) -> None:
