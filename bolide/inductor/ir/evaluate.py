@@ -133,8 +133,12 @@ def _call(definition: Extern, buffers: dict[str, torch.Tensor], env: Env) -> Non
     results = definition.op(*args, **kwargs)
     if not isinstance(results, (tuple, list)):
         results = (results,)
-    for name, result in zip(definition.names, results):
+    for name, result, layout in zip(definition.names, results, definition.layouts):
         if name is not None:
+            declared = _shape(layout.stride, env)
+            agree = all(size == 1 or a == b for size, a, b in zip(result.shape, result.stride(), declared))
+            if result.numel() and not agree:
+                raise AssertionError(f"{definition.op} gives strides {result.stride()}, declared {declared}")
             buffers[name] = result
 
 

@@ -19,6 +19,7 @@ from bolide.inductor.lowering.views import sliced
 aten = torch.ops.aten
 
 _KAPPA = 0.044715
+_SIXTH = torch.tensor(1.0 / 6.0, dtype=torch.float32).item()  # a float32 constant in eager also for float64
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 
@@ -280,7 +281,7 @@ def hardsigmoid(ctx: Lowering, x: TensorValue) -> TensorValue:
 def hardsigmoid_backward(ctx: Lowering, grad: TensorValue, x: TensorValue) -> TensorValue:
     def body(g: Node, v: Node) -> Node:
         inside = sc.logical_and(_gt(v, -3.0), _lt(v, 3.0))
-        return sc.where(inside, _times(1.0 / 6.0, g), _zero(g))
+        return sc.where(inside, _times(_SIXTH, g), _zero(g))
 
     return elementwise(ctx, body, grad, x)
 

@@ -135,8 +135,8 @@ def div_mode(ctx: Lowering, a: Any, b: Any, rounding_mode: str | None = None) ->
             ctx, lambda x, y: sc.binary("floordiv" if rounding_mode == "floor" else "truncdiv", x, y), a, b
         )
     if rounding_mode == "trunc":
-        return arithmetic(ctx, lambda x, y: sc.unary("trunc", sc.div(x, y)), a, b)
-    return arithmetic(ctx, floor_divide_floats, a, b)
+        return arithmetic(ctx, lambda x, y: sc.unary("trunc", sc.rounded(sc.div(x, y), ctx.meta.dtype)), a, b)
+    return arithmetic(ctx, lambda x, y: floor_divide_floats(x, y, ctx.meta.dtype), a, b)
 
 
 @lowering(aten.floor_divide.default, aten.floor_divide.Scalar)
@@ -149,19 +149,22 @@ def _nonzero_constant(x: Any) -> bool:
     return isinstance(x, (int, bool)) and int(x) != 0
 
 
-def floor_divide_floats(x: Node, y: Node) -> Node:
-    """Python's floor division, as c10::div_floor_floating: exact quotients are not rounded twice."""
+def floor_divide_floats(x: Node, y: Node, dtype: torch.dtype) -> Node:
+    """Python's floor division, as c10::div_floor_floating: exact quotients are not rounded twice. Each step is in
+    `dtype`."""
+
+    def step(value: Node) -> Node:
+        return sc.rounded(value, dtype)
+
     zero, one = sc.const(0.0, x.dtype), sc.const(1.0, x.dtype)
-    remainder = sc.binary("fmod", x, y)
-    quotient = sc.div(sc.sub(x, remainder), y)
-    differs = sc.logical_and(
-        sc.compare("ne", remainder, zero),
-        sc.binary("xor", sc.compare("lt", y, zero), sc.compare("lt", remainder, zero)),
-    )
-    quotient = sc.where(differs, sc.sub(quotient, one), quotient)
+    rest = step(sc.binary("fmod", x, y))
+    quotient = step(sc.div(step(sc.sub(x, rest)), y))
+    other_sign = sc.binary("xor", sc.compare("lt", y, zero), sc.compare("lt", rest, zero))
+    differs = sc.logical_and(sc.compare("ne", rest, zero), other_sign)
+    quotient = sc.where(differs, step(sc.sub(quotient, one)), quotient)
     floor = sc.unary("floor", quotient)
-    up = sc.compare("gt", sc.sub(quotient, floor), sc.const(0.5, x.dtype))
-    exact = sc.where(up, sc.add(floor, one), floor)
+    up = sc.compare("gt", step(sc.sub(quotient, floor)), sc.const(0.5, x.dtype))
+    exact = sc.where(up, step(sc.add(floor, one)), floor)
     signed_zero = sc.binary("copysign", zero, sc.div(x, y))
     result = sc.where(sc.compare("ne", quotient, zero), exact, signed_zero)
     return sc.where(sc.compare("eq", y, zero), sc.div(x, y), result)
@@ -218,15 +221,19 @@ def pow_scalar(ctx: Lowering, x: Any, exponent: Any) -> Any:
         return ctx.compute(ctx.out[0], dtype, lambda coords: sc.const(1, dtype))
     if exponent == 1:
         return elementwise(ctx, lambda v: v, x)
+
+    def square_of(v: Node) -> Node:
+        return sc.rounded(sc.square(v), dtype)
+
     if exponent in (2, 3):
-        return elementwise(ctx, lambda v: sc.square(v) if exponent == 2 else sc.mul(sc.square(v), v), x)
+        return elementwise(ctx, square_of if exponent == 2 else lambda v: sc.mul(square_of(v), v), x)
     if not sc.is_float(dtype):
         return EXTERN
     special: dict[float, Callable[[Node], Node]] = {
         0.5: lambda v: sc.unary("sqrt", v),
         -0.5: lambda v: sc.unary("rsqrt", v),
         -1.0: lambda v: sc.unary("recip", v),
-        -2.0: lambda v: sc.unary("recip", sc.square(v)),
+        -2.0: lambda v: sc.unary("recip", square_of(v)),
     }
     if float(exponent) in special:
         return elementwise(ctx, special[float(exponent)], x)

@@ -94,6 +94,12 @@ def cast(x: Node, dtype: torch.dtype) -> Node:
     return Node.make("cast", dtype, (x,))
 
 
+def rounded(x: Node, dtype: torch.dtype) -> Node:
+    """`x` as it is after being stored in `dtype` and read back: eager rounds between the steps of some 16-bit
+    formulas."""
+    return cast(cast(x, dtype), x.dtype)
+
+
 def where(condition: Node, then: Node, otherwise: Node) -> Node:
     if condition.op == "const":
         return then if condition.arg else otherwise

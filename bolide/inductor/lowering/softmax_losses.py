@@ -138,12 +138,15 @@ def _broadcast_shape(a: TensorValue, b: TensorValue) -> Coords:
 
 
 def _difference_loss(
-    ctx: Lowering, x: TensorValue, target: TensorValue, reduction_code: int, loss: Callable[[Node], Node]
+    ctx: Lowering, x: TensorValue, target: TensorValue, reduction_code: int, loss: Callable[[Node], Node], rounds: bool
 ) -> TensorValue:
-    compute = sc.compute_dtype(ctx.meta.dtype)
+    """`rounds`: eager stores the difference in the result's dtype."""
+    dtype = ctx.meta.dtype
+    compute = sc.compute_dtype(dtype)
 
     def body(coords: Coords) -> Node:
-        return loss(sc.sub(ctx.operand(x, coords, compute), ctx.operand(target, coords, compute)))
+        difference = sc.sub(ctx.operand(x, coords, compute), ctx.operand(target, coords, compute))
+        return loss(sc.rounded(difference, dtype) if rounds else difference)
 
     return _reduced_loss(ctx, _broadcast_shape(x, target), body, reduction_code)
 
@@ -161,36 +164,46 @@ def _difference_backward(
     x: TensorValue,
     target: TensorValue,
     reduction_code: int,
-    slope: Callable[[Node, Node, Callable[[float], Node]], Node],
+    slope: Callable[[Node, Node, Callable[[float], Node], Callable[[Node], Node]], Node],
+    rounds: bool,
 ) -> TensorValue:
-    """slope(x - target, grad, scaled), where scaled(k) is k/n for a mean and k otherwise."""
-    compute = sc.compute_dtype(ctx.meta.dtype)
+    """slope(x - target, grad, scaled, step): scaled(k) is k/n for a mean and k otherwise; step(v) is v after a step
+    of the
+    formula, rounded to the result's dtype if eager `rounds` there."""
+    dtype = ctx.meta.dtype
+    compute = sc.compute_dtype(dtype)
     count = _count(x, target)
+
+    def step(value: Node) -> Node:
+        return sc.rounded(value, dtype) if rounds else value
 
     def scaled(value: float) -> Node:
         if reduction_code != _MEAN:
-            return sc.const(value, compute)
+            return step(sc.const(value, compute))
         if count.is_const:
-            return sc.const(value / count.value if count.value else float("nan"), compute)
-        return sc.div(sc.const(value, compute), sc.index(count, compute))
+            return step(sc.const(value / count.value if count.value else float("nan"), compute))
+        return step(sc.div(sc.const(value, compute), sc.index(count, compute)))
 
     def body(coords: Coords) -> Node:
-        difference = sc.sub(ctx.operand(x, coords, compute), ctx.operand(target, coords, compute))
-        return slope(difference, ctx.operand(grad, coords, compute), scaled)
+        difference = step(sc.sub(ctx.operand(x, coords, compute), ctx.operand(target, coords, compute)))
+        return slope(difference, ctx.operand(grad, coords, compute), scaled, step)
 
-    return ctx.compute(ctx.out[0], ctx.meta.dtype, body)
+    return ctx.compute(ctx.out[0], dtype, body)
 
 
 @lowering(aten.mse_loss.default)
 def mse_loss(ctx: Lowering, x: TensorValue, target: TensorValue, reduction: int = _MEAN) -> TensorValue:
-    return _difference_loss(ctx, x, target, reduction, sc.square)
+    return _difference_loss(ctx, x, target, reduction, sc.square, True)
 
 
 @lowering(aten.mse_loss_backward.default)
 def mse_loss_backward(
     ctx: Lowering, grad: TensorValue, x: TensorValue, target: TensorValue, reduction: int
 ) -> TensorValue:
-    return _difference_backward(ctx, grad, x, target, reduction, lambda d, g, scaled: sc.mul(sc.mul(scaled(2.0), d), g))
+    def slope(d: Node, g: Node, scaled: Callable[[float], Node], step: Callable[[Node], Node]) -> Node:
+        return sc.mul(step(sc.mul(scaled(2.0), d)), g)
+
+    return _difference_backward(ctx, grad, x, target, reduction, slope, True)
 
 
 def _absolute(x: Node) -> Node:
@@ -208,21 +221,21 @@ def smooth_l1_loss(
             return size
         return sc.where(sc.compare("lt", size, width), sc.div(sc.mul(sc.mul(half, size), size), width), linear)
 
-    return _difference_loss(ctx, x, target, reduction, loss)
+    return _difference_loss(ctx, x, target, reduction, loss, False)
 
 
 @lowering(aten.smooth_l1_loss_backward.default)
 def smooth_l1_loss_backward(
     ctx: Lowering, grad: TensorValue, x: TensorValue, target: TensorValue, reduction: int, beta: float
 ) -> TensorValue:
-    def slope(d: Node, g: Node, scaled: Callable[[float], Node]) -> Node:
+    def slope(d: Node, g: Node, scaled: Callable[[float], Node], step: Callable[[Node], Node]) -> Node:
         norm = scaled(1.0)
         low, high = sc.const(-beta, d.dtype), sc.const(beta, d.dtype)
         middle = sc.div(sc.mul(sc.mul(norm, d), g), high)
         outside = sc.where(sc.compare("ge", d, high), sc.mul(norm, g), middle)
         return sc.where(sc.compare("le", d, low), sc.mul(sc.neg(norm), g), outside)
 
-    return _difference_backward(ctx, grad, x, target, reduction, slope)
+    return _difference_backward(ctx, grad, x, target, reduction, slope, False)
 
 
 @lowering(aten.huber_loss.default)
@@ -230,24 +243,26 @@ def huber_loss(
     ctx: Lowering, x: TensorValue, target: TensorValue, reduction: int = _MEAN, delta: float = 1.0
 ) -> TensorValue:
     def loss(d: Node) -> Node:
-        size, width, half = _absolute(d), sc.const(delta, d.dtype), sc.const(0.5, d.dtype)
-        linear = sc.mul(width, sc.sub(size, sc.mul(half, width)))
+        size, width, half = _absolute(d), sc.rounded(sc.const(delta, d.dtype), x.dtype), sc.const(0.5, d.dtype)
+        linear = sc.mul(width, sc.rounded(sc.sub(size, sc.mul(half, width)), x.dtype))
         return sc.where(sc.compare("lt", size, width), sc.mul(sc.mul(half, size), size), linear)
 
-    return _difference_loss(ctx, x, target, reduction, loss)
+    return _difference_loss(ctx, x, target, reduction, loss, True)
 
 
 @lowering(aten.huber_loss_backward.default)
 def huber_loss_backward(
     ctx: Lowering, grad: TensorValue, x: TensorValue, target: TensorValue, reduction: int, delta: float
 ) -> TensorValue:
-    def slope(d: Node, g: Node, scaled: Callable[[float], Node]) -> Node:
-        norm = scaled(1.0)
-        low, high = sc.const(-delta, d.dtype), sc.const(delta, d.dtype)
-        outside = sc.where(sc.compare("ge", d, high), sc.mul(sc.mul(norm, g), high), sc.mul(sc.mul(norm, d), g))
-        return sc.where(sc.compare("le", d, low), sc.mul(sc.mul(sc.neg(norm), g), high), outside)
+    def slope(d: Node, g: Node, scaled: Callable[[float], Node], step: Callable[[Node], Node]) -> Node:
+        norm, low, high = scaled(1.0), sc.const(-delta, d.dtype), sc.const(delta, d.dtype)
+        inside = sc.mul(step(sc.mul(norm, d)), g)
+        above = sc.mul(step(sc.mul(norm, g)), step(high))
+        below = sc.mul(step(sc.mul(sc.neg(norm), g)), step(high))
+        upper = sc.where(sc.compare("ge", d, step(high)), above, inside)
+        return sc.where(sc.compare("le", d, step(low)), below, upper)
 
-    return _difference_backward(ctx, grad, x, target, reduction, slope)
+    return _difference_backward(ctx, grad, x, target, reduction, slope, True)
 
 
 # ---- binary cross-entropy --------------------------------------------------------------------------------------------
