@@ -77,6 +77,14 @@ def main() -> None:
             4.0,
             7,
         ),
+        # tanh(x) = x + x^3 P(x^2) for |x| < 0.56
+        "TANH_SMALL": (
+            lambda s: (mpmath.tanh(mpmath.sqrt(s)) / mpmath.sqrt(s) - 1) / s,
+            lambda s: s**1.5 / mpmath.tanh(mpmath.sqrt(s)),
+            1e-6,
+            0.56**2,
+            4,
+        ),
     }
     for name, (target, weight, low, high, degree) in fits.items():
         coefficients, error = fit(target, weight, low, high, degree)

@@ -24,7 +24,7 @@ def llvm_type(scalar: str, lanes: int) -> str:
 def number_text(value: float, scalar: str) -> str:
     """The LLVM spelling of a number, exact for floats (float32 constants are spelled as the double they equal)."""
     if scalar == "float":
-        return f"0x{struct.unpack('<Q', struct.pack('<d', _to_float32(float(value))))[0]:016X}"
+        return f"0x{struct.unpack('<Q', struct.pack('<d', to_float32(float(value))))[0]:016X}"
     if scalar == "double":
         return f"0x{struct.unpack('<Q', struct.pack('<d', float(value)))[0]:016X}"
     if scalar == "half":
@@ -36,7 +36,8 @@ def number_text(value: float, scalar: str) -> str:
     return str(wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped)
 
 
-def _to_float32(value: float) -> float:
+def to_float32(value: float) -> float:
+    """The nearest float32."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:  # struct refuses finite numbers beyond float32's range; rounding makes them infinite

@@ -7,14 +7,16 @@ from __future__ import annotations
 from bolide.inductor.codegen.builder import Value
 from bolide.inductor.codegen.target import Target
 
-#: op -> (Sleef's stem, Sleef's accuracy suffix, the C library's name)
+#: op -> (Sleef's stem, Sleef's accuracy suffix ("": not Sleef's), the C library's name)
 FUNCTIONS: dict[str, tuple[str, str, str]] = {
     name: (name, "u10", name)
     for name in (
         *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan"),
-        *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "lgamma", "pow", "atan2"),
+        *("sinh", "cosh", "tanh", "atanh", "erf", "lgamma", "pow", "atan2"),
     )
 }
+# Sleef's overflow above 1e19.
+FUNCTIONS.update((name, (name, "", name)) for name in ("acosh", "asinh"))
 FUNCTIONS["erfc"] = ("erfc", "u15", "erfc")
 FUNCTIONS["hypot"] = ("hypot", "u05", "hypot")
 FUNCTIONS["fmod"] = ("fmod", "", "fmod")
