@@ -9,12 +9,13 @@ Philox above it).
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
 import torch.fx as fx
 
-from bolide.functorch.graphs import VIEWS, is_getitem, is_tensor, is_tuple
+from bolide.functorch.graphs import VIEWS, is_getitem, is_tensor, is_tuple, is_view
 
 NEVER = float("inf")
 
@@ -88,16 +89,12 @@ def recompute(node: fx.Node) -> float:
     return NEVER
 
 
-def is_materialised(node: fx.Node) -> bool:
-    """Will `node` be in memory anyway? Results of ops that do not fuse are, and so is everything that such an op reads
-    (through views).
-    """
-    if recompute(node) == NEVER:
-        return True
-    readers = list(node.users)
-    for reader in readers:
-        if reader.target in VIEWS or is_getitem(reader):
-            readers.extend(reader.users)
-        elif reader.op == "call_function" and recompute(reader) == NEVER:
+def is_read_from_memory(node: fx.Node, readers: Container[fx.Node]) -> bool:
+    """Does one of `readers` that does not fuse read `node`, directly or through views?"""
+    users = list(node.users)
+    for user in users:
+        if is_view(user):
+            users.extend(user.users)
+        elif user in readers and recompute(user) == NEVER:
             return True
     return False

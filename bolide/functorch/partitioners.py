@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch.fx as fx
 
-from bolide.functorch.cost import NEVER, is_materialised, node_bytes, recompute
+from bolide.functorch.cost import NEVER, is_read_from_memory, node_bytes, recompute
 from bolide.functorch.graphs import (
     argument_nodes,
     aten,
@@ -87,10 +87,13 @@ def saved_bytes(saved: Iterable[fx.Node]) -> int:
 @dataclass(frozen=True, slots=True)
 class Needs:
     """`candidates`: nodes that the backward needs and that depend on no tangent, in order; `demanded`: those that it
-    reads directly; `in_forward`: nodes that the forward computes in any case; `visible`: its results."""
+    reads directly; `readers`: the nodes of the backward; `in_forward`: nodes that the forward computes in any case;
+    `visible`: its results.
+    """
 
     candidates: list[fx.Node]
     demanded: set[fx.Node]
+    readers: set[fx.Node]
     in_forward: set[fx.Node]
     visible: set[fx.Node]
 
@@ -111,7 +114,7 @@ def analyse(joint: Joint) -> Needs:
     readers = needed & with_tangents
     demanded = set(gradients).intersection(candidates)
     demanded.update(node for node in candidates if not readers.isdisjoint(node.users))
-    return Needs(candidates, demanded, in_forward, set(outputs))
+    return Needs(candidates, demanded, readers, in_forward, set(outputs))
 
 
 def closure(start: Iterable[fx.Node], neighbours: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
@@ -173,12 +176,13 @@ def cheapest_cut(needs: Needs, recompute_weight: float) -> list[fx.Node]:
 
 
 def _price_of_saving(node: fx.Node, needs: Needs) -> float:
-    """Reading the value back, and writing it if it would not be in memory anyway. Inputs cost next to nothing, but a
-    cut through them should still be a small one.
+    """Reading the value back, and writing it if the forward does not anyway. Inputs cost next to nothing, but a cut
+    through them should still be a small one.
     """
     if node.op == "placeholder":
         return 1.0
-    written = node in needs.visible or is_materialised(node)
+    made_by_extern = recompute(node.args[0] if is_getitem(node) else node) == NEVER  # type: ignore[arg-type]
+    written = node in needs.visible or made_by_extern or is_read_from_memory(node, needs.in_forward)
     return node_bytes(node) * (1.0 if written else 2.0) + 8.0
 
 
@@ -189,8 +193,13 @@ def _may_run_in_backward(node: fx.Node, needs: Needs) -> bool:
 
 
 def _price_of_again(node: fx.Node, needs: Needs) -> float:
-    """Zero for what only the backward wants: it is computed once wherever that happens."""
-    return recompute(node) if node in needs.in_forward else 0.0
+    """The arithmetic, and the traffic if the backward needs the value in memory. Zero for what only the backward wants:
+    that is computed once wherever it happens.
+    """
+    if node not in needs.in_forward:
+        return 0.0
+    in_memory = is_tensor(node) and not is_view(node) and is_read_from_memory(node, needs.readers)
+    return recompute(node) + (2.0 * node_bytes(node) if in_memory else 0.0)
 
 
 # ---- two graphs out of one -----------------------------------------------------------------------------------------
