@@ -139,7 +139,10 @@ def test_accumulated_limit_counts_all_functions_with_one_code() -> None:
         return x * 2
 
     made = [doubler.compile(f) for _ in range(4)]
-    with config.patch(accumulated_cache_size_limit=2), pytest.warns(BolideWarning, match="accumulated_cache_size_limit"):
+    with (
+        config.patch(accumulated_cache_size_limit=2),
+        pytest.warns(BolideWarning, match="accumulated_cache_size_limit"),
+    ):
         for g in made:
             g(torch.ones(2))
     assert doubler.captures == 2
@@ -224,7 +227,12 @@ def test_recipes_and_effects() -> None:
     effects = [
         Effect("setattr", target, "n", Recipe("constant", 5)),
         Effect("list_assign", Recipe("source", Source("attr", Source("local", None, "box"), "items")), None, shared),
-        Effect("setitem", Recipe("source", Source("attr", Source("local", None, "box"), "table")), Recipe("constant", "b"), shared),
+        Effect(
+            "setitem",
+            Recipe("source", Source("attr", Source("local", None, "box"), "table")),
+            Recipe("constant", "b"),
+            shared,
+        ),
     ]
     result = Recipe("tuple", None, (out, shared, old, Recipe("dict", None, (Recipe("constant", "k"), shared))))
 

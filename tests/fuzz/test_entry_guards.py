@@ -1,4 +1,5 @@
-"""The compiled check of an entry, the search for the failed guard, and a plain reading of the guards give one verdict on random values."""
+"""The compiled check of an entry, the search for the failed guard, and a plain reading of the guards give one verdict
+on random values."""
 
 from __future__ import annotations
 
@@ -19,7 +20,26 @@ def call(x: Any, y: Any) -> Any: ...
 
 
 X, Y = Source("local", None, "x"), Source("local", None, "y")
-SCALARS = [0, 1, True, False, None, 1.0, 0.0, -0.0, math.nan, -1, "a", "b", b"a", (1, 2), (1, True), (1.0, 2), slice(1), slice(True)]
+SCALARS = [
+    0,
+    1,
+    True,
+    False,
+    None,
+    1.0,
+    0.0,
+    -0.0,
+    math.nan,
+    -1,
+    "a",
+    "b",
+    b"a",
+    (1, 2),
+    (1, True),
+    (1.0, 2),
+    slice(1),
+    slice(True),
+]
 
 
 def make_value(rng: random.Random, depth: int = 0) -> Any:

@@ -1,0 +1,97 @@
+"""Whole models through `bolide.compile`: results, gradients and buffers against eager, with float64 as the judge of
+both.
+
+A value computed by the compiled model may be as far from the float64 one as eager's is, times a small factor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import bolide
+from benchmarks import models
+
+NAMES = ["gpt2", "bert", "llama", "vit", "t5", "resnet18", "resnet50", "unet", "lstm", "mlp"]
+FLOOR = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+
+
+def without_dropout(module: nn.Module) -> nn.Module:
+    for part in module.modules():
+        for name in ("p", "dropout", "attention_dropout", "dropout_rate", "hidden_dropout"):
+            if isinstance(vars(part).get(name), float):
+                setattr(part, name, 0.0)
+    return module
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    result = dict(result) if isinstance(result, dict) else result
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def strides(tensor: torch.Tensor) -> list[int]:
+    """Those that say where elements are."""
+    return [step for step, size in zip(tensor.stride(), tensor.shape) if size > 1]
+
+
+def run(work: models.Workload, module: Any, training: bool, dtype: torch.dtype, autocast: bool) -> list[torch.Tensor]:
+    """The results of one call, or the loss, the gradients and the buffers after one training step."""
+    module.train(training)
+    inputs = {**work.inputs, **(work.targets if training else {})}
+    inputs = {key: models.cast(value, dtype) for key, value in inputs.items()}
+    context = torch.autocast("cpu", dtype=torch.bfloat16) if autocast else contextlib.nullcontext()
+    with torch.set_grad_enabled(training), context:
+        result = module(**inputs)
+    if not training:
+        return tensors(result)
+    loss = work.loss(result)
+    loss.backward()
+    return [loss, *(p.grad for p in module.parameters() if p.grad is not None), *module.buffers()]
+
+
+def check(name: str, training: bool, dtype: torch.dtype = torch.float32, autocast: bool = False) -> None:
+    work = models.build(name, "tiny")
+    module = without_dropout(work.module)
+    exact = run(work, copy.deepcopy(module).double(), training, torch.float64, False)
+    expected = run(work, copy.deepcopy(module).to(dtype), training, dtype, autocast)
+    compiled = bolide.compile(copy.deepcopy(module).to(dtype), fullgraph=True)
+    found = run(work, compiled, training, dtype, autocast)
+    assert len(compiled._bolide_call._bolide.entries) == 1
+    assert len(found) == len(expected) == len(exact)
+    floor = FLOOR[torch.bfloat16 if autocast else dtype]
+    scale = max(float(t.double().abs().max()) for t in exact[training:] if t.is_floating_point())
+    for i, (ours, eager, true) in enumerate(zip(found, expected, exact)):
+        assert (ours.shape, ours.dtype, strides(ours)) == (eager.shape, eager.dtype, strides(eager)), i
+        if not true.is_floating_point():
+            assert torch.equal(ours, eager), i
+            continue
+        true = true.double()
+        allowed = 4 * (eager - true).norm() + floor * (true.norm() + 0.01 * scale * true.numel() ** 0.5)
+        assert (ours - true).norm() <= allowed, (i, float((ours - true).norm()), float((eager - true).norm()), allowed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inference(name: str) -> None:
+    check(name, training=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training(name: str) -> None:
+    check(name, training=True)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16(name: str, training: bool) -> None:
+    check(name, training, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "resnet18", "mlp"])
+def test_training_under_autocast(name: str) -> None:
+    check(name, training=True, autocast=True)
