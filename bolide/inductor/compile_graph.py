@@ -84,7 +84,7 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
     `inductor.config` as they are now."""
     name = f"{info.kind}_{next(_numbers)}"
     start = time.perf_counter()
-    program = lower(gm, info)
+    program = lower(gm)
     seconds = {"lower": time.perf_counter() - start}
     scheduled = schedule(program, argument_names(gm), info.kind)
     seconds.update(scheduled.seconds)

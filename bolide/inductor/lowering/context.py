@@ -356,13 +356,13 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> Any:
     return ctx.extern()
 
 
-def lower(gm: torch.fx.GraphModule, info: Any = None) -> Program:
+def lower(gm: torch.fx.GraphModule) -> Program:
     """The definitions of a functional ATen graph.
+
+    Every result gets exactly the strides of its ``meta["val"]``: a caller sees them, or another graph was traced with them.
 
     Args:
         gm: as docs/architecture.md's contract of a graph given to a compiler says; every node has ``meta["val"]``.
-        info: its `GraphInfo`: results in `visible_outputs` get exactly the strides of their ``meta["val"]``
-            (None: all results do).
     """
     ctx = Lowering()
     size_vars: list[str] = []
@@ -380,7 +380,7 @@ def lower(gm: torch.fx.GraphModule, info: Any = None) -> Program:
         elif node.op == "get_attr":
             _input(ctx, node, node.meta.get("val", None) or getattr(gm, node.target))
         elif node.op == "output":
-            results = [_result(ctx, arg, place, info) for place, arg in enumerate(node.args[0])]
+            results = [_result(ctx, arg) for arg in node.args[0]]
         elif node.target is torch.ops.aten.copy_.default:
             write_backs.append(_write_back(ctx, node))
         else:
@@ -388,14 +388,13 @@ def lower(gm: torch.fx.GraphModule, info: Any = None) -> Program:
     return Program(ctx.inputs, [*ctx.definitions, *write_backs], results, size_vars)
 
 
-def _result(ctx: Lowering, arg: Any, place: int, info: Any) -> Any:
+def _result(ctx: Lowering, arg: Any) -> Any:
     if not isinstance(arg, torch.fx.Node):
         return as_expr(arg) if isinstance(arg, torch.SymInt) else arg
     value = ctx.values[arg]
     if type(value) is not TensorValue:
         return value
-    visible = info is None or place in info.visible_outputs
-    return ctx.as_view(value, ctx.sizes(arg.meta["val"].stride) if visible else None)
+    return ctx.as_view(value, ctx.sizes(arg.meta["val"].stride))
 
 
 def _write_back(ctx: Lowering, node: torch.fx.Node) -> WriteBack:
