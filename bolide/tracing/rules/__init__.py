@@ -1,6 +1,6 @@
-"""Shape rules: what an operation gives, from what is known of its operands."""
+"""Shape rules: what an operation gives, from what is known of its operands. Importing the modules fills the table."""
 
-from bolide.tracing.rules import random
+from bolide.tracing.rules import indexing, linear, pointwise, random, reductions, views
 from bolide.tracing.rules.registry import RULES, infer, rule
 
-__all__ = ["RULES", "infer", "random", "rule"]
+__all__ = ["RULES", "indexing", "infer", "linear", "pointwise", "random", "reductions", "rule", "views"]

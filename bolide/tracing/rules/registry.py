@@ -76,14 +76,21 @@ def by_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
     if not _prepared:
         keep_dynamo_out_of_meta_kernels()
         _prepared.append(True)
-    devices = [meta.device for meta in _tensors([*args, *kwargs.values()])]
-    device = next((device for device in devices), None) or kwargs.get("device") or torch.device("cpu")
-    device = next((other for other in devices if other.type != "cpu"), device)
     try:
-        result = func(*_on(args, "meta"), **_on(kwargs, "meta"))
+        return _metas(func(*_on(args, "meta"), **_on(kwargs, "meta")), _device(args, kwargs))
     except NotImplementedError:
-        result = func(*_on(args, "cpu"), **_on(kwargs, "cpu"))
-    return _metas(result, torch.device(device))
+        return by_real_kernel(func, args, kwargs)
+
+
+def by_real_kernel(func: Any, args: Any, kwargs: Any) -> Any:
+    """The metas of the results, found by running the CPU kernel on zeros."""
+    return _metas(func(*_on(args, "cpu"), **_on(kwargs, "cpu")), _device(args, kwargs))
+
+
+def _device(args: Any, kwargs: dict[str, Any]) -> torch.device:
+    devices = [meta.device for meta in _tensors([*args, *kwargs.values()])]
+    default = devices[0] if devices else torch.device(kwargs.get("device") or "cpu")
+    return next((device for device in devices if device.type != "cpu"), default)
 
 
 def _tensors(args: Any) -> list[TensorMeta]:

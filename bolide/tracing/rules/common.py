@@ -1,0 +1,238 @@
+"""What shape rules share: broadcasting, type promotion and the strides of results, as ATen's TensorIterator has
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from bolide.tracing.meta import TensorMeta, contiguous_strides
+
+Number = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def broadcast_shapes(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The common shape; RuntimeError, worded as torch does, when there is none."""
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return first
+    ndim = max(len(shape) for shape in shapes)
+    result: list[Any] = [1] * ndim
+    for shape in shapes:
+        start = ndim - len(shape)
+        for position, size in enumerate(shape):
+            known = result[start + position]
+            if known is size or size == 1:
+                continue
+            if known == 1:
+                result[start + position] = size
+            elif known != size:
+                raise RuntimeError(
+                    f"The size of tensor a ({known}) must match the size of tensor b ({size}) at non-singleton "
+                    f"dimension {start + position}"
+                )
+    return tuple(result)
+
+
+def result_strides(shape: tuple[Any, ...], operands: Iterable[TensorMeta]) -> tuple[Any, ...]:
+    """The strides TensorIterator gives a result of this shape: those of the operands' common order of dimensions."""
+    metas = list(operands)
+    if all(meta.stride == contiguous_strides(meta.shape) for meta in metas):
+        return contiguous_strides(shape)
+    if all(meta.shape == shape for meta in metas):
+        if all(is_contiguous(meta) for meta in metas):
+            return contiguous_strides(shape)
+        common = metas[0].stride
+        if all(meta.stride == common for meta in metas) and is_dense(shape, common):
+            return common
+    order = _iteration_order(shape, [_broadcast_strides(meta, shape) for meta in metas])
+    ndim = len(shape)
+    if order == list(range(ndim - 1, -1, -1)):
+        return contiguous_strides(shape)
+    stride: list[Any] = [0] * ndim
+    step: Any = 1
+    for dim in order:
+        stride[dim] = step
+        step = step * shape[dim]
+    return tuple(stride)
+
+
+def _broadcast_strides(meta: TensorMeta, shape: tuple[Any, ...]) -> list[Any]:
+    extra = len(shape) - len(meta.shape)
+    return [0] * extra + [
+        0 if own == 1 and wanted != 1 else stride for own, wanted, stride in zip(meta.shape, shape[extra:], meta.stride)
+    ]
+
+
+def _iteration_order(shape: tuple[Any, ...], strides: list[list[Any]]) -> list[int]:
+    """Dimensions from the fastest to the slowest (TensorIteratorBase::reorder_dimensions, without defined outputs)."""
+    ndim = len(shape)
+    order = list(range(ndim - 1, -1, -1))
+
+    def swap(inner: int, outer: int) -> int:
+        for stride in strides:
+            a, b = stride[inner], stride[outer]
+            if a == 0 or b == 0:
+                continue
+            if a < b:
+                return -1
+            if a > b or shape[inner] > shape[outer]:
+                return 1
+        return 0
+
+    for i in range(1, ndim):
+        current = i
+        for candidate in range(i - 1, -1, -1):
+            comparison = swap(order[candidate], order[current])
+            if comparison > 0:
+                order[candidate], order[current] = order[current], order[candidate]
+                current = candidate
+            elif comparison < 0:
+                break
+    return order
+
+
+def is_contiguous(meta: TensorMeta) -> bool:
+    """`Tensor.is_contiguous()`: strides of dimensions of size 1 do not matter, and an empty tensor is contiguous."""
+    if meta.stride == contiguous_strides(meta.shape):
+        return True
+    step: Any = 1
+    for size, stride in zip(reversed(meta.shape), reversed(meta.stride)):
+        if size == 0:
+            return True
+        if size != 1:
+            if stride != step:
+                return False
+            step = step * size
+    return True
+
+
+def is_dense(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
+    """Whether the elements fill one block of memory without gaps and overlaps; an empty tensor does."""
+    if any(size == 0 for size in shape):
+        return True
+    step: Any = 1
+    for size, own in sorted(
+        ((size, own) for size, own in zip(shape, stride) if size != 1), key=lambda pair: (pair[1], pair[0])
+    ):
+        if own != step:
+            return False
+        step = step * size
+    return True
+
+
+def like_strides(meta: TensorMeta, memory_format: torch.memory_format | None = None) -> tuple[Any, ...]:
+    """The strides of `empty_like(meta, memory_format=...)`."""
+    if memory_format is None or memory_format is torch.preserve_format:
+        if meta.stride == contiguous_strides(meta.shape):
+            return meta.stride
+        return meta.stride if is_dense(meta.shape, meta.stride) else result_strides(meta.shape, [meta])
+    return format_strides(meta.shape, memory_format)
+
+
+def format_strides(shape: tuple[Any, ...], memory_format: torch.memory_format | None) -> tuple[Any, ...]:
+    """The strides of a fresh tensor in this memory format."""
+    if memory_format is torch.channels_last or memory_format is torch.channels_last_3d:
+        stride: list[Any] = [0] * len(shape)
+        step: Any = 1
+        for dim in (1, *range(len(shape) - 1, 1, -1), 0):
+            stride[dim] = step
+            step = step * (shape[dim] if shape[dim].__class__ is not int or shape[dim] > 1 else 1)
+        return tuple(stride)
+    return contiguous_strides(shape)
+
+
+def is_channels_last(meta: TensorMeta) -> bool:
+    """Whether torch suggests channels_last for this tensor (TensorImpl::compute_strides_like_channels_last)."""
+    if meta.ndim not in (4, 5):
+        return False
+    least: Any = 0
+    if meta.stride[1] == 0:
+        return False
+    for dim in (1, *range(meta.ndim - 1, 1, -1), 0):
+        size, stride = meta.shape[dim], meta.stride[dim]
+        if size == 0 or stride < least:
+            return False
+        if dim == 0 and least == meta.stride[1]:
+            return False  # N111 is as good as contiguous
+        least = stride * size if size > 1 else stride
+    return True
+
+
+def suggested_format(meta: TensorMeta) -> torch.memory_format:
+    """`at::Tensor::suggest_memory_format`."""
+    if is_channels_last(meta):
+        return torch.channels_last if meta.ndim == 4 else torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def fresh(
+    shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device, stride: tuple[Any, ...] | None = None
+) -> TensorMeta:
+    """The meta of a new tensor, contiguous unless strides are given."""
+    return TensorMeta(shape, contiguous_strides(shape) if stride is None else stride, 0, dtype, device)
+
+
+def wrap_dim(dim: int, ndim: int) -> int:
+    """The dimension counted from the front; IndexError, worded as torch does, when it is out of range."""
+    limit = max(ndim, 1)
+    if not -limit <= dim < limit:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but got {dim})")
+    return dim % limit
+
+
+# ---- types --------------------------------------------------------------------------------------------------------
+
+
+def _number_dtype(value: Any) -> torch.dtype:
+    if isinstance(value, (bool, torch.SymBool)):
+        return torch.bool
+    if isinstance(value, (int, torch.SymInt)):
+        return torch.int64
+    if isinstance(value, complex):
+        return torch.complex128 if torch.get_default_dtype() is torch.float64 else torch.complex64
+    return torch.get_default_dtype()
+
+
+def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+    """Promotion between priority classes (c10's combine_categories): the lower one counts only by its kind."""
+    if higher is None or lower is None:
+        return higher if lower is None else lower
+    if higher.is_complex or (higher.is_floating_point and not lower.is_complex):
+        return higher
+    if higher.is_floating_point:
+        return higher.to_complex()
+    if higher is torch.bool or lower.is_floating_point or lower.is_complex:
+        return torch.promote_types(higher, lower)
+    return higher
+
+
+def result_type(operands: Iterable[Any]) -> torch.dtype:
+    """The common dtype of tensors with dimensions, 0-dim tensors and Python numbers, in this order of priority."""
+    dims: torch.dtype | None = None
+    zeros: torch.dtype | None = None
+    numbers: torch.dtype | None = None
+    for operand in operands:
+        if operand.__class__ is TensorMeta:
+            dtype = operand.dtype
+            if operand.shape:
+                if dims is not dtype:
+                    dims = dtype if dims is None else torch.promote_types(dims, dtype)
+            else:
+                zeros = dtype if zeros is None else torch.promote_types(zeros, dtype)
+        elif isinstance(operand, Number):
+            dtype = _number_dtype(operand)
+            numbers = dtype if numbers is None else torch.promote_types(numbers, dtype)
+    common = _combine(dims, _combine(zeros, numbers))
+    assert common is not None
+    return common
+
+
+def result_device(tensors: Sequence[TensorMeta]) -> torch.device:
+    """The device of the result: a 0-dim CPU tensor may join tensors of another device."""
+    for meta in tensors:
+        if meta.shape or meta.device.type != "cpu":
+            return meta.device
+    return tensors[0].device

@@ -1,0 +1,115 @@
+"""Shape rules of embedding, gather, scatter and indexing with tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bolide.tracing.meta import TensorMeta
+from bolide.tracing.rules.common import broadcast_shapes, fresh, like_strides, result_strides, wrap_dim
+from bolide.tracing.rules.registry import rule
+
+aten = torch.ops.aten
+
+
+@rule(aten.embedding.default)
+def _embedding(weight: TensorMeta, indices: TensorMeta, *_: Any) -> TensorMeta:
+    return fresh((*indices.shape, *weight.shape[1:]), weight.dtype, weight.device)
+
+
+@rule(aten.embedding_dense_backward.default)
+def _embedding_backward(grad: TensorMeta, indices: TensorMeta, rows: Any, *_: Any) -> TensorMeta:
+    return fresh((rows, grad.shape[-1]), grad.dtype, grad.device)
+
+
+@rule(aten.gather.default)
+def _gather(x: TensorMeta, dim: int, index: TensorMeta, *, sparse_grad: bool = False) -> TensorMeta:
+    if x.shape and index.shape and 0 not in index.shape:
+        dim = wrap_dim(dim, x.ndim)
+        if index.ndim != x.ndim:
+            raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
+        for other in range(x.ndim):
+            if other != dim and index.shape[other] > x.shape[other]:
+                raise RuntimeError(
+                    f"Size does not match at dimension {other} expected index {list(index.shape)} to be no larger than "
+                    f"self {list(x.shape)} apart from dimension {dim}"
+                )
+    return fresh(index.shape, x.dtype, x.device)
+
+
+@rule(aten.index_select.default)
+def _index_select(x: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
+    if not x.shape:
+        return fresh((), x.dtype, x.device)
+    dim = wrap_dim(dim, x.ndim)
+    count = index.shape[0] if index.shape else 1
+    return fresh((*x.shape[:dim], count, *x.shape[dim + 1 :]), x.dtype, x.device)
+
+
+@rule(
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter.reduce,
+    aten.scatter.value_reduce,
+    aten.scatter_add.default,
+    aten.scatter_reduce.two,
+    aten.index_add.default,
+    aten.index_copy.default,
+    aten.index_fill.int_Scalar,
+    aten.index_fill.int_Tensor,
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+)
+def _written(x: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
+    return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)  # clone(), then a write
+
+
+@rule(aten.masked_scatter.default)
+def _masked_scatter(x: TensorMeta, mask: TensorMeta, source: TensorMeta) -> TensorMeta:
+    return fresh(broadcast_shapes([x.shape, mask.shape]), x.dtype, x.device)
+
+
+@rule(aten.index.Tensor)
+def _index(x: TensorMeta, indices: list[TensorMeta | None]) -> TensorMeta:
+    """Adjacent indices put their common shape where they stand, others put it in front (TensorAdvancedIndexing.cpp)."""
+    slots = [dim for dim, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    if any(index.dtype in (torch.bool, torch.uint8) for index in given):
+        raise NotImplementedError("the shape of a selection by mask depends on its data")
+    common = broadcast_shapes([index.shape for index in given])
+    kept = [dim for dim in range(x.ndim) if dim not in slots]
+    shape = [x.shape[dim] for dim in kept]
+    adjacent = slots == list(range(slots[0], slots[-1] + 1))
+    position = slots[0] if adjacent else 0
+    result = (*shape[:position], *common, *shape[position:])
+    # TensorIterator over the restrided tensor (0-strides at the indexed dimensions) and the broadcast indices
+    stride = [x.stride[dim] for dim in kept]
+    source = x._replace(shape=result, stride=(*stride[:position], *([0] * len(common)), *stride[position:]))
+    after = len(shape) - position
+    spread = [
+        TensorMeta(
+            (*([1] * position), *index.shape, *([1] * after)),
+            (*([0] * position), *index.stride, *([0] * after)),
+            0,
+            index.dtype,
+            index.device,
+        )
+        for index in given
+    ]
+    return TensorMeta(result, result_strides(result, [source, *spread]), 0, x.dtype, x.device)
+
+
+@rule(aten.topk.default)
+def _topk(
+    x: TensorMeta, k: Any, dim: int = -1, largest: bool = True, in_order: bool = True
+) -> tuple[TensorMeta, TensorMeta]:
+    dim = wrap_dim(dim, x.ndim)
+    shape = (*x.shape[:dim], k, *x.shape[dim + 1 :]) if x.shape else ()
+    return fresh(shape, x.dtype, x.device), fresh(shape, torch.int64, x.device)
+
+
+@rule(aten.sort.default)
+def _sort(x: TensorMeta, dim: int = -1, descending: bool = False) -> tuple[TensorMeta, TensorMeta]:
+    stride = like_strides(x)
+    return TensorMeta(x.shape, stride, 0, x.dtype, x.device), TensorMeta(x.shape, stride, 0, torch.int64, x.device)

@@ -1,0 +1,258 @@
+"""Shape rules of matrix products, convolutions, pooling, attention and recurrent layers."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from bolide.tracing.meta import TensorMeta
+from bolide.tracing.rules.common import (
+    broadcast_shapes,
+    format_strides,
+    fresh,
+    is_channels_last,
+    like_strides,
+    suggested_format,
+)
+from bolide.tracing.rules.registry import by_real_kernel, rule
+
+aten = torch.ops.aten
+
+
+def _check_product(a: TensorMeta, b: TensorMeta, what: str = "mat1 and mat2") -> None:
+    if a.shape[-1] != b.shape[-2]:
+        raise RuntimeError(
+            f"{what} shapes cannot be multiplied ({a.shape[-2]}x{a.shape[-1]} and {b.shape[-2]}x{b.shape[-1]})"
+        )
+    _check_dtypes(a, b)
+
+
+def _check_dtypes(a: TensorMeta, b: TensorMeta) -> None:
+    if a.dtype is not b.dtype:
+        raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {_name(a.dtype)} != {_name(b.dtype)}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    """The C++ name of a dtype, as it stands in torch's messages."""
+    names = {
+        torch.float32: "float",
+        torch.float64: "double",
+        torch.bfloat16: "c10::BFloat16",
+        torch.float16: "c10::Half",
+    }
+    names |= {torch.int64: "long long", torch.int32: "int", torch.bool: "bool"}
+    return names.get(dtype, str(dtype).removeprefix("torch."))
+
+
+@rule(aten.mm.default)
+def _mm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
+    _check_product(a, b)
+    return fresh((a.shape[0], b.shape[1]), a.dtype, a.device)
+
+
+@rule(aten.addmm.default)
+def _addmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, alpha: Any = 1) -> TensorMeta:
+    _check_product(a, b)
+    shape = (a.shape[0], b.shape[1])
+    if broadcast_shapes([bias.shape, shape]) != shape:
+        raise RuntimeError(f"expand({list(bias.shape)}): cannot be expanded to {list(shape)}")
+    return fresh(shape, a.dtype, a.device)
+
+
+@rule(aten.bmm.default)
+def _bmm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
+    if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        raise RuntimeError(
+            f"Expected size for first two dimensions of batch2 tensor to be: [{a.shape[0]}, {a.shape[2]}] but got: "
+            f"[{b.shape[0]}, {b.shape[1]}]."
+        )
+    _check_dtypes(a, b)
+    return fresh((a.shape[0], a.shape[1], b.shape[2]), a.dtype, a.device)
+
+
+@rule(aten.baddbmm.default)
+def _baddbmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, alpha: Any = 1) -> TensorMeta:
+    return _bmm(a, b)
+
+
+@rule(aten.mv.default)
+def _mv(a: TensorMeta, b: TensorMeta) -> TensorMeta:
+    if a.shape[1] != b.shape[0]:
+        raise RuntimeError(
+            f"size mismatch, got input ({a.shape[0]}), mat ({a.shape[0]}x{a.shape[1]}), vec ({b.shape[0]})"
+        )
+    _check_dtypes(a, b)
+    return fresh((a.shape[0],), a.dtype, a.device)
+
+
+@rule(aten.dot.default)
+def _dot(a: TensorMeta, b: TensorMeta) -> TensorMeta:
+    if a.shape != b.shape:
+        raise RuntimeError(
+            f"inconsistent tensor size, expected tensor {list(a.shape)} and src {list(b.shape)} to have the same number
+            "
+            f"of elements, but got {a.numel} and {b.numel} elements respectively"
+        )
+    _check_dtypes(a, b)
+    return fresh((), a.dtype, a.device)
+
+
+# ---- convolution --------------------------------------------------------------------------------------------------
+
+
+def _per_dimension(values: list[Any], count: int) -> list[Any]:
+    return list(values) * count if len(values) == 1 else list(values)
+
+
+@rule(aten.convolution.default)
+def _convolution(
+    x: TensorMeta,
+    weight: TensorMeta,
+    bias: TensorMeta | None,
+    stride: list[Any],
+    padding: list[Any],
+    dilation: list[Any],
+    transposed: bool,
+    output_padding: list[Any],
+    groups: int,
+) -> TensorMeta:
+    spatial = x.ndim - 2
+    channels = weight.shape[1] * groups if not transposed else weight.shape[0]
+    if x.shape[1] != channels:
+        raise RuntimeError(
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(x.shape)} to have "
+            f"{channels} channels, but got {x.shape[1]} channels instead"
+        )
+    step, pad, dilate = (_per_dimension(values, spatial) for values in (stride, padding, dilation))
+    extra = _per_dimension(output_padding, spatial)
+    sizes = []
+    for dim in range(spatial):
+        size, kernel = x.shape[dim + 2], weight.shape[dim + 2]
+        reach = dilate[dim] * (kernel - 1)
+        if transposed:
+            sizes.append((size - 1) * step[dim] - 2 * pad[dim] + reach + extra[dim] + 1)
+        else:
+            sizes.append((size + 2 * pad[dim] - reach - 1) // step[dim] + 1)
+    shape = (x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *sizes)
+    last = is_channels_last(x) or is_channels_last(weight)
+    chosen = (
+        (torch.channels_last if spatial == 2 else torch.channels_last_3d)
+        if last and spatial in (2, 3)
+        else torch.contiguous_format
+    )
+    return TensorMeta(shape, format_strides(shape, chosen), 0, x.dtype, x.device)
+
+
+@rule(aten.convolution_backward.default)
+def _convolution_backward(
+    grad: TensorMeta, x: TensorMeta, weight: TensorMeta, bias_sizes: list[Any] | None, *args: Any
+) -> tuple[TensorMeta | None, ...]:
+    mask = args[-1]
+    last = x.ndim in (4, 5) and (is_channels_last(x) or is_channels_last(weight))
+    chosen = torch.contiguous_format
+    if last:
+        chosen = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+
+    def like(meta: TensorMeta) -> TensorMeta:
+        return TensorMeta(meta.shape, format_strides(meta.shape, chosen), 0, meta.dtype, meta.device)
+
+    return (
+        like(x) if mask[0] else None,
+        like(weight) if mask[1] else None,
+        fresh((grad.shape[1],), grad.dtype, grad.device) if mask[2] else None,
+    )
+
+
+# ---- pooling ------------------------------------------------------------------------------------------------------
+
+
+def _pooled(size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
+    reach = size + 2 * padding - dilation * (kernel - 1) - 1
+    out = (reach + (stride - 1 if ceil_mode else 0)) // stride + 1
+    if ceil_mode and (out - 1) * stride >= size + padding:
+        out = out - 1
+    return out
+
+
+def _pool_shape(
+    x: TensorMeta, kernel: list[Any], stride: Any, padding: list[Any], dilation: list[Any], ceil_mode: bool
+) -> TensorMeta:
+    kernel, stride = _per_dimension(kernel, 2), _per_dimension(stride or kernel, 2)
+    padding, dilation = _per_dimension(padding, 2), _per_dimension(dilation, 2)
+    sizes = tuple(
+        _pooled(x.shape[dim - 2], kernel[dim], stride[dim], padding[dim], dilation[dim], ceil_mode) for dim in (0, 1)
+    )
+    shape = (*x.shape[:-2], *sizes)
+    return TensorMeta(shape, format_strides(shape, suggested_format(x)), 0, x.dtype, x.device)
+
+
+@rule(aten.max_pool2d_with_indices.default)
+def _max_pool2d(
+    x: TensorMeta,
+    kernel: list[Any],
+    stride: Any = (),
+    padding: Any = (0,),
+    dilation: Any = (1,),
+    ceil_mode: bool = False,
+) -> tuple[TensorMeta, TensorMeta]:
+    result = _pool_shape(x, kernel, list(stride), list(padding), list(dilation), ceil_mode)
+    return result, result._replace(dtype=torch.int64)
+
+
+@rule(aten.avg_pool2d.default)
+def _avg_pool2d(
+    x: TensorMeta, kernel: list[Any], stride: Any = (), padding: Any = (0,), ceil_mode: bool = False, *_: Any
+) -> TensorMeta:
+    return _pool_shape(x, kernel, list(stride), list(padding), [1], ceil_mode)
+
+
+@rule(aten.max_pool2d_with_indices_backward.default, aten.avg_pool2d_backward.default)
+def _pool2d_backward(grad: TensorMeta, x: TensorMeta, *_: Any) -> TensorMeta:
+    return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device)
+
+
+@rule(aten._adaptive_avg_pool2d.default)
+def _adaptive_avg_pool2d(x: TensorMeta, size: list[Any]) -> TensorMeta:
+    shape = (*x.shape[:-2], *size)
+    return TensorMeta(shape, format_strides(shape, suggested_format(x)), 0, x.dtype, x.device)
+
+
+# ---- attention ----------------------------------------------------------------------------------------------------
+
+
+@cache
+def _flash_keeps_layout() -> bool:
+    """Whether the result has the query's strides (torch 2.13), or always those of a transposed (batch, length, heads,
+    width)."""
+    q = torch.zeros(1, 2, 2, 4)
+    result, _ = aten._scaled_dot_product_flash_attention_for_cpu.default(q, q, q)
+    return bool(result.stride() == q.stride())
+
+
+@rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def _flash_attention_cpu(q: TensorMeta, k: TensorMeta, v: TensorMeta, *_: Any, **__: Any) -> tuple[TensorMeta, ...]:
+    batch, heads, length, _width = q.shape
+    value = v.shape[3]
+    stride = like_strides(q) if _flash_keeps_layout() else (length * heads * value, value, heads * value, 1)
+    statistics = torch.float64 if q.dtype is torch.float64 else torch.float32
+    sums = TensorMeta((batch, heads, length), (length * heads, 1, heads), 0, statistics, q.device)
+    return TensorMeta((batch, heads, length, value), stride, 0, q.dtype, q.device), sums
+
+
+@rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def _flash_attention_cpu_backward(
+    grad: TensorMeta, q: TensorMeta, k: TensorMeta, v: TensorMeta, *_: Any, **__: Any
+) -> tuple[TensorMeta, ...]:
+    def like(x: TensorMeta) -> TensorMeta:
+        batch, heads, length, width = x.shape
+        return TensorMeta(x.shape, (length * heads * width, width, heads * width, 1), 0, x.dtype, x.device)
+
+    return like(q), like(k), like(v)
+
+
+@rule(aten.mkldnn_rnn_layer.default)
+def _rnn_layer(*args: Any) -> Any:
+    """Its workspace has a size only oneDNN knows, so the layer is run on zeros."""
+    return by_real_kernel(aten.mkldnn_rnn_layer.default, args, {})

@@ -1,0 +1,170 @@
+"""Shape rules of elementwise operations: broadcast shape, promoted dtype, TensorIterator's strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.tracing.rules.common import (
+    broadcast_shapes,
+    format_strides,
+    fresh,
+    is_dense,
+    like_strides,
+    result_device,
+    result_strides,
+    result_type,
+    suggested_format,
+)
+from bolide.tracing.rules.registry import RULES, rule
+
+aten = torch.ops.aten
+
+
+def elementwise(tensors: list[TensorMeta], dtype: torch.dtype) -> TensorMeta:
+    """The result of an elementwise operation on these tensors."""
+    first = tensors[0]
+    if len(tensors) == 1:
+        return TensorMeta(first.shape, result_strides(first.shape, tensors), 0, dtype, first.device)
+    shape = broadcast_shapes([meta.shape for meta in tensors])
+    return TensorMeta(shape, result_strides(shape, tensors), 0, dtype, result_device(tensors))
+
+
+def floating(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which integers are computed by operations such as exp and mean."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+
+
+def _unchanged(dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
+def _boolean(dtype: torch.dtype) -> torch.dtype:
+    return torch.bool
+
+
+def _register(ops: str, arity: int, promoted: Callable[[torch.dtype], torch.dtype]) -> None:
+    """Register operations of which the first `arity` arguments are operands; the others are parameters."""
+
+    def infer(*args: Any, **_: Any) -> TensorMeta:
+        operands = args[:arity]
+        tensors = [meta for meta in operands if meta.__class__ is TensorMeta]
+        if arity == 1:
+            return elementwise(tensors, promoted(tensors[0].dtype))
+        return elementwise(tensors, promoted(result_type(operands)))
+
+    for op in ops.split():
+        name, _, overload = op.partition(".")
+        RULES[getattr(getattr(aten, name), overload or "default")] = infer
+
+
+_UNARY = """neg relu sign sgn ceil floor trunc round round.decimals bitwise_not positive silu gelu mish hardswish
+    hardsigmoid hardtanh elu leaky_relu softplus threshold frac nan_to_num square"""
+_UNARY_FLOAT = """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh
+    atanh erf erfc erfinv sigmoid reciprocal lgamma digamma logit sinc special_erfcx special_ndtri special_log_ndtr
+    special_entr special_i0e special_i1 special_i1e i0"""
+_UNARY_BOOL = "logical_not isnan signbit isposinf isneginf"
+_BINARY = """add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar rsub.Scalar maximum minimum fmax fmin
+    remainder.Tensor remainder.Scalar remainder.Scalar_Tensor fmod.Tensor fmod.Scalar floor_divide floor_divide.Scalar
+    pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar hypot nextafter logaddexp logaddexp2 bitwise_and.Tensor
+    bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar
+    bitwise_left_shift.Tensor bitwise_right_shift.Tensor __lshift__.Scalar __rshift__.Scalar clamp_min clamp_max
+    clamp_min.Tensor clamp_max.Tensor gcd lcm heaviside"""
+_BINARY_FLOAT = "div.Tensor div.Scalar atan2 copysign.Tensor xlogy.Tensor xlogy.Scalar_Other special_xlog1py"
+_BINARY_BOOL = " ".join(f"{op}.Tensor {op}.Scalar" for op in ("eq", "ne", "lt", "le", "gt", "ge"))
+_LOGICAL = "logical_and logical_or logical_xor"
+_BACKWARD = """threshold_backward gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward
+    hardtanh_backward hardswish_backward hardsigmoid_backward leaky_relu_backward softplus_backward logit_backward"""
+
+_register(_UNARY, 1, _unchanged)
+_register(_UNARY_FLOAT, 1, floating)
+_register(_UNARY_BOOL, 1, _boolean)
+_register(_BINARY, 2, _unchanged)
+_register(_BINARY_FLOAT, 2, floating)
+_register(_BINARY_BOOL + " " + _LOGICAL, 2, _boolean)
+_register(_BACKWARD, 2, _unchanged)
+_register("lerp.Scalar", 2, _unchanged)
+_register("lerp.Tensor addcmul addcdiv", 3, _unchanged)
+
+
+@rule(aten.abs.default)
+def _abs(x: TensorMeta) -> TensorMeta:
+    return elementwise([x], x.dtype.to_real())
+
+
+@rule(aten.elu_backward.default)
+def _elu_backward(
+    grad: TensorMeta, alpha: float, scale: float, input_scale: float, is_result: bool, x: TensorMeta
+) -> TensorMeta:
+    return elementwise([grad, x], grad.dtype)
+
+
+@rule(aten.native_dropout_backward.default)
+def _native_dropout_backward(grad: TensorMeta, mask: TensorMeta, scale: float) -> TensorMeta:
+    return elementwise([grad, mask], result_type((grad, scale)))
+
+
+@rule(aten.log_sigmoid_forward.default)
+def _log_sigmoid_forward(x: TensorMeta) -> tuple[TensorMeta, TensorMeta]:
+    return elementwise([x], x.dtype), elementwise([x], x.dtype)
+
+
+@rule(aten.log_sigmoid_backward.default)
+def _log_sigmoid_backward(grad: TensorMeta, x: TensorMeta, buffer: TensorMeta) -> TensorMeta:
+    return elementwise([x, grad] if x.numel == grad.numel else [grad, x], grad.dtype)
+
+
+@rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def _div_mode(a: TensorMeta, b: Any, *, rounding_mode: str | None) -> TensorMeta:
+    common = result_type((a, b))
+    tensors = [meta for meta in (a, b) if meta.__class__ is TensorMeta]
+    return elementwise(tensors, floating(common) if rounding_mode is None else common)
+
+
+@rule(aten.clamp.default, aten.clamp.Tensor)
+def _clamp(x: TensorMeta, low: Any = None, high: Any = None, **bounds: Any) -> TensorMeta:
+    operands = (x, bounds.get("min", low), bounds.get("max", high))
+    return elementwise([meta for meta in operands if meta.__class__ is TensorMeta], result_type(operands))
+
+
+@rule(aten.where.self)
+def _where(condition: TensorMeta, a: TensorMeta, b: TensorMeta) -> TensorMeta:
+    result = elementwise([condition, a, b], a.dtype if a.dtype is b.dtype else result_type((a, b)))
+    return result._replace(device=result_device([a, b, condition]))
+
+
+@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def _masked_fill(x: TensorMeta, mask: TensorMeta, value: Any) -> TensorMeta:
+    return fresh(broadcast_shapes([x.shape, mask.shape]), x.dtype, x.device)
+
+
+@rule(aten.isinf.default)
+def _isinf(x: TensorMeta) -> TensorMeta:
+    return elementwise([x], torch.bool)
+
+
+@rule(aten.clone.default)
+def _clone(x: TensorMeta, *, memory_format: torch.memory_format | None = None) -> TensorMeta:
+    return TensorMeta(x.shape, like_strides(x, memory_format), 0, x.dtype, x.device)
+
+
+@rule(aten._to_copy.default)
+def _to_copy(
+    x: TensorMeta,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    memory_format: torch.memory_format | None = None,
+    **_: Any,
+) -> TensorMeta:
+    stride: tuple[Any, ...]
+    if memory_format not in (None, torch.preserve_format):
+        stride = format_strides(x.shape, memory_format)
+    elif x.stride == contiguous_strides(x.shape) or is_dense(x.shape, x.stride):
+        stride = x.stride
+    else:
+        stride = format_strides(x.shape, suggested_format(x))
+    return TensorMeta(x.shape, stride, 0, dtype or x.dtype, torch.device(device) if device is not None else x.device)

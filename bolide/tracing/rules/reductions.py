@@ -1,0 +1,298 @@
+"""Shape rules of reductions and scans, softmax, norms and losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bolide.tracing.meta import TensorMeta
+from bolide.tracing.rules.common import (
+    format_strides,
+    fresh,
+    suggested_format,
+    wrap_dim,
+)
+from bolide.tracing.rules.pointwise import elementwise, floating
+from bolide.tracing.rules.registry import rule
+
+aten = torch.ops.aten
+
+
+def _dims(x: TensorMeta, dims: Any) -> list[int]:
+    if dims is None or dims == []:
+        return list(range(x.ndim))
+    return [wrap_dim(dim, x.ndim) for dim in ([dims] if isinstance(dims, int) else dims)]
+
+
+def reduced(x: TensorMeta, dims: Any, keepdim: bool, dtype: torch.dtype) -> TensorMeta:
+    """The result of reducing over `dims` (None or empty: all)."""
+    gone = _dims(x, dims)
+    if not x.shape:
+        return fresh((), dtype, x.device)
+    if keepdim:
+        return fresh(tuple(1 if dim in gone else size for dim, size in enumerate(x.shape)), dtype, x.device)
+    return fresh(tuple(size for dim, size in enumerate(x.shape) if dim not in gone), dtype, x.device)
+
+
+def _sum_dtype(x: TensorMeta, dtype: torch.dtype | None) -> torch.dtype:
+    if dtype is not None:
+        return dtype
+    return x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64
+
+
+@rule(aten.sum.default, aten.prod.default)
+def _sum_all(x: TensorMeta, *, dtype: torch.dtype | None = None) -> TensorMeta:
+    return fresh((), _sum_dtype(x, dtype), x.device)
+
+
+@rule(aten.sum.dim_IntList, aten.prod.dim_int, aten.nansum.default)
+def _sum(x: TensorMeta, dims: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorMeta:
+    return reduced(x, dims, keepdim, _sum_dtype(x, dtype))
+
+
+@rule(aten.mean.default)
+def _mean_all(x: TensorMeta, *, dtype: torch.dtype | None = None) -> TensorMeta:
+    return fresh((), dtype or x.dtype, x.device)
+
+
+@rule(aten.mean.dim)
+def _mean(x: TensorMeta, dims: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorMeta:
+    return reduced(x, dims, keepdim, dtype or x.dtype)
+
+
+@rule(aten.amax.default, aten.amin.default)
+def _amax(x: TensorMeta, dims: Any = (), keepdim: bool = False) -> TensorMeta:
+    return reduced(x, list(dims), keepdim, x.dtype)
+
+
+@rule(aten.max.default, aten.min.default)
+def _max_all(x: TensorMeta) -> TensorMeta:
+    return fresh((), x.dtype, x.device)
+
+
+@rule(aten.any.default, aten.all.default)
+def _any_all(x: TensorMeta) -> TensorMeta:
+    return fresh((), torch.uint8 if x.dtype is torch.uint8 else torch.bool, x.device)
+
+
+@rule(aten.any.dim, aten.all.dim, aten.any.dims, aten.all.dims)
+def _any(x: TensorMeta, dims: Any = None, keepdim: bool = False) -> TensorMeta:
+    return reduced(x, dims, keepdim, torch.uint8 if x.dtype is torch.uint8 else torch.bool)
+
+
+@rule(aten.argmax.default, aten.argmin.default)
+def _argmax(x: TensorMeta, dim: int | None = None, keepdim: bool = False) -> TensorMeta:
+    return reduced(x, dim, keepdim, torch.int64)
+
+
+@rule(aten.max.dim, aten.min.dim)
+def _max_dim(x: TensorMeta, dim: int, keepdim: bool = False) -> tuple[TensorMeta, TensorMeta]:
+    return reduced(x, dim, keepdim, x.dtype), reduced(x, dim, keepdim, torch.int64)
+
+
+@rule(aten.logsumexp.default)
+def _logsumexp(x: TensorMeta, dims: Any, keepdim: bool = False) -> TensorMeta:
+    return reduced(x, dims, keepdim, floating(x.dtype))
+
+
+@rule(aten.var.correction, aten.std.correction)
+def _var(x: TensorMeta, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> TensorMeta:
+    return reduced(x, dims, keepdim, x.dtype.to_real())
+
+
+@rule(aten.var_mean.correction, aten.std_mean.correction)
+def _var_mean(
+    x: TensorMeta, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[TensorMeta, TensorMeta]:
+    return reduced(x, dims, keepdim, x.dtype.to_real()), reduced(x, dims, keepdim, x.dtype)
+
+
+@rule(aten.linalg_vector_norm.default)
+def _vector_norm(
+    x: TensorMeta, order: Any = 2, dims: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> TensorMeta:
+    return reduced(x, dims, keepdim, (dtype or x.dtype).to_real())
+
+
+@rule(aten.cumsum.default, aten.cumprod.default)
+def _cumsum(x: TensorMeta, dim: int, *, dtype: torch.dtype | None = None) -> TensorMeta:
+    return elementwise([x], _sum_dtype(x, dtype))
+
+
+# ---- softmax and losses -------------------------------------------------------------------------------------------
+
+
+@rule(aten._softmax.default, aten._log_softmax.default)
+def _softmax(x: TensorMeta, dim: int, half_to_float: bool) -> TensorMeta:
+    dtype = torch.float32 if half_to_float else x.dtype
+    return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, dtype, x.device)
+
+
+@rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def _softmax_backward(grad: TensorMeta, output: TensorMeta, dim: int, dtype: torch.dtype) -> TensorMeta:
+    return TensorMeta(grad.shape, format_strides(grad.shape, suggested_format(grad)), 0, dtype, grad.device)
+
+
+@rule(aten.nll_loss_forward.default)
+def _nll_loss(
+    x: TensorMeta, target: TensorMeta, weight: TensorMeta | None, reduction: int, ignore_index: int
+) -> tuple[TensorMeta, TensorMeta]:
+    shape = (x.shape[0],) if reduction == 0 and x.ndim == 2 else ()
+    if x.ndim == 2 and target.shape != x.shape[:1]:
+        raise ValueError(f"Expected input batch_size ({x.shape[0]}) to match target batch_size ({target.shape[0]}).")
+    return fresh(shape, x.dtype, x.device), fresh((), x.dtype, x.device)
+
+
+@rule(aten.nll_loss2d_forward.default)
+def _nll_loss2d(
+    x: TensorMeta, target: TensorMeta, weight: TensorMeta | None, reduction: int, ignore_index: int
+) -> tuple[TensorMeta, TensorMeta]:
+    shape = (x.shape[0], *x.shape[2:]) if reduction == 0 else ()
+    return fresh(shape, x.dtype, x.device), fresh((), x.dtype, x.device)
+
+
+@rule(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def _nll_loss_backward(grad: TensorMeta, x: TensorMeta, *_: Any) -> TensorMeta:
+    return fresh(x.shape, x.dtype, x.device)
+
+
+@rule(aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default)
+def _elementwise_loss(x: TensorMeta, target: TensorMeta, reduction: int = 1, *_: Any) -> TensorMeta:
+    return elementwise([x, target], x.dtype) if reduction == 0 else fresh((), x.dtype, x.device)
+
+
+@rule(aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default)
+def _elementwise_loss_backward(grad: TensorMeta, x: TensorMeta, target: TensorMeta, *_: Any) -> TensorMeta:
+    return elementwise([x, target], x.dtype)
+
+
+# ---- normalisation ------------------------------------------------------------------------------------------------
+
+
+def _statistics(x: TensorMeta, weight: TensorMeta | None) -> torch.dtype:
+    """The dtype of saved statistics: that of the parameters, or float32 for half-precision inputs."""
+    mixed = weight is not None and weight.dtype is not x.dtype
+    return torch.float32 if mixed else x.dtype
+
+
+@rule(aten.native_layer_norm.default)
+def _layer_norm(
+    x: TensorMeta, shape: list[Any], weight: TensorMeta | None, bias: TensorMeta | None, eps: float
+) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
+    axis = x.ndim - len(shape)
+    if tuple(shape) != x.shape[axis:]:
+        raise RuntimeError(
+            f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but "
+            f"got input of size{list(x.shape)}"
+        )
+    stats = fresh((*x.shape[:axis], *([1] * len(shape))), _statistics(x, weight), x.device)
+    return fresh(x.shape, x.dtype, x.device), stats, stats
+
+
+@rule(aten.native_layer_norm_backward.default)
+def _layer_norm_backward(
+    grad: TensorMeta,
+    x: TensorMeta,
+    shape: list[Any],
+    mean: TensorMeta,
+    rstd: TensorMeta,
+    weight: TensorMeta | None,
+    bias: TensorMeta | None,
+    mask: list[bool],
+) -> tuple[TensorMeta | None, ...]:
+    parameter = weight if weight is not None else x
+    return (
+        fresh(x.shape, x.dtype, x.device) if mask[0] else None,
+        fresh(tuple(shape), parameter.dtype, x.device) if mask[1] and weight is not None else None,
+        fresh(tuple(shape), parameter.dtype, x.device) if mask[2] and bias is not None else None,
+    )
+
+
+@rule(aten.native_group_norm.default)
+def _group_norm(
+    x: TensorMeta,
+    weight: TensorMeta | None,
+    bias: TensorMeta | None,
+    n: Any,
+    c: Any,
+    hxw: Any,
+    group: int,
+    eps: float,
+) -> tuple[TensorMeta, ...]:
+    stats = fresh((n, group), _statistics(x, weight), x.device)
+    return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device), stats, stats
+
+
+@rule(aten.native_group_norm_backward.default)
+def _group_norm_backward(
+    grad: TensorMeta,
+    x: TensorMeta,
+    mean: TensorMeta,
+    rstd: TensorMeta,
+    weight: TensorMeta | None,
+    n: Any,
+    c: Any,
+    hxw: Any,
+    group: int,
+    mask: list[bool],
+) -> tuple[TensorMeta | None, ...]:
+    dtype = weight.dtype if weight is not None else x.dtype
+    return (
+        TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device) if mask[0] else None,
+        fresh((c,), dtype, x.device) if mask[1] else None,
+        fresh((c,), dtype, x.device) if mask[2] else None,
+    )
+
+
+def _batch_normed(x: TensorMeta) -> TensorMeta:
+    return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device)
+
+
+@rule(aten._native_batch_norm_legit_functional.default)
+def _batch_norm(
+    x: TensorMeta,
+    weight: TensorMeta | None,
+    bias: TensorMeta | None,
+    mean: TensorMeta,
+    variance: TensorMeta,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorMeta, ...]:
+    stats = fresh((x.shape[1],), _statistics(x, weight), x.device)
+    return _batch_normed(x), stats, stats, mean._replace(requires_grad=False), variance._replace(requires_grad=False)
+
+
+@rule(aten._native_batch_norm_legit.no_stats)
+def _batch_norm_no_stats(
+    x: TensorMeta, weight: TensorMeta | None, bias: TensorMeta | None, *_: Any
+) -> tuple[TensorMeta, ...]:
+    stats = fresh((x.shape[1],), _statistics(x, weight), x.device)
+    return _batch_normed(x), stats, stats
+
+
+@rule(aten._native_batch_norm_legit_no_training.default)
+def _batch_norm_inference(
+    x: TensorMeta, weight: TensorMeta | None, bias: TensorMeta | None, *_: Any
+) -> tuple[TensorMeta, ...]:
+    empty = fresh((0,), _statistics(x, weight), x.device)
+    return _batch_normed(x), empty, empty
+
+
+@rule(aten.native_batch_norm_backward.default)
+def _batch_norm_backward(
+    grad: TensorMeta,
+    x: TensorMeta,
+    weight: TensorMeta | None,
+    running_mean: TensorMeta | None,
+    running_var: TensorMeta | None,
+    mean: TensorMeta | None,
+    rstd: TensorMeta | None,
+    train: bool,
+    eps: float,
+    mask: list[bool],
+) -> tuple[TensorMeta | None, ...]:
+    dtype = weight.dtype if weight is not None else x.dtype
+    parameter = fresh((x.shape[1],), dtype, x.device)
+    return (_batch_normed(x) if mask[0] else None, parameter if mask[1] else None, parameter if mask[2] else None)

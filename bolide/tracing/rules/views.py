@@ -1,0 +1,323 @@
+"""Shape rules of views, and of what copies or scatters along a shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.tracing.rules.common import format_strides, fresh, like_strides, result_type, suggested_format, wrap_dim
+from bolide.tracing.rules.registry import rule
+
+aten = torch.ops.aten
+
+
+def _strided(x: TensorMeta, shape: Any, stride: Any, offset: Any = None) -> TensorMeta:
+    return TensorMeta(tuple(shape), tuple(stride), x.offset if offset is None else offset, x.dtype, x.device)
+
+
+def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
+    """The sizes with -1 filled in."""
+    if -1 not in size:
+        return tuple(size)
+    position = size.index(-1)
+    known: Any = 1
+    for other, extent in enumerate(size):
+        if other != position:
+            known = known * extent
+    return (*size[:position], x.numel // known if known != 0 else 0, *size[position + 1 :])
+
+
+def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The strides of a view of another shape, or None if it would need a copy (at::detail::computeStride)."""
+    if any(extent == 0 for extent in shape):
+        return stride if size == shape else contiguous_strides(size)
+    result: list[Any] = [0] * len(size)
+    position = len(size) - 1
+    if not shape:
+        return (1,) * len(size)
+    base = stride[-1]
+    block: Any = 1
+    viewed: Any = 1
+    for dim in range(len(shape) - 1, -1, -1):
+        block = block * shape[dim]
+        if dim == 0 or (shape[dim - 1] != 1 and stride[dim - 1] != block * base):
+            while position >= 0 and (viewed < block or size[position] == 1):
+                result[position] = viewed * base
+                viewed = viewed * size[position]
+                position -= 1
+            if viewed != block:
+                return None
+            if dim > 0:
+                base = stride[dim - 1]
+                block = viewed = 1
+    return tuple(result) if position == -1 else None
+
+
+@rule(aten.view.default)
+def _view(x: TensorMeta, size: list[Any]) -> TensorMeta:
+    shape = _resolve(x, size)
+    if x.stride == contiguous_strides(x.shape):
+        stride: Any = contiguous_strides(shape)
+        wanted: Any = 1
+        for extent in shape:
+            wanted = wanted * extent
+        if wanted != x.numel:
+            raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {x.numel}")
+    else:
+        stride = view_strides(x.shape, x.stride, shape)
+    if stride is None:
+        raise RuntimeError(
+            "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
+            "contiguous subspaces). Use .reshape(...) instead."
+        )
+    return _strided(x, shape, stride)
+
+
+@rule(aten.t.default)
+def _t(x: TensorMeta) -> TensorMeta:
+    return _strided(x, x.shape[::-1], x.stride[::-1])
+
+
+@rule(aten.transpose.int)
+def _transpose(x: TensorMeta, a: int, b: int) -> TensorMeta:
+    if not x.shape:
+        return _strided(x, (), ())
+    a, b = wrap_dim(a, x.ndim), wrap_dim(b, x.ndim)
+    shape, stride = list(x.shape), list(x.stride)
+    shape[a], shape[b] = shape[b], shape[a]
+    stride[a], stride[b] = stride[b], stride[a]
+    return _strided(x, shape, stride)
+
+
+@rule(aten.permute.default)
+def _permute(x: TensorMeta, dims: list[int]) -> TensorMeta:
+    return _strided(x, [x.shape[dim] for dim in dims], [x.stride[dim] for dim in dims])
+
+
+@rule(aten.expand.default)
+def _expand(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMeta:
+    if not x.shape:
+        return _strided(x, [1 if extent == -1 else extent for extent in size], [0] * len(size))
+    extra = len(size) - x.ndim
+    shape, stride = list(size), [0] * len(size)
+    for position in range(len(size) - 1, -1, -1):
+        own = x.shape[position - extra] if position >= extra else 1
+        if size[position] == -1:
+            shape[position] = own
+        if own == shape[position]:
+            following = position + 1 < len(size)
+            stride[position] = (
+                x.stride[position - extra]
+                if position >= extra
+                else (shape[position + 1] * stride[position + 1] if following else 1)
+            )
+        elif own != 1:
+            raise RuntimeError(
+                f"The expanded size of the tensor ({size[position]}) must match the existing size ({own}) at "
+                f"non-singleton dimension {position}.  Target sizes: {list(size)}.  Tensor sizes: {list(x.shape)}"
+            )
+    return _strided(x, shape, stride)
+
+
+@rule(aten.unsqueeze.default)
+def _unsqueeze(x: TensorMeta, dim: int) -> TensorMeta:
+    dim = wrap_dim(dim, x.ndim + 1)
+    step = x.shape[dim] * x.stride[dim] if dim < x.ndim else 1
+    return _strided(x, (*x.shape[:dim], 1, *x.shape[dim:]), (*x.stride[:dim], step, *x.stride[dim:]))
+
+
+@rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def _squeeze(x: TensorMeta, dims: Any = None) -> TensorMeta:
+    chosen = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {wrap_dim(dim, x.ndim) for dim in chosen}
+    kept = [dim for dim in range(x.ndim) if dim not in gone or x.shape[dim] != 1]
+    return _strided(x, [x.shape[dim] for dim in kept], [x.stride[dim] for dim in kept])
+
+
+@rule(aten.select.int)
+def _select(x: TensorMeta, dim: int, index: Any) -> TensorMeta:
+    dim = wrap_dim(dim, x.ndim)
+    size = x.shape[dim]
+    if not -size <= index < size:
+        raise IndexError(f"select(): index {index} out of range for tensor of size {list(x.shape)} at dimension {dim}")
+    index = index + size if index < 0 else index
+    shape, stride = (*x.shape[:dim], *x.shape[dim + 1 :]), (*x.stride[:dim], *x.stride[dim + 1 :])
+    return _strided(x, shape, stride, x.offset + index * x.stride[dim])
+
+
+@rule(aten.slice.Tensor)
+def _slice(x: TensorMeta, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> TensorMeta:
+    dim = wrap_dim(dim, x.ndim)
+    size = x.shape[dim]
+    start = 0 if start is None else start
+    start = start + size if start < 0 else start
+    start = 0 if start < 0 else size if start > size else start
+    if end is None or (end.__class__ is int and end >= 1 << 62):
+        end = size
+    else:
+        end = end + size if end < 0 else end
+        end = start if end < start else size if end > size else end
+    extent = (end - start + step - 1) // step
+    shape = (*x.shape[:dim], extent, *x.shape[dim + 1 :])
+    stride = x.stride if step == 1 else (*x.stride[:dim], x.stride[dim] * step, *x.stride[dim + 1 :])
+    return _strided(x, shape, stride, x.offset + start * x.stride[dim])
+
+
+@rule(aten.as_strided.default)
+def _as_strided(x: TensorMeta, size: list[Any], stride: list[Any], offset: Any = None) -> TensorMeta:
+    return _strided(x, size, stride, offset)
+
+
+@rule(aten.diagonal.default)
+def _diagonal(x: TensorMeta, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorMeta:
+    a, b = wrap_dim(dim1, x.ndim), wrap_dim(dim2, x.ndim)
+    rows, columns = (x.shape[a], x.shape[b] - offset) if offset >= 0 else (x.shape[a] + offset, x.shape[b])
+    extent = max(min(rows, columns), 0)
+    start = x.offset
+    if extent:
+        start = start + (offset * x.stride[b] if offset >= 0 else -offset * x.stride[a])
+    kept = [dim for dim in range(x.ndim) if dim not in (a, b)]
+    shape, stride = [x.shape[dim] for dim in kept], [x.stride[dim] for dim in kept]
+    return _strided(x, [*shape, extent], [*stride, x.stride[a] + x.stride[b]], start)
+
+
+@rule(aten.unfold.default)
+def _unfold(x: TensorMeta, dim: int, size: int, step: int) -> TensorMeta:
+    if not x.shape:
+        return _strided(x, (size,), (1,))
+    dim = wrap_dim(dim, x.ndim)
+    shape, stride = [*x.shape, size], [*x.stride, x.stride[dim]]
+    shape[dim] = (x.shape[dim] - size) // step + 1
+    stride[dim] = x.stride[dim] * step
+    return _strided(x, shape, stride)
+
+
+# ---- copies along a shape -----------------------------------------------------------------------------------------
+
+
+@rule(
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+    aten.diagonal_scatter.default,
+    aten.as_strided_scatter.default,
+)
+def _scatter(x: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
+    if any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride)):
+        return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
+    return x._replace(requires_grad=False)
+
+
+@rule(aten.cat.default)
+def _cat(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
+    real = [meta for meta in tensors if meta.shape != (0,)] or tensors[:1]
+    first = real[0]
+    dim = wrap_dim(dim, first.ndim)
+    total: Any = 0
+    for meta in real:
+        total = total + meta.shape[dim]
+        if meta.ndim != first.ndim:
+            raise RuntimeError(f"Tensors must have same number of dimensions: got {first.ndim} and {meta.ndim}")
+        for other in range(first.ndim):
+            if other != dim and meta.shape[other] != first.shape[other]:
+                raise RuntimeError(
+                    f"Sizes of tensors must match except in dimension {dim}. Expected size {first.shape[other]} but "
+                    f"got size {meta.shape[other]} for tensor number {tensors.index(meta)} in the list."
+                )
+    shape = (*first.shape[:dim], total, *first.shape[dim + 1 :])
+    formats = {suggested_format(meta) for meta in tensors}
+    chosen = formats.pop() if len(formats) == 1 else torch.contiguous_format
+    return TensorMeta(shape, format_strides(shape, chosen), 0, result_type(tensors), first.device)
+
+
+@rule(aten.stack.default)
+def _stack(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
+    first = tensors[0]
+    for meta in tensors:
+        if meta.shape != first.shape:
+            raise RuntimeError(
+                f"stack expects each tensor to be equal size, but got {list(first.shape)} at entry 0 and "
+                f"{list(meta.shape)} at entry {tensors.index(meta)}"
+            )
+    dim = wrap_dim(dim, first.ndim + 1)
+    return fresh((*first.shape[:dim], len(tensors), *first.shape[dim:]), result_type(tensors), first.device)
+
+
+@rule(aten.constant_pad_nd.default)
+def _constant_pad_nd(x: TensorMeta, pad: list[Any], value: Any = 0) -> TensorMeta:
+    shape = list(x.shape)
+    for position in range(len(pad) // 2):
+        dim = x.ndim - 1 - position
+        shape[dim] = shape[dim] + pad[2 * position] + pad[2 * position + 1]
+    if all(extent.__class__ is int and extent <= 0 for extent in pad):  # a copy of the narrowed tensor
+        stride = like_strides(_strided(x, shape, x.stride))
+        return TensorMeta(tuple(shape), stride, 0, x.dtype, x.device)
+    return TensorMeta(tuple(shape), format_strides(tuple(shape), suggested_format(x)), 0, x.dtype, x.device)
+
+
+@rule(aten.flip.default)
+def _flip(x: TensorMeta, dims: list[int]) -> TensorMeta:
+    return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
+
+
+@rule(aten.roll.default)
+def _roll(x: TensorMeta, shifts: list[Any], dims: Any = ()) -> TensorMeta:
+    return fresh(x.shape, x.dtype, x.device)
+
+
+@rule(aten.repeat.default)
+def _repeat(x: TensorMeta, repeats: list[Any]) -> TensorMeta:
+    extra = len(repeats) - x.ndim
+    shape = tuple(count * (x.shape[i - extra] if i >= extra else 1) for i, count in enumerate(repeats))
+    return fresh(shape, x.dtype, x.device)
+
+
+@rule(aten.tril.default, aten.triu.default)
+def _triangle(x: TensorMeta, diagonal: int = 0) -> TensorMeta:
+    return fresh(x.shape, x.dtype, x.device)
+
+
+@rule(aten.select_backward.default, aten.slice_backward.default)
+def _selected_backward(grad: TensorMeta, sizes: list[Any], *_: Any) -> TensorMeta:
+    return fresh(tuple(sizes), grad.dtype, grad.device)
+
+
+@rule(aten.unfold_backward.default, aten.diagonal_backward.default)
+def _windows_backward(grad: TensorMeta, sizes: list[Any], *_: Any) -> TensorMeta:
+    return fresh(tuple(sizes), grad.dtype, grad.device)
+
+
+@rule(aten.full.default)
+def _full(
+    size: list[Any],
+    value: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **_: Any,
+) -> TensorMeta:
+    return fresh(tuple(size), dtype or torch.get_default_dtype(), torch.device(device or "cpu"))
+
+
+@rule(aten.arange.default, aten.arange.start, aten.arange.start_step)
+def _arange(
+    start: Any,
+    end: Any = None,
+    step: Any = 1,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **_: Any,
+) -> TensorMeta:
+    start, end = (0, start) if end is None else (start, end)
+    if dtype is None:
+        floats = any(isinstance(number, (float, torch.SymFloat)) for number in (start, end, step))
+        dtype = torch.get_default_dtype() if floats else torch.int64
+    if not dtype.is_floating_point:
+        start, end, step = (int(n) if isinstance(n, float) else n for n in (start, end, step))
+    if isinstance(step, int) and not isinstance(start, float) and not isinstance(end, float):
+        count: Any = -((start - end) // step)
+    else:
+        count = -int(-(end - start) // step)
+    return fresh((count,), dtype, torch.device(device or "cpu"))

@@ -1,0 +1,124 @@
+"""Shape rules against eager: whatever ATen operations torch's own samples run, forward and backward, are asked of the
+rules too."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bolide.tracing import TensorMeta
+from bolide.tracing.meta import meta_of
+from bolide.tracing.rules import RULES
+
+OPS = """abs add addmm amax any arange argmax argsort as_strided atan2 bmm cat chunk clamp clone constant_pad_nd cos
+cumsum
+div expand flip flatten floor_divide gather index_add index_put index_select isnan lerp logsumexp lt masked_fill matmul
+max mean mul narrow native_layer_norm norm permute pow remainder repeat reshape roll rsub scatter scatter_add select
+sigmoid slice sort split squeeze stack std sub sum t tanh to topk transpose tril unbind unfold unsqueeze var view where
+nn.functional.adaptive_avg_pool2d nn.functional.avg_pool2d nn.functional.batch_norm nn.functional.conv1d
+nn.functional.conv2d nn.functional.conv_transpose2d nn.functional.cross_entropy nn.functional.embedding
+nn.functional.gelu nn.functional.group_norm nn.functional.layer_norm nn.functional.leaky_relu nn.functional.linear
+nn.functional.max_pool2d nn.functional.mse_loss nn.functional.nll_loss nn.functional.pad nn.functional.relu
+nn.functional.scaled_dot_product_attention nn.functional.silu nn.functional.softmax nn.functional.softplus""".split()
+
+
+class _Compare(TorchDispatchMode):
+    """Runs operations as they are, and collects those whose rule says something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong: list[str] = []
+        self.asked = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        masked = func is torch.ops.aten.index.Tensor and any(i is not None and i.dtype is torch.bool for i in args[1])
+        if func in RULES and not masked:
+            self.asked += 1
+            given, options = _known(args), {name: _known(value) for name, value in kwargs.items()}
+            told, wanted = RULES[func](*given, **options), _known(result)
+            if _comparable(told, wanted) != _comparable(wanted, wanted):
+                self.wrong.append(f"{func} on {given} {options}:\n  rule  {told}\n  eager {wanted}")
+        return result
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return meta_of(value)._replace(requires_grad=False)
+    return [_known(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _comparable(told: Any, wanted: Any) -> Any:
+    if isinstance(told, TensorMeta):
+        trivial = 0 in told.shape or all(size == 1 for size in told.shape)  # strides without meaning
+        return told._replace(stride=wanted.stride if trivial else told.stride, requires_grad=False)
+    if isinstance(told, (list, tuple)):
+        return [_comparable(item, other) for item, other in zip(told, wanted)]
+    return told
+
+
+def _samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
+    wants_grad = dtype.is_floating_point and info.supports_autograd
+    for position, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=wants_grad)):
+        if position == 4:
+            return
+        yield sample
+        if info.name != "as_strided":
+            yield sample.noncontiguous()
+
+
+def _run(info: Any, sample: Any) -> None:
+    result = info(sample.input, *sample.args, **sample.kwargs)
+    outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    leaves = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+    inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    if outputs:
+        torch.autograd.grad(outputs, inputs, [torch.ones_like(output) for output in outputs], allow_unused=True)
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.filterwarnings("ignore")
+def test_rules_agree_with_eager(name: str) -> None:
+    infos = [info for info in op_db if info.name == name]
+    if not infos:
+        pytest.skip(f"torch's database of operations has no {name}")
+    compare = _Compare()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for info in infos:
+            for dtype in {torch.float32, torch.int64, torch.bfloat16} & info.supported_dtypes("cpu"):
+                for sample in _samples(info, dtype):
+                    with compare:
+                        _run(info, sample)
+    assert not compare.wrong, "\n".join(compare.wrong[:5])
+    assert compare.asked, f"no operation of {name} has a rule"
+
+
+def test_channels_last_flows_through_a_conv_net() -> None:
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.SiLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.GroupNorm(2, 8),
+        torch.nn.Conv2d(8, 4, 3, stride=2),
+        torch.nn.AdaptiveAvgPool2d(1),
+    ).to(memory_format=torch.channels_last)
+    compare = _Compare()
+    with compare:
+        x = torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last).requires_grad_()
+        (net(x) * net(x).exp()).sum().backward()
+    assert not compare.wrong, "\n".join(compare.wrong[:5])
+    assert compare.asked > 20
