@@ -185,11 +185,13 @@ def _equals_conditions(value: str, again: Callable[[], str], expected: Any, cons
     if expected is None or expected is True or expected is False or expected is ...:
         return [f"{value} is {expected!r}"]
     kind = type(expected)
-    if kind in (int, str, bytes) or (kind is float and expected == expected and expected != 0.0):
-        return [
-            f"{constant(type, 'type')}({value}) is {constant(kind, kind.__name__)}",
-            f"{again()} == {constant(expected)}",
-        ]
+    if kind in (int, str, bytes) or (kind is float and expected == expected):
+        exact = [f"{constant(type, 'type')}({value}) is {constant(kind, kind.__name__)}"]
+        exact.append(f"{again()} == {constant(expected)}")
+        if kind is float and expected == 0.0:
+            sign = math.copysign(1.0, expected)
+            exact.append(f"{constant(math.copysign, 'copysign')}(1.0, {again()}) == {sign}")
+        return exact
     if kind in (torch.dtype, torch.layout, torch.memory_format):
         return [f"{value} is {constant(expected)}"]
     return [f"{constant(_same, 'same')}({value}, {constant(expected)})"]
@@ -290,7 +292,7 @@ def prepare(guards: Iterable[Guard], now: GlobalState) -> list[Guard]:
             found = guard.expected or now
             continue
         key = (guard.kind, guard.source, _identity(guard))
-        if key not in seen:
+        if key not in seen and not (guard.kind == "same" and guard.source == guard.expected):
             seen.add(key)
             source = guard.source
             near = source is not None and (

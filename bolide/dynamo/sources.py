@@ -32,6 +32,10 @@ def text(source: Source) -> str:
             return f"{base}[{source.key!r}]"
 
 
+# What torch's modules keep in plain dicts, whose type is not guarded.
+MODULE_DICTS = frozenset({"_modules", "_parameters", "_buffers"})
+
+
 class Namespace:
     """The globals of generated code: constants by name. One object gets one name, and the names start with a prefix
     that no parameter has.
@@ -116,7 +120,7 @@ class Reader:
                 return f"{constant(getattr, 'getattr')}({base}, {source.key!r})"
             case "type":
                 return f"{constant(type, 'type')}({base})"
-            case "dict_value" if source.base not in self.plain_dicts:
+            case "dict_value" if source.base not in self.plain_dicts and source.base.key not in MODULE_DICTS:
                 return f"{constant(dict.__getitem__, 'dictitem')}({base}, {constant(source.key, 'k')})"
             case _:
                 return f"{base}[{constant(source.key, 'k')}]"

@@ -1,4 +1,5 @@
-"""Compiled functions: signatures, entries, recompilation, limits, threads, global state. Programs are captured by hand."""
+"""Compiled functions: signatures, entries, recompilation, limits, threads, global state. Programs are captured by
+hand."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from bolide.support.errors import BolideWarning, CompileError, RecompileError, U
 
 
 class Doubler:
-    """A capture and a backend for functions of `x` and constants: the result is ``x * 2`` whatever the function says."""
+    """A capture and a backend for functions of `x` and constants: the result is ``x * 2`` whatever the function
+    says."""
 
     def __init__(self) -> None:
         self.captures = 0
