@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -20,7 +20,7 @@ from bolide.inductor.runtime.kernels import CompiledKernel, sequence
 from bolide.inductor.schedule import schedule
 from bolide.inductor.schedule.stages import Refusal
 from bolide.support import events
-from bolide.symbolic import as_expr
+from bolide.symbolic import Expr, as_expr
 
 _numbers = itertools.count()
 
@@ -90,6 +90,7 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
     seconds.update(scheduled.seconds)
     plan = scheduled.plan
     plan.constants = {node.name: getattr(gm, str(node.target)) for node in gm.graph.nodes if node.op == "get_attr"}
+    _record_layouts(gm, scheduled.strides)
     start = time.perf_counter()
     compiled = compile_kernels(plan.kernels)
     seconds["codegen"] = time.perf_counter() - start
@@ -105,6 +106,16 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
             events.emit(events.Stage(name, stage, taken, {}))
     kernels = [_report(kernel, code) for kernel, code in zip(plan.kernels, compiled)]
     return CompiledGraph(name, plan, kernels, scheduled.refusals, seconds, source, run, bind)
+
+
+def _record_layouts(gm: torch.fx.GraphModule, strides: Sequence[tuple[Expr, ...] | None]) -> None:
+    """Notes in ``meta["val"]`` the strides of those results whose layout was free."""
+    (results,) = next(node for node in reversed(gm.graph.nodes) if node.op == "output").args
+    for node, stride in zip(results, strides):
+        if stride is not None and all(s.is_const for s in stride):
+            actual = tuple([s.value for s in stride])
+            if actual != tuple(node.meta["val"].stride):
+                node.meta["val"] = replace(node.meta["val"], stride=actual)
 
 
 def argument_names(gm: torch.fx.GraphModule) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bolide.inductor.config import config
-from bolide.inductor.ir.definitions import Extern, Program
+from bolide.inductor.ir.definitions import Extern, Program, View
 from bolide.inductor.plan import Plan
 from bolide.inductor.schedule.emit import emit
 from bolide.inductor.schedule.grouping import expand_scatters, group, unit_reads
@@ -19,6 +19,7 @@ from bolide.inductor.schedule.libraries import choose_libraries
 from bolide.inductor.schedule.prune import prune, viewed
 from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit
 from bolide.inductor.schedule.steps import StepWriter
+from bolide.symbolic import Expr
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class Schedule:
     """What scheduling made: the plan with its kernels, and what explain shows."""
 
     plan: Plan
+    strides: list[tuple[Expr, ...] | None]  # of every result that is a whole buffer
     refusals: list[Refusal]
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -53,7 +55,11 @@ def schedule(program: Program, inputs: tuple[str, ...], kind: str) -> Schedule:
         units = group(program, ctx, config.fusion)
     with _timed(seconds, "emit"):
         plan = _emit_all(units, ctx, inputs)
-    return Schedule(plan, ctx.refusals, seconds)
+    return Schedule(plan, [_stride(result, ctx) for result in program.results], ctx.refusals, seconds)
+
+
+def _stride(result: Any, ctx: Context) -> tuple[Expr, ...] | None:
+    return ctx.buffers[result.buffer].layout.stride if isinstance(result, View) and result.stride is None else None
 
 
 def _emit_all(units: list[Unit], ctx: Context, inputs: tuple[str, ...]) -> Plan:
