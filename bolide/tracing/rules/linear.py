@@ -91,9 +91,8 @@ def _mv(a: TensorMeta, b: TensorMeta) -> TensorMeta:
 def _dot(a: TensorMeta, b: TensorMeta) -> TensorMeta:
     if a.shape != b.shape:
         raise RuntimeError(
-            f"inconsistent tensor size, expected tensor {list(a.shape)} and src {list(b.shape)} to have the same number
-            "
-            f"of elements, but got {a.numel} and {b.numel} elements respectively"
+            f"inconsistent tensor size, expected tensor {list(a.shape)} and src {list(b.shape)} "
+            f"to have the same number of elements, but got {a.numel} and {b.numel} elements respectively"
         )
     _check_dtypes(a, b)
     return fresh((), a.dtype, a.device)
