@@ -1,0 +1,48 @@
+"""Functions of tensors compiled by inductor alone, for tests of scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bolide.functorch import GraphInfo, compile_trace
+from bolide.inductor import CompiledGraph, compile_graph
+from bolide.tracing import Trace
+
+Function = Callable[..., Any]
+
+
+def graph_of(fn: Function, inputs: Sequence[torch.Tensor]) -> tuple[torch.fx.GraphModule, GraphInfo]:
+    """The graph that inductor is given for an inference call of `fn`."""
+    found: list[Any] = []
+
+    def keep(gm: torch.fx.GraphModule, info: GraphInfo) -> Any:
+        found.append((gm, info))
+        return lambda values: ()
+
+    trace = Trace()
+    traced = [trace.input(tensor, f"x{index}") for index, tensor in enumerate(inputs)]
+    with trace.recording():
+        out = fn(*traced)
+    outs = [out] if isinstance(out, torch.Tensor) else list(out)
+    compile_trace(trace, outs, forward_compiler=keep, backward_compiler=keep)
+    return found[0]
+
+
+def compiled(fn: Function, inputs: Sequence[torch.Tensor]) -> CompiledGraph:
+    """`fn` compiled for inputs like these."""
+    return compile_graph(*graph_of(fn, inputs))
+
+
+def check(fn: Function, *inputs: torch.Tensor, **tolerance: float) -> CompiledGraph:
+    """Compiled results are eager's, strides included."""
+    graph = compiled(fn, inputs)
+    expected = fn(*[tensor.clone() for tensor in inputs])
+    results = graph([tensor.clone() for tensor in inputs])
+    wanted = [expected] if isinstance(expected, torch.Tensor) else list(expected)
+    assert len(results) == len(wanted)
+    for mine, theirs in zip(results, wanted):
+        torch.testing.assert_close(mine, theirs, equal_nan=True, check_stride=theirs.numel() > 0, **tolerance)
+    return graph
