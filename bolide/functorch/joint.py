@@ -82,8 +82,9 @@ def _settled(trace: Trace, node: fx.Node, wanted: TensorMeta, taken: set[fx.Node
 
 def _write_back(trace: Trace, signature: Signature) -> None:
     slots = placeholders(trace.graph)
-    for write in signature.writes:
-        if write.result is None:
-            slot = slots[write.input]
-            copy = trace.graph.call_function(aten.copy_.default, (slot, trace.inputs[write.input].group.base))
-            copy.meta["val"] = slot.meta["val"]
+    written = {slots[write.input] for write in signature.writes if write.result is None}
+    writes = [(slots[write.input], trace.inputs[write.input].group.base) for write in signature.writes]
+    values = [trace.call(aten.clone.default, value) if root(value) in written else value for _, value in writes]
+    for (slot, _), value in zip(writes, values):
+        if slot in written:
+            trace.graph.call_function(aten.copy_.default, (slot, value)).meta["val"] = slot.meta["val"]

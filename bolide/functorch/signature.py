@@ -134,14 +134,15 @@ def _aliases(
     index: int | str,
     owner: TracedTensor | None,
 ) -> dict[int, Output]:
-    """The owner itself, and what its views are; a tensor with the owner's geometry that is not the owner is a detached
-    alias of it.
+    """The owner itself, and how the others are made from it: views with history, views of the detached owner, and views
+    taken in no-grad mode (which say that they require grad when the owner does).
     """
     made: dict[int, Output] = {}
     for tensor in family:
-        chain = tensor.chain or (() if tensor is owner or owner is None else _DETACH)
-        tracked = True if tensor.grad_fn is not None else None
-        if tracked is None and owner is not None and owner.requires_grad:
+        chain, tracked = tensor.chain, True if tensor.grad_fn is not None else None
+        if owner is not None and tensor is not owner and tracked is None and not tensor.requires_grad:
+            chain = (*_DETACH, *chain)
+        elif owner is not None and owner.requires_grad and tracked is None:
             tracked = False
         made[id(tensor)] = Output(kind, index, chain, tracked if chain else None)
     return made
