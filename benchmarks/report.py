@@ -57,23 +57,26 @@ def steady(rows: list[Row]) -> list[str]:
         lines.append([*cells, number(over_torch[-1]), "–" if worst is None else f"{worst:.1e}"])
         problems += [f"- {name}: {c}: {why}" for c, why in result["failed"].items()]
         problems += [f"- {name}: warned: {why}" for why in result["notes"]]
-    mean = [
-        "**geometric mean**",
-        "",
-        "",
-        "",
-        number(geometric_mean(over_eager)),
-        number(geometric_mean(over_torch)),
-        "",
+    means = [number(geometric_mean(values)) for values in (over_eager, over_torch)]
+    mean = ["**geometric mean**", "", "", "", *means, "", ""]
+    header = [
+        "model",
+        "eager ms",
+        "torch.compile ms",
+        "bolide ms",
+        "× eager",
+        "× torch.compile",
+        "difference",
+        "eager's error",
     ]
-    header = ["model", "eager ms", "torch.compile ms", "bolide ms", "× eager", "× torch.compile", "difference"]
     text = [
         "## Steady state",
         "",
         "Time of one step: a call under `no_grad` (inference) or forward and backward (train; without the optimizer).",
         "They run in turn in one process, each round in another order. Times are medians; × is the median over the",
         "rounds of the ratio within a round: above 1 bolide is faster. The difference is bolide's from eager (results,",
-        "gradients and buffers), relative to the largest magnitude of each tensor; it is checked before timing.",
+        "gradients and buffers), relative to the largest magnitude of each tensor; checked before timing. Eager's",
+        "error is its own difference from the same computation in float64 (float32 for bfloat16).",
         "",
     ]
     return text + table(header, [*lines, mean]) + notes(problems)

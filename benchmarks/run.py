@@ -1,7 +1,7 @@
 """`python -m benchmarks`: bolide, torch.compile and eager side by side; writes RESULTS.json and RESULTS.md.
 
-Every measurement runs in a fresh process with caches of its own (see `worker`), so a model that fails costs one row,
-which says why. Results are written after each measurement.
+Every measurement runs in a fresh process (see `worker`), so a model that fails costs one row, which says why. Each
+model and mode has caches of its own, empty when its first call is measured. Results are written after each measurement.
 """
 
 from __future__ import annotations
@@ -40,17 +40,15 @@ def environment(measurement: str, cache: str) -> dict[str, str]:
     return env
 
 
-def measure(measurement: str, spec: dict[str, Any], limit: float) -> Result:
+def measure(measurement: str, spec: dict[str, Any], limit: float, cache: str) -> Result:
     """Runs one measurement in a fresh process; a failure or a time-out is a result with the key ``error``."""
-    with tempfile.TemporaryDirectory(prefix="bolide-benchmark-") as cache:
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", measurement, json.dumps(spec)]
-        begin = time.perf_counter()
-        try:
-            done = subprocess.run(
-                command, env=environment(measurement, cache), capture_output=True, text=True, timeout=limit, cwd=cache
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": f"no result after {limit:.0f} s"}
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", measurement, json.dumps(spec)]
+    env = environment(measurement, cache)
+    begin = time.perf_counter()
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit, cwd=cache)
+    except subprocess.TimeoutExpired:
+        return {"error": f"no result after {limit:.0f} s"}
     if done.returncode != 0:
         lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
         return {"error": (lines[-1] if lines else f"exit status {done.returncode}")[:300]}
@@ -60,7 +58,7 @@ def measure(measurement: str, spec: dict[str, Any], limit: float) -> Result:
 def plan(
     names: list[str], scale: str, modes: list[str], dtypes: list[str], kinds: list[str], compilers: list[str]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """The measurements to make, in order: (name, spec)."""
+    """The measurements to make: (name, spec). First calls come before what may find their caches."""
     tasks: list[tuple[str, dict[str, Any]]] = []
     base = {"scale": scale, "compilers": compilers}
     bolide = "bolide" in compilers
@@ -76,10 +74,10 @@ def plan(
                 continue
             for dtype in dtypes:
                 spec = {**base, "model": name, "mode": mode, "dtype": dtype}
-                if "steady" in kinds:
-                    tasks.append(("steady", spec))
                 if "first" in kinds:
                     tasks += [("first", {**spec, "compiler": c}) for c in compilers if c != "eager"]
+                if "steady" in kinds:
+                    tasks.append(("steady", spec))
                 if "memory" in kinds and mode == "train":
                     tasks += [("memory", {**spec, "compiler": c}) for c in compilers]
     return tasks
@@ -124,6 +122,7 @@ def key(measurement: str, spec: dict[str, Any]) -> str:
 @click.option("--compilers", default=",".join(COMPILERS), show_default=True)
 @click.option("--rounds", default=15, show_default=True, help="Interleaved rounds; figures are medians over them.")
 @click.option("--seconds", default=1.5, show_default=True, help="Time for the steady state of each compiler.")
+@click.option("--quick", is_flag=True, help="A look: 5 rounds, 0.4 seconds, no memory of torch.compile.")
 @click.option("--limit", default=900.0, show_default=True, help="Seconds after which a measurement is given up.")
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "RESULTS.md", show_default="RESULTS.md")
 @click.option("--keep/--fresh", default=False, help="Keep the rows of an earlier run that this one does not measure.")
@@ -136,6 +135,7 @@ def main(
     compilers: str,
     rounds: int,
     seconds: float,
+    quick: bool,
     limit: float,
     output: Path,
     keep: bool,
@@ -153,17 +153,29 @@ def main(
     )
     data_path = output.with_suffix(".json")
     rows: dict[str, Any] = json.loads(data_path.read_text())["rows"] if keep and data_path.exists() else {}
+    if quick:
+        rounds, seconds = 5, 0.4
+        tasks = [(m, spec) for m, spec in tasks if (m, spec.get("compiler")) != ("memory", "torch")]
     command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
-    for i, (measurement, spec) in enumerate(tasks):
-        spec = {**spec, "rounds": rounds, "seconds": seconds}
-        name = key(measurement, spec)
-        click.echo(f"[{i + 1}/{len(tasks)}] {name} ", nl=False)
-        result = measure(measurement, spec, limit)
-        click.echo(result.get("error") or {k: v for k, v in result.items() if k not in ("rounds_ms", "took")})
-        rows[name] = {"measurement": measurement, "spec": spec, "result": result, "load": round(os.getloadavg()[0], 1)}
-        data = {"host": host(), "command": command, "date": time.strftime("%Y-%m-%d"), "rows": rows}
-        data_path.write_text(json.dumps(data, indent=1) + "\n")
-        output.write_text(render(data))
+    with tempfile.TemporaryDirectory(prefix="bolide-benchmark-") as folder:
+        caches = Path(folder)
+        for i, (measurement, spec) in enumerate(tasks):
+            spec = {**spec, "rounds": rounds, "seconds": seconds}
+            name = key(measurement, spec)
+            click.echo(f"[{i + 1}/{len(tasks)}] {name} ", nl=False)
+            cache = caches / f"{spec.get('model')}-{spec.get('mode')}-{spec.get('dtype')}"
+            cache.mkdir(exist_ok=True)
+            result = measure(measurement, spec, limit, str(cache))
+            click.echo(result.get("error") or {k: v for k, v in result.items() if k not in ("rounds_ms", "took")})
+            rows[name] = {
+                "measurement": measurement,
+                "spec": spec,
+                "result": result,
+                "load": round(os.getloadavg()[0], 1),
+            }
+            data = {"host": host(), "command": command, "date": time.strftime("%Y-%m-%d"), "rows": rows}
+            data_path.write_text(json.dumps(data, indent=1) + "\n")
+            output.write_text(render(data))
     click.echo(f"wrote {output} and {data_path}")
 
 

@@ -26,7 +26,11 @@ Step = Callable[[], Any]
 COMPILERS = ("eager", "bolide", "torch")
 
 TOLERANCE = {"float32": 2e-3, "bfloat16": 6e-2, "autocast": 6e-2}
-"""Largest accepted difference from eager, relative to the magnitude of the compared tensor (see `difference`)."""
+"""Largest accepted difference from eager, relative to the magnitude of the compared tensor (see `difference`).
+
+Where eager's own rounding error is large (deep networks with BatchNorm over few values are chaotic) four times that
+error is accepted instead.
+"""
 
 
 def compiler(name: str) -> Callable[[Any], Any]:
@@ -71,11 +75,11 @@ def stepper(workload: Workload, call: Callable[..., Any], mode: str, dtype: str)
     return inference if mode == "inference" else train
 
 
-def prepared(spec: dict[str, Any]) -> Workload:
-    """The workload of a spec (model, scale, mode, dtype), cast and in the right mode."""
+def prepared(spec: dict[str, Any], dtype: torch.dtype | None = None) -> Workload:
+    """The workload of a spec (model, scale, mode, dtype), cast and in the right mode; `dtype` replaces the spec's."""
     workload = build(spec["model"], spec["scale"])
-    if spec["dtype"] == "bfloat16":
-        workload.cast(torch.bfloat16)
+    if dtype is not None or spec["dtype"] == "bfloat16":
+        workload.cast(dtype or torch.bfloat16)
     workload.module.train(spec["mode"] == "train")
     return workload
 
@@ -123,6 +127,17 @@ def difference(got: list[Tensor], want: list[Tensor]) -> float:
     return worst
 
 
+def rounding_error(spec: dict[str, Any], got: list[Tensor], state: dict[str, Tensor]) -> float:
+    """How far eager is from the same in float64 (for bfloat16: in float32); 0 where that cannot be computed."""
+    dtype = torch.float64 if spec["dtype"] == "float32" else torch.float32
+    workload = prepared(spec, dtype)
+    step = stepper(workload, workload.module, spec["mode"], "float32")
+    try:
+        return difference(got, observed(workload, step, state))
+    except (RuntimeError, TypeError):  # some operations have no kernel for float64
+        return 0.0
+
+
 def steady(spec: dict[str, Any]) -> dict[str, Any]:
     """Medians of the time of one step of each compiler, interleaved in one process, after a check of correctness."""
     workload = prepared(spec)
@@ -131,6 +146,7 @@ def steady(spec: dict[str, Any]) -> dict[str, Any]:
     steps: dict[str, Step] = {}
     reference: list[Tensor] = []
     out: dict[str, Any] = {"difference": {}, "failed": {}}
+    accepted = TOLERANCE[spec["dtype"]]
     for name in spec["compilers"]:
         try:
             with notes(warned):
@@ -138,9 +154,11 @@ def steady(spec: dict[str, Any]) -> dict[str, Any]:
                 got = observed(workload, step, state)
                 if name == "eager":
                     reference = got
+                    out["rounding"] = rounding_error(spec, got, state)
+                    accepted = max(accepted, 4.0 * out["rounding"])
                 else:
                     out["difference"][name] = worst = difference(got, reference)
-                    if not worst <= TOLERANCE[spec["dtype"]]:
+                    if not worst <= accepted:
                         raise RuntimeError(f"wrong: differs from eager by {worst:.2g} of the magnitude")
                 for _ in range(2):
                     step()
