@@ -14,6 +14,7 @@ import torch.fx
 
 from bolide.support.errors import Unsupported
 from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides
+from bolide.tracing.rules.common import format_strides, like_strides
 from bolide.tracing.tensor import TracedTensor
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ def _factory(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         dtype = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else dtype
     stride = args[1] if name == "empty_strided" else None
     if kwargs.get("memory_format") not in (None, torch.contiguous_format):
-        stride = torch.empty(tuple(args[0]), device="meta", memory_format=kwargs["memory_format"]).stride()
+        stride = format_strides(tuple(args[0]), kwargs["memory_format"])
     return _full(trace, args[0], _plain(trace, value), dtype, device, stride)
 
 
@@ -302,12 +303,6 @@ def _like(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     like = args[0].meta if args[0].__class__ is TracedTensor else trace.lift(args[0]).meta
     stride = like_strides(like, kwargs.get("memory_format"))
     return _full(trace, like.shape, _plain(trace, value), *_options(kwargs, like), stride)
-
-
-def like_strides(like: TensorMeta, memory_format: torch.memory_format | None) -> tuple[Any, ...]:
-    """The strides of a fresh tensor made like another one."""
-    like_real = torch.empty_strided(like.shape, like.stride, device="meta")
-    return torch.empty_like(like_real, memory_format=memory_format or torch.preserve_format).stride()
 
 
 # ---- questions with an answer, or without -------------------------------------------------------------------------
@@ -352,7 +347,8 @@ def _fused_sdp_choice(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 @handler(aten.native_batch_norm.default)
 def _native_batch_norm(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """Running statistics are written although the schema does not say it."""
-    x, weight, bias, mean, variance, training, momentum, eps = [*args, *kwargs.values()]
+    values: list[Any] = [*args, *kwargs.values()]
+    x, weight, bias, mean, variance, training, momentum, eps = values
     nodes = [trace.unwrap(arg) for arg in (x, weight, bias)]
     if not training:
         stats = [trace.unwrap(mean), trace.unwrap(variance)]

@@ -39,7 +39,7 @@ _marked: list[Callable[..., Any]] = []
 _stepped: list[FunctionType] = []
 
 
-def _inner_code(function: FunctionType) -> CodeType:
+def _inner_code(function: Any) -> CodeType:
     """The code of the one function defined inside `function` that closes over its argument."""
     return next(code for code in function.__code__.co_consts if isinstance(code, CodeType) and code.co_freevars)
 
@@ -80,7 +80,7 @@ def _mark(roots: Iterable[Any]) -> None:
     if "torch._dynamo" in sys.modules:
         return
     if _Restore not in sys.meta_path:
-        sys.meta_path.insert(0, _Restore)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Restore)
     for function, inside in _reachable(roots):
         if function.__code__ is _DISABLED:
             for target in inside:

@@ -13,8 +13,9 @@ import torch.fx
 
 from bolide.support.errors import Unsupported
 from bolide.tracing import rng
-from bolide.tracing.handlers import _options, handler, like_strides
+from bolide.tracing.handlers import _options, handler
 from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.tracing.rules.common import like_strides
 from bolide.tracing.tensor import TracedTensor
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ def _no_generator(trace: Trace, kwargs: dict[str, Any]) -> None:
         )
 
 
+def _two(given: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The two parameters of a distribution, of which the last may be left out."""
+    return (given[0] if given else 0.0, given[1] if len(given) > 1 else 1.0)
+
+
 def _target(trace: Trace, tensor: Any) -> tuple[TracedTensor, TensorMeta]:
     target = tensor if tensor.__class__ is TracedTensor else trace.lift(tensor)
     return target, target.node.meta["val"]
@@ -110,7 +116,7 @@ def _bernoulli_of(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 def _uniform_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     target, meta = _target(trace, args[0])
-    low, high = (*args[1:], *(0.0, 1.0)[len(args) - 1 :])
+    low, high = _two(args[1:])
     trace.write(target, _uniform(trace, meta, kwargs.get("from", low), kwargs.get("to", high)))
     return args[0]
 
@@ -119,7 +125,7 @@ def _uniform_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 def _normal_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     target, meta = _target(trace, args[0])
-    mean, std = (*args[1:], *(0.0, 1.0)[len(args) - 1 :])
+    mean, std = _two(args[1:])
     trace.write(target, _normal(trace, meta, kwargs.get("mean", mean), kwargs.get("std", std)))
     return args[0]
 
@@ -128,7 +134,7 @@ def _normal_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 def _normal_functional(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     meta = trace.unwrap(args[0]).meta["val"]
-    mean, std = (*args[1:], *(0.0, 1.0)[len(args) - 1 :])
+    mean, std = _two(args[1:])
     return trace.wrap(_normal(trace, meta, mean, std))
 
 

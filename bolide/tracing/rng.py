@@ -63,7 +63,7 @@ def _draw(numbers: Any, seed: torch.Tensor, counter: int, size: Sequence[int]) -
     return torch.from_numpy(numbers(int(seed.item()), counter, count)).reshape(tuple(size))
 
 
-_library = torch.library.Library("bolide", "FRAGMENT")
+_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("rng_seed() -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 _library.define("rand(Tensor seed, int counter, SymInt[] size) -> Tensor")
 _library.define("randn(Tensor seed, int counter, SymInt[] size) -> Tensor")

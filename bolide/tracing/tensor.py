@@ -39,13 +39,14 @@ class TracedTensor(torch.Tensor):
     """A tensor that holds no data: what is done with it is recorded in its trace. `chain` leads from the base of its
     storage to it."""
 
-    trace: Trace
+    _trace: Trace
     group: AliasGroup
     chain: tuple[ViewStep, ...]
     _node: torch.fx.Node
     _seen: int
+    _constant: torch.Tensor | None = None  # the real tensor it stands for, when its data are known
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def make(
@@ -57,7 +58,7 @@ class TracedTensor(torch.Tensor):
         requires_grad: bool = False,
     ) -> TracedTensor:
         """A traced tensor with this meta whose value is `node` now; without `group` it owns a new storage."""
-        tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        tensor = torch.Tensor._make_wrapper_subclass(
             TracedTensor,
             meta[0],
             meta[1],
@@ -68,19 +69,19 @@ class TracedTensor(torch.Tensor):
             meta[4],
             requires_grad=requires_grad,
         )
-        tensor.trace = trace
+        tensor._trace = trace
         tensor.group = group = group if group is not None else AliasGroup(node)
         tensor.chain = chain
         tensor._node = node
         tensor._seen = group.version
-        return tensor  # type: ignore[no-any-return]
+        return tensor
 
     @property
     def node(self) -> torch.fx.Node:
         """The functional value of this tensor now; a view whose storage was written since is made anew from it."""
         group = self.group
         if self._seen != group.version:
-            self._node = self.trace.replay(group.base, self.chain)
+            self._node = self._trace.replay(group.base, self.chain)
             self._seen = group.version
         return self._node
 
@@ -91,13 +92,13 @@ class TracedTensor(torch.Tensor):
             tuple(self.shape), self.stride(), self.storage_offset(), self.dtype, self.device, self.requires_grad
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"TracedTensor({self._node.name}: {self.dtype}{list(self.shape)})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TracedTensor:
         copy = self.clone() if not self.requires_grad else self.detach().clone().requires_grad_(True)
         memo[id(self)] = copy
-        return copy  # type: ignore[return-value]
+        return copy  # type: ignore[return-value, unused-ignore]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -110,7 +111,7 @@ class TracedTensor(torch.Tensor):
 def _trace_of(args: Any) -> Any:
     for arg in args:
         if isinstance(arg, TracedTensor):
-            return arg.trace
+            return arg._trace
         if isinstance(arg, (list, tuple)):
             found = _trace_of(arg)
             if found is not None:

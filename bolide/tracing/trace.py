@@ -93,7 +93,6 @@ class Trace:
         tensor._constant = real
         if not private:
             self._lifted[id(real)] = tensor
-            tensor._keep = real
         return tensor
 
     def mutated_inputs(self) -> list[int]:
@@ -240,13 +239,13 @@ class Trace:
         return handler(self, func, args, kwargs)
 
 
-class _Recording(TorchDispatchMode):
+class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The mode of `Trace.recording`: all operations go to the trace, whatever their arguments are."""
 
     supports_higher_order_operators = True
 
     def __init__(self, trace: Trace) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
 
     @classmethod
@@ -294,7 +293,7 @@ def _same_layout(shape: tuple[Any, ...], a: tuple[Any, ...], b: tuple[Any, ...])
 
 
 def _hint(size: Any) -> int:
-    return size if size.__class__ is int else size.node.hint  # type: ignore[no-any-return]
+    return int(size if size.__class__ is int else size.node.hint)
 
 
 def invert(order: list[int]) -> list[int]:

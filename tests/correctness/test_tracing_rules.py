@@ -17,16 +17,100 @@ from bolide.tracing import TensorMeta
 from bolide.tracing.meta import meta_of
 from bolide.tracing.rules import RULES
 
-OPS = """abs add addmm amax any arange argmax argsort as_strided atan2 bmm cat chunk clamp clone constant_pad_nd cos
-cumsum
-div expand flip flatten floor_divide gather index_add index_put index_select isnan lerp logsumexp lt masked_fill matmul
-max mean mul narrow native_layer_norm norm permute pow remainder repeat reshape roll rsub scatter scatter_add select
-sigmoid slice sort split squeeze stack std sub sum t tanh to topk transpose tril unbind unfold unsqueeze var view where
-nn.functional.adaptive_avg_pool2d nn.functional.avg_pool2d nn.functional.batch_norm nn.functional.conv1d
-nn.functional.conv2d nn.functional.conv_transpose2d nn.functional.cross_entropy nn.functional.embedding
-nn.functional.gelu nn.functional.group_norm nn.functional.layer_norm nn.functional.leaky_relu nn.functional.linear
-nn.functional.max_pool2d nn.functional.mse_loss nn.functional.nll_loss nn.functional.pad nn.functional.relu
-nn.functional.scaled_dot_product_attention nn.functional.silu nn.functional.softmax nn.functional.softplus""".split()
+OPS = [
+    "abs",
+    "add",
+    "addmm",
+    "amax",
+    "any",
+    "arange",
+    "argmax",
+    "argsort",
+    "as_strided",
+    "atan2",
+    "bmm",
+    "cat",
+    "chunk",
+    "clamp",
+    "clone",
+    "constant_pad_nd",
+    "cos",
+    "cumsum",
+    "div",
+    "expand",
+    "flip",
+    "flatten",
+    "floor_divide",
+    "gather",
+    "index_add",
+    "index_put",
+    "index_select",
+    "isnan",
+    "lerp",
+    "logsumexp",
+    "lt",
+    "masked_fill",
+    "matmul",
+    "max",
+    "mean",
+    "mul",
+    "narrow",
+    "native_layer_norm",
+    "norm",
+    "permute",
+    "pow",
+    "remainder",
+    "repeat",
+    "reshape",
+    "roll",
+    "rsub",
+    "scatter",
+    "scatter_add",
+    "select",
+    "sigmoid",
+    "slice",
+    "sort",
+    "split",
+    "squeeze",
+    "stack",
+    "std",
+    "sub",
+    "sum",
+    "t",
+    "tanh",
+    "to",
+    "topk",
+    "transpose",
+    "tril",
+    "unbind",
+    "unfold",
+    "unsqueeze",
+    "var",
+    "view",
+    "where",
+    "nn.functional.adaptive_avg_pool2d",
+    "nn.functional.avg_pool2d",
+    "nn.functional.batch_norm",
+    "nn.functional.conv1d",
+    "nn.functional.conv2d",
+    "nn.functional.conv_transpose2d",
+    "nn.functional.cross_entropy",
+    "nn.functional.embedding",
+    "nn.functional.gelu",
+    "nn.functional.group_norm",
+    "nn.functional.layer_norm",
+    "nn.functional.leaky_relu",
+    "nn.functional.linear",
+    "nn.functional.max_pool2d",
+    "nn.functional.mse_loss",
+    "nn.functional.nll_loss",
+    "nn.functional.pad",
+    "nn.functional.relu",
+    "nn.functional.scaled_dot_product_attention",
+    "nn.functional.silu",
+    "nn.functional.softmax",
+    "nn.functional.softplus",
+]
 
 
 class _Compare(TorchDispatchMode):
@@ -104,6 +188,47 @@ def test_rules_agree_with_eager(name: str) -> None:
                         _run(info, sample)
     assert not compare.wrong, "\n".join(compare.wrong[:5])
     assert compare.asked, f"no operation of {name} has a rule"
+
+
+CHANNELS_LAST = {
+    "cat": lambda x: torch.cat([x, x * 2], 1),
+    "pad": lambda x: torch.nn.functional.pad(x, (1, 2, 0, 1)),
+    "log_softmax": lambda x: torch.log_softmax(x, 1),
+    "softmax": lambda x: torch.softmax(x, 1),
+    "add a bias": lambda x: x + torch.ones(1, 4, 1, 1),
+    "add rows first": lambda x: torch.ones(4, 1, 1) + x,
+    "mask": lambda x: x.masked_fill(x > 0, 1.0),
+    "where": lambda x: torch.where(x > 0, x, torch.zeros(())),
+    "narrowed": lambda x: x[:, :2, ::2].exp() + 1,
+    "avg_pool2d": lambda x: torch.nn.functional.avg_pool2d(x, 2),
+    "max_pool2d": lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "adaptive": lambda x: torch.nn.functional.adaptive_avg_pool2d(x, 2),
+    "mean": lambda x: x.mean((2, 3), keepdim=True) * x,
+    "flatten": lambda x: x.flatten(2).transpose(1, 2).contiguous(),
+    "interpolate": lambda x: torch.nn.functional.interpolate(x, scale_factor=2.0),
+    "cumsum": lambda x: x.cumsum(2),
+    "index": lambda x: x[:, torch.tensor([0, 2, 1])],
+    "index two": lambda x: x[torch.tensor([0, 1]), :, torch.tensor([1, 1])],
+    "flip": lambda x: x.flip(2),
+    "roll": lambda x: x.roll(1, 2),
+    "cross_entropy": lambda x: torch.nn.functional.cross_entropy(x, torch.zeros(2, 6, 6, dtype=torch.int64)),
+    "to": lambda x: x.to(torch.bfloat16) + x[:, :, ::2, ::2].to(torch.float64).sum(),
+    "dropout": lambda x: torch.nn.functional.dropout(x, 0.5),
+    "conv_transpose2d": lambda x: torch.nn.functional.conv_transpose2d(x, torch.ones(4, 3, 2, 2), stride=2),
+    "grouped conv2d": lambda x: torch.nn.functional.conv2d(x, torch.ones(8, 2, 3, 3), groups=2, padding=1),
+    "instance_norm": lambda x: torch.nn.functional.instance_norm(x),
+}
+
+
+@pytest.mark.parametrize("name", CHANNELS_LAST)
+def test_channels_last(name: str) -> None:
+    compare = _Compare()
+    with compare:
+        x = torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last).requires_grad_()
+        result = CHANNELS_LAST[name](x)
+        torch.autograd.grad(result, [x], torch.ones_like(result))
+    assert not compare.wrong, "\n".join(compare.wrong[:5])
+    assert compare.asked
 
 
 def test_channels_last_flows_through_a_conv_net() -> None:

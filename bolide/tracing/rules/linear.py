@@ -74,7 +74,8 @@ def _bmm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
 
 @rule(aten.baddbmm.default)
 def _baddbmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, alpha: Any = 1) -> TensorMeta:
-    return _bmm(a, b)
+    product: TensorMeta = _bmm(a, b)
+    return product
 
 
 @rule(aten.mv.default)
@@ -245,7 +246,7 @@ def _flash_attention_cpu_backward(
     grad: TensorMeta, q: TensorMeta, k: TensorMeta, v: TensorMeta, *_: Any, **__: Any
 ) -> tuple[TensorMeta, ...]:
     def like(x: TensorMeta) -> TensorMeta:
-        batch, heads, length, width = x.shape
+        _, heads, length, width = x.shape
         return TensorMeta(x.shape, (length * heads * width, width, heads * width, 1), 0, x.dtype, x.device)
 
     return like(q), like(k), like(v)

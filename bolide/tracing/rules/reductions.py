@@ -117,7 +117,7 @@ def _vector_norm(
 
 @rule(aten.cumsum.default, aten.cumprod.default)
 def _cumsum(x: TensorMeta, dim: int, *, dtype: torch.dtype | None = None) -> TensorMeta:
-    return elementwise([x], _sum_dtype(x, dtype))
+    return fresh(x.shape, _sum_dtype(x, dtype), x.device)
 
 
 # ---- softmax and losses -------------------------------------------------------------------------------------------
@@ -125,13 +125,12 @@ def _cumsum(x: TensorMeta, dim: int, *, dtype: torch.dtype | None = None) -> Ten
 
 @rule(aten._softmax.default, aten._log_softmax.default)
 def _softmax(x: TensorMeta, dim: int, half_to_float: bool) -> TensorMeta:
-    dtype = torch.float32 if half_to_float else x.dtype
-    return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, dtype, x.device)
+    return fresh(x.shape, torch.float32 if half_to_float else x.dtype, x.device)
 
 
 @rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
 def _softmax_backward(grad: TensorMeta, output: TensorMeta, dim: int, dtype: torch.dtype) -> TensorMeta:
-    return TensorMeta(grad.shape, format_strides(grad.shape, suggested_format(grad)), 0, dtype, grad.device)
+    return fresh(grad.shape, dtype, grad.device)
 
 
 @rule(aten.nll_loss_forward.default)

@@ -51,7 +51,7 @@ def _infer(func: Any, operands: list[Any], options: dict[str, Any]) -> Any:
     shape_rule = RULES.get(func)
     if shape_rule is not None:
         return shape_rule(*operands, **options)
-    return by_meta_kernel(func, operands, options)
+    return by_torch(func, operands, options)
 
 
 def _known(arg: Any) -> Any:
@@ -69,6 +69,34 @@ def _key(arg: Any) -> Any:
     if cls is list:
         return tuple(map(_key, arg))
     return arg if cls is TensorMeta or cls is int else (cls, arg)
+
+
+def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
+    """The metas of the results by asking torch: the CPU kernel on zeros when that is little work, else the meta kernel.
+
+    Meta kernels are often Python reference implementations, slow to run and slower to import. An operation that
+    refuses zeros (the inverse of a matrix, say) is asked of its meta kernel as well.
+    """
+    tensors = _tensors([*args, *kwargs.values()])
+    if all(meta.device.type == "cpu" and _is_small(meta) for meta in tensors):
+        try:
+            return by_real_kernel(func, args, kwargs)
+        except Exception:
+            try:
+                return by_meta_kernel(func, args, kwargs)
+            except Exception:  # the real kernel's message is the one that eager would give
+                pass
+            raise
+    return by_meta_kernel(func, args, kwargs)
+
+
+def _is_small(meta: TensorMeta) -> bool:
+    count = 1
+    for size in meta.shape:
+        if size.__class__ is not int:
+            return False
+        count *= size
+    return count <= 1 << 14
 
 
 def by_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
@@ -107,7 +135,7 @@ def _on(value: Any, device: str) -> Any:
     if isinstance(value, TensorMeta):
         make = torch.empty_strided if device == "meta" else _zeros_strided
         return make(value.shape, value.stride, dtype=value.dtype, device=device)
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_on(item, device) for item in value]
     if isinstance(value, dict):
         return {key: torch.device(device) if key == "device" else _on(item, device) for key, item in value.items()}

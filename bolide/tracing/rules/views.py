@@ -263,7 +263,7 @@ def _flip(x: TensorMeta, dims: list[int]) -> TensorMeta:
 
 @rule(aten.roll.default)
 def _roll(x: TensorMeta, shifts: list[Any], dims: Any = ()) -> TensorMeta:
-    return fresh(x.shape, x.dtype, x.device)
+    return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device)
 
 
 @rule(aten.repeat.default)
