@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from bolide.inductor.ir.definitions import Extern, Program
 from bolide.inductor.ir.evaluate import evaluate
+from bolide.inductor.ir.program_text import check_program
 from bolide.inductor.lowering import lower
 from bolide.tracing.meta import meta_of
 
@@ -51,6 +52,7 @@ def run_op(op: Any, *args: Any, **kwargs: Any) -> tuple[Program, list[Any], list
     """(program, its results, eager's results) of one op."""
     gm, tensors, expected = graph_of(op, args, kwargs)
     program = lower(gm)
+    check_program(program)
     results = evaluate(program, tensors)
     return program, results, list(expected) if isinstance(expected, (tuple, list)) else [expected]
 

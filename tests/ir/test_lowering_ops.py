@@ -64,7 +64,9 @@ BITWISE = {
 @pytest.mark.parametrize("name", list(BITWISE))
 def test_rounding_is_eagers_to_the_bit(name, dtype):
     op, arguments, *keywords = BITWISE[name]
-    args = arguments(*torch.randn(2, 1024).to(dtype))  # whole vectors: eager rounds otherwise in the scalar rest of a loop
+    args = arguments(
+        *torch.randn(2, 1024).to(dtype)
+    )  # whole vectors: eager rounds otherwise in the scalar rest of a loop
     program, results, expected = run_op(op, *args, **(keywords[0] if keywords else {}))
     assert not is_extern(program)
     assert_same(results, expected, rtol=0, atol=0)

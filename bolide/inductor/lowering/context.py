@@ -26,6 +26,7 @@ from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.registry import EXTERN, LOWERINGS
 from bolide.inductor.lowering.values import (
     Coords,
+    Formula,
     TensorValue,
     contiguous,
     contiguous_strides,
@@ -63,7 +64,6 @@ class Lowering:
         self.computed: dict[str, int] = {}  # buffers whose layout may still be declared -> place in definitions
         self.copies: dict[Any, str] = {}
         self.checked: set[Any] = set()  # indices whose bounds are checked already
-        self.known: dict[str, Expr] = {}  # buffers whose elements are an index expression
         self.node: torch.fx.Node = None  # type: ignore[assignment]
         self._names = 0
         self._axes = 0
@@ -106,7 +106,9 @@ class Lowering:
         start = self._axes
         self._axes = start + len(shape)
         names = tuple(f"{prefix}{start + k}" for k in range(len(shape)))
-        return names, tuple(Expr.var(name, 0, size - 1) for name, size in zip(names, shape))
+        return names, tuple(
+            [Expr.var(name, 0, size.value - 1 if size.is_const else size - 1) for name, size in zip(names, shape)]
+        )
 
     def _add(self, definition: Computed | Scatter) -> TensorValue:
         if definition.layout is None:
@@ -129,8 +131,8 @@ class Lowering:
         names, coords = self.axes(shape)
         value = sc.cast(body(coords), dtype)
         result = self._add(Computed(self.name(hint), dtype, shape, names, value, layout=layout, origin=self.node))
-        if value.op == "index":
-            self.known[result.buffer] = value.arg
+        if value.op in ("index", "const"):
+            return replace(result, formula=Formula(names, value))
         return result
 
     def reduce(
@@ -149,7 +151,11 @@ class Lowering:
         argmin/argmax: `position`(r) is what is returned."""
         names, coords = self.axes(shape)
         reduce_names, reduce_coords = self.axes(reduce_shape, "r")
+        ranges = tuple((name, size) for name, size in zip(reduce_names, reduce_shape) if size is not _ONE)
         value = body(coords, reduce_coords)
+        if not ranges:
+            value = sc.cast(position(reduce_coords) if position else value, dtype)
+            return self._add(Computed(self.name(hint), dtype, shape, names, value, origin=self.node))
         return self._add(
             Computed(
                 self.name(hint),
@@ -158,7 +164,7 @@ class Lowering:
                 names,
                 value,
                 op,
-                tuple(zip(reduce_names, reduce_shape)),
+                ranges,
                 position(reduce_coords) if position else None,
                 origin=self.node,
             )
@@ -359,7 +365,8 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> Any:
 def lower(gm: torch.fx.GraphModule) -> Program:
     """The definitions of a functional ATen graph.
 
-    Every result gets exactly the strides of its ``meta["val"]``: a caller sees them, or another graph was traced with them.
+    Every result gets exactly the strides of its ``meta["val"]``: a caller sees
+    them, or another graph was traced with them.
 
     Args:
         gm: as docs/architecture.md's contract of a graph given to a compiler says; every node has ``meta["val"]``.

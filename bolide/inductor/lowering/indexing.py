@@ -72,10 +72,9 @@ def checked_index(
         return outside
 
     key = (index.buffer, index.maps, index.shape, size, wraps, ignore)
-    if key not in ctx.checked and not _in_bounds(ctx, index, size, wraps):
+    if key not in ctx.checked and not any(extent is ZERO for extent in index.shape) and not _decided(ctx, index, bad):
         ctx.checked.add(key)
-        dims = tuple(range(len(index.shape)))
-        flag = reduction(ctx, index, dims, "any", bad, torch.bool, hint="check")
+        flag = reduction(ctx, index, tuple(range(len(index.shape))), "any", bad, torch.bool, hint="check")
         ctx.effect(torch.ops.bolide.check_index.default, flag, what)
 
     def read(coords: Coords) -> Node:
@@ -84,15 +83,10 @@ def checked_index(
     return read
 
 
-def _in_bounds(ctx: Lowering, index: TensorValue, size: Expr, wraps: bool) -> bool:
-    """Whether there is nothing to check: no element, or an index expression with known bounds."""
-    if any(extent is ZERO for extent in index.shape):
-        return True
-    value = ctx.known.get(index.buffer)
-    if value is None:
-        return False
-    above, below = value.ge(-size if wraps else 0), value.lt(size)
-    return above.is_const and above.value and below.is_const and below.value
+def _decided(ctx: Lowering, index: TensorValue, bad: IndexReader) -> bool:
+    """Whether bounds alone tell that no index is bad."""
+    outside = bad(ctx.axes(index.shape)[1])
+    return outside.op == "const" and not outside.arg
 
 
 # ---- embedding -----------------------------------------------------------------------------------------------------

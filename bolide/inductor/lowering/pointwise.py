@@ -173,7 +173,7 @@ def floor_divide_floats(x: Node, y: Node, dtype: torch.dtype) -> Node:
 @lowering(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(ctx: Lowering, a: Any, b: Any) -> Any:
     if not sc.is_float(ctx.meta.dtype):
-        return arithmetic(ctx, lambda x, y: sc.binary("mod", x, y), a, b) if _nonzero_constant(b) else EXTERN
+        return arithmetic(ctx, sc.mod, a, b) if _nonzero_constant(b) else EXTERN
 
     def body(x: Node, y: Node) -> Node:
         rest, zero = sc.binary("fmod", x, y), sc.const(0.0, x.dtype)
@@ -418,8 +418,11 @@ def truth(x: Any, ctx: Lowering, coords: tuple[Expr, ...]) -> Node:
 def _register_logical(op: str, overload: Any) -> None:
     @lowering(overload)
     def lower(ctx: Lowering, a: Any, b: Any) -> TensorValue:
-        return ctx.compute(*ctx.out, lambda coords: sc.binary(op, truth(a, ctx, coords), truth(b, ctx, coords)))
+        combine = BOOLS[op]
+        return ctx.compute(*ctx.out, lambda coords: combine(truth(a, ctx, coords), truth(b, ctx, coords)))
 
+
+BOOLS = {"and": sc.logical_and, "or": sc.logical_or, "xor": lambda a, b: sc.binary("xor", a, b)}
 
 for _op in ("and", "or", "xor"):
     _register_logical(_op, getattr(aten, f"logical_{_op}").default)
@@ -435,6 +438,8 @@ def _register_bitwise(op: str, packet: Any, *names: str) -> None:
     def lower(ctx: Lowering, a: Any, b: Any) -> Any:
         if sc.is_float(ctx.meta.dtype):
             return EXTERN
+        if ctx.meta.dtype is torch.bool:
+            return elementwise(ctx, BOOLS[op], a, b)
         return elementwise(ctx, lambda x, y: sc.binary(op, x, y), a, b)
 
 

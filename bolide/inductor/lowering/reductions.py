@@ -55,18 +55,9 @@ def reduction(
     rank = len(x.shape)
     shape = kept_shape(x, dims)
     extents = tuple(x.shape[d] for d in dims)
-    if not dims:
-        result = ctx.compute(shape, dtype, lambda coords: position(()) if position else body(coords), hint=hint)
-    else:
-        result = ctx.reduce(
-            shape,
-            dtype,
-            extents,
-            op,
-            lambda kept, reduced: body(full_coords(rank, dims, kept, reduced)),
-            position,
-            hint,
-        )
+    result = ctx.reduce(
+        shape, dtype, extents, op, lambda kept, reduced: body(full_coords(rank, dims, kept, reduced)), position, hint
+    )
     if not keepdim:
         return result
     return keep(result, rank, dims)

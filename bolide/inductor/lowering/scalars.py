@@ -7,6 +7,8 @@ and the sign of zero) are made here.
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 
 import torch
 
@@ -103,6 +105,10 @@ def rounded(x: Node, dtype: torch.dtype) -> Node:
 def where(condition: Node, then: Node, otherwise: Node) -> Node:
     if condition.op == "const":
         return then if condition.arg else otherwise
+    if then.op == "where" and then.src[0] is condition:
+        then = then.src[1]
+    if otherwise.op == "where" and otherwise.src[0] is condition:
+        otherwise = otherwise.src[2]
     return then if then is otherwise else Node.make("where", then.dtype, (condition, then, otherwise))
 
 
@@ -114,7 +120,28 @@ def binary(op: str, a: Node, b: Node) -> Node:
     return Node.make(op, a.dtype, (a, b))
 
 
+def index_value(x: Node) -> Expr | None:
+    """The int64 node `x` as an index expression, if it is one."""
+    if x.op == "index":
+        return x.arg  # type: ignore[no-any-return]
+    return Expr.const(x.arg) if x.op == "const" and x.dtype is torch.int64 else None
+
+
+def _folded(op: Callable[[Expr, Expr], Expr], a: Node, b: Node) -> Node | None:
+    """op(a, b) as an index expression, if both are: bounds checks and masks made of ranges then decide themselves."""
+    if a.dtype is not torch.int64:
+        return None
+    left, right = index_value(a), index_value(b)
+    return None if left is None or right is None else index(op(left, right))
+
+
 def compare(op: str, a: Node, b: Node) -> Node:
+    if a.dtype is torch.int64:
+        left, right = index_value(a), index_value(b)
+        if left is not None and right is not None:
+            condition = getattr(left, op)(right)
+            if condition.is_const:
+                return const(condition.value, torch.bool)
     return Node.make(op, torch.bool, (a, b))
 
 
@@ -123,15 +150,18 @@ def _is(x: Node, value: Number) -> bool:
 
 
 def add(a: Node, b: Node) -> Node:
-    if not is_float(a.dtype) and _is(b, 0):
-        return a
+    if not is_float(a.dtype):
+        if _is(b, 0):
+            return a
+        if folded := _folded(operator.add, a, b):
+            return folded
     return binary("or" if a.dtype is torch.bool else "add", a, b)
 
 
 def sub(a: Node, b: Node) -> Node:
     if _is(b, 0) and not (is_float(b.dtype) and math.copysign(1.0, b.arg) < 0):  # x - (+0) is x, also for x = -0
         return a
-    return binary("sub", a, b)
+    return _folded(operator.sub, a, b) or binary("sub", a, b)
 
 
 def mul(a: Node, b: Node) -> Node:
@@ -139,11 +169,21 @@ def mul(a: Node, b: Node) -> Node:
         return a
     if _is(a, 1):
         return b
-    return binary("and" if a.dtype is torch.bool else "mul", a, b)
+    return _folded(operator.mul, a, b) or binary("and" if a.dtype is torch.bool else "mul", a, b)
 
 
 def div(a: Node, b: Node) -> Node:
     return a if _is(b, 1) else binary("div", a, b)
+
+
+def floordiv(a: Node, b: Node) -> Node:
+    """Of integers, rounded to minus infinity; the divisor is a constant other than 0."""
+    return _folded(operator.floordiv, a, b) or binary("floordiv", a, b)
+
+
+def mod(a: Node, b: Node) -> Node:
+    """The rest of `floordiv`."""
+    return _folded(operator.mod, a, b) or binary("mod", a, b)
 
 
 def neg(x: Node) -> Node:
@@ -157,12 +197,16 @@ def fma(a: Node, b: Node, c: Node) -> Node:
 
 def minimum(a: Node, b: Node) -> Node:
     """As torch.minimum: NaN if either is NaN."""
-    return binary("and" if a.dtype is torch.bool else "min", a, b)
+    if a.dtype is torch.bool:
+        return logical_and(a, b)
+    return _folded(Expr.min, a, b) or binary("min", a, b)
 
 
 def maximum(a: Node, b: Node) -> Node:
     """As torch.maximum: NaN if either is NaN."""
-    return binary("or" if a.dtype is torch.bool else "max", a, b)
+    if a.dtype is torch.bool:
+        return logical_or(a, b)
+    return _folded(Expr.max, a, b) or binary("max", a, b)
 
 
 def logical_not(x: Node) -> Node:
@@ -183,6 +227,10 @@ def logical_and(a: Node, b: Node) -> Node:
 
 def logical_or(a: Node, b: Node) -> Node:
     """Of bools."""
+    if a.op == "const":
+        return a if a.arg else b
+    if b.op == "const":
+        return b if b.arg else a
     return binary("or", a, b)
 
 

@@ -48,7 +48,8 @@ def concatenated(ctx: Lowering, parts: Sequence[TensorValue], dim: int) -> Tenso
     def body(coords: Coords) -> Node:
         place, value = coords[dim], None
         for part, start, end in zip(reversed(parts), reversed(starts[:-1]), reversed(starts[1:])):
-            loaded = part.load_if(within(place, start, end), _replaced(coords, dim, place - start))
+            source = _replaced(coords, dim, place - start)
+            loaded = part.load(source) if part.formula else part.load_if(within(place, start, end), source)
             loaded = sc.cast(loaded, dtype)
             value = loaded if value is None else sc.where(holds(place.lt(end)), loaded, value)
         assert value is not None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
 import torch
 
 from bolide.inductor.ir.definitions import Element, Layout
 from bolide.inductor.ir.loops import Node
+from bolide.inductor.lowering import scalars as sc
 from bolide.symbolic import Expr, as_expr
 
 Coords = tuple[Expr, ...]
@@ -19,15 +20,29 @@ ZERO = Expr.const(0)
 ONE = Expr.const(1)
 
 
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """Elements that need no memory: a constant, or an index expression over `axes`."""
+
+    axes: tuple[str, ...]
+    value: Node
+
+    def at(self, coords: Coords) -> Node:
+        """The element at `coords`."""
+        value = self.value
+        return value if value.op == "const" else sc.index(value.arg.subs(dict(zip(self.axes, coords))))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorValue:
-    """A tensor of `shape` and `dtype`: element `coords` is the element of `buffer` at `coords` sent through `maps`,
-    one after the other."""
+    """A tensor of `shape` and `dtype`: element `coords` is the element of `buffer` at `coords` sent through `maps`, one
+    after the other. `formula`: what the buffer's elements are, where that is simpler than reading them."""
 
     buffer: str
     dtype: torch.dtype
     shape: Coords
-    maps: tuple[IndexMap, ...] = field(default=())
+    maps: tuple[IndexMap, ...] = ()
+    formula: Formula | None = None
 
     def at(self, coords: Coords) -> Coords:
         """The coordinates in the buffer of the element `coords`."""
@@ -37,23 +52,30 @@ class TensorValue:
 
     def load(self, coords: Coords) -> Node:
         """The element `coords` as a scalar."""
+        if self.formula is not None:
+            return self.formula.at(self.at(coords))
         return Node.make("load", self.dtype, (), Element(self.buffer, self.at(coords)))
 
     def load_if(self, condition: Node, coords: Coords) -> Node:
         """The element `coords`, or 0 where `condition` is false: then `coords` may be out of bounds."""
         if condition.op == "const" and condition.arg:
             return self.load(coords)
+        if self.formula is not None:
+            return sc.where(condition, self.load(coords), sc.const(0, self.dtype))
         return Node.make("load", self.dtype, (condition,), Element(self.buffer, self.at(coords), masked=True))
 
     def load_indirect(self, coords: Coords, operands: tuple[Node, ...]) -> Node:
         """The element `coords`, in which ``$k`` is the value of `operands[k]`, which must be within bounds."""
-        if not operands:
+        known = {f"${k}": place for k, place in enumerate(map(sc.index_value, operands)) if place is not None}
+        if known:
+            coords = tuple(coord.subs(known) for coord in coords)
+        if len(known) == len(operands):
             return self.load(coords)
         return Node.make("load", self.dtype, operands, Element(self.buffer, self.at(coords)))
 
     def view(self, shape: Sequence[Expr], step: IndexMap) -> TensorValue:
         """This tensor reindexed: element `c` of the result is element `step(c)` of this one."""
-        return TensorValue(self.buffer, self.dtype, tuple(shape), (step, *self.maps))
+        return TensorValue(self.buffer, self.dtype, tuple(shape), (step, *self.maps), self.formula)
 
 
 #: anything a lowering takes or gives: a tensor, a size, a Python number, or a sequence of these
