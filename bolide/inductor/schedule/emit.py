@@ -227,6 +227,8 @@ def _outer_loops(nest: Nest, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     for name, extent in reversed(nest.outer):
         kind: AxisKind = "vector" if name == nest.vector else "serial" if name in nest.serial else "parallel"
         body = (Loop(Axis(name, extent, kind), body),)
+    if not nest.outer and any(isinstance(statement, Init) for statement in body):
+        body = (Loop(Axis("once", Expr.const(1), "parallel"), body),)  # accumulators live inside a top-level loop
     return body
 
 

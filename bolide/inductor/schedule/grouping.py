@@ -124,12 +124,13 @@ def _join_with_earlier(graph: _Graph, index: int, names: set[str]) -> None:
         if candidate == current or not vertex.alive or not isinstance(vertex.unit, Group):
             continue
         mine = graph.vertices[current]
-        assert isinstance(mine.unit, Group)
         if _path_between(graph, candidate, current):
             continue
-        joined = fuse(vertex.unit, mine.unit, graph.ctx.buffers)
+        first, second = (mine, vertex) if current in vertex.needs else (vertex, mine)
+        assert isinstance(first.unit, Group) and isinstance(second.unit, Group)
+        joined = fuse(first.unit, second.unit, graph.ctx.buffers)
         if isinstance(joined, str):
-            graph.ctx.refusals.append(Refusal(vertex.unit.stages[-1].name, mine.unit.stages[-1].name, joined))
+            graph.ctx.refusals.append(Refusal(first.unit.stages[-1].name, second.unit.stages[-1].name, joined))
             continue
         _replace(graph, candidate, current, joined)
         current = candidate
