@@ -9,7 +9,7 @@ import types
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 import torch
 from torch import fx, nn
@@ -54,7 +54,7 @@ class BackendKind:
     """How the graphs of a program are made and compiled. `tags` exclude a backend from `list_backends`."""
 
     graph_compiler: GraphCompiler
-    partition: str
+    partition: Literal["default", "min_cut"]
     tags: tuple[str, ...] = ()
 
 
@@ -231,7 +231,7 @@ def call_target(target: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 def _of_target(target: Any, settings: Settings) -> Callable[..., Any]:
     name = getattr(target, "__qualname__", type(target).__qualname__)
-    return _dispatcher(call_target, settings, name, type(target)).function
+    return _dispatcher(cast(types.FunctionType, call_target), settings, name, type(target)).function
 
 
 def _dispatcher(original: types.FunctionType, settings: Settings, name: str, key: object) -> Dispatcher:

@@ -117,17 +117,17 @@ def _show(value: object, limit: int = 80) -> str:
 
 def read_sources(guard: Guard) -> list[Source]:
     """The sources a guard reads, in the order its expressions read them; twice if twice."""
+    if guard.kind == "not_aliased":
+        return list(guard.expected)
+    if guard.source is None:
+        return []
     match guard.kind:
-        case "global_state":
-            return []
-        case "not_aliased":
-            return list(guard.expected)
         case "same":
-            return [guard.source, guard.expected]  # type: ignore[list-item]
+            return [guard.source, guard.expected]
         case "tensor" | "equals":
-            return [guard.source, guard.source]  # type: ignore[list-item]
+            return [guard.source, guard.source]
         case _:
-            return [guard.source]  # type: ignore[list-item]
+            return [guard.source]
 
 
 def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
@@ -138,8 +138,9 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
     if guard.kind == "not_aliased":
         read = ", ".join(map(reader.read, guard.expected))
         return [f"{constant(_disjoint, 'disjoint')}(({read},))"]
-    assert guard.source is not None
-    value = reader.read(guard.source)
+    source = guard.source
+    assert source is not None
+    value = reader.read(source)
     expected = guard.expected
     match guard.kind:
         case "type":
@@ -169,10 +170,9 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
             test = f"{constant(hasattr, 'hasattr')}({value}, {expected[0]!r})"
             return [test if expected[1] else f"not {test}"]
         case "equals":
-            # type: ignore[arg-type]
-            return _equals_conditions(value, lambda: reader.again(guard.source), expected, constant)
+            return _equals_conditions(value, lambda: reader.again(source), expected, constant)
         case "tensor":
-            return _tensor_conditions(value, reader.again(guard.source), expected, constant)
+            return _tensor_conditions(value, reader.again(source), expected, constant)
         case _:
             raise AssertionError(guard.kind)
 

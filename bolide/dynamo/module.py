@@ -55,9 +55,10 @@ def wrap(module: nn.Module, call: Callable[..., Any], rebuild: Callable[[nn.Modu
     }
     if hasattr(user, "__del__"):
         body["__del__"] = lambda self: None  # the module itself is what is finalised
-    derived = type(user)(user.__name__, (CompiledModule, user), body)
-    wrapper: nn.Module = derived.__new__(derived)  # type: ignore[call-overload]
+    metaclass: Any = type(user)
+    derived = metaclass(user.__name__, (CompiledModule, user), body)
+    wrapper: nn.Module = derived.__new__(derived)
     object.__setattr__(wrapper, "__dict__", module.__dict__)
-    derived._orig_mod.__set__(wrapper, module)  # type: ignore[attr-defined]
-    derived._bolide_call.__set__(wrapper, call)  # type: ignore[attr-defined]
+    derived._orig_mod.__set__(wrapper, module)
+    derived._bolide_call.__set__(wrapper, call)
     return wrapper
