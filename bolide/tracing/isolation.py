@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch._compile
+from torch._decomp import global_decomposition_table
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 
@@ -71,8 +72,6 @@ def keep_dynamo_out() -> None:
 
 def keep_dynamo_out_of_meta_kernels() -> None:
     """Mark the Python reference implementations that serve as meta kernels."""
-    from torch._decomp import global_decomposition_table  # loaded by torch already; not re-exported
-
     _mark(function for table in global_decomposition_table.values() for function in table.values())
 
 
