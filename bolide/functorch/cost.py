@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from bolide.functorch.graphs import VIEWS, is_getitem, is_tensor, is_tuple, is_view
+from bolide.functorch.graphs import VIEWS, is_getitem, is_tensor, is_tuple, readers_through_views
 
 NEVER = float("inf")
 
@@ -39,6 +39,13 @@ _ROWWISE = (
     "_softmax _log_softmax native_layer_norm native_group_norm var_mean sum mean amax amin logsumexp var "
     "std any all prod linalg_vector_norm "
 )
+# Not pointwise, never done again, but they read their operands in their own loops.
+_FUSED_BACKWARDS = (
+    "native_layer_norm_backward native_group_norm_backward native_batch_norm_backward _softmax_backward_data "
+    "_log_softmax_backward_data nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward "
+    "embedding_dense_backward _native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
+    "mse_loss mse_loss_backward copy_ slice_scatter select_scatter index_put index_add scatter_add argmax "
+)
 _GATHERS = "embedding index gather index_select"
 
 
@@ -46,6 +53,7 @@ _POINTWISE = {
     name: weight for names, weight in ((_CHEAP, 0.1), (_COSTLY, 0.5), (_GATHERS, 1.0)) for name in names.split()
 } | {"rand": 1.5, "randn": 1.5}
 _REDUCES = frozenset(_ROWWISE.split())
+_FUSED = frozenset(_FUSED_BACKWARDS.split())
 
 
 def nbytes(value: Any) -> int:
@@ -89,12 +97,19 @@ def recompute(node: fx.Node) -> float:
     return NEVER
 
 
-def is_read_from_memory(node: fx.Node, readers: Container[fx.Node]) -> bool:
-    """Does one of `readers` that does not fuse read `node`, directly or through views?"""
-    users = list(node.users)
-    for user in users:
-        if is_view(user):
-            users.extend(user.users)
-        elif user in readers and recompute(user) == NEVER:
-            return True
-    return False
+def fuses(node: fx.Node) -> bool:
+    """Does this op read its operands where they are computed?"""
+    return recompute(node) < NEVER or getattr(node.target, "_opname", "") in _FUSED
+
+
+def is_read_by_extern(node: fx.Node, readers: Container[fx.Node]) -> bool:
+    """Does one of `readers` need `node` in memory, directly or through views, because it does not fuse?"""
+    return any(reader in readers and not fuses(reader) for reader in readers_through_views(node))
+
+
+def is_in_memory(node: fx.Node, readers: Container[fx.Node]) -> bool:
+    """Will `node` be in memory for the sake of its `readers`? One that does not fuse wants it there; several are taken
+    to lie apart, with a matmul or the like between them (a residual stream), so that one kernel cannot serve them all.
+    """
+    found = [reader for reader in readers_through_views(node) if reader in readers and not is_getitem(reader)]
+    return len(set(found)) > 1 or any(not fuses(reader) for reader in found)

@@ -4,7 +4,7 @@ made only when it is looked at, kinds of ATen ops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal
@@ -152,6 +152,15 @@ def root(node: fx.Node) -> fx.Node:
         assert isinstance(source, fx.Node)
         node = source
     return node
+
+
+def readers_through_views(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes, other than views, that read this one directly or through views (more than once if by several ways)."""
+    for user in node.users:
+        if is_view(user):
+            yield from readers_through_views(user)
+        else:
+            yield user
 
 
 _impure: dict[Any, bool] = {}

@@ -12,7 +12,7 @@ import torch.fx as fx
 from bolide.functorch.graphs import aten, placeholders, root
 from bolide.functorch.partitioners import Joint
 from bolide.functorch.signature import Signature, is_dense
-from bolide.tracing import TensorMeta, Trace
+from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.meta import contiguous_strides
 
 
@@ -30,22 +30,23 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     while the engine runs. Errors of the engine (a saved value that was written since, an op without a derivative)
     surface as they are.
     """
-    differentiable = [result for result in signature.results if result.tensor is not None]
+    differentiable = [result.tensor for result in signature.results if result.tensor is not None]
     wanted = [leaf for leaf in trace.leaves if leaf.requires_grad]
     taken: set[fx.Node] = set()
     values: list[Any] = _results(trace, signature, taken)
     with trace.recording(), torch._C._DisableAutocast(), torch.no_grad():
         tangents = [
-            trace.placeholder(tangent_meta(result.meta), f"tangent{index}")
-            for index, result in enumerate(differentiable)
+            trace.placeholder(tangent_meta(tensor.meta), f"tangent{index}")
+            for index, tensor in enumerate(differentiable)
         ]
-        gradients = torch.autograd.grad(
-            [result.tensor for result in differentiable], wanted, tangents, allow_unused=True
-        )
+        gradients = torch.autograd.grad(differentiable, wanted, tangents, allow_unused=True)
     of_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients)}
     for leaf in trace.leaves:
         gradient = of_leaf.get(id(leaf))
-        values.append(None if gradient is None else _settled(trace, gradient.node, _gradient_meta(leaf.meta), taken))
+        if isinstance(gradient, TracedTensor):
+            values.append(_settled(trace, gradient.node, _gradient_meta(leaf.meta), taken))
+        else:
+            values.append(None)
     _write_back(trace, signature)
     trace.graph.output(tuple(values))
     written = frozenset(write.input for write in signature.writes)

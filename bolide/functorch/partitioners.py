@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch.fx as fx
 
-from bolide.functorch.cost import NEVER, is_read_from_memory, node_bytes, recompute
+from bolide.functorch.cost import NEVER, is_in_memory, is_read_by_extern, node_bytes, recompute
 from bolide.functorch.graphs import (
     argument_nodes,
     aten,
@@ -26,12 +26,16 @@ from bolide.functorch.graphs import (
     is_tuple,
     is_view,
     placeholders,
+    readers_through_views,
     results,
 )
 from bolide.functorch.mincut import INFINITE, minimum_cut
 from bolide.tracing.graph import Graph
 
 Strategy = Literal["default", "min_cut"]
+
+_WORTH_A_CUT = 0.05
+"""The part of all traffic for saved values that must be at stake before a flow is computed (see `possible_gain`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,9 @@ def partition(joint: Joint, strategy: Strategy = "min_cut") -> Partition:
     """
     needs = analyse(joint)
     saved = read_by_backward(needs)
-    if strategy == "min_cut":
+    if strategy == "min_cut" and possible_gain(needs, saved) > _WORTH_A_CUT * sum(
+        _price_of_saving(node, needs) for node in saved
+    ):
         for weight in (1.0, 0.0):  # the second minimises bytes alone
             cut = cheapest_cut(needs, weight)
             if saved_bytes(cut) <= saved_bytes(saved):
@@ -87,14 +93,15 @@ def saved_bytes(saved: Iterable[fx.Node]) -> int:
 @dataclass(frozen=True, slots=True)
 class Needs:
     """`candidates`: nodes that the backward needs and that depend on no tangent, in order; `demanded`: those that it
-    reads directly; `readers`: the nodes of the backward; `in_forward`: nodes that the forward computes in any case;
-    `visible`: its results.
+    reads directly; `readers`: the nodes of the backward that depend on tangents; `in_forward`: nodes that the forward
+    computes in any case; `backward_only`: candidates that it does not compute, but could save; `visible`: its results.
     """
 
     candidates: list[fx.Node]
     demanded: set[fx.Node]
     readers: set[fx.Node]
     in_forward: set[fx.Node]
+    backward_only: set[fx.Node]
     visible: set[fx.Node]
 
 
@@ -114,7 +121,8 @@ def analyse(joint: Joint) -> Needs:
     readers = needed & with_tangents
     demanded = set(gradients).intersection(candidates)
     demanded.update(node for node in candidates if not readers.isdisjoint(node.users))
-    return Needs(candidates, demanded, readers, in_forward, set(outputs))
+    backward_only = {node for node in candidates if node not in in_forward and _savable(node)}
+    return Needs(candidates, demanded, readers, in_forward, backward_only, set(outputs))
 
 
 def closure(start: Iterable[fx.Node], neighbours: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
@@ -156,6 +164,26 @@ def read_by_backward(needs: Needs) -> list[fx.Node]:
     return [node for node in needs.candidates if node in wanted]
 
 
+def possible_gain(needs: Needs, saved: list[fx.Node]) -> float:
+    """An upper bound of what any choice can save against the default one, in bytes of traffic; found without a flow.
+
+    A saved value can be computed again instead, at a gain of at most the difference of the two prices. If it is read
+    through values that only the backward computes, one of those may be saved in its place; the gain is then less than
+    its whole price.
+    """
+    gain = 0.0
+    for node in saved:
+        if node.op == "placeholder":
+            continue
+        price = _price_of_saving(node, needs)
+        if any(reader in needs.backward_only for reader in readers_through_views(node)):
+            gain += price
+        elif _may_run_in_backward(node, needs):
+            again = argument_nodes([node, node.args[0] if is_getitem(node) else None])
+            gain += max(0.0, price - sum(_price_of_again(step, needs) for step in again))
+    return gain
+
+
 def cheapest_cut(needs: Needs, recompute_weight: float) -> list[fx.Node]:
     """The minimum cut. `recompute_weight` scales the price of computing again against that of bytes."""
     if not needs.demanded:
@@ -182,7 +210,7 @@ def _price_of_saving(node: fx.Node, needs: Needs) -> float:
     if node.op == "placeholder":
         return 1.0
     made_by_extern = recompute(node.args[0] if is_getitem(node) else node) == NEVER  # type: ignore[arg-type]
-    written = node in needs.visible or made_by_extern or is_read_from_memory(node, needs.in_forward)
+    written = node in needs.visible or made_by_extern or is_in_memory(node, needs.in_forward)
     return node_bytes(node) * (1.0 if written else 2.0) + 8.0
 
 
@@ -198,7 +226,7 @@ def _price_of_again(node: fx.Node, needs: Needs) -> float:
     """
     if node not in needs.in_forward:
         return 0.0
-    in_memory = is_tensor(node) and not is_view(node) and is_read_from_memory(node, needs.readers)
+    in_memory = is_tensor(node) and not is_view(node) and is_read_by_extern(node, needs.readers)
     return recompute(node) + (2.0 * node_bytes(node) if in_memory else 0.0)
 
 
