@@ -24,6 +24,8 @@ from bolide.dynamo.replay import Runner
 from bolide.functorch import GraphInfo
 from bolide.support import events
 from bolide.support.errors import BolideWarning, CompileError, Unsupported, UserFrame, unknown_name
+from bolide.support.garbage import collector_paused
+from bolide.tracing import TensorMeta, keep_dynamo_out
 
 T = TypeVar("T", bound=Callable[..., Any])
 GraphCompiler = Callable[[fx.GraphModule, GraphInfo], Callable[[list[Any]], Any]]
@@ -51,17 +53,21 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class BackendKind:
-    """How the graphs of a program are made and compiled. `tags` exclude a backend from `list_backends`."""
+    """How the graphs of a program are made and compiled.
+
+    `devices`: the device types it has code for (None: all). `tags` exclude a backend from `list_backends`.
+    """
 
     graph_compiler: GraphCompiler
     partition: Literal["default", "min_cut"]
+    devices: frozenset[str] | None = None
     tags: tuple[str, ...] = ()
 
 
 _backends: dict[str, BackendKind] = {
-    "inductor": BackendKind(inductor.compile_graph, "min_cut"),
-    "aot_eager": BackendKind(functorch.interpret, "min_cut", ("debug",)),
-    "eager": BackendKind(functorch.interpret, "default", ("debug",)),
+    "inductor": BackendKind(inductor.compile_graph, "min_cut", frozenset({"cpu"})),
+    "aot_eager": BackendKind(functorch.interpret, "min_cut", tags=("debug",)),
+    "eager": BackendKind(functorch.interpret, "default", tags=("debug",)),
 }
 
 
@@ -72,6 +78,7 @@ def list_backends(exclude_tags: tuple[str, ...] = ("debug", "experimental")) -> 
 
 def _run_backend(settings: Settings, name: str, captured: Captured) -> Runner:
     kind = _backends[settings.backend]
+    _check_devices(captured, kind.devices)
     compiler = functools.partial(_compile_graph, kind.graph_compiler, dict(settings.options), name)
     return functorch.compile_trace(
         captured.trace,
@@ -80,6 +87,22 @@ def _run_backend(settings: Settings, name: str, captured: Captured) -> Runner:
         backward_compiler=compiler,
         partition=kind.partition,
     )
+
+
+def _check_devices(captured: Captured, devices: frozenset[str] | None) -> None:
+    """Raises Unsupported when a tensor of the program lives where the backend has no code for."""
+    if devices is None:
+        return
+    for node in captured.trace.graph.nodes:
+        meta = node.meta.get("val")
+        for value in meta if type(meta) in (tuple, list) else (meta,):
+            if isinstance(value, TensorMeta) and value.device.type not in devices:
+                raise Unsupported(
+                    f"a tensor is on device {value.device}, and code is generated for {', '.join(devices)} only",
+                    node.meta.get("where"),
+                    'move it, or use backend="aot_eager"',
+                    kind="input",
+                )
 
 
 def _compile_graph(
@@ -92,7 +115,7 @@ def _compile_graph(
         events.emit(events.Graph(name, info.kind, graph))
     start = time.perf_counter()
     try:
-        with inductor.config.patch(options):
+        with collector_paused(), inductor.config.patch(options):
             compiled = compiler(graph, info)
     except Exception as error:
         failure = CompileError(f"{info.kind} graph", name, error)
@@ -203,6 +226,7 @@ def _compile(model: Any, settings: Settings, disable: bool) -> Any:
         raise TypeError(f"compile expects a function, a method or an nn.Module (an instance), not {what}")
     if disable or config.disable:
         return model
+    keep_dynamo_out()
     if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return _refuse(model, settings, "TorchScript has compiled it already", "compile the Python it was made from")
     if isinstance(model, modules.CompiledModule):

@@ -28,6 +28,7 @@ from bolide.dynamo.state import state
 from bolide.support import events, log
 from bolide.support.caches import on_reset
 from bolide.support.errors import BolideWarning, CompileError, RecompileError, Unsupported, UserFrame
+from bolide.support.garbage import collector_paused
 
 Backend = Callable[[Captured], Runner]
 
@@ -131,7 +132,8 @@ class Dispatcher:
                 return
             self._check_limits()
             try:
-                self._install(self._make(args, kwargs, arguments))
+                with collector_paused():
+                    self._install(self._make(args, kwargs, arguments))
             finally:
                 state.stage = None
 

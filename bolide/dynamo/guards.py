@@ -12,23 +12,43 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch.autograd import forward_ad
 
 from bolide.dynamo import sources
 from bolide.dynamo.program import GlobalState, Guard, Source, TensorGuard
 from bolide.dynamo.state import state
+from bolide.support.errors import Unsupported, UserFrame
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
+TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 # ---- making the expected values --------------------------------------------------------------------------------------
 
 
-def tensor_guard(real: torch.Tensor) -> TensorGuard:
-    """What has to stay true of `real`. Raises whatever `real` raises when it has no strides (sparse, nested)."""
+def tensor_guard(real: torch.Tensor, where: UserFrame | None = None) -> TensorGuard:
+    """What has to stay true of `real`. Raises Unsupported (kind ``input``) for a tensor that cannot be compiled."""
+    refusal = _refusal(real)
+    if refusal is not None:
+        raise Unsupported(refusal[0], where, refusal[1], kind="input")
     return TensorGuard(
         type(real), real.dtype, real.device, real.requires_grad, real.is_leaf, tuple(real.shape), tuple(real.stride())
     )
+
+
+def _refusal(real: torch.Tensor) -> tuple[str, str] | None:
+    """Why a tensor cannot be an input, and what to do; None if it can."""
+    if type(real) not in TENSOR_TYPES:
+        return f"an argument is a {type(real).__name__}, a subclass of Tensor", "call it outside the compiled function"
+    if real.is_nested or real.layout is not torch.strided:
+        kind = "nested" if real.is_nested else str(real.layout).removeprefix("torch.")
+        return f"an argument is a {kind} tensor", "convert it to a dense tensor first"
+    if real.is_quantized:
+        return f"an argument is quantised ({real.dtype})", "dequantise it first"
+    if real.is_conj() or real.is_neg():
+        return "an argument is a conjugate or negated view that is not computed yet", "call resolve_conj/resolve_neg"
+    return None
 
 
 def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
@@ -66,6 +86,8 @@ def busy() -> str | None:
         return "forward-mode differentiation is active"
     if torch._C._get_tracing_state() is not None:
         return "torch.jit is tracing"
+    if fx._symbolic_trace._is_fx_tracing_flag:
+        return "torch.fx is tracing"
     return None
 
 
@@ -350,8 +372,6 @@ def _actual(guard: Guard, parameters: Iterable[str], arguments: Mapping[str, Any
     if guard.kind == "type":
         return _show(type(value))
     if guard.kind == "tensor" and isinstance(value, torch.Tensor):
-        try:
-            return text(Guard(guard.source, "tensor", tensor_guard(value)))
-        except Exception:
-            return f"{type(value).__name__} with layout {value.layout}"
+        refusal = _refusal(value)
+        return refusal[0] if refusal else text(Guard(guard.source, "tensor", tensor_guard(value)))
     return _show(value)
