@@ -7,6 +7,10 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from bolide.functorch import compile_trace, interpret
+from bolide.tracing import Trace
 from tests.functorch_tools import Compiled, assert_same, check, flat, fresh, gradients
 
 PARTITIONS = ["default", "min_cut"]
@@ -388,3 +392,33 @@ def test_empty_and_zero_dimensional() -> None:
 def test_seeds_of_gradients_helper() -> None:
     x = leaf(2)
     assert torch.equal(gradients(flat(x * 1), [x])[0], gradients(flat(x * 1), [x])[0])
+
+
+def test_saved_values_die_inside_the_backward() -> None:
+    """The peak of a training step must not hold all saved values until its end."""
+    x = leaf(64)
+    seen = []
+
+    def compiler(module, info):
+        run = interpret(module, info)
+
+        def watched(inputs):
+            if info.kind == "backward":
+                saved = [StorageWeakRef(tensor.untyped_storage()) for tensor in inputs[:-1]]
+                inputs.clear()
+                seen.append([reference.expired() for reference in saved])
+                return [torch.zeros(64)]
+            return run(inputs)
+
+        return watched
+
+    trace = Trace()
+    traced = trace.input(x, "x")
+    with trace.recording():
+        out = traced.sin().exp().sum()
+    step = compile_trace(trace, [out], forward_compiler=compiler, backward_compiler=compiler, partition="default")
+    step([x])[0].backward()
+    loss = step([x])[0]
+    loss.backward(retain_graph=True)
+    assert sorted(seen[0]) == [False, True]  # x lives on, exp's result does not
+    assert sorted(seen[1]) == [False, False]
