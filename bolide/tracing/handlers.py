@@ -15,6 +15,7 @@ import torch.fx
 from bolide.support.errors import Unsupported
 from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides
 from bolide.tracing.rules.common import format_strides, like_strides
+from bolide.tracing.rules.registry import qualified
 from bolide.tracing.tensor import TracedTensor
 
 if TYPE_CHECKING:
@@ -23,24 +24,28 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 Handler = Callable[["Trace", Any, "tuple[Any, ...]", "dict[str, Any]"], Any]
 
-HANDLERS: dict[Any, Handler] = {}
+_NAMED: dict[str, Handler] = {}  # by the name of the overload
+HANDLERS: dict[Any, Handler] = {}  # by overload: filled as operations are met
 
 
-def handler(*ops: Any) -> Callable[[Handler], Handler]:
-    """Register a handler for these overloads."""
+def handler(*ops: str) -> Callable[[Handler], Handler]:
+    """Register a handler for these overloads (``add.Tensor``; the default overload is the name alone)."""
 
     def register(function: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(ops, function))
+        _NAMED.update(dict.fromkeys(map(qualified, ops), function))
         return function
 
     return register
 
 
 def classify(func: Any) -> Handler:
-    """The handler for an operation that has none of its own."""
+    """The handler for an operation: its own, or that of its kind."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return _higher_order
+    own = _NAMED.get(func.name())
+    if own is not None:
+        return own
     tags = func.tags
     if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
         return _data_dependent
@@ -142,18 +147,18 @@ def _higher_order(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 # ---- views with a treatment of their own --------------------------------------------------------------------------
 
 
-@handler(aten.detach.default, aten.alias.default)
+@handler("detach", "alias")
 def _same(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
     return TracedTensor.make(trace, tensor.meta, tensor.node, tensor.group, tensor.chain)
 
 
-@handler(aten._reshape_alias.default)
+@handler("_reshape_alias")
 def _reshape_alias(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return view_of(trace, args[0], aten.view.default, trace.unwrap(args[1]))
 
 
-@handler(aten._unsafe_view.default)
+@handler("_unsafe_view")
 def _unsafe_view(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return trace.wrap(trace.call(aten.view.default, trace.unwrap(args[0]), trace.unwrap(args[1])))
 
@@ -170,7 +175,7 @@ def _pieces(trace: Trace, tensor: Any, sizes: list[Any], dim: int, views: bool) 
     return pieces
 
 
-@handler(aten.split.Tensor, aten.unsafe_split.Tensor)
+@handler("split.Tensor", "unsafe_split.Tensor")
 def _split(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, size = args[0], args[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
@@ -180,7 +185,7 @@ def _split(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return _pieces(trace, tensor, sizes or [extent], dim, func is aten.split.Tensor)
 
 
-@handler(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
+@handler("split_with_sizes", "unsafe_split_with_sizes")
 def _split_with_sizes(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, sizes = args[0], args[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
@@ -192,7 +197,7 @@ def _split_with_sizes(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return _pieces(trace, tensor, list(sizes), dim, func is aten.split_with_sizes.default)
 
 
-@handler(aten.unbind.int)
+@handler("unbind.int")
 def _unbind(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
@@ -202,13 +207,13 @@ def _unbind(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 # ---- constants and copies -----------------------------------------------------------------------------------------
 
 
-@handler(aten.lift_fresh.default, aten.lift.default)
+@handler("lift_fresh", "lift")
 def _lift_fresh(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
     return tensor if tensor.__class__ is TracedTensor else trace.lift(tensor, private=True)
 
 
-@handler(aten.copy_.default)
+@handler("copy_")
 def _copy_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     target = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
     trace.write(target, _as(trace, trace.unwrap(args[1]), target.node.meta["val"]))
@@ -229,14 +234,14 @@ def _as(trace: Trace, node: torch.fx.Node, wanted: TensorMeta) -> torch.fx.Node:
     return node
 
 
-@handler(aten.fill_.Scalar, aten.zero_.default)
+@handler("fill_.Scalar", "zero_")
 def _fill_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     target = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
     trace.write(target, trace.filled(target.node.meta["val"], args[1] if len(args) > 1 else 0))
     return args[0]
 
 
-@handler(aten.fill_.Tensor)
+@handler("fill_.Tensor")
 def _fill_tensor_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return _copy_(trace, func, args, kwargs)
 
@@ -259,7 +264,7 @@ def _full(trace: Trace, shape: Any, value: Any, dtype: torch.dtype, device: torc
 _CONSTANT = {"zeros": 0, "empty": 0, "ones": 1, "empty_strided": 0}
 
 
-@handler(aten.zeros.default, aten.ones.default, aten.empty.memory_format, aten.empty_strided.default, aten.full.default)
+@handler("zeros", "ones", "empty.memory_format", "empty_strided", "full")
 def _factory(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     name = func._schema.name.removeprefix("aten::")
     value = args[1] if name == "full" else _CONSTANT[name]
@@ -276,17 +281,17 @@ def _plain(trace: Trace, value: Any) -> Any:
     return trace.unwrap(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
 
 
-@handler(aten.scalar_tensor.default)
+@handler("scalar_tensor")
 def _scalar_tensor(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return _full(trace, (), _plain(trace, args[0]), *_options(kwargs))
 
 
 @handler(
-    aten.new_zeros.default,
-    aten.new_ones.default,
-    aten.new_empty.default,
-    aten.new_full.default,
-    aten.new_empty_strided.default,
+    "new_zeros",
+    "new_ones",
+    "new_empty",
+    "new_full",
+    "new_empty_strided",
 )
 def _new(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     name = func._schema.name.removeprefix("aten::new_")
@@ -296,7 +301,7 @@ def _new(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return _full(trace, args[1], _plain(trace, value), *_options(kwargs, like), stride)
 
 
-@handler(aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default, aten.full_like.default)
+@handler("zeros_like", "ones_like", "empty_like", "full_like")
 def _like(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     name = func._schema.name.removeprefix("aten::").removesuffix("_like")
     value = args[1] if name == "full" else _CONSTANT[name]
@@ -308,7 +313,7 @@ def _like(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 # ---- questions with an answer, or without -------------------------------------------------------------------------
 
 
-@handler(aten._local_scalar_dense.default)
+@handler("_local_scalar_dense")
 def _item(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
     known = getattr(tensor, "_constant", None) if tensor.__class__ is TracedTensor else tensor
@@ -317,19 +322,19 @@ def _item(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return known.item()
 
 
-@handler(aten.equal.default)
+@handler("equal")
 def _equal(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     if args[0].shape != args[1].shape:
         return False
     raise DataDependent("torch.equal", trace.where)
 
 
-@handler(aten.is_same_size.default)
+@handler("is_same_size")
 def _is_same_size(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return tuple(args[0].shape) == tuple(args[1].shape)
 
 
-@handler(aten._fused_sdp_choice.default)
+@handler("_fused_sdp_choice")
 def _fused_sdp_choice(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     def stand_in(arg: Any) -> Any:
         if not isinstance(arg, torch.Tensor):
@@ -344,7 +349,7 @@ def _fused_sdp_choice(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 # ---- operations that write without saying so ----------------------------------------------------------------------
 
 
-@handler(aten.native_batch_norm.default)
+@handler("native_batch_norm")
 def _native_batch_norm(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """Running statistics are written although the schema does not say it."""
     values: list[Any] = [*args, *kwargs.values()]
@@ -363,7 +368,7 @@ def _native_batch_norm(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return trace.wrap(results)
 
 
-@handler(aten.index.Tensor, aten._unsafe_index.Tensor)
+@handler("index.Tensor", "_unsafe_index.Tensor")
 def _index(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """Integer indices give a known shape; masks do not."""
     if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]):

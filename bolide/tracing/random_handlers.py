@@ -96,7 +96,7 @@ def _target(trace: Trace, tensor: Any) -> tuple[TracedTensor, TensorMeta]:
     return target, target.node.meta["val"]
 
 
-@handler(aten.bernoulli_.float, aten.bernoulli_.Tensor)
+@handler("bernoulli_.float", "bernoulli_.Tensor")
 def _bernoulli_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     target, meta = _target(trace, args[0])
@@ -104,7 +104,7 @@ def _bernoulli_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return args[0]
 
 
-@handler(aten.bernoulli.default, aten.bernoulli.p)
+@handler("bernoulli", "bernoulli.p")
 def _bernoulli_of(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     node = trace.unwrap(args[0])
@@ -112,7 +112,7 @@ def _bernoulli_of(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return trace.wrap(_bernoulli(trace, meta, args[1] if len(args) > 1 else node))
 
 
-@handler(aten.uniform_.default)
+@handler("uniform_")
 def _uniform_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     target, meta = _target(trace, args[0])
@@ -121,7 +121,7 @@ def _uniform_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return args[0]
 
 
-@handler(aten.normal_.default)
+@handler("normal_")
 def _normal_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     target, meta = _target(trace, args[0])
@@ -130,7 +130,7 @@ def _normal_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return args[0]
 
 
-@handler(aten.normal_functional.default)
+@handler("normal_functional")
 def _normal_functional(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     meta = trace.unwrap(args[0]).meta["val"]
@@ -138,7 +138,7 @@ def _normal_functional(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return trace.wrap(_normal(trace, meta, mean, std))
 
 
-@handler(aten.random_.default, aten.random_.to, getattr(aten.random_, "from"))
+@handler("random_", "random_.to", "random_.from")
 def _random_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     target, meta = _target(trace, args[0])
@@ -161,39 +161,39 @@ def _like(trace: Trace, tensor: Any, kwargs: dict[str, Any]) -> TensorMeta:
     return TensorMeta(like.shape, stride, 0, dtype, device)
 
 
-@handler(aten.rand.default, aten.rand.generator, aten.rand_like.default)
+@handler("rand", "rand.generator", "rand_like")
 def _rand(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     wanted = _like(trace, args[0], kwargs) if isinstance(args[0], torch.Tensor) else _fresh(args[0], kwargs)
     return trace.wrap(_uniform(trace, wanted))
 
 
-@handler(aten.randn.default, aten.randn.generator, aten.randn_like.default)
+@handler("randn", "randn.generator", "randn_like")
 def _randn(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     wanted = _like(trace, args[0], kwargs) if isinstance(args[0], torch.Tensor) else _fresh(args[0], kwargs)
     return trace.wrap(_normal(trace, wanted))
 
 
-@handler(aten.randint.default, aten.randint.low)
+@handler("randint", "randint.low")
 def _randint(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     low, high, shape = args if len(args) == 3 else (0, *args)
     return trace.wrap(_integers(trace, _fresh(shape, kwargs, torch.int64), low, high))
 
 
-@handler(aten.randint_like.default, aten.randint_like.low_dtype)
+@handler("randint_like", "randint_like.low_dtype")
 def _randint_like(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     low, high = args[1:] if len(args) == 3 else (0, args[1])
     return trace.wrap(_integers(trace, _like(trace, args[0], kwargs), low, high))
 
 
-@handler(aten.normal.float_float)
+@handler("normal.float_float")
 def _normal_of_shape(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     return trace.wrap(_normal(trace, _fresh(args[2], kwargs), args[0], args[1]))
 
 
-@handler(aten.native_dropout.default)
+@handler("native_dropout")
 def _native_dropout(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     x, p, train = args
     node = trace.unwrap(x)

@@ -197,7 +197,7 @@ class Trace:
             parents.append(self._apply_view(parents[-1], func, args, kwargs))
         base = value
         for parent, (func, args, kwargs) in zip(reversed(parents), reversed(chain)):
-            inverse = INVERSES.get(func)
+            inverse = INVERSES.get(func.name())
             if inverse is None:
                 raise Unsupported(f"writing through a view made by {func}", self.where)
             base = self.restride(inverse(self, parent, base, *args, **kwargs), parent.meta["val"])

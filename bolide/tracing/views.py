@@ -10,6 +10,7 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported
+from bolide.tracing.rules.registry import qualified
 
 if TYPE_CHECKING:
     from bolide.tracing.trace import Trace
@@ -17,32 +18,31 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 Node = torch.fx.Node
 
-#: view operation -> f(trace, operand, new value of the view, *arguments of the view operation) -> new value of the
-# operand
-INVERSES: dict[Any, Callable[..., Node]] = {}
+#: view operation -> f(trace, operand, new value of the view, *arguments of the view) -> new value of the operand
+INVERSES: dict[str, Callable[..., Node]] = {}
 
 
-def _inverse(*ops: Any) -> Callable[[Callable[..., Node]], Callable[..., Node]]:
+def _inverse(*ops: str) -> Callable[[Callable[..., Node]], Callable[..., Node]]:
     def register(function: Callable[..., Node]) -> Callable[..., Node]:
-        INVERSES.update(dict.fromkeys(ops, function))
+        INVERSES.update(dict.fromkeys(map(qualified, ops), function))
         return function
 
     return register
 
 
 @_inverse(
-    aten.view.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
+    "view",
+    "squeeze",
+    "squeeze.dim",
+    "squeeze.dims",
+    "unsqueeze",
 )
 def _reshape(trace: Trace, operand: Node, value: Node, *_: Any) -> Node:
     shape = [trace.unwrap(size) for size in operand.meta["val"].shape]
     return trace.call(aten.view.default, value, shape)  # type: ignore[no-any-return]
 
 
-@_inverse(aten.permute.default)
+@_inverse("permute")
 def _permute(trace: Trace, operand: Node, value: Node, dims: list[int]) -> Node:
     inverse = [0] * len(dims)
     for position, dim in enumerate(dims):
@@ -50,49 +50,45 @@ def _permute(trace: Trace, operand: Node, value: Node, dims: list[int]) -> Node:
     return trace.call(aten.permute.default, value, inverse)  # type: ignore[no-any-return]
 
 
-@_inverse(aten.transpose.int)
+@_inverse("transpose.int")
 def _transpose(trace: Trace, operand: Node, value: Node, *dims: int) -> Node:
     return trace.call(aten.transpose.int, value, *dims)  # type: ignore[no-any-return]
 
 
-@_inverse(aten.t.default)
+@_inverse("t")
 def _t(trace: Trace, operand: Node, value: Node) -> Node:
     return trace.call(aten.t.default, value)  # type: ignore[no-any-return]
 
 
-@_inverse(aten.expand.default)
+@_inverse("expand")
 def _expand(trace: Trace, operand: Node, value: Node, *_: Any, **__: Any) -> Node:
     if operand.meta["val"].shape != value.meta["val"].shape:
         raise Unsupported("an expanded tensor is written in place", trace.where, "clone it first")
     return value
 
 
-def _scatter(scatter: Any) -> Callable[..., Node]:
+def _scatter(name: str) -> Callable[..., Node]:
     def inverse(trace: Trace, operand: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
-        return trace.call(scatter, operand, value, *args, **kwargs)  # type: ignore[no-any-return]
+        op = getattr(aten, name).default
+        return trace.call(op, operand, value, *args, **kwargs)  # type: ignore[no-any-return]
 
     return inverse
 
 
-for _view, _op in (
-    (aten.select.int, aten.select_scatter.default),
-    (aten.slice.Tensor, aten.slice_scatter.default),
-    (aten.diagonal.default, aten.diagonal_scatter.default),
-    (aten.as_strided.default, aten.as_strided_scatter.default),
-):
-    INVERSES[_view] = _scatter(_op)
+for _view in ("select.int", "slice.Tensor", "diagonal", "as_strided"):
+    _inverse(_view)(_scatter(_view.split(".")[0] + "_scatter"))
 
 
-@_inverse(aten.view.dtype)
+@_inverse("view.dtype")
 def _view_dtype(trace: Trace, operand: Node, value: Node, _: torch.dtype) -> Node:
     return trace.call(aten.view.dtype, value, operand.meta["val"].dtype)  # type: ignore[no-any-return]
 
 
-@_inverse(aten.view_as_real.default)
+@_inverse("view_as_real")
 def _view_as_real(trace: Trace, operand: Node, value: Node) -> Node:
     return trace.call(aten.view_as_complex.default, value)  # type: ignore[no-any-return]
 
 
-@_inverse(aten.view_as_complex.default)
+@_inverse("view_as_complex")
 def _view_as_complex(trace: Trace, operand: Node, value: Node) -> Node:
     return trace.call(aten.view_as_real.default, value)  # type: ignore[no-any-return]

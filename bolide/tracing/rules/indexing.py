@@ -10,20 +10,18 @@ from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import broadcast_shapes, fresh, like_strides, result_strides, wrap_dim
 from bolide.tracing.rules.registry import rule
 
-aten = torch.ops.aten
 
-
-@rule(aten.embedding.default)
+@rule("embedding")
 def _embedding(weight: TensorMeta, indices: TensorMeta, *_: Any) -> TensorMeta:
     return fresh((*indices.shape, *weight.shape[1:]), weight.dtype, weight.device)
 
 
-@rule(aten.embedding_dense_backward.default)
+@rule("embedding_dense_backward")
 def _embedding_backward(grad: TensorMeta, indices: TensorMeta, rows: Any, *_: Any) -> TensorMeta:
     return fresh((rows, grad.shape[-1]), grad.dtype, grad.device)
 
 
-@rule(aten.gather.default)
+@rule("gather")
 def _gather(x: TensorMeta, dim: int, index: TensorMeta, *, sparse_grad: bool = False) -> TensorMeta:
     if x.shape and index.shape and 0 not in index.shape:
         dim = wrap_dim(dim, x.ndim)
@@ -38,7 +36,7 @@ def _gather(x: TensorMeta, dim: int, index: TensorMeta, *, sparse_grad: bool = F
     return fresh(index.shape, x.dtype, x.device)
 
 
-@rule(aten.index_select.default)
+@rule("index_select")
 def _index_select(x: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
     if not x.shape:
         return fresh((), x.dtype, x.device)
@@ -48,29 +46,29 @@ def _index_select(x: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
 
 
 @rule(
-    aten.scatter.src,
-    aten.scatter.value,
-    aten.scatter.reduce,
-    aten.scatter.value_reduce,
-    aten.scatter_add.default,
-    aten.scatter_reduce.two,
-    aten.index_add.default,
-    aten.index_copy.default,
-    aten.index_fill.int_Scalar,
-    aten.index_fill.int_Tensor,
-    aten.index_put.default,
-    aten._unsafe_index_put.default,
+    "scatter.src",
+    "scatter.value",
+    "scatter.reduce",
+    "scatter.value_reduce",
+    "scatter_add",
+    "scatter_reduce.two",
+    "index_add",
+    "index_copy",
+    "index_fill.int_Scalar",
+    "index_fill.int_Tensor",
+    "index_put",
+    "_unsafe_index_put",
 )
 def _written(x: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
     return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)  # clone(), then a write
 
 
-@rule(aten.masked_scatter.default)
+@rule("masked_scatter")
 def _masked_scatter(x: TensorMeta, mask: TensorMeta, source: TensorMeta) -> TensorMeta:
     return fresh(broadcast_shapes([x.shape, mask.shape]), x.dtype, x.device)
 
 
-@rule(aten.index.Tensor)
+@rule("index.Tensor")
 def _index(x: TensorMeta, indices: list[TensorMeta | None]) -> TensorMeta:
     """Adjacent indices put their common shape where they stand, others put it in front (TensorAdvancedIndexing.cpp)."""
     slots = [dim for dim, index in enumerate(indices) if index is not None]
@@ -100,7 +98,7 @@ def _index(x: TensorMeta, indices: list[TensorMeta | None]) -> TensorMeta:
     return TensorMeta(result, result_strides(result, [source, *spread]), 0, x.dtype, x.device)
 
 
-@rule(aten.topk.default)
+@rule("topk")
 def _topk(
     x: TensorMeta, k: Any, dim: int = -1, largest: bool = True, in_order: bool = True
 ) -> tuple[TensorMeta, TensorMeta]:
@@ -109,7 +107,7 @@ def _topk(
     return fresh(shape, x.dtype, x.device), fresh(shape, torch.int64, x.device)
 
 
-@rule(aten.sort.default)
+@rule("sort")
 def _sort(x: TensorMeta, dim: int = -1, descending: bool = False) -> tuple[TensorMeta, TensorMeta]:
     stride = like_strides(x)
     return TensorMeta(x.shape, stride, 0, x.dtype, x.device), TensorMeta(x.shape, stride, 0, torch.int64, x.device)

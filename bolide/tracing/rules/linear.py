@@ -46,13 +46,13 @@ def _name(dtype: torch.dtype) -> str:
     return names.get(dtype, str(dtype).removeprefix("torch."))
 
 
-@rule(aten.mm.default)
+@rule("mm")
 def _mm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
     _check_product(a, b)
     return fresh((a.shape[0], b.shape[1]), a.dtype, a.device)
 
 
-@rule(aten.addmm.default)
+@rule("addmm")
 def _addmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, alpha: Any = 1) -> TensorMeta:
     _check_product(a, b)
     shape = (a.shape[0], b.shape[1])
@@ -61,7 +61,7 @@ def _addmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, alp
     return fresh(shape, a.dtype, a.device)
 
 
-@rule(aten.bmm.default)
+@rule("bmm")
 def _bmm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
     if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         raise RuntimeError(
@@ -72,13 +72,13 @@ def _bmm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
     return fresh((a.shape[0], a.shape[1], b.shape[2]), a.dtype, a.device)
 
 
-@rule(aten.baddbmm.default)
+@rule("baddbmm")
 def _baddbmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, alpha: Any = 1) -> TensorMeta:
     product: TensorMeta = _bmm(a, b)
     return product
 
 
-@rule(aten.mv.default)
+@rule("mv")
 def _mv(a: TensorMeta, b: TensorMeta) -> TensorMeta:
     if a.shape[1] != b.shape[0]:
         raise RuntimeError(
@@ -88,7 +88,7 @@ def _mv(a: TensorMeta, b: TensorMeta) -> TensorMeta:
     return fresh((a.shape[0],), a.dtype, a.device)
 
 
-@rule(aten.dot.default)
+@rule("dot")
 def _dot(a: TensorMeta, b: TensorMeta) -> TensorMeta:
     if a.shape != b.shape:
         raise RuntimeError(
@@ -106,7 +106,7 @@ def _per_dimension(values: list[Any], count: int) -> list[Any]:
     return list(values) * count if len(values) == 1 else list(values)
 
 
-@rule(aten.convolution.default)
+@rule("convolution")
 def _convolution(
     x: TensorMeta,
     weight: TensorMeta,
@@ -145,7 +145,7 @@ def _convolution(
     return TensorMeta(shape, format_strides(shape, chosen), 0, x.dtype, x.device)
 
 
-@rule(aten.convolution_backward.default)
+@rule("convolution_backward")
 def _convolution_backward(
     grad: TensorMeta, x: TensorMeta, weight: TensorMeta, bias_sizes: list[Any] | None, *args: Any
 ) -> tuple[TensorMeta | None, ...]:
@@ -188,7 +188,7 @@ def _pool_shape(
     return TensorMeta(shape, format_strides(shape, suggested_format(x)), 0, x.dtype, x.device)
 
 
-@rule(aten.max_pool2d_with_indices.default)
+@rule("max_pool2d_with_indices")
 def _max_pool2d(
     x: TensorMeta,
     kernel: list[Any],
@@ -201,19 +201,19 @@ def _max_pool2d(
     return result, result._replace(dtype=torch.int64)
 
 
-@rule(aten.avg_pool2d.default)
+@rule("avg_pool2d")
 def _avg_pool2d(
     x: TensorMeta, kernel: list[Any], stride: Any = (), padding: Any = (0,), ceil_mode: bool = False, *_: Any
 ) -> TensorMeta:
     return _pool_shape(x, kernel, list(stride), list(padding), [1], ceil_mode)
 
 
-@rule(aten.max_pool2d_with_indices_backward.default, aten.avg_pool2d_backward.default)
+@rule("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 def _pool2d_backward(grad: TensorMeta, x: TensorMeta, *_: Any) -> TensorMeta:
     return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device)
 
 
-@rule(aten._adaptive_avg_pool2d.default)
+@rule("_adaptive_avg_pool2d")
 def _adaptive_avg_pool2d(x: TensorMeta, size: list[Any]) -> TensorMeta:
     shape = (*x.shape[:-2], *size)
     return TensorMeta(shape, format_strides(shape, suggested_format(x)), 0, x.dtype, x.device)
@@ -231,7 +231,7 @@ def _flash_keeps_layout() -> bool:
     return bool(result.stride() == q.stride())
 
 
-@rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+@rule("_scaled_dot_product_flash_attention_for_cpu")
 def _flash_attention_cpu(q: TensorMeta, k: TensorMeta, v: TensorMeta, *_: Any, **__: Any) -> tuple[TensorMeta, ...]:
     batch, heads, length, _width = q.shape
     value = v.shape[3]
@@ -241,7 +241,7 @@ def _flash_attention_cpu(q: TensorMeta, k: TensorMeta, v: TensorMeta, *_: Any, *
     return TensorMeta((batch, heads, length, value), stride, 0, q.dtype, q.device), sums
 
 
-@rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+@rule("_scaled_dot_product_flash_attention_for_cpu_backward")
 def _flash_attention_cpu_backward(
     grad: TensorMeta, q: TensorMeta, k: TensorMeta, v: TensorMeta, *_: Any, **__: Any
 ) -> tuple[TensorMeta, ...]:
@@ -252,7 +252,7 @@ def _flash_attention_cpu_backward(
     return like(q), like(k), like(v)
 
 
-@rule(aten.mkldnn_rnn_layer.default)
+@rule("mkldnn_rnn_layer")
 def _rnn_layer(*args: Any) -> Any:
     """Its workspace has a size only oneDNN knows, so the layer is run on zeros."""
     return by_real_kernel(aten.mkldnn_rnn_layer.default, args, {})

@@ -19,9 +19,7 @@ from bolide.tracing.rules.common import (
     result_type,
     suggested_format,
 )
-from bolide.tracing.rules.registry import RULES, rule
-
-aten = torch.ops.aten
+from bolide.tracing.rules.registry import rule
 
 
 def elementwise(tensors: list[TensorMeta], dtype: torch.dtype) -> TensorMeta:
@@ -56,9 +54,7 @@ def _register(ops: str, arity: int, promoted: Callable[[torch.dtype], torch.dtyp
             return elementwise(tensors, promoted(tensors[0].dtype))
         return elementwise(tensors, promoted(result_type(operands)))
 
-    for op in ops.split():
-        name, _, overload = op.partition(".")
-        RULES[getattr(getattr(aten, name), overload or "default")] = infer
+    rule(*ops.split())(infer)
 
 
 _UNARY = """neg relu sign sgn ceil floor trunc round round.decimals bitwise_not positive silu gelu mish hardswish
@@ -90,68 +86,68 @@ _register("lerp.Scalar", 2, _unchanged)
 _register("lerp.Tensor addcmul addcdiv", 3, _unchanged)
 
 
-@rule(aten.abs.default)
+@rule("abs")
 def _abs(x: TensorMeta) -> TensorMeta:
     return elementwise([x], x.dtype.to_real())
 
 
-@rule(aten.elu_backward.default)
+@rule("elu_backward")
 def _elu_backward(
     grad: TensorMeta, alpha: float, scale: float, input_scale: float, is_result: bool, x: TensorMeta
 ) -> TensorMeta:
     return elementwise([grad, x], grad.dtype)
 
 
-@rule(aten.native_dropout_backward.default)
+@rule("native_dropout_backward")
 def _native_dropout_backward(grad: TensorMeta, mask: TensorMeta, scale: float) -> TensorMeta:
     return elementwise([grad, mask], result_type((grad, scale)))
 
 
-@rule(aten.log_sigmoid_forward.default)
+@rule("log_sigmoid_forward")
 def _log_sigmoid_forward(x: TensorMeta) -> tuple[TensorMeta, TensorMeta]:
     return elementwise([x], x.dtype), elementwise([x], x.dtype)
 
 
-@rule(aten.log_sigmoid_backward.default)
+@rule("log_sigmoid_backward")
 def _log_sigmoid_backward(grad: TensorMeta, x: TensorMeta, buffer: TensorMeta) -> TensorMeta:
     return elementwise([x, grad] if x.numel == grad.numel else [grad, x], grad.dtype)
 
 
-@rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
+@rule("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(a: TensorMeta, b: Any, *, rounding_mode: str | None) -> TensorMeta:
     common = result_type((a, b))
     tensors = [meta for meta in (a, b) if meta.__class__ is TensorMeta]
     return elementwise(tensors, floating(common) if rounding_mode is None else common)
 
 
-@rule(aten.clamp.default, aten.clamp.Tensor)
+@rule("clamp", "clamp.Tensor")
 def _clamp(x: TensorMeta, low: Any = None, high: Any = None, **bounds: Any) -> TensorMeta:
     operands = (x, bounds.get("min", low), bounds.get("max", high))
     return elementwise([meta for meta in operands if meta.__class__ is TensorMeta], result_type(operands))
 
 
-@rule(aten.where.self)
+@rule("where.self")
 def _where(condition: TensorMeta, a: TensorMeta, b: TensorMeta) -> TensorMeta:
     result = elementwise([condition, a, b], a.dtype if a.dtype is b.dtype else result_type((a, b)))
     return result._replace(device=result_device([a, b, condition]))
 
 
-@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+@rule("masked_fill.Scalar", "masked_fill.Tensor")
 def _masked_fill(x: TensorMeta, mask: TensorMeta, value: Any) -> TensorMeta:
     return fresh(broadcast_shapes([x.shape, mask.shape]), x.dtype, x.device)
 
 
-@rule(aten.isinf.default)
+@rule("isinf")
 def _isinf(x: TensorMeta) -> TensorMeta:
     return elementwise([x], torch.bool)
 
 
-@rule(aten.clone.default)
+@rule("clone")
 def _clone(x: TensorMeta, *, memory_format: torch.memory_format | None = None) -> TensorMeta:
     return TensorMeta(x.shape, like_strides(x, memory_format), 0, x.dtype, x.device)
 
 
-@rule(aten._to_copy.default)
+@rule("_to_copy")
 def _to_copy(
     x: TensorMeta,
     *,

@@ -6,17 +6,16 @@ from typing import Any
 
 import torch
 
-from bolide.tracing import rng
 from bolide.tracing.meta import TensorMeta, contiguous_strides
 from bolide.tracing.rules.registry import rule
 
 
-@rule(rng.rng_seed)
+@rule("bolide::rng_seed")
 def _seed() -> TensorMeta:
     return TensorMeta((), (), 0, torch.int64, torch.device("cpu"))
 
 
-@rule(rng.rand, rng.randn)
+@rule("bolide::rand", "bolide::randn")
 def _draw(seed: TensorMeta, counter: int, size: list[Any]) -> TensorMeta:
     shape = tuple(size)
     return TensorMeta(shape, contiguous_strides(shape), 0, torch.float32, seed.device)

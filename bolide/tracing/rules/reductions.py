@@ -16,8 +16,6 @@ from bolide.tracing.rules.common import (
 from bolide.tracing.rules.pointwise import elementwise, floating
 from bolide.tracing.rules.registry import rule
 
-aten = torch.ops.aten
-
 
 def _dims(x: TensorMeta, dims: Any) -> list[int]:
     if dims is None or dims == []:
@@ -41,81 +39,81 @@ def _sum_dtype(x: TensorMeta, dtype: torch.dtype | None) -> torch.dtype:
     return x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64
 
 
-@rule(aten.sum.default, aten.prod.default)
+@rule("sum", "prod")
 def _sum_all(x: TensorMeta, *, dtype: torch.dtype | None = None) -> TensorMeta:
     return fresh((), _sum_dtype(x, dtype), x.device)
 
 
-@rule(aten.sum.dim_IntList, aten.prod.dim_int, aten.nansum.default)
+@rule("sum.dim_IntList", "prod.dim_int", "nansum")
 def _sum(x: TensorMeta, dims: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorMeta:
     return reduced(x, dims, keepdim, _sum_dtype(x, dtype))
 
 
-@rule(aten.mean.default)
+@rule("mean")
 def _mean_all(x: TensorMeta, *, dtype: torch.dtype | None = None) -> TensorMeta:
     return fresh((), dtype or x.dtype, x.device)
 
 
-@rule(aten.mean.dim)
+@rule("mean.dim")
 def _mean(x: TensorMeta, dims: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorMeta:
     return reduced(x, dims, keepdim, dtype or x.dtype)
 
 
-@rule(aten.amax.default, aten.amin.default)
+@rule("amax", "amin")
 def _amax(x: TensorMeta, dims: Any = (), keepdim: bool = False) -> TensorMeta:
     return reduced(x, list(dims), keepdim, x.dtype)
 
 
-@rule(aten.max.default, aten.min.default)
+@rule("max", "min")
 def _max_all(x: TensorMeta) -> TensorMeta:
     return fresh((), x.dtype, x.device)
 
 
-@rule(aten.any.default, aten.all.default)
+@rule("any", "all")
 def _any_all(x: TensorMeta) -> TensorMeta:
     return fresh((), torch.uint8 if x.dtype is torch.uint8 else torch.bool, x.device)
 
 
-@rule(aten.any.dim, aten.all.dim, aten.any.dims, aten.all.dims)
+@rule("any.dim", "all.dim", "any.dims", "all.dims")
 def _any(x: TensorMeta, dims: Any = None, keepdim: bool = False) -> TensorMeta:
     return reduced(x, dims, keepdim, torch.uint8 if x.dtype is torch.uint8 else torch.bool)
 
 
-@rule(aten.argmax.default, aten.argmin.default)
+@rule("argmax", "argmin")
 def _argmax(x: TensorMeta, dim: int | None = None, keepdim: bool = False) -> TensorMeta:
     return reduced(x, dim, keepdim, torch.int64)
 
 
-@rule(aten.max.dim, aten.min.dim)
+@rule("max.dim", "min.dim")
 def _max_dim(x: TensorMeta, dim: int, keepdim: bool = False) -> tuple[TensorMeta, TensorMeta]:
     return reduced(x, dim, keepdim, x.dtype), reduced(x, dim, keepdim, torch.int64)
 
 
-@rule(aten.logsumexp.default)
+@rule("logsumexp")
 def _logsumexp(x: TensorMeta, dims: Any, keepdim: bool = False) -> TensorMeta:
     return reduced(x, dims, keepdim, floating(x.dtype))
 
 
-@rule(aten.var.correction, aten.std.correction)
+@rule("var.correction", "std.correction")
 def _var(x: TensorMeta, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> TensorMeta:
     return reduced(x, dims, keepdim, x.dtype.to_real())
 
 
-@rule(aten.var_mean.correction, aten.std_mean.correction)
+@rule("var_mean.correction", "std_mean.correction")
 def _var_mean(
     x: TensorMeta, dims: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[TensorMeta, TensorMeta]:
     return reduced(x, dims, keepdim, x.dtype.to_real()), reduced(x, dims, keepdim, x.dtype)
 
 
-@rule(aten.linalg_vector_norm.default)
+@rule("linalg_vector_norm")
 def _vector_norm(
     x: TensorMeta, order: Any = 2, dims: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TensorMeta:
     return reduced(x, dims, keepdim, (dtype or x.dtype).to_real())
 
 
-@rule(aten.cumsum.default, aten.cumprod.default)
+@rule("cumsum", "cumprod")
 def _cumsum(x: TensorMeta, dim: int, *, dtype: torch.dtype | None = None) -> TensorMeta:
     return fresh(x.shape, _sum_dtype(x, dtype), x.device)
 
@@ -123,17 +121,17 @@ def _cumsum(x: TensorMeta, dim: int, *, dtype: torch.dtype | None = None) -> Ten
 # ---- softmax and losses -------------------------------------------------------------------------------------------
 
 
-@rule(aten._softmax.default, aten._log_softmax.default)
+@rule("_softmax", "_log_softmax")
 def _softmax(x: TensorMeta, dim: int, half_to_float: bool) -> TensorMeta:
     return fresh(x.shape, torch.float32 if half_to_float else x.dtype, x.device)
 
 
-@rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+@rule("_softmax_backward_data", "_log_softmax_backward_data")
 def _softmax_backward(grad: TensorMeta, output: TensorMeta, dim: int, dtype: torch.dtype) -> TensorMeta:
     return fresh(grad.shape, dtype, grad.device)
 
 
-@rule(aten.nll_loss_forward.default)
+@rule("nll_loss_forward")
 def _nll_loss(
     x: TensorMeta, target: TensorMeta, weight: TensorMeta | None, reduction: int, ignore_index: int
 ) -> tuple[TensorMeta, TensorMeta]:
@@ -143,7 +141,7 @@ def _nll_loss(
     return fresh(shape, x.dtype, x.device), fresh((), x.dtype, x.device)
 
 
-@rule(aten.nll_loss2d_forward.default)
+@rule("nll_loss2d_forward")
 def _nll_loss2d(
     x: TensorMeta, target: TensorMeta, weight: TensorMeta | None, reduction: int, ignore_index: int
 ) -> tuple[TensorMeta, TensorMeta]:
@@ -151,17 +149,17 @@ def _nll_loss2d(
     return fresh(shape, x.dtype, x.device), fresh((), x.dtype, x.device)
 
 
-@rule(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+@rule("nll_loss_backward", "nll_loss2d_backward")
 def _nll_loss_backward(grad: TensorMeta, x: TensorMeta, *_: Any) -> TensorMeta:
     return fresh(x.shape, x.dtype, x.device)
 
 
-@rule(aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default)
+@rule("mse_loss", "smooth_l1_loss", "huber_loss")
 def _elementwise_loss(x: TensorMeta, target: TensorMeta, reduction: int = 1, *_: Any) -> TensorMeta:
     return elementwise([x, target], x.dtype) if reduction == 0 else fresh((), x.dtype, x.device)
 
 
-@rule(aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default)
+@rule("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward")
 def _elementwise_loss_backward(grad: TensorMeta, x: TensorMeta, target: TensorMeta, *_: Any) -> TensorMeta:
     return elementwise([x, target], x.dtype)
 
@@ -175,7 +173,7 @@ def _statistics(x: TensorMeta, weight: TensorMeta | None) -> torch.dtype:
     return torch.float32 if mixed else x.dtype
 
 
-@rule(aten.native_layer_norm.default)
+@rule("native_layer_norm")
 def _layer_norm(
     x: TensorMeta, shape: list[Any], weight: TensorMeta | None, bias: TensorMeta | None, eps: float
 ) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
@@ -189,7 +187,7 @@ def _layer_norm(
     return fresh(x.shape, x.dtype, x.device), stats, stats
 
 
-@rule(aten.native_layer_norm_backward.default)
+@rule("native_layer_norm_backward")
 def _layer_norm_backward(
     grad: TensorMeta,
     x: TensorMeta,
@@ -208,7 +206,7 @@ def _layer_norm_backward(
     )
 
 
-@rule(aten.native_group_norm.default)
+@rule("native_group_norm")
 def _group_norm(
     x: TensorMeta,
     weight: TensorMeta | None,
@@ -223,7 +221,7 @@ def _group_norm(
     return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device), stats, stats
 
 
-@rule(aten.native_group_norm_backward.default)
+@rule("native_group_norm_backward")
 def _group_norm_backward(
     grad: TensorMeta,
     x: TensorMeta,
@@ -248,7 +246,7 @@ def _batch_normed(x: TensorMeta) -> TensorMeta:
     return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device)
 
 
-@rule(aten._native_batch_norm_legit_functional.default)
+@rule("_native_batch_norm_legit_functional")
 def _batch_norm(
     x: TensorMeta,
     weight: TensorMeta | None,
@@ -263,7 +261,7 @@ def _batch_norm(
     return _batch_normed(x), stats, stats, mean._replace(requires_grad=False), variance._replace(requires_grad=False)
 
 
-@rule(aten._native_batch_norm_legit.no_stats)
+@rule("_native_batch_norm_legit.no_stats")
 def _batch_norm_no_stats(
     x: TensorMeta, weight: TensorMeta | None, bias: TensorMeta | None, *_: Any
 ) -> tuple[TensorMeta, ...]:
@@ -271,7 +269,7 @@ def _batch_norm_no_stats(
     return _batch_normed(x), stats, stats
 
 
-@rule(aten._native_batch_norm_legit_no_training.default)
+@rule("_native_batch_norm_legit_no_training")
 def _batch_norm_inference(
     x: TensorMeta, weight: TensorMeta | None, bias: TensorMeta | None, *_: Any
 ) -> tuple[TensorMeta, ...]:
@@ -279,7 +277,7 @@ def _batch_norm_inference(
     return _batch_normed(x), empty, empty
 
 
-@rule(aten.native_batch_norm_backward.default)
+@rule("native_batch_norm_backward")
 def _batch_norm_backward(
     grad: TensorMeta,
     x: TensorMeta,

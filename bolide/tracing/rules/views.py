@@ -10,8 +10,6 @@ from bolide.tracing.meta import TensorMeta, contiguous_strides
 from bolide.tracing.rules.common import format_strides, fresh, like_strides, result_type, suggested_format, wrap_dim
 from bolide.tracing.rules.registry import rule
 
-aten = torch.ops.aten
-
 
 def _strided(x: TensorMeta, shape: Any, stride: Any, offset: Any = None) -> TensorMeta:
     return TensorMeta(tuple(shape), tuple(stride), x.offset if offset is None else offset, x.dtype, x.device)
@@ -55,7 +53,7 @@ def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[An
     return tuple(result) if position == -1 else None
 
 
-@rule(aten.view.default)
+@rule("view")
 def _view(x: TensorMeta, size: list[Any]) -> TensorMeta:
     shape = _resolve(x, size)
     if x.stride == contiguous_strides(x.shape):
@@ -75,12 +73,12 @@ def _view(x: TensorMeta, size: list[Any]) -> TensorMeta:
     return _strided(x, shape, stride)
 
 
-@rule(aten.t.default)
+@rule("t")
 def _t(x: TensorMeta) -> TensorMeta:
     return _strided(x, x.shape[::-1], x.stride[::-1])
 
 
-@rule(aten.transpose.int)
+@rule("transpose.int")
 def _transpose(x: TensorMeta, a: int, b: int) -> TensorMeta:
     if not x.shape:
         return _strided(x, (), ())
@@ -91,12 +89,12 @@ def _transpose(x: TensorMeta, a: int, b: int) -> TensorMeta:
     return _strided(x, shape, stride)
 
 
-@rule(aten.permute.default)
+@rule("permute")
 def _permute(x: TensorMeta, dims: list[int]) -> TensorMeta:
     return _strided(x, [x.shape[dim] for dim in dims], [x.stride[dim] for dim in dims])
 
 
-@rule(aten.expand.default)
+@rule("expand")
 def _expand(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMeta:
     if not x.shape:
         return _strided(x, [1 if extent == -1 else extent for extent in size], [0] * len(size))
@@ -121,14 +119,14 @@ def _expand(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMet
     return _strided(x, shape, stride)
 
 
-@rule(aten.unsqueeze.default)
+@rule("unsqueeze")
 def _unsqueeze(x: TensorMeta, dim: int) -> TensorMeta:
     dim = wrap_dim(dim, x.ndim + 1)
     step = x.shape[dim] * x.stride[dim] if dim < x.ndim else 1
     return _strided(x, (*x.shape[:dim], 1, *x.shape[dim:]), (*x.stride[:dim], step, *x.stride[dim:]))
 
 
-@rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@rule("squeeze", "squeeze.dim", "squeeze.dims")
 def _squeeze(x: TensorMeta, dims: Any = None) -> TensorMeta:
     chosen = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = {wrap_dim(dim, x.ndim) for dim in chosen}
@@ -136,7 +134,7 @@ def _squeeze(x: TensorMeta, dims: Any = None) -> TensorMeta:
     return _strided(x, [x.shape[dim] for dim in kept], [x.stride[dim] for dim in kept])
 
 
-@rule(aten.select.int)
+@rule("select.int")
 def _select(x: TensorMeta, dim: int, index: Any) -> TensorMeta:
     dim = wrap_dim(dim, x.ndim)
     size = x.shape[dim]
@@ -147,7 +145,7 @@ def _select(x: TensorMeta, dim: int, index: Any) -> TensorMeta:
     return _strided(x, shape, stride, x.offset + index * x.stride[dim])
 
 
-@rule(aten.slice.Tensor)
+@rule("slice.Tensor")
 def _slice(x: TensorMeta, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> TensorMeta:
     dim = wrap_dim(dim, x.ndim)
     size = x.shape[dim]
@@ -165,12 +163,12 @@ def _slice(x: TensorMeta, dim: int = 0, start: Any = None, end: Any = None, step
     return _strided(x, shape, stride, x.offset + start * x.stride[dim])
 
 
-@rule(aten.as_strided.default)
+@rule("as_strided")
 def _as_strided(x: TensorMeta, size: list[Any], stride: list[Any], offset: Any = None) -> TensorMeta:
     return _strided(x, size, stride, offset)
 
 
-@rule(aten.diagonal.default)
+@rule("diagonal")
 def _diagonal(x: TensorMeta, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorMeta:
     a, b = wrap_dim(dim1, x.ndim), wrap_dim(dim2, x.ndim)
     rows, columns = (x.shape[a], x.shape[b] - offset) if offset >= 0 else (x.shape[a] + offset, x.shape[b])
@@ -183,7 +181,7 @@ def _diagonal(x: TensorMeta, offset: int = 0, dim1: int = 0, dim2: int = 1) -> T
     return _strided(x, [*shape, extent], [*stride, x.stride[a] + x.stride[b]], start)
 
 
-@rule(aten.unfold.default)
+@rule("unfold")
 def _unfold(x: TensorMeta, dim: int, size: int, step: int) -> TensorMeta:
     if not x.shape:
         return _strided(x, (size,), (1,))
@@ -198,10 +196,10 @@ def _unfold(x: TensorMeta, dim: int, size: int, step: int) -> TensorMeta:
 
 
 @rule(
-    aten.select_scatter.default,
-    aten.slice_scatter.default,
-    aten.diagonal_scatter.default,
-    aten.as_strided_scatter.default,
+    "select_scatter",
+    "slice_scatter",
+    "diagonal_scatter",
+    "as_strided_scatter",
 )
 def _scatter(x: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
     if any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride)):
@@ -209,7 +207,7 @@ def _scatter(x: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
     return x._replace(requires_grad=False)
 
 
-@rule(aten.cat.default)
+@rule("cat")
 def _cat(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
     real = [meta for meta in tensors if meta.shape != (0,)] or tensors[:1]
     first = real[0]
@@ -231,7 +229,7 @@ def _cat(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
     return TensorMeta(shape, format_strides(shape, chosen), 0, result_type(tensors), first.device)
 
 
-@rule(aten.stack.default)
+@rule("stack")
 def _stack(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
     first = tensors[0]
     for meta in tensors:
@@ -244,7 +242,7 @@ def _stack(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
     return fresh((*first.shape[:dim], len(tensors), *first.shape[dim:]), result_type(tensors), first.device)
 
 
-@rule(aten.constant_pad_nd.default)
+@rule("constant_pad_nd")
 def _constant_pad_nd(x: TensorMeta, pad: list[Any], value: Any = 0) -> TensorMeta:
     shape = list(x.shape)
     for position in range(len(pad) // 2):
@@ -256,39 +254,39 @@ def _constant_pad_nd(x: TensorMeta, pad: list[Any], value: Any = 0) -> TensorMet
     return TensorMeta(tuple(shape), format_strides(tuple(shape), suggested_format(x)), 0, x.dtype, x.device)
 
 
-@rule(aten.flip.default)
+@rule("flip")
 def _flip(x: TensorMeta, dims: list[int]) -> TensorMeta:
     return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
 
 
-@rule(aten.roll.default)
+@rule("roll")
 def _roll(x: TensorMeta, shifts: list[Any], dims: Any = ()) -> TensorMeta:
     return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device)
 
 
-@rule(aten.repeat.default)
+@rule("repeat")
 def _repeat(x: TensorMeta, repeats: list[Any]) -> TensorMeta:
     extra = len(repeats) - x.ndim
     shape = tuple(count * (x.shape[i - extra] if i >= extra else 1) for i, count in enumerate(repeats))
     return fresh(shape, x.dtype, x.device)
 
 
-@rule(aten.tril.default, aten.triu.default)
+@rule("tril", "triu")
 def _triangle(x: TensorMeta, diagonal: int = 0) -> TensorMeta:
     return fresh(x.shape, x.dtype, x.device)
 
 
-@rule(aten.select_backward.default, aten.slice_backward.default)
+@rule("select_backward", "slice_backward")
 def _selected_backward(grad: TensorMeta, sizes: list[Any], *_: Any) -> TensorMeta:
     return fresh(tuple(sizes), grad.dtype, grad.device)
 
 
-@rule(aten.unfold_backward.default, aten.diagonal_backward.default)
+@rule("unfold_backward", "diagonal_backward")
 def _windows_backward(grad: TensorMeta, sizes: list[Any], *_: Any) -> TensorMeta:
     return fresh(tuple(sizes), grad.dtype, grad.device)
 
 
-@rule(aten.full.default)
+@rule("full")
 def _full(
     size: list[Any],
     value: Any,
@@ -300,7 +298,7 @@ def _full(
     return fresh(tuple(size), dtype or torch.get_default_dtype(), torch.device(device or "cpu"))
 
 
-@rule(aten.arange.default, aten.arange.start, aten.arange.start_step)
+@rule("arange", "arange.start", "arange.start_step")
 def _arange(
     start: Any,
     end: Any = None,
