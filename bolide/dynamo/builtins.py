@@ -151,6 +151,11 @@ def _object_eq(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return True if args[0] is args[1] else NotImplemented
 
 
+@intercept(object.__lt__, object.__le__, object.__gt__, object.__ge__)
+def _object_order(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return NotImplemented
+
+
 @intercept(type.__call__)
 def _type_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     frame = vm.frames[-1]
@@ -165,9 +170,24 @@ def _vars(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return load_attribute(vm, args[0], "__dict__")
 
 
-@intercept(builtins.globals, builtins.locals, builtins.eval, builtins.exec, builtins.open, builtins.input, builtins.__build_class__)
+@intercept(builtins.globals, builtins.locals, builtins.eval, builtins.exec, builtins.open, builtins.input)
 def _refused(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported("globals, locals, eval, exec, open, input or a class statement", vm.where(), "do this outside the compiled function")
+    raise Unsupported("globals, locals, eval, exec, open or input", vm.where(), "do this outside the compiled function")
+
+
+@intercept(builtins.__build_class__)
+def _build_class(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """A class statement: its body is interpreted with a namespace of its own, then the metaclass is called natively."""
+    body, name, *bases = args
+    resolved = tuple(types.resolve_bases(bases))
+    meta, namespace, keywords = types.prepare_class(name, resolved, kwargs)
+    if any(type(part) is Outside for part in [*resolved, *keywords.values()]):
+        raise Unsupported("a class statement with outside objects", vm.where())
+    cell = vm.evaluate_body(body, namespace)
+    made = meta(name, resolved, namespace, **keywords)
+    if type(cell) is types.CellType:
+        cell.cell_contents = made
+    return made
 
 
 @intercept(print)
@@ -285,6 +305,50 @@ for _function, _name in [
     (functools.reduce, "reduce_items"),
 ]:
     _polyfilled_when_lazy(_function, _name)
+
+
+@intercept(sorted)
+def _sorted(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if kwargs.get("key") is None and type(args[0]) in (list, tuple, set, dict, range) and all(map(_plainly_ordered, args[0])):
+        return sorted(args[0], **kwargs)
+    return Call(polyfill("sorted_items"), args, kwargs)
+
+
+@intercept(list.sort)
+def _sort(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if kwargs.get("key") is None and all(map(_plainly_ordered, args[0])):
+        return args[0].sort(**kwargs)
+    return Call(polyfill("sort_list"), args, kwargs)
+
+
+@intercept(generic.stable_order)
+def _stable_order(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """The order of plain keys, or None when comparing them runs code of the program."""
+    keys, reverse = args
+    if not all(map(_plainly_ordered, keys)):
+        return None
+    return sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
+
+
+def _plainly_ordered(value: Any) -> bool:
+    cls = type(value)
+    if cls is tuple or cls is list:
+        return all(map(_plainly_ordered, value))
+    return cls in CONSTANT_TYPES or cls is TracedTensor
+
+
+def _extreme(function: Any, name: str) -> None:
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        items = args[0] if len(args) == 1 else args
+        if type(items) in (list, tuple, set, dict, range) and kwargs.get("key") is None and all(map(_plainly_ordered, items)):
+            vm.trace.where = vm.where()
+            return function(*args, **kwargs)
+        return Call(polyfill(name), [items], kwargs)
+
+
+_extreme(min, "min_item")
+_extreme(max, "max_item")
 
 
 @intercept(sum)

@@ -67,7 +67,11 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+# `x and y` of 3.11, written as 3.12 does: COPY, POP_JUMP_IF, POP_TOP.
+_OR_POP = frozenset({"JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP"})
 _JUMPS = {
+    "JUMP_IF_FALSE_OR_POP": "POP_JUMP_IF_FALSE",
+    "JUMP_IF_TRUE_OR_POP": "POP_JUMP_IF_TRUE",
     "JUMP_FORWARD": "JUMP",
     "JUMP_BACKWARD": "JUMP",
     "JUMP_BACKWARD_NO_INTERRUPT": "JUMP",
@@ -165,7 +169,9 @@ def _decode(code: types.CodeType) -> Code:
     for offset, start, opname, _arg in raw:
         kept = len(result.ops)
         index_of[offset] = index_of[start] = kept
-        if opname not in _SKIPPED:
+        if opname in _OR_POP:
+            result.ops += [opname, "", ""]
+        elif opname not in _SKIPPED:
             result.ops.append(opname)
     index_of[len(code.co_code)] = len(result.ops)
     line_of = _lines(code)
@@ -173,11 +179,13 @@ def _decode(code: types.CodeType) -> Code:
     for offset, _start, opname, arg in raw:
         if opname in _SKIPPED:
             continue
-        name, value = _resolve(code, result, opname, arg, offset, index_of)
-        result.ops[position] = name
-        result.args.append(value)
-        result.lines.append(line_of.get(offset, code.co_firstlineno))
-        position += 1
+        name, value = _resolve(code, opname, arg, offset, index_of)
+        parts = [("COPY", 1), (name, value), ("POP_TOP", 0)] if opname in _OR_POP else [(name, value)]
+        for name, value in parts:
+            result.ops[position] = name
+            result.args.append(value)
+            result.lines.append(line_of.get(offset, code.co_firstlineno))
+            position += 1
     result.exceptions = _exception_table(code, index_of)
     return result
 
@@ -221,9 +229,7 @@ def _jump_target(opname: str, arg: int, offset: int) -> int:
     return after - 2 * arg if "BACKWARD" in opname else after + 2 * arg
 
 
-def _resolve(
-    code: types.CodeType, result: Code, opname: str, arg: int, offset: int, index_of: dict[int, int]
-) -> tuple[str, Any]:
+def _resolve(code: types.CodeType, opname: str, arg: int, offset: int, index_of: dict[int, int]) -> tuple[str, Any]:
     """The uniform name and the resolved argument of one instruction."""
     op = dis.opmap[opname]
     if op in dis.hasjrel:

@@ -98,11 +98,23 @@ class Machine:
 
     def evaluate(self, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
         """Run a call to its end in a nested run and return its result; the program's exceptions propagate."""
+        return self._nested(lambda scratch: self.call(scratch, function, args, kwargs))
+
+    def evaluate_body(self, function: types.FunctionType, namespace: Any) -> Any:
+        """Run the body of a class statement on `namespace`; what it returns is the `__class__` cell or None."""
+
+        def start(scratch: Frame) -> bool:
+            self.enter(function, [], None).namespace = namespace
+            return True
+
+        return self._nested(start)
+
+    def _nested(self, start: Callable[[Frame], Any]) -> Any:
         scratch = Frame(_SCRATCH, {}, [])
         self.frames.append(scratch)
         outer, self.base = self.base, len(self.frames)
         try:
-            if self.call(scratch, function, args, kwargs):
+            if start(scratch):
                 self._run()
             return scratch.stack.pop()
         finally:

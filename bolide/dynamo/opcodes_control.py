@@ -20,45 +20,26 @@ def _jump(vm: Machine, frame: Frame, arg: int) -> None:
     frame.pc = arg
 
 
-def _branch(vm: Machine, frame: Frame, target: int, wanted: bool, keep: bool) -> Any:
-    value = frame.stack[-1]
+def _branch(vm: Machine, frame: Frame, target: int, wanted: bool) -> Any:
+    value = frame.stack.pop()
     if value is not True and value is not False:
-        truth = operations.truth(vm, value)
-        if type(truth) is Call:
-            if keep:
-                raise Unsupported("the truth of an object with its own __bool__ in an and/or chain", vm.where(), "call bool() first")
-            frame.stack.pop()
+        value = operations.truth(vm, value)
+        if type(value) is Call:  # interpret __bool__ or __len__, then branch on its result
             frame.pc -= 1
-            return vm.answer(frame, truth)
-    else:
-        truth = value
-    if truth is wanted:
+            return vm.answer(frame, value)
+    if value is wanted:
         frame.pc = target
-        if not keep:
-            frame.stack.pop()
-    else:
-        frame.stack.pop()
     return None
 
 
 @opcode("POP_JUMP_IF_FALSE")
 def _pop_jump_if_false(vm: Machine, frame: Frame, arg: int) -> Any:
-    return _branch(vm, frame, arg, False, False)
+    return _branch(vm, frame, arg, False)
 
 
 @opcode("POP_JUMP_IF_TRUE")
 def _pop_jump_if_true(vm: Machine, frame: Frame, arg: int) -> Any:
-    return _branch(vm, frame, arg, True, False)
-
-
-@opcode("JUMP_IF_FALSE_OR_POP")
-def _jump_if_false_or_pop(vm: Machine, frame: Frame, arg: int) -> Any:
-    return _branch(vm, frame, arg, False, True)
-
-
-@opcode("JUMP_IF_TRUE_OR_POP")
-def _jump_if_true_or_pop(vm: Machine, frame: Frame, arg: int) -> Any:
-    return _branch(vm, frame, arg, True, True)
+    return _branch(vm, frame, arg, True)
 
 
 @opcode("POP_JUMP_IF_NONE")

@@ -68,6 +68,8 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     """`left op right`."""
     a, b = type(left), type(right)
     if a in PLAIN and b in PLAIN:
+        if a is str and b is tuple and any(type(part) is TracedTensor for part in right):
+            raise Unsupported("the text of a tensor depends on its data", vm.where(), "format it outside the compiled function")
         return op(left, right)
     if a in _PLAIN_OR_TENSOR and b in _PLAIN_OR_TENSOR:
         vm.trace.where = vm.where()

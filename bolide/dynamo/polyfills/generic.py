@@ -147,6 +147,62 @@ def reduce_items(function, iterable, *initial):  # type: ignore[no-untyped-def]
     return value
 
 
+def stable_order(keys, reverse):  # type: ignore[no-untyped-def]
+    raise NotImplementedError
+
+
+def sorted_items(iterable, *, key=None, reverse=False):  # type: ignore[no-untyped-def]
+    items = list(iterable)
+    keys = items if key is None else [key(item) for item in items]
+    order = stable_order(keys, reverse)
+    if order is None:
+        order = []
+        for index in range(len(items)):  # binary insertion: few comparisons, and only `<`
+            low, high = 0, len(order)
+            while low < high:
+                middle = (low + high) // 2
+                before = keys[order[middle]] < keys[index] if reverse else keys[index] < keys[order[middle]]
+                if before:
+                    high = middle
+                else:
+                    low = middle + 1
+            order.insert(low, index)
+    return [items[index] for index in order]
+
+
+def sort_list(items, *, key=None, reverse=False):  # type: ignore[no-untyped-def]
+    items[:] = sorted_items(items, key=key, reverse=reverse)
+
+
+_MISSING = object()
+
+
+def min_item(iterable, *, key=None, default=_MISSING):  # type: ignore[no-untyped-def]
+    best = best_key = _MISSING
+    for item in iterable:
+        item_key = item if key is None else key(item)
+        if best_key is _MISSING or item_key < best_key:
+            best, best_key = item, item_key
+    if best is _MISSING:
+        if default is _MISSING:
+            raise ValueError("min() iterable argument is empty")
+        return default
+    return best
+
+
+def max_item(iterable, *, key=None, default=_MISSING):  # type: ignore[no-untyped-def]
+    best = best_key = _MISSING
+    for item in iterable:
+        item_key = item if key is None else key(item)
+        if best_key is _MISSING or item_key > best_key:
+            best, best_key = item, item_key
+    if best is _MISSING:
+        if default is _MISSING:
+            raise ValueError("max() iterable argument is empty")
+        return default
+    return best
+
+
 def getattr_default(owner, name, default):  # type: ignore[no-untyped-def]
     try:
         return getattr(owner, name)

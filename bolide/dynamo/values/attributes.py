@@ -249,29 +249,27 @@ def _module_member(owner: Outside, cls: type, name: str) -> Any:
 
 def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
     """`super(cls, owner).name`."""
-    if isinstance(owner, type):
-        start = owner
-    else:
-        start = owner.cls if type(owner) is Outside else type(owner)
+    unbound = isinstance(owner, type) and issubclass(owner, cls)
+    start = owner if unbound else (owner.cls if type(owner) is Outside else type(owner))
     mro = start.__mro__
     for base in mro[mro.index(cls) + 1 :]:
         if name in base.__dict__:
             found = base.__dict__[name]
             kind = type(found)
             if kind is types.FunctionType:
-                return found if owner is start and name == "__new__" else types.MethodType(found, owner)
+                return found if unbound and name == "__new__" else types.MethodType(found, owner)
             if kind is staticmethod:
                 return found.__func__
             if kind is classmethod:
                 return types.MethodType(found.__func__, start)
             if kind is property:
                 return Call(found.fget, [owner])
-            if kind in (types.WrapperDescriptorType, types.MethodDescriptorType) and not isinstance(owner, type):
+            if kind in (types.WrapperDescriptorType, types.MethodDescriptorType) and not unbound:
                 return types.MethodType(found, owner)
             if kind is types.BuiltinFunctionType:  # __new__ of built-in types
                 return found
             if hasattr(kind, "__get__"):
-                return found.__get__(None if isinstance(owner, type) else owner, start)
+                return found.__get__(None if unbound else owner, start)
             return _class_value(vm, base, name, found)
     raise AttributeError(f"'super' object has no attribute '{name}'")
 

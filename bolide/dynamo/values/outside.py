@@ -208,8 +208,16 @@ class Outside:
             self.slot_values = world.overlay(values, self.source, attribute_source)
         return self.slot_values
 
-    def __repr__(self) -> str:
+    def describe(self) -> str:
         return f"Outside({self.cls.__name__})"
+
+    # Native code that gets hold of an outside object (inside a container, say) must not mistake it for an ordinary one.
+
+    def _refuse(self, *args: Any) -> Any:
+        raise Unsupported(f"native code looks into an outside {self.cls.__name__} object", None, "pass its parts instead")
+
+    __getattr__ = __bool__ = __str__ = __repr__ = __format__ = __lt__ = __le__ = __gt__ = __ge__ = __iter__ = __len__ = _refuse
+    __getitem__ = __contains__ = __call__ = __add__ = __radd__ = __enter__ = __reduce_ex__ = _refuse
 
 
 class Snapshot:
