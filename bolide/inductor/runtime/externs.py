@@ -18,10 +18,35 @@ def function_of(op: torch._ops.OpOverload) -> Callable[..., Any]:
 @functools.cache
 def prefers_onednn() -> bool:
     """Whether oneDNN multiplies float32 matrices faster than ATen's own choice, MKL: so on CPUs not made by Intel."""
-    if not torch.backends.mkldnn.is_available() or not torch.backends.mkl.is_available():
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):  # type: ignore[no-untyped-call]
         return False
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
     return "AuthenticAMD" in text
+
+
+def conv_weight_gradient(
+    grad: torch.Tensor, x: torch.Tensor, size: list[int], stride: list[int], padding: list[int], dilation: list[int]
+) -> torch.Tensor:
+    """The weight gradient, of shape `size`, of a 2-d convolution without groups, as one matrix product.
+
+    `grad` (N, O, H', W') is the gradient of the result, `x` (N, I, H, W) the input: grad as (O, N·H'·W') times the
+    unfolded input as (N·H'·W', I·kh·kw).
+    """
+    outputs, columns = size[0], size[1] * size[2] * size[3]
+    unfolded = torch.ops.aten.im2col.default(x, size[2:], dilation, padding, stride)
+    right = unfolded.permute(1, 0, 2).reshape(columns, -1)
+    left = grad.transpose(0, 1).reshape(outputs, -1)
+    if prefers_onednn():
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(left, right, None, "none", [], "")
+        return product.view(size)
+    return torch.mm(left, right.t()).view(size)
+
+
+_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(
+    "conv_weight_gradient(Tensor grad, Tensor x, int[] size, int[] stride, int[] padding, int[] dilation) -> Tensor"
+)
+_library.impl("conv_weight_gradient", conv_weight_gradient, "CompositeExplicitAutograd")

@@ -1,0 +1,51 @@
+"""Library calls put in the place of ATen's give the same results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bolide.inductor.runtime import externs
+from bolide.inductor.schedule import libraries
+from tests.schedule_tools import check
+
+
+@pytest.mark.parametrize("stride,padding,dilation", [(1, 1, 1), (2, 0, 1), (1, 2, 2)])
+def test_weight_gradient_as_a_product(stride: int, padding: int, dilation: int) -> None:
+    x, w = torch.randn(2, 3, 9, 8, dtype=torch.float64), torch.randn(5, 3, 3, 3, dtype=torch.float64)
+    shape = [[stride] * 2, [padding] * 2, [dilation] * 2]
+    grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *shape, False, [0, 0], 1))
+    expected = torch.ops.aten.convolution_backward(grad, x, w, None, *shape, False, [0, 0], 1, [False, True, False])[1]
+    # the product itself is float32 where oneDNN makes it
+    result = externs.conv_weight_gradient(grad.float(), x.float(), list(w.shape), *shape)
+    torch.testing.assert_close(result, expected.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_products_of_every_orientation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "FEWEST_PRODUCTS", 1)
+    monkeypatch.setattr(externs, "prefers_onednn", lambda: True)
+    a, b, bias = torch.randn(20, 30), torch.randn(30, 40), torch.randn(40)
+
+    def products(a, b, bias):
+        transposed = a.t().contiguous().t()
+        wide = b.t().contiguous().t()
+        return a @ b, transposed @ b, a @ wide, torch.addmm(bias, a, b), b.t() @ a.t(), torch.addmm(bias, a, b, beta=2)
+
+    graph = check(products, a, b, bias, rtol=1e-4, atol=1e-4)
+    assert graph.source.count("_linear_pointwise") == 0  # functions are bound by number
+    calls = [str(step.op) for step in graph.plan.steps if hasattr(step, "op")]
+    assert calls.count("mkldnn._linear_pointwise.default") == 5, calls
+
+
+def test_convolution_backward_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "FEWEST_WEIGHTS", 1)
+
+    def backward(grad, x, w):
+        return torch.ops.aten.convolution_backward.default(
+            grad, x, w, [5], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True]
+        )
+
+    graph = check(
+        backward, torch.randn(2, 5, 4, 4), torch.randn(2, 3, 4, 4), torch.randn(5, 3, 3, 3), rtol=1e-4, atol=1e-4
+    )
+    assert "bolide.conv_weight_gradient.default" in [str(s.op) for s in graph.plan.steps if hasattr(s, "op")]
