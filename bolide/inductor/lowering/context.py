@@ -354,6 +354,9 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> Any:
         return as_expr(meta) if isinstance(meta, torch.SymInt) else meta
     function = LOWERINGS.get(target)
     if function is not None and _supported(node):
+        if hasattr(meta, "dtype") and any(type(size) is int and size == 0 for size in meta.shape):
+            # no element to compute: no lowering need think of it
+            return ctx.compute(ctx.shape_of(meta), meta.dtype, lambda coords: sc.const(0, meta.dtype))
         args = tuple(_argument(arg, ctx.values) for arg in node.args)
         kwargs = {key: _argument(arg, ctx.values) for key, arg in node.kwargs.items()}
         result = function(ctx, *args, **kwargs)
