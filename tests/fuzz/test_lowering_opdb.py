@@ -14,12 +14,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "ir"))
-from lowering_tools import assert_same, run_op  # noqa: E402
+from lowering_tools import assert_same, run_op
 
-from bolide.inductor.lowering import LOWERINGS  # noqa: E402
+from bolide.inductor.lowering import LOWERINGS
 
 pytest.importorskip("expecttest")
-from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
+from torch.testing._internal.common_methods_invocations import op_db
 
 SECONDS = 8.0
 MOST_CALLS = 12  # of one overload and dtype
