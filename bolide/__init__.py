@@ -19,8 +19,11 @@ from bolide.support.errors import (
     RecompileError,
     Unsupported,
 )
+from bolide.tracing import keep_dynamo_out
 
 __version__ = "0.1.0"
+
+keep_dynamo_out()  # also for optimizers that are made before anything is compiled
 
 __all__ = [
     "BolideError",

@@ -25,7 +25,7 @@ from bolide.functorch import GraphInfo
 from bolide.support import events
 from bolide.support.errors import BolideWarning, CompileError, Unsupported, UserFrame, unknown_name
 from bolide.support.garbage import collector_paused
-from bolide.tracing import TensorMeta, keep_dynamo_out
+from bolide.tracing import TensorMeta
 
 T = TypeVar("T", bound=Callable[..., Any])
 GraphCompiler = Callable[[fx.GraphModule, GraphInfo], Callable[[list[Any]], Any]]
@@ -226,7 +226,6 @@ def _compile(model: Any, settings: Settings, disable: bool) -> Any:
         raise TypeError(f"compile expects a function, a method or an nn.Module (an instance), not {what}")
     if disable or config.disable:
         return model
-    keep_dynamo_out()
     if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return _refuse(model, settings, "TorchScript has compiled it already", "compile the Python it was made from")
     if isinstance(model, modules.CompiledModule):
