@@ -22,8 +22,9 @@ from bolide.functorch.graphs import (
 )
 from bolide.functorch.joint import finish_inference, finish_joint, tangent_meta
 from bolide.functorch.missing import without_tangents
-from bolide.functorch.partitioners import Partition, Strategy, partition, saved_bytes
+from bolide.functorch.partitioners import Partition, Strategy, forward_nodes, partition, saved_bytes
 from bolide.functorch.passes import run_passes
+from bolide.functorch.passes.norms import split_norms
 from bolide.functorch.runtime import (
     Crossing,
     assembling,
@@ -87,6 +88,7 @@ def _compile_training(
 ) -> CompiledGraph:
     started = time.perf_counter()
     joint = finish_joint(trace, signature)
+    split_norms(joint.graph, forward_nodes(joint))
     run_passes(joint.graph, name)
     parts = partition(joint, strategy)
     if events.subscribers:

@@ -26,7 +26,6 @@ from bolide.functorch.graphs import (
     is_tuple,
     is_view,
     placeholders,
-    readers_through_views,
     results,
 )
 from bolide.functorch.mincut import INFINITE, minimum_cut
@@ -66,19 +65,17 @@ class Partition:
 
 
 def partition(joint: Joint, strategy: Strategy = "min_cut") -> Partition:
-    """Splits `joint`. With "min_cut" never more bytes are saved than with "default", which saves what eager's formulas
-    save.
+    """Splits `joint`. "default" saves what eager's formulas save; "min_cut" what costs the least time, but no more
+    bytes (beyond rounding).
     """
     needs = analyse(joint)
     saved = read_by_backward(needs)
     if strategy == "min_cut" and possible_gain(needs, saved) > _WORTH_A_CUT * sum(
         _price_of_saving(node, needs) for node in saved
     ):
-        for weight in (1.0, 0.0):  # the second minimises bytes alone
-            cut = cheapest_cut(needs, weight)
-            if saved_bytes(cut) <= saved_bytes(saved):
-                saved = cut
-                break
+        cut = cheapest_cut(needs)
+        if saved_bytes(cut) <= 1.01 * saved_bytes(saved):
+            saved = cut
     return _split(joint, needs, saved)
 
 
@@ -105,18 +102,24 @@ class Needs:
     visible: set[fx.Node]
 
 
+def forward_nodes(joint: Joint) -> set[fx.Node]:
+    """The nodes that the forward computes in any case: for its results, for writes and random draws."""
+    graph = joint.graph
+    with_tangents = closure(placeholders(graph)[joint.inputs :], lambda node: node.users)
+    impure = [node for node in graph.nodes if is_impure(node) and node.op == "call_function"]
+    start = argument_nodes(results(graph)[: joint.outputs]) + [node for node in impure if node not in with_tangents]
+    found = closure(start, lambda node: node.all_input_nodes)
+    found.update([user for node in found for user in node.users if is_getitem(user)])
+    return found
+
+
 def analyse(joint: Joint) -> Needs:
     graph = joint.graph
     flat = results(graph)
     outputs, gradients = argument_nodes(flat[: joint.outputs]), argument_nodes(flat[joint.outputs :])
-    tangents = placeholders(graph)[joint.inputs :]
-    with_tangents = closure(tangents, lambda node: node.users)
+    with_tangents = closure(placeholders(graph)[joint.inputs :], lambda node: node.users)
     needed = closure(gradients, lambda node: node.all_input_nodes)
-    impure = [
-        node for node in graph.nodes if is_impure(node) and node.op == "call_function" and node not in with_tangents
-    ]
-    in_forward = closure([*outputs, *impure], lambda node: node.all_input_nodes)
-    in_forward.update([user for node in in_forward for user in node.users if is_getitem(user)])
+    in_forward = forward_nodes(joint)
     candidates = [node for node in graph.nodes if node in needed and node not in with_tangents]
     readers = needed & with_tangents
     demanded = set(gradients).intersection(candidates)
@@ -165,27 +168,29 @@ def read_by_backward(needs: Needs) -> list[fx.Node]:
 
 
 def possible_gain(needs: Needs, saved: list[fx.Node]) -> float:
-    """An upper bound of what any choice can save against the default one, in bytes of traffic; found without a flow.
+    """An upper bound of what any choice can gain over the default one, in bytes of traffic; found without a flow.
 
-    A saved value can be computed again instead, at a gain of at most the difference of the two prices. If it is read
-    through values that only the backward computes, one of those may be saved in its place; the gain is then less than
-    its whole price.
+    A saved value can be computed again instead: that gains at most the difference of the two prices. Or what only the
+    backward computes is saved in place of the values that it is made of.
     """
+    price = {node: _price_of_saving(node, needs) if node.op != "placeholder" else 0.0 for node in saved}
     gain = 0.0
-    for node in saved:
-        if node.op == "placeholder":
-            continue
-        price = _price_of_saving(node, needs)
-        if any(reader in needs.backward_only for reader in readers_through_views(node)):
-            gain += price
-        elif _may_run_in_backward(node, needs):
-            again = argument_nodes([node, node.args[0] if is_getitem(node) else None])
-            gain += max(0.0, price - sum(_price_of_again(step, needs) for step in again))
+    made_of: dict[fx.Node, frozenset[fx.Node]] = {}
+    for node in needs.candidates:
+        if node in price:
+            made_of[node] = frozenset([node])
+            if price[node] and _may_run_in_backward(node, needs):
+                again = argument_nodes([node, node.args[0] if is_getitem(node) else None])
+                gain += max(0.0, price[node] - sum(_price_of_again(step, needs) for step in again))
+        else:
+            made_of[node] = frozenset().union(*[made_of[source] for source in node.all_input_nodes])
+            if node in needs.backward_only:
+                gain += max(0.0, sum(price[part] for part in made_of[node]) - _price_of_saving(node, needs))
     return gain
 
 
-def cheapest_cut(needs: Needs, recompute_weight: float) -> list[fx.Node]:
-    """The minimum cut. `recompute_weight` scales the price of computing again against that of bytes."""
+def cheapest_cut(needs: Needs) -> list[fx.Node]:
+    """The values on the minimum cut."""
     if not needs.demanded:
         return []
     source, sink = 0, 1
@@ -193,7 +198,7 @@ def cheapest_cut(needs: Needs, recompute_weight: float) -> list[fx.Node]:
     edges: list[tuple[int, int, float]] = []
     for node, entry in number.items():
         edges.append((entry, entry + 1, _price_of_saving(node, needs) if _savable(node) else INFINITE))
-        again = _price_of_again(node, needs) * recompute_weight if _may_run_in_backward(node, needs) else INFINITE
+        again = _price_of_again(node, needs) if _may_run_in_backward(node, needs) else INFINITE
         if again:
             edges.append((source, entry, again))
         if node in needs.demanded:
@@ -211,7 +216,8 @@ def _price_of_saving(node: fx.Node, needs: Needs) -> float:
         return 1.0
     made_by_extern = recompute(node.args[0] if is_getitem(node) else node) == NEVER  # type: ignore[arg-type]
     written = node in needs.visible or made_by_extern or is_in_memory(node, needs.in_forward)
-    return node_bytes(node) * (1.0 if written else 2.0) + 8.0
+    early = 1.05 if node in needs.backward_only else 1.0  # where it makes no difference, the backward does its own work
+    return node_bytes(node) * (1.0 if written else 2.0) * early + 8.0
 
 
 def _may_run_in_backward(node: fx.Node, needs: Needs) -> bool:

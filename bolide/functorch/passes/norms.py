@@ -1,0 +1,93 @@
+"""Normalised values that the backward can make again from the statistics.
+
+A norm's op gives its result, mean and reciprocal deviation at once; seen as one op it would have to be done again in
+full to have the result again. Pointwise readers in the backward therefore read an expression of the input and the
+statistics, which are saved for the norm's own backward anyway, so the result itself need not be saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from bolide.functorch.cost import fuses
+from bolide.functorch.graphs import aten, is_getitem, is_view
+from bolide.tracing import TensorMeta
+from bolide.tracing.meta import contiguous_strides
+from bolide.tracing.rules import infer
+
+
+class Writer:
+    """Makes nodes in front of `place`, with their metas."""
+
+    def __init__(self, place: fx.Node) -> None:
+        self.place = place
+
+    def __call__(self, op: Any, *args: Any) -> fx.Node:
+        with self.place.graph.inserting_before(self.place):
+            node = self.place.graph.call_function(op, args)
+        node.meta = {**self.place.meta, "val": infer(op, args, {})}
+        return node
+
+    def viewed(self, node: Any, shape: list[Any]) -> fx.Node:
+        return self(aten.view.default, node, shape)
+
+
+Formula = Callable[[Writer, fx.Node, fx.Node, fx.Node], fx.Node]
+
+
+def _layer_norm(write: Writer, norm: fx.Node, mean: fx.Node, rstd: fx.Node) -> fx.Node:
+    x, _, weight, bias, _ = norm.args
+    value = write(aten.mul.Tensor, write(aten.sub.Tensor, x, mean), rstd)
+    if weight is not None:
+        value = write(aten.mul.Tensor, value, weight)
+    return value if bias is None else write(aten.add.Tensor, value, bias)
+
+
+def _group_norm(write: Writer, norm: fx.Node, mean: fx.Node, rstd: fx.Node) -> fx.Node:
+    x, weight, bias, batch, channels, _, groups, _ = norm.args
+    shape = list(x.meta["val"].shape)  # type: ignore[union-attr]
+    per_group, per_channel = [batch, groups, 1], [1, channels, 1]
+    value = write(aten.sub.Tensor, write.viewed(x, [batch, groups, -1]), write.viewed(mean, per_group))
+    value = write(aten.mul.Tensor, value, write.viewed(rstd, per_group))
+    value = write.viewed(value, [batch, channels, -1])
+    if weight is not None:
+        value = write(aten.mul.Tensor, value, write.viewed(weight, per_channel))
+    if bias is not None:
+        value = write(aten.add.Tensor, value, write.viewed(bias, per_channel))
+    return write.viewed(value, shape)
+
+
+FORMULAS: dict[Any, Formula] = {
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_group_norm.default: _group_norm,
+}
+
+
+def split_norms(graph: fx.Graph, forward: set[fx.Node]) -> fx.Graph:
+    """Lets readers outside of `forward` (the nodes that the forward computes) read a norm's formula instead of its
+    result, where all of them fuse.
+    """
+    for op, formula in FORMULAS.items():
+        for norm in graph.find_nodes(op="call_function", target=op):
+            parts = {user.args[1]: user for user in norm.users if is_getitem(user)}
+            if len(parts) < 3 or not _is_plain(norm.args[0], parts[0], parts[1]):
+                continue
+            readers = [user for user in parts[0].users if user not in forward and user.op != "output"]
+            if readers and all(fuses(reader) and not is_view(reader) for reader in readers):
+                value = formula(Writer(max(parts.values()).next), norm, parts[1], parts[2])
+                for reader in readers:
+                    reader.replace_input_with(parts[0], value)
+    return graph
+
+
+def _is_plain(x: Any, out: fx.Node, mean: fx.Node) -> bool:
+    """Row-major, with static sizes, statistics not rounded to less than the computation's precision."""
+    metas: list[TensorMeta] = [x.meta["val"], out.meta["val"], mean.meta["val"]]
+    if any(meta.dtype not in (torch.float32, torch.float64) for meta in metas):
+        return False
+    static = all(isinstance(size, int) for size in metas[0].shape)
+    return static and all(meta.stride == contiguous_strides(meta.shape) for meta in metas[:2])
