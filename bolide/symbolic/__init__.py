@@ -1,5 +1,7 @@
-"""Symbolic integers: `Expr` for index arithmetic and sizes, `Cond` for conditions on them."""
+"""Symbolic integers: `Expr` for index arithmetic and sizes, `Cond` for conditions on them, `ShapeEnv` for sizes of a
+trace."""
 
 from bolide.symbolic.expr import Cond, Expr, as_expr
+from bolide.symbolic.sizes import ShapeEnv, SymNode, symbolic_strides
 
-__all__ = ["Cond", "Expr", "as_expr"]
+__all__ = ["Cond", "Expr", "ShapeEnv", "SymNode", "as_expr", "symbolic_strides"]

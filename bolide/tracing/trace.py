@@ -304,4 +304,4 @@ def invert(order: list[int]) -> list[int]:
     return inverse
 
 
-from bolide.tracing import handlers, random_handlers  # noqa: E402, F401  (the tables of handlers need Trace)
+from bolide.tracing import handlers, random_handlers, recurrent  # noqa: E402, F401  (the tables of handlers need Trace)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from bolide.tracing.rules.common import (
     like_strides,
     suggested_format,
 )
-from bolide.tracing.rules.registry import by_real_kernel, rule
+from bolide.tracing.rules.registry import rule
 
 aten = torch.ops.aten
 
@@ -222,23 +221,12 @@ def _adaptive_avg_pool2d(x: TensorMeta, size: list[Any]) -> TensorMeta:
 # ---- attention ----------------------------------------------------------------------------------------------------
 
 
-@cache
-def _flash_keeps_layout() -> bool:
-    """Whether the result has the query's strides (torch 2.13), or always those of a transposed (batch, length, heads,
-    width)."""
-    q = torch.zeros(1, 2, 2, 4)
-    result, _ = aten._scaled_dot_product_flash_attention_for_cpu.default(q, q, q)
-    return bool(result.stride() == q.stride())
-
-
 @rule("_scaled_dot_product_flash_attention_for_cpu")
 def _flash_attention_cpu(q: TensorMeta, k: TensorMeta, v: TensorMeta, *_: Any, **__: Any) -> tuple[TensorMeta, ...]:
-    batch, heads, length, _width = q.shape
-    value = v.shape[3]
-    stride = like_strides(q) if _flash_keeps_layout() else (length * heads * value, value, heads * value, 1)
+    batch, heads, length, _ = q.shape
     statistics = torch.float64 if q.dtype is torch.float64 else torch.float32
     sums = TensorMeta((batch, heads, length), (length * heads, 1, heads), 0, statistics, q.device)
-    return TensorMeta((batch, heads, length, value), stride, 0, q.dtype, q.device), sums
+    return TensorMeta(q.shape, like_strides(q), 0, q.dtype, q.device), sums
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward")
@@ -250,9 +238,3 @@ def _flash_attention_cpu_backward(
         return TensorMeta(x.shape, (length * heads * width, width, heads * width, 1), 0, x.dtype, x.device)
 
     return like(q), like(k), like(v)
-
-
-@rule("mkldnn_rnn_layer")
-def _rnn_layer(*args: Any) -> Any:
-    """Its workspace has a size only oneDNN knows, so the layer is run on zeros."""
-    return by_real_kernel(aten.mkldnn_rnn_layer.default, args, {})

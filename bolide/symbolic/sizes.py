@@ -1,0 +1,348 @@
+"""Symbolic sizes: what `torch.SymInt`, `SymBool` and `SymFloat` carry while tracing, and the assumptions made of them.
+
+torch asks a `SymInt` only through the methods of its node, from Python and from C++; any object that has them will do.
+Ours holds an `Expr` (or a `Cond`) and a hint, the
+value in the run that is being traced. Where torch or the user's program must know a truth value, the hint decides and
+the `ShapeEnv` notes the condition as a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from bolide.support.errors import UserFrame
+from bolide.symbolic.expr import Cond, Expr
+
+
+class ShapeEnv:
+    """The size variables of one trace, their values in this run, and what was assumed of them.
+
+    `guards` maps each assumption to the user's line that needed it first (None: not known). `where` tells that line.
+    """
+
+    def __init__(self, where: Callable[[], UserFrame | None] = lambda: None) -> None:
+        self.hints: dict[str, int] = {}
+        self.guards: dict[Cond, UserFrame | None] = {}
+        self._where = where
+
+    def size(self, hint: int, name: str | None = None) -> Any:
+        """A new size with this value now. 0 and 1 are not made symbolic: torch treats them specially everywhere."""
+        if hint < 2:
+            return hint
+        name = name or f"s{len(self.hints)}"
+        self.hints[name] = hint
+        return torch.SymInt(SymNode(self, Expr.var(name, 2), hint))  # type: ignore[no-untyped-call]
+
+    def holds(self, condition: Cond) -> bool:
+        """Whether the condition holds in this run; what is found becomes a guard unless it always holds."""
+        if condition.is_const:
+            return condition.value
+        truth = condition.evaluate(self.hints)
+        guard = condition if truth else condition.negate()
+        if guard not in self.guards:
+            self.guards[guard] = self._where()
+        return truth
+
+    def specialise(self, expr: Expr, value: int) -> int:
+        """Assume that the expression has the value it has now."""
+        self.holds(expr.eq(value))
+        return value
+
+
+Value = Expr | Cond | float
+
+
+class SymNode:
+    """The node of a `torch.SymInt` (`expr` is an Expr), `SymBool` (a Cond) or `SymFloat` (a number: floats are not
+    symbolic, the size they come from is specialised)."""
+
+    __slots__ = ("env", "expr", "hint")
+
+    def __init__(self, env: ShapeEnv, expr: Value, hint: int | bool | float) -> None:
+        self.env, self.expr, self.hint = env, expr, hint
+
+    # ---- what it is -----------------------------------------------------------------------------------------------
+
+    def is_int(self) -> bool:
+        return isinstance(self.expr, Expr)
+
+    def is_bool(self) -> bool:
+        return isinstance(self.expr, Cond)
+
+    def is_float(self) -> bool:
+        return isinstance(self.expr, float)
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def nested_int(self) -> None:
+        return None
+
+    def is_symbolic(self) -> bool:
+        return not self.is_constant()
+
+    def is_constant(self) -> bool:
+        return self.expr.is_const if isinstance(self.expr, (Expr, Cond)) else True
+
+    def has_hint(self) -> bool:
+        return True
+
+    def maybe_as_int(self) -> int | None:
+        return self.expr.value if isinstance(self.expr, Expr) and self.expr.is_const else None
+
+    constant_int = maybe_as_int
+
+    def maybe_as_bool(self) -> bool | None:
+        return self.expr.value if isinstance(self.expr, Cond) and self.expr.is_const else None
+
+    constant_bool = maybe_as_bool
+
+    def maybe_as_float(self) -> float | None:
+        return self.expr if isinstance(self.expr, float) else None
+
+    def clone(self) -> SymNode:
+        return self
+
+    def str(self) -> str:
+        return self.expr.text() if isinstance(self.expr, (Expr, Cond)) else repr(self.expr)
+
+    __str__ = __repr__ = _graph_repr = str
+
+    # ---- knowing the value ----------------------------------------------------------------------------------------
+
+    def guard_int(self, file: Any = "", line: Any = 0) -> int:
+        if isinstance(self.expr, Expr):
+            return self.env.specialise(self.expr, int(self.hint))
+        return int(self.guard_bool() if isinstance(self.expr, Cond) else self.expr)
+
+    def int_(self) -> int:
+        return self.guard_int()
+
+    def guard_bool(self, file: Any = "", line: Any = 0) -> bool:
+        if isinstance(self.expr, Cond):
+            return self.env.holds(self.expr)
+        return bool(self.guard_int())
+
+    def bool_(self) -> bool:
+        return self.guard_bool()
+
+    expect_true = guard_size_oblivious = guard_or_false = guard_or_true = guard_bool
+
+    def expect_size(self, file: Any = "", line: Any = 0) -> bool:
+        return bool(self.env.holds(self._integer().ge(0)))
+
+    def statically_known_true(self, file: Any = "", line: Any = 0) -> bool:
+        return isinstance(self.expr, Cond) and self.expr.is_const and self.expr.value
+
+    def guard_float(self, file: Any = "", line: Any = 0) -> float:
+        return float(self.expr if isinstance(self.expr, float) else self.guard_int())
+
+    # ---- making others --------------------------------------------------------------------------------------------
+
+    def wrap_int(self, value: int) -> SymNode:
+        return SymNode(self.env, Expr.const(value), value)
+
+    def wrap_bool(self, value: bool) -> SymNode:
+        return SymNode(self.env, Expr.const(0 if value else 1).eq(0), value)
+
+    def wrap_float(self, value: float) -> SymNode:
+        return SymNode(self.env, float(value), float(value))
+
+    def _integer(self) -> Expr:
+        return self.expr if isinstance(self.expr, Expr) else Expr.const(self.guard_int())
+
+    def _int(self, expr: Expr) -> SymNode:
+        return SymNode(self.env, expr, expr.evaluate(self.env.hints))
+
+    def _cond(self, condition: Cond) -> SymNode:
+        return SymNode(self.env, condition, condition.evaluate(self.env.hints))
+
+    def add(self, other: SymNode) -> SymNode:
+        return self._arithmetic("+", other)
+
+    def sub(self, other: SymNode) -> SymNode:
+        return self._arithmetic("-", other)
+
+    def mul(self, other: SymNode) -> SymNode:
+        return self._arithmetic("*", other)
+
+    def mod(self, other: SymNode) -> SymNode:
+        return self._arithmetic("%", other)
+
+    def int_floordiv(self, other: SymNode) -> SymNode:
+        return self._arithmetic("//", other)
+
+    floordiv = int_floordiv
+
+    def _arithmetic(self, op: str, other: SymNode) -> SymNode:
+        if isinstance(self.expr, float) or isinstance(other.expr, float):
+            return self.wrap_float(_FLOAT_OPS[op](self.guard_float(), other.guard_float()))
+        a, b = self._integer(), other._integer()
+        if op in ("//", "%"):
+            self.env.holds(b.ne(0))
+        return self._int(_INT_OPS[op](a, b))
+
+    def int_truediv(self, other: SymNode) -> SymNode:
+        return self.wrap_float(self.guard_int() / other.guard_int())
+
+    def float_truediv(self, other: SymNode) -> SymNode:
+        return self.wrap_float(self.guard_float() / other.guard_float())
+
+    truediv = float_truediv
+
+    def float_pow(self, other: SymNode) -> SymNode:
+        return self.wrap_float(self.guard_float() ** other.guard_float())
+
+    def pow_by_natural(self, other: SymNode) -> SymNode:
+        base, result = self._integer(), Expr.const(1)
+        for _ in range(other.guard_int()):
+            result = result * base
+        return self._int(result)
+
+    pow = pow_by_natural
+
+    def neg(self) -> SymNode:
+        return self._int(-self._integer()) if not isinstance(self.expr, float) else self.wrap_float(-self.expr)
+
+    def pos(self) -> SymNode:
+        return self
+
+    def abs(self) -> SymNode:
+        return self if self.env.holds(self._integer().ge(0)) else self.neg()
+
+    def sym_min(self, other: SymNode) -> SymNode:
+        return self._int(Expr.min(self._integer(), other._integer()))
+
+    def sym_max(self, other: SymNode) -> SymNode:
+        return self._int(Expr.max(self._integer(), other._integer()))
+
+    def sym_float(self) -> SymNode:
+        return self.wrap_float(self.guard_float())
+
+    def sym_int(self) -> SymNode:
+        return self
+
+    trunc = ceil = floor = round = sym_int
+
+    def eq(self, other: SymNode) -> SymNode:
+        return self._compare("eq", other)
+
+    def ne(self, other: SymNode) -> SymNode:
+        return self._compare("ne", other)
+
+    def lt(self, other: SymNode) -> SymNode:
+        return self._compare("lt", other)
+
+    def le(self, other: SymNode) -> SymNode:
+        return self._compare("le", other)
+
+    def gt(self, other: SymNode) -> SymNode:
+        return self._compare("gt", other)
+
+    def ge(self, other: SymNode) -> SymNode:
+        return self._compare("ge", other)
+
+    def _compare(self, op: str, other: SymNode) -> SymNode:
+        if isinstance(self.expr, float) or isinstance(other.expr, float):
+            return self.wrap_bool(getattr(self.guard_float(), f"__{op}__")(other.guard_float()))
+        return self._cond(getattr(self._integer(), op)(other._integer()))
+
+    def and_(self, other: SymNode) -> SymNode:
+        return self.wrap_bool(self.guard_bool() and other.guard_bool())
+
+    sym_and = bitwise_and = and_
+
+    def or_(self, other: SymNode) -> SymNode:
+        return self.wrap_bool(self.guard_bool() or other.guard_bool())
+
+    sym_or = bitwise_or = or_
+
+    def sym_not(self) -> SymNode:
+        return self._cond(self.expr.negate()) if isinstance(self.expr, Cond) else self.wrap_bool(not self.guard_bool())
+
+    def sym_ite(self, yes: SymNode, no: SymNode) -> SymNode:
+        return yes if self.guard_bool() else no
+
+    def sym_sum(self, others: Any) -> SymNode:
+        total = Expr.const(0)
+        for other in others:
+            total = total + other._integer()
+        return self._int(total)
+
+    # ---- questions about layouts that C++ asks of the first symbolic size -----------------------------------------
+
+    def is_contiguous(self, sizes: Any, strides: Any) -> SymNode:
+        return self.wrap_bool(self._in_order(sizes, strides, range(len(sizes) - 1, -1, -1)))
+
+    def is_channels_last_contiguous_2d(self, sizes: Any, strides: Any) -> SymNode:
+        return self.wrap_bool(len(sizes) == 4 and self._in_order(sizes, strides, (1, 3, 2, 0)))
+
+    def is_channels_last_contiguous_3d(self, sizes: Any, strides: Any) -> SymNode:
+        return self.wrap_bool(len(sizes) == 5 and self._in_order(sizes, strides, (1, 4, 3, 2, 0)))
+
+    def is_channels_last_strides_2d(self, sizes: Any, strides: Any) -> SymNode:
+        return self.wrap_bool(len(sizes) == 4 and self._like_channels_last(sizes, strides, (1, 3, 2, 0)))
+
+    def is_channels_last_strides_3d(self, sizes: Any, strides: Any) -> SymNode:
+        return self.wrap_bool(len(sizes) == 5 and self._like_channels_last(sizes, strides, (1, 4, 3, 2, 0)))
+
+    def is_non_overlapping_and_dense(self, sizes: Any, strides: Any) -> SymNode:
+        order = sorted(range(len(sizes)), key=lambda dim: (strides[dim].hint, sizes[dim].hint))
+        return self.wrap_bool(self._in_order(sizes, strides, order))
+
+    def _in_order(self, sizes: Any, strides: Any, order: Any) -> bool:
+        step = Expr.const(1)
+        for dim in order:
+            size = sizes[dim]._integer()
+            if self.env.holds(size.eq(1)):
+                continue
+            if not self.env.holds(strides[dim]._integer().eq(step)):
+                return False
+            step = step * size
+        return True
+
+    def _like_channels_last(self, sizes: Any, strides: Any, order: Any) -> bool:
+        least = Expr.const(0)
+        if self.env.holds(strides[1]._integer().eq(0)):
+            return False
+        for dim in order:
+            size, stride = sizes[dim]._integer(), strides[dim]._integer()
+            if self.env.holds(size.eq(0)) or self.env.holds(stride.lt(least)):
+                return False
+            if dim == 0 and least == strides[1]._integer():
+                return False
+            least = stride * size if self.env.holds(size.gt(1)) else stride
+        return True
+
+
+_INT_OPS: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "%": lambda a, b: a % b,
+    "//": lambda a, b: a // b,
+}
+_FLOAT_OPS: dict[str, Callable[[float, float], float]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "%": lambda a, b: a % b,
+    "//": lambda a, b: a // b,
+}
+
+
+def symbolic_strides(sizes: tuple[Any, ...], real: tuple[int, ...], hints: tuple[int, ...]) -> tuple[Any, ...]:
+    """The strides of an input with symbolic sizes: products of sizes where the real strides are such products.
+
+    `hints` are the real sizes. A stride that is not explained by the sizes inside of it stays a number (to be guarded).
+    """
+    strides: list[Any] = list(real)
+    order = sorted(range(len(real)), key=lambda dim: (real[dim], hints[dim]))
+    for inner, outer in pairwise(order):
+        if real[outer] == real[inner] * hints[inner] and hints[outer] != 1:
+            strides[outer] = strides[inner] * sizes[inner]
+    return tuple(strides)
