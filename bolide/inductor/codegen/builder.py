@@ -7,7 +7,10 @@ Numbers become constants of the other operand's type. Nothing here knows of kern
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Union
+
+from bolide.inductor.codegen.target import Target
 
 Operand = Union["Value", int, float]
 
@@ -111,11 +114,11 @@ class Value:
 
 
 class Builder:
-    """Writes one function. `declarations` (shared by the functions of a module) collects what the text calls."""
+    """Writes one function for `target`. `declarations` (shared by the functions of a module) collects what it calls."""
 
-    def __init__(self, declarations: dict[str, str]) -> None:
+    def __init__(self, declarations: dict[str, str], target: Target) -> None:
         self.lines: list[str] = []
-        self.declarations = declarations
+        self.declarations, self.target = declarations, target
         self.block = "entry"
         self._count = 0
 
@@ -225,6 +228,20 @@ class Builder:
         if lanes == 1:
             return self.const(0, scalar)
         return Value(self, "<" + ", ".join(f"{scalar} {lane}" for lane in range(lanes)) + ">", scalar, lanes)
+
+    def in_chunks(self, function: Callable[..., Value], width: int, args: tuple[Value, ...]) -> Value:
+        """`function` of values with any number of lanes, where it takes `width` lanes only: wider values go in pieces,
+        narrower ones are filled up with copies of their first lane."""
+        lanes = args[0].lanes
+        if lanes == width:
+            return function(*args)
+        if lanes < width:
+            order = [lane if lane < lanes else 0 for lane in range(width)]
+            result = function(*(self.splat(arg, width) if lanes == 1 else self.shuffle(arg, order) for arg in args))
+            return self.extract(result, 0) if lanes == 1 else self.shuffle(result, list(range(lanes)))
+        low, high = list(range(lanes // 2)), list(range(lanes // 2, lanes))
+        left = self.in_chunks(function, width, tuple(self.shuffle(arg, low) for arg in args))
+        return self.concat(left, self.in_chunks(function, width, tuple(self.shuffle(arg, high) for arg in args)))
 
     # ---- blocks ----
 

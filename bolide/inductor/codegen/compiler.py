@@ -1,38 +1,52 @@
-"""From kernels to machine code in this process. Kernels of equal text are compiled once."""
+"""From kernels to machine code in this process. Kernels that differ in names only are compiled once."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from bolide.inductor.codegen.emit import emit_kernel
+from bolide.inductor.codegen.structure import structure
 from bolide.inductor.codegen.target import Target, host_target
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.runtime.engine import Library, load
 from bolide.inductor.runtime.kernels import CompiledKernel
 
 ENTRY = "kernel"
-_known: dict[tuple[Target, str], tuple[int, Library]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """A kernel's machine code in this process."""
+
+    text: str
+    address: int
+    library: Library
+
+
+_known: dict[tuple[Any, ...], _Code] = {}
 _lock = threading.Lock()
 
 
 def compile_kernels(kernels: Sequence[Kernel], target: Target | None = None) -> list[CompiledKernel]:
-    """Machine code for `kernels`, in order. All that are new go through LLVM as one module; this may run in any
-    thread.
-    """
+    """Machine code for `kernels`, in order. All that are new (equal ones count once) go through LLVM as one module.
+    May be called from any thread."""
     target = target or host_target()
-    texts = [module_text(kernel, target) for kernel in kernels]
+    keys = [(target, structure(kernel)) for kernel in kernels]
     with _lock:
-        missing = list(dict.fromkeys(text for text in texts if (target, text) not in _known))
+        missing = {key: kernel for key, kernel in zip(keys, kernels) if key not in _known}
         if missing:
-            names = [f"k{number}" for number in range(len(missing))]
-            library = load(_joined(missing, names), names, target.cpu, target.features)
-            for name, text in zip(names, missing):
-                _known[target, text] = (library.addresses[name], library)
-        found = [_known[target, text] for text in texts]
+            texts = [module_text(kernel, target) for kernel in missing.values()]
+            names = [f"k{number}" for number in range(len(texts))]
+            library = load(_joined(texts, names), names, target.cpu, target.features)
+            for key, text, name in zip(missing, texts, names):
+                _known[key] = _Code(text, library.addresses[name], library)
+        found = [_known[key] for key in keys]
     return [
-        CompiledKernel(kernel, address, text, target.cpu, target.features, library)
-        for kernel, text, (address, library) in zip(kernels, texts, found)
+        CompiledKernel(kernel, code.address, code.text, target.cpu, target.features, code.library)
+        for kernel, code in zip(kernels, found)
     ]
 
 

@@ -58,8 +58,8 @@ class _Writer:
 
     def __init__(self, kernel: Kernel, dependences: Dependences, target: Target, declarations: dict[str, str]) -> None:
         self.kernel, self.target = kernel, target
-        self.b = Builder(declarations)
-        self.r = Region(self.b, dependences, target)
+        self.b = Builder(declarations, target)
+        self.r = Region(self.b, dependences)
         self._lanes: dict[int, int] = {}
 
     # ---- the function ----

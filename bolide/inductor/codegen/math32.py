@@ -69,6 +69,22 @@ def _power_of_two(n: Value) -> Value:
     return b.bitcast((n + 127) << 23, "float")
 
 
+def _scaled(value: Value, n: Value) -> Value:
+    """value · 2^n for integral -160 <= n <= 130, correct also where 2^n or the result is not a normal number."""
+    b = value.b
+    if b.target.scales and value.lanes > 1:
+
+        def scale(a: Value, e: Value) -> Value:
+            always, nearest = b.const(-1, "i16"), b.const(4, "i32")
+            return b.call("llvm.x86.avx512.mask.scalef.ps.512", (a, e, a, always, nearest), "float", 16)
+
+        return b.in_chunks(scale, 16, (value, n))
+    # In two steps. NaN makes the integer meaningless, but then the value is NaN, too.
+    whole = b.convert("fptosi", n, "i32")
+    half = b.binary("ashr", whole, b.like(1, whole))
+    return value * _power_of_two(half) * _power_of_two(whole - half)
+
+
 def _clamp(x: Value, low: float, high: float) -> Value:
     """x limited to [low, high]; NaN stays NaN."""
     b = x.b
@@ -84,15 +100,11 @@ def _reduce_exp(x: Value) -> tuple[Value, Value]:
 
 
 def exp(x: Value) -> Value:
-    """e^x; 1 ulp, also where the result is subnormal."""
+    """e^x; 1.02 ulp, also where the result is subnormal."""
     b = x.b
     n, r = _reduce_exp(_clamp(x, -104.0, 89.0))
     power = b.fma(r * r, horner(r, EXP), r) + 1.0
-    # 2^n in two steps: n reaches beyond the exponents of normal numbers. NaN makes the integer meaningless, and the
-    # result NaN whatever it is.
-    whole = b.convert("fptosi", n, "i32")
-    half = b.binary("ashr", whole, b.like(1, whole))
-    return power * _power_of_two(half) * _power_of_two(whole - half)
+    return _scaled(power, n)
 
 
 def expm1(x: Value) -> Value:
@@ -116,9 +128,7 @@ def exp2(x: Value) -> Value:
     high = f * LN2_HIGH
     r = b.fma(f, LN2_LOW, high)
     power = b.fma(r * r, horner(r, EXP), r) + 1.0
-    whole = b.convert("fptosi", n, "i32")
-    half = b.binary("ashr", whole, b.like(1, whole))
-    return power * _power_of_two(half) * _power_of_two(whole - half)
+    return _scaled(power, n)
 
 
 def _split_log(x: Value) -> tuple[Value, Value]:
@@ -205,7 +215,7 @@ def tanh(x: Value) -> Value:
     size = b.select(b.compare("fcmp ogt", size, 10.0), 10.0, size)
     n, r = _reduce_exp(size + size)
     power = b.fma(r * r, horner(r, EXP), r) + 1.0
-    large = 1.0 - 2.0 / b.fma(power, _power_of_two(b.convert("fptosi", n, "i32")), 1.0)
+    large = 1.0 - 2.0 / (_scaled(power, n) + 1.0)
     return b.intrinsic("copysign", b.select(is_large, large, small), x)
 
 
@@ -223,7 +233,7 @@ def erf(x: Value) -> Value:
     size = b.select(b.compare("fcmp ogt", size, 4.0), 4.0, size)
     n, r = _reduce_exp(size * horner(size, ERF_LARGE))
     power = b.fma(r * r, horner(r, EXP), r) + 1.0
-    large = 1.0 - power * _power_of_two(b.convert("fptosi", n, "i32"))
+    large = 1.0 - _scaled(power, n)
     return b.select(is_large, b.intrinsic("copysign", large, x), small)
 
 

@@ -12,7 +12,6 @@ import torch
 
 from bolide.inductor.codegen.analysis import READS, Dependences
 from bolide.inductor.codegen.builder import Builder, Value
-from bolide.inductor.codegen.target import Target
 from bolide.inductor.ir.loops import Node
 from bolide.symbolic import Expr
 from bolide.symbolic.expr import Atom
@@ -29,8 +28,8 @@ class Names:
     name is defined. `mask` is the lanes that are switched on (None: all).
     """
 
-    def __init__(self, b: Builder, dependences: Dependences, target: Target) -> None:
-        self.b, self.dependences, self.target = b, dependences, target
+    def __init__(self, b: Builder, dependences: Dependences) -> None:
+        self.b, self.dependences = b, dependences
         self.env: dict[str, Value] = {}
         self.depth: dict[str, int] = {}
         self.level = 0

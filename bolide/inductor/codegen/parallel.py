@@ -88,8 +88,8 @@ def entry(
     kernel: Kernel, name: str, regions: Sequence[tuple[str, Group]], target: Target, declarations: dict[str, str]
 ) -> str:
     """The text of the function that a launch calls, and of what it hands to the threads."""
-    b = Builder(declarations)
-    r = Region(b, Dependences(kernel), target)
+    b = Builder(declarations, target)
+    r = Region(b, Dependences(kernel))
     for position, size in enumerate(kernel.sizes, len(kernel.params)):
         word = b.emit(f"getelementptr i64, ptr %args, i64 {position}", "ptr")
         r.env[size], r.depth[size] = b.emit(f"load i64, {word}", "i64"), 0

@@ -13,7 +13,6 @@ import math
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.library import call_library
 from bolide.inductor.codegen.math32 import log
-from bolide.inductor.codegen.target import Target
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -54,13 +53,13 @@ def _unit(word: Value, plus: int = 0) -> Value:
     return b.convert("sitofp", top + plus if plus else top, "float") * 2.0**-24
 
 
-def philox_uniform(seed: Value, counter: int, element: Value, target: Target) -> Value:
+def philox_uniform(seed: Value, counter: int, element: Value) -> Value:
     """A float32 in [0, 1) for each element number (i64)."""
     return _unit(_words(seed, counter, element)[0])
 
 
-def philox_normal(seed: Value, counter: int, element: Value, target: Target) -> Value:
+def philox_normal(seed: Value, counter: int, element: Value) -> Value:
     """A standard normal float32 for each element number (i64): sqrt(-2 ln u1) cos(2 pi u2)."""
     w0, w1 = _words(seed, counter, element)
     radius = w0.b.intrinsic("sqrt", log(_unit(w0, 1)) * -2.0)
-    return radius * call_library("cos", (_unit(w1) * (2 * math.pi),), target)
+    return radius * call_library("cos", (_unit(w1) * (2 * math.pi),))

@@ -15,15 +15,14 @@ from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.names import Names
 from bolide.inductor.codegen.philox import philox_normal, philox_uniform
 from bolide.inductor.codegen.scalars import REGISTER, scalar_op
-from bolide.inductor.codegen.target import Target
 from bolide.inductor.ir.loops import Node
 
 
 class Region(Names):
     """`Names`, the values of nodes, and the accumulators in scope."""
 
-    def __init__(self, b: Builder, dependences: Dependences, target: Target) -> None:
-        super().__init__(b, dependences, target)
+    def __init__(self, b: Builder, dependences: Dependences) -> None:
+        super().__init__(b, dependences)
         self.accumulators: dict[str, Accumulator] = {}
         self._stateful: dict[str, set[Node]] = {}
 
@@ -59,11 +58,11 @@ class Region(Names):
         if node.op in ("philox", "philox_normal"):
             counter, element = node.arg
             draw = philox_uniform if node.op == "philox" else philox_normal
-            return draw(args[0], counter, self.index(element), self.target)
+            return draw(args[0], counter, self.index(element))
         if any(arg.lanes > 1 for arg in args):
             args = tuple(self.wide(arg) for arg in args)
         operand_type = node.src[-1].dtype
-        return scalar_op(node.op, args, operand_type, node.dtype, self.target)
+        return scalar_op(node.op, args, operand_type, node.dtype)
 
     # ---- accumulators ----
 

@@ -14,7 +14,6 @@ import torch
 from bolide.inductor.codegen import math32
 from bolide.inductor.codegen.builder import FLOATS, Builder, Value
 from bolide.inductor.codegen.library import call_library, has_library
-from bolide.inductor.codegen.target import Target
 
 REGISTER = {
     torch.float32: "float",
@@ -152,12 +151,12 @@ def _integer_division(op: str, a: Value, d: Value, dtype: torch.dtype) -> Value:
     return b.binary("sdiv", a, d) - b.convert("zext", wrong, a.scalar)
 
 
-def _float_division(op: str, a: Value, d: Value, target: Target) -> Value:
+def _float_division(op: str, a: Value, d: Value) -> Value:
     """eager's formulas for floor division and remainder (c10::div_floor_floating, remainder)."""
     b = a.b
     if op == "truncdiv":
         return b.intrinsic("trunc", a / d)
-    rest = call_library("fmod", (a, d), target)
+    rest = call_library("fmod", (a, d))
     if op == "fmod":
         return rest
     wrong = b.compare("fcmp une", rest, 0.0) & b.binary(
@@ -173,9 +172,9 @@ def _float_division(op: str, a: Value, d: Value, target: Target) -> Value:
     return b.select(b.compare("fcmp oeq", d, 0.0), a / d, floor)
 
 
-def _divide(op: str, a: Value, d: Value, dtype: torch.dtype, target: Target) -> Value:
+def _divide(op: str, a: Value, d: Value, dtype: torch.dtype) -> Value:
     if a.scalar in FLOATS:
-        return a / d if op == "div" else _float_division(op, a, d, target)
+        return a / d if op == "div" else _float_division(op, a, d)
     return _integer_division(op, a, d, dtype)
 
 
@@ -270,7 +269,7 @@ def supports(op: str, dtype: torch.dtype) -> bool:
     return dtype in (torch.float32, torch.float64) and (op == "sigmoid" or has_library(op))
 
 
-def scalar_op(op: str, args: tuple[Value, ...], dtype: torch.dtype, result: torch.dtype, target: Target) -> Value:
+def scalar_op(op: str, args: tuple[Value, ...], dtype: torch.dtype, result: torch.dtype) -> Value:
     """The value of `op` on operands of `dtype`, all with the same number of lanes (a condition of ``where`` may be one
     i1).
     """
@@ -290,7 +289,7 @@ def scalar_op(op: str, args: tuple[Value, ...], dtype: torch.dtype, result: torc
     if op in ("min", "max", "fmin", "fmax"):
         return minimum(op, first, args[1], dtype)
     if op in ("div", "floordiv", "truncdiv", "mod", "fmod"):
-        return _divide(op, first, args[1], dtype, target)
+        return _divide(op, first, args[1], dtype)
     if op == "fma":
         return b.fma(first, args[1], args[2])
     if op in ("shl", "shr"):
@@ -303,7 +302,7 @@ def scalar_op(op: str, args: tuple[Value, ...], dtype: torch.dtype, result: torc
         return math32.INLINE[op](first)
     if dtype in (torch.float32, torch.float64):
         if op == "sigmoid":
-            return 1.0 / (call_library("exp", (-first,), target) + 1.0)
+            return 1.0 / (call_library("exp", (-first,)) + 1.0)
         if has_library(op):
-            return call_library(op, args, target)
+            return call_library(op, args)
     raise Unsupported(f"no code for {op} on {dtype}")

@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 @dataclass(frozen=True, slots=True)
 class Target:
     """A CPU. `vector_bits`: width of its registers. `sleef_f32`, `sleef_f64`: lanes of the Sleef functions that suit
-    it (0: call the C library lane by lane).
+    it (0: call the C library lane by lane). `scales`: has an instruction for x · 2^n.
     """
 
     name: str
@@ -20,6 +20,7 @@ class Target:
     vector_bits: int
     sleef_f32: int
     sleef_f64: int
+    scales: bool
 
     @property
     def attributes(self) -> str:
@@ -30,11 +31,12 @@ class Target:
         return f'nounwind "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}"'
 
 
-#: (feature the host must have, name, register bits, Sleef lanes for float32 and float64); the first that fits is taken.
+#: (feature the host must have, name, register bits, Sleef lanes for float32 and float64, scales); the first that fits
+#: is taken.
 LEVELS = (
-    ("avx512f", "avx512", 512, 16, 8),
-    ("avx2", "avx2", 256, 8, 4),
-    ("", "generic", 128, 0, 0),
+    ("avx512f", "avx512", 512, 16, 8, True),
+    ("avx2", "avx2", 256, 8, 4, False),
+    ("", "generic", 128, 0, 0, False),
 )
 
 
@@ -42,7 +44,7 @@ LEVELS = (
 def host_target() -> Target:
     """The machine this process runs on."""
     features = llvm.get_host_cpu_features()
-    for feature, name, bits, f32, f64 in LEVELS:
+    for feature, name, bits, f32, f64, scales in LEVELS:
         if not feature or features.get(feature):
-            return Target(name, llvm.get_host_cpu_name(), features.flatten(), bits, f32, f64)
+            return Target(name, llvm.get_host_cpu_name(), features.flatten(), bits, f32, f64, scales)
     raise AssertionError("the last level fits every host")

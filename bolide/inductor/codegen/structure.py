@@ -1,0 +1,98 @@
+"""When two kernels are the same but for names: then they are compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bolide.inductor.codegen.analysis import postorder
+from bolide.inductor.ir.loops import Access, Init, Kernel, Loop, Node, Stmt, Update
+from bolide.symbolic import Expr
+from bolide.symbolic.expr import Atom
+
+
+def structure(kernel: Kernel) -> tuple[Any, ...]:
+    """A hashable description in which names are numbers, given in order of first declaration. Kernels with equal
+    descriptions differ in a one-to-one renaming at most, so they have the same machine code."""
+    return _Describer(kernel).description()
+
+
+class _Describer:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.buffers: dict[str, int] = {}
+        self.variables: dict[str, int] = {}
+        self.accumulators: dict[str, int] = {}
+        self.nodes: dict[Node, int] = {}
+        self.values: list[tuple[Any, ...]] = []
+        self.exprs: dict[Expr, tuple[Any, ...]] = {}
+
+    def description(self) -> tuple[Any, ...]:
+        kernel = self.kernel
+        for size in kernel.sizes:
+            _number(self.variables, size)
+        buffers = []
+        declared = [(p.name, p.dtype, p.numel) for p in kernel.params]
+        declared.extend((local.name, local.dtype, local.numel) for local in kernel.locals)
+        for name, dtype, numel in declared:
+            _number(self.buffers, name)
+            buffers.append((dtype, self.expr(numel)))
+        counts = (len(kernel.params), len(kernel.locals), len(kernel.sizes))
+        body = self.body(kernel.body)
+        return counts, tuple(buffers), body, tuple(self.values)
+
+    def body(self, statements: Sequence[Stmt]) -> tuple[Any, ...]:
+        return tuple(map(self.statement, statements))
+
+    def statement(self, statement: Stmt) -> tuple[Any, ...]:
+        if isinstance(statement, Loop):
+            axis = statement.axis
+            extent = self.expr(axis.extent)
+            return axis.kind, _number(self.variables, axis.name), extent, self.body(statement.body)
+        if isinstance(statement, Init):
+            return statement.op, statement.dtype, _number(self.accumulators, statement.name)
+        if isinstance(statement, Update):
+            position = None if statement.position is None else self.node(statement.position)
+            return self.accumulators[statement.name], self.node(statement.value), position
+        src = tuple(map(self.node, statement.src))
+        return statement.mode, self.access(statement.access), self.node(statement.value), src
+
+    def access(self, access: Access) -> tuple[Any, ...]:
+        return self.buffers[access.buffer], self.expr(access.index), access.masked
+
+    def node(self, root: Node) -> int:
+        for node in postorder((root,), self.nodes.__contains__):
+            src = tuple(self.nodes[operand] for operand in node.src)
+            self.values.append((node.op, node.dtype, src, self.argument(node)))
+            self.nodes[node] = len(self.nodes)
+        return self.nodes[root]
+
+    def argument(self, node: Node) -> Any:
+        arg = node.arg
+        if isinstance(arg, Access):
+            return self.access(arg)
+        if isinstance(arg, Expr):
+            return self.expr(arg)
+        if node.op == "acc":
+            return self.accumulators[arg]
+        if node.op.startswith("philox"):
+            return arg[0], self.expr(arg[1])
+        return type(arg), repr(arg)  # told apart as nodes are: 0.0 from -0.0, 1 from True
+
+    def expr(self, expr: Expr) -> tuple[Any, ...]:
+        found = self.exprs.get(expr)
+        if found is None:
+            terms = sorted((tuple(map(self.atom, mono)), coefficient) for mono, coefficient in expr.terms)
+            found = self.exprs[expr] = (expr.offset, *terms)
+        return found
+
+    def atom(self, atom: Atom) -> tuple[str, str]:
+        """The atom as text that can be sorted. The bounds belong to it: the code for a division depends on them."""
+        if atom.kind == "var":
+            known = self.variables.get(atom.key)
+            return "var", f"{atom.key if known is None else known} {atom.lo} {atom.hi}"
+        return atom.kind, repr([self.expr(arg) for arg in atom.args])
+
+
+def _number(names: dict[str, int], name: str) -> int:
+    return names.setdefault(name, len(names))
