@@ -33,7 +33,7 @@ from bolide.tracing.graph import Graph
 
 Strategy = Literal["default", "min_cut"]
 
-_WORTH_A_CUT = 0.05
+_WORTH_A_CUT = 0.25
 """The part of all traffic for saved values that must be at stake before a flow is computed (see `possible_gain`)."""
 
 
