@@ -105,8 +105,8 @@ class Overlay:
             return self.complete.get(key, MISSING)
         found = self.known.get(key, MISSING)
         if found is MISSING and key not in self.known:
-            if key in self.real:
-                found = self.world.wrap(self.real[key], self.child(self.source, key))
+            if dict.__contains__(self.real, key):
+                found = self.world.wrap(dict.__getitem__(self.real, key), self.child(self.source, key))
             else:
                 self.world.guard(self.itself, "has_key", (key, False))
             self.known[key] = self.original[key] = found
@@ -118,12 +118,12 @@ class Overlay:
             return self.complete.get(key, MISSING)
         if key in self.known:
             return self.known[key]
-        return self.get(key) if key in self.real else MISSING
+        return self.get(key) if dict.__contains__(self.real, key) else MISSING
 
     def set(self, key: Any, value: Any) -> None:
         """Write; MISSING deletes."""
         if key not in self.original:
-            self.original[key] = self.world.wrap(self.real[key], self.child(self.source, key)) if key in self.real else MISSING
+            self.original[key] = self.world.wrap(dict.__getitem__(self.real, key), self.child(self.source, key)) if dict.__contains__(self.real, key) else MISSING
         if self.complete is None:
             self.known[key] = value
         elif value is MISSING:
@@ -136,8 +136,8 @@ class Overlay:
         if self.complete is None and not self.changes():
             if not self.measured:
                 self.measured = True
-                self.world.guard(self.itself, "length", len(self.real))
-            return len(self.real)
+                self.world.guard(self.itself, "length", dict.__len__(self.real))
+            return dict.__len__(self.real)
         return len(self.materialise())
 
     def materialise(self) -> dict[Any, Any]:
