@@ -25,13 +25,11 @@ def llvm_type(scalar: str, lanes: int) -> str:
 
 
 def number_text(value: float, scalar: str) -> str:
-    """The LLVM spelling of a number, exact for floats (float32 constants are spelled as the double they equal)."""
+    """The LLVM spelling of a number in a type other than half; a float is spelled as the double that it equals."""
     if scalar == "float":
         return f"0x{struct.unpack('<Q', struct.pack('<d', to_float32(float(value))))[0]:016X}"
     if scalar == "double":
         return f"0x{struct.unpack('<Q', struct.pack('<d', float(value)))[0]:016X}"
-    if scalar == "half":
-        return f"0xH{struct.unpack('<H', struct.pack('<e', float(value)))[0]:04X}"
     bits = BITS[scalar]
     wrapped = int(value) & ((1 << bits) - 1)
     if bits == 1:

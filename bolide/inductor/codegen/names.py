@@ -162,7 +162,8 @@ class Names:
             if coefficient != 1:
                 product = product * coefficient
             total = product if total is None else total + product
-        assert total is not None
+        if total is None:
+            total = self.b.const(offset, kind, self.lanes)
         return self.remember(key, total)
 
     def _as(self, value: Value, kind: str) -> Value:

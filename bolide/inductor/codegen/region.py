@@ -14,7 +14,7 @@ from bolide.inductor.codegen.analysis import READS, Dependences, postorder
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.names import Names
 from bolide.inductor.codegen.philox import philox_normal, philox_uniform
-from bolide.inductor.codegen.scalars import REGISTER, scalar_op
+from bolide.inductor.codegen.scalars import constant, scalar_op
 from bolide.inductor.ir.loops import Node
 
 
@@ -47,7 +47,7 @@ class Region(Names):
 
     def _compute(self, node: Node) -> Value:
         if node.op == "const":
-            return self.b.const(node.arg, REGISTER[node.dtype])
+            return constant(self.b, node.arg, node.dtype)
         if node.op == "load":
             return load(self, node, tuple(self._cache[operand] for operand in node.src))
         if node.op == "index":

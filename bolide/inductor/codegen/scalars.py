@@ -31,6 +31,14 @@ MEMORY = {**REGISTER, torch.bool: "i8"}
 UNSIGNED = frozenset((torch.uint8, torch.bool))
 
 
+def constant(b: Builder, value: float, dtype: torch.dtype) -> Value:
+    """A number as a value of one lane, rounded as torch rounds it."""
+    if dtype in (torch.bfloat16, torch.float16):
+        bits = int(torch.tensor(value, dtype=dtype).view(torch.int16))
+        return b.const(bits, "i16") if dtype == torch.bfloat16 else Value(b, f"0xH{bits & 0xFFFF:04X}", "half", 1)
+    return b.const(value, REGISTER[dtype])
+
+
 # ---- casts ----------------------------------------------------------------------------------------------------------
 
 
