@@ -166,4 +166,19 @@ def batch_norms(r: Random, x: torch.Tensor, g: torch.Tensor, w: Any, b: Any) -> 
     yield call(aten._native_batch_norm_legit.no_stats, x, w, b, True, 0.1, 1e-5)
 
 
-FAMILIES = (activations, shapes, softmaxes, losses, indexing, norms)
+def pools(r: Random) -> Iterator[Sample]:
+    for shape in ((2, 3, 6, 9), (3, 7, 8)):
+        x = r(*shape)
+        nan = x.clone()
+        nan[..., 2, 3], nan[..., 3, 4], nan[..., :2, :2] = float("nan"), float("nan"), float("-inf")
+        for image in (x, nan):
+            yield call(aten.max_pool2d_with_indices.default, image, [2, 2])
+            yield call(aten.max_pool2d_with_indices.default, image, [3, 3], [2, 2], [1, 1])
+            yield call(aten.max_pool2d_with_indices.default, image, [3, 2], [2, 3], [1, 0], [1, 1], True)
+        yield call(aten.avg_pool2d.default, x, [2, 2])
+        yield call(aten.avg_pool2d.default, x, [3, 3], [2, 2], [1, 1])
+    x = r(2, 3, 6, 9).contiguous(memory_format=torch.channels_last)
+    yield call(aten.max_pool2d_with_indices.default, x, [3, 3], [2, 2], [1, 1])
+
+
+FAMILIES = (activations, shapes, softmaxes, losses, indexing, norms, pools)
