@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bolide.inductor.ir.definitions import Element
-from bolide.inductor.ir.loops import Access, Axis, AxisKind, Init, Kernel, Loop, Node, Param, Stmt, Store, Update
+from bolide.inductor.ir.loops import Access, Axis, AxisKind, Init, Kernel, Local, Loop, Node, Param, Stmt, Store, Update
 from bolide.inductor.schedule.inline import select
 from bolide.inductor.schedule.nest import Nest, choose_nest
+from bolide.inductor.schedule.scratch import Pass, save_across_passes
 from bolide.inductor.schedule.stages import Context, Group, Stage, rewrite, substitution
 from bolide.symbolic import Expr
 
@@ -36,11 +37,12 @@ def emit(group: Group, stored: frozenset[str], ctx: Context, name: str) -> Kerne
     pieces = _resolve(group, stored, ctx)
     nest = choose_nest(group, _accesses(pieces))
     pieces = _renamed(pieces, nest)
-    body = _outer_loops(nest, _passes(pieces, nest))
+    inside, scratch = _passes(pieces, nest)
+    body = _outer_loops(nest, inside)
     params = _params(pieces, ctx)
     sizes = sorted(_size_names(pieces, nest))
     origins = tuple(dict.fromkeys(origin for stage in group.stages for origin in stage.origins))
-    return Kernel(name, params, body, tuple(sizes), (), origins)
+    return Kernel(name, params, body, tuple(sizes), tuple(scratch), origins)
 
 
 def address(buffer: str, coords: Sequence[Expr], ctx: Context) -> Expr:
@@ -156,36 +158,39 @@ def _renamed(pieces: list[Piece], nest: Nest) -> list[Piece]:
 # ---- statements ----------------------------------------------------------------------------------------------------
 
 
-def _passes(pieces: list[Piece], nest: Nest) -> tuple[Stmt, ...]:
-    """The statements inside the outer loops."""
+def _passes(pieces: list[Piece], nest: Nest) -> tuple[tuple[Stmt, ...], list[Local]]:
+    """The statements inside the outer loops, and the scratch memory that they use."""
     level_of = _leveller({piece.stage.name: piece for piece in pieces})
-    levels = [level_of(piece.value) for piece in pieces]
     before: list[Stmt] = []
-    passes: dict[int, tuple[list[Init], list[Stmt], list[Stmt]]] = {}
-    for piece, level in zip(pieces, levels):
-        stage = piece.stage
+    passes: dict[int, Pass] = {}
+
+    def run(level: int) -> Pass:
+        return passes.setdefault(level, Pass([], [], []))
+
+    for piece in pieces:
+        stage, level = piece.stage, level_of(piece.value)
         if stage.reduce_op is not None:
-            inits, inside, behind = passes.setdefault(level, ([], [], []))
-            inits.append(Init(stage.name, stage.reduce_op, piece.value.dtype))
-            inside.append(Update(stage.name, piece.value, piece.position))
+            run(level).inits.append(Init(stage.name, stage.reduce_op, piece.value.dtype))
+            run(level).inside.append(Update(stage.name, piece.value, piece.position))
             if piece.target is not None:
-                behind.append(_store(piece, _result(stage, piece.value)))
+                run(level).behind.append(_store(piece, _result(stage, piece.value)))
         elif piece.target is not None:
             store = _store(piece, _result(stage, piece.value))
             if nest.inner and _is_full(stage, nest):
-                passes.setdefault(level, ([], [], []))[1].append(store)
+                run(level).inside.append(store)
             elif level == 0:
                 before.append(store)
             else:
-                passes.setdefault(level - 1, ([], [], []))[2].append(store)
+                run(level - 1).behind.append(store)
+    ordered = [passes[level] for level in sorted(passes)]
+    scratch = save_across_passes(ordered, nest.inner, nest.vector) if len(ordered) > 1 else []
     body: list[Stmt] = list(before)
-    for level in sorted(passes):
-        inits, inside, behind = passes[level]
-        body += inits
-        if inside:
-            body += _inner_loops(nest, inside, reducing=bool(inits))
-        body += behind
-    return tuple(body)
+    for current in ordered:
+        body += current.inits
+        if current.inside:
+            body += _inner_loops(nest, current.inside, reducing=bool(current.inits))
+        body += current.behind
+    return tuple(body), scratch
 
 
 def _is_full(stage: Stage, nest: Nest) -> bool:

@@ -66,9 +66,38 @@ class Unifier:
         split = self._splits.get(name)
         return [axis] if split is None else [*self._leaves(split[0]), *self._leaves(split[1])]
 
+    def _spelled(self, coord: Expr) -> Expr:
+        """A coordinate over the digits of the axes that are split; ``i // k`` and ``i % k`` split the axis i by k."""
+        while True:
+            names = [name for name in coord.free_vars if name in self._splits]
+            if not names:
+                divided = self._divided(coord)
+                if divided is None:
+                    return coord
+                self._split(*divided)
+                names = [divided[0]]
+            coord = coord.subs({name: self._joined(name) for name in names})
+
+    def _joined(self, name: str) -> Expr:
+        high, low = self._splits[name]
+        return axis_var(*high) * low[1] + axis_var(*low)
+
+    def _divided(self, coord: Expr) -> tuple[str, Expr, Expr] | None:
+        """An undecided axis that the coordinate divides by a divisor of its extent: (name, extent, divisor)."""
+        for mono, _ in coord.terms:
+            for atom in mono:
+                if atom.kind in ("//", "%"):
+                    (name, *others), divisor = atom.args[0].free_vars or ("",), atom.args[1]
+                    extent = self._extents.get(name)
+                    free = name not in self.pairs and name not in self._paired_left
+                    if extent is not None and not others and free and self._divides(divisor, extent):
+                        return name, extent, divisor
+        return None
+
     def _digits(self, coord: Expr) -> list[Digit] | None:
         """The digits of a coordinate, most significant first, or None if it is not a number in mixed radix over whole
         axes."""
+        coord = self._spelled(coord)
         if coord.is_const:
             return [] if coord.value == 0 else None
         digits: list[tuple[Expr, Digit]] = []
