@@ -151,7 +151,7 @@ class Names:
         if found is not None:
             return found
         same = tuple(term for term in terms if all(self.varying.isdisjoint(atom.free_vars) for atom in term[0]))
-        base = self.sum(same, offset) if same or offset else None
+        base = self.sum(same, offset) if same or offset or not terms else None
         total = None if base is None else self.wide(self._as(base, kind))
         for mono, coefficient in terms:
             if (mono, coefficient) in same:
