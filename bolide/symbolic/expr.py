@@ -59,6 +59,10 @@ class Atom:
                 _atoms[identity] = atom
         return atom
 
+    def as_expr(self) -> Expr:
+        """The expression that is this atom alone."""
+        return _of_atom(self)
+
     def __repr__(self) -> str:
         return self.key
 

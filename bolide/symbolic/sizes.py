@@ -107,11 +107,6 @@ class SymNode:
     def clone(self) -> SymNode:
         return self
 
-    def str(self) -> str:
-        return self.expr.text() if isinstance(self.expr, (Expr, Cond)) else repr(self.expr)
-
-    __str__ = __repr__ = _graph_repr = str
-
     # ---- knowing the value ----------------------------------------------------------------------------------------
 
     def guard_int(self, file: Any = "", line: Any = 0) -> int:
@@ -317,6 +312,11 @@ class SymNode:
                 return False
             least = stride * size if self.env.holds(size.gt(1)) else stride
         return True
+
+    def __repr__(self) -> str:
+        return self.expr.text() if isinstance(self.expr, (Expr, Cond)) else repr(self.expr)
+
+    str = __str__ = _graph_repr = __repr__  # torch calls `str`
 
 
 _INT_OPS: dict[str, Callable[[Expr, Expr], Expr]] = {

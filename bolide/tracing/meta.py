@@ -64,3 +64,8 @@ def contiguous_strides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
         step = step * (size if size.__class__ is not int or size > 1 else 1)
     strides.reverse()
     return tuple(strides)
+
+
+def hint_of(size: Any) -> int:
+    """The value of a size in the run that is being traced; asking adds no guard."""
+    return int(size if size.__class__ is int else size.node.hint)

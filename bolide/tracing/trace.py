@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import operator
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
 import torch.fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bolide.support.errors import Unsupported, UserFrame
+from bolide.symbolic import Expr, ShapeEnv, SymNode, symbolic_strides
 from bolide.tracing import rng
 from bolide.tracing.graph import Graph
-from bolide.tracing.meta import TensorMeta, contiguous_strides, meta_of
+from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, meta_of
 from bolide.tracing.rules import infer
 from bolide.tracing.tensor import AliasGroup, TracedTensor, ViewStep
 from bolide.tracing.views import INVERSES
 
 aten = torch.ops.aten
+_SIZE_OPS = {"//": operator.floordiv, "%": operator.mod, "min": torch.sym_min, "max": torch.sym_max}
 _PLAIN = {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
@@ -32,7 +36,9 @@ class Trace:
         self.leaves: list[TracedTensor] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.where: UserFrame | None = None
+        self.shapes = ShapeEnv(lambda: self.where)
         self._mode = _Recording(self)
+        self._size_nodes: dict[Expr, torch.fx.Node] = {}
         self._lifted: dict[int, TracedTensor] = {}
         self._last_placeholder: torch.fx.Node | None = None
         self._seed: torch.fx.Node | None = None
@@ -40,19 +46,32 @@ class Trace:
 
     # ---- what comes from outside ----------------------------------------------------------------------------------
 
-    def input(self, real: torch.Tensor, name: str) -> TracedTensor:
-        """A placeholder for `real`, as a leaf that requires grad when `real` does. Keeps no reference to `real`."""
-        return self._add_input(meta_of(real), name, bool(getattr(real, "_is_param", False)))
+    def input(self, real: torch.Tensor, name: str, sizes: Mapping[int, Any] | None = None) -> TracedTensor:
+        """A placeholder for `real`; it requires grad when `real` does. Keeps no reference to `real`.
 
-    def _add_input(self, meta: TensorMeta, name: str, is_parameter: bool) -> TracedTensor:
+        `sizes` gives dimensions that are symbolic (from `size`). The tensor that gradients are taken with respect to is
+        the last of `leaves`; the result is another one when `real` is not a leaf: it may be written in place then.
+        """
+        meta = meta_of(real)
+        if sizes:
+            shape = tuple(sizes.get(dim, extent) for dim, extent in enumerate(meta.shape))
+            meta = meta._replace(shape=shape, stride=symbolic_strides(shape, meta.stride, meta.shape))
         node = self._placeholder(name, meta)
         group = AliasGroup(node, source=len(self.inputs))
-        tensor = TracedTensor.make(self, meta, node, group, requires_grad=meta.requires_grad)
-        if is_parameter:
-            tensor._is_param = True
+        leaf = TracedTensor.make(self, meta, node, group, requires_grad=meta.requires_grad)
+        if getattr(real, "_is_param", False):
+            leaf._is_param = True
+        tensor = leaf if real.is_leaf else _NonLeaf.apply(leaf)  # type: ignore[no-untyped-call]
         self.inputs.append(tensor)
-        self.leaves.append(tensor)
+        self.leaves.append(leaf)
         return tensor
+
+    def size(self, hint: int, name: str) -> Any:
+        """A symbolic size with this value now, as a placeholder; 0 and 1 stay numbers (nothing is recorded)."""
+        value = self.shapes.size(hint)
+        if isinstance(value, torch.SymInt):
+            self._size_nodes[value.node.expr] = self._placeholder(name, value)
+        return value
 
     def placeholder(self, meta: TensorMeta, name: str) -> TracedTensor:
         """A placeholder that is not an input of the program: a tangent of the joint graph."""
@@ -101,7 +120,12 @@ class Trace:
 
     def recording(self) -> AbstractContextManager[Any]:
         """While it is active, factory functions and operations on real tensors are recorded as well."""
-        return self._mode
+        if not self.shapes.hints:
+            return self._mode
+        stack = ExitStack()
+        stack.enter_context(enable_python_dispatcher())  # composite kernels in C++ would ask for integers
+        stack.enter_context(self._mode)
+        return stack
 
     # ---- making nodes ---------------------------------------------------------------------------------------------
 
@@ -136,7 +160,47 @@ class Trace:
             return [self.unwrap(item) for item in arg]
         if isinstance(arg, torch.Tensor):
             return self.lift(arg).node
+        if cls is torch.SymInt:
+            return self.size_node(arg.node.expr)
+        if cls is torch.SymFloat or cls is torch.SymBool:
+            return arg.node.guard_float() if cls is torch.SymFloat else arg.node.guard_bool()
         return arg
+
+    def size_node(self, expr: Expr) -> Any:
+        """The node that computes a size, or a number."""
+        if expr.is_const:
+            return expr.value
+        node = self._size_nodes.get(expr)
+        if node is None:
+            node = self._size_nodes[expr] = self._compute_size(expr)
+        return node
+
+    def _compute_size(self, expr: Expr) -> Any:
+        def apply(function: Any, a: Any, b: Any, value: Expr) -> Any:
+            node = self.graph.create_node("call_function", function, (a, b), {}, "size")
+            hint = value.evaluate(self.shapes.hints)
+            node.meta["val"] = torch.SymInt(SymNode(self.shapes, value, hint))  # type: ignore[no-untyped-call]
+            node.meta["where"] = self.where
+            return node
+
+        total, so_far = None, Expr.const(0)
+        for mono, coefficient in expr.terms:
+            product, factor = None, Expr.const(1)
+            for atom in mono:
+                whole = atom.as_expr()
+                if atom.kind == "var":
+                    part = self._size_nodes[whole]
+                else:
+                    a, b = (self.size_node(arg) for arg in atom.args)
+                    part = apply(_SIZE_OPS[atom.kind], a, b, whole)
+                factor = factor * whole
+                product = part if product is None else apply(operator.mul, product, part, factor)
+            if coefficient != 1:
+                factor = factor * coefficient
+                product = apply(operator.mul, product, coefficient, factor)
+            so_far = so_far + factor
+            total = product if total is None else apply(operator.add, total, product, so_far)
+        return apply(operator.add, total, expr.offset, expr) if expr.offset else total
 
     def wrap(self, node: Any) -> Any:
         """A traced tensor that owns the value of `node`; lists of nodes become tuples."""
@@ -239,6 +303,18 @@ class Trace:
         return handler(self, func, args, kwargs)
 
 
+class _NonLeaf(torch.autograd.Function):
+    """The same value as a tensor with autograd history: as with real ones, it may be written in place."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: TracedTensor) -> TracedTensor:
+        return TracedTensor.make(leaf._trace, leaf.meta, leaf.node, leaf.group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The mode of `Trace.recording`: all operations go to the trace, whatever their arguments are."""
 
@@ -276,7 +352,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 def dense_order(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> list[int] | None:
     """The dimensions from outermost to innermost in memory, if the strides are without gaps and overlaps; else None."""
-    order = sorted(range(len(shape)), key=lambda dim: (-_hint(stride[dim]), -_hint(shape[dim]), dim))
+    order = sorted(range(len(shape)), key=lambda dim: (-hint_of(stride[dim]), -hint_of(shape[dim]), dim))
     step: Any = 1
     for dim in reversed(order):
         if shape[dim] == 1:
@@ -290,10 +366,6 @@ def dense_order(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> list[int] | 
 def _same_layout(shape: tuple[Any, ...], a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
     """Whether strides differ only where they do not matter: at sizes of 1, or in an empty tensor."""
     return any(size == 0 for size in shape) or all(size == 1 or x == y for size, x, y in zip(shape, a, b))
-
-
-def _hint(size: Any) -> int:
-    return int(size if size.__class__ is int else size.node.hint)
 
 
 def invert(order: list[int]) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of
 
 Number = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -113,10 +113,9 @@ def is_dense(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
     """Whether the elements fill one block of memory without gaps and overlaps; an empty tensor does."""
     if any(size == 0 for size in shape):
         return True
+    pairs = [(size, own) for size, own in zip(shape, stride) if size != 1]
     step: Any = 1
-    for size, own in sorted(
-        ((size, own) for size, own in zip(shape, stride) if size != 1), key=lambda pair: (pair[1], pair[0])
-    ):
+    for size, own in sorted(pairs, key=lambda pair: (hint_of(pair[1]), hint_of(pair[0]))):
         if own != step:
             return False
         step = step * size

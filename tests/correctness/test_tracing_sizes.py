@@ -1,0 +1,109 @@
+"""One trace with symbolic sizes is right for other sizes: values, gradients, strides; and its guards say for which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+import torch.nn.functional as F
+
+from bolide.symbolic import Expr, ShapeEnv
+from bolide.tracing import Trace
+
+Program = Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]
+
+
+def _gradients(result: Any, leaves: list[Any]) -> tuple[Any, ...]:
+    ones = torch.ones_like(result)
+    return torch.autograd.Variable._execution_engine.run_backward(  # type: ignore[no-any-return, no-untyped-call]
+        (result,), (ones,), False, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False
+    )
+
+
+def _traced(program: Program, weights: list[torch.Tensor], x: torch.Tensor, dims: list[int]) -> tuple[Trace, Any]:
+    """The trace of forward and backward with these dimensions symbolic, and the module that it makes."""
+    trace = Trace()
+    sizes = {dim: trace.size(x.shape[dim], f"size{dim}") for dim in dims}
+    traced = [trace.input(weight, f"weight{i}") for i, weight in enumerate(weights)]
+    with trace.recording():
+        result = program(traced, trace.input(x, "x", sizes))  # type: ignore[arg-type]
+        outputs = [result, *_gradients(result, traced)]
+    trace.graph.output([output.node for output in outputs])
+    trace.graph.lint()
+    return trace, torch.fx.GraphModule(trace.constants, trace.graph)
+
+
+def _mlp(w: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return F.linear(F.gelu(F.linear(x, w[0], w[1])), w[2]).softmax(-1)
+
+
+def _conv_net(w: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    h = F.relu(F.batch_norm(F.conv2d(x, w[0], padding=1), None, None, w[1], w[2], True))
+    return F.linear(F.adaptive_avg_pool2d(F.max_pool2d(h, 2), 1).flatten(1), w[3])
+
+
+def _attention(w: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    batch, length, width = x.shape
+    q, k, v = F.linear(F.layer_norm(x, (16,), w[2], w[3]), w[0]).split(16, -1)
+    q, k, v = (t.view(batch, length, 4, 4).transpose(1, 2) for t in (q, k, v))
+    mask = torch.full((length, length), -1e9).triu(1) + torch.arange(length)[:, None] * 0
+    mixed = (q @ k.transpose(-1, -2) / 2 + mask).softmax(-1) @ v
+    mixed = mixed + F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return x + F.linear(mixed.transpose(1, 2).reshape(batch, length, width), w[1])
+
+
+CASES: dict[str, tuple[Program, list[tuple[int, ...]], list[int], list[tuple[int, ...]]]] = {
+    "mlp": (_mlp, [(16, 8), (16,), (4, 16)], [0], [(5, 8), (9, 8), (3, 8)]),
+    "conv net": (_conv_net, [(8, 3, 3, 3), (8,), (8,), (5, 8)], [0, 2, 3], [(4, 3, 8, 8), (6, 3, 12, 10)]),
+    "attention": (_attention, [(48, 16), (16, 16), (16,), (16,)], [0, 1], [(3, 7, 16), (5, 12, 16), (2, 3, 16)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_trace_for_all_sizes(name: str) -> None:
+    program, shapes, dims, inputs = CASES[name]
+    weights = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    trace, module = _traced(program, weights, torch.randn(inputs[0]), dims)
+    assert len(trace.shapes.hints) == len(dims)
+    for shape in inputs:
+        values = {size: shape[dim] for size, dim in zip(trace.shapes.hints, dims)}
+        assert all(guard.evaluate(values) for guard in trace.shapes.guards), trace.shapes.guards
+        x = torch.randn(shape)
+        wanted = program(weights, x)
+        expected = [wanted, *torch.autograd.grad(wanted, weights, torch.ones_like(wanted))]
+        for told, real in zip(module(*values.values(), *weights, x), expected):
+            torch.testing.assert_close(told, real, rtol=1e-4, atol=1e-4)
+            assert told.stride() == real.stride()
+
+
+def test_guards_say_what_was_assumed() -> None:
+    trace = Trace()
+    x = trace.input(torch.randn(6, 3), "x", {0: trace.size(6, "rows")})
+    with trace.recording():
+        if x.shape[0] > 4:
+            x = x.view(2, -1)  # type: ignore[assignment]
+    guards = {guard.text() for guard in trace.shapes.guards}
+    assert "s0 >= 5" in guards
+    assert all(guard.evaluate({"s0": 6}) for guard in trace.shapes.guards)
+
+
+def test_zero_and_one_are_not_symbolic() -> None:
+    env = ShapeEnv()
+    assert env.size(0) == 0 and env.size(1) == 1 and not env.hints
+
+
+def test_integer_arithmetic_of_sizes() -> None:
+    env = ShapeEnv()
+    a, b = env.size(6), env.size(10)
+    assert (a * b // a).node.expr is b.node.expr
+    assert ((a + 3) * 2 - a).node.expr is a.node.expr + 6
+    assert (a % 4).node.hint == 2 and (7 - a).node.hint == 1
+    assert not env.guards or all(guard.evaluate(env.hints) for guard in env.guards)
+    assert a + 1 > a and a >= 2
+    assert not env.guards  # both follow from the bounds
+    assert a < b and [guard.text() for guard in env.guards] == ["s1 >= s0 + 1"]
+    assert int(a) == 6 and a.node.expr.eq(6) in env.guards
+    assert isinstance(b.node.expr, Expr)
