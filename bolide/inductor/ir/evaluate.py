@@ -207,9 +207,9 @@ class Scalars:
                     f"{element}: out of bounds"
                 )
             if not buffer.numel():
-                return buffer.new_empty(()).expand(torch.broadcast_shapes(*[coord.shape for coord in coords]))
+                return buffer.new_empty(()).expand(torch.broadcast_shapes(*[coord.shape for coord in coords]))  # type: ignore[no-untyped-call]
             return buffer[tuple(coords)]
-        inside = torch.broadcast_tensors(mask, *coords)[0]
+        inside = torch.broadcast_tensors(mask, *coords)[0]  # type: ignore[no-untyped-call]
         if not bool(inside.any()):
             return torch.zeros(inside.shape, dtype=buffer.dtype)
         for coord, size in zip(coords, buffer.shape):

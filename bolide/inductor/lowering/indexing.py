@@ -22,8 +22,8 @@ from bolide.symbolic import Expr
 
 aten = torch.ops.aten
 
-_library = torch.library.Library("bolide", "FRAGMENT")
-_library.define("check_index(Tensor bad, str message) -> ()")
+_library = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("check_index(Tensor bad, str message) -> ()")  # type: ignore[no-untyped-call]
 
 
 def _check_index(bad: torch.Tensor, message: str) -> None:
@@ -32,7 +32,7 @@ def _check_index(bad: torch.Tensor, message: str) -> None:
         raise IndexError(message)
 
 
-_library.impl("check_index", _check_index, "CompositeExplicitAutograd")
+_library.impl("check_index", _check_index, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 _BOUNDS = "index out of bounds for its dimension"
 

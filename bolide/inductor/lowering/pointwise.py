@@ -422,7 +422,11 @@ def _register_logical(op: str, overload: Any) -> None:
         return ctx.compute(*ctx.out, lambda coords: combine(truth(a, ctx, coords), truth(b, ctx, coords)))
 
 
-BOOLS = {"and": sc.logical_and, "or": sc.logical_or, "xor": lambda a, b: sc.binary("xor", a, b)}
+BOOLS: dict[str, Callable[[Node, Node], Node]] = {
+    "and": sc.logical_and,
+    "or": sc.logical_or,
+    "xor": lambda a, b: sc.binary("xor", a, b),
+}
 
 for _op in ("and", "or", "xor"):
     _register_logical(_op, getattr(aten, f"logical_{_op}").default)

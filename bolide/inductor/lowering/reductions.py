@@ -14,6 +14,7 @@ from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import Coords, TensorValue, numel, ravel
 from bolide.inductor.lowering.views import reshape
+from bolide.symbolic import Expr
 
 aten = torch.ops.aten
 
@@ -66,7 +67,7 @@ def reduction(
 def keep(x: TensorValue, rank: int, dims: Sequence[int]) -> TensorValue:
     """A reduced tensor with the `dims` it lost put back with size 1."""
     kept = iter(x.shape)
-    one = sc.Expr.const(1)
+    one = Expr.const(1)
     return reshape(x, tuple(one if d in dims else next(kept) for d in range(rank)))
 
 
@@ -163,7 +164,7 @@ def moments(
             else sc.sub(sc.index(n, compute), sc.const(correction, compute))
         )
     else:
-        freedom = sc.index(sc.Expr.max(n - int(correction), 0), compute)
+        freedom = sc.index(Expr.max(n - int(correction), 0), compute)
     variance = ctx.compute(
         total.shape, compute, lambda coords: sc.binary("div", total.load(coords), freedom), hint="var"
     )
@@ -178,15 +179,11 @@ def _finish(
     return ctx.compute(value.shape, meta.dtype, lambda coords: body(value.load(coords)))
 
 
-def _correction(unbiased: bool = True, correction: Any = None) -> Any:
-    return 1 if correction is None else correction
-
-
 def _register_moments(name: str, body: Callable[[Node], Node], with_mean: bool) -> None:
     packet = getattr(aten, name)
 
     def lower(ctx: Lowering, x: TensorValue, dims: tuple[int, ...], correction: Any) -> Any:
-        metas = ctx.meta if with_mean else (ctx.meta,)
+        metas: Any = ctx.meta if with_mean else (ctx.meta,)
         variance, average = moments(ctx, x, dims, correction, metas[0].dtype)
         result = _finish(ctx, x, variance, dims, metas[0], body)
         return (result, _finish(ctx, x, average, dims, metas[1], lambda v: v)) if with_mean else result
