@@ -446,6 +446,26 @@ def _is_not(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return None if args else False
 
 
+@intercept(
+    torch.manual_seed,
+    torch.seed,
+    torch.initial_seed,
+    torch.set_rng_state,
+    torch.get_rng_state,
+    torch.set_default_dtype,
+    torch.set_default_device,
+    torch.set_num_threads,
+    torch.use_deterministic_algorithms,
+    torch.save,
+    torch.load,
+    torch.autograd.backward,
+    torch.set_autocast_enabled,
+    torch.set_autocast_dtype,
+)
+def _torch_state(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("torch's global state is read or changed", vm.where(), "do this outside the compiled function")
+
+
 _GLOBAL_HOOKS = [
     getattr(torch.nn.modules.module, name)
     for name in ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks", "_global_forward_pre_hooks")

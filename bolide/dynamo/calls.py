@@ -121,7 +121,12 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
         return Call(compiled.original, args, kwargs)
     if runs_natively(function) and id(function) not in vm.own_functions:
         if not any(type(a) is Outside for a in args) and not (kwargs and any(type(a) is Outside for a in kwargs.values())):
-            return native(vm, frame, function, args, kwargs)
+            request = native(vm, frame, function, args, kwargs)
+            if function.__name__ == "__enter__":
+                vm.entered.append(args[0])
+            elif function.__name__ == "__exit__" and args[0] in vm.entered:
+                vm.entered.remove(args[0])
+            return request
         root = function.__globals__["__name__"].partition(".")[0]
         if root in ("inspect", "typing", "weakref"):
             frame.stack.append(function(*[_real(a) for a in args], **{k: _real(v) for k, v in (kwargs or {}).items()}))

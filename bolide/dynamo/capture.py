@@ -146,15 +146,9 @@ def _is_member(source: Source) -> bool:
 def _native_state(machine: Machine) -> Iterator[None]:
     """Puts torch's global modes back, whatever the program did and wherever it stopped."""
     grad = torch.is_grad_enabled()
-    autocast = [(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")]
-    cache = torch.is_autocast_cache_enabled()
     try:
         yield
     finally:
         for manager in reversed(machine.entered):
             manager.__exit__(None, None, None)
         torch._C._set_grad_enabled(grad)
-        for device, enabled, dtype in autocast:
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(cache)

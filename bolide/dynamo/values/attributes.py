@@ -28,7 +28,7 @@ _MODULE_SETATTR = torch.nn.Module.__setattr__
 _MODULE_DELATTR = torch.nn.Module.__delattr__
 _SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 # Attributes of tensors that are state of the outside world or of autograd rather than of the value.
-_TENSOR_REFUSED = frozenset({"grad", "grad_fn", "_backward_hooks", "_version", "data_ptr", "numpy", "tolist", "item"})
+_TENSOR_REFUSED = frozenset("_version data_ptr storage untyped_storage numpy backward retain_grad register_hook share_memory_ set_".split())
 
 
 class Super:
@@ -70,12 +70,25 @@ def _native(vm: Machine, owner: Any, name: str) -> Any:
 
 
 def _tensor(vm: Machine, owner: Any, name: str) -> Any:
-    if name in _TENSOR_REFUSED and name == "grad" and owner.is_leaf:
-        raise Unsupported("the gradient of a tensor is read", vm.where(), "read .grad outside the compiled function")
+    if name in _TENSOR_REFUSED:
+        raise Unsupported(f"Tensor.{name} is used", vm.where(), "use it outside the compiled function", operation=f"Tensor.{name}")
     if name == "__class__":
         return torch.nn.Parameter if isinstance(owner, torch.nn.Parameter) else torch.Tensor
+    place = vm.world.input_place(owner)
+    if place is not None and name in ("grad", "requires_grad_"):
+        raise Unsupported(f"Tensor.{name} of an input", vm.where(), "use it outside the compiled function", operation=f"Tensor.{name}")
     vm.trace.where = vm.where()
-    return getattr(owner, name)
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        if place is None:
+            raise
+        real, source = vm.world.input_tensors[place], vm.world.inputs[place]
+        own = getattr(real, "__dict__", {})
+        if name not in own:
+            vm.world.guard(source, "has_attr", (name, False))
+            raise
+        return vm.world.wrap(own[name], attribute_source(source, name))
 
 
 def _module(vm: Machine, owner: types.ModuleType, name: str) -> Any:
@@ -111,6 +124,7 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
             return getattr(owner, name)
     found = vm.world.lookup(owner, name)
     if type(found) in (types.FunctionType, staticmethod):
+        vm.world.rely_on_method(owner, name, getattr(found, "__func__", found))
         return getattr(found, "__func__", found)
     if type(found) is classmethod:
         return types.MethodType(found.__func__, owner)
@@ -159,6 +173,10 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         return value
     if found is not MISSING:
         if kind is types.FunctionType:
+            if outside:
+                world.rely_on_method(cls, name, found)
+                if name == "forward":
+                    owner.attrs.rely_on_absence(name)
             return types.MethodType(found, owner)
         if kind is staticmethod:
             return found.__func__
@@ -282,9 +300,9 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
     cls = owner.cls if type(owner) is Outside else type(owner)
     if cls is TracedTensor:
         vm.trace.where = vm.where()
-        if name in ("data", "grad"):
+        if name != "requires_grad" or vm.world.input_place(owner) is not None:
             raise Unsupported(f"Tensor.{name} is assigned", vm.where(), "assign it outside the compiled function")
-        setattr(owner, name, value)
+        owner.requires_grad = value
         return None
     if cls is types.FunctionType and id(owner) in vm.own_functions:
         setattr(owner, name, value)

@@ -51,7 +51,6 @@ IDENTITY_CONSTANTS: tuple[type, ...] = (
 )
 EQUAL_CONSTANTS: tuple[type, ...] = (int, float, complex, str, bytes, torch.device, range, torch.Size, torch.finfo, torch.iinfo)
 CONSTANT_TYPES = frozenset(IDENTITY_CONSTANTS + EQUAL_CONSTANTS + (slice,))
-_TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 @functools.lru_cache(maxsize=None)
@@ -130,6 +129,12 @@ class Overlay:
             self.complete.pop(key, None)
         else:
             self.complete[key] = value
+
+    def rely_on_absence(self, key: Any) -> None:
+        """Guard that `key` is not there, once."""
+        if key not in self.known and self.complete is None:
+            self.world.guard(self.itself, "has_key", (key, False))
+            self.known[key] = self.original[key] = MISSING
 
     def length(self) -> int:
         """How many items there are."""
@@ -259,6 +264,8 @@ class World:
         self.own_cells: dict[int, types.CellType] = {}
         self.where: Callable[[], UserFrame | None] = lambda: None
         self.own_functions: dict[int, Any] = {}
+        self.methods: set[tuple[type, str]] = set()
+        self.places: dict[int, int] = {}  # id of a traced input -> its index
         self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
         self.mro_cache: dict[tuple[type, str], Any] = {}
 
@@ -292,6 +299,21 @@ class World:
                     break
             self.mro_cache[key] = found
         return found
+
+    def rely_on_method(self, cls: type, name: str, function: Any) -> None:
+        """Guard that a class of the user's still has this method (those of libraries are trusted)."""
+        if (cls, name) not in self.methods:
+            self.methods.add((cls, name))
+            holder = next((base for base in cls.__mro__ if name in base.__dict__), cls)
+            if not is_library_class(holder) and holder not in self.classes and getattr(cls, name, None) is function:
+                self.guards.append(Guard(attribute_source(Source("object", None, None, cls), name), "is", function, self.where()))
+
+    def input_place(self, tensor: Any) -> int | None:
+        """The index of the input that a traced tensor is, or None."""
+        inputs = self.trace.inputs
+        while len(self.places) < len(inputs):
+            self.places[id(inputs[len(self.places)])] = len(self.places)
+        return self.places.get(id(tensor))
 
     # -- wrapping
 
@@ -357,11 +379,8 @@ class World:
     def _wrap_tensor(self, real: torch.Tensor, source: Source) -> Any:
         if isinstance(real, TracedTensor):
             return real
-        if type(real) not in _TENSOR_TYPES:
-            raise Unsupported(f"tensor subclass {type(real).__name__}", self.where(), "call it outside the compiled function")
-        if real.layout is not torch.strided or real.is_quantized:
-            raise Unsupported(f"a {real.layout} or quantised tensor", self.where(), "convert it to a dense tensor first")
-        self.guards.append(Guard(source, "tensor", tensor_guard(real), self.where()))
+        where = self.where()
+        self.guards.append(Guard(source, "tensor", tensor_guard(real, where), where))
         self.inputs.append(source)
         self.input_tensors.append(real)
         return self.trace.input(real, source_name(source))
