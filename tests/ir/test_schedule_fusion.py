@@ -131,6 +131,10 @@ MORE: list[tuple[Callable[..., Any], list[Any]]] = [
     (lambda x: x + 1, [torch.empty(0, 4)]),
     (lambda x: x * 2 + 1, [R(())]),
     (lambda x: x.sum(1), [torch.empty(4, 0)]),
+    (lambda x: (x.sum(), x.amax(), (x * 2).sum()), [R(64, 512)]),
+    (lambda x: (x.sum(0), x.mean(0)), [R(65536, 3)]),
+    (lambda x: (x.sum((0, 2)), x.any()), [R(128, 5, 300)]),
+    (lambda x: x - x.mean(), [R(64, 1024)]),
 ]
 
 

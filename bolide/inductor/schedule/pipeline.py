@@ -17,6 +17,7 @@ from bolide.inductor.schedule.inline import inline
 from bolide.inductor.schedule.layouts import decide_layouts
 from bolide.inductor.schedule.libraries import choose_libraries
 from bolide.inductor.schedule.prune import prune, viewed
+from bolide.inductor.schedule.split import split_reductions
 from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit
 from bolide.inductor.schedule.steps import StepWriter
 from bolide.symbolic import Expr
@@ -36,6 +37,7 @@ PROGRAM_PASSES: list[tuple[str, Callable[[Program], Program]]] = [
     ("prune", prune),
     ("scatters", expand_scatters),
     ("inline", inline),
+    ("split", split_reductions),
     ("libraries", choose_libraries),
 ]
 

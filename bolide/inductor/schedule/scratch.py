@@ -36,7 +36,7 @@ def save_across_passes(passes: list[Pass], inner: Space, vector: str | None) -> 
     small = room.is_const and room.value <= LONGEST_ROW and any(name == vector for name, _ in inner)
     for current in passes:
         _read_back(current, saved)
-        stored = {s.value: s.access for p in passes for s in p.inside if _is_plain_store(s)}
+        stored = {store.value: store.access for each in passes for store in _plain_stores(each)}
         for node in _frontier(current.inside, made_in, stored, small, state):
             if node in stored:
                 access = stored[node]
@@ -90,8 +90,10 @@ class _State:
         return known
 
 
-def _is_plain_store(statement: Stmt) -> bool:
-    return isinstance(statement, Store) and statement.mode == "set" and not statement.src
+def _plain_stores(current: Pass) -> Iterator[Store]:
+    for statement in current.inside:
+        if isinstance(statement, Store) and statement.mode == "set" and not statement.src:
+            yield statement
 
 
 def _roots(statements: Iterable[Stmt]) -> Iterator[Node]:
