@@ -23,7 +23,7 @@ def info() -> dict[str, str]:
         "vector extensions": ", ".join(f for f in sorted(features) if f.startswith(("avx", "amx", "sve", "neon"))),
         "torch's vector level": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
-        "oneDNN": "yes" if torch.backends.mkldnn.is_available() else "no",
-        "MKL": "yes" if torch.backends.mkl.is_available() else "no",
+        "oneDNN": "yes" if torch._C._has_mkldnn else "no",
+        "MKL": "yes" if torch._C.has_mkl else "no",
         "GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }

@@ -62,8 +62,8 @@ class Step:
 
 def steps(graph: GraphInfo) -> list[Step]:
     """The rows of a graph's table, the slowest first."""
-    microseconds = [x.microseconds or 0.0 for x in (*graph.kernels, *graph.externs)]
-    longest = max(microseconds, default=0.0) or 1.0
+    times = [k.microseconds for k in graph.kernels] + [e.microseconds for e in graph.externs]
+    longest = max((t for t in times if t is not None), default=0.0) or 1.0
     rows: list[tuple[float, Step]] = []
     for k in graph.kernels:
         time = k.microseconds

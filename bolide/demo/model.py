@@ -69,7 +69,8 @@ class CharGPT(nn.Module):
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(tokens).float().flatten(0, 1), targets.flatten())

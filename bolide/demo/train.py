@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import statistics
 import time
@@ -59,7 +60,7 @@ class Lane:
         begin = time.perf_counter()
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.call(tokens, targets)
-        loss.backward()
+        torch.autograd.backward(loss)
         self.optimizer.step()
         value = float(loss.detach())
         self.seconds.append(time.perf_counter() - begin)
@@ -109,7 +110,7 @@ def measure_peaks(lanes: list[Lane], text: Text, settings: Settings, repeats: in
             for other in lanes:
                 other.optimizer.zero_grad(set_to_none=True)
             POOL.release()
-            peaks.append(peak_bytes(lambda lane=lane: one_pass(lane, text), settings.device))
+            peaks.append(peak_bytes(functools.partial(one_pass, lane, text), settings.device))
         known = [p for p in peaks if p is not None]
         lane.peak = int(statistics.median(known)) if known else None
 
@@ -119,7 +120,7 @@ def one_pass(lane: Lane, text: Text) -> None:
     size, device = lane.settings.size, lane.settings.device
     generator = torch.Generator().manual_seed(lane.settings.seed)
     tokens, targets = (t.to(device) for t in text.batch(size.batch, size.context, generator))
-    lane.call(tokens, targets).backward()
+    torch.autograd.backward(lane.call(tokens, targets))
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int | None:
