@@ -14,9 +14,9 @@ import torch.fx
 
 from bolide.support.errors import Unsupported
 from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides
-from bolide.tracing.rules.common import format_strides, like_strides
-from bolide.tracing.rules.registry import qualified
-from bolide.tracing.tensor import TracedTensor
+from bolide.tracing.rules.common import format_strides, is_dense, like_strides
+from bolide.tracing.rules.registry import infer_from, qualified
+from bolide.tracing.tensor import TracedTensor, ViewStep
 
 if TYPE_CHECKING:
     from bolide.tracing.trace import Trace
@@ -86,7 +86,10 @@ def view_of(trace: Trace, tensor: Any, func: Any, *args: Any, **kwargs: Any) -> 
     node = trace.call(func, tensor.node, *args, **kwargs)
     if node.__class__ is not torch.fx.Node:
         raise Unsupported(f"{func} makes several views", trace.where)
-    return TracedTensor.make(trace, node.meta["val"], node, tensor.group, (*tensor.chain, (func, args, kwargs)))
+    meta = node.meta["val"]
+    if tensor.group.version:  # the value of a written view has strides of its own
+        meta = infer_from(func, tensor.meta, args, kwargs)
+    return TracedTensor.make(trace, meta, node, tensor.group, (*tensor.chain, (func, args, kwargs)))
 
 
 def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
@@ -98,6 +101,10 @@ def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     results = results if isinstance(results, list) else [results]
     targets = [args[slot] if isinstance(slot, int) else kwargs[slot] for slot in written]
     for target, result in zip(targets, results):
+        if dropped and target.shape != result.meta["val"].shape:
+            raise Unsupported(
+                "an out= argument of another shape than the result", trace.where, "give it the right shape"
+            )
         trace.write(target if target.__class__ is TracedTensor else trace.lift(target), result)
     return targets[0] if len(targets) == 1 else tuple(targets)
 
@@ -151,6 +158,21 @@ def _higher_order(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 def _same(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
     return TracedTensor.make(trace, tensor.meta, tensor.node, tensor.group, tensor.chain)
+
+
+@handler("as_strided")
+def _as_strided(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """The one view that looks past its operand: it is a view of the whole storage."""
+    tensor = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
+    given: list[Any] = [*args[1:], *kwargs.values(), None]
+    size, stride, offset = given[:3]
+    offset = tensor.storage_offset() if offset is None else offset
+    base = tensor.group.base.meta["val"]
+    if base.offset or not is_dense(base.shape, base.stride):
+        raise Unsupported("as_strided of a tensor that does not fill its storage", trace.where)
+    step: ViewStep = (func, (trace.unwrap(size), trace.unwrap(stride), trace.unwrap(offset)), {})
+    node = trace.call(func, tensor.group.base, *step[1])
+    return TracedTensor.make(trace, node.meta["val"], node, tensor.group, (step,))
 
 
 @handler("_reshape_alias")

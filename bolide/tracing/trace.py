@@ -18,6 +18,7 @@ from bolide.tracing import rng
 from bolide.tracing.graph import Graph
 from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, meta_of
 from bolide.tracing.rules import infer
+from bolide.tracing.rules.common import is_dense, like_strides
 from bolide.tracing.tensor import AliasGroup, TracedTensor, ViewStep
 from bolide.tracing.views import INVERSES
 
@@ -270,14 +271,12 @@ class Trace:
         target._node, target._seen = value, group.version
 
     def restride(self, node: torch.fx.Node, wanted: TensorMeta) -> torch.fx.Node:
-        """The node with the strides of `wanted` (of the same shape), copied if need be; as it is when those strides
-        have gaps or overlaps."""
-        stride = node.meta["val"].stride
-        if stride == wanted.stride:
+        """The node with the strides of `wanted` (of the same shape), copied if need be; where those have gaps or
+        overlaps, with dense strides in the same order."""
+        stride = wanted.stride if is_dense(wanted.shape, wanted.stride) else like_strides(wanted)
+        if _same_layout(wanted.shape, node.meta["val"].stride, stride):
             return node
-        order = dense_order(wanted.shape, wanted.stride)
-        if order is None or _same_layout(wanted.shape, stride, wanted.stride):
-            return node
+        order = memory_order(wanted.shape, stride)
         moved = self.call(aten.permute.default, node, order)
         copied = self.call(aten.clone.default, moved, memory_format=torch.contiguous_format)
         return self.call(aten.permute.default, copied, invert(order))  # type: ignore[no-any-return]
@@ -287,8 +286,9 @@ class Trace:
         as they stand in the graph."""
         sizes = list(shape) if shape is not None else [self.unwrap(size) for size in wanted.shape]
         options = {"dtype": wanted.dtype, "device": wanted.device}
-        order = dense_order(wanted.shape, wanted.stride)
-        if wanted.stride == contiguous_strides(wanted.shape) or order is None or order == list(range(len(order))):
+        stride = wanted.stride if is_dense(wanted.shape, wanted.stride) else like_strides(wanted)
+        order = memory_order(wanted.shape, stride)
+        if stride == contiguous_strides(wanted.shape) or order == list(range(len(order))):
             return self.call(aten.full.default, sizes, value, **options)  # type: ignore[no-any-return]
         full = self.call(aten.full.default, [sizes[dim] for dim in order], value, **options)
         return self.call(aten.permute.default, full, invert(order))  # type: ignore[no-any-return]
@@ -350,17 +350,9 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return names.get(name, {"int32": "Int", "int16": "Short", "int8": "Char", "bool": "Bool"}.get(name, name))
 
 
-def dense_order(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> list[int] | None:
-    """The dimensions from outermost to innermost in memory, if the strides are without gaps and overlaps; else None."""
-    order = sorted(range(len(shape)), key=lambda dim: (-hint_of(stride[dim]), -hint_of(shape[dim]), dim))
-    step: Any = 1
-    for dim in reversed(order):
-        if shape[dim] == 1:
-            continue
-        if stride[dim] != step:
-            return None
-        step = step * shape[dim]
-    return order
+def memory_order(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> list[int]:
+    """The dimensions from the outermost to the innermost in memory."""
+    return sorted(range(len(shape)), key=lambda dim: (-hint_of(stride[dim]), -hint_of(shape[dim]), dim))
 
 
 def _same_layout(shape: tuple[Any, ...], a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

@@ -52,6 +52,12 @@ def infer(func: Any, args: Any, kwargs: Any) -> Any:
     return known
 
 
+def infer_from(func: Any, first: TensorMeta, args: Any, kwargs: Any) -> Any:
+    """As `infer`, for a first argument of which the meta is known."""
+    options = {name: _known(arg) for name, arg in kwargs.items()}
+    return _infer(func, [first, *map(_known, args)], options)
+
+
 def _infer(func: Any, operands: list[Any], options: dict[str, Any]) -> Any:
     shape_rule = RULES.get(func.name())
     if shape_rule is not None:
