@@ -25,11 +25,13 @@ def llvm_type(scalar: str, lanes: int) -> str:
 
 
 def number_text(value: float, scalar: str) -> str:
-    """The LLVM spelling of a number in a type other than half; a float is spelled as the double that it equals."""
+    """The LLVM spelling of a number; a float is spelled as the double that it equals. A half must be within range."""
     if scalar == "float":
         return f"0x{struct.unpack('<Q', struct.pack('<d', to_float32(float(value))))[0]:016X}"
     if scalar == "double":
         return f"0x{struct.unpack('<Q', struct.pack('<d', float(value)))[0]:016X}"
+    if scalar == "half":
+        return f"0xH{struct.unpack('<H', struct.pack('<e', float(value)))[0]:04X}"
     bits = BITS[scalar]
     wrapped = int(value) & ((1 << bits) - 1)
     if bits == 1:

@@ -29,9 +29,9 @@ from bolide.inductor.codegen.scalars import MEMORY
 from bolide.inductor.codegen.target import Target
 from bolide.inductor.ir.loops import Init, Kernel, Loop, Node, Stmt, Store, Update
 
-#: Sums over more iterations than this are added up in blocks of so many, which keeps the rounding error near that of
-# pairwise summation.
-BLOCK = 128
+#: Sums of floats over more iterations than this are added up in blocks of so many, these again, and so on up to so many
+#: levels: then the rounding error is near that of pairwise summation.
+BLOCK, LEVELS = 32, 3
 #: Bodies that cost more than this are written once, with a mask in every iteration, not twice (whole vectors, then the
 # rest).
 TWICE = 30
@@ -330,29 +330,37 @@ class _Writer:
                 r.forget((f"acc:{name}",))
 
     def _counted(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
-        """A loop that runs at least once. Long sums are added up in blocks."""
+        """A loop that runs at least once. Long sums are added up in blocks, and these in blocks of blocks."""
         sums = [name for name in updated_in(loop.body) if name in self.r.accumulators]
         sums = [name for name in sums if self.r.accumulators[name].blocked]
-        if not sums or _at_most(start, stop, step * BLOCK):
+        levels: list[int] = []
+        while sums and len(levels) < LEVELS and not _at_most(start, stop, step * BLOCK ** (len(levels) + 1)):
+            levels.append(step * BLOCK ** (len(levels) + 1))
+        self._blocks(loop, start, stop, [step, *levels], sums, body)
+
+    def _blocks(self, loop: Loop, start: Value, stop: Value, steps: list[int], sums: list[str], body: Body) -> None:
+        """A loop over blocks of the last of `steps`, each of which adds up blocks of the step before it."""
+        *inner, step = steps
+        if not inner:
             self._repeat(loop, start, stop, step, body)
             return
         b, r = self.b, self.r
 
         def block() -> None:
             first = r.env[loop.axis.name]
-            last = b.intrinsic("smin", first + step * BLOCK, stop)
+            last = b.intrinsic("smin", first + step, stop)
             before = {name: dict(r.accumulators[name].parts) for name in sums}
             for name in sums:
                 accumulator = r.accumulators[name]
                 for lanes in accumulator.parts:
                     accumulator.parts[lanes] = identity(b, accumulator.op, accumulator.dtype, lanes)
-            self._repeat(loop, first, last, step, body)
+            self._blocks(loop, first, last, inner, sums, body)
             for name in sums:
                 accumulator = r.accumulators[name]
                 for lanes, parts in accumulator.parts.items():
                     accumulator.parts[lanes] = join(accumulator.op, accumulator.dtype, before[name][lanes], parts)
 
-        self._repeat(loop, start, stop, step * BLOCK, block)
+        self._repeat(loop, start, stop, step, block)
 
     def _repeat(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
         """The plain loop: phis for the position and for the accumulators that are updated in it."""

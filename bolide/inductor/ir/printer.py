@@ -141,7 +141,7 @@ class _Printer:
         args = [self.inline(operand) for operand in node.src]
         if node.op == "load":
             return _access_text(node.arg, args)
-        if node.op in INFIX:
+        if node.op in INFIX and len(args) == 2:
             return f"({args[0]} {INFIX[node.op]} {args[1]})"
         if node.op in ("cast", "bitcast"):
             return f"{_short(node.dtype)}{'.bits' if node.op == 'bitcast' else ''}({args[0]})"

@@ -1,0 +1,355 @@
+"""Compiled kernels against torch: types, shapes around the vector width, reductions, threads, launches."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "ir"))
+from kernel_tools import acc, both, const, f32, i64, load, loop, op, param, run, store, var
+
+from bolide.inductor.codegen import compile_kernels
+from bolide.inductor.codegen.compiler import module_text
+from bolide.inductor.codegen.target import Target, host_target
+from bolide.inductor.ir.loops import Init, Kernel, Local, Node, Update
+from bolide.inductor.runtime.kernels import sequence
+from bolide.symbolic import Expr
+from bolide.tracing import rng
+
+SEED = int(os.environ.get("BOLIDE_SEED", random.SystemRandom().randrange(1 << 30)))
+FLOATS = (f32, torch.float64, torch.bfloat16, torch.float16)
+TYPES = (*FLOATS, torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, i64)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    print(f"seed {SEED}")
+    torch.manual_seed(SEED)
+
+
+def copy_kernel(n: int, source: torch.dtype, target: torch.dtype) -> Kernel:
+    i = var("i", n)
+    value = load("x", i, source)
+    value = value if source == target else op("cast", value, dtype=target)
+    return Kernel(
+        "cast", (param("x", n, source), param("y", n, target, "out")), (loop("vector", "i", n, store("y", i, value)),)
+    )
+
+
+@pytest.mark.parametrize("target", TYPES, ids=str)
+@pytest.mark.parametrize("source", TYPES, ids=str)
+def test_cast(source: torch.dtype, target: torch.dtype) -> None:
+    x = (torch.randn(101) * 50).to(source) if source != torch.bool else torch.randn(101) > 0
+    if source.is_floating_point and target == torch.uint8:
+        x = x.abs()
+    if source.is_floating_point and target.is_floating_point:
+        x[:6] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 1e-40, 65519.0]).to(source)
+    y = torch.zeros(101, dtype=target)
+    run(copy_kernel(101, source, target), {"x": x, "y": y})
+    torch.testing.assert_close(y, x.to(target), rtol=0, atol=0, equal_nan=True)
+
+
+def test_rounding_to_bfloat16_is_exhaustive_in_the_low_half() -> None:
+    low = torch.arange(1 << 16, dtype=torch.int32)
+    for high in (0x3F80, 0x7F7F, 0x0000, 0x8000, 0x3F81):
+        x = (
+            ((high << 16) + low).to(torch.int32).view(f32)
+            if high < 0x8000
+            else (low + (high - 0x10000 << 16)).view(f32)
+        )
+        y = torch.zeros(1 << 16, dtype=torch.bfloat16)
+        run(copy_kernel(1 << 16, f32, torch.bfloat16), {"x": x, "y": y})
+        assert torch.equal(y.view(torch.int16), x.to(torch.bfloat16).view(torch.int16))
+
+
+@pytest.mark.parametrize("name", ["floordiv", "truncdiv", "mod", "fmod"])
+@pytest.mark.parametrize("dtype", [f32, torch.float64, torch.int8, torch.uint8, torch.int32, i64], ids=str)
+def test_division(name: str, dtype: torch.dtype) -> None:
+    n = 300
+    a, b = (torch.randint(0 if dtype == torch.uint8 else -20, 20, (n,)).to(dtype) for _ in range(2))
+    if dtype.is_floating_point:
+        a, b = a * 0.7, b * 0.3
+        b[:9] = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-30, 3.0, -3.0, 0.0])
+    else:
+        b[b == 0] = 3
+        a[0], b[0] = torch.iinfo(dtype).min, 1
+    i = var("i", n)
+    value = op(name, load("a", i, dtype), load("b", i, dtype))
+    kernel = Kernel(
+        "k",
+        (param("a", n, dtype), param("b", n, dtype), param("y", n, dtype, "out")),
+        (loop("vector", "i", n, store("y", i, value)),),
+    )
+    y = torch.zeros(n, dtype=dtype)
+    run(kernel, {"a": a, "b": b, "y": y})
+    expected = {
+        "floordiv": lambda: torch.div(a, b, rounding_mode="floor"),
+        "truncdiv": lambda: torch.div(a, b, rounding_mode="trunc"),
+        "mod": lambda: torch.remainder(a, b),
+        "fmod": lambda: torch.fmod(a, b),
+    }[name]()
+    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, i64], ids=str)
+def test_integer_division_never_traps(dtype: torch.dtype) -> None:
+    low = torch.iinfo(dtype).min
+    a = torch.tensor([low, low, 5, 0, -1] * 7, dtype=dtype)
+    b = torch.tensor([-1, 0, 0, 0, 0] * 7, dtype=dtype)
+    i = var("i", 35)
+    body = [
+        store("y", i, op(name, load("a", i, dtype), load("b", i, dtype)))
+        for name in ("floordiv", "mod", "truncdiv", "fmod")
+    ]
+    kernel = Kernel(
+        "k",
+        (param("a", 35, dtype), param("b", 35, dtype), param("y", 35, dtype, "out")),
+        (loop("vector", "i", 35, *body),),
+    )
+    run(kernel, {"a": a, "b": b, "y": torch.zeros(35, dtype=dtype)})
+
+
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 63, 64, 65, 100, 1000])
+@pytest.mark.parametrize("name", ["sum", "prod", "min", "max", "argmin", "argmax", "any", "all"])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_row_reduction(n: int, name: str, symbolic: bool) -> None:
+    if n == 0 and name in ("min", "max", "argmin", "argmax"):
+        pytest.skip("eager raises")
+    rows = 3
+    dtype = torch.bool if name in ("any", "all") else f32
+    x = torch.randint(-3, 4, (rows, n)).to(dtype) if name != "prod" else 1 + torch.randn(rows, n) / 30
+    if name.endswith(("min", "max")) and n > 16:
+        x[1, [3, 9, 16]] = float("nan")
+        x[2] = -float("inf") if name.endswith("max") else float("inf")
+    cols = Expr.var("s0", 0) if symbolic else Expr.const(n)
+    r, c = var("r", rows), var("c", cols)
+    position = Node.make("index", i64, (), c) if name.startswith("arg") else None
+    result = i64 if position is not None else dtype
+    body = (
+        Init("a", name, dtype),  # type: ignore[arg-type]
+        loop("reduce_vector", "c", cols, Update("a", load("x", r * cols + c, dtype), position)),
+        store("y", r, acc("a", result)),
+    )
+    kernel = Kernel(
+        "k",
+        (param("x", cols * rows, dtype), param("y", rows, result, "out")),
+        (loop("parallel", "r", rows, *body),),
+        ("s0",) if symbolic else (),
+    )
+    y = torch.zeros(rows, dtype=result)
+    run(kernel, {"x": x, "y": y}, {"s0": n})
+    expected = getattr(torch, {"min": "amin", "max": "amax"}.get(name, name))(x, 1)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 3_000_000), (20000, 50)])
+def test_sums_are_no_worse_than_eager(shape: tuple[int, int]) -> None:
+    rows, cols = shape
+    x = torch.rand(shape)
+    r, c = var("r", rows), var("c", cols)
+    value = load("x", r * cols + c)
+    row_sum = loop(
+        "parallel",
+        "r",
+        rows,
+        Init("a", "sum", f32),
+        loop("reduce_vector", "c", cols, Update("a", value)),
+        store("y", r, acc("a")),
+    )
+    column_sum = loop(
+        "vector",
+        "c",
+        cols,
+        Init("a", "sum", f32),
+        loop("reduce", "r", rows, Update("a", value)),
+        store("z", c, acc("a")),
+    )
+    kernel = Kernel(
+        "k",
+        (param("x", rows * cols), param("y", rows, role="out"), param("z", cols, role="out")),
+        (row_sum, column_sum),
+    )
+    y, z = torch.zeros(rows), torch.zeros(cols)
+    run(kernel, {"x": x, "y": y, "z": z})
+    for mine, eager, exact in ((y, x.sum(1), x.double().sum(1)), (z, x.sum(0), x.double().sum(0))):
+        error = ((mine - exact).abs() / exact).max()
+        assert error <= max(2 * ((eager - exact).abs() / exact).max(), torch.tensor(3e-7))
+
+
+def test_gather_scatter_and_masks() -> None:
+    n, rows, width = 37, 11, 20
+    index = torch.randint(0, rows, (n,))
+    table = torch.randn(rows, width)
+    i, c = var("i", n), var("c", width)
+    chosen = Expr.var("$0", 0, rows - 1)
+    row = load("index", i, i64)
+    mask = op("ge", Node.make("index", i64, (), c), const(5, i64), dtype=torch.bool)
+    value = load("table", chosen * width + c, f32, row, mask, masked=True)
+    body = (
+        loop("parallel", "i", n, loop("vector", "c", width, store("y", i * width + c, value))),
+        loop(
+            "vector",
+            "c",
+            width,
+            loop("serial", "i", n, store("z", chosen * width + c, load("y", i * width + c), row, mode="add")),
+        ),
+        loop("vector", "i", n, store("w", chosen, const(1.0), row, mode="atomic_add")),
+    )
+    params = (
+        param("index", n, i64),
+        param("table", rows * width),
+        param("y", n * width, role="inout"),
+        param("z", rows * width, role="inout"),
+        param("w", rows, role="inout"),
+    )
+    buffers = {
+        "index": index,
+        "table": table.reshape(-1),
+        "y": torch.zeros(n * width),
+        "z": torch.zeros(rows * width),
+        "w": torch.zeros(rows),
+    }
+    for name, mine, expected in both(Kernel("k", params, body), buffers):
+        torch.testing.assert_close(mine, expected, msg=name)
+    y = table[index].clone()
+    y[:, :5] = 0
+    run(Kernel("k", params, body), buffers)
+    torch.testing.assert_close(buffers["y"].reshape(n, width), y)
+    torch.testing.assert_close(buffers["z"].reshape(rows, width), torch.zeros(rows, width).index_add(0, index, y))
+    torch.testing.assert_close(buffers["w"], torch.bincount(index, minlength=rows).float())
+
+
+def test_transpose_and_scratch() -> None:
+    rows, cols = 30, 45
+    r, c = var("r", rows), var("c", cols)
+    body = loop(
+        "parallel",
+        "c",
+        cols,
+        loop("vector", "r", rows, store("line", r, op("mul", load("x", r * cols + c), const(2.0)))),
+        loop("vector", "r", rows, store("y", c * rows + r, op("add", load("line", r), load("line", Expr.const(0))))),
+    )
+    kernel = Kernel(
+        "k",
+        (param("x", rows * cols), param("y", rows * cols, role="out")),
+        (body,),
+        locals=(Local("line", f32, Expr.const(rows)),),
+    )
+    x, y = torch.randn(rows, cols), torch.zeros(cols, rows)
+    run(kernel, {"x": x, "y": y})
+    torch.testing.assert_close(y, 2 * x.t() + 2 * x[:1].t())
+
+
+@pytest.mark.parametrize("name", ["philox", "philox_normal"])
+def test_random_numbers_are_those_of_eager(name: str) -> None:
+    n, counter = 1000, 7
+    seed = torch.randint(-(2**63), 2**63 - 1, (1,))
+    i = var("i", n)
+    value = Node.make(name, f32, (load("seed", 0, i64),), (counter, i))
+    y = torch.zeros(n)
+    run(
+        Kernel(
+            "k", (param("seed", 1, i64), param("y", n, role="out")), (loop("vector", "i", n, store("y", i, value)),)
+        ),
+        {"seed": seed, "y": y},
+    )
+    expected = torch.from_numpy((rng.uniform if name == "philox" else rng.normal)(int(seed), counter, n))
+    torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6 if name != "philox" else 0)
+
+
+def test_threads_share_the_work() -> None:
+    n = 1 << 20
+    i, r, q, c = var("i", n), var("r", 1000), var("q", 8), var("c", 131)
+    params = (param("x", n), param("y", n, role="out"))
+    flat = loop("vector", "i", n, store("y", i, op("exp", load("x", i))))
+    place = (r * 8 + q) * 131 + c
+    row = loop("vector", "c", 131, store("y", place, op("exp", load("x", place))))
+    big = Kernel("k", params, (flat,))
+    rows = Kernel("k", params, (loop("parallel", "r", 1000, loop("parallel", "q", 8, row)),))
+    before = torch.get_num_threads()
+    x = torch.randn(n)
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for kernel, count in ((big, n), (rows, 1000 * 8 * 131)):
+                y = torch.zeros(n)
+                run(kernel, {"x": x, "y": y})
+                torch.testing.assert_close(y[:count], x[:count].exp())
+                assert not y[count:].any()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_sequence_checks_its_arguments() -> None:
+    (compiled,) = compile_kernels([copy_kernel(40, f32, f32)])
+    x, y, z = torch.randn(40), torch.zeros(40), torch.zeros(40)
+    launch = sequence([(compiled, (0, 1)), (compiled, (1, 2))])
+    launch(x.data_ptr(), y.data_ptr(), z.data_ptr())
+    assert torch.equal(x, y) and torch.equal(x, z)
+    for wrong in ((), (1, 2), (1, 2, 3, 4), (1, 2, "3"), (1, 2, 1 << 70)):
+        with pytest.raises((TypeError, OverflowError)):
+            launch(*wrong)
+    with pytest.raises(ValueError, match="takes 2 addresses"):
+        sequence([(compiled, (0,))])
+    with pytest.raises(TypeError, match="takes 2 addresses"):
+        compiled.launch(x.data_ptr())
+
+
+def test_equal_kernels_are_compiled_once() -> None:
+    def kernel(a: str, b: str, axis: str) -> Kernel:
+        i = var(axis, 50)
+        return Kernel(
+            a + b,
+            (param(a, 50), param(b, 50, role="out")),
+            (loop("vector", axis, 50, store(b, i, op("neg", load(a, i)))),),
+        )
+
+    first, second, other = compile_kernels([kernel("x", "y", "i"), kernel("p", "q", "j"), copy_kernel(50, f32, f32)])
+    assert first.address == second.address != other.address
+    assert compile_kernels([kernel("u", "v", "w")])[0].address == first.address
+    assert "zmm" in first.assembly or "ymm" in first.assembly or "xmm" in first.assembly or first.assembly
+
+
+@pytest.mark.parametrize("level", ["avx2", "generic"])
+def test_other_levels_compile(level: str) -> None:
+    """What this host's level leaves unused is at least accepted by LLVM, and right where the host can run it."""
+    host = host_target()
+    row = {"avx2": (256, 8, 4), "generic": (128, 0, 0)}[level]
+    target = Target(level, host.cpu, host.features, *row, False)
+    n = 77
+    i = var("i", n)
+    value = op("tanh", op("sin", op("exp", load("x", i))))
+    kernel = Kernel("k", (param("x", n), param("y", n, role="out")), (loop("vector", "i", n, store("y", i, value)),))
+    (compiled,) = compile_kernels([kernel], target)
+    assert "x86.avx512" not in module_text(kernel, target)
+    x, y = torch.randn(n), torch.zeros(n)
+    compiled.launch(x.data_ptr(), y.data_ptr())
+    torch.testing.assert_close(y, x.exp().sin().tanh())
+
+
+def test_after_fork() -> None:
+    """Kernels compiled before a fork run in the child, and the child can compile more."""
+    program = f"""
+import os, sys, torch
+sys.path.insert(0, {str(Path(__file__).parents[1] / "ir")!r})
+from kernel_tools import *
+torch.set_num_threads(1)
+def kernel(c):
+    i = var("i", 100)
+    body = loop("vector", "i", 100, store("y", i, op("add", load("x", i), const(c))))
+    return Kernel("k", (param("x", 100), param("y", 100, role="out")), (body,))
+x, y = torch.randn(100), torch.zeros(100)
+run(kernel(1.0), {{"x": x, "y": y}})
+child = os.fork()
+if child == 0:
+    run(kernel(1.0), {{"x": x, "y": y}}); run(kernel(2.0), {{"x": x, "y": y}})
+    os._exit(0 if torch.equal(y, x + 2) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
