@@ -22,6 +22,7 @@ from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import class_of, polyfill
 from bolide.dynamo.polyfills import generic
+from bolide.dynamo.program import Source
 from bolide.dynamo.values import attributes
 from bolide.dynamo.values.attributes import Super, load_attribute
 from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside
@@ -105,8 +106,6 @@ def _hasattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     try:
         result = load_attribute(vm, args[0], args[1])
     except AttributeError:
-        if type(args[0]) is Outside:
-            vm.world.guard(args[0].source, "has_attr", (args[1], False))
         return False
     return Call(polyfill("has_attribute"), args) if type(result) is Call else True
 
@@ -478,6 +477,10 @@ def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """`Module.__call__` without hooks is a call of `forward`; with hooks, torch's own code is interpreted."""
     module = args[0]
     if type(module) is Outside and not any(_GLOBAL_HOOKS):
+        if "global hooks" not in vm.world.once:
+            vm.world.once.add("global hooks")
+            for hooks in _GLOBAL_HOOKS:
+                vm.world.guard(Source("object", None, None, hooks), "length", 0)
         hooks = [module.attrs.peek(name) for name in _HOOKS]
         if not any(hook is MISSING or hook.items.length() for hook in hooks):
             forward = load_attribute(vm, module, "forward")

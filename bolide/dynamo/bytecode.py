@@ -140,7 +140,7 @@ class Code:
         return found
 
 
-_PLUMBING = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
+_PLUMBING = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(os.path.abspath(__file__))))
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 

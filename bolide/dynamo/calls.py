@@ -55,7 +55,10 @@ _INTERPRETED = (
 )
 # Native functions that call the functions they are given at once.
 _CALLERS: set[Any] = {sorted, min, max, map, filter, functools.reduce, list.sort}
-_REFUSED_MODULES = frozenset({"random", "time", "socket", "subprocess", "_random", "io", "_io", "shutil", "tempfile", "secrets"})
+# Modules whose functions give another result at every call, or write to the outside world.
+_REFUSED_MODULES = frozenset(
+    {"random", "time", "socket", "subprocess", "_random", "io", "_io", "shutil", "tempfile", "secrets", "uuid", "numpy.random"}
+)
 
 
 def intercept(*functions: Any) -> Callable[[Intercept], Intercept]:
@@ -119,6 +122,8 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
     compiled = function.__dict__.get("_bolide") if function.__dict__ else None
     if compiled is not None and getattr(compiled, "original", None) is not None:
         return Call(compiled.original, args, kwargs)
+    if function.__module__ in _REFUSED_MODULES:
+        raise _refused(vm, function)
     if runs_natively(function) and id(function) not in vm.own_functions:
         if not any(type(a) is Outside for a in args) and not (kwargs and any(type(a) is Outside for a in kwargs.values())):
             request = native(vm, frame, function, args, kwargs)
@@ -160,9 +165,16 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
             kwargs = {key: _callback(vm, arg) for key, arg in kwargs.items()}
     if _is_caller(function):
         prepared = [_callback(vm, arg) for arg in (prepared or args)]
+    if (getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__) in _REFUSED_MODULES:
+        raise _refused(vm, function)
     vm.trace.where = vm.where()
     frame.stack.append(function(*(prepared or args), **(kwargs or {})))
     return None
+
+
+def _refused(vm: Machine, function: Any) -> Unsupported:
+    name = f"{function.__qualname__}(...)"
+    return Unsupported("its result or effect is of the moment", vm.where(), "call it outside the compiled function", operation=name)
 
 
 def _prepare(vm: Machine, function: Any, arg: Any, position: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import types
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Captured, Effect, Guard, Recipe, Source
 from bolide.dynamo.values.outside import World
 from bolide.dynamo.values.rebuild import Rebuilder
-from bolide.support.errors import Unsupported
-from bolide.tracing import DataDependent, Trace
+from bolide.support.errors import Unsupported, UserFrame
+from bolide.tracing import Trace
 
 REGISTRATIONS = (_builtins, _opcodes, _opcodes_control)  # importing these modules registers their handlers
 
@@ -28,6 +29,7 @@ def capture(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
     """Interpret one call of `fn` (a function or bound method) on the given real arguments, without changing anything outside.
 
     Raises Unsupported where the program cannot be captured; kind "user_exception" (with `__cause__`) when the program itself raised."""
+    function: types.FunctionType = fn.__func__ if type(fn) is types.MethodType else fn
     trace = Trace()
     world = World(trace)
     machine = Machine(world, trace, call)
@@ -35,20 +37,20 @@ def capture(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
     world.guard(None, "global_state", None)
     grad_mode = torch.is_grad_enabled()
     try:
-        with _native_state(machine), trace.recording():
+        with trace.recording(), _native_state(machine):  # modes are left in the reverse order
             values, keywords = _arguments(world, fn, args, kwargs)
             if type(fn) is types.MethodType:
                 fn = types.MethodType(fn.__func__, world.wrap(fn.__self__, Source("object", None, None, fn.__self__)))
             result = machine.evaluate(fn, values, keywords)
             grad_after = torch.is_grad_enabled()
-    except Unsupported:
+    except Unsupported as error:
+        error.where = error.where or machine.where()
         raise
-    except DataDependent as error:
-        raise _data_dependent(machine, error) from error
     except (Exception, GeneratorExit, SystemExit) as error:
         raise Unsupported(
             f"the program raised {type(error).__name__}: {error}", machine.where(), None, "user_exception"
         ) from error
+    world.where = functools.partial(_definition, function.__code__)
     rebuilder = Rebuilder(world)
     recipe = rebuilder.recipe(result)
     effects = rebuilder.effects()
@@ -59,17 +61,11 @@ def capture(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
     if grad_after != grad_mode:
         effects.append(Effect("call", None, None, Recipe("call", torch._C._set_grad_enabled, (Recipe("constant", grad_after),))))
     _guard_aliasing(world, trace)
-    name = getattr(fn, "__qualname__", repr(fn))
-    return Captured(name, trace, world.inputs, rebuilder.outputs, world.guards, recipe, effects)
+    return Captured(function.__qualname__, trace, world.inputs, rebuilder.outputs, world.guards, recipe, effects)
 
 
-def _data_dependent(machine: Machine, error: DataDependent) -> Unsupported:
-    return Unsupported(
-        f"the program needs the value of a tensor ({error})",
-        getattr(error, "where", None) or machine.where(),
-        "keep decisions on tensor values in torch.where, or move them out of the compiled function",
-        "data_dependent",
-    )
+def _definition(code: types.CodeType) -> UserFrame:
+    return UserFrame(code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
 def _arguments(world: World, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

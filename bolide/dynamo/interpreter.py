@@ -15,7 +15,7 @@ from bolide.dynamo.frames import Frame, Generator, bind
 from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, World, attribute_source, is_opaque
 from bolide.dynamo.program import Source
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.tracing import DataDependent, Trace
+from bolide.tracing import Trace
 
 Handler = Callable[["Machine", Frame, Any], Any]
 
@@ -158,7 +158,7 @@ class Machine:
                     frame.pc += 1
                     if handler(self, frame, arg):
                         break
-            except (Unsupported, DataDependent):
+            except Unsupported:
                 raise
             except (Exception, GeneratorExit, SystemExit) as error:
                 self.unwind(error)

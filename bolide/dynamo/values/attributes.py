@@ -192,9 +192,11 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
     if fallback:
         hook = world.lookup(cls, "__getattr__")
         if hook is _MODULE_GETATTR and outside:
-            return _module_member(owner, cls, name)
+            return _module_member(vm, owner, cls, name)
         if type(hook) is types.FunctionType:
             return Call(hook, [owner, name])
+    if outside:
+        world.rely_on_missing(owner, name)
     raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
 
 
@@ -253,7 +255,7 @@ def _descriptor(found: Any, owner: Any, cls: type) -> Any:
     return getter(found, owner, cls)
 
 
-def _module_member(owner: Outside, cls: type, name: str) -> Any:
+def _module_member(vm: Machine, owner: Outside, cls: type, name: str) -> Any:
     """`torch.nn.Module.__getattr__`: parameters, buffers, submodules."""
     assert owner.attrs is not None
     for holder in ("_parameters", "_buffers", "_modules"):
@@ -262,6 +264,7 @@ def _module_member(owner: Outside, cls: type, name: str) -> Any:
             value = members.items.peek(name) if type(members) is Outside else members.get(name, MISSING)
             if value is not MISSING:
                 return value
+    vm.world.rely_on_missing(owner, name)
     raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
 
 

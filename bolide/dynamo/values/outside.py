@@ -264,7 +264,7 @@ class World:
         self.own_cells: dict[int, types.CellType] = {}
         self.where: Callable[[], UserFrame | None] = lambda: None
         self.own_functions: dict[int, Any] = {}
-        self.methods: set[tuple[type, str]] = set()
+        self.once: set[Any] = set()  # what has been guarded already
         self.places: dict[int, int] = {}  # id of a traced input -> its index
         self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
         self.mro_cache: dict[tuple[type, str], Any] = {}
@@ -302,11 +302,18 @@ class World:
 
     def rely_on_method(self, cls: type, name: str, function: Any) -> None:
         """Guard that a class of the user's still has this method (those of libraries are trusted)."""
-        if (cls, name) not in self.methods:
-            self.methods.add((cls, name))
+        if (cls, name) not in self.once:
+            self.once.add((cls, name))
             holder = next((base for base in cls.__mro__ if name in base.__dict__), cls)
             if not is_library_class(holder) and holder not in self.classes and getattr(cls, name, None) is function:
                 self.guards.append(Guard(attribute_source(Source("object", None, None, cls), name), "is", function, self.where()))
+
+    def rely_on_missing(self, owner: Outside, name: str) -> None:
+        """Guard that an outside object has no attribute `name` (unless the program itself has deleted it)."""
+        written = owner.attrs is not None and name in owner.attrs.original and owner.attrs.original[name] is not MISSING
+        if (id(owner), name) not in self.once and not written:
+            self.once.add((id(owner), name))
+            self.guard(owner.source, "has_attr", (name, False))
 
     def input_place(self, tensor: Any) -> int | None:
         """The index of the input that a traced tensor is, or None."""

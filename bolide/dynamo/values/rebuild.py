@@ -8,8 +8,10 @@ import functools
 import types
 from typing import Any
 
+import numpy
 import torch
 
+from bolide.dynamo.frames import Generator
 from bolide.dynamo.program import Effect, Recipe, Source
 from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, Overlay, World, is_opaque
 from bolide.support.errors import Unsupported
@@ -97,7 +99,7 @@ class Rebuilder:
             return Recipe("set", None, tuple(self.recipe(item) for item in value))
         if cls is dict:
             return self._dict(value)
-        if isinstance(value, (type, enum.Enum)) or is_opaque(value):
+        if isinstance(value, (type, enum.Enum, numpy.generic)) or is_opaque(value):
             return Recipe("constant", value)
         return self._object(value, cls)
 
@@ -119,6 +121,8 @@ class Rebuilder:
     def _object(self, value: Any, cls: type) -> Recipe:
         if cls is types.FunctionType:
             return self._function(value)
+        if cls is Generator:
+            raise Unsupported("a generator leaves the function", self.world.where(), "return a list")
         if cls is types.MethodType:
             return Recipe("call", types.MethodType, (self.recipe(value.__func__), self.recipe(value.__self__)))
         if cls is functools.partial:

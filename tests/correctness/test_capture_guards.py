@@ -1,0 +1,240 @@
+"""What capture reads of the outside world is guarded: after any change the compiled function gives eager's new answer, and without one it is not captured again."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bolide
+from bolide.dynamo.capture import capture
+from bolide.support.errors import Unsupported
+
+compiled = functools.partial(bolide.compile, backend="aot_eager", fullgraph=True)
+SCALE = 2.0
+TABLE: dict[str, Any] = {"a": 1.0, "rest": [1, 2]}
+
+
+class Thing:
+    default = 3.0
+    kinds = ("x", "y")
+
+    def __init__(self) -> None:
+        self.value = 1.5
+        self.items = [1.0, 2.0]
+        self.inner = SimpleNamespace(weight=torch.ones(3), on=True)
+
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.value
+
+    @property
+    def twice(self) -> float:
+        return self.value * 2
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def set_global(name: str, value: Any) -> None:
+    globals()[name] = value
+
+
+CHANGES: dict[str, tuple[Callable[[torch.Tensor, Thing], Any], Callable[[Thing], Any]]] = {
+    "attribute": (lambda x, t: x * t.value, lambda t: setattr(t, "value", 7.0)),
+    "attribute type": (lambda x, t: x * t.value, lambda t: setattr(t, "value", 2)),
+    "class attribute shadowed": (lambda x, t: x * t.default, lambda t: setattr(t, "default", 9.0)),
+    "class attribute": (lambda x, t: x * Thing.default, lambda t: setattr(Thing, "default", 11.0)),
+    "property": (lambda x, t: x * t.twice, lambda t: setattr(t, "value", 7.0)),
+    "method of the class": (lambda x, t: t.method(x), lambda t: setattr(Thing, "method", lambda self, x: x - 1)),
+    "list grown": (lambda x, t: x * sum(t.items), lambda t: t.items.append(4.0)),
+    "list item": (lambda x, t: x * t.items[1], lambda t: t.items.__setitem__(1, 5.0)),
+    "nested attribute": (lambda x, t: x if t.inner.on else -x, lambda t: setattr(t.inner, "on", False)),
+    "object replaced": (lambda x, t: x * t.inner.weight, lambda t: setattr(t, "inner", SimpleNamespace(weight=torch.ones(3) * 4))),
+    "tensor replaced": (lambda x, t: x * t.inner.weight, lambda t: setattr(t.inner, "weight", torch.full((3,), 5.0))),
+    "tensor shape": (lambda x, t: x * t.inner.weight.shape[0], lambda t: setattr(t.inner, "weight", torch.ones(4))),
+    "tensor becomes None": (lambda x, t: x if t.inner.weight is None else -x, lambda t: setattr(t.inner, "weight", None)),
+    "attribute appears": (lambda x, t: x if hasattr(t, "extra") else -x, lambda t: setattr(t, "extra", 1)),
+    "attribute appears, getattr": (lambda x, t: x * getattr(t, "extra", 2.0), lambda t: setattr(t, "extra", 1.0)),
+    "attribute appears in __dict__": (lambda x, t: x if "extra" in t.__dict__ else -x, lambda t: setattr(t, "extra", 1)),
+    "attribute goes": (lambda x, t: x * getattr(t, "value", 5.0), lambda t: delattr(t, "value")),
+    "number of attributes": (lambda x, t: x * len(t.__dict__), lambda t: setattr(t, "another", 1)),
+    "global number": (lambda x, t: x * SCALE, lambda t: set_global("SCALE", 3.0)),
+    "global function": (lambda x, t: helper(x), lambda t: set_global("helper", lambda x: x - 1)),
+    "global dict item": (lambda x, t: x * TABLE["a"], lambda t: TABLE.update(a=4.0)),
+    "global dict key appears": (lambda x, t: x * TABLE.get("b", 2.0), lambda t: TABLE.update(b=4.0)),
+    "global dict length": (lambda x, t: x * len(TABLE), lambda t: TABLE.update(c=4.0)),
+    "global dict order": (lambda x, t: x if list(TABLE)[0] == "a" else -x, lambda t: TABLE.update(a=TABLE.pop("a"))),
+    "grad mode": (lambda x, t: x if torch.is_grad_enabled() else -x, lambda t: torch.set_grad_enabled(False)),
+    "default dtype": (lambda x, t: torch.ones(3), lambda t: torch.set_default_dtype(torch.float64)),
+}
+
+
+@pytest.fixture(autouse=True)
+def restore() -> Any:
+    before, table = dict(globals()), dict(TABLE)
+    attributes = dict(vars(Thing))
+    yield
+    globals().update(before)
+    TABLE.clear()
+    TABLE.update(table)
+    for name in ("default", "method"):
+        setattr(Thing, name, attributes[name])
+    torch.set_grad_enabled(True)
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen(name: str) -> None:
+    function, change = CHANGES[name]
+    thing, x = Thing(), torch.randn(3)
+    fast = compiled(function)
+    torch.testing.assert_close(fast(x, thing), function(x, thing))
+    torch.testing.assert_close(fast(x, thing), function(x, thing))
+    change(thing)
+    torch.testing.assert_close(fast(x, thing), function(x, thing))
+
+
+def test_closures_are_guarded() -> None:
+    factor = 2.0
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * factor
+
+    fast, x = compiled(function), torch.randn(3)
+    torch.testing.assert_close(fast(x), x * 2)
+    factor = 3.0
+    torch.testing.assert_close(fast(x), x * 3)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3), nn.Sequential(nn.Tanh(), nn.Dropout(0.0))])
+        self.norm = nn.BatchNorm1d(3)
+        self.table = {"gain": 2.0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x) * self.table["gain"] + (1 if self.training else 0)
+
+
+MODULE_CHANGES: dict[str, Callable[[Net], Any]] = {
+    "eval": lambda m: m.eval(),
+    "inner eval": lambda m: m.norm.eval(),
+    "weight written": lambda m: m.layers[0].weight.data.mul_(2),
+    "weight replaced": lambda m: setattr(m.layers[0], "weight", nn.Parameter(torch.ones(3, 3))),
+    "bias removed": lambda m: setattr(m.layers[0], "bias", None),
+    "layer replaced": lambda m: m.layers.__setitem__(0, nn.Linear(3, 3, bias=False)),
+    "layer added": lambda m: m.layers.append(nn.ReLU()),
+    "forward hook": lambda m: m.layers[1].register_forward_hook(lambda mod, args, out: out + 1),
+    "forward pre-hook": lambda m: m.norm.register_forward_pre_hook(lambda mod, args: (args[0] * 2,)),
+    "global hook": lambda m: nn.modules.module.register_module_forward_hook(lambda mod, args, out: out * 1.5),
+    "forward replaced": lambda m: setattr(m.layers[0], "forward", lambda x: x - 1),
+    "dict": lambda m: m.table.update(gain=5.0),
+    "eps": lambda m: setattr(m.norm, "eps", 0.5),
+    "frozen": lambda m: m.layers[0].weight.requires_grad_(False),
+    "bfloat16 weights and input": lambda m: m.double(),
+}
+
+
+@pytest.mark.parametrize("name", MODULE_CHANGES)
+def test_a_change_of_a_module_is_seen(name: str) -> None:
+    plain = Net()
+    x = torch.randn(4, 3)
+    fast = compiled(plain)
+    fast(x)
+    result = MODULE_CHANGES[name](plain)
+    if name.startswith("bfloat16"):
+        x = x.double()
+    try:
+        state = {key: value.clone() for key, value in plain.state_dict().items()}
+        expected = plain(x)
+        plain.load_state_dict(state)
+        torch.testing.assert_close(fast(x), expected)
+        assert fast(x).requires_grad == expected.requires_grad
+    finally:
+        if hasattr(result, "remove"):
+            result.remove()
+
+
+def test_tied_weights_are_one_input_and_untying_is_seen() -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    model = nn.Sequential(first, second)
+    assert len(capture(model.__call__, (torch.ones(2, 3),), {}).inputs) == 4  # x, one weight, two biases
+    fast, x = compiled(model), torch.randn(2, 3)
+    torch.testing.assert_close(fast(x), model(x))
+    second.weight = nn.Parameter(torch.randn(3, 3))
+    torch.testing.assert_close(fast(x), model(x))
+
+
+def test_unread_state_is_not_guarded() -> None:
+    thing = Thing()
+    guards = capture(lambda x, t: x * t.value, (torch.ones(3), thing), {}).guards
+    assert len(guards) <= 4  # global state, the tensor, the class of t, t.value
+
+
+def test_nothing_outside_is_changed_by_capture() -> None:
+    def function(x: torch.Tensor, thing: Thing, items: list[int]) -> torch.Tensor:
+        global SCALE
+        thing.value = 9.0
+        thing.new = x
+        items.append(1)
+        TABLE["q"] = 1
+        SCALE = 5.0
+        x.add_(1)
+        raise ValueError("at the end")
+
+    thing, items, x = Thing(), [0], torch.zeros(3)
+    with pytest.raises(Unsupported, match="at the end"):
+        capture(function, (x, thing, items), {})
+    assert thing.value == 1.5 and not hasattr(thing, "new") and items == [0] and "q" not in TABLE and SCALE == 2.0
+    assert x.eq(0).all()
+
+
+def test_global_modes_are_put_back_when_capture_stops() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+            time.time()
+        return x
+
+    with pytest.raises(Unsupported):
+        capture(function, (torch.ones(3),), {})
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: print(x), "print"),
+        (lambda x: x.item(), "data of a tensor"),
+        (lambda x: x if x.sum() > 0 else -x, "data of a tensor"),
+        (lambda x: random.random() * x, "of the moment"),
+        (lambda x: time.time() * x, "of the moment"),
+        (lambda x: torch.manual_seed(0), "global state"),
+        (lambda x: f"{x}", "text of a tensor"),
+        (lambda x: "%s" % (x,), "text of a tensor"),
+        (lambda x: x.data_ptr(), "data_ptr"),
+        (lambda x: x.backward(), "backward"),
+        (lambda x: x.numpy(), "numpy"),
+        (lambda x: x.requires_grad_(), "requires_grad_"),
+        (lambda x: setattr(x, "mark", 1), "mark"),
+        (lambda x: (i for i in range(3)), "generator"),
+        (lambda x: eval("x + 1"), "eval"),
+        (lambda x: iter([x]), "iterator"),
+    ],
+)
+def test_what_is_not_captured_says_where_and_why(function: Callable[..., Any], reason: str) -> None:
+    with pytest.raises(Unsupported) as raised:
+        capture(function, (torch.ones(()),), {})
+    assert reason in str(raised.value)
+    assert raised.value.where is not None and raised.value.where.file == __file__
