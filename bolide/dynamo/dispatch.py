@@ -22,7 +22,8 @@ from typing import Any, Protocol
 from bolide.dynamo import guards
 from bolide.dynamo.config import config
 from bolide.dynamo.program import Captured, Guard
-from bolide.dynamo.replay import Entry, Runner, Signature, make_entry
+from bolide.dynamo.replay import Entry, Runner, make_entry
+from bolide.dynamo.signature import Signature
 from bolide.dynamo.sources import Namespace
 from bolide.dynamo.state import state
 from bolide.support import events, log
@@ -41,6 +42,10 @@ class Capture(Protocol):
     """`dynamo.capture.capture`."""
 
     def __call__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured: ...
+
+
+class _Unfit(Exception):
+    """The entry made for a call does not fit that call."""
 
 
 class Dispatcher:
@@ -103,6 +108,8 @@ class Dispatcher:
     def miss(self, *args: Any, **kwargs: Any) -> Any:
         """No entry fits this call: compile one, or run the original."""
         expected: BaseException | None = None
+        if state.entering is self:
+            raise _Unfit
         if not (self.given_up or config.disable or state.stage or state.disabled):
             try:
                 self._compile(args, kwargs)
@@ -115,38 +122,49 @@ class Dispatcher:
                     raise
                 self._bug(error)
             else:
-                return self.function(*args, **kwargs)
+                return self._enter(args, kwargs)
         result = self.original(*args, **kwargs)
         if expected is not None:
             self._warn(f"capture met {type(expected).__name__}: {expected}, which eager did not raise", None, None)
         return result
+
+    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call again, now that there is an entry for these arguments. If it does not fit either, run the original."""
+        state.entering = self
+        try:
+            return self.function(*args, **kwargs)
+        except _Unfit:
+            pass
+        finally:
+            state.entering = None
+        failure = guards.first_failure(self.entries[-1].guards, self.signature, args, kwargs) if self.entries else None
+        if failure is not None:
+            what = f"{guards.text(failure[0])} does not hold for the call that was captured, found {failure[1]}"
+            error = CompileError("guards", self.name, AssertionError(what))
+            if self.fullgraph or not config.suppress_errors:
+                raise error
+            self._bug(error)
+        return self.original(*args, **kwargs)
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make sure that there is an entry for this call. Raises Unsupported, CompileError or RecompileError."""
         reason = guards.busy()
         if reason is not None:
             raise Unsupported(reason, kind="state", remedy="call the compiled function outside of it")
-        arguments = self._bind(args, kwargs)
         with _turn:
-            if self._fitting(arguments):
+            if self._fitting(args, kwargs):
                 return
             self._check_limits()
             try:
                 with collector_paused():
-                    self._install(self._make(args, kwargs, arguments))
+                    self._install(self._make(args, kwargs))
             finally:
                 state.stage = None
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        scope: dict[str, Any] = {}
-        exec(f"def bind({self.signature.declare}):\n    return locals()\n", scope)
-        bound: dict[str, Any] = scope["bind"](*args, **kwargs)
-        return bound
-
-    def _fitting(self, arguments: dict[str, Any]) -> bool:
+    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an entry fits, made by another thread meanwhile. If not, tell which guards failed."""
         for index, entry in enumerate(self.entries):
-            failure = guards.first_failure(entry.guards, self.signature.names, arguments)
+            failure = guards.first_failure(entry.guards, self.signature, args, kwargs)
             if failure is None:
                 return True
             self._guard_failed(index, *failure)
@@ -189,7 +207,7 @@ class Dispatcher:
             kind="limit",
         )
 
-    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: dict[str, Any]) -> Entry:
+    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         start = time.perf_counter()
         state.stage = "capture"
         surroundings = guards.global_state()
@@ -199,11 +217,6 @@ class Dispatcher:
         if events.subscribers:
             shown = tuple(map(guards.text, checks))
             events.emit(events.Captured(self.name, captured, shown, time.perf_counter() - start))
-        failure = guards.first_failure(checks, self.signature.names, arguments)
-        if failure is not None:
-            raise CompileError(
-                "guards", self.name, AssertionError(f"{guards.text(failure[0])} does not hold, found {failure[1]}")
-            )
         try:
             run = self.backend(captured)
         except (Unsupported, CompileError):

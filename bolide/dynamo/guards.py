@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from bolide.dynamo import sources
 from bolide.dynamo.program import GlobalState, Guard, Source, TensorGuard
+from bolide.dynamo.signature import Signature
 from bolide.dynamo.state import state
 from bolide.support.errors import Unsupported, UserFrame
 
@@ -336,35 +337,34 @@ def plain_dicts(guards: Iterable[Guard]) -> frozenset[Source]:
 
 
 def first_failure(
-    guards: Sequence[Guard], parameters: Iterable[str], arguments: Mapping[str, Any]
+    guards: Sequence[Guard], signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Guard, str] | None:
-    """The first guard that does not hold for a call with `arguments` (by parameter name), and the value it found
-    instead, as text.
-    """
-    dicts = plain_dicts(guards)
-    for guard in guards:
-        namespace = sources.Namespace(parameters)
-        reader = sources.Reader(namespace, sources.count_uses(read_sources(guard)), dicts)
-        check = " and ".join(conditions(guard, reader))
-        scope = {**namespace.values, **arguments}
-        try:
-            holds = eval(check, scope)
-        except Exception:
-            holds = False
-        if not holds:
-            return guard, _actual(guard, parameters, arguments)
-    return None
+    """The first guard that does not hold for a call, and the value it found instead, as text."""
+    namespace = sources.Namespace(signature.names)
+    needed = [source for guard in guards for source in read_sources(guard)]
+    reader = sources.Reader(namespace, sources.count_uses(needed), plain_dicts(guards))
+    lines = [f"def locate({signature.declare}):"]
+    for index, guard in enumerate(guards):
+        lines.append(f"    if not ({' and '.join(conditions(guard, reader))}): return {index}")
+    exec("\n".join(lines), namespace.values)
+    try:
+        index = namespace.values["locate"](*args, **kwargs)
+    except Exception as error:
+        assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        index = error.__traceback__.tb_next.tb_lineno - 2
+    return None if index is None else (guards[index], _actual(guards[index], signature, args, kwargs))
 
 
-def _actual(guard: Guard, parameters: Iterable[str], arguments: Mapping[str, Any]) -> str:
+def _actual(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     if guard.kind == "global_state":
         return busy() or str(global_state())
     if guard.source is None:
         return "a shared storage"
-    namespace = sources.Namespace(parameters)
+    namespace = sources.Namespace(signature.names)
     reader = sources.Reader(namespace, sources.count_uses([guard.source]), frozenset())
     try:
-        value = eval(reader.read(guard.source), {**namespace.values, **arguments})
+        exec(f"def read({signature.declare}): return {reader.read(guard.source)}", namespace.values)
+        value = namespace.values["read"](*args, **kwargs)
         if guard.kind == "length":
             return str(len(value))
     except Exception as error:

@@ -15,9 +15,7 @@ def entry(x, y):                       # the user's own parameters
 
 from __future__ import annotations
 
-import inspect
 import keyword
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,44 +23,10 @@ from typing import Any
 
 from bolide.dynamo import guards as guard_module
 from bolide.dynamo.program import Captured, Effect, Guard, Recipe, Source
+from bolide.dynamo.signature import Signature
 from bolide.dynamo.sources import Namespace, Reader, count_uses
 
 Runner = Callable[[list[Any]], Sequence[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """The parameters of a code object as text: `declare` for a `def`, `forward` for a call that passes every one of
-    them on.
-    """
-
-    names: tuple[str, ...]
-    declare: str
-    forward: str
-
-    @staticmethod
-    def of(code: types.CodeType) -> Signature:
-        count = code.co_argcount
-        names = code.co_varnames
-        declare = list(names[:count])
-        forward = list(names[:count])
-        if code.co_posonlyargcount:
-            declare.insert(code.co_posonlyargcount, "/")
-        keywords = names[count : count + code.co_kwonlyargcount]
-        end = count + code.co_kwonlyargcount
-        if code.co_flags & inspect.CO_VARARGS:
-            declare.append(f"*{names[end]}")
-            forward.append(f"*{names[end]}")
-            end += 1
-        elif keywords:
-            declare.append("*")
-        declare += keywords
-        forward += [f"{name}={name}" for name in keywords]
-        if code.co_flags & inspect.CO_VARKEYWORDS:
-            declare.append(f"**{names[end]}")
-            forward.append(f"**{names[end]}")
-            end += 1
-        return Signature(tuple(names[:end]), ", ".join(declare), ", ".join(forward))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,13 @@ import threading
 
 
 class ThreadState(threading.local):
-    """`stage`: ``capture`` or ``backend`` while compiling; `disabled`: how many `disable` regions are entered."""
+    """`stage`: ``capture`` or ``backend`` while compiling; `disabled`: how many `disable` regions are entered;
+    `entering`: the dispatcher that has just compiled an entry and is calling it.
+    """
 
     stage: str | None = None
     disabled: int = 0
+    entering: object = None
 
 
 state = ThreadState()

@@ -275,3 +275,20 @@ def test_threads_compile_once() -> None:
     for t in threads:
         t.join()
     assert not errors and doubler.captures == 4
+
+
+def test_an_entry_that_does_not_fit_its_own_call_is_a_fault_of_bolide() -> None:
+    doubler = Doubler()
+
+    def capture(fn: Any, args: Any, kwargs: Any) -> Captured:
+        captured = doubler.capture(fn, args, kwargs)
+        captured.guards.append(Guard(Source("local", None, "n"), "equals", 17))
+        return captured
+
+    f = Dispatcher(lambda x, n: x * 3, capture, doubler.backend).function
+    x = torch.randn(2)
+    with config.patch(suppress_errors=True), pytest.warns(BolideWarning, match="n == 17 does not hold"):
+        torch.testing.assert_close(f(x, 1), x * 3)
+    with config.patch(suppress_errors=False), pytest.raises(CompileError, match="found 2"):
+        f(x, 2)
+    assert doubler.captures == 2

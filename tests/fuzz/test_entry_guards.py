@@ -13,12 +13,14 @@ import torch
 
 from bolide.dynamo import guards
 from bolide.dynamo.program import Captured, Guard, Recipe, Source
-from bolide.dynamo.replay import Signature, make_entry
+from bolide.dynamo.replay import make_entry
+from bolide.dynamo.signature import Signature
 
 
 def call(x: Any, y: Any) -> Any: ...
 
 
+SIGNATURE = Signature.of(call.__code__)
 X, Y = Source("local", None, "x"), Source("local", None, "y")
 SCALARS = [
     0,
@@ -100,11 +102,11 @@ def test_verdicts_agree(seed: int) -> None:
     found = [*guards_of(x, X, rng), *guards_of(y, Y, rng)]
     checks = guards.prepare(found, guards.global_state())
     program = Captured("call", SimpleNamespace(inputs=[]), [], [], [], Recipe("constant", "hit"), [])
-    entry = make_entry(Signature.of(call.__code__), program, checks, lambda _: [], lambda *_: "miss")
+    entry = make_entry(SIGNATURE, program, checks, lambda _: [], lambda *_: "miss")
     others = [make_value(rng) for _ in range(30)]
     for a, b in [(x, y), *((rng.choice([x, other]), rng.choice([y, other])) for other in others)]:
         expected = alike(x, a) and alike(y, b)
         assert (entry.function(a, b) == "hit") is expected, (x, y, a, b, entry.source)
-        failure = guards.first_failure(checks, ("x", "y"), {"x": a, "y": b})
+        failure = guards.first_failure(checks, SIGNATURE, (a, b), {})
         assert (failure is None) is expected, (failure, a, b)
         assert all(guards.text(guard) for guard in checks)
