@@ -181,4 +181,41 @@ def pools(r: Random) -> Iterator[Sample]:
     yield call(aten.max_pool2d_with_indices.default, x, [3, 3], [2, 2], [1, 1])
 
 
-FAMILIES = (activations, shapes, softmaxes, losses, indexing, norms, pools)
+def special(r: Random) -> Iterator[Sample]:
+    x, y, p = r(4, 6), r(4, 6), r(4, 6).sigmoid()
+    yield call(aten.logaddexp.default, x, y)
+    yield call(aten.xlogy.Tensor, torch.where(x > 0, x, torch.zeros_like(x)), y.abs())
+    yield call(aten.special_xlog1py.default, x, y.abs())
+    yield call(aten.special_entr.default, x)
+    yield call(aten.logit.default, p)
+    yield call(aten.logit.default, p, 0.3)
+    yield call(aten.sinc.default, x)
+    yield call(aten.heaviside.default, x.round(), y)
+    yield call(aten.celu.default, x, 1.3)
+    yield call(aten.glu_backward.default, r(4, 3), x, 1)
+    yield call(aten.linalg_cross.default, r(5, 3, 2), r(5, 3, 2), dim=1)
+    yield call(aten.count_nonzero.dim_IntList, x.round(), [1])
+    yield call(aten.nansum.default, torch.where(x > 0, x, torch.full_like(x, float("nan"))), [1])
+    yield call(aten.aminmax.default, x, dim=1, keepdim=True)
+    yield call(aten.trace.default, x)
+    for reduction in (0, 1, 2):
+        grad = r(()) if reduction else y
+        if x.dtype is not torch.bfloat16:
+            yield call(aten.binary_cross_entropy_backward.default, grad, p, y.sigmoid(), None, reduction)
+    image = r(2, 8, 4, 6)
+    yield call(aten.replication_pad2d.default, image, [1, 2, 0, 3])
+    yield call(aten.reflection_pad2d.default, image, [1, 2, 3, 0])
+    yield call(aten.reflection_pad1d.default, x, [5, 1])
+    yield call(aten.pixel_shuffle.default, image, 2)
+    yield call(aten.pixel_unshuffle.default, image, 2)
+    yield call(aten._adaptive_avg_pool2d.default, image, [2, 3])
+    yield call(aten._adaptive_avg_pool2d.default, image, [1, 1])
+    yield call(aten._adaptive_avg_pool2d_backward.default, r(2, 8, 2, 3), image)
+    if x.dtype is not torch.bfloat16:
+        v, g = r(5, 3, 2), r(5, 1, 1)
+        yield call(aten._weight_norm_interface.default, v, g, 0)
+        norms = aten._weight_norm_interface(v, g, 0)[1]
+        yield call(aten._weight_norm_interface_backward.default, r(5, 3, 2), v, g, norms, 0)
+
+
+FAMILIES = (activations, shapes, softmaxes, losses, indexing, norms, pools, special)

@@ -12,6 +12,7 @@ from bolide.inductor.lowering import (
     reductions,
     shapes,
     softmax_losses,
+    special,
     views,
 )
 from bolide.inductor.lowering.context import lower
@@ -29,5 +30,6 @@ __all__ = [
     "reductions",
     "shapes",
     "softmax_losses",
+    "special",
     "views",
 ]

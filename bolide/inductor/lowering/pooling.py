@@ -11,7 +11,7 @@ from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.shapes import within
+from bolide.inductor.lowering.shapes import whole_factors, within
 from bolide.inductor.lowering.values import Coords, TensorValue
 from bolide.symbolic import Expr
 
@@ -103,5 +103,40 @@ def avg_pool2d(
         for _, loaded, _ in _window(x, coords, kernel, step, pad):
             total = sc.add(total, sc.cast(loaded, compute))
         return sc.div(total, divisor)
+
+    return ctx.compute(shape, dtype, body)
+
+
+@lowering(aten._adaptive_avg_pool2d.default)
+def adaptive_avg_pool2d(ctx: Lowering, x: TensorValue, output_size: Any) -> Any:
+    """Where windows are equal and disjoint."""
+    shape, dtype = ctx.out
+    factors = whole_factors(x.shape[-2:], shape[-2:])
+    if factors is None or not sc.is_float(dtype):
+        return EXTERN
+    compute = sc.compute_dtype(dtype)
+    high, wide = factors
+
+    def body(kept: Coords, window: Coords) -> Node:
+        row, column = kept[-2] * high + window[0], kept[-1] * wide + window[1]
+        return sc.cast(x.load((*kept[:-2], row, column)), compute)
+
+    total = ctx.reduce(shape, compute, (Expr.const(high), Expr.const(wide)), "sum", body)
+    divisor = sc.const(high * wide, compute)
+    return ctx.compute(shape, dtype, lambda coords: sc.div(total.load(coords), divisor))
+
+
+@lowering(aten._adaptive_avg_pool2d_backward.default)
+def adaptive_avg_pool2d_backward(ctx: Lowering, grad: TensorValue, x: TensorValue) -> Any:
+    shape, dtype = ctx.out
+    factors = whole_factors(shape[-2:], grad.shape[-2:])
+    if factors is None or not sc.is_float(dtype):
+        return EXTERN
+    compute = sc.compute_dtype(dtype)
+    high, wide = factors
+
+    def body(coords: Coords) -> Node:
+        value = sc.cast(grad.load((*coords[:-2], coords[-2] // high, coords[-1] // wide)), compute)
+        return sc.div(value, sc.const(high * wide, compute))
 
     return ctx.compute(shape, dtype, body)

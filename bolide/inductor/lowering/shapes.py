@@ -3,7 +3,7 @@ backwards of views."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -228,7 +228,7 @@ def _diagonal_written(
 # ---- resampling by whole factors -------------------------------------------------------------------------------------
 
 
-def _factors(large: Coords, small: Coords) -> tuple[int, ...] | None:
+def whole_factors(large: Coords, small: Coords) -> tuple[int, ...] | None:
     """How often each element of `small` is repeated in `large`, if that is a whole number everywhere."""
     pairs = list(zip(large, small))
     if any(not (a.is_const and b.is_const) or b is ZERO or a.value % b.value or a is ZERO for a, b in pairs):
@@ -243,7 +243,7 @@ def _usual(scales: Sequence[Any], factors: tuple[int, ...]) -> bool:
 @lowering(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default)
 def upsample_nearest(ctx: Lowering, x: TensorValue, output_size: Any, *scales: Any) -> Any:
     shape, dtype = ctx.out
-    factors = _factors(shape[2:], x.shape[2:])
+    factors = whole_factors(shape[2:], x.shape[2:])
     if factors is None or not _usual(scales, factors):
         return EXTERN
     return ctx.compute(
@@ -258,7 +258,7 @@ def upsample_nearest(ctx: Lowering, x: TensorValue, output_size: Any, *scales: A
 )
 def upsample_nearest_backward(ctx: Lowering, grad: TensorValue, output_size: Any, input_size: Any, *scales: Any) -> Any:
     shape, dtype = ctx.out
-    factors = _factors(grad.shape[2:], shape[2:])
+    factors = whole_factors(grad.shape[2:], shape[2:])
     if factors is None or not _usual(scales, factors):
         return EXTERN
 
@@ -267,3 +267,60 @@ def upsample_nearest_backward(ctx: Lowering, grad: TensorValue, output_size: Any
         return sc.cast(grad.load((*kept[:2], *places)), sc.compute_dtype(dtype))
 
     return ctx.reduce(shape, dtype, tuple(Expr.const(factor) for factor in factors), "sum", body)
+
+
+# ---- padding from the tensor itself, pixel shuffling -----------------------------------------------------------------
+
+
+def _padded_like(ctx: Lowering, x: TensorValue, pad: Sequence[Any], place: Callable[[Expr, Expr], Expr]) -> TensorValue:
+    """`x` with `pad` elements before and after each of its last dimensions. place(i, size): where element i
+    (negative or beyond the end in the padding) comes from."""
+    shape, dtype = ctx.out
+    rank = len(shape)
+    before = {rank - 1 - k: as_expr(pad[2 * k]) for k in range(len(pad) // 2)}
+
+    def body(coords: Coords) -> Node:
+        return x.load(tuple(place(c - before[d], x.shape[d]) if d in before else c for d, c in enumerate(coords)))
+
+    return ctx.compute(shape, dtype, body)
+
+
+@lowering(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def replication_pad(ctx: Lowering, x: TensorValue, padding: Sequence[Any]) -> TensorValue:
+    return _padded_like(ctx, x, padding, lambda i, size: Expr.min(Expr.max(i, 0), size - 1))
+
+
+@lowering(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+def reflection_pad(ctx: Lowering, x: TensorValue, padding: Sequence[Any]) -> TensorValue:
+    def mirrored(i: Expr, size: Expr) -> Expr:
+        inside = Expr.max(i, -i)
+        return Expr.min(inside, (size - 1) * 2 - inside)
+
+    return _padded_like(ctx, x, padding, mirrored)
+
+
+@lowering(aten.pixel_shuffle.default)
+def pixel_shuffle(ctx: Lowering, x: TensorValue, factor: int) -> TensorValue:
+    """[*, C·f², H, W] to [*, C, H·f, W·f]."""
+    shape, dtype = ctx.out
+
+    def body(coords: Coords) -> Node:
+        channel, row, column = coords[-3:]
+        source = channel * (factor * factor) + (row % factor) * factor + column % factor
+        return x.load((*coords[:-3], source, row // factor, column // factor))
+
+    return ctx.compute(shape, dtype, body)
+
+
+@lowering(aten.pixel_unshuffle.default)
+def pixel_unshuffle(ctx: Lowering, x: TensorValue, factor: int) -> TensorValue:
+    """The inverse of `pixel_shuffle`."""
+    shape, dtype = ctx.out
+
+    def body(coords: Coords) -> Node:
+        channel, row, column = coords[-3:]
+        inner = channel % (factor * factor)
+        source = (channel // (factor * factor), row * factor + inner // factor, column * factor + inner % factor)
+        return x.load((*coords[:-3], *source))
+
+    return ctx.compute(shape, dtype, body)

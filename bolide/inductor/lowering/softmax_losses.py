@@ -13,7 +13,7 @@ from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.indexing import checked_index, operand_var
 from bolide.inductor.lowering.reductions import averaged, reduced_dims, reduction, summed
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ZERO, Coords, TensorValue
+from bolide.inductor.lowering.values import ZERO, Coords, TensorValue, numel
 from bolide.symbolic import Expr, as_expr
 
 aten = torch.ops.aten
@@ -296,6 +296,26 @@ def bce_with_logits(
 def _log_sigmoid(v: Node) -> Node:
     tail = sc.unary("log1p", sc.unary("exp", sc.neg(_absolute(v))))
     return sc.sub(sc.minimum(sc.const(0.0, v.dtype), v), tail)
+
+
+@lowering(aten.binary_cross_entropy_backward.default)
+def binary_cross_entropy_backward(
+    ctx: Lowering, grad: TensorValue, x: TensorValue, target: TensorValue, weight: Any = None, reduction: int = _MEAN
+) -> Any:
+    """grad·(x - t) / max((1 - x)·x, 1e-12). The forward is ATen's: it refuses inputs outside [0, 1]."""
+    if sc.compute_dtype(x.dtype) is not x.dtype:
+        return EXTERN
+    count = numel(x.shape)
+
+    def body(coords: Coords) -> Node:
+        g, v, t = (ctx.operand(operand, coords, x.dtype) for operand in (grad, x, target))
+        one, least = sc.const(1.0, v.dtype), sc.const(1e-12, v.dtype)
+        slope = sc.div(sc.mul(g, sc.sub(v, t)), sc.maximum(sc.mul(sc.sub(one, v), v), least))
+        if weight is not None:
+            slope = sc.mul(slope, ctx.operand(weight, coords, x.dtype))
+        return sc.div(slope, sc.index(count, v.dtype)) if reduction == _MEAN else slope
+
+    return ctx.compute(x.shape, x.dtype, body)
 
 
 # ---- negative log likelihood -----------------------------------------------------------------------------------------
