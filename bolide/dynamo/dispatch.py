@@ -75,6 +75,7 @@ class Dispatcher:
         self.signature = Signature.of(original.__code__)
         self.entries: tuple[Entry, ...] = ()
         self.given_up = False
+        self.misfit: str | None = None
         self._failures: Counter[object] = Counter()
         self._warned: set[str] = set()
         self._scope, self._top, self.function = self._public()
@@ -100,6 +101,7 @@ class Dispatcher:
         self._scope[self._top] = self.miss
         self.entries = ()
         self.given_up = False
+        self.misfit = None
         self._failures.clear()
         self._warned.clear()
 
@@ -137,14 +139,24 @@ class Dispatcher:
             pass
         finally:
             state.entering = None
-        failure = guards.first_failure(self.entries[-1].guards, self.signature, args, kwargs) if self.entries else None
-        if failure is not None:
-            what = f"{guards.text(failure[0])} does not hold for the call that was captured, found {failure[1]}"
-            error = CompileError("guards", self.name, AssertionError(what))
-            if self.fullgraph or not config.suppress_errors:
-                raise error
-            self._bug(error)
+        self._misfit(args, kwargs)
         return self.original(*args, **kwargs)
+
+    def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The entry made for a call does not fit it: another thread has changed something meanwhile, so that the next
+        call tries again. When the very same guard fails with the same value twice, it is a fault of bolide.
+        """
+        failure = guards.first_failure(self.entries[-1].guards, self.signature, args, kwargs) if self.entries else None
+        if failure is None:
+            return
+        what = f"{guards.text(failure[0])} does not hold for the call that was captured, found {failure[1]}"
+        if what != self.misfit:
+            self.misfit = what
+            return
+        error = CompileError("guards", self.name, AssertionError(what))
+        if self.fullgraph or not config.suppress_errors:
+            raise error
+        self._bug(error)
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make sure that there is an entry for this call. Raises Unsupported, CompileError or RecompileError."""

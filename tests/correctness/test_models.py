@@ -62,7 +62,8 @@ def check(name: str, training: bool, dtype: torch.dtype = torch.float32, autocas
     expected = run(work, copy.deepcopy(module).to(dtype), training, dtype, autocast)
     compiled = bolide.compile(copy.deepcopy(module).to(dtype), fullgraph=True)
     found = run(work, compiled, training, dtype, autocast)
-    assert len(compiled._bolide_call._bolide.entries) == 1
+    dispatcher = compiled._bolide_call._bolide
+    assert len(dispatcher.entries) == 1 and dispatcher.misfit is None
     assert len(found) == len(expected) == len(exact)
     floor = FLOOR[torch.bfloat16 if autocast else dtype]
     scale = max(float(t.double().abs().max()) for t in exact[training:] if t.is_floating_point())
