@@ -21,8 +21,9 @@ from bolide.functorch.graphs import (
     results,
 )
 from bolide.functorch.joint import finish_inference, finish_joint, tangent_meta
+from bolide.functorch.memory import saved_values
 from bolide.functorch.missing import without_tangents
-from bolide.functorch.partitioners import Partition, Strategy, forward_nodes, partition, saved_bytes
+from bolide.functorch.partitioners import Partition, Strategy, forward_nodes, partition
 from bolide.functorch.passes import run_passes
 from bolide.functorch.passes.norms import split_norms
 from bolide.functorch.runtime import (
@@ -92,7 +93,8 @@ def _compile_training(
     run_passes(joint.graph, name)
     parts = partition(joint, strategy)
     if events.subscribers:
-        detail = {"nodes": len(joint.graph.nodes), "saved bytes": saved_bytes(parts.saved)}
+        values = saved_values(parts.saved)
+        detail = {"nodes": len(joint.graph.nodes), "saved bytes": sum(v.bytes for v in values), "saved": values}
         events.emit(events.Stage(name, "differentiate", time.perf_counter() - started, detail))
 
     visible = frozenset(range(joint.outputs))

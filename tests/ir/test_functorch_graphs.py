@@ -1,0 +1,225 @@
+"""The passes and partitions of functorch, on small graphs: what must hold of them, seen in the graph."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bolide.functorch import interpret
+from bolide.functorch.graphs import GraphInfo, graph_module, placeholders, results
+from bolide.functorch.joint import finish_inference, finish_joint
+from bolide.functorch.memory import saved_values
+from bolide.functorch.mincut import INFINITE, minimum_cut
+from bolide.functorch.missing import without_tangents
+from bolide.functorch.partitioners import Joint, analyse, partition, possible_gain, read_by_backward, saved_bytes
+from bolide.functorch.passes import run_passes
+from bolide.functorch.signature import describe
+from bolide.tracing import Trace
+from tests.functorch_tools import Compiled
+
+aten = torch.ops.aten
+
+
+def traced(fn, *inputs):
+    trace = Trace()
+    tensors = [trace.input(tensor, f"x{index}") for index, tensor in enumerate(inputs)]
+    with trace.recording():
+        out = fn(*tensors)
+    return trace, describe(trace, [out] if isinstance(out, torch.Tensor) else list(out))
+
+
+def inference_graph(fn, *inputs):
+    trace, signature = traced(fn, *inputs)
+    finish_inference(trace, signature)
+    return run_passes(trace.graph, "test", check=True)
+
+
+def joint_graph(fn, *inputs) -> Joint:
+    trace, signature = traced(fn, *inputs)
+    joint = finish_joint(trace, signature)
+    run_passes(joint.graph, "test", check=True)
+    return joint
+
+
+def ops(graph) -> Counter:
+    return Counter(node.target._opname for node in graph.nodes if hasattr(node.target, "_opname"))
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+# ---- passes -------------------------------------------------------------------------------------------------------
+
+
+def test_equal_computations_are_done_once() -> None:
+    assert ops(inference_graph(lambda x: x.sin() + x.sin() * 2, torch.ones(3)))["sin"] == 1
+
+
+def test_equal_results_stay_apart() -> None:
+    assert ops(inference_graph(lambda x: (x.sin(), x.sin()), torch.ones(3)))["sin"] == 2
+
+
+def test_numbers_of_different_types_are_different() -> None:
+    x = torch.ones(3, dtype=torch.int64)
+    assert ops(inference_graph(lambda x: (x + 1) * (x + 1.0), x))["add"] == 2
+
+
+def test_unread_nodes_go_and_random_draws_stay() -> None:
+    graph = inference_graph(lambda x: (x.sin(), x.cos(), torch.rand(3))[1], torch.ones(3))
+    assert ops(graph)["sin"] == 0 and ops(graph)["rng_seed"] == 1
+
+
+def test_copies_nobody_can_tell_from_their_source_go() -> None:
+    assert ops(inference_graph(lambda x: x.sin().clone().cos(), torch.ones(3)))["clone"] == 0
+    assert ops(inference_graph(lambda x: x.sin().view(3, 1).view(3, 1) + 1, torch.ones(3)))["view"] == 1
+
+
+@pytest.mark.parametrize("fn", [lambda x: x.clone(), lambda x: x.clone().view(-1), lambda x: (y := x.sin(), y.clone())])
+def test_copies_that_are_results_stay(fn) -> None:
+    assert ops(inference_graph(fn, torch.ones(3)))["clone"] == 1
+
+
+def test_running_statistics_are_not_read_by_a_training_backward() -> None:
+    joint = joint_graph(
+        lambda x, m, v: F.batch_norm(x, m, v, training=True).sin(), leaf(4, 3), torch.zeros(3), torch.ones(3)
+    )
+    saved = partition(joint).saved
+    assert not {"x1", "x2"} & {node.name for node in saved}
+
+
+# ---- partitions ---------------------------------------------------------------------------------------------------
+
+
+def saved_of(fn, *inputs, strategy="min_cut"):
+    return partition(joint_graph(fn, *inputs), strategy)
+
+
+def test_default_saves_what_eager_saves() -> None:
+    parts = saved_of(lambda x: x.exp().sin().sum(), leaf(64), strategy="default")
+    assert saved_bytes(parts.saved) == 2 * 64 * 4 - 64 * 4  # exp's result serves both derivatives
+
+
+def test_pointwise_chains_are_computed_again() -> None:
+    parts = saved_of(lambda x: (x * 2).sin().cos().sin().sum(), leaf(64))
+    assert saved_bytes(parts.saved) == 0 and ops(parts.backward)["sin"] >= 1
+
+
+def test_matmuls_are_never_done_again() -> None:
+    def f(x, a, b):
+        return torch.tanh(torch.tanh(x @ a) @ b).sum()
+
+    parts = saved_of(f, torch.randn(32, 16), leaf(16, 16), leaf(16, 16))
+    assert ops(parts.forward)["mm"] == 2 and ops(parts.backward)["mm"] == 3
+
+
+def test_random_draws_happen_once_and_the_seed_crosses() -> None:
+    parts = saved_of(lambda x: F.dropout(x, 0.5, training=True).sum(), leaf(64, 64))
+    assert ops(parts.forward)["rng_seed"] == 1 and ops(parts.backward)["rng_seed"] == 0
+
+
+def test_views_are_not_saved() -> None:
+    parts = saved_of(lambda x, w: ((x @ w).t().reshape(-1)[3:]).sin().sum(), torch.randn(8, 8), leaf(8, 8))
+    assert not any(node.target in (aten.t.default, aten.view.default, aten.slice.Tensor) for node in parts.saved)
+
+
+def test_an_input_that_is_written_is_saved_from_before() -> None:
+    def f(x, w):
+        y = (x * w).sum()
+        with torch.no_grad():
+            w.detach()
+        return y
+
+    parts = saved_of(f, torch.randn(4), leaf(4))
+    assert [node.name for node in parts.saved] == ["x0"]
+    joint = joint_graph(f, torch.randn(4), leaf(4))
+    written = partition(Joint(joint.graph, joint.inputs, joint.outputs, frozenset([0])))
+    assert ops(written.forward)["clone"] == 1 and written.saved_at[0] >= 2
+
+
+def test_a_norm_is_made_again_from_its_statistics() -> None:
+    x, w, b = leaf(64, 32), leaf(32), leaf(32)
+    compiled = Compiled(lambda x, w, b: F.gelu(F.layer_norm(x * 2, (32,), w, b)).sum(), [x, w, b])
+    compiled(x, w, b).backward()
+    assert ops(compiled.graphs["backward"].graph)["native_layer_norm"] == 0
+    sizes = [node.meta["val"].numel for node in placeholders(compiled.graphs["backward"].graph)]
+    assert sorted(sizes)[-2:] == [64, 64 * 32]  # one big value, and statistics
+
+
+@pytest.mark.parametrize("width", [8, 64])
+def test_never_more_is_saved_than_by_default(width: int) -> None:
+    choose = random.Random(width)
+    for _ in range(10):
+        kinds = choose.choices(["tanh", "gelu", "mm", "softmax", "norm", "dropout"], k=6)
+
+        def f(x, w, kinds=kinds):
+            for kind in kinds:
+                if kind == "mm":
+                    x = x @ w
+                elif kind == "norm":
+                    x = F.layer_norm(x, (width,))
+                else:
+                    x = F.dropout(x, 0.1) if kind == "dropout" else getattr(F, kind)(x, *[-1] * (kind == "softmax"))
+            return x.sum()
+
+        joint = joint_graph(f, leaf(16, width), leaf(width, width))
+        needs = analyse(joint)
+        default = saved_bytes(read_by_backward(needs))
+        assert possible_gain(needs, read_by_backward(needs)) >= 0
+        assert saved_bytes(partition(joint).saved) <= 1.01 * default, kinds
+
+
+def test_saved_values_are_described() -> None:
+    parts = saved_of(lambda x, w: (x @ w).exp().sum(), torch.randn(8, 8), leaf(8, 8))
+    largest, *_, smallest = saved_values(parts.saved)
+    assert largest.bytes == 256 and smallest.bytes == 0 and "MiB" in str(largest)
+
+
+# ---- missing tangents ---------------------------------------------------------------------------------------------
+
+
+def test_backwards_without_some_tangents() -> None:
+    joint = joint_graph(lambda x, a, b: (x * a, (x * b).exp() + x * a), torch.randn(3), leaf(3), leaf(3))
+    parts = partition(joint)
+    tangents = placeholders(parts.backward)[len(parts.saved) :]
+    first = without_tangents(parts.backward, tangents, [tangents[1]])
+    first.lint()
+    of_x, of_a, of_b = results(first)
+    assert of_x is None and of_a is not None and of_b is None
+    run = interpret(graph_module(first, {}, "g"), GraphInfo("backward", frozenset(), frozenset([1])))
+    slots = placeholders(first)
+    values = [torch.full(slot.meta["val"].shape, 2.0) for slot in slots]
+    torch.testing.assert_close(run(values)[1], torch.full((3,), 4.0))
+    assert all(value is None for value in results(without_tangents(parts.backward, tangents, tangents)))
+
+
+# ---- minimum cuts -------------------------------------------------------------------------------------------------
+
+
+def test_minimum_cuts_against_all_cuts(seed: int) -> None:
+    choose = random.Random(seed)
+    for _ in range(60):
+        count = choose.randrange(3, 8)
+        edges = [
+            (one, other, choose.choice([0, 1, 2, 5, 9, INFINITE]))
+            for one in range(count)
+            for other in range(count)
+            if one != other and choose.random() < 0.5
+        ]
+        if not edges:
+            continue
+
+        def price(side, edges=edges):
+            return sum(capacity for one, other, capacity in edges if side[one] and not side[other])
+
+        sides = [[True, *(bool(bits >> i & 1) for i in range(count - 2)), False] for bits in range(2 ** (count - 2))]
+        best = min(map(price, sides))
+        if best == INFINITE:
+            with pytest.raises(ValueError, match="no finite cut"):
+                minimum_cut(count, edges, 0, count - 1)
+        else:
+            assert price(minimum_cut(count, edges, 0, count - 1)) == best
