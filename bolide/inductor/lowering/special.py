@@ -147,8 +147,8 @@ def linalg_cross(ctx: Lowering, a: TensorValue, b: TensorValue, *, dim: int = -1
         def element(x: TensorValue, ahead: int) -> Node:
             return ctx.operand(x, (*coords[:dim], (coords[dim] + ahead) % 3, *coords[dim + 1 :]), compute)
 
-        left = sc.mul(element(a, 1), element(b, 2))
-        return sc.sub(left, sc.mul(element(a, 2), element(b, 1)))
+        left, right = sc.mul(element(a, 1), element(b, 2)), sc.mul(element(a, 2), element(b, 1))
+        return sc.sub(sc.rounded(left, dtype), sc.rounded(right, dtype))
 
     return ctx.compute(shape, dtype, body)
 
