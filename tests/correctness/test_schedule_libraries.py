@@ -37,6 +37,13 @@ def test_products_of_every_orientation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls.count("mkldnn._linear_pointwise.default") == 5, calls
 
 
+def test_a_weight_with_gaps_stays_with_aten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "FEWEST_PRODUCTS", 1)
+    monkeypatch.setattr(externs, "prefers_onednn", lambda: True)
+    graph = check(lambda a, b: a @ b[:, :5], torch.randn(6, 7), torch.randn(7, 9), rtol=1e-4, atol=1e-4)
+    assert [str(step.op) for step in graph.plan.steps if hasattr(step, "op")] == ["aten.mm.default"]
+
+
 def test_convolution_backward_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "FEWEST_WEIGHTS", 1)
 

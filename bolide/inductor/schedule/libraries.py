@@ -90,7 +90,10 @@ def _linear(extern: Extern, buffers: Buffers) -> list[Definition] | None:
     large = products.is_const and products.value >= FEWEST_PRODUCTS
     if extern.dtypes[0] is not torch.float32 or not large:
         return None
-    args = (a, _transposed(b, buffers), bias, "none", [], "")
+    weight = _transposed(b, buffers)
+    if not _dense(weight):  # oneDNN then falls back to a loop that is a thousand times slower
+        return None
+    args = (a, weight, bias, "none", [], "")
     return [replace(extern, op=torch.ops.mkldnn._linear_pointwise.default, args=args, kwargs={})]
 
 
@@ -102,3 +105,10 @@ def _transposed(view: View, buffers: Buffers) -> View:
     axes = tuple([f"{view.buffer}_t{i}" for i in range(len(shape))])
     coords = tuple([axis_var(name, extent) for name, extent in zip(axes, shape)])
     return View(view.buffer, shape[::-1], layout.stride[::-1], layout.offset, axes[::-1], coords)
+
+
+def _dense(view: View) -> bool:
+    """Whether a matrix is stored without gaps, by rows or by columns."""
+    rows, columns = view.shape
+    one = Expr.const(1)
+    return view.stride in ((columns, one), (one, rows))
