@@ -254,12 +254,15 @@ def call_target(target: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 def _of_target(target: Any, settings: Settings) -> Callable[..., Any]:
     name = getattr(target, "__qualname__", type(target).__qualname__)
-    return _dispatcher(cast(types.FunctionType, call_target), settings, name, type(target)).function
+    code = getattr(target.forward if isinstance(target, nn.Module) else type(target).__call__, "__code__", None)
+    return _dispatcher(cast(types.FunctionType, call_target), settings, name, type(target), code).function
 
 
-def _dispatcher(original: types.FunctionType, settings: Settings, name: str, key: object) -> Dispatcher:
+def _dispatcher(
+    original: types.FunctionType, settings: Settings, name: str, key: object, place: types.CodeType | None = None
+) -> Dispatcher:
     backend = functools.partial(_run_backend, settings, name)
-    return Dispatcher(original, capture, backend, name=name, key=key, fullgraph=settings.fullgraph)
+    return Dispatcher(original, capture, backend, name=name, key=key, place=place, fullgraph=settings.fullgraph)
 
 
 def _refuse(model: Any, settings: Settings, reason: str, remedy: str) -> Any:

@@ -52,6 +52,7 @@ class Dispatcher:
     """The compiled versions of one function.
 
     original: the user's function, called for eager and for inlining
+    place: where the user wrote it, for messages
     key: functions with the same key share `accumulated_cache_size_limit`
     function: the public function
     """
@@ -64,6 +65,7 @@ class Dispatcher:
         *,
         name: str = "",
         key: object = None,
+        place: types.CodeType | None = None,
         fullgraph: bool = False,
     ) -> None:
         self.original = original
@@ -71,6 +73,8 @@ class Dispatcher:
         self.backend = backend
         self.name = name or original.__qualname__
         self.key = original.__code__ if key is None else key
+        code = place or original.__code__
+        self.place = UserFrame(code.co_filename, code.co_firstlineno, self.name)
         self.fullgraph = fullgraph
         self.signature = Signature.of(original.__code__)
         self.entries: tuple[Entry, ...] = ()
@@ -109,12 +113,13 @@ class Dispatcher:
 
     def miss(self, *args: Any, **kwargs: Any) -> Any:
         """No entry fits this call: compile one, or run the original."""
-        expected: BaseException | None = None
         if state.entering is self:
             raise _Unfit
+        expected: BaseException | None = None
+        ready = False
         if not (self.given_up or config.disable or state.stage or state.disabled):
             try:
-                self._compile(args, kwargs)
+                ready = self._compile(args, kwargs)
             except Unsupported as error:
                 if self.fullgraph and error.kind != "user_exception":
                     raise
@@ -123,8 +128,8 @@ class Dispatcher:
                 if self.fullgraph or not config.suppress_errors:
                     raise
                 self._bug(error)
-            else:
-                return self._enter(args, kwargs)
+        if ready:
+            return self._enter(args, kwargs)
         result = self.original(*args, **kwargs)
         if expected is not None:
             self._warn(f"capture met {type(expected).__name__}: {expected}, which eager did not raise", None, None)
@@ -158,20 +163,24 @@ class Dispatcher:
             raise error
         self._bug(error)
 
-    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Make sure that there is an entry for this call. Raises Unsupported, CompileError or RecompileError."""
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Make sure that there is an entry for this call; False if another thread has given this function up meanwhile.
+
+        Raises Unsupported, CompileError or RecompileError.
+        """
         reason = guards.busy()
         if reason is not None:
             raise Unsupported(reason, kind="state", remedy="call the compiled function outside of it")
         with _turn:
-            if self._fitting(args, kwargs):
-                return
+            if self.given_up or self._fitting(args, kwargs):
+                return not self.given_up
             self._check_limits()
             try:
                 with collector_paused():
                     self._install(self._make(args, kwargs))
             finally:
                 state.stage = None
+        return True
 
     def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an entry fits, made by another thread meanwhile. If not, tell which guards failed."""
@@ -206,7 +215,7 @@ class Dispatcher:
         if len(self.entries) < config.cache_size_limit and total < config.accumulated_cache_size_limit:
             return
         which = "cache_size_limit" if len(self.entries) >= config.cache_size_limit else "accumulated_cache_size_limit"
-        reason, where = f"it was compiled {total} times ({which})", self.original.__code__
+        reason = f"it was compiled {total} times ({which})"
         changing = ""
         if self.entries:
             changing, read_at = self._last_failure
@@ -214,7 +223,7 @@ class Dispatcher:
         self.given_up = True
         raise Unsupported(
             reason + changing,
-            UserFrame(where.co_filename, where.co_firstlineno, self.name),
+            self.place,
             f"keep that value fixed between calls, or raise bolide.dynamo.config.{which}",
             kind="limit",
         )
@@ -281,13 +290,12 @@ class Dispatcher:
         if reason in self._warned:
             return
         self._warned.add(reason)
-        code = self.original.__code__
         lines = [f"{self.name} runs in eager: {reason}"]
         lines += [f"  operation: {operation}"] if operation else []
         lines += [f"  at: {where}"] if where else []
         lines += [f"  remedy: {remedy}"] if remedy else []
-        place = (where.file, where.line) if where else (code.co_filename, code.co_firstlineno)
-        warnings.warn_explicit("\n".join(lines), BolideWarning, *place)
+        place = where or self.place
+        warnings.warn_explicit("\n".join(lines), BolideWarning, place.file, place.line)
 
 
 def _at(where: UserFrame | None) -> str:
