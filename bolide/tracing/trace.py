@@ -18,7 +18,7 @@ from bolide.tracing import rng
 from bolide.tracing.graph import Graph
 from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, meta_of
 from bolide.tracing.rules import infer
-from bolide.tracing.rules.common import is_dense, like_strides
+from bolide.tracing.rules.common import dtype_name, is_dense, like_strides
 from bolide.tracing.tensor import AliasGroup, TracedTensor, ViewStep
 from bolide.tracing.views import INVERSES
 
@@ -249,8 +249,8 @@ class Trace:
         if new.dtype is not old.dtype:
             if not torch.can_cast(new.dtype, old.dtype):
                 raise RuntimeError(
-                    f"result type {_dtype_name(new.dtype)} can't be cast to the desired output type "
-                    f"{_dtype_name(old.dtype)}"
+                    f"result type {dtype_name(new.dtype)} can't be cast to the desired output type "
+                    f"{dtype_name(old.dtype)}"
                 )
             value = self.call(aten._to_copy.default, value, dtype=old.dtype)
         self._store(target, self.restride(value, old))
@@ -342,12 +342,6 @@ def _name(func: Any) -> str:
     if name is None:
         name = _names[func] = func._schema.name.split("::")[-1].strip("_") or "op"
     return name
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    names = {"float32": "Float", "float64": "Double", "float16": "Half", "int64": "Long", "uint8": "Byte"}
-    name = str(dtype).removeprefix("torch.")
-    return names.get(name, {"int32": "Int", "int16": "Short", "int8": "Char", "bool": "Bool"}.get(name, name))
 
 
 def memory_order(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> list[int]:

@@ -13,6 +13,12 @@ from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of
 Number = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
+def require(condition: Any, message: str, error: type[Exception] = RuntimeError) -> None:
+    """Raise the error that eager raises, unless the condition holds."""
+    if not condition:
+        raise error(message)
+
+
 def broadcast_shapes(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     """The common shape; RuntimeError, worded as torch does, when there is none."""
     first = shapes[0]
@@ -183,6 +189,17 @@ def wrap_dim(dim: int, ndim: int) -> int:
 
 
 # ---- types --------------------------------------------------------------------------------------------------------
+
+
+_NAMES = {"float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long"}
+_NAMES |= {"int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool"}
+_NAMES |= {"complex64": "ComplexFloat", "complex128": "ComplexDouble"}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype in torch's messages."""
+    name = str(dtype).removeprefix("torch.")
+    return _NAMES.get(name, name)
 
 
 def _number_dtype(value: Any) -> torch.dtype:

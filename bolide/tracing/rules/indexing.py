@@ -7,12 +7,26 @@ from typing import Any
 import torch
 
 from bolide.tracing.meta import TensorMeta
-from bolide.tracing.rules.common import broadcast_shapes, fresh, like_strides, result_strides, wrap_dim
+from bolide.tracing.rules.common import (
+    broadcast_shapes,
+    dtype_name,
+    fresh,
+    like_strides,
+    require,
+    result_strides,
+    wrap_dim,
+)
 from bolide.tracing.rules.registry import rule
 
 
 @rule("embedding")
 def _embedding(weight: TensorMeta, indices: TensorMeta, *_: Any) -> TensorMeta:
+    require(weight.ndim == 2, "'weight' must be 2-D")
+    require(
+        indices.dtype in (torch.int64, torch.int32),
+        f"Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got "
+        f"torch.{dtype_name(indices.dtype)}Tensor instead (while checking arguments for embedding)",
+    )
     return fresh((*indices.shape, *weight.shape[1:]), weight.dtype, weight.device)
 
 
@@ -38,6 +52,7 @@ def _gather(x: TensorMeta, dim: int, index: TensorMeta, *, sparse_grad: bool = F
 
 @rule("index_select")
 def _index_select(x: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
+    require(index.ndim <= 1, "index_select(): Index is supposed to be a vector", IndexError)
     if not x.shape:
         return fresh((), x.dtype, x.device)
     dim = wrap_dim(dim, x.ndim)
@@ -45,14 +60,43 @@ def _index_select(x: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
     return fresh((*x.shape[:dim], count, *x.shape[dim + 1 :]), x.dtype, x.device)
 
 
+@rule("scatter.src", "scatter.reduce", "scatter_add", "scatter_reduce.two")
+def _scatter(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
+    require(x.dtype is source.dtype, "scatter(): Expected self.dtype to be equal to src.dtype")
+    if index.numel != 0:
+        for other, what in ((x, "self"), (source, "src")):
+            require(
+                max(index.ndim, 1) == max(other.ndim, 1),
+                f"Index tensor must have the same number of dimensions as {what} tensor",
+            )
+        dim = wrap_dim(dim, x.ndim)
+        for axis in range(min(index.ndim, x.ndim)):
+            require(
+                index.shape[axis] <= source.shape[axis] and (axis == dim or index.shape[axis] <= x.shape[axis]),
+                f"Expected index {list(index.shape)} to be no larger than self {list(x.shape)} apart from "
+                f"dimension {dim} "
+                f"and to be no larger size than src {list(source.shape)}",
+            )
+    return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
+
+
+@rule("index_add")
+def _index_add(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
+    require(index.ndim <= 1, "index_add_(): Index is supposed to be a vector", IndexError)
+    require(x.dtype is source.dtype, "index_add_(): self and source must have the same scalar type")
+    dim = wrap_dim(dim, x.ndim)
+    aligned = x.ndim == source.ndim and all(a == b for i, (a, b) in enumerate(zip(x.shape, source.shape)) if i != dim)
+    require(
+        aligned or not source.shape or not x.shape,
+        "source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = "
+        f"{list(x.shape)} source.shape = {list(source.shape)}",
+    )
+    return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
+
+
 @rule(
-    "scatter.src",
     "scatter.value",
-    "scatter.reduce",
     "scatter.value_reduce",
-    "scatter_add",
-    "scatter_reduce.two",
-    "index_add",
     "index_copy",
     "index_fill.int_Scalar",
     "index_fill.int_Tensor",
@@ -103,6 +147,7 @@ def _topk(
     x: TensorMeta, k: Any, dim: int = -1, largest: bool = True, in_order: bool = True
 ) -> tuple[TensorMeta, TensorMeta]:
     dim = wrap_dim(dim, x.ndim)
+    require(0 <= k <= (x.shape[dim] if x.shape else 1), "selected index k out of range")
     shape = (*x.shape[:dim], k, *x.shape[dim + 1 :]) if x.shape else ()
     return fresh(shape, x.dtype, x.device), fresh(shape, torch.int64, x.device)
 

@@ -13,6 +13,7 @@ from bolide.tracing.rules.common import (
     fresh,
     is_channels_last,
     like_strides,
+    require,
     suggested_format,
 )
 from bolide.tracing.rules.registry import rule
@@ -21,6 +22,8 @@ aten = torch.ops.aten
 
 
 def _check_product(a: TensorMeta, b: TensorMeta, what: str = "mat1 and mat2") -> None:
+    require(a.ndim == 2, "self must be a matrix")
+    require(b.ndim == 2, "mat2 must be a matrix")
     if a.shape[-1] != b.shape[-2]:
         raise RuntimeError(
             f"{what} shapes cannot be multiplied ({a.shape[-2]}x{a.shape[-1]} and {b.shape[-2]}x{b.shape[-1]})"
@@ -62,6 +65,8 @@ def _addmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, alp
 
 @rule("bmm")
 def _bmm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
+    require(a.ndim == 3, "batch1 must be a 3D tensor")
+    require(b.ndim == 3, "batch2 must be a 3D tensor")
     if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         raise RuntimeError(
             f"Expected size for first two dimensions of batch2 tensor to be: [{a.shape[0]}, {a.shape[2]}] but got: "
@@ -118,6 +123,14 @@ def _convolution(
     groups: int,
 ) -> TensorMeta:
     spatial = x.ndim - 2
+    require(all(extent > 0 for extent in dilation), "dilation should be greater than zero")
+    require(all(extent > 0 for extent in stride), "non-positive stride is not supported")
+    require(all(extent >= 0 for extent in padding), "negative padding is not supported")
+    require(x.ndim == weight.ndim, f"expected {weight.ndim}D input to convolution, but got {x.ndim}D")
+    require(
+        x.dtype is weight.dtype,
+        f"Input type ({_name(x.dtype)}) and bias type ({_name(weight.dtype)}) should be the same",
+    )
     channels = weight.shape[1] * groups if not transposed else weight.shape[0]
     if x.shape[1] != channels:
         raise RuntimeError(
@@ -180,8 +193,21 @@ def _pool_shape(
 ) -> TensorMeta:
     kernel, stride = _per_dimension(kernel, 2), _per_dimension(stride or kernel, 2)
     padding, dilation = _per_dimension(padding, 2), _per_dimension(dilation, 2)
+    for pad, extent, spread in zip(padding, kernel, dilation):
+        require(pad >= 0, f"pad must be non-negative, but got pad: {pad}")
+        require(
+            pad <= ((extent - 1) * spread + 1) // 2,
+            f"pad should be at most half of effective kernel size, but got pad={pad}, kernel_size={extent} and "
+            f"dilation={spread}",
+        )
+    require(all(extent > 0 for extent in stride), "stride should not be zero")
     sizes = tuple(
         _pooled(x.shape[dim - 2], kernel[dim], stride[dim], padding[dim], dilation[dim], ceil_mode) for dim in (0, 1)
+    )
+    require(
+        all(extent > 0 for extent in sizes),
+        f"Given input size: ({'x'.join(map(str, x.shape[-3:]))}). Calculated output size: "
+        f"({'x'.join(map(str, (*x.shape[-3:-2], *sizes)))}). Output size is too small",
     )
     shape = (*x.shape[:-2], *sizes)
     return TensorMeta(shape, format_strides(shape, suggested_format(x)), 0, x.dtype, x.device)

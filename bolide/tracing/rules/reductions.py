@@ -8,8 +8,10 @@ import torch
 
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
+    dtype_name,
     format_strides,
     fresh,
+    require,
     suggested_format,
     wrap_dim,
 )
@@ -49,23 +51,46 @@ def _sum(x: TensorMeta, dims: Any = None, keepdim: bool = False, *, dtype: torch
     return reduced(x, dims, keepdim, _sum_dtype(x, dtype))
 
 
+def _check_mean(x: TensorMeta, dtype: torch.dtype | None) -> None:
+    which, wanted = ("Input", x.dtype) if dtype is None else ("Optional", dtype)
+    require(
+        wanted.is_floating_point or wanted.is_complex,
+        f"mean(): could not infer output dtype. {which} dtype must be either a floating point or complex dtype. "
+        f"Got: {dtype_name(wanted)}",
+    )
+
+
 @rule("mean")
 def _mean_all(x: TensorMeta, *, dtype: torch.dtype | None = None) -> TensorMeta:
+    _check_mean(x, dtype)
     return fresh((), dtype or x.dtype, x.device)
 
 
 @rule("mean.dim")
 def _mean(x: TensorMeta, dims: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorMeta:
+    _check_mean(x, dtype)
     return reduced(x, dims, keepdim, dtype or x.dtype)
 
 
 @rule("amax", "amin")
 def _amax(x: TensorMeta, dims: Any = (), keepdim: bool = False) -> TensorMeta:
+    require(
+        dims or 0 not in x.shape,
+        "amax(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with "
+        "the 'dim' "
+        "argument.",
+    )
     return reduced(x, list(dims), keepdim, x.dtype)
 
 
 @rule("max", "min")
 def _max_all(x: TensorMeta) -> TensorMeta:
+    require(
+        0 not in x.shape,
+        "max(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with "
+        "the 'dim' "
+        "argument.",
+    )
     return fresh((), x.dtype, x.device)
 
 
@@ -123,6 +148,12 @@ def _cumsum(x: TensorMeta, dim: int, *, dtype: torch.dtype | None = None) -> Ten
 
 @rule("_softmax", "_log_softmax")
 def _softmax(x: TensorMeta, dim: int, half_to_float: bool) -> TensorMeta:
+    wrap_dim(dim, x.ndim)
+    require(
+        x.dtype.is_floating_point,
+        f"\"softmax_lastdim_kernel_impl\" not implemented for '{dtype_name(x.dtype)}'",
+        NotImplementedError,
+    )
     return fresh(x.shape, torch.float32 if half_to_float else x.dtype, x.device)
 
 
@@ -136,6 +167,10 @@ def _nll_loss(
     x: TensorMeta, target: TensorMeta, weight: TensorMeta | None, reduction: int, ignore_index: int
 ) -> tuple[TensorMeta, TensorMeta]:
     shape = (x.shape[0],) if reduction == 0 and x.ndim == 2 else ()
+    require(
+        target.dtype in (torch.int64, torch.uint8),
+        f"expected scalar type Long but found {dtype_name(target.dtype)}",
+    )
     if x.ndim == 2 and target.shape != x.shape[:1]:
         raise ValueError(f"Expected input batch_size ({x.shape[0]}) to match target batch_size ({target.shape[0]}).")
     return fresh(shape, x.dtype, x.device), fresh((), x.dtype, x.device)
@@ -178,10 +213,21 @@ def _layer_norm(
     x: TensorMeta, shape: list[Any], weight: TensorMeta | None, bias: TensorMeta | None, eps: float
 ) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
     axis = x.ndim - len(shape)
+    require(
+        shape,
+        "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got "
+        "normalized_shape = []",
+    )
     if tuple(shape) != x.shape[axis:]:
         raise RuntimeError(
             f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but "
             f"got input of size{list(x.shape)}"
+        )
+    for parameter, what in ((weight, "weight"), (bias, "bias")):
+        require(
+            parameter is None or parameter.shape == tuple(shape),
+            f"Expected {what} to be of same shape as normalized_shape, but got {what} of shape "
+            f"{list(parameter.shape) if parameter is not None else None} and normalized_shape = {list(shape)}",
         )
     stats = fresh((*x.shape[:axis], *([1] * len(shape))), _statistics(x, weight), x.device)
     return fresh(x.shape, x.dtype, x.device), stats, stats

@@ -7,7 +7,15 @@ from typing import Any
 import torch
 
 from bolide.tracing.meta import TensorMeta, contiguous_strides
-from bolide.tracing.rules.common import format_strides, fresh, like_strides, result_type, suggested_format, wrap_dim
+from bolide.tracing.rules.common import (
+    format_strides,
+    fresh,
+    like_strides,
+    require,
+    result_type,
+    suggested_format,
+    wrap_dim,
+)
 from bolide.tracing.rules.registry import rule
 
 
@@ -20,11 +28,19 @@ def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
     if -1 not in size:
         return tuple(size)
     position = size.index(-1)
+    require(size.count(-1) == 1, "only one dimension can be inferred")
     known: Any = 1
     for other, extent in enumerate(size):
         if other != position:
             known = known * extent
-    return (*size[:position], x.numel // known if known != 0 else 0, *size[position + 1 :])
+    require(
+        known != 0,
+        f"cannot reshape tensor of 0 elements into shape {list(size)} because the unspecified dimension size -1 "
+        "can be any "
+        "value and is ambiguous",
+    )
+    require(x.numel % known == 0, f"shape '{list(size)}' is invalid for input of size {x.numel}")
+    return (*size[:position], x.numel // known, *size[position + 1 :])
 
 
 def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -75,6 +91,7 @@ def _view(x: TensorMeta, size: list[Any]) -> TensorMeta:
 
 @rule("t")
 def _t(x: TensorMeta) -> TensorMeta:
+    require(x.ndim <= 2, f"t() expects a tensor with <= 2 dimensions, but self is {x.ndim}D")
     return _strided(x, x.shape[::-1], x.stride[::-1])
 
 
@@ -91,6 +108,13 @@ def _transpose(x: TensorMeta, a: int, b: int) -> TensorMeta:
 
 @rule("permute")
 def _permute(x: TensorMeta, dims: list[int]) -> TensorMeta:
+    require(
+        len(dims) == x.ndim,
+        "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the desired "
+        "ordering "
+        f"of dimensions i.e. input.dim() = {x.ndim} is not equal to len(dims) = {len(dims)}",
+    )
+    require(len({wrap_dim(dim, x.ndim) for dim in dims}) == x.ndim, "permute(): duplicate dims are not allowed.")
     return _strided(x, [x.shape[dim] for dim in dims], [x.stride[dim] for dim in dims])
 
 
@@ -99,6 +123,12 @@ def _expand(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMet
     if not x.shape:
         return _strided(x, [1 if extent == -1 else extent for extent in size], [0] * len(size))
     extra = len(size) - x.ndim
+    require(
+        extra >= 0,
+        f"expand({list(x.shape)}, size={list(size)}): the number of sizes provided ({len(size)}) must be greater "
+        "or equal "
+        f"to the number of dimensions in the tensor ({x.ndim})",
+    )
     shape, stride = list(size), [0] * len(size)
     for position in range(len(size) - 1, -1, -1):
         own = x.shape[position - extra] if position >= extra else 1
@@ -171,6 +201,7 @@ def _as_strided(x: TensorMeta, size: list[Any], stride: list[Any], offset: Any =
 @rule("diagonal")
 def _diagonal(x: TensorMeta, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorMeta:
     a, b = wrap_dim(dim1, x.ndim), wrap_dim(dim2, x.ndim)
+    require(a != b, f"diagonal dimensions cannot be identical {dim1}, {dim2}")
     rows, columns = (x.shape[a], x.shape[b] - offset) if offset >= 0 else (x.shape[a] + offset, x.shape[b])
     extent = max(min(rows, columns), 0)
     start = x.offset
@@ -209,6 +240,8 @@ def _scatter(x: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
 
 @rule("cat")
 def _cat(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
+    require(tensors, "torch.cat(): expected a non-empty list of Tensors", ValueError)
+    require(all(meta.shape for meta in tensors), "zero-dimensional tensor (at position 0) cannot be concatenated")
     real = [meta for meta in tensors if meta.shape != (0,)] or tensors[:1]
     first = real[0]
     dim = wrap_dim(dim, first.ndim)
@@ -231,6 +264,7 @@ def _cat(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
 
 @rule("stack")
 def _stack(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
+    require(tensors, "stack expects a non-empty TensorList")
     first = tensors[0]
     for meta in tensors:
         if meta.shape != first.shape:
@@ -256,23 +290,35 @@ def _constant_pad_nd(x: TensorMeta, pad: list[Any], value: Any = 0) -> TensorMet
 
 @rule("flip")
 def _flip(x: TensorMeta, dims: list[int]) -> TensorMeta:
+    for dim in dims:
+        wrap_dim(dim, x.ndim)
     return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
 
 
 @rule("roll")
 def _roll(x: TensorMeta, shifts: list[Any], dims: Any = ()) -> TensorMeta:
+    require(shifts, "`shifts` required")
+    aligned = len(shifts) == len(dims) or (not dims and len(shifts) == 1)
+    require(aligned, f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
+    for dim in dims:
+        wrap_dim(dim, x.ndim)
     return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device)
 
 
 @rule("repeat")
 def _repeat(x: TensorMeta, repeats: list[Any]) -> TensorMeta:
     extra = len(repeats) - x.ndim
+    require(
+        extra >= 0,
+        "Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor",
+    )
     shape = tuple(count * (x.shape[i - extra] if i >= extra else 1) for i, count in enumerate(repeats))
     return fresh(shape, x.dtype, x.device)
 
 
 @rule("tril", "triu")
 def _triangle(x: TensorMeta, diagonal: int = 0) -> TensorMeta:
+    require(x.ndim >= 2, "tril: input tensor must have at least 2 dimensions")
     return fresh(x.shape, x.dtype, x.device)
 
 
@@ -309,6 +355,11 @@ def _arange(
     **_: Any,
 ) -> TensorMeta:
     start, end = (0, start) if end is None else (start, end)
+    require(step != 0, "step must be nonzero")
+    require(
+        (end >= start) if step > 0 else (end <= start),
+        "upper bound and lower bound inconsistent with step sign",
+    )
     if dtype is None:
         floats = any(isinstance(number, (float, torch.SymFloat)) for number in (start, end, step))
         dtype = torch.get_default_dtype() if floats else torch.int64

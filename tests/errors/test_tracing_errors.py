@@ -1,0 +1,103 @@
+"""What eager refuses is refused while tracing, with the same type of exception; what cannot be traced says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bolide.support.errors import Unsupported
+from bolide.tracing import DataDependent, Trace, UserFrame
+
+REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "shapes do not broadcast": lambda x: x + torch.ones(5),
+    "matrix product": lambda x: x @ torch.ones(5, 2),
+    "matrix product of mixed types": lambda x: x @ torch.ones(4, 2, dtype=torch.float64),
+    "vectors of unequal length": lambda x: x[0] @ torch.ones(3),
+    "bad view": lambda x: x.view(5, -1),
+    "view across strides": lambda x: x.t().view(-1),
+    "bad dimension": lambda x: x.sum(3),
+    "bad index": lambda x: x[7],
+    "bad expand": lambda x: x.expand(2, 3, 5),
+    "concatenation": lambda x: torch.cat([x, torch.ones(2, 2)]),
+    "stack": lambda x: torch.stack([x, torch.ones(2, 2)]),
+    "mean of integers": lambda x: x.long().mean(),
+    "gelu of integers": lambda x: F.gelu(x.long()),
+    "minus a mask": lambda x: -(x > 0),
+    "difference of masks": lambda x: (x > 0) - (x < 1),
+    "in place, type": lambda x: x.long().add_(0.5),
+    "in place, shape": lambda x: x[0].add_(torch.ones(3, 4)),
+    "layer norm": lambda x: F.layer_norm(x, (5,)),
+    "linear": lambda x: F.linear(x, torch.ones(2, 5)),
+    "convolution channels": lambda x: F.conv2d(x[None, None], torch.ones(2, 3, 1, 1)),
+    "embedding with floats": lambda x: F.embedding(x, torch.ones(9, 2)),
+    "labels of another batch": lambda x: F.cross_entropy(x, torch.zeros(5, dtype=torch.int64)),
+    "gather": lambda x: x.gather(0, torch.zeros(1, dtype=torch.int64)),
+    "pooling": lambda x: F.max_pool2d(x[None, None], 9),
+    "split sizes": lambda x: x.split([1, 5], 1),
+    "topk": lambda x: x.topk(9),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_as_in_eager(name: str) -> None:
+    x = torch.randn(3, 4)
+    with pytest.raises(Exception) as eager:
+        REFUSED[name](x.clone())
+    trace = Trace()
+    traced = trace.input(x, "x")
+    with trace.recording(), pytest.raises(eager.type):
+        REFUSED[name](traced)
+
+
+DATA_DEPENDENT: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda x: x.sum().item(),
+    "truth value": lambda x: bool(x.sum() > 0),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0],
+    "unique": lambda x: x.unique(),
+    "equal": lambda x: torch.equal(x, x + 1),
+    "int": lambda x: list(range(int(x.sum()))),
+}
+
+
+@pytest.mark.parametrize("name", DATA_DEPENDENT)
+def test_data_dependent(name: str) -> None:
+    trace = Trace()
+    trace.where = UserFrame("model.py", 7, "forward")
+    with trace.recording(), pytest.raises(DataDependent) as error:
+        DATA_DEPENDENT[name](trace.input(torch.randn(3, 4), "x"))
+    text = str(error.value)
+    assert error.value.kind == "data_dependent"
+    assert 'File "model.py", line 7, in forward' in text and "remedy" in text
+
+
+UNSUPPORTED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "shape changed in place": lambda x: x.t_(),
+    "out of another shape": lambda x: torch.add(x, 1, out=torch.empty(0)),
+    "own generator": lambda x: torch.rand(3, generator=torch.Generator()) + x,
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_says_why(name: str) -> None:
+    trace = Trace()
+    with trace.recording(), pytest.raises(Unsupported) as error:
+        UNSUPPORTED[name](trace.input(torch.randn(3, 3), "x"))
+    assert error.value.reason
+
+
+def test_writing_a_tensor_of_the_outside_world() -> None:
+    trace, outside = Trace(), torch.zeros(3)
+    with trace.recording(), pytest.raises(Unsupported, match="neither an argument nor made here"):
+        outside.add_(trace.input(torch.ones(3), "x"))
+    assert outside.eq(0).all()
+
+
+def test_known_constants_answer() -> None:
+    trace = Trace()
+    with trace.recording():
+        assert torch.tensor(3).item() == 3
