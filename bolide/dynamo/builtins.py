@@ -1,4 +1,5 @@
-"""Our own answers to calls of built-in functions: those that look at classes, attributes, iteration or the interpreter's state."""
+"""Our own answers to calls of built-in functions: those that look at classes, attributes, iteration or the
+interpreter's state."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo import operations
-from bolide.dynamo.calls import SWITCHED, construct, intercept
+from bolide.dynamo.calls import NATIVE, SWITCHED, construct, intercept
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import class_of, polyfill
@@ -25,14 +26,14 @@ from bolide.dynamo.polyfills import generic
 from bolide.dynamo.program import Source
 from bolide.dynamo.values import attributes
 from bolide.dynamo.values.attributes import Super, load_attribute
-from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside
+from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, Overlay
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
 Args = list[Any]
 Kwargs = dict[str, Any]
 
-# ---- classes and attributes ----------------------------------------------------------------------------------------------------------
+# ---- classes and attributes ------------------------------------------------------------------------------------------
 
 
 @intercept(type)
@@ -150,7 +151,7 @@ def _object_eq(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return True if args[0] is args[1] else NotImplemented
 
 
-@intercept(object.__lt__, object.__le__, object.__gt__, object.__ge__)
+@intercept(*[vars(object)[name] for name in ("__lt__", "__le__", "__gt__", "__ge__")])
 def _object_order(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return NotImplemented
 
@@ -191,10 +192,12 @@ def _build_class(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(print)
 def _print(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported("print writes to the outside world", vm.where(), "print outside the compiled function", operation="print(...)")
+    raise Unsupported(
+        "print writes to the outside world", vm.where(), "print outside the compiled function", operation="print(...)"
+    )
 
 
-# ---- length, iteration ---------------------------------------------------------------------------------------------------------------
+# ---- length, iteration -----------------------------------------------------------------------------------------------
 
 
 @intercept(len)
@@ -207,7 +210,7 @@ def _len(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if method is not None:
         return Call(method, [value])
     if type(value) is Outside and value.items is not None:
-        return value.items.length()
+        return value.dict_items.length()
     return len(operations.native_view(vm, value))
 
 
@@ -308,7 +311,11 @@ for _function, _name in [
 
 @intercept(sorted)
 def _sorted(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if kwargs.get("key") is None and type(args[0]) in (list, tuple, set, dict, range) and all(map(_plainly_ordered, args[0])):
+    if (
+        kwargs.get("key") is None
+        and type(args[0]) in (list, tuple, set, dict, range)
+        and all(map(_plainly_ordered, args[0]))
+    ):
         return sorted(args[0], **kwargs)
     return Call(polyfill("sorted_items"), args, kwargs)
 
@@ -340,7 +347,11 @@ def _extreme(function: Any, name: str) -> None:
     @intercept(function)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         items = args[0] if len(args) == 1 else args
-        if type(items) in (list, tuple, set, dict, range) and kwargs.get("key") is None and all(map(_plainly_ordered, items)):
+        if (
+            type(items) in (list, tuple, set, dict, range)
+            and kwargs.get("key") is None
+            and all(map(_plainly_ordered, items))
+        ):
             vm.trace.where = vm.where()
             return function(*args, **kwargs)
         return Call(polyfill(name), [items], kwargs)
@@ -358,7 +369,7 @@ def _sum(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return sum(*args, **kwargs)
 
 
-# ---- conversions -----------------------------------------------------------------------------------------------------------------------
+# ---- conversions -----------------------------------------------------------------------------------------------------
 
 
 @intercept(bool)
@@ -376,63 +387,61 @@ def _repr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return operations.format_value(vm, args[0], 2, "")
 
 
-# ---- dicts of the outside world ----------------------------------------------------------------------------------------------------
+# ---- dicts of the outside world --------------------------------------------------------------------------------------
 
 
-def _outside_dict(method: Any, name: str) -> None:
+def _dict_getitem(items: Overlay, key: Any) -> Any:
+    found = items.get(key)
+    if found is MISSING:
+        raise KeyError(key)
+    return found
+
+
+def _dict_get(items: Overlay, key: Any, default: Any = None) -> Any:
+    found = items.get(key)
+    return default if found is MISSING else found
+
+
+def _dict_contains(items: Overlay, key: Any) -> Any:
+    return items.get(key) is not MISSING
+
+
+_LAZY_METHODS: dict[str, Callable[..., Any]] = {
+    "__getitem__": _dict_getitem,
+    "get": _dict_get,
+    "__contains__": _dict_contains,
+    "__len__": Overlay.length,
+    "__setitem__": Overlay.set,
+}
+
+
+def _dict_method(method: Any, name: str) -> None:
+    """A method of dict on an outside one: lazily where one key is concerned, else on the whole."""
+
     @intercept(method)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         owner = args[0]
         if type(owner) is not Outside:
-            return method(*[operations.native_view(vm, a) if type(a) is Outside and name == "update" else a for a in args], **kwargs)
-        items = owner.items
-        if name == "__getitem__":
-            found = items.get(args[1])
-            if found is MISSING:
-                raise KeyError(args[1])
-            return found
-        if name == "get":
-            found = items.get(args[1])
-            return (args[2] if len(args) > 2 else None) if found is MISSING else found
-        if name == "__contains__":
-            return items.get(args[1]) is not MISSING
-        if name == "__len__":
-            return items.length()
-        if name == "__setitem__":
-            items.set(args[1], args[2])
-            return None
+            return NATIVE
         if name == "update":
-            if type(args[1:]) is list and len(args) > 1 and type(args[1]) is Generator:
-                return Call(polyfill("outside_dict_update"), [owner, tuple(args[1:]), kwargs])
-            for other in args[1:]:
-                for key, value in dict(operations.native_view(vm, other)).items():
-                    items.set(key, value)
-            for key, value in kwargs.items():
-                items.set(key, value)
-            return None
-        return getattr(items.materialise(), name)(*args[1:], **kwargs)
+            return Call(polyfill("outside_dict_update"), [owner, tuple(args[1:]), kwargs])
+        lazy = _LAZY_METHODS.get(name)
+        if lazy is not None:
+            return lazy(owner.dict_items, *args[1:])
+        return getattr(owner.dict_items.materialise(), name)(*args[1:], **kwargs)
 
 
-for _name in "__getitem__ get __contains__ __len__ __setitem__ update".split():
-    _outside_dict(getattr(dict, _name), _name)
-
-
-def _materialising(method: Any, name: str) -> None:
-    @intercept(method)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        owner = args[0]
-        if type(owner) is Outside:
-            return getattr(owner.items.materialise(), name)(*args[1:], **kwargs)
-        return method(*args, **kwargs)
-
-
-for _name in "keys values items pop popitem setdefault clear copy __iter__ __delitem__ __reversed__ __eq__ __or__".split():
+_DICT_METHODS = (
+    "__getitem__ get __contains__ __len__ __setitem__ update keys values items pop popitem setdefault clear copy "
+    "__iter__ __delitem__ __reversed__ __eq__ __or__"
+)
+for _name in _DICT_METHODS.split():
     for _cls in (dict, collections.OrderedDict):
         if _name in vars(_cls):
-            _materialising(vars(_cls)[_name], _name)
+            _dict_method(vars(_cls)[_name], _name)
 
 
-# ---- torch -----------------------------------------------------------------------------------------------------------------------------
+# ---- torch -----------------------------------------------------------------------------------------------------------
 
 
 @intercept(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch._utils.is_compiling)
@@ -440,7 +449,11 @@ def _is_compiling(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return True
 
 
-@intercept(torch.compiler.is_exporting, torch.jit.is_scripting, torch.jit.is_tracing, torch._C._get_tracing_state)
+@intercept(
+    torch.compiler.is_exporting,
+    *[getattr(torch.jit, name) for name in ("is_scripting", "is_tracing")],
+    torch._C._get_tracing_state,
+)
 def _is_not(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return None if args else False
 
@@ -467,7 +480,12 @@ def _torch_state(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 _GLOBAL_HOOKS = [
     getattr(torch.nn.modules.module, name)
-    for name in ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks", "_global_forward_pre_hooks")
+    for name in (
+        "_global_backward_pre_hooks",
+        "_global_backward_hooks",
+        "_global_forward_hooks",
+        "_global_forward_pre_hooks",
+    )
 ]
 _HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 
@@ -481,8 +499,8 @@ def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
             vm.world.once.add("global hooks")
             for hooks in _GLOBAL_HOOKS:
                 vm.world.guard(Source("object", None, None, hooks), "length", 0)
-        hooks = [module.attrs.peek(name) for name in _HOOKS]
-        if not any(hook is MISSING or hook.items.length() for hook in hooks):
+        hooks = [module.namespace.peek(name) for name in _HOOKS]
+        if not any(hook is MISSING or hook.dict_items.length() for hook in hooks):
             forward = load_attribute(vm, module, "forward")
             if type(forward) is not Call:
                 return Call(forward, args[1:], kwargs)
@@ -490,7 +508,7 @@ def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return SWITCHED
 
 
-_CALL_IMPL = torch.nn.Module._call_impl
+_CALL_IMPL: Any = torch.nn.Module._call_impl
 
 
 @intercept(warnings.warn)
@@ -577,12 +595,11 @@ def _deep(vm: Machine, value: Any, memo: dict[int, Any]) -> Any:
 def _copy_outside(vm: Machine, value: Outside, part: Callable[[Any], Any]) -> Any:
     """A new object with the state of an outside one, each part of it through `part`."""
     if value.cls in (dict, collections.OrderedDict):
-        assert value.items is not None
-        return value.cls((part(key), part(item)) for key, item in value.items.materialise().items())
+        return value.cls((part(key), part(item)) for key, item in value.dict_items.materialise().items())
     plain = all(vm.world.lookup(value.cls, name) is vars(object)[name] for name in ("__reduce__", "__reduce_ex__"))
     if value.attrs is None or value.items is not None or not plain:
         raise Unsupported(f"a copy of an outside {value.cls.__name__}", vm.where())
-    made = value.cls.__new__(value.cls)
+    made: Any = object.__new__(value.cls)
     made.__dict__.update({key: part(item) for key, item in value.attrs.materialise().items()})
     return made
 

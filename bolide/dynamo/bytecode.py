@@ -1,9 +1,11 @@
 """CPython bytecode in one uniform form.
 
-`decode(code)` turns a code object of CPython 3.11 or 3.12 into parallel lists of operation names, resolved arguments and lines. What the
+`decode(code)` turns a code object of CPython 3.11 or 3.12 into parallel lists of operation names, resolved arguments
+and lines. What the
 versions spell differently is normalised here, so that handlers see one form:
 
-- jumps are absolute indices into the instruction list, forward and backward forms have one name (`JUMP`, `POP_JUMP_IF_TRUE`, …);
+- jumps are absolute indices into the instruction list, forward and backward forms have one name (`JUMP`,
+  `POP_JUMP_IF_TRUE`, …);
 - names, constants, comparison and arithmetic operators are resolved to the objects themselves;
 - inline caches, `EXTENDED_ARG`, `PRECALL`, `NOP` and `RESUME` are gone (jumps to them go to what follows);
 - the exception table maps instruction indices.
@@ -87,7 +89,8 @@ _JUMPS = {
 
 
 class ExceptionEntry:
-    """One row of the exception table: instructions `start` ≤ i < `end` are handled at `target` with the stack cut to `depth`."""
+    """One row of the exception table: instructions `start` ≤ i < `end` are handled at `target` with the stack cut to
+    `depth`."""
 
     __slots__ = ("depth", "end", "push_offset", "start", "target")
 
@@ -96,11 +99,12 @@ class ExceptionEntry:
 
 
 class Code:
-    """A decoded code object. `ops[i]`, `args[i]`, `lines[i]` describe instruction i; `bound` is filled by the interpreter with handlers."""
+    """A decoded code object. `ops[i]`, `args[i]`, `lines[i]` describe instruction i; `bound` is filled by the
+    interpreter with handlers."""
 
     __slots__ = (
-        "args",
         "argcount",
+        "args",
         "bound",
         "cellvars",
         "code",
@@ -140,12 +144,15 @@ class Code:
         return found
 
 
-_PLUMBING = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(os.path.abspath(__file__))))
+_PLUMBING = tuple(
+    os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(os.path.abspath(__file__)))
+)
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
 def _is_plumbing(filename: str) -> bool:
-    """Whether a file is torch's, bolide's or the standard library's, so that an error is better reported at its caller."""
+    """Whether a file is torch's, bolide's or the standard library's, so that an error is better reported at its
+    caller."""
     return filename.startswith(_PLUMBING) or (filename.startswith(_STDLIB) and "site-packages" not in filename)
 
 
@@ -255,7 +262,8 @@ def _resolve(code: types.CodeType, opname: str, arg: int, offset: int, index_of:
 
 
 def _exception_table(code: types.CodeType, index_of: dict[int, int]) -> list[ExceptionEntry]:
-    """Rows of `co_exceptiontable` (format: Objects/exception_handling_notes.txt of CPython: 6-bit big-endian varints)."""
+    """Rows of `co_exceptiontable` (format: Objects/exception_handling_notes.txt of CPython: 6-bit big-endian
+    varints)."""
     data = iter(code.co_exceptiontable)
     out = []
 

@@ -23,6 +23,7 @@ from bolide.tracing import TracedTensor
 Intercept = Callable[[Machine, "list[Any]", "dict[str, Any]"], Any]
 
 INTERCEPTS: dict[Any, Intercept] = {}
+NATIVE: Any = type("Native", (), {"__slots__": ()})()  # an intercept has nothing to say: make the call as any other
 SWITCHED: Any = type("Switched", (), {"__slots__": ()})()  # an intercept pushed a frame itself
 
 _SIMPLE = PLAIN | {TracedTensor, torch.dtype, torch.memory_format, torch.layout, types.BuiltinFunctionType, type}
@@ -34,11 +35,51 @@ _BUILTIN_TYPES = (
     types.ClassMethodDescriptorType,
 )
 
-# Modules whose Python functions are run natively: they neither keep state nor call back into the program, or torch itself is what they are.
+# Modules whose Python functions are run natively: they neither keep state nor call back into the program, or torch
+# itself is what they are.
 _NATIVE_ROOTS = frozenset(
-    "torch inspect re abc _abc typing enum dataclasses os posixpath ntpath genericpath importlib string textwrap types "
-    "numbers copyreg packaging functools sys threading weakref _weakrefset operator fractions decimal math sre_parse collections "
-    "keyword warnings tokenize linecache typing_extensions ast dis opcode copy platform".split()
+    [
+        "torch",
+        "inspect",
+        "re",
+        "abc",
+        "_abc",
+        "typing",
+        "enum",
+        "dataclasses",
+        "os",
+        "posixpath",
+        "ntpath",
+        "genericpath",
+        "importlib",
+        "string",
+        "textwrap",
+        "types",
+        "numbers",
+        "copyreg",
+        "packaging",
+        "functools",
+        "sys",
+        "threading",
+        "weakref",
+        "_weakrefset",
+        "operator",
+        "fractions",
+        "decimal",
+        "math",
+        "sre_parse",
+        "collections",
+        "keyword",
+        "warnings",
+        "tokenize",
+        "linecache",
+        "typing_extensions",
+        "ast",
+        "dis",
+        "opcode",
+        "copy",
+        "platform",
+    ]
 )
 _INTERPRETED = (
     "torch.nn.modules",
@@ -57,12 +98,25 @@ _INTERPRETED = (
 _CALLERS: set[Any] = {sorted, min, max, map, filter, functools.reduce, list.sort}
 # Modules whose functions give another result at every call, or write to the outside world.
 _REFUSED_MODULES = frozenset(
-    {"random", "time", "socket", "subprocess", "_random", "io", "_io", "shutil", "tempfile", "secrets", "uuid", "numpy.random"}
+    {
+        "random",
+        "time",
+        "socket",
+        "subprocess",
+        "_random",
+        "io",
+        "_io",
+        "shutil",
+        "tempfile",
+        "secrets",
+        "uuid",
+        "numpy.random",
+    }
 )
 
 
 def intercept(*functions: Any) -> Callable[[Intercept], Intercept]:
-    """Register our own answer to calls of `functions`. It returns a value, a Call, or SWITCHED."""
+    """Register our own answer to calls of `functions`. It returns a value, a Call, SWITCHED or NATIVE."""
 
     def register(handler: Intercept) -> Intercept:
         for function in functions:
@@ -72,7 +126,7 @@ def intercept(*functions: Any) -> Callable[[Intercept], Intercept]:
     return register
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _native_module(name: str) -> bool:
     return name.partition(".")[0] in _NATIVE_ROOTS and not name.startswith(_INTERPRETED)
 
@@ -100,8 +154,9 @@ def call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict
                     continue
                 if result is SWITCHED:
                     return True
-                frame.stack.append(result)
-                return None
+                if result is not NATIVE:
+                    frame.stack.append(result)
+                    return None
         if cls is types.FunctionType:
             request = _python_function(vm, frame, function, args, kwargs)
         elif cls in _BUILTIN_TYPES:
@@ -125,7 +180,9 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
     if function.__module__ in _REFUSED_MODULES:
         raise _refused(vm, function)
     if runs_natively(function) and id(function) not in vm.own_functions:
-        if not any(type(a) is Outside for a in args) and not (kwargs and any(type(a) is Outside for a in kwargs.values())):
+        if not any(type(a) is Outside for a in args) and not (
+            kwargs and any(type(a) is Outside for a in kwargs.values())
+        ):
             request = native(vm, frame, function, args, kwargs)
             if function.__name__ == "__enter__":
                 vm.entered.append(args[0])
@@ -149,7 +206,8 @@ def _real(value: Any) -> Any:
 
 
 def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
-    """Call `function` for real. Containers of the outside world are given as their copies, lazy iterables are drained first."""
+    """Call `function` for real. Containers of the outside world are given as their copies, lazy iterables are drained
+    first."""
     prepared = None
     for i, arg in enumerate(args):
         if type(arg) not in _SIMPLE:
@@ -160,12 +218,16 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
                 prepared = prepared or list(args)
                 prepared[i] = value
     if kwargs:
-        kwargs = {key: _prepare(vm, function, arg, -1) if type(arg) not in _SIMPLE else arg for key, arg in kwargs.items()}
+        kwargs = {
+            key: _prepare(vm, function, arg, -1) if type(arg) not in _SIMPLE else arg for key, arg in kwargs.items()
+        }
         if _is_caller(function):
             kwargs = {key: _callback(vm, arg) for key, arg in kwargs.items()}
     if _is_caller(function):
         prepared = [_callback(vm, arg) for arg in (prepared or args)]
-    if (getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__) in _REFUSED_MODULES:
+    if (
+        getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
+    ) in _REFUSED_MODULES:
         raise _refused(vm, function)
     vm.trace.where = vm.where()
     frame.stack.append(function(*(prepared or args), **(kwargs or {})))
@@ -174,7 +236,9 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
 
 def _refused(vm: Machine, function: Any) -> Unsupported:
     name = f"{function.__qualname__}(...)"
-    return Unsupported("its result or effect is of the moment", vm.where(), "call it outside the compiled function", operation=name)
+    return Unsupported(
+        "its result or effect is of the moment", vm.where(), "call it outside the compiled function", operation=name
+    )
 
 
 def _prepare(vm: Machine, function: Any, arg: Any, position: int) -> Any:
@@ -188,20 +252,56 @@ def _prepare(vm: Machine, function: Any, arg: Any, position: int) -> Any:
         if arg.items is not None:
             return arg.items.materialise()
         name = getattr(function, "__qualname__", repr(function))
-        raise Unsupported(f"an outside {arg.cls.__name__} object is given to native code", vm.where(), operation=f"{name}(...)")
-    lazy = cls is Generator or (not isinstance(arg, (type, list, tuple)) and python_method(vm.world, cls, "__iter__") is not None)
+        raise Unsupported(
+            f"an outside {arg.cls.__name__} object is given to native code", vm.where(), operation=f"{name}(...)"
+        )
+    lazy = cls is Generator or (
+        not isinstance(arg, (type, list, tuple)) and python_method(vm.world, cls, "__iter__") is not None
+    )
     if lazy and position >= 0 and _iterates(function):
         return Call(None, [])
     return arg
 
 
 _ITEM_METHODS = frozenset(
-    "append insert index count remove add discard get setdefault pop __setitem__ __getitem__ __contains__ appendleft fromkeys".split()
+    [
+        "append",
+        "insert",
+        "index",
+        "count",
+        "remove",
+        "add",
+        "discard",
+        "get",
+        "setdefault",
+        "pop",
+        "__setitem__",
+        "__getitem__",
+        "__contains__",
+        "appendleft",
+        "fromkeys",
+    ]
 )
-_ITERATING_METHODS = frozenset("extend extendleft update join union intersection difference __init__ __ior__ fromkeys".split())
+_ITERATING_METHODS = frozenset(
+    ["extend", "extendleft", "update", "join", "union", "intersection", "difference", "__init__", "__ior__", "fromkeys"]
+)
 _KEEPERS: frozenset[Any] = frozenset({id, types.MethodType, object.__setattr__, repr, str, slice, weakref.ref})
 _ITERATING: frozenset[Any] = frozenset(
-    {list, tuple, set, frozenset, dict, sorted, sum, min, max, collections.deque, collections.OrderedDict, collections.Counter, torch.Size}
+    {
+        list,
+        tuple,
+        set,
+        frozenset,
+        dict,
+        sorted,
+        sum,
+        min,
+        max,
+        collections.deque,
+        collections.OrderedDict,
+        collections.Counter,
+        torch.Size,
+    }
     | {math.prod, math.fsum, itertools.chain, itertools.islice, itertools.product, bytes, reversed}
 )
 
@@ -241,7 +341,9 @@ def _is_caller(function: Any) -> bool:
 
 def _callback(vm: Machine, value: Any) -> Any:
     """Functions of the program as native code may call them: each call is a nested run."""
-    if type(value) in (types.FunctionType, types.MethodType, functools.partial) or (type(value) is Outside and callable(value.real)):
+    if type(value) in (types.FunctionType, types.MethodType, functools.partial) or (
+        type(value) is Outside and callable(value.real)
+    ):
         if type(value) is types.FunctionType and runs_natively(value) and id(value) not in vm.own_functions:
             return value
         if type(value) is types.MethodType and isinstance(value.__func__, _BUILTIN_TYPES):
@@ -254,7 +356,7 @@ def _callback(vm: Machine, value: Any) -> Any:
     return value
 
 
-# ---- classes -------------------------------------------------------------------------------------------------------------------------
+# ---- classes ---------------------------------------------------------------------------------------------------------
 
 
 def _instantiate(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
@@ -276,10 +378,11 @@ def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dic
         return native(vm, frame, cls, args, kwargs)
     if cls.__flags__ & (1 << 20):  # abstract
         return native(vm, frame, cls, args, kwargs)
-    if new is object.__new__:
-        made = object.__new__(cls)
+    made: Any
+    if new is object.__new__ or issubclass(cls, (dict, list, set)):
+        made = new(cls)
     else:
-        made = cls.__new__(cls, *args, **(kwargs or {})) if not issubclass(cls, (dict, list, set)) else cls.__new__(cls)
+        made = new(cls, *args, **(kwargs or {}))
     callee = vm.enter(init, [made, *args], kwargs)
     callee.then, callee.then_value = "instance", made
     return True
@@ -312,4 +415,4 @@ def runs_natively_cached(function: Any) -> bool:
     return type(wrapped) is types.FunctionType and is_library_namespace(wrapped.__globals__)
 
 
-__all__ = ["INTERCEPTS", "SWITCHED", "call", "construct", "intercept", "native"]
+__all__ = ["INTERCEPTS", "NATIVE", "SWITCHED", "call", "construct", "intercept", "native"]

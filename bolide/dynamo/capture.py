@@ -26,10 +26,12 @@ REGISTRATIONS = (_builtins, _opcodes, _opcodes_control)  # importing these modul
 
 
 def capture(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-    """Interpret one call of `fn` (a function or bound method) on the given real arguments, without changing anything outside.
+    """Interpret one call of `fn` (a function or bound method) on the given real arguments, without changing anything
+    outside.
 
-    Raises Unsupported where the program cannot be captured; kind "user_exception" (with `__cause__`) when the program itself raised."""
-    function: types.FunctionType = fn.__func__ if type(fn) is types.MethodType else fn
+    Raises Unsupported where the program cannot be captured; kind "user_exception" (with `__cause__`) when the program
+    itself raised."""
+    function: Any = fn.__func__ if type(fn) is types.MethodType else fn
     trace = Trace()
     world = World(trace)
     machine = Machine(world, trace, call)
@@ -59,7 +61,9 @@ def capture(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         named = tuple((key, rebuilder.recipe(value)) for key, value in call_kwargs.items())
         effects.append(Effect("call", None, None, Recipe("call", function, parts, named)))
     if grad_after != grad_mode:
-        effects.append(Effect("call", None, None, Recipe("call", torch._C._set_grad_enabled, (Recipe("constant", grad_after),))))
+        effects.append(
+            Effect("call", None, None, Recipe("call", torch._C._set_grad_enabled, (Recipe("constant", grad_after),)))
+        )
     _guard_aliasing(world, trace)
     return Captured(function.__qualname__, trace, world.inputs, rebuilder.outputs, world.guards, recipe, effects)
 
@@ -68,7 +72,9 @@ def _definition(code: types.CodeType) -> UserFrame:
     return UserFrame(code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
-def _arguments(world: World, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(
+    world: World, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
     """The call's arguments as values; their sources are the parameters of `fn`'s signature."""
     function = fn
     if type(fn) is types.MethodType:
@@ -88,18 +94,20 @@ def _arguments(world: World, fn: Any, args: tuple[Any, ...], kwargs: dict[str, A
                 world.guard(base, "length", len(args) - len(names))
             source = Source("item", base, i - len(names))
         else:
-            raise TypeError(f"{function.__qualname__}() takes {len(names)} positional arguments but {len(args)} were given")
+            raise TypeError(
+                f"{function.__qualname__}() takes {len(names)} positional arguments but {len(args)} were given"
+            )
         values.append(world.wrap(arg, source))
     if len(args) <= len(names) and code.co_flags & inspect.CO_VARARGS:
         world.guard(Source("local", None, variadic[0]), "length", 0)
     declared = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
     extra = [key for key in kwargs if key not in declared]
     keywords = {}
-    base = Source("local", None, variadic[-1]) if code.co_flags & inspect.CO_VARKEYWORDS else None
-    if base is not None:
-        world.guard(base, "dict_keys", extra)
+    rest = Source("local", None, variadic[-1]) if code.co_flags & inspect.CO_VARKEYWORDS else None
+    if rest is not None:
+        world.guard(rest, "dict_keys", extra)
     for key, value in kwargs.items():
-        source = Source("local", None, key) if key in declared else Source("dict_value", base, key)
+        source = Source("local", None, key) if key in declared else Source("dict_value", rest, key)
         keywords[key] = world.wrap(value, source)
     _guard_defaults(world, function, names[: len(args)], kwargs)
     return values, keywords
@@ -126,9 +134,18 @@ def _guard_aliasing(world: World, trace: Trace) -> None:
         if tensor.numel():
             storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
     for i in mutated:
-        shared = storages.get(world.input_tensors[i].untyped_storage().data_ptr(), []) if world.input_tensors[i].numel() else []
+        shared = (
+            storages.get(world.input_tensors[i].untyped_storage().data_ptr(), [])
+            if world.input_tensors[i].numel()
+            else []
+        )
         if len(shared) > 1:
-            raise Unsupported("an input that is written to shares its memory with another one", world.where(), "clone one of them", "input")
+            raise Unsupported(
+                "an input that is written to shares its memory with another one",
+                world.where(),
+                "clone one of them",
+                "input",
+            )
     loose = [i for i, source in enumerate(world.inputs) if i in mutated or not _is_member(source)]
     if len(loose) > 1:
         world.guards.append(Guard(None, "not_aliased", tuple(world.inputs[i] for i in loose)))

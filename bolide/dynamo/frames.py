@@ -15,10 +15,11 @@ _BUILTINS = vars(builtins)
 class Frame:
     """One frame of the interpreted program.
 
-    `pc` is the index of the next instruction; `locals` are CPython's fast locals (variables, cells, free variables), MISSING when unbound; `exceptions` are
-    the handled exceptions (`PUSH_EXC_INFO`); `then` says what becomes of the result (see `interpreter.finish`): "push" onto the caller's stack,
-    "drop", or "instance" (push `then_value` instead, as after `__init__`). `generator` is set while the frame is the body of one. `namespace` is the
-    local namespace of a class body or module code.
+    `pc` is the index of the next instruction; `locals` are CPython's fast locals (variables, cells, free variables),
+    MISSING when unbound; `exceptions` are the handled exceptions (`PUSH_EXC_INFO`); `then` says what becomes of the
+    result (see `Machine.finish`): "push" onto the caller's stack, "drop", or "instance" (push `then_value` instead, as
+    after `__init__`). `generator` is set while the frame is the body of one. `namespace` is the local namespace of a
+    class body.
     """
 
     __slots__ = (

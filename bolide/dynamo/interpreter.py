@@ -1,6 +1,7 @@
 """The interpreter: a trampoline over an explicit stack of frames.
 
-A call of interpreted Python pushes a `Frame`; Python's own stack does not grow with the program's. Only where native code calls back into the program (a sort
+A call of interpreted Python pushes a `Frame`; Python's own stack does not grow with the program's. Only where native
+code calls back into the program (a sort
 key, `torch.vmap`) a nested run of the same machine is started.
 """
 
@@ -12,8 +13,8 @@ from typing import Any
 
 from bolide.dynamo.bytecode import Code, decode
 from bolide.dynamo.frames import Frame, Generator, bind
-from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, World, attribute_source, is_opaque
 from bolide.dynamo.program import Source
+from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, World, attribute_source, is_opaque
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing import Trace
 
@@ -53,7 +54,9 @@ def _bound(code: Code) -> list[tuple[Handler, Any]]:
     for index, name in enumerate(code.ops):
         handler = OPCODES.get(name)
         if handler is None:
-            raise Unsupported(f"bytecode operation {name}", code.frame_at(index), "move this code out of the compiled function")
+            raise Unsupported(
+                f"bytecode operation {name}", code.frame_at(index), "move this code out of the compiled function"
+            )
         out.append((handler, code.args[index]))
     return out
 
@@ -62,7 +65,8 @@ _SCRATCH = decode((lambda: None).__code__)
 
 
 class Machine:
-    """The state of one run: the outside world, the trace, the frame stack. `dispatch` is how calls are made (`calls.call`)."""
+    """The state of one run: the outside world, the trace, the frame stack. `dispatch` is how calls are made
+    (`calls.call`)."""
 
     def __init__(self, world: World, trace: Trace, dispatch: Dispatch) -> None:
         self.world, self.trace = world, trace
@@ -77,7 +81,8 @@ class Machine:
     # -- where we are
 
     def where(self) -> UserFrame | None:
-        """The innermost frame of the user's (or a model library's) code, rather than of torch or the standard library."""
+        """The innermost frame of the user's (or a model library's) code, rather than of torch or the standard
+        library."""
         for frame in reversed(self.frames):
             if not frame.code.plumbing and frame.code is not _SCRATCH:
                 return frame.code.frame_at(frame.pc - 1)
@@ -86,7 +91,8 @@ class Machine:
     # -- running
 
     def call(self, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
-        """Call `function`; its result will be pushed onto `frame`, which is the top one. True when a frame was pushed."""
+        """Call `function`; its result will be pushed onto `frame`, which is the top one. True when a frame was
+        pushed."""
         return self._dispatch(self, frame, function, args, kwargs)
 
     def answer(self, frame: Frame, result: Any) -> Any:
@@ -134,7 +140,9 @@ class Machine:
 
     def _wrap_defaults(self, function: types.FunctionType, slots: list[Any]) -> None:
         base = Source("object", None, None, function)
-        holders: list[tuple[str, list[tuple[Any, Any]]]] = [("__defaults__", list(enumerate(function.__defaults__ or ())))]
+        holders: list[tuple[str, list[tuple[Any, Any]]]] = [
+            ("__defaults__", list(enumerate(function.__defaults__ or ())))
+        ]
         holders.append(("__kwdefaults__", list((function.__kwdefaults__ or {}).items())))
         for attribute, items in holders:
             for key, default in items:
@@ -208,8 +216,10 @@ class Machine:
     # -- generators
 
     def resume(self, generator: Generator, value: Any, then: str, then_value: Any = None) -> bool:
-        """Continue a generator; what it yields is pushed onto the present top frame. `then` says what its return does there:
-        "for" (drop the iterator below and jump to `then_value`), "send" (as SEND), "default" (push `then_value`) or "stop" (raise StopIteration)."""
+        """Continue a generator; what it yields is pushed onto the present top frame. `then` says what its return does
+        there:
+        "for" (drop the iterator below and jump to `then_value`), "send" (as SEND), "default" (push `then_value`) or
+        "stop" (raise StopIteration)."""
         if generator.running:
             raise ValueError("generator already executing")
         caller = self.frames[-1]

@@ -1,4 +1,5 @@
-"""Handlers of operations on the stack, variables, containers, attributes and operators. Control flow is in `opcodes_control`."""
+"""Handlers of operations on the stack, variables, containers, attributes and operators. Control flow is in
+`opcodes_control`."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from bolide.dynamo.values.outside import MISSING
 
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>", "__slots__": ()})()
 
-# ---- stack ---------------------------------------------------------------------------------------------------------------------------
+# ---- stack -----------------------------------------------------------------------------------------------------------
 
 
 @opcode("POP_TOP")
@@ -45,7 +46,7 @@ def _load_const(vm: Machine, frame: Frame, arg: Any) -> None:
     frame.stack.append(arg)
 
 
-# ---- variables -----------------------------------------------------------------------------------------------------------------------
+# ---- variables -------------------------------------------------------------------------------------------------------
 
 
 def _unbound(frame: Frame, index: int) -> Exception:
@@ -96,7 +97,9 @@ def _copy_free_vars(vm: Machine, frame: Frame, arg: int) -> None:
 def _load_deref(vm: Machine, frame: Frame, arg: int) -> None:
     value = vm.world.load_cell(frame.locals[arg], frame.code.locals_names[arg])
     if value is MISSING:
-        raise NameError(f"cannot access free variable '{frame.code.locals_names[arg]}' where it is not associated with a value")
+        raise NameError(
+            f"cannot access free variable '{frame.code.locals_names[arg]}' where it is not associated with a value"
+        )
     frame.stack.append(value)
 
 
@@ -177,7 +180,7 @@ def _delete_name(vm: Machine, frame: Frame, arg: str) -> None:
     del frame.namespace[arg]
 
 
-# ---- building containers -------------------------------------------------------------------------------------------------------------
+# ---- building containers ---------------------------------------------------------------------------------------------
 
 
 def _pop_many(frame: Frame, count: int) -> list[Any]:
@@ -311,7 +314,7 @@ def _unpack_ex(vm: Machine, frame: Frame, arg: int) -> Any:
     return None
 
 
-# ---- attributes and items ------------------------------------------------------------------------------------------------------------
+# ---- attributes and items --------------------------------------------------------------------------------------------
 
 
 @opcode("LOAD_ATTR")
@@ -382,7 +385,7 @@ def _delete_subscr(vm: Machine, frame: Frame, arg: Any) -> Any:
     return operations.call_for_effect(vm, frame, operations.delete_item(vm, frame.stack.pop(), key))
 
 
-# ---- operators -----------------------------------------------------------------------------------------------------------------------
+# ---- operators -------------------------------------------------------------------------------------------------------
 
 
 @opcode("BINARY_OP", "COMPARE_OP")
@@ -466,7 +469,7 @@ def _match_class(vm: Machine, frame: Frame, arg: int) -> Any:
     return vm.call(frame, operations.polyfill("match_class"), [frame.stack.pop(), cls, arg, names])
 
 
-# ---- functions -----------------------------------------------------------------------------------------------------------------------
+# ---- functions -------------------------------------------------------------------------------------------------------
 
 
 @opcode("MAKE_FUNCTION")

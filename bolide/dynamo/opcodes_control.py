@@ -12,7 +12,7 @@ from bolide.dynamo.opcodes import NULL, _pop_many
 from bolide.dynamo.values.outside import MISSING
 from bolide.support.errors import Unsupported
 
-# ---- jumps and loops -----------------------------------------------------------------------------------------------------------------
+# ---- jumps and loops -------------------------------------------------------------------------------------------------
 
 
 @opcode("JUMP")
@@ -87,7 +87,7 @@ def _for_iter(vm: Machine, frame: Frame, arg: int) -> Any:
     return None
 
 
-# ---- calls ---------------------------------------------------------------------------------------------------------------------------
+# ---- calls -----------------------------------------------------------------------------------------------------------
 
 
 @opcode("KW_NAMES")
@@ -122,7 +122,9 @@ def _call_function_ex(vm: Machine, frame: Frame, arg: int) -> Any:
     if items is MISSING:
         stack.append(args)
         if kwargs is not None:
-            raise Unsupported("f(*iterator, **kwargs) with an iterator of the program's own", vm.where(), "pass *list(iterator)")
+            raise Unsupported(
+                "f(*iterator, **kwargs) with an iterator of the program's own", vm.where(), "pass *list(iterator)"
+            )
         frame.pc -= 1
         stack.pop()
         return vm.call(frame, operations.polyfill("drain"), [args])
@@ -143,7 +145,7 @@ def _return_const(vm: Machine, frame: Frame, arg: Any) -> bool:
     return True
 
 
-# ---- generators ----------------------------------------------------------------------------------------------------------------------
+# ---- generators ------------------------------------------------------------------------------------------------------
 
 
 @opcode("RETURN_GENERATOR")
@@ -207,7 +209,7 @@ def _asynchronous(vm: Machine, frame: Frame, arg: Any) -> None:
     raise Unsupported("asynchronous code", vm.where(), "keep await and async for outside the compiled function")
 
 
-# ---- exceptions ----------------------------------------------------------------------------------------------------------------------
+# ---- exceptions ------------------------------------------------------------------------------------------------------
 
 
 @opcode("PUSH_EXC_INFO")
@@ -272,7 +274,9 @@ def _before_with(vm: Machine, frame: Frame, arg: Any) -> Any:
     leave = operations.special_method(vm, manager, "__exit__")
     enter = operations.special_method(vm, manager, "__enter__")
     if leave is MISSING or enter is MISSING:
-        raise TypeError(f"{operations.class_of(manager).__name__!r} object does not support the context manager protocol")
+        raise TypeError(
+            f"{operations.class_of(manager).__name__!r} object does not support the context manager protocol"
+        )
     frame.stack.append(leave)
     return vm.call(frame, enter, [])
 
@@ -283,7 +287,7 @@ def _with_except_start(vm: Machine, frame: Frame, arg: Any) -> Any:
     return vm.call(frame, frame.stack[-4], [type(error), error, error.__traceback__])
 
 
-# ---- intrinsics of 3.12 --------------------------------------------------------------------------------------------------------------
+# ---- intrinsics of 3.12 ----------------------------------------------------------------------------------------------
 
 
 @opcode("CALL_INTRINSIC_1")

@@ -1,4 +1,5 @@
-"""Operators, items, truth, iteration and formatting on values: natively where that is exact, else as a call of a polyfill or of the object's own method."""
+"""Operators, items, truth, iteration and formatting on values: natively where that is exact, else as a call of a
+polyfill or of the object's own method."""
 
 from __future__ import annotations
 
@@ -25,13 +26,34 @@ PLAIN = frozenset(
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor}
 
 _DUNDERS: dict[Callable[[Any, Any], Any], tuple[str | None, str, str]] = {}
-for _name in "add and floordiv lshift matmul mul mod or pow rshift sub truediv xor".split():
+for _name in [
+    "add",
+    "and",
+    "floordiv",
+    "lshift",
+    "matmul",
+    "mul",
+    "mod",
+    "or",
+    "pow",
+    "rshift",
+    "sub",
+    "truediv",
+    "xor",
+]:
     _plain = getattr(operator, _name + "_" if _name in ("and", "or") else _name)
     _DUNDERS[_plain] = (None, f"__{_name}__", f"__r{_name}__")
     _DUNDERS[getattr(operator, "i" + _name)] = (f"__i{_name}__", f"__{_name}__", f"__r{_name}__")
 for _name, _reflected in {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}.items():
     _DUNDERS[getattr(operator, _name)] = (None, f"__{_name}__", f"__{_reflected}__")
-_COMPARISON_SYMBOLS = {operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==", operator.ne: "!="}
+_COMPARISON_SYMBOLS = {
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.eq: "==",
+    operator.ne: "!=",
+}
 
 
 def polyfill(name: str) -> types.FunctionType:
@@ -56,7 +78,8 @@ def python_method(world: World, cls: type, name: str) -> Any:
 
 
 def native_view(vm: Machine, value: Any) -> Any:
-    """What native code may be given for `value`; raises Unsupported for an outside object that is not a plain container."""
+    """What native code may be given for `value`; raises Unsupported for an outside object that is not a plain
+    container."""
     if type(value) is Outside:
         if value.items is not None:
             return value.items.materialise()
@@ -69,7 +92,9 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     a, b = type(left), type(right)
     if a in PLAIN and b in PLAIN:
         if a is str and b is tuple and any(type(part) is TracedTensor for part in right):
-            raise Unsupported("the text of a tensor depends on its data", vm.where(), "format it outside the compiled function")
+            raise Unsupported(
+                "the text of a tensor depends on its data", vm.where(), "format it outside the compiled function"
+            )
         return op(left, right)
     if a in _PLAIN_OR_TENSOR and b in _PLAIN_OR_TENSOR:
         vm.trace.where = vm.where()
@@ -231,7 +256,9 @@ def native_iterable(vm: Machine, value: Any) -> Any:
         return MISSING
     real = class_of(value)
     method = vm.world.lookup(real, "__iter__")
-    if type(method) is types.FunctionType or (method is MISSING and vm.world.lookup(real, "__getitem__") is not MISSING):
+    if type(method) is types.FunctionType or (
+        method is MISSING and vm.world.lookup(real, "__getitem__") is not MISSING
+    ):
         return MISSING
     return native_view(vm, value)
 
@@ -239,7 +266,9 @@ def native_iterable(vm: Machine, value: Any) -> Any:
 def format_value(vm: Machine, value: Any, conversion: int, spec: Any) -> Any:
     """An f-string's `{value!conversion:spec}`; conversion as in FORMAT_VALUE (0 none, 1 str, 2 repr, 3 ascii)."""
     if type(value) is TracedTensor:
-        raise Unsupported("the text of a tensor depends on its data", vm.where(), "format it outside the compiled function")
+        raise Unsupported(
+            "the text of a tensor depends on its data", vm.where(), "format it outside the compiled function"
+        )
     if type(value) is Outside:
         method = None
         for name in ("__repr__",) if conversion == 2 else ("__format__", "__str__", "__repr__"):

@@ -1,4 +1,5 @@
-"""What capture reads of the outside world is guarded: after any change the compiled function gives eager's new answer, and without one it is not captured again."""
+"""What capture reads of the outside world is guarded: after any change the compiled function gives eager's new answer,
+and without one it is not captured again."""
 
 from __future__ import annotations
 
@@ -57,13 +58,22 @@ CHANGES: dict[str, tuple[Callable[[torch.Tensor, Thing], Any], Callable[[Thing],
     "list grown": (lambda x, t: x * sum(t.items), lambda t: t.items.append(4.0)),
     "list item": (lambda x, t: x * t.items[1], lambda t: t.items.__setitem__(1, 5.0)),
     "nested attribute": (lambda x, t: x if t.inner.on else -x, lambda t: setattr(t.inner, "on", False)),
-    "object replaced": (lambda x, t: x * t.inner.weight, lambda t: setattr(t, "inner", SimpleNamespace(weight=torch.ones(3) * 4))),
+    "object replaced": (
+        lambda x, t: x * t.inner.weight,
+        lambda t: setattr(t, "inner", SimpleNamespace(weight=torch.ones(3) * 4)),
+    ),
     "tensor replaced": (lambda x, t: x * t.inner.weight, lambda t: setattr(t.inner, "weight", torch.full((3,), 5.0))),
     "tensor shape": (lambda x, t: x * t.inner.weight.shape[0], lambda t: setattr(t.inner, "weight", torch.ones(4))),
-    "tensor becomes None": (lambda x, t: x if t.inner.weight is None else -x, lambda t: setattr(t.inner, "weight", None)),
+    "tensor becomes None": (
+        lambda x, t: x if t.inner.weight is None else -x,
+        lambda t: setattr(t.inner, "weight", None),
+    ),
     "attribute appears": (lambda x, t: x if hasattr(t, "extra") else -x, lambda t: setattr(t, "extra", 1)),
     "attribute appears, getattr": (lambda x, t: x * getattr(t, "extra", 2.0), lambda t: setattr(t, "extra", 1.0)),
-    "attribute appears in __dict__": (lambda x, t: x if "extra" in t.__dict__ else -x, lambda t: setattr(t, "extra", 1)),
+    "attribute appears in __dict__": (
+        lambda x, t: x if "extra" in t.__dict__ else -x,
+        lambda t: setattr(t, "extra", 1),
+    ),
     "attribute goes": (lambda x, t: x * getattr(t, "value", 5.0), lambda t: delattr(t, "value")),
     "number of attributes": (lambda x, t: x * len(t.__dict__), lambda t: setattr(t, "another", 1)),
     "global number": (lambda x, t: x * SCALE, lambda t: set_global("SCALE", 3.0)),
@@ -71,7 +81,7 @@ CHANGES: dict[str, tuple[Callable[[torch.Tensor, Thing], Any], Callable[[Thing],
     "global dict item": (lambda x, t: x * TABLE["a"], lambda t: TABLE.update(a=4.0)),
     "global dict key appears": (lambda x, t: x * TABLE.get("b", 2.0), lambda t: TABLE.update(b=4.0)),
     "global dict length": (lambda x, t: x * len(TABLE), lambda t: TABLE.update(c=4.0)),
-    "global dict order": (lambda x, t: x if list(TABLE)[0] == "a" else -x, lambda t: TABLE.update(a=TABLE.pop("a"))),
+    "global dict order": (lambda x, t: x if next(iter(TABLE)) == "a" else -x, lambda t: TABLE.update(a=TABLE.pop("a"))),
     "grad mode": (lambda x, t: x if torch.is_grad_enabled() else -x, lambda t: torch.set_grad_enabled(False)),
     "default dtype": (lambda x, t: torch.ones(3), lambda t: torch.set_default_dtype(torch.float64)),
 }
@@ -222,7 +232,7 @@ def test_global_modes_are_put_back_when_capture_stops() -> None:
         (lambda x: time.time() * x, "of the moment"),
         (lambda x: torch.manual_seed(0), "global state"),
         (lambda x: f"{x}", "text of a tensor"),
-        (lambda x: "%s" % (x,), "text of a tensor"),
+        (lambda x: "%s" % (x,), "text of a tensor"),  # noqa: UP031
         (lambda x: x.data_ptr(), "data_ptr"),
         (lambda x: x.backward(), "backward"),
         (lambda x: x.numpy(), "numpy"),

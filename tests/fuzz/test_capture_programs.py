@@ -94,7 +94,7 @@ class Writer:
             f"({left} % {right})",
             f"abs({left})",
             f"len(xs[{number}:])",
-            f"sum(xs) % 97",
+            "sum(xs) % 97",
             f"xs[{left} % 4]",
             f"d.get({self.key()}, {right})",
             f"({left} if {self.condition()} else {right})",
@@ -112,7 +112,7 @@ class Writer:
             f"sum(i * {number} for i in gen({number}))",
             f"x.shape[0] + {left}",
             f"box[{left}]",
-            f"(n := n + 1)",
+            "(n := n + 1)",
             f"functools.reduce(lambda p, q: p * {number} + q, xs, {left}) % 1009",
             f"int(bool({left} and {right})) + int(not {left})",
             f"int({left} in xs) + int({self.key()} in d)",
@@ -124,8 +124,21 @@ class Writer:
     def condition(self) -> str:
         a, b = self.integer(3), self.integer(3)
         return self.pick(
-            f"{a} < {b}", f"{a} == {b}", f"{a} <= {b} < 9", f"not {a}", f"{a} and {b}", f"{a} or {b}", f"{a} in xs", "box", "xs", "d",
-            f"isinstance(box, Small)", f"Box({a}) == Box({b})", f"any(i > {a} for i in xs)", f"all([{a}, {b}])", "x.dim() == 1",
+            f"{a} < {b}",
+            f"{a} == {b}",
+            f"{a} <= {b} < 9",
+            f"not {a}",
+            f"{a} and {b}",
+            f"{a} or {b}",
+            f"{a} in xs",
+            "box",
+            "xs",
+            "d",
+            "isinstance(box, Small)",
+            f"Box({a}) == Box({b})",
+            f"any(i > {a} for i in xs)",
+            f"all([{a}, {b}])",
+            "x.dim() == 1",
         )
 
     def block(self, indent: int, count: int, loop: bool = False) -> None:
@@ -135,7 +148,16 @@ class Writer:
         self.depth -= 1
 
     def statement(self, indent: int, loop: bool) -> None:
-        simple = [self.assign, self.assign, self.mutate, self.tensor, self.log, self.unpack, self.comprehension, self.outside]
+        simple = [
+            self.assign,
+            self.assign,
+            self.mutate,
+            self.tensor,
+            self.log,
+            self.unpack,
+            self.comprehension,
+            self.outside,
+        ]
         nested = [self.branch, self.loop, self.attempt, self.manager, self.closure, self.generator, self.match]
         if loop and self.rng.random() < 0.15:
             self.emit(indent, f"if {self.condition()}: {self.pick('break', 'continue')}")
@@ -144,16 +166,34 @@ class Writer:
 
     def assign(self, indent: int) -> None:
         target = self.pick("a", "b", "n", "xs[0]", "d['k']", "box.v")
-        self.emit(indent, f"{target} {self.pick('=', '=', '+=', '-=')} {self.integer()} % 1000" if self.rng.random() < 0.7 else f"{target} = {self.integer()}")
+        self.emit(
+            indent,
+            f"{target} {self.pick('=', '=', '+=', '-=')} {self.integer()} % 1000"
+            if self.rng.random() < 0.7
+            else f"{target} = {self.integer()}",
+        )
 
     def mutate(self, indent: int) -> None:
         a = self.integer(1)
         self.emit(
             indent,
             self.pick(
-                f"xs.append({a})", "xs.pop()", f"xs.insert({self.rng.randint(0, 2)}, {a})", "xs.reverse()", "xs.sort()", "xs.sort(key=lambda i: -i)",
-                f"d[{self.key()}] = {a}", f"d.update(k={a})", f"d.setdefault('m', {a})", f"d.pop('m', None)", f"xs[1:2] = [{a}, 1]", "xs.extend(gen(2))",
-                f"del xs[{self.rng.randint(0, 3)}]", f"xs += [{a}]", "d = {**d, 'w': len(d)}", f"xs = sorted(xs, reverse={self.pick('True', 'False')})",
+                f"xs.append({a})",
+                "xs.pop()",
+                f"xs.insert({self.rng.randint(0, 2)}, {a})",
+                "xs.reverse()",
+                "xs.sort()",
+                "xs.sort(key=lambda i: -i)",
+                f"d[{self.key()}] = {a}",
+                f"d.update(k={a})",
+                f"d.setdefault('m', {a})",
+                "d.pop('m', None)",
+                f"xs[1:2] = [{a}, 1]",
+                "xs.extend(gen(2))",
+                f"del xs[{self.rng.randint(0, 3)}]",
+                f"xs += [{a}]",
+                "d = {**d, 'w': len(d)}",
+                f"xs = sorted(xs, reverse={self.pick('True', 'False')})",
             ),
         )
 
@@ -162,25 +202,48 @@ class Writer:
         self.emit(
             indent,
             self.pick(
-                f"x = x + {a} % 7", "x = x * 2 - 1", "x = torch.relu(x)", "x = torch.stack([x, x]).sum(0)", "x = x.clone(); x[0] = 3.0", "x = x.clone(); x.add_(1)",
-                "x = torch.cat([x, x])[: x.shape[0]]", "x = sum([x, x], x)", "x = torch.where(x > 0, x, -x) % 5",
+                f"x = x + {a} % 7",
+                "x = x * 2 - 1",
+                "x = torch.relu(x)",
+                "x = torch.stack([x, x]).sum(0)",
+                "x = x.clone(); x[0] = 3.0",
+                "x = x.clone(); x.add_(1)",
+                "x = torch.cat([x, x])[: x.shape[0]]",
+                "x = sum([x, x], x)",
+                "x = torch.where(x > 0, x, -x) % 5",
             ),
         )
 
     def log(self, indent: int) -> None:
-        self.emit(indent, f"log.append({self.pick(self.integer(1), 'repr(box)', 'str(xs)', 'sorted(map(str, d))', 'tuple(xs)', 'list(zip(xs, d))', 'len(log)')})")
+        values = ("repr(box)", "str(xs)", "sorted(map(str, d))", "tuple(xs)", "list(zip(xs, d))", "len(log)")
+        self.emit(indent, f"log.append({self.pick(self.integer(1), *values)})")
 
     def unpack(self, indent: int) -> None:
-        self.emit(indent, self.pick("a, b = b, a", "a, *r = xs; log.append(r)", "(a, (b, n)) = (1, (n, a))", "*r, b = gen(3); log.append(r)", "a = b = n", "a, b = xs"))
+        self.emit(
+            indent,
+            self.pick(
+                "a, b = b, a",
+                "a, *r = xs; log.append(r)",
+                "(a, (b, n)) = (1, (n, a))",
+                "*r, b = gen(3); log.append(r)",
+                "a = b = n",
+                "a, b = xs",
+            ),
+        )
 
     def comprehension(self, indent: int) -> None:
         c = self.condition()
         self.emit(
             indent,
             self.pick(
-                f"xs = [i + a for i in xs if {c}] + [1, 2]", "d = {k: i for i, k in enumerate(d)}", "log.append([[i * j for j in range(i % 3)] for i in xs])",
-                f"log.append(sorted({{i % 3 for i in xs}}))", "xs = list(map(lambda i: i + 1, xs))", "xs = list(filter(lambda i: i % 2, xs)) or [4]",
-                "xs = [*xs[:3], *gen(1)]", "log.append(dict(zip('ab', xs)))",
+                f"xs = [i + a for i in xs if {c}] + [1, 2]",
+                "d = {k: i for i, k in enumerate(d)}",
+                "log.append([[i * j for j in range(i % 3)] for i in xs])",
+                "log.append(sorted({i % 3 for i in xs}))",
+                "xs = list(map(lambda i: i + 1, xs))",
+                "xs = list(filter(lambda i: i % 2, xs)) or [4]",
+                "xs = [*xs[:3], *gen(1)]",
+                "log.append(dict(zip('ab', xs)))",
             ),
         )
 
@@ -189,8 +252,18 @@ class Writer:
         self.emit(
             indent,
             self.pick(
-                f"STATE['n'] = {a}", f"STATE['items'].append({a})", "TOTAL += 1", f"box.extra_{self.rng.randint(0, 1)} = {a}", "a = STATE['n']", "log.append(len(STATE))",
-                f"Box.count = {a}", "n = Box.count", "log.append(getattr(box, 'extra_0', None))", "log.append(hasattr(box, 'extra_1'))", "n = TOTAL", "STATE.pop('w', 0)",
+                f"STATE['n'] = {a}",
+                f"STATE['items'].append({a})",
+                "TOTAL += 1",
+                f"box.extra_{self.rng.randint(0, 1)} = {a}",
+                "a = STATE['n']",
+                "log.append(len(STATE))",
+                f"Box.count = {a}",
+                "n = Box.count",
+                "log.append(getattr(box, 'extra_0', None))",
+                "log.append(hasattr(box, 'extra_1'))",
+                "n = TOTAL",
+                "STATE.pop('w', 0)",
             ),
         )
 
@@ -203,7 +276,13 @@ class Writer:
 
     def loop(self, indent: int) -> None:
         name = self.name("i")
-        kind = self.pick(f"for {name} in range({self.rng.randint(0, 4)}):", f"for {name} in gen(2):", f"for {name}, _v in list(d.items()):", f"for {name} in xs[:3]:", "while")
+        kind = self.pick(
+            f"for {name} in range({self.rng.randint(0, 4)}):",
+            f"for {name} in gen(2):",
+            f"for {name}, _v in list(d.items()):",
+            f"for {name} in xs[:3]:",
+            "while",
+        )
         if kind == "while":
             self.emit(indent, f"{name} = 0")
             self.emit(indent, f"while {name} < 3:")
@@ -219,11 +298,26 @@ class Writer:
         self.emit(indent, "try:")
         self.block(indent + 1, 2)
         if self.rng.random() < 0.5:
-            self.emit(indent + 1, self.pick("raise KeyError(a)", f"if {self.condition()}: raise Oops(b)", "xs[99]", "d['none']", "1 // 0", "raise Oops(1) from KeyError(2)", "next(iter([]))"))
+            self.emit(
+                indent + 1,
+                self.pick(
+                    "raise KeyError(a)",
+                    f"if {self.condition()}: raise Oops(b)",
+                    "xs[99]",
+                    "d['none']",
+                    "1 // 0",
+                    "raise Oops(1) from KeyError(2)",
+                    "next(iter([]))",
+                ),
+            )
         handlers = self.pick("KeyError", "(IndexError, ZeroDivisionError)", "ValueError", "Exception", "")
         if handlers:
             self.emit(indent, f"except {handlers} as error:")
-            self.emit(indent + 1, "log.append((type(error).__name__, str(error), type(error.__cause__).__name__, getattr(error, 'code', None)))")
+            self.emit(
+                indent + 1,
+                "log.append((type(error).__name__, str(error), type(error.__cause__).__name__)); "
+                "log.append(getattr(error, 'code', None))",
+            )
             self.block(indent + 1, 1)
             if self.rng.random() < 0.15:
                 self.emit(indent + 1, "raise")
@@ -235,7 +329,16 @@ class Writer:
             self.block(indent + 1, 1)
 
     def manager(self, indent: int) -> None:
-        self.emit(indent, self.pick("with Box(a) as w:", "with noted(log, 'u') as w, noted(log, 'v'):", "with box as w:", "with contextlib.suppress(ZeroDivisionError):", "with torch.no_grad():"))
+        self.emit(
+            indent,
+            self.pick(
+                "with Box(a) as w:",
+                "with noted(log, 'u') as w, noted(log, 'v'):",
+                "with box as w:",
+                "with contextlib.suppress(ZeroDivisionError):",
+                "with torch.no_grad():",
+            ),
+        )
         self.block(indent + 1, 2)
         if self.rng.random() < 0.3:
             self.emit(indent + 1, self.pick("xs[50]", "raise KeyError('w')", "1 // 0"))
@@ -244,7 +347,7 @@ class Writer:
         name = self.name("g")
         self.emit(indent, f"def {name}(p, q={self.integer(1)}, *r, s=1, **t):")
         self.emit(indent + 1, "nonlocal n")
-        self.emit(indent + 1, f"n = n + p - q + len(r) + s + len(t)")
+        self.emit(indent + 1, "n = n + p - q + len(r) + s + len(t)")
         self.emit(indent + 1, f"if p > 20: return {self.pick('a', 'xs[0]', 'p')}")
         self.emit(indent + 1, f"return {self.pick('n', 'p * q', 'box.v', '[p, q]', 'sum(r)')}")
         self.emit(indent, f"log.append({name}({self.pick('1', 'a', '*xs[:3]', '2, s=b', '1, 2, 3, z=4', 'q=1, p=2')}))")
@@ -259,14 +362,27 @@ class Writer:
         self.emit(indent + 2, "return a")
         self.emit(indent + 1, f"{self.pick('finally', 'except ValueError')}: log.append('end')")
         self.emit(indent, f"it = {name}({self.rng.randint(0, 4)})")
-        self.emit(indent, self.pick("log.append(list(it))", "log.append(next(it, -1)); it.close()", "log.append([v for v in it])", "log.append(sum(it))",
-                                    "log.append(next(it, None)); log.append(list(it))", "log.append(tuple(zip(it, it)))", "log.append(max(it, default=0))"))
+        self.emit(
+            indent,
+            self.pick(
+                "log.append(list(it))",
+                "log.append(next(it, -1)); it.close()",
+                "log.append([v for v in it])",
+                "log.append(sum(it))",
+                "log.append(next(it, None)); log.append(list(it))",
+                "log.append(tuple(zip(it, it)))",
+                "log.append(max(it, default=0))",
+            ),
+        )
 
     def match(self, indent: int) -> None:
         self.emit(indent, f"match {self.pick('a', 'xs', 'd', 'box', '(a, b)')}:")
         for case in ("case 1 | 2:", "case [p, *_] if p:", "case {'k': p}:", "case Box(v=p):", "case _:"):
             self.emit(indent + 1, case)
-            self.emit(indent + 2, "log.append(('case', a))" if case.startswith(("case 1", "case _")) else "log.append(('case', p))")
+            self.emit(
+                indent + 2,
+                "log.append(('case', a))" if case.startswith(("case 1", "case _")) else "log.append(('case', p))",
+            )
 
     def program(self) -> str:
         self.emit(0, "def program(x, a, b, xs, d, box):")
@@ -284,7 +400,14 @@ def arguments(seed: int, namespace: dict[str, Any]) -> list[Any]:
     rng = random.Random(seed)
     xs = [rng.randint(-5, 9) for _ in range(rng.randint(2, 6))]
     kind = namespace[rng.choice(["Box", "Small"])]
-    return [torch.arange(4.0) - 1, rng.randint(-4, 9), rng.randint(-4, 9), xs, {"k": rng.randint(0, 5), 1: 2}, kind(rng.randint(-3, 6))]
+    return [
+        torch.arange(4.0) - 1,
+        rng.randint(-4, 9),
+        rng.randint(-4, 9),
+        xs,
+        {"k": rng.randint(0, 5), 1: 2},
+        kind(rng.randint(-3, 6)),
+    ]
 
 
 def plain(value: Any) -> Any:
@@ -338,14 +461,14 @@ def untouched(args: list[Any], namespace: dict[str, Any]) -> tuple[Any, Any, int
 
 
 def check(seed: int) -> str:
-    """"same", or what capture does not support. Raises AssertionError on a difference."""
+    """ "same", or what capture does not support. Raises AssertionError on a difference."""
     source = Writer(seed).program()
     expected = outcome(source, seed, False)
     try:
         actual = outcome(source, seed, True)
     except Unsupported as error:
         return error.reason
-    assert actual == expected, f"seed {seed}\n{source[len(PRELUDE):]}\nexpected {expected}\nactual   {actual}"
+    assert actual == expected, f"seed {seed}\n{source[len(PRELUDE) :]}\nexpected {expected}\nactual   {actual}"
     return expected[0][0]
 
 

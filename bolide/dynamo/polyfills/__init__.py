@@ -1,4 +1,5 @@
-"""Behaviour of built-in operations that calls back into the program, written in Python and interpreted like the program itself."""
+"""Behaviour of built-in operations that calls back into the program, written in Python and interpreted like the
+program itself."""
 
 from __future__ import annotations
 

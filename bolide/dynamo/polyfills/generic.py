@@ -1,6 +1,8 @@
-"""Polyfills of built-in functions, operators and protocols. These run in the interpreter: they may use everything it supports, except each other's natives.
+"""Polyfills of built-in functions, operators and protocols. These run in the interpreter: they may use everything it
+supports, except each other's natives.
 
-Functions whose body is `raise NotImplementedError` are primitives: the interpreter answers them itself (see `builtins`).
+Functions whose body is `raise NotImplementedError` are primitives: the interpreter answers them itself (see
+`builtins`).
 """
 
 from __future__ import annotations
@@ -8,28 +10,28 @@ from __future__ import annotations
 from typing import Any
 
 
-def is_lazy(value):  # type: ignore[no-untyped-def]
+def is_lazy(value: Any) -> Any:
     """Whether iterating over `value` runs code of the program (primitive)."""
     raise NotImplementedError
 
 
-def generator_next(generator):  # type: ignore[no-untyped-def]
+def generator_next(generator: Any) -> Any:
     raise NotImplementedError
 
 
-def generator_send(generator, value):  # type: ignore[no-untyped-def]
+def generator_send(generator: Any, value: Any) -> Any:
     raise NotImplementedError
 
 
-def generator_throw(generator, kind, value=None, traceback=None):  # type: ignore[no-untyped-def]
+def generator_throw(generator: Any, kind: Any, value: Any = None, traceback: Any = None) -> Any:
     raise NotImplementedError
 
 
-def generator_iter(generator):  # type: ignore[no-untyped-def]
+def generator_iter(generator: Any) -> Any:
     return generator
 
 
-def generator_close(generator):  # type: ignore[no-untyped-def]
+def generator_close(generator: Any) -> Any:
     try:
         generator_throw(generator, GeneratorExit)
     except (GeneratorExit, StopIteration):
@@ -37,11 +39,11 @@ def generator_close(generator):  # type: ignore[no-untyped-def]
     raise RuntimeError("generator ignored GeneratorExit")
 
 
-def drain(iterable):  # type: ignore[no-untyped-def]
+def drain(iterable: Any) -> Any:
     return [item for item in iterable]  # noqa: C416
 
 
-def iterate(iterable):  # type: ignore[no-untyped-def]
+def iterate(iterable: Any) -> Any:
     if hasattr(type(iterable), "__iter__"):
         iterator = type(iterable).__iter__(iterable)
         if not hasattr(type(iterator), "__next__") or not is_lazy(iterator):
@@ -69,7 +71,7 @@ def drained_call(function: Any, args: Any, kwargs: Any) -> Any:
     return function(*[drain(arg) if is_lazy(arg) else arg for arg in args], **kwargs)
 
 
-def next_item(iterator, *default):  # type: ignore[no-untyped-def]
+def next_item(iterator: Any, *default: Any) -> Any:
     if default:
         try:
             return type(iterator).__next__(iterator)
@@ -78,27 +80,27 @@ def next_item(iterator, *default):  # type: ignore[no-untyped-def]
     return type(iterator).__next__(iterator)
 
 
-def any_item(iterable):  # type: ignore[no-untyped-def]
-    for item in iterable:
+def any_item(iterable: Any) -> Any:
+    for item in iterable:  # noqa: SIM110
         if item:
             return True
     return False
 
 
-def all_items(iterable):  # type: ignore[no-untyped-def]
-    for item in iterable:
+def all_items(iterable: Any) -> Any:
+    for item in iterable:  # noqa: SIM110
         if not item:
             return False
     return True
 
 
-def enumerate_items(iterable, start=0):  # type: ignore[no-untyped-def]
+def enumerate_items(iterable: Any, start: Any = 0) -> Any:
     for item in iterable:
         yield start, item
         start += 1
 
 
-def zip_items(*iterables, strict=False):  # type: ignore[no-untyped-def]
+def zip_items(*iterables: Any, strict: Any = False) -> Any:
     iterators = [iter(iterable) for iterable in iterables]
     while iterators:
         items = []
@@ -116,24 +118,24 @@ def zip_items(*iterables, strict=False):  # type: ignore[no-untyped-def]
         yield tuple(items)
 
 
-def map_items(function, *iterables):  # type: ignore[no-untyped-def]
+def map_items(function: Any, *iterables: Any) -> Any:
     for args in zip(*iterables):
         yield function(*args)
 
 
-def filter_items(function, iterable):  # type: ignore[no-untyped-def]
+def filter_items(function: Any, iterable: Any) -> Any:
     for item in iterable:
-        if (item if function is None else function(item)):
+        if item if function is None else function(item):
             yield item
 
 
-def sum_items(iterable, start=0):  # type: ignore[no-untyped-def]
+def sum_items(iterable: Any, start: Any = 0) -> Any:
     for item in iterable:
         start = start + item
     return start
 
 
-def reduce_items(function, iterable, *initial):  # type: ignore[no-untyped-def]
+def reduce_items(function: Any, iterable: Any, *initial: Any) -> Any:
     iterator = iter(iterable)
     if initial:
         value = initial[0]
@@ -147,11 +149,11 @@ def reduce_items(function, iterable, *initial):  # type: ignore[no-untyped-def]
     return value
 
 
-def stable_order(keys, reverse):  # type: ignore[no-untyped-def]
+def stable_order(keys: Any, reverse: Any) -> Any:
     raise NotImplementedError
 
 
-def sorted_items(iterable, *, key=None, reverse=False):  # type: ignore[no-untyped-def]
+def sorted_items(iterable: Any, *, key: Any = None, reverse: Any = False) -> Any:
     items = list(iterable)
     keys = items if key is None else [key(item) for item in items]
     order = stable_order(keys, reverse)
@@ -170,14 +172,14 @@ def sorted_items(iterable, *, key=None, reverse=False):  # type: ignore[no-untyp
     return [items[index] for index in order]
 
 
-def sort_list(items, *, key=None, reverse=False):  # type: ignore[no-untyped-def]
+def sort_list(items: Any, *, key: Any = None, reverse: Any = False) -> Any:
     items[:] = sorted_items(items, key=key, reverse=reverse)
 
 
 _MISSING = object()
 
 
-def min_item(iterable, *, key=None, default=_MISSING):  # type: ignore[no-untyped-def]
+def min_item(iterable: Any, *, key: Any = None, default: Any = _MISSING) -> Any:
     best = best_key = _MISSING
     for item in iterable:
         item_key = item if key is None else key(item)
@@ -190,7 +192,7 @@ def min_item(iterable, *, key=None, default=_MISSING):  # type: ignore[no-untype
     return best
 
 
-def max_item(iterable, *, key=None, default=_MISSING):  # type: ignore[no-untyped-def]
+def max_item(iterable: Any, *, key: Any = None, default: Any = _MISSING) -> Any:
     best = best_key = _MISSING
     for item in iterable:
         item_key = item if key is None else key(item)
@@ -203,14 +205,14 @@ def max_item(iterable, *, key=None, default=_MISSING):  # type: ignore[no-untype
     return best
 
 
-def getattr_default(owner, name, default):  # type: ignore[no-untyped-def]
+def getattr_default(owner: Any, name: Any, default: Any) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError:
         return default
 
 
-def has_attribute(owner, name):  # type: ignore[no-untyped-def]
+def has_attribute(owner: Any, name: Any) -> Any:
     try:
         getattr(owner, name)
     except AttributeError:
@@ -218,28 +220,29 @@ def has_attribute(owner, name):  # type: ignore[no-untyped-def]
     return True
 
 
-def cached_property_get(owner, function, name):  # type: ignore[no-untyped-def]
+def cached_property_get(owner: Any, function: Any, name: Any) -> Any:
     value = function(owner)
     owner.__dict__[name] = value
     return value
 
 
-def instantiate(cls, args, kwargs):  # type: ignore[no-untyped-def]
+def instantiate(cls: Any, args: Any, kwargs: Any) -> Any:
     made = cls.__new__(cls, *args, **kwargs)
     if isinstance(made, cls):
         type(made).__init__(made, *args, **kwargs)
     return made
 
 
-def truth(value):  # type: ignore[no-untyped-def]
+def truth(value: Any) -> Any:
     cls = type(value)
     if hasattr(cls, "__bool__"):
         return cls.__bool__(value)
     return cls.__len__(value) != 0
 
 
-def equal(left, right):  # type: ignore[no-untyped-def]
-    a, b = type(left), type(right)
+def equal(left: Any, right: Any) -> Any:
+    a: Any = type(left)
+    b: Any = type(right)
     if a is not b and issubclass(b, a):
         result = b.__eq__(right, left)
         if result is NotImplemented:
@@ -251,9 +254,10 @@ def equal(left, right):  # type: ignore[no-untyped-def]
     return left is right if result is NotImplemented else result
 
 
-def unequal(left, right):  # type: ignore[no-untyped-def]
-    a, b = type(left), type(right)
-    result = NotImplemented
+def unequal(left: Any, right: Any) -> Any:
+    a: Any = type(left)
+    b: Any = type(right)
+    result: Any = NotImplemented
     if a.__ne__ is not object.__ne__:
         result = a.__ne__(left, right)
     if result is NotImplemented and b.__ne__ is not object.__ne__:
@@ -261,9 +265,9 @@ def unequal(left, right):  # type: ignore[no-untyped-def]
     return not left == right if result is NotImplemented else result  # noqa: SIM201
 
 
-def binary(left, right, in_place, forward, reflected, symbol):  # type: ignore[no-untyped-def]
+def binary(left: Any, right: Any, in_place: Any, forward: Any, reflected: Any, symbol: Any) -> Any:
     a, b = type(left), type(right)
-    result = NotImplemented
+    result: Any = NotImplemented
     if in_place is not None and hasattr(a, in_place):
         result = getattr(a, in_place)(left, right)
         if result is not NotImplemented:
@@ -282,21 +286,21 @@ def binary(left, right, in_place, forward, reflected, symbol):  # type: ignore[n
     return result
 
 
-def contains(container, item):  # type: ignore[no-untyped-def]
+def contains(container: Any, item: Any) -> Any:
     cls = type(container)
     if hasattr(cls, "__contains__") and not isinstance(container, (list, tuple)):
         return True if cls.__contains__(container, item) else False  # noqa: SIM210
-    for other in container:
+    for other in container:  # noqa: SIM110
         if other is item or other == item:
             return True
     return False
 
 
-def contains_not(container, item):  # type: ignore[no-untyped-def]
+def contains_not(container: Any, item: Any) -> Any:
     return not contains(container, item)
 
 
-def match_keys(subject, keys):  # type: ignore[no-untyped-def]
+def match_keys(subject: Any, keys: Any) -> Any:
     missing = object()
     values = []
     for key in keys:
@@ -310,7 +314,7 @@ def match_keys(subject, keys):  # type: ignore[no-untyped-def]
 _SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 
 
-def match_class(subject, cls, count, names):  # type: ignore[no-untyped-def]
+def match_class(subject: Any, cls: Any, count: Any, names: Any) -> Any:
     if not isinstance(subject, cls):
         return None
     values = []
@@ -333,11 +337,11 @@ def match_class(subject, cls, count, names):  # type: ignore[no-untyped-def]
     return tuple(values)
 
 
-def singledispatch_call(function, args, kwargs):  # type: ignore[no-untyped-def]
+def singledispatch_call(function: Any, args: Any, kwargs: Any) -> Any:
     return function.dispatch(type(args[0]))(*args, **kwargs)
 
 
-def outside_dict_update(target, args, kwargs):  # type: ignore[no-untyped-def]
+def outside_dict_update(target: Any, args: Any, kwargs: Any) -> Any:
     for source in args:
         if hasattr(source, "keys"):
             for key in source.keys():  # noqa: SIM118

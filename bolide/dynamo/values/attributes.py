@@ -28,7 +28,20 @@ _MODULE_SETATTR = torch.nn.Module.__setattr__
 _MODULE_DELATTR = torch.nn.Module.__delattr__
 _SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 # Attributes of tensors that are state of the outside world or of autograd rather than of the value.
-_TENSOR_REFUSED = frozenset("_version data_ptr storage untyped_storage numpy backward retain_grad register_hook share_memory_ set_".split())
+_TENSOR_REFUSED = frozenset(
+    [
+        "_version",
+        "data_ptr",
+        "storage",
+        "untyped_storage",
+        "numpy",
+        "backward",
+        "retain_grad",
+        "register_hook",
+        "share_memory_",
+        "set_",
+    ]
+)
 
 
 class Super:
@@ -71,12 +84,16 @@ def _native(vm: Machine, owner: Any, name: str) -> Any:
 
 def _tensor(vm: Machine, owner: Any, name: str) -> Any:
     if name in _TENSOR_REFUSED:
-        raise Unsupported(f"Tensor.{name} is used", vm.where(), "use it outside the compiled function", operation=f"Tensor.{name}")
+        raise Unsupported(
+            f"Tensor.{name} is used", vm.where(), "use it outside the compiled function", operation=f"Tensor.{name}"
+        )
     if name == "__class__":
         return torch.nn.Parameter if isinstance(owner, torch.nn.Parameter) else torch.Tensor
     place = vm.world.input_place(owner)
     if place is not None and name in ("grad", "requires_grad_"):
-        raise Unsupported(f"Tensor.{name} of an input", vm.where(), "use it outside the compiled function", operation=f"Tensor.{name}")
+        raise Unsupported(
+            f"Tensor.{name} of an input", vm.where(), "use it outside the compiled function", operation=f"Tensor.{name}"
+        )
     vm.trace.where = vm.where()
     try:
         return getattr(owner, name)
@@ -128,7 +145,9 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
         return getattr(found, "__func__", found)
     if type(found) is classmethod:
         return types.MethodType(found.__func__, owner)
-    if vm.world.classes and any(base in vm.world.classes and name in vm.world.classes[base].known for base in owner.__mro__):
+    if vm.world.classes and any(
+        base in vm.world.classes and name in vm.world.classes[base].known for base in owner.__mro__
+    ):
         return found
     value = getattr(owner, name)
     return _class_value(vm, owner, name, value)
@@ -166,7 +185,12 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         return Call(found.fget, [owner])
     if kind in _SLOT_TYPES:
         return _slot(vm, owner, name)
-    if kind is not types.FunctionType and found is not MISSING and hasattr(kind, "__set__") and hasattr(kind, "__get__"):
+    if (
+        kind is not types.FunctionType
+        and found is not MISSING
+        and hasattr(kind, "__set__")
+        and hasattr(kind, "__get__")
+    ):
         return _descriptor(found, owner, cls)
     value = _own_attribute(owner, name)
     if value is not MISSING:
@@ -176,7 +200,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
             if outside:
                 world.rely_on_method(cls, name, found)
                 if name == "forward":
-                    owner.attrs.rely_on_absence(name)
+                    owner.namespace.rely_on_absence(name)
             return types.MethodType(found, owner)
         if kind is staticmethod:
             return found.__func__
@@ -201,7 +225,8 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
 
 
 def _default_of_class(vm: Machine, owner: Any, cls: type, name: str, found: Any) -> Any:
-    """An attribute that instances inherit from their class; an outside instance may get one of its own later, so it is guarded there."""
+    """An attribute that instances inherit from their class; an outside instance may get one of its own later, so it is
+    guarded there."""
     if any(base in vm.world.classes for base in cls.__mro__) and any(
         name in vm.world.classes[base].known for base in cls.__mro__ if base in vm.world.classes
     ):
@@ -233,7 +258,6 @@ def _slot(vm: Machine, owner: Any, name: str) -> Any:
 
 def outside_namespace(vm: Machine, owner: Outside) -> Outside:
     """The `__dict__` of an outside object as a dict that shares its overlay."""
-    assert owner.attrs is not None
     key = id(owner.real.__dict__)
     known = vm.world.seen.get(key)
     if known is None:
@@ -257,11 +281,10 @@ def _descriptor(found: Any, owner: Any, cls: type) -> Any:
 
 def _module_member(vm: Machine, owner: Outside, cls: type, name: str) -> Any:
     """`torch.nn.Module.__getattr__`: parameters, buffers, submodules."""
-    assert owner.attrs is not None
     for holder in ("_parameters", "_buffers", "_modules"):
-        members = owner.attrs.peek(holder)
+        members = owner.namespace.peek(holder)
         if members is not MISSING:
-            value = members.items.peek(name) if type(members) is Outside else members.get(name, MISSING)
+            value = members.dict_items.peek(name) if type(members) is Outside else members.get(name, MISSING)
             if value is not MISSING:
                 return value
     vm.world.rely_on_missing(owner, name)
@@ -295,7 +318,7 @@ def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
     raise AttributeError(f"'super' object has no attribute '{name}'")
 
 
-# ---- writing -------------------------------------------------------------------------------------------------------------------------
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
@@ -319,7 +342,9 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
         vm.world.store_class_attribute(owner, name, value)
         return None
     if cls in CONSTANT_TYPES:
-        raise Unsupported(f"an attribute of {owner!r} is assigned", vm.where(), "assign it outside the compiled function")
+        raise Unsupported(
+            f"an attribute of {owner!r} is assigned", vm.where(), "assign it outside the compiled function"
+        )
     hook = vm.world.lookup(cls, "__setattr__")
     if hook is _MODULE_SETATTR and type(owner) is Outside and _plain_module_store(owner, name, value):
         return None
@@ -329,21 +354,26 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
 
 
 def _plain_module_store(owner: Outside, name: str, value: Any) -> bool:
-    """`torch.nn.Module.__setattr__` for a buffer that is replaced, and for a value that is no parameter, module or buffer."""
-    assert owner.attrs is not None
-    holders = {key: owner.attrs.peek(key) for key in ("_parameters", "_buffers", "_modules")}
+    """`torch.nn.Module.__setattr__` for a buffer that is replaced, and for a value that is no parameter, module or
+    buffer."""
+    holders = {key: owner.namespace.peek(key) for key in ("_parameters", "_buffers", "_modules")}
     if any(type(holder) is not Outside for holder in holders.values()):
         return False
-    inside = [key for key, holder in holders.items() if holder.items.peek(name) is not MISSING]
+    inside = [key for key, holder in holders.items() if holder.dict_items.peek(name) is not MISSING]
     if inside == ["_buffers"] and (value is None or type(value) is TracedTensor):
         holders["_buffers"].items.set(name, value)
         return True
     is_member = isinstance(value, (torch.nn.Parameter, torch.nn.Buffer)) or (
         type(value) is Outside and issubclass(value.cls, torch.nn.Module)
     )
-    if inside or is_member or isinstance(value, torch.nn.Module) or isinstance(getattr(owner.cls, name, None), property):
+    if (
+        inside
+        or is_member
+        or isinstance(value, torch.nn.Module)
+        or isinstance(getattr(owner.cls, name, None), property)
+    ):
         return False
-    owner.attrs.set(name, value)
+    owner.namespace.set(name, value)
     return True
 
 
@@ -381,8 +411,8 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
         overlay = owner.attrs
         if hook is _MODULE_DELATTR and owner.attrs is not None:
             for holder in ("_parameters", "_buffers", "_modules"):
-                members = owner.attrs.peek(holder)
-                if type(members) is Outside and members.items.peek(name) is not MISSING:
+                members = owner.namespace.peek(holder)
+                if type(members) is Outside and members.dict_items.peek(name) is not MISSING:
                     overlay = members.items
         if overlay is None or overlay.peek(name) is MISSING:
             raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
@@ -394,4 +424,12 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
     return None
 
 
-__all__ = ["Super", "default_attribute", "default_store", "delete_attribute", "load_attribute", "load_super", "store_attribute"]
+__all__ = [
+    "Super",
+    "default_attribute",
+    "default_store",
+    "delete_attribute",
+    "load_attribute",
+    "load_super",
+    "store_attribute",
+]

@@ -1,4 +1,5 @@
-"""The outside world of one capture: what was read of it (guards), what it is seen as (overlays), what has to be written to it (effects)."""
+"""The outside world of one capture: what was read of it (guards), what it is seen as (overlays), what has to be
+written to it (effects)."""
 
 from __future__ import annotations
 
@@ -49,14 +50,25 @@ IDENTITY_CONSTANTS: tuple[type, ...] = (
     types.UnionType,
     functools._lru_cache_wrapper,
 )
-EQUAL_CONSTANTS: tuple[type, ...] = (int, float, complex, str, bytes, torch.device, range, torch.Size, torch.finfo, torch.iinfo)
+EQUAL_CONSTANTS: tuple[type, ...] = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.device,
+    range,
+    torch.Size,
+    torch.finfo,
+    torch.iinfo,
+)
 CONSTANT_TYPES = frozenset(IDENTITY_CONSTANTS + EQUAL_CONSTANTS + (slice,))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def is_library_file(filename: str) -> bool:
     """Whether a source file belongs to an installed package, to the standard library or to bolide's own polyfills."""
-    if filename.startswith("<frozen") or filename.startswith(_POLYFILLS):
+    if filename.startswith(("<frozen", _POLYFILLS)):
         return True
     return "site-packages" in filename or filename.startswith(_LIBRARY_ROOTS)
 
@@ -69,7 +81,7 @@ def is_library_namespace(namespace: dict[str, Any]) -> bool:
     return is_library_file(filename)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def is_library_class(cls: type) -> bool:
     module = sys.modules.get(cls.__module__)
     return module is not None and (cls.__module__ == "builtins" or is_library_namespace(module.__dict__))
@@ -79,9 +91,11 @@ _SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 class Overlay:
-    """A dict of the outside world as the captured program sees it: values are wrapped when first read, writes stay here.
+    """A dict of the outside world as the captured program sees it: values are wrapped when first read, writes stay
+    here.
 
-    `complete` is the whole dict once the program has looked at all of it (iteration, len after a write, …); before that, `known` holds the keys
+    `complete` is the whole dict once the program has looked at all of it (iteration, len after a write, …); before
+    that, `known` holds the keys
     that were read or written. `original` remembers what a key was, so that `effects` can tell what changed.
     """
 
@@ -122,7 +136,11 @@ class Overlay:
     def set(self, key: Any, value: Any) -> None:
         """Write; MISSING deletes."""
         if key not in self.original:
-            self.original[key] = self.world.wrap(dict.__getitem__(self.real, key), self.child(self.source, key)) if dict.__contains__(self.real, key) else MISSING
+            self.original[key] = (
+                self.world.wrap(dict.__getitem__(self.real, key), self.child(self.source, key))
+                if dict.__contains__(self.real, key)
+                else MISSING
+            )
         if self.complete is None:
             self.known[key] = value
         elif value is MISSING:
@@ -170,7 +188,9 @@ class Overlay:
         final = self.known if self.complete is None else self.complete
         out = []
         for key, value in final.items():
-            if value is not self.original.get(key, MISSING) and not _same_constant(value, self.original.get(key, MISSING)):
+            if value is not self.original.get(key, MISSING) and not _same_constant(
+                value, self.original.get(key, MISSING)
+            ):
                 out.append((key, value))
         if self.complete is not None:
             out += [(key, MISSING) for key, value in self.original.items() if value is not MISSING and key not in final]
@@ -190,7 +210,8 @@ def _empty_like(real: dict[Any, Any]) -> dict[Any, Any]:
 
 
 class Outside:
-    """A mutable object of the outside world. One per real object and capture, so identity is the real object's identity."""
+    """A mutable object of the outside world. One per real object and capture, so identity is the real object's
+    identity."""
 
     __slots__ = ("__weakref__", "attrs", "cls", "items", "real", "slot_values", "source")
 
@@ -208,20 +229,38 @@ class Outside:
     def slots(self, world: World) -> Overlay:
         """The values of `__slots__` and of C-level attributes, as an overlay of a copy of them."""
         if self.slot_values is None:
-            names = [n for base in self.cls.__mro__ for n, d in base.__dict__.items() if type(d) in _SLOT_TYPES and n != "__dict__"]
+            names = [
+                n
+                for base in self.cls.__mro__
+                for n, d in base.__dict__.items()
+                if type(d) in _SLOT_TYPES and n != "__dict__"
+            ]
             values = {name: getattr(self.real, name) for name in names if hasattr(self.real, name)}
             self.slot_values = world.overlay(values, self.source, attribute_source)
         return self.slot_values
 
-    def describe(self) -> str:
-        return f"Outside({self.cls.__name__})"
+    @property
+    def namespace(self) -> Overlay:
+        """The overlay of an instance that has a `__dict__`."""
+        assert self.attrs is not None
+        return self.attrs
+
+    @property
+    def dict_items(self) -> Overlay:
+        """The overlay of a dict's items."""
+        assert self.items is not None
+        return self.items
 
     # Native code that gets hold of an outside object (inside a container, say) must not mistake it for an ordinary one.
 
     def _refuse(self, *args: Any) -> Any:
-        raise Unsupported(f"native code looks into an outside {self.cls.__name__} object", None, "pass its parts instead")
+        raise Unsupported(
+            f"native code looks into an outside {self.cls.__name__} object", None, "pass its parts instead"
+        )
 
-    __getattr__ = __bool__ = __str__ = __repr__ = __format__ = __lt__ = __le__ = __gt__ = __ge__ = __iter__ = __len__ = _refuse
+    __getattr__ = __bool__ = __str__ = __repr__ = __format__ = __lt__ = __le__ = __gt__ = __ge__ = __iter__ = (
+        __len__
+    ) = _refuse
     __getitem__ = __contains__ = __call__ = __add__ = __radd__ = __enter__ = __reduce_ex__ = _refuse
 
 
@@ -306,7 +345,9 @@ class World:
             self.once.add((cls, name))
             holder = next((base for base in cls.__mro__ if name in base.__dict__), cls)
             if not is_library_class(holder) and holder not in self.classes and getattr(cls, name, None) is function:
-                self.guards.append(Guard(attribute_source(Source("object", None, None, cls), name), "is", function, self.where()))
+                self.guards.append(
+                    Guard(attribute_source(Source("object", None, None, cls), name), "is", function, self.where())
+                )
 
     def rely_on_missing(self, owner: Outside, name: str) -> None:
         """Guard that an outside object has no attribute `name` (unless the program itself has deleted it)."""
@@ -330,9 +371,7 @@ class World:
         Raises Unsupported for tensors that cannot be traced."""
         cls = type(real)
         if cls in CONSTANT_TYPES:
-            if cls is slice:
-                self.guard(source, "is", real)
-            elif cls in _IDENTITY:
+            if cls is slice or cls in _IDENTITY:
                 self.guard(source, "is", real)
             else:
                 self.guard(source, "equals", real)
@@ -376,7 +415,7 @@ class World:
             function = self.wrap(real.func, Source("attr", source, "func"))
             args = self.wrap(real.args, Source("attr", source, "args"))
             keywords = self.wrap(real.keywords, Source("attr", source, "keywords"))
-            return functools.partial(function, *args, **keywords.items.materialise())
+            return functools.partial(function, *args, **keywords.dict_items.materialise())
         if cls.__module__ == "numpy":
             raise Unsupported(f"a NumPy value ({cls.__name__}) is read", self.where(), "pass tensors or Python numbers")
         if not (source.key in _MODULE_INTERNALS and source.kind == "attr" and isinstance(real, dict)):
@@ -403,7 +442,7 @@ class World:
     def _wrap_list(self, real: Any, cls: type, source: Source) -> Any:
         if cls is list and is_constant(tuple(real)):
             self.guard(source, "equals", list(real))
-            copy = list(real)
+            copy: Any = list(real)
         else:
             self.guard(source, "type", cls)
             self.guard(source, "length", len(real))
@@ -498,8 +537,18 @@ class World:
 
 # Attributes that every torch.nn.Module has and that are dicts by its construction.
 _MODULE_INTERNALS = frozenset(
-    "_parameters _buffers _modules _backward_hooks _backward_pre_hooks _forward_hooks _forward_pre_hooks _forward_hooks_with_kwargs "
-    "_forward_hooks_always_called _forward_pre_hooks_with_kwargs".split()
+    [
+        "_parameters",
+        "_buffers",
+        "_modules",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks_with_kwargs",
+    ]
 )
 _IDENTITY = frozenset(IDENTITY_CONSTANTS)
 
@@ -512,16 +561,35 @@ def is_constant(value: Any) -> bool:
     return cls in CONSTANT_TYPES
 
 
-@functools.lru_cache(maxsize=None)
-def _opaque_class(cls: type) -> bool:
-    """Classes of the standard library and of torch whose instances are immutable or mere handles: compared by identity."""
-    if cls.__module__ in ("typing", "contextvars", "_contextvars", "_thread", "operator", "inspect", "logging", "weakref"):
+@functools.cache
+def _opaque_class(cls: Any) -> bool:
+    """Classes of the standard library and of torch whose instances are immutable or mere handles: compared by
+    identity."""
+    if cls.__module__ in (
+        "typing",
+        "contextvars",
+        "_contextvars",
+        "_thread",
+        "operator",
+        "inspect",
+        "logging",
+        "weakref",
+    ):
         return True
-    return cls.__name__ in ("OpOverload", "OpOverloadPacket", "_OpNamespace", "_Ops", "property", "classmethod", "staticmethod")
+    return cls.__name__ in (
+        "OpOverload",
+        "OpOverloadPacket",
+        "_OpNamespace",
+        "_Ops",
+        "property",
+        "classmethod",
+        "staticmethod",
+    )
 
 
 def is_opaque(real: Any) -> bool:
-    return _opaque_class(type(real))
+    cls: Any = type(real)
+    return _opaque_class(cls)
 
 
 def source_name(source: Source) -> str:

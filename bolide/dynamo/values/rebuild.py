@@ -1,4 +1,5 @@
-"""From values back to recipes: how a result, and what was written to the outside world, is rebuilt after the graph has run."""
+"""From values back to recipes: how a result, and what was written to the outside world, is rebuilt after the graph has
+run."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
 
-def make_instance(cls: type, attributes: dict[str, Any], items: Any) -> Any:
-    """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list, set or tuple subclass."""
+def make_instance(cls: Any, attributes: dict[str, Any], items: Any) -> Any:
+    """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
+    set or tuple subclass."""
     if issubclass(cls, tuple):
         made = tuple.__new__(cls, items)
     else:
@@ -127,7 +129,9 @@ class Rebuilder:
             return Recipe("call", types.MethodType, (self.recipe(value.__func__), self.recipe(value.__self__)))
         if cls is functools.partial:
             args = tuple(self.recipe(item) for item in (value.func, *value.args))
-            return Recipe("call", functools.partial, args, tuple((k, self.recipe(v)) for k, v in value.keywords.items()))
+            return Recipe(
+                "call", functools.partial, args, tuple((k, self.recipe(v)) for k, v in value.keywords.items())
+            )
         if cls is types.CellType:
             try:
                 return Recipe("call", types.CellType, (self.recipe(value.cell_contents),))
@@ -162,7 +166,9 @@ class Rebuilder:
     def _instance(self, value: Any, cls: type) -> Recipe:
         module = cls.__module__
         if not cls.__flags__ & (1 << 9):  # not a heap type: an iterator, a view, a C object
-            raise Unsupported(f"a new {module}.{cls.__name__} leaves the function", self.world.where(), "return a list, tuple or dict")
+            raise Unsupported(
+                f"a new {module}.{cls.__name__} leaves the function", self.world.where(), "return a list, tuple or dict"
+            )
         items: Recipe = Recipe("constant", None)
         if isinstance(value, dict):
             items = self._dict(dict(dict.items(value)))
@@ -215,7 +221,7 @@ class Rebuilder:
         return Effect("setitem", target, self.recipe(key), self.recipe(value))
 
 
-def _own_setattr(cls: type) -> bool:
+def _own_setattr(cls: Any) -> bool:
     """Whether assigning an attribute runs code of the class."""
     return cls.__setattr__ not in (object.__setattr__, torch.nn.Module.__setattr__)
 
