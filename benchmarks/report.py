@@ -53,22 +53,15 @@ def steady(rows: list[Row]) -> list[str]:
         ms, worst = result["ms"], result["difference"].get("bolide")
         over_eager.append(ratio(result, "eager"))
         over_torch.append(ratio(result, "torch"))
-        cells = [name, *(number(ms.get(c)) for c in ("eager", "torch", "bolide")), number(over_eager[-1])]
-        lines.append([*cells, number(over_torch[-1]), "–" if worst is None else f"{worst:.1e}"])
+        errors = ["–" if e is None else f"{e:.1e}" for e in (worst, result["rounding"].get("eager"))]
+        times = [number(ms.get(c)) for c in ("eager", "torch", "bolide")]
+        lines.append([name, *times, number(over_eager[-1]), number(over_torch[-1]), *errors])
         problems += [f"- {name}: {c}: {why}" for c, why in result["failed"].items()]
         problems += [f"- {name}: warned: {why}" for why in result["notes"]]
     means = [number(geometric_mean(values)) for values in (over_eager, over_torch)]
     mean = ["**geometric mean**", "", "", "", *means, "", ""]
-    header = [
-        "model",
-        "eager ms",
-        "torch.compile ms",
-        "bolide ms",
-        "× eager",
-        "× torch.compile",
-        "difference",
-        "eager's error",
-    ]
+    header = ["model", "eager ms", "torch.compile ms", "bolide ms", "× eager", "× torch.compile"]
+    header += ["difference", "eager's error"]
     text = [
         "## Steady state",
         "",
