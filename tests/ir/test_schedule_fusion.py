@@ -104,6 +104,11 @@ def test_reductions_over_different_axes_are_kept_apart_with_a_reason() -> None:
     assert [refusal.reason for refusal in graph.refusals] == ["they reduce over different axes"]
 
 
+def test_sums_of_products_are_accumulated() -> None:
+    graph = check(lambda a, b, c: a @ b + (b @ c + a @ c), R(6, 6), R(6, 6), R(6, 6), **LOOSE)
+    assert len(graph.plan.kernels) == 0, graph.plan.text()
+
+
 def test_without_fusion_every_definition_has_its_kernel() -> None:
     inputs = [R(4, 6, 40), R(4, 6, 40), R(40), R(40)]
     with config.patch(fusion=False):
@@ -135,6 +140,8 @@ MORE: list[tuple[Callable[..., Any], list[Any]]] = [
     (lambda x: (x.sum(0), x.mean(0)), [R(65536, 3)]),
     (lambda x: (x.sum((0, 2)), x.any()), [R(128, 5, 300)]),
     (lambda x: x - x.mean(), [R(64, 1024)]),
+    (lambda a, b, c: a @ b + (b @ c + a @ c), [R(6, 6), R(6, 6), R(6, 6)]),
+    (lambda a, b: (a @ b + a).relu(), [R(6, 6), R(6, 6)]),
 ]
 
 

@@ -82,7 +82,9 @@ def _linear(extern: Extern, buffers: Buffers) -> list[Definition] | None:
     if extern.op is aten.addmm.default:
         bias, a, b = extern.args
         scaled = any(factor != 1 for factor in extern.kwargs.values())
-        if scaled or not isinstance(bias, View) or bias.shape != b.shape[1:]:
+        if scaled or not isinstance(bias, View):
+            return None
+        if bias.shape != b.shape[1:] and not (bias.shape == (a.shape[0], b.shape[1]) and _row_major(bias, buffers)):
             return None
     else:
         a, b = extern.args
@@ -93,6 +95,9 @@ def _linear(extern: Extern, buffers: Buffers) -> list[Definition] | None:
     weight = _transposed(b, buffers)
     if not _dense(weight):  # oneDNN then falls back to a loop that is a thousand times slower
         return None
+    if bias is not None and len(bias.shape) == 2:
+        args = (a, bias, weight, None, "add")
+        return [replace(extern, op=torch.ops.mkldnn._linear_pointwise.binary, args=args, kwargs={})]
     args = (a, weight, bias, "none", [], "")
     return [replace(extern, op=torch.ops.mkldnn._linear_pointwise.default, args=args, kwargs={})]
 
@@ -105,6 +110,11 @@ def _transposed(view: View, buffers: Buffers) -> View:
     axes = tuple([f"{view.buffer}_t{i}" for i in range(len(shape))])
     coords = tuple([axis_var(name, extent) for name, extent in zip(axes, shape)])
     return View(view.buffer, shape[::-1], layout.stride[::-1], layout.offset, axes[::-1], coords)
+
+
+def _row_major(view: View, buffers: Buffers) -> bool:
+    _, shape, layout = buffers[view.buffer]
+    return view.stride is None and (layout is None or layout.stride == contiguous_strides(shape))
 
 
 def _dense(view: View) -> bool:

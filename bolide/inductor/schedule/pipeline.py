@@ -11,6 +11,7 @@ from typing import Any
 from bolide.inductor.config import config
 from bolide.inductor.ir.definitions import Extern, Program, View
 from bolide.inductor.plan import Plan
+from bolide.inductor.schedule.accumulate import accumulate_products
 from bolide.inductor.schedule.emit import emit
 from bolide.inductor.schedule.grouping import expand_scatters, group, unit_reads
 from bolide.inductor.schedule.inline import inline
@@ -36,6 +37,7 @@ class Schedule:
 PROGRAM_PASSES: list[tuple[str, Callable[[Program], Program]]] = [
     ("prune", prune),
     ("scatters", expand_scatters),
+    ("accumulate", accumulate_products),
     ("inline", inline),
     ("split", split_reductions),
     ("libraries", choose_libraries),
