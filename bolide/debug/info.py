@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 
-import llvmlite.binding as llvm
 import torch
 
 
 def info() -> dict[str, str]:
     """Names and values: versions, processor, threads, libraries found."""
+    import llvmlite.binding as llvm
+
     features = [name for name, there in llvm.get_host_cpu_features().items() if there]
     return {
         "bolide": importlib.metadata.version("bolide"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import llvmlite.binding as llvm
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -43,6 +41,8 @@ LEVELS = (
 @functools.cache
 def host_target() -> Target:
     """The machine this process runs on."""
+    import llvmlite.binding as llvm
+
     features = llvm.get_host_cpu_features()
     for feature, name, bits, f32, f64, scales in LEVELS:
         if not feature or features.get(feature):

@@ -1,4 +1,4 @@
-"""LLVM IR text to machine code loaded in this process."""
+"""LLVM IR text to machine code loaded in this process. LLVM itself is loaded (60 ms) when it is first needed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import llvmlite.binding as llvm
 
 from bolide.inductor.runtime.openmp import SERIAL, symbol_address
 
@@ -29,6 +27,8 @@ def machine(cpu: str, features: str) -> Any:
     Level 0, which leaves out all the passes that have nothing to do for vectors written out, but with a real register
     allocation: the code is as fast as that of level 1 and takes half the time to make.
     """
+    import llvmlite.binding as llvm
+
     llvm.set_option("bolide", "-optimize-regalloc")
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -38,7 +38,16 @@ def machine(cpu: str, features: str) -> Any:
 
 @functools.cache
 def _jit() -> Any:
+    import llvmlite.binding as llvm
+
     return llvm.create_lljit_compiler(machine("", ""))
+
+
+def warm_up(cpu: str, features: str) -> None:
+    """Load LLVM and make what every compilation needs."""
+    with _lock:
+        machine(cpu, features)
+        _jit()
 
 
 _numbers = itertools.count()
@@ -58,6 +67,8 @@ def with_stand_ins(text: str) -> str:
 
 def load(text: str, exports: Sequence[str], cpu: str, features: str) -> Library:
     """Compile a module and load it. RuntimeError if it calls a function found neither in torch nor in the process."""
+    import llvmlite.binding as llvm
+
     with _lock:
         module = llvm.parse_assembly(with_stand_ins(text))
         builder = llvm.JITLibraryBuilder()
@@ -76,5 +87,7 @@ def load(text: str, exports: Sequence[str], cpu: str, features: str) -> Library:
 
 def assembly(text: str, cpu: str, features: str) -> str:
     """The machine code of a module, for people."""
+    import llvmlite.binding as llvm
+
     with _lock:
         return str(machine(cpu, features).emit_assembly(llvm.parse_assembly(with_stand_ins(text))))
