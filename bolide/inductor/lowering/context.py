@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -231,7 +232,7 @@ class Lowering:
                 self._declare(buffer, wanted)
                 return View(buffer, value.shape, None, None)
             return View(self._copied(value, wanted), value.shape, None, None)
-        names, axes = self.axes(value.shape)
+        names, axes = view_axes(value.shape)
         coords = value.at(axes)
         layout = strided(self.layout_of(value.buffer), coords, axes)
         if layout is None or (wanted is not None and not same_layout(value.shape, layout.stride, wanted)):
@@ -299,6 +300,13 @@ class Lowering:
                 self.layouts[name], self.shapes[name] = layout, shape
             results.append(None if name is None else TensorValue(name, dtype, shape))
         return tuple(results) if several else results[0] if results else None
+
+
+@lru_cache(maxsize=4096)
+def view_axes(shape: Coords) -> tuple[tuple[str, ...], Coords]:
+    """The axes of a View of this shape. They are its own, so the same names serve everywhere."""
+    names = tuple(f"v{dim}" for dim in range(len(shape)))
+    return names, tuple(Expr.var(name, 0, size - 1) for name, size in zip(names, shape))
 
 
 def broadcast(shape: Coords, coords: Coords) -> Coords:
