@@ -137,6 +137,23 @@ def memory(rows: list[Row]) -> list[str]:
     return text + table(header, lines) + notes(problems)
 
 
+def kernels(rows: list[Row]) -> list[str]:
+    lines, problems = [], []
+    for row in rows:
+        result, name = row["result"], title(row["spec"])
+        if "error" in result:
+            problems.append(f"- {name}: {result['error']}")
+        else:
+            lines.append([name, *(str(result[k]) for k in ("operations", "launches", "kernels", "calls"))])
+    text = [
+        "## Kernels",
+        "",
+        "What one step runs: ATen operations become launches of generated kernels and library calls.",
+    ]
+    header = ["model", "operations", "launches", "different kernels", "library calls"]
+    return [*text, "", *table(header, lines), *notes(problems)]
+
+
 def overhead(rows: list[Row]) -> list[str]:
     lines: list[str] = []
     seconds = []
@@ -154,6 +171,9 @@ def overhead(rows: list[Row]) -> list[str]:
                 f"with an empty PATH: {loaded}."
             )
             lines += [f"  - warned: {why}" for why in result["notes"]]
+        elif measurement == "fusion":
+            counts = [f"{name} {got} ({fewest})" for name, (got, fewest) in result["kernels"].items()]
+            lines.append(f"- Kernels, and the fewest possible in brackets: {', '.join(counts)}.")
         else:
             seconds.append(result["seconds"])
     if seconds:
@@ -165,7 +185,8 @@ SECTIONS = (
     (("steady",), steady),
     (("first",), first),
     (("memory",), memory),
-    (("tiny", "imports", "modules"), overhead),
+    (("kernels",), kernels),
+    (("tiny", "imports", "modules", "fusion"), overhead),
 )
 
 

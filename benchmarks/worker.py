@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.models import Workload, build
+from benchmarks.patterns import patterns
 
 Step = Callable[[], Any]
 COMPILERS = ("eager", "bolide", "torch")
@@ -314,7 +315,37 @@ def modules(spec: dict[str, Any]) -> dict[str, Any]:
     return {"loaded": [m for m in ("torch._dynamo", "torch._inductor") if m in sys.modules], "notes": warned}
 
 
-MEASUREMENTS = {f.__name__: f for f in (steady, first, memory, tiny, imports, modules)}
+def fusion(spec: dict[str, Any]) -> dict[str, Any]:
+    """How many kernels the patterns become: {pattern: [kernels, fewest possible]}."""
+    import bolide
+
+    return {
+        "kernels": {
+            name: [bolide.explain(program)(*inputs).kernel_launches, fewest]
+            for name, (program, inputs, fewest) in patterns().items()
+        }
+    }
+
+
+def kernels(spec: dict[str, Any]) -> dict[str, Any]:
+    """What one step of a model runs: operations captured, kernels launched (and different ones), library calls."""
+    import bolide
+
+    workload = prepared(spec)
+    inputs = {**workload.inputs, **(workload.targets if spec["mode"] == "train" else {})}
+    with torch.set_grad_enabled(spec["mode"] == "train"):
+        found = bolide.explain(workload.module)(**inputs)
+    different = {k.llvm_ir for g in found.graphs for k in g.kernels}
+    return {
+        "operations": sum(g.nodes for g in found.graphs),
+        "launches": found.kernel_launches,
+        "kernels": len(different),
+        "calls": sum(e.calls for g in found.graphs for e in g.externs),
+        "breaks": len(found.breaks),
+    }
+
+
+MEASUREMENTS = {f.__name__: f for f in (steady, first, memory, kernels, tiny, imports, modules, fusion)}
 
 
 def main() -> None:
