@@ -56,6 +56,8 @@ def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     value, cls = args
     if type(value) is Generator:
         return isinstance((_ for _ in ()), cls)
+    if type(cls) is type and issubclass(class_of(value), cls):
+        return True
     return isinstance(_real(value), cls)
 
 

@@ -19,6 +19,7 @@ from bolide.dynamo.values.outside import (
     attribute_source,
     is_library_class,
     is_library_namespace,
+    own_namespace,
 )
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
@@ -70,7 +71,7 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return _bound_method(vm, owner, name)
     if cls in CONSTANT_TYPES or cls in (list, dict, set, tuple, frozenset):
         return _native(vm, owner, name)
-    if isinstance(owner, type):
+    if issubclass(cls, type):
         return _class(vm, owner, name)
     return _instance(vm, owner, cls, name)
 
@@ -240,8 +241,7 @@ def _own_attribute(owner: Any, name: str) -> Any:
     """From the instance's `__dict__`, or MISSING."""
     if type(owner) is Outside:
         return MISSING if owner.attrs is None else owner.attrs.peek(name)
-    namespace = getattr(owner, "__dict__", None)
-    return namespace.get(name, MISSING) if type(namespace) is dict else MISSING
+    return own_namespace(owner).get(name, MISSING)
 
 
 def _slot(vm: Machine, owner: Any, name: str) -> Any:
@@ -293,7 +293,7 @@ def _module_member(vm: Machine, owner: Outside, cls: type, name: str) -> Any:
 
 def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
     """`super(cls, owner).name`."""
-    unbound = isinstance(owner, type) and issubclass(owner, cls)
+    unbound = issubclass(type(owner), type) and issubclass(owner, cls)
     start = owner if unbound else (owner.cls if type(owner) is Outside else type(owner))
     mro = start.__mro__
     for base in mro[mro.index(cls) + 1 :]:
@@ -336,7 +336,7 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
     if cls is types.ModuleType:
         vm.world.store_global(owner.__dict__, name, value)
         return None
-    if isinstance(owner, type):
+    if issubclass(cls, type):
         if type(vm.world.lookup(type(owner), "__setattr__")) is types.FunctionType:
             raise Unsupported("an attribute of a class with its own __setattr__ is assigned", vm.where())
         vm.world.store_class_attribute(owner, name, value)
@@ -418,7 +418,7 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
             raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
         overlay.set(name, MISSING)
         return None
-    if isinstance(owner, type):
+    if issubclass(cls, type):
         raise Unsupported(f"an attribute of {owner!r} is deleted", vm.where())
     object.__delattr__(owner, name)
     return None

@@ -217,9 +217,9 @@ class Outside:
 
     def __init__(self, world: World, real: Any, source: Source) -> None:
         self.real, self.source, self.cls = real, source, type(real)
-        namespace = getattr(real, "__dict__", None)
+        namespace = own_namespace(real)
         self.attrs: Overlay | None = None
-        if type(namespace) is dict:
+        if namespace is not _NO_NAMESPACE:
             self.attrs = world.overlay(namespace, source, attribute_source, real)
         self.items: Overlay | None = None
         if isinstance(real, dict):
@@ -272,6 +272,18 @@ class Snapshot:
     def __init__(self, real: Any, source: Source, copy: Any) -> None:
         self.real, self.source, self.copy = real, source, copy
         self.before = list(copy)
+
+
+_NO_NAMESPACE: dict[str, Any] = {}
+
+
+def own_namespace(owner: Any) -> dict[str, Any]:
+    """An instance's `__dict__`, past any `__getattribute__` of its class; an empty dict when it has none."""
+    try:
+        namespace = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return _NO_NAMESPACE
+    return namespace if type(namespace) is dict else _NO_NAMESPACE
 
 
 def attribute_source(base: Source, name: Any) -> Source:

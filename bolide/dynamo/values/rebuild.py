@@ -14,7 +14,7 @@ import torch
 
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.program import Effect, Recipe, Source
-from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, Overlay, World, is_opaque
+from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, Overlay, World, is_opaque, own_namespace
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
@@ -176,7 +176,7 @@ class Rebuilder:
             items = Recipe("list", None, tuple(self.recipe(item) for item in tuple.__iter__(value)))
         elif isinstance(value, (list, set)):
             items = Recipe("list", None, tuple(self.recipe(item) for item in list(value)))
-        attributes = dict(getattr(value, "__dict__", {}))
+        attributes = dict(own_namespace(value))
         for base in cls.__mro__:
             for name, found in base.__dict__.items():
                 if type(found) is types.MemberDescriptorType and hasattr(value, name):
