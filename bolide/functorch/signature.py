@@ -77,7 +77,7 @@ def describe(trace: Trace, outputs: Sequence[TracedTensor]) -> Signature:
     writes: list[Write] = []
     for index in trace.mutated_inputs():
         tensor = trace.inputs[index]
-        with_history = tensor.grad_fn is not None
+        with_history = _has_new_history(tensor, trace.leaves[index])
         writes.append(Write(index, len(results) if with_history else None))
         if with_history:
             results.append(Result(tensor.node, tensor.meta, tensor))
@@ -95,6 +95,14 @@ def describe(trace: Trace, outputs: Sequence[TracedTensor]) -> Signature:
         earlier = first.setdefault(id(tensor), position)
         made.append(placed[id(tensor)] if earlier == position else Output("output", earlier))
     return Signature(tuple(made), tuple(results), tuple(writes))
+
+
+def _has_new_history(tensor: TracedTensor, leaf: TracedTensor) -> bool:
+    """Did a write to an input become part of its history? One that is no leaf has a first step that leads to `leaf`."""
+    step: Any = tensor.grad_fn
+    if step is None or tensor is leaf:
+        return step is not None
+    return all(getattr(following, "variable", None) is not leaf for following, _ in step.next_functions)
 
 
 def _place(trace: Trace, family: list[TracedTensor], results: list[Result]) -> dict[int, Output]:

@@ -208,6 +208,34 @@ def test_write_that_becomes_part_of_the_history() -> None:
         assert_same(one, other)
 
 
+NON_LEAF_WRITES = {
+    "with_history": lambda x: (x.mul_(2).sin(), x),
+    "without": lambda x: (_without_grad(x), x.exp()),
+    "through_a_view": lambda x: (x.view(-1)[1:].mul_(3), x.sum()),
+}
+
+
+def _without_grad(x):
+    with torch.no_grad():
+        x.mul_(2)
+    return x.sin()
+
+
+@pytest.mark.parametrize("name", NON_LEAF_WRITES)
+def test_writes_to_inputs_that_are_no_leaves(name: str) -> None:
+    f = NON_LEAF_WRITES[name]
+    start = torch.randn(2, 3)
+    results = []
+    for h in (f, Compiled(f, [leaf(2, 3) * 1])):
+        w = start.clone().requires_grad_()
+        x = w * 1
+        outs = flat(h(x))
+        loss = sum((out * (index + 1)).sum() for index, out in enumerate(outs)) + x.sum()
+        results.append([x, *outs, torch.autograd.grad(loss, w)[0]])
+    for one, other in zip(*reversed(results)):
+        assert_same(one, other)
+
+
 def test_parameter_written_without_grad() -> None:
     def f(w, g):
         with torch.no_grad():
