@@ -246,7 +246,7 @@ def _own_attribute(owner: Any, name: str) -> Any:
 
 def _slot(vm: Machine, owner: Any, name: str) -> Any:
     if type(owner) is not Outside:
-        return getattr(owner, name)
+        return object.__getattribute__(owner, name)
     if name == "__dict__":
         return outside_namespace(vm, owner)
     overlay = owner.slots(vm.world)
