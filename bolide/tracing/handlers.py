@@ -46,6 +46,10 @@ def classify(func: Any) -> Handler:
     own = _NAMED.get(func.name())
     if own is not None:
         return own
+    if schema.name.startswith("profiler::"):
+        return _unrecorded
+    if schema.name.startswith("aten::_foreach_"):
+        return _foreach
     tags = func.tags
     if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
         return _data_dependent
@@ -94,12 +98,14 @@ def view_of(trace: Trace, tensor: Any, func: Any, *args: Any, **kwargs: Any) -> 
 
 def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     functional, written, dropped = _functional_form(func)
+    targets = [args[slot] if isinstance(slot, int) else kwargs[slot] for slot in written]
+    if not all(isinstance(target, torch.Tensor) for target in targets):
+        raise Unsupported(f"{func} writes lists of tensors", trace.where)
     unwrap = trace.unwrap
     nodes = [unwrap(arg) for arg in args]
     options = {key: unwrap(arg) for key, arg in kwargs.items() if key not in dropped}
     results = trace.call(functional, *nodes, **options)
     results = results if isinstance(results, list) else [results]
-    targets = [args[slot] if isinstance(slot, int) else kwargs[slot] for slot in written]
     for target, result in zip(targets, results):
         if dropped and target.shape != result.meta["val"].shape:
             raise Unsupported(
@@ -107,6 +113,29 @@ def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
             )
         trace.write(target if target.__class__ is TracedTensor else trace.lift(target), result)
     return targets[0] if len(targets) == 1 else tuple(targets)
+
+
+def _foreach(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """An operation on lists of tensors, as the operation on each of them."""
+    name, _, overload = func.name().removeprefix("aten::_foreach_").partition(".")
+    name = {"norm": "linalg_vector_norm"}.get(name, name)
+    packet = getattr(aten, name, None)
+    count = len(args[0])
+    if packet is None or overload.endswith("out") or overload == "ScalarAndTensor":
+        raise Unsupported(f"{func} is not captured", trace.where, "use the operation on each tensor")
+    results = []
+    for position in range(count):
+        own = [arg[position] if _is_per_tensor(arg, count) else arg for arg in args]
+        options = {key: arg[position] if _is_per_tensor(arg, count) else arg for key, arg in kwargs.items()}
+        if name.rstrip("_") in ("addcmul", "addcdiv") and len(own) > 3:
+            options["value"] = own.pop()
+        with trace.recording():
+            results.append(packet(*own, **options))
+    return None if name.endswith("_") else results
+
+
+def _is_per_tensor(arg: Any, count: int) -> bool:
+    return isinstance(arg, (list, tuple)) and len(arg) == count
 
 
 _forms: dict[Any, tuple[Any, list[int | str], set[str]]] = {}
@@ -145,6 +174,11 @@ def _metadata_change(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     raise Unsupported(
         f"{func} changes the shape of a tensor in place", trace.where, "use the function without the underscore"
     )
+
+
+def _unrecorded(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """Marks for the profiler mean nothing in a graph."""
+    return func(*args, **kwargs)
 
 
 def _higher_order(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:

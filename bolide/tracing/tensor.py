@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
-from bolide.tracing.meta import TensorMeta
+from bolide.support.errors import Unsupported
+from bolide.tracing.meta import DataDependent, TensorMeta
 
 if TYPE_CHECKING:
     from bolide.tracing.trace import Trace
@@ -99,6 +100,47 @@ class TracedTensor(torch.Tensor):
         copy = self.clone() if not self.requires_grad else self.detach().clone().requires_grad_(True)
         memo[id(self)] = copy
         return copy  # type: ignore[return-value, unused-ignore]
+
+    def __copy__(self) -> torch.Tensor:
+        return torch.ops.aten.alias.default(self)  # type: ignore[no-any-return]
+
+    # ---- what would go past the recording -------------------------------------------------------------------------
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The same storage without autograd history."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        self._refuse("assigning to Tensor.data", "use copy_() under torch.no_grad()")
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        self._refuse("Tensor.backward", "call backward on the result of the compiled function")
+
+    def data_ptr(self) -> int:
+        raise DataDependent("Tensor.data_ptr", self._trace.where)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise DataDependent("Tensor.numpy", self._trace.where)
+
+    def tolist(self) -> Any:
+        raise DataDependent("Tensor.tolist", self._trace.where)
+
+    def untyped_storage(self) -> Any:
+        raise DataDependent("Tensor.untyped_storage", self._trace.where)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise DataDependent("Tensor.__array__", self._trace.where)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise DataDependent("pickling a tensor", self._trace.where)
+
+    def __format__(self, specification: str) -> str:
+        raise DataDependent("formatting a tensor", self._trace.where)
+
+    def _refuse(self, operation: str, remedy: str) -> None:
+        raise Unsupported(f"{operation} inside a compiled function", self._trace.where, remedy, operation=operation)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

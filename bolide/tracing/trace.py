@@ -80,6 +80,7 @@ class Trace:
 
     def _placeholder(self, name: str, value: Any) -> torch.fx.Node:
         node = self.graph.placeholder(name)
+        node.target = node.name  # unique, as the argument of generated code must be
         if self._last_placeholder is not None:
             self._last_placeholder.append(node)
         else:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from bolide.support.errors import Unsupported
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
 from bolide.tracing.meta import TensorMeta
 
@@ -92,6 +93,8 @@ def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
     if all(meta.device.type == "cpu" and _is_small(meta) for meta in tensors):
         try:
             return by_real_kernel(func, args, kwargs)
+        except Unsupported:
+            raise
         except Exception:
             try:
                 return by_meta_kernel(func, args, kwargs)
@@ -161,6 +164,9 @@ def _zeros_strided(shape: Any, stride: Any, dtype: torch.dtype, device: str) -> 
 
 def _metas(result: Any, device: torch.device) -> Any:
     if isinstance(result, torch.Tensor):
+        if result.layout is not torch.strided or result.is_quantized:
+            kind = "quantised" if result.is_quantized else str(result.layout).removeprefix("torch.")
+            raise Unsupported(f"a {kind} tensor is made")
         return TensorMeta(tuple(result.shape), result.stride(), result.storage_offset(), result.dtype, device)
     if isinstance(result, (tuple, list)):
         return tuple(_metas(item, device) for item in result)
