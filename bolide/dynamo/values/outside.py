@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 
 from bolide.dynamo.guards import tensor_guard
@@ -428,6 +429,9 @@ class World:
             args = self.wrap(real.args, Source("attr", source, "args"))
             keywords = self.wrap(real.keywords, Source("attr", source, "keywords"))
             return functools.partial(function, *args, **keywords.dict_items.materialise())
+        if isinstance(real, numpy.generic):
+            self.guard(source, "equals", real)
+            return real
         if cls.__module__ == "numpy":
             raise Unsupported(f"a NumPy value ({cls.__name__}) is read", self.where(), "pass tensors or Python numbers")
         if not (source.key in _MODULE_INTERNALS and source.kind == "attr" and isinstance(real, dict)):
