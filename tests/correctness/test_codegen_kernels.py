@@ -225,6 +225,24 @@ def test_gather_scatter_and_masks() -> None:
     torch.testing.assert_close(buffers["w"], torch.bincount(index, minlength=rows).float())
 
 
+@pytest.mark.parametrize("dtype", [f32, torch.float64, torch.bfloat16, torch.bool, i64], ids=str)
+@pytest.mark.parametrize("stride", [-3, -1, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("n", [5, 16, 37])
+def test_strides(stride: int, dtype: torch.dtype, n: int) -> None:
+    i = var("i", n)
+    room = abs(stride) * (n - 1) + 1
+    place = i * stride if stride > 0 else (i - (n - 1)) * stride
+    mask = op("ne", Node.make("index", i64, (), i), const(2, i64), dtype=torch.bool)
+    body = (
+        loop("vector", "i", n, store("y", i, load("x", place, dtype))),
+        loop("vector", "i", n, store("z", place, load("x", i, dtype), mask, masked=True)),
+    )
+    params = (param("x", room, dtype), param("y", n, dtype, "out"), param("z", room, dtype, "inout"))
+    x = torch.randn(room).to(dtype) if dtype != torch.bool else torch.randn(room) > 0
+    for name, mine, expected in both(Kernel("k", params, body), {"x": x, "y": x[:n].clone(), "z": x.clone()}):
+        assert torch.equal(mine, expected), name
+
+
 def test_transpose_and_scratch() -> None:
     rows, cols = 30, 45
     r, c = var("r", rows), var("c", cols)

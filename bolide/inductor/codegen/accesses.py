@@ -15,16 +15,20 @@ from bolide.symbolic import Expr
 
 Shape = Literal["one", "run", "lanes"]
 
+#: Lanes at most so far apart, and within so many elements, are taken out of whole vectors, not gathered one by one.
+NEAR, SPAN = 4, 64
+
 
 @dataclass(slots=True)
 class Place:
     """Where an access goes. ``one``: `pointer` is the same in all lanes; ``run``: `pointer` is the first lane's, the
-    others follow it; ``lanes``: a vector of pointers.
+    others follow at a distance of `stride` elements (1, -1 or up to `NEAR`); ``lanes``: a vector of pointers.
     `distinct`: no two lanes share an element."""
 
     shape: Shape
     pointer: Value
     distinct: bool
+    stride: int = 1
 
 
 def resolve(names: Names, access: Access, src: tuple[Node, ...], values: tuple[Value, ...]) -> Expr:
@@ -67,8 +71,8 @@ def place(names: Names, buffer: str, index: Expr) -> Place:
     if not varying:
         return Place("one", pointer(names, buffer, index.terms, index.offset), False)
     stride = index.coefficient(names.vector) if names.vector is not None and varying == {names.vector} else None
-    if stride is not None and stride.is_const and stride.value == 1:
-        return Place("run", pointer(names, buffer, index.terms, index.offset), True)
+    if stride is not None and stride.is_const and _is_near(stride.value, names.lanes):
+        return Place("run", pointer(names, buffer, index.terms, index.offset), True, stride.value)
     same = tuple(t for t in index.terms if all(names.varying.isdisjoint(atom.free_vars) for atom in t[0]))
     rest = tuple(t for t in index.terms if t not in same)
     base = pointer(names, buffer, same, index.offset)
@@ -78,6 +82,10 @@ def place(names: Names, buffer: str, index: Expr) -> Place:
     return Place("lanes", addresses, stride is not None and stride.is_const)
 
 
+def _is_near(stride: int, lanes: int) -> bool:
+    return stride in (1, -1) or (1 < stride <= NEAR and stride * lanes <= SPAN)
+
+
 def prepare(names: Names, access: Access, changing: frozenset[str]) -> None:
     """Compute the part of a direct access's address that does not change in a loop."""
     terms = tuple(t for t in access.index.terms if all(changing.isdisjoint(atom.free_vars) for atom in t[0]))
@@ -85,10 +93,6 @@ def prepare(names: Names, access: Access, changing: frozenset[str]) -> None:
         outer = terms if len(terms) < len(access.index.terms) else ()
         if outer and all(names.varying.isdisjoint(atom.free_vars) for mono, _ in outer for atom in mono):
             pointer(names, access.buffer, outer, access.index.offset)
-
-
-def _alignment(names: Names, buffer: str) -> int:
-    return names.types[buffer].itemsize
 
 
 def _active(names: Names, mask: Value | None) -> Value | None:
@@ -117,26 +121,16 @@ def load(names: Names, node: Node, values: tuple[Value, ...]) -> Value:
     mask = values[-1] if access.masked else None
     where = place(names, access.buffer, resolve(names, access, node.src, values))
     kind = MEMORY[names.types[access.buffer]]
-    align = _alignment(names, access.buffer)
     if where.shape == "one":
-        result = _load_one(names, where.pointer, mask, kind, align)
+        result = _load_one(names, where.pointer, mask, kind)
     else:
-        active = _active(names, mask)
-        lanes = names.lanes
-        if where.shape == "run" and active is None:
-            result = b.emit(f"load {llvm_type(kind, lanes)}, {where.pointer}, align {align}", kind, lanes)
-        else:
-            active = active or b.const(1, "i1", lanes)
-            name = "load" if where.shape == "run" else "gather"
-            suffix = f"{mangle(kind, lanes)}.{mangle('ptr', where.pointer.lanes)}"
-            arguments = (where.pointer, b.const(align, "i32"), active, Value(b, "zeroinitializer", kind, lanes))
-            result = b.call(f"llvm.masked.{name}.{suffix}", arguments, kind, lanes)
+        result = _read(names, where, _active(names, mask), kind)
     return b.compare("icmp ne", result, 0) if node.dtype == torch.bool else result
 
 
-def _load_one(names: Names, address: Value, mask: Value | None, kind: str, align: int) -> Value:
+def _load_one(names: Names, address: Value, mask: Value | None, kind: str) -> Value:
     """One element for all lanes; 0 where `mask` is off, and no access where it is off in all lanes."""
-    b = names.b
+    b, align = names.b, BITS[kind] // 8
     if mask is None:
         return b.emit(f"load {kind}, {address}, align {align}", kind)
     some = mask if mask.lanes == 1 else b.call(f"llvm.vector.reduce.or.{mangle('i1', mask.lanes)}", (mask,), "i1")
@@ -168,17 +162,35 @@ def store(names: Names, statement: Store, value: Value, values: tuple[Value, ...
 
 
 def _read(names: Names, where: Place, active: Value | None, kind: str) -> Value:
-    b, lanes, align = names.b, names.lanes, BITS[kind] // 8
-    if where.shape == "run" and active is None:
-        return b.emit(f"load {llvm_type(kind, lanes)}, {where.pointer}, align {align}", kind, lanes)
-    suffix = f"{mangle(kind, lanes)}.{mangle('ptr', where.pointer.lanes)}"
-    arguments = (
-        where.pointer,
-        b.const(align, "i32"),
-        active or b.const(1, "i1", lanes),
-        Value(b, "zeroinitializer", kind, lanes),
-    )
-    return b.call(f"llvm.masked.{'load' if where.shape == 'run' else 'gather'}.{suffix}", arguments, kind, lanes)
+    """One element per lane; 0 where a lane is off."""
+    b, lanes = names.b, names.lanes
+    if where.shape == "run" and where.stride == 1 and active is None:
+        return b.emit(f"load {llvm_type(kind, lanes)}, {where.pointer}, align {BITS[kind] // 8}", kind, lanes)
+    if where.shape == "run" and where.stride != 1:
+        address, order, mask = _spread(names, where, active, kind)
+        return b.shuffle(_masked_read(address, mask, kind), order)
+    return _masked_read(where.pointer, active or b.const(1, "i1", lanes), kind)
+
+
+def _masked_read(address: Value, mask: Value, kind: str) -> Value:
+    """A masked load (one address) or gather (an address per lane)."""
+    b = address.b
+    name = f"llvm.masked.{'load' if address.lanes == 1 else 'gather'}"
+    suffix = f"{mangle(kind, mask.lanes)}.{mangle('ptr', address.lanes)}"
+    arguments = (address, b.const(BITS[kind] // 8, "i32"), mask, Value(b, "zeroinitializer", kind, mask.lanes))
+    return b.call(f"{name}.{suffix}", arguments, kind, mask.lanes)
+
+
+def _spread(names: Names, where: Place, active: Value | None, kind: str) -> tuple[Value, list[int], Value]:
+    """(address of the lowest element, position of each lane from there on, mask over all elements in between)."""
+    b, lanes, stride = names.b, names.lanes, where.stride
+    if stride == -1:
+        order = list(range(lanes - 1, -1, -1))
+        address = b.emit(f"getelementptr {kind}, {where.pointer}, i64 {1 - lanes}", "ptr")
+        return address, order, b.const(1, "i1", lanes) if active is None else b.shuffle(active, order)
+    order = list(range(0, lanes * stride, stride))
+    active = active or b.const(1, "i1", lanes)
+    return where.pointer, order, b.apart(active, stride)
 
 
 def _write(names: Names, where: Place, value: Value, active: Value | None, kind: str) -> None:
@@ -190,13 +202,17 @@ def _write(names: Names, where: Place, value: Value, active: Value | None, kind:
         if active is not None:
             address = b.select(active, address, _nowhere(names))
         b.do(f"store {value}, {address}, align {align}")
-    elif where.shape == "run" and active is None:
+        return
+    if where.shape == "run" and where.stride == 1 and active is None:
         b.do(f"store {value}, {address}, align {align}")
-    else:
-        name = "store" if where.shape == "run" else "scatter"
-        suffix = f"{mangle(kind, names.lanes)}.{mangle('ptr', address.lanes)}"
-        active = active or b.const(1, "i1", names.lanes)
-        b.call_void(f"llvm.masked.{name}.{suffix}", (value, address, b.const(align, "i32"), active))
+        return
+    mask = active or b.const(1, "i1", names.lanes)
+    if where.shape == "run" and where.stride != 1:
+        address, order, mask = _spread(names, where, active, kind)
+        value = b.shuffle(value, order) if where.stride < 0 else b.apart(value, where.stride)
+    suffix = f"{mangle(kind, mask.lanes)}.{mangle('ptr', address.lanes)}"
+    name = f"llvm.masked.{'store' if address.lanes == 1 else 'scatter'}.{suffix}"
+    b.call_void(name, (value, address, b.const(align, "i32"), mask))
 
 
 def _add(old: Value, new: Value, dtype: torch.dtype) -> Value:
@@ -218,7 +234,7 @@ def _add_by_lane(
     for lane in range(lanes):
         address = where.pointer if where.shape != "lanes" else b.extract(where.pointer, lane)
         if where.shape == "run" and lane:
-            address = b.emit(f"getelementptr {kind}, {address}, i64 {lane}", "ptr")
+            address = b.emit(f"getelementptr {kind}, {address}, i64 {lane * where.stride}", "ptr")
         if active is not None:
             address = b.select(b.extract(active, lane), address, _nowhere(names))
         element = b.extract(value, lane)

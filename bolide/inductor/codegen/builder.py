@@ -207,6 +207,13 @@ class Builder:
             f"shufflevector {value}, {value.type} poison, <{len(order)} x i32> <{mask}>", value.scalar, len(order)
         )
 
+    def apart(self, value: Value, stride: int) -> Value:
+        """The lanes of `value` `stride` lanes apart, with zeros in between."""
+        lanes = value.lanes
+        mask = ", ".join(f"i32 {lanes if j % stride else j // stride}" for j in range(lanes * stride))
+        operands = f"{value}, {value.type} zeroinitializer, <{lanes * stride} x i32> <{mask}>"
+        return self.emit(f"shufflevector {operands}", value.scalar, lanes * stride)
+
     def concat(self, left: Value, right: Value) -> Value:
         total = left.lanes + right.lanes
         mask = ", ".join(f"i32 {index}" for index in range(total))
