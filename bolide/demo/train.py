@@ -17,7 +17,6 @@ from torch import nn
 import bolide
 from bolide.demo.model import CharGPT, Size
 from bolide.demo.text import Text
-from bolide.inductor.runtime.pool import POOL
 
 COMPILERS: dict[str, Callable[[nn.Module], Callable[..., torch.Tensor]]] = {
     "eager": lambda model: model,
@@ -109,7 +108,6 @@ def measure_peaks(lanes: list[Lane], text: Text, settings: Settings, repeats: in
         for _ in range(repeats):
             for other in lanes:
                 other.optimizer.zero_grad(set_to_none=True)
-            POOL.release()
             peaks.append(peak_bytes(functools.partial(one_pass, lane, text), settings.device))
         known = [p for p in peaks if p is not None]
         lane.peak = int(statistics.median(known)) if known else None

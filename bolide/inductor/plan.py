@@ -29,14 +29,12 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """`name` is a new tensor. With `place` it lies at that byte of the call's arena, and only kernels may use it; else
-    torch allocates it."""
+    """`name` is a new tensor."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[Dim, ...]
     stride: tuple[Dim, ...]
-    place: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +100,11 @@ class Plan:
     steps: list[Step]
     results: tuple[Any, ...]
     kernels: list[Kernel]
-    arena_bytes: int = 0
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def text(self) -> str:
         """The plan for people, one step a line."""
-        lines = [f"plan({', '.join(self.inputs)})  # arena {self.arena_bytes} bytes"]
+        lines = [f"plan({', '.join(self.inputs)})"]
         lines += [f"  {_step_text(step, self.kernels)}" for step in self.steps]
         return "\n".join([*lines, f"  return {', '.join(_value_text(r) for r in self.results)}"])
 
@@ -159,8 +156,7 @@ def _value_text(value: Any) -> str:
 
 def _step_text(step: Step, kernels: list[Kernel]) -> str:
     if isinstance(step, Alloc):
-        place = "" if step.place is None else f" at {step.place}"
-        return f"{step.name} = alloc {step.dtype} {_value_text(step.shape)} strides {_value_text(step.stride)}{place}"
+        return f"{step.name} = alloc {step.dtype} {_value_text(step.shape)} strides {_value_text(step.stride)}"
     if isinstance(step, View):
         shape, stride, offset = map(_value_text, (step.shape, step.stride, step.offset))
         return f"{step.name} = view {step.base} {shape} strides {stride} offset {offset}"

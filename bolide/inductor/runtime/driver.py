@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bolide.inductor.plan import Alloc, Call, Copy, Dim, Free, Launch, Plan, Ref, Step, View
-from bolide.inductor.runtime import externs, pool
+from bolide.inductor.runtime import externs
 from bolide.symbolic import Expr
 
 Bind = Callable[[Sequence[tuple[int, tuple[int, ...]]]], Callable[..., None]]
@@ -53,7 +53,6 @@ def build(
     """
     writer = _Writer(plan, bind)
     writer.names.update(plan.constants)
-    placed = {step.name: step.place for step in plan.steps if isinstance(step, Alloc) and step.place is not None}
     _prologue(writer)
     for chunk in _chunks(plan.steps, clock is not None):
         if clock is not None and isinstance(chunk, (list, Call)):
@@ -61,13 +60,11 @@ def build(
             writer.names.update(_now=time.perf_counter, _tick=clock.append)
             writer.lines.append("start = _now()")
         if isinstance(chunk, list):
-            _launches(writer, chunk, placed)
+            _launches(writer, chunk)
         else:
-            _step(writer, chunk, placed)
+            _step(writer, chunk)
         if clock is not None and isinstance(chunk, (list, Call)):
             writer.lines.append(f"_tick(({label!r}, _now() - start))")
-    if plan.arena_bytes:
-        writer.lines.append("_give(arena)")
     results = "".join(f"{_value(writer, r)}, " for r in plan.results)
     writer.lines.append(f"return ({results})")
     source = "def call(inputs):\n" + "".join(f"    {line}\n" for line in writer.lines)
@@ -82,10 +79,6 @@ def _prologue(writer: _Writer) -> None:
     if plan.inputs:
         writer.lines.append(f"{', '.join(plan.inputs)}, = inputs")
         writer.lines.append("inputs.clear()")
-    if plan.arena_bytes:
-        writer.names.update(_take=pool.POOL.take, _give=pool.POOL.give)
-        writer.lines.append(f"arena = _take({plan.arena_bytes})")
-        writer.lines.append("base = arena.data_ptr()")
 
 
 def _chunks(steps: list[Step], single: bool) -> list[Step | list[Launch]]:
@@ -109,7 +102,7 @@ def _chunks(steps: list[Step], single: bool) -> list[Step | list[Launch]]:
                 close()
         elif isinstance(step, Free) and run:
             frees.append(step)
-        elif isinstance(step, Alloc) and (step.place is not None or not frees):
+        elif isinstance(step, Alloc) and not frees:
             chunks.append(step)
         else:
             close()
@@ -118,25 +111,23 @@ def _chunks(steps: list[Step], single: bool) -> list[Step | list[Launch]]:
     return chunks
 
 
-def _launches(writer: _Writer, run: list[Launch], placed: dict[str, int]) -> None:
+def _launches(writer: _Writer, run: list[Launch]) -> None:
     arguments: dict[str, int] = {}
     calls = []
     for launch in run:
-        texts = [f"base + {placed[a]}" if a in placed else f"{a}.data_ptr()" for a in launch.arguments]
+        texts = [f"{argument}.data_ptr()" for argument in launch.arguments]
         texts += [_dim(size) for size in launch.sizes]
         calls.append((launch.kernel, tuple([arguments.setdefault(text, len(arguments)) for text in texts])))
     function = writer.bind(calls)
     writer.lines.append(f"{writer.constant('run', function)}({', '.join(arguments)})")
 
 
-def _step(writer: _Writer, step: Step, placed: dict[str, int]) -> None:
+def _step(writer: _Writer, step: Step) -> None:
     if isinstance(step, Alloc):
-        if step.place is None:
-            writer.names["_empty"] = torch.empty_strided
-            dtype = writer.constant("dtype", step.dtype)
-            writer.lines.append(
-                f"{step.name} = _empty({_dims(step.shape)}, {_dims(step.stride)}, dtype={dtype}, device='cpu')"
-            )
+        writer.names["_empty"] = torch.empty_strided
+        dtype = writer.constant("dtype", step.dtype)
+        sizes = f"{_dims(step.shape)}, {_dims(step.stride)}"
+        writer.lines.append(f"{step.name} = _empty({sizes}, dtype={dtype}, device='cpu')")
     elif isinstance(step, View):
         writer.names["_view"] = torch.as_strided
         offset = _dim(step.offset)
@@ -148,7 +139,7 @@ def _step(writer: _Writer, step: Step, placed: dict[str, int]) -> None:
     elif isinstance(step, Copy):
         writer.lines.append(f"{step.target}.copy_({step.source})")
     elif isinstance(step, Free):
-        names = [name for name in step.names if name not in placed and name not in writer.plan.constants]
+        names = [name for name in step.names if name not in writer.plan.constants]
         if names:
             writer.lines.append(f"del {', '.join(names)}")
     else:
