@@ -112,6 +112,15 @@ def test_an_index_out_of_range_raises_as_eager_does(index):
         evaluate(lower(gm), [weight, index])
 
 
+def test_gather_out_of_range_raises_as_eager_does():
+    x, index = torch.randn(4, 2), torch.tensor([[4, 0]])
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        aten.gather.default(x, 0, index)
+    gm, _, _ = graph_of(aten.gather.default, (x, 0, torch.tensor([[3, 0]])), {})
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        evaluate(lower(gm), [x, index])
+
+
 def test_an_op_without_lowering_is_a_call_with_eagers_strides():
     x = torch.randn(4, 5).t()
     program, results, expected = run_op(aten.sort.default, x, 0)

@@ -23,18 +23,18 @@ from bolide.symbolic import Expr
 aten = torch.ops.aten
 
 _library = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("check_index(Tensor bad, str message) -> ()")  # type: ignore[no-untyped-call]
+_library.define("check_index(Tensor bad, str message, bool index_error) -> ()")  # type: ignore[no-untyped-call]
 
 
-def _check_index(bad: torch.Tensor, message: str) -> None:
-    """Raises IndexError if `bad`, a 0-dim bool tensor, is true."""
+def _check_index(bad: torch.Tensor, message: str, index_error: bool) -> None:
+    """Raises eager's class of error, IndexError or RuntimeError, if `bad`, a 0-dim bool tensor, is true."""
     if bad.item():
-        raise IndexError(message)
+        raise IndexError(message) if index_error else RuntimeError(message)
 
 
 _library.impl("check_index", _check_index, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
-_BOUNDS = "index out of bounds for its dimension"
+_BOUNDS = "index is out of bounds for its dimension"
 
 IndexReader = Callable[[Coords], Node]
 
@@ -51,9 +51,10 @@ def checked_index(
     wraps: bool = True,
     ignore: int | None = None,
     what: str = "index out of range in self",
+    index_error: bool = True,
 ) -> IndexReader:
     """A reader of `index` as places 0 … size - 1. `wraps`: negative ones count from the end. `ignore`: this value is
-    allowed and reads place 0."""
+    allowed and reads place 0. `what`, `index_error`: message and class (else RuntimeError) of the error eager raises."""
     length, zero = sc.index(size), sc.const(0, torch.int64)
     last = sc.index(Expr.max(size - 1, 0))
 
@@ -75,7 +76,7 @@ def checked_index(
     if key not in ctx.checked and not any(extent is ZERO for extent in index.shape) and not _decided(ctx, index, bad):
         ctx.checked.add(key)
         flag = reduction(ctx, index, tuple(range(len(index.shape))), "any", bad, torch.bool, hint="check")
-        ctx.effect(torch.ops.bolide.check_index.default, flag, what)
+        ctx.effect(torch.ops.bolide.check_index.default, flag, what, index_error)
 
     def read(coords: Coords) -> Node:
         return sc.minimum(sc.maximum(wrapped(raw(coords)), zero), last)
@@ -238,7 +239,7 @@ def gather(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, *, spars
     if not x.shape or not index.shape or numel(x.shape) is ZERO:
         return EXTERN
     dim %= len(x.shape)
-    place = checked_index(ctx, index, x.shape[dim], wraps=False, what=_BOUNDS)
+    place = checked_index(ctx, index, x.shape[dim], wraps=False, what=_BOUNDS, index_error=False)
     row = operand_var(0, x.shape[dim])
     return ctx.compute(
         *ctx.out, lambda coords: x.load_indirect((*coords[:dim], row, *coords[dim + 1 :]), (place(coords),))
@@ -253,7 +254,7 @@ def _scattered(
     if not x.shape or not index.shape or numel(x.shape) is ZERO or rounds:
         return EXTERN
     dim %= len(x.shape)
-    place = checked_index(ctx, index, x.shape[dim], wraps=False, what=_BOUNDS)
+    place = checked_index(ctx, index, x.shape[dim], wraps=False, what=_BOUNDS, index_error=False)
     row = operand_var(0, x.shape[dim])
     return ctx.scatter(x, index.shape, lambda axes: ((*axes[:dim], row, *axes[dim + 1 :]), (place(axes),)), value, mode)
 
