@@ -6,20 +6,23 @@
 
 from __future__ import annotations
 
-from bolide import dynamo, functorch, inductor
-from bolide.compiling import compile, list_backends
-from bolide.debug.explain import explain
-from bolide.dynamo.disabling import disable
-from bolide.dynamo.state import is_compiling, is_dynamo_compiling
-from bolide.support.caches import reset
-from bolide.support.errors import (
-    BolideError,
-    BolideWarning,
-    CompileError,
-    RecompileError,
-    Unsupported,
-)
-from bolide.tracing import keep_dynamo_out
+from bolide.support.garbage import collector_paused
+
+with collector_paused():  # a collection of all that torch has made takes longer than these imports
+    from bolide import dynamo, functorch, inductor
+    from bolide.compiling import compile, list_backends
+    from bolide.debug.explain import explain
+    from bolide.dynamo.disabling import disable
+    from bolide.dynamo.state import is_compiling, is_dynamo_compiling
+    from bolide.support.caches import reset
+    from bolide.support.errors import (
+        BolideError,
+        BolideWarning,
+        CompileError,
+        RecompileError,
+        Unsupported,
+    )
+    from bolide.tracing import keep_dynamo_out
 
 __version__ = "0.1.0"
 
