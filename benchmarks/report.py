@@ -181,6 +181,37 @@ def overhead(rows: list[Row]) -> list[str]:
     return ["## Overhead", "", *lines, ""]
 
 
+def summary(rows: dict[str, Row]) -> list[str]:
+    """One row for each float32 model: what the other sections say in full."""
+    models = {(r["spec"]["model"], r["spec"]["scale"]): None for r in rows.values() if r["measurement"] in TIMED}
+
+    def result(measurement: str, model: tuple[str, str], mode: str, compiler: str = "") -> Row:
+        name, scale = model
+        return rows.get(f"{measurement}/{name}/{scale}/{mode}/float32/{compiler}/", {}).get("result", {})
+
+    def speed(model: tuple[str, str], mode: str) -> list[str]:
+        found = result("steady", model, mode)
+        return [number(ratio(found, "eager")), number(ratio(found, "torch"))]
+
+    def start(model: tuple[str, str], mode: str) -> str:
+        seconds = (result("first", model, mode, c).get("compile") for c in ("bolide", "torch"))
+        return " / ".join(map(number, seconds))
+
+    def peak(model: tuple[str, str]) -> str:
+        eager, fast = (result("memory", model, "train", c).get("step") for c in ("eager", "bolide"))
+        return number(fast / eager) if fast and eager else "–"
+
+    header = ["model", "inference: × eager", "× torch.compile", "train: × eager", "× torch.compile"]
+    header += ["compile s: inference, bolide / torch.compile", "train", "peak memory of eager's"]
+    lines = []
+    for model in models:
+        speeds = [*speed(model, "inference"), *speed(model, "train")]
+        starts = [start(model, mode) for mode in ("inference", "train")]
+        lines.append([f"{model[0]} ({model[1]})", *speeds, *starts, peak(model)])
+    return ["## Summary (float32)", "", *table(header, lines)]
+
+
+TIMED = ("steady", "first", "memory")
 SECTIONS = (
     (("steady",), steady),
     (("first",), first),
@@ -204,6 +235,7 @@ def render(data: dict[str, Any]) -> str:
         f"load average during the run {min(loads):.1f} to {max(loads):.1f}.",
         "",
     ]
+    lines += summary(data["rows"])
     for measurements, section in SECTIONS:
         rows = [row for row in data["rows"].values() if row["measurement"] in measurements]
         if rows:

@@ -269,7 +269,6 @@ def release_pool() -> None:
     """Gives back what bolide keeps for its buffers from call to call, so that a step's peak includes it."""
 
 
-
 def tiny(spec: dict[str, Any]) -> dict[str, Any]:
     """Microseconds of a call of `lambda x: x + 1` on 16 elements, interleaved."""
     x = torch.ones(16)
