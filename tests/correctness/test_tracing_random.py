@@ -1,0 +1,103 @@
+"""Random numbers of traced programs: the generator, its distributions, repeatability; torch._dynamo stays out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+import torch.nn.functional as F
+
+from bolide.tracing import Trace, rng
+
+
+def test_philox_known_answers() -> None:
+    """The first two vectors of the authors' own test file (Random123, kat_vectors), as far as our counters reach."""
+    words = [int(word[0]) for word in rng.philox_words(0, 0, 1)]
+    assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+
+
+def _traced(program: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.fx.GraphModule:
+    trace = Trace()
+    with trace.recording():
+        result: Any = program(trace.input(x, "x"))
+    trace.graph.output(result.node)
+    meta = result.node.meta["val"]
+    module = torch.fx.GraphModule(trace.constants, trace.graph)
+    told, wanted = module(x), program(x)
+    assert (meta.shape, meta.stride, meta.dtype) == (tuple(wanted.shape), wanted.stride(), wanted.dtype)
+    assert (told.shape, told.dtype) == (wanted.shape, wanted.dtype)
+    return module
+
+
+#: program, expected mean and standard deviation
+DISTRIBUTIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float, float]] = {
+    "rand_like": (torch.rand_like, 0.5, 12**-0.5),
+    "randn": (lambda x: torch.randn(x.shape), 0.0, 1.0),
+    "uniform_": (lambda x: torch.empty_like(x).uniform_(-1, 3), 1.0, 4 * 12**-0.5),
+    "normal_": (lambda x: torch.empty_like(x).normal_(2, 3), 2.0, 3.0),
+    "bernoulli": (lambda x: torch.bernoulli(torch.full_like(x, 0.3)), 0.3, 0.21**0.5),
+    "dropout": (lambda x: F.dropout(torch.ones_like(x), 0.25), 1.0, (1 / 0.75 - 1) ** 0.5),
+    "randint": (lambda x: torch.randint(2, 12, x.shape), 6.5, 8.25**0.5),
+    "bfloat16": (lambda x: torch.rand_like(x, dtype=torch.bfloat16), 0.5, 12**-0.5),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions(name: str) -> None:
+    program, mean, deviation = DISTRIBUTIONS[name]
+    x = torch.zeros(200, 300)
+    values = _traced(program, x)(x).double()
+    error = deviation / x.numel() ** 0.5
+    assert abs(values.mean().item() - mean) < 6 * error + (2**-8 if name == "bfloat16" else 0)
+    assert abs(values.std().item() - deviation) < 0.02 * deviation
+    rows = values - values.mean()
+    assert abs((rows[1:] * rows[:-1]).mean().item()) < 6 * deviation**2 / x.numel() ** 0.5  # neighbours are independent
+    if name in ("rand_like", "bfloat16"):
+        assert values.min() >= 0 and values.max() < 1
+
+
+def test_the_seed_of_torch_repeats_a_run() -> None:
+    x = torch.ones(64)
+    module = _traced(lambda x: F.dropout(x, 0.5) + torch.rand_like(x), x)
+    runs = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        runs.append(module(x))
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    assert not torch.equal(module(x), module(x))
+
+
+def test_two_draws_differ_and_share_one_seed() -> None:
+    trace = Trace()
+    with trace.recording():
+        a, b = torch.rand(50), torch.rand(50)
+    trace.graph.output([a.node, b.node])  # type: ignore[attr-defined]
+    assert sum(node.target is rng.rng_seed for node in trace.graph.nodes) == 1
+    first, second = torch.fx.GraphModule({}, trace.graph)()
+    assert not torch.equal(first, second)
+
+
+def test_optimizers_do_not_import_dynamo() -> None:
+    """In a process of its own; afterwards torch.compile works as ever."""
+    source = """
+import sys, torch
+from bolide.tracing import keep_dynamo_out
+keep_dynamo_out()
+net = torch.nn.Linear(3, 3)
+for make in (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad):
+    optimizer = make(net.parameters(), lr=0.1)
+    net(torch.ones(2, 3)).sum().backward()
+    before = net.weight.detach().clone()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert not torch.equal(before, net.weight) and torch.is_grad_enabled()
+assert "torch._dynamo" not in sys.modules, "torch._dynamo was imported"
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+optimizer.step()
+"""
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=120)
