@@ -54,7 +54,7 @@ def checked_index(
     index_error: bool = True,
 ) -> IndexReader:
     """A reader of `index` as places 0 … size - 1. `wraps`: negative ones count from the end. `ignore`: this value is
-    allowed and reads place 0. `what`, `index_error`: message and class (else RuntimeError) of the error eager raises."""
+    allowed and reads place 0. `what`, `index_error`: message and class (else RuntimeError) of eager's error."""
     length, zero = sc.index(size), sc.const(0, torch.int64)
     last = sc.index(Expr.max(size - 1, 0))
 

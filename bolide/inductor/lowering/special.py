@@ -221,7 +221,7 @@ def aminmax(ctx: Lowering, x: TensorValue, *, dim: Any = None, keepdim: bool = F
     dims, compute = reduced_dims(x, dim), sc.compute_dtype(x.dtype)
     results = []
     for op in ("min", "max"):
-        value = reduction(ctx, x, dims, op, lambda c: sc.cast(x.load(c), compute), x.dtype)  # type: ignore[arg-type]
+        value = reduction(ctx, x, dims, op, lambda c: sc.cast(x.load(c), compute), x.dtype)
         results.append(keep(value, len(x.shape), dims) if keepdim else value)
     return tuple(results)
 
