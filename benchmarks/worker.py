@@ -254,7 +254,6 @@ def memory(spec: dict[str, Any]) -> dict[str, Any]:
     rest = 0
     for _ in range(5):
         workload.module.zero_grad(set_to_none=True)
-        if spec["compiler"] == "bolide":
         gc.collect()
         rest = resident("VmRSS")
         with open("/proc/self/clear_refs", "w") as refs:
