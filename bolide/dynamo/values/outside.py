@@ -579,28 +579,19 @@ def is_constant(value: Any) -> bool:
 
 @functools.cache
 def _opaque_class(cls: Any) -> bool:
-    """Classes of the standard library and of torch whose instances are immutable or mere handles: compared by
-    identity."""
-    if cls.__module__ in (
-        "typing",
-        "contextvars",
-        "_contextvars",
-        "_thread",
-        "operator",
-        "inspect",
-        "logging",
-        "weakref",
-    ):
-        return True
-    return cls.__name__ in (
-        "OpOverload",
-        "OpOverloadPacket",
-        "_OpNamespace",
-        "_Ops",
-        "property",
-        "classmethod",
-        "staticmethod",
-    )
+    """Classes of the standard library, of torch and of NumPy whose instances are immutable or mere handles: compared by
+    identity.
+    """
+    return cls.__module__ in _OPAQUE_MODULES or cls.__name__ in _OPAQUE_CLASSES
+
+
+_OPAQUE_MODULES = frozenset(
+    {"typing", "contextvars", "_contextvars", "_thread", "operator", "inspect", "logging", "weakref"}
+)
+_OPAQUE_CLASSES = frozenset(
+    {"OpOverload", "OpOverloadPacket", "_OpNamespace", "_Ops", "property", "classmethod", "staticmethod"}
+    | {"ufunc", "_ArrayFunctionDispatcher"}
+)
 
 
 def is_opaque(real: Any) -> bool:
