@@ -14,7 +14,10 @@ Function = Callable[..., Any]
 
 
 class Compiled:
-    """`fn` (tensors to a tensor or a tuple of tensors) compiled for inputs like `inputs`; the graphs that were compiled are kept in `graphs`."""
+    """`fn` (tensors to a tensor or a tuple of tensors) compiled for inputs like `inputs`.
+
+    The graphs that were compiled are kept in `graphs`, by kind.
+    """
 
     def __init__(self, fn: Function, inputs: Sequence[torch.Tensor], partition: Any = "min_cut") -> None:
         self.graphs: dict[str, Any] = {}

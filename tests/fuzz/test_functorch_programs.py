@@ -1,4 +1,4 @@
-"""Random programs with views, in-place writes and shared memory: compiled, they do what eager does, gradients included."""
+"""Random programs with views, in-place writes and shared memory: compiled, they do what eager does, gradients too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tests.functorch_tools import Compiled, assert_same, flat, fresh, same_objects
 
 PROGRAMS = 60
