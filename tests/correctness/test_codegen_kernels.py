@@ -243,6 +243,23 @@ def test_strides(stride: int, dtype: torch.dtype, n: int) -> None:
         assert torch.equal(mine, expected), name
 
 
+@pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
+@pytest.mark.parametrize("scale", [1, 1 << 40])
+def test_comparisons_of_places(name: str, scale: int) -> None:
+    rows, cols = 5, 37
+    r, c = var("r", rows), var("c", cols)
+    left, right = Node.make("index", i64, (), c * scale - 3), Node.make("index", i64, (), (r * 7 + 2 * c % 5) * scale)
+    body = [
+        store("y", r * cols + c, op(name, left, right, dtype=torch.bool)),
+        store("z", r * cols + c, op(name, const(11 * scale, i64), left, dtype=torch.bool)),
+    ]
+    params = (param("y", rows * cols, torch.bool, "out"), param("z", rows * cols, torch.bool, "out"))
+    kernel = Kernel("k", params, (loop("parallel", "r", rows, loop("vector", "c", cols, *body)),))
+    empty = torch.zeros(rows * cols, dtype=torch.bool)
+    for buffer, mine, expected in both(kernel, {"y": empty, "z": empty}):
+        assert torch.equal(mine, expected), buffer
+
+
 def test_transpose_and_scratch() -> None:
     rows, cols = 30, 45
     r, c = var("r", rows), var("c", cols)

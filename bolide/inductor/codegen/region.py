@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import torch
+
 from bolide.inductor.codegen.accesses import load
 from bolide.inductor.codegen.accumulators import Accumulator, Parts, across_lanes, join
 from bolide.inductor.codegen.analysis import READS, Dependences, postorder
 from bolide.inductor.codegen.builder import Builder, Value
-from bolide.inductor.codegen.names import Names
+from bolide.inductor.codegen.names import Names, fits
 from bolide.inductor.codegen.philox import philox_normal, philox_uniform
-from bolide.inductor.codegen.scalars import constant, scalar_op
+from bolide.inductor.codegen.scalars import COMPARISONS, compare, constant, scalar_op
 from bolide.inductor.ir.loops import Node
+from bolide.symbolic import as_expr
 
 
 class Region(Names):
@@ -59,10 +62,26 @@ class Region(Names):
             counter, element = node.arg
             draw = philox_uniform if node.op == "philox" else philox_normal
             return draw(args[0], counter, self.index(element))
+        if node.op in COMPARISONS and all(operand.op in ("index", "const") for operand in node.src):
+            narrow = self._compare_places(node)
+            if narrow is not None:
+                return narrow
         if any(arg.lanes > 1 for arg in args):
             args = tuple(self.wide(arg) for arg in args)
         operand_type = node.src[-1].dtype
         return scalar_op(node.op, args, operand_type, node.dtype)
+
+    def _compare_places(self, node: Node) -> Value | None:
+        """A comparison of index values (the edge of a padding, a causal mask) in 32 bits per lane, if that is
+        enough."""
+        if node.src[0].dtype != torch.int64:
+            return None
+        left, right = (as_expr(o.arg if o.op == "index" else int(o.arg)) for o in node.src)
+        difference = left - right
+        if self.varying.isdisjoint(difference.free_vars) or not fits(difference.terms, difference.offset):
+            return None
+        lanes = self.lane_sum(difference.terms, difference.offset, "i32")
+        return compare(node.op, lanes, self.b.like(0, lanes), torch.int32)
 
     # ---- accumulators ----
 
