@@ -18,6 +18,8 @@ SEED = "BOLIDE_TEST_SEED"
 
 def pytest_configure() -> None:
     os.environ.setdefault(SEED, str(random.SystemRandom().randrange(2**31)))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
 
 
 def pytest_report_header() -> str:
