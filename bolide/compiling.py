@@ -38,7 +38,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Settings:
     """The arguments of `compile`, checked."""
 
@@ -51,7 +51,7 @@ class Settings:
 # ---- backends --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BackendKind:
     """How the graphs of a program are made and compiled.
 

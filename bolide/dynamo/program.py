@@ -48,7 +48,7 @@ class Source:
         return (self.kind, self.key) == (other.kind, other.key) and self.obj is other.obj and self.base == other.base
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TensorGuard:
     """What a captured program assumed of a tensor: its exact class, and everything that dispatch and shape rules
     depend on. Sizes and strides in elements.
@@ -63,7 +63,7 @@ class TensorGuard:
     stride: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GlobalState:
     """The part of torch's global state that decides what is recorded. `autocast`: per device type in use (type,
     dtype), then whether its cache is on; () when off.
@@ -140,7 +140,7 @@ class Effect:
     where: UserFrame | None = None
 
 
-@dataclass(slots=True)
+@dataclass
 class Captured:
     """One captured segment. `inputs[i]` says where the real tensor for `trace.inputs[i]` is found at call time."""
 

@@ -29,7 +29,7 @@ from bolide.dynamo.sources import Namespace, Reader, count_uses
 Runner = Callable[[list[Any]], Sequence[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entry:
     """One compiled version of a function."""
 

@@ -7,7 +7,7 @@ import types
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Signature:
     """The parameters of a code object as text: `declare` for a `def`, `forward` for a call that passes every one of
     them on.

@@ -26,7 +26,7 @@ from bolide.support.errors import unknown_name
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Option:
     """`env`: environment variables that set the first value, the first one found counts. `compiled`: whether the
     option changes what is compiled.

@@ -18,14 +18,14 @@ from typing import Any
 from bolide.support.errors import UserFrame
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Event:
     """`name`: the compiled function that the event belongs to."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stage(Event):
     """A part of a compilation ended: ``capture``, ``joint``, ``partition``, ``lower``, ``schedule``, ``codegen`` …;
     time in seconds.
@@ -36,7 +36,7 @@ class Stage(Event):
     detail: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Captured(Event):
     """A program was captured; `program` is the `dynamo.program.Captured`, `guards` its assumptions as readable text."""
 
@@ -45,7 +45,7 @@ class Captured(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Graph(Event):
     """A graph was handed to a graph compiler; `kind` is inference, forward, backward or joint; `graph` is the
     `fx.GraphModule`.
@@ -55,7 +55,7 @@ class Graph(Event):
     graph: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Compiled(Event):
     """A graph became runnable. `artifact` is the backend's object (`inductor.CompiledGraph`, or a plain callable);
     `seconds` is the time of this compilation.
@@ -66,7 +66,7 @@ class Compiled(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Installed(Event):
     """A compiled version is in place: `index` counts the versions of this function from 0; `source` is the generated
     Python of the entry.
@@ -77,7 +77,7 @@ class Installed(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GuardFailed(Event):
     """An assumption of version `index` did not hold, so the function is captured again."""
 
@@ -88,7 +88,7 @@ class GuardFailed(Event):
     where: UserFrame | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fallback(Event):
     """A call ran in eager."""
 
