@@ -371,9 +371,10 @@ def _like(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handler("_local_scalar_dense")
 def _item(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """Only a constant made in the program itself has a value that no later call can change."""
     tensor = args[0]
-    known = getattr(tensor, "_constant", None) if tensor.__class__ is TracedTensor else tensor
-    if known is None or (tensor.__class__ is TracedTensor and tensor.group.version):
+    known = tensor._constant if tensor.__class__ is TracedTensor and not tensor.group.version else None
+    if known is None:
         raise DataDependent("Tensor.item", trace.where)
     return known.item()
 

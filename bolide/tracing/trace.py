@@ -111,8 +111,9 @@ class Trace:
             node = self.graph.create_node("get_attr", name, name=name)
             node.meta["val"], node.meta["where"] = meta, self.where
         tensor = TracedTensor.make(self, meta, node, AliasGroup(node, frozen=not private))
-        tensor._constant = real
-        if not private:
+        if private:
+            tensor._constant = real
+        else:
             self._lifted[id(real)] = tensor
         return tensor
 
