@@ -460,6 +460,11 @@ def _is_not(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return None if args else False
 
 
+@intercept(torch.nn.Parameter, torch.nn.Buffer)
+def _parameter(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("a parameter or buffer is made", vm.where(), "make modules outside the compiled function")
+
+
 @intercept(
     torch.manual_seed,
     torch.seed,

@@ -170,7 +170,17 @@ def call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict
         function, args, kwargs = request.function, request.args, request.kwargs
 
 
-_HASHABLE = frozenset({types.FunctionType, type, functools._lru_cache_wrapper, *_BUILTIN_TYPES, type(torch.ops)})
+_HASHABLE = frozenset(
+    {
+        types.FunctionType,
+        type,
+        type(torch.nn.Parameter),
+        type(torch.nn.Buffer),
+        functools._lru_cache_wrapper,
+        *_BUILTIN_TYPES,
+        type(torch.ops),
+    }
+)
 
 
 def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, args: list[Any], kwargs: Any) -> Any:
@@ -285,7 +295,9 @@ _ITEM_METHODS = frozenset(
 _ITERATING_METHODS = frozenset(
     ["extend", "extendleft", "update", "join", "union", "intersection", "difference", "__init__", "__ior__", "fromkeys"]
 )
-_KEEPERS: frozenset[Any] = frozenset({id, types.MethodType, object.__setattr__, repr, str, slice, weakref.ref})
+_KEEPERS: frozenset[Any] = frozenset(
+    {id, types.MethodType, object.__setattr__, repr, str, slice, weakref.ref, functools.partial}
+)
 _ITERATING: frozenset[Any] = frozenset(
     {
         list,
