@@ -96,3 +96,30 @@ def test_bfloat16(name: str, training: bool) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "resnet18", "mlp"])
 def test_training_under_autocast(name: str) -> None:
     check(name, training=True, autocast=True)
+
+
+def test_dropout_has_eagers_statistics_and_follows_the_seed() -> None:
+    dropout = bolide.compile(nn.Dropout(0.3), fullgraph=True)
+    x = torch.ones(200_000)
+    torch.manual_seed(1)
+    first, second = dropout(x), dropout(x)
+    torch.manual_seed(1)
+    assert torch.equal(dropout(x), first) and not torch.equal(first, second)
+    assert torch.equal(first[first != 0], torch.full_like(first[first != 0], 1 / 0.7))
+    for y in (first, second):
+        assert abs(float((y == 0).float().mean()) - 0.3) < 0.006  # six standard deviations
+
+
+def test_training_with_dropout_steps_a_model_down() -> None:
+    work = models.build("gpt2", "tiny")
+    compiled = bolide.compile(work.module.train(), fullgraph=True)
+    optimizer = torch.optim.AdamW(compiled.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = work.loss(compiled(**work.inputs, **work.targets))
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < 0.8 * losses[0], losses
+    assert len(compiled._bolide_call._bolide.entries) == 1
