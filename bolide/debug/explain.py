@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from bolide.compiling import compile as compile_function
 from bolide.inductor.compile_graph import CompiledGraph
+from bolide.inductor.ir.printer import kernel_text
 from bolide.inductor.plan import Call, Launch
 from bolide.support import events
 
@@ -231,7 +232,7 @@ def graph_info(event: events.Compiled, graph: Any, clocks: dict[str, dict[str, f
     """The data of a compiled graph; a graph that is interpreted has no kernels."""
     code, nodes = "", 0
     if graph is not None:
-        code = graph.graph.python_code("self").src
+        code = graph.graph.python_code("self").src.strip()
         nodes = sum(n.op.startswith("call_") for n in graph.graph.nodes)
     artifact = event.artifact
     if not isinstance(artifact, CompiledGraph):
@@ -247,7 +248,14 @@ def graph_info(event: events.Compiled, graph: Any, clocks: dict[str, dict[str, f
         seconds=event.seconds,
         kernels=tuple(
             KernelInfo(
-                k.name, k.origins, str(k.ir), k.llvm_ir, k.bytes_read, k.bytes_written, launches[i], clock.get(k.name)
+                k.name,
+                k.origins,
+                kernel_text(k.ir),
+                k.llvm_ir,
+                k.bytes_read,
+                k.bytes_written,
+                launches[i],
+                clock.get(k.name),
             )
             for i, k in enumerate(artifact.kernels)
         ),

@@ -1,0 +1,76 @@
+"""`bolide.explain`: what was compiled and what was not, as text and as data, without side effects on gradients."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bolide
+from bolide.debug.explain import Collector
+from bolide.dynamo.config import config
+
+
+def small_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
+
+
+def test_graphs_kernels_and_guards_of_a_module() -> None:
+    model = small_model()
+    found = bolide.explain(model)(torch.randn(3, 8))
+    assert [g.kind for g in found.graphs] == ["forward", "backward"]
+    assert found.captures == 1 and not found.breaks
+    forward = found.graphs[0]
+    assert any("native_layer_norm" in k.origins and "gelu" in k.origins for k in forward.kernels)
+    assert all("define" in k.llvm_ir and k.name in k.loops for k in forward.kernels)
+    assert sum(e.calls for e in forward.externs) == 2
+    assert any("float32[3, 8]" in guard for guard in found.guards[0].guards)
+    assert {"capture", "lower", "codegen"} <= {s.stage for s in found.stages}
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_text_and_plain_data_say_the_same() -> None:
+    found = bolide.explain(torch.softmax)(torch.randn(4, 8), -1)
+    assert "kernel" in str(found) and "softmax" in str(found) and "guards" in str(found)
+    data = json.loads(json.dumps(found.to_dict()))
+    assert data["graphs"][0]["kernels"][0]["name"] == found.graphs[0].kernels[0].name
+
+
+def test_without_backward() -> None:
+    found = bolide.explain(small_model(), backward=False)(torch.randn(3, 8))
+    assert [g.kind for g in found.graphs] == ["forward"]
+
+
+def test_what_is_not_compiled_says_why_where_and_what_to_do() -> None:
+    def branches(x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+    with config.patch(suppress_errors=True), pytest.warns(bolide.BolideWarning):
+        found = bolide.explain(branches)(torch.ones(3))
+    (found_break,) = found.breaks
+    assert not found.graphs and found_break.reason and found_break.remedy
+    assert __file__ in found_break.where and found_break.reason in str(found)
+
+
+def test_an_already_compiled_function_is_explained_anew() -> None:
+    compiled = bolide.compile(lambda x: x * 2)
+    compiled(torch.ones(3))
+    assert bolide.explain(compiled)(torch.ones(3)).captures == 1
+
+
+def test_kernels_and_library_calls_are_timed_and_results_stay() -> None:
+    model, x = small_model(), torch.randn(3, 8)
+    collector = Collector("model")
+    with collector.listening(), torch.no_grad():
+        compiled = bolide.compile(model)
+        expected = compiled(x)
+    with torch.no_grad():
+        collector.time_steps(lambda: torch.testing.assert_close(compiled(x), expected))
+        torch.testing.assert_close(compiled(x), expected)
+    (graph,) = collector.explanation().graphs
+    assert all(k.microseconds is not None and k.microseconds > 0 for k in graph.kernels)
+    assert all(e.microseconds is not None and e.microseconds > 0 for e in graph.externs)
