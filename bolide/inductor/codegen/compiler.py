@@ -11,8 +11,10 @@ from bolide.inductor.codegen.emit import emit_kernel
 from bolide.inductor.codegen.structure import structure
 from bolide.inductor.codegen.target import Target, host_target
 from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.ir.verify import verify
 from bolide.inductor.runtime.engine import Library, load
 from bolide.inductor.runtime.kernels import CompiledKernel
+from bolide.support.caches import on_reset
 
 ENTRY = "kernel"
 
@@ -32,12 +34,14 @@ _lock = threading.Lock()
 
 def compile_kernels(kernels: Sequence[Kernel], target: Target | None = None) -> list[CompiledKernel]:
     """Machine code for `kernels`, in order. All that are new (equal ones count once) go through LLVM as one module.
-    May be called from any thread."""
+    May be called from any thread. Raises InvalidKernel for one that breaks a rule of loop IR."""
     target = target or host_target()
     keys = [(target, structure(kernel)) for kernel in kernels]
     with _lock:
         missing = {key: kernel for key, kernel in zip(keys, kernels) if key not in _known}
         if missing:
+            for kernel in missing.values():
+                verify(kernel)  # 40 µs; LLVM ends the process over text that it cannot make sense of
             texts = [module_text(kernel, target) for kernel in missing.values()]
             names = [f"k{number}" for number in range(len(texts))]
             library = load(_joined(texts, names), names, target.cpu, target.features)
@@ -50,6 +54,7 @@ def compile_kernels(kernels: Sequence[Kernel], target: Target | None = None) -> 
     ]
 
 
+@on_reset
 def reset() -> None:
     """Forget what was compiled. Machine code is released with the last `CompiledKernel` that uses it."""
     with _lock:
