@@ -17,7 +17,7 @@ from bolide.dynamo import opcodes_control as _opcodes_control
 from bolide.dynamo.calls import call
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Captured, Effect, Guard, Recipe, Source
-from bolide.dynamo.values.outside import World
+from bolide.dynamo.values.outside import CONSTANT_TYPES, MODULE_INTERNALS, World
 from bolide.dynamo.values.rebuild import Rebuilder
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing import Trace
@@ -65,6 +65,7 @@ def capture(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
             Effect("call", None, None, Recipe("call", torch._C._set_grad_enabled, (Recipe("constant", grad_after),)))
         )
     _guard_aliasing(world, trace)
+    _guard_identities(world)
     return Captured(function.__qualname__, trace, world.inputs, rebuilder.outputs, world.guards, recipe, effects)
 
 
@@ -149,6 +150,26 @@ def _guard_aliasing(world: World, trace: Trace) -> None:
     loose = [i for i, source in enumerate(world.inputs) if i in mutated or not _is_member(source)]
     if len(loose) > 1:
         world.guards.append(Guard(None, "not_aliased", tuple(world.inputs[i] for i in loose)))
+
+
+def _guard_identities(world: World) -> None:
+    """An outside object that is written to must not be one of the others of its class that were read."""
+    changed = {id(s.real): s.source for s in world.snapshots.values() if s.changed()}
+    for overlay in world.overlays:
+        if overlay.owner is not None and overlay.changes():
+            changed[id(overlay.owner)] = overlay.source
+    for key, source in changed.items():
+        for real, _, other in world.seen.values():
+            written = world.seen.get(key)
+            if (
+                written is None
+                or real is written[0]
+                or type(real) is not type(written[0])
+                or type(real) in CONSTANT_TYPES
+            ):
+                continue
+            if other.key not in MODULE_INTERNALS and not (other.kind == "object" and source.kind == "object"):
+                world.guards.append(Guard(other, "distinct", source))
 
 
 def _is_member(source: Source) -> bool:

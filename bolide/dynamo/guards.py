@@ -120,6 +120,8 @@ def text(guard: Guard) -> str:
             return f"hasattr({name}, {expected[0]!r}) is {expected[1]}"
         case "same":
             return f"{name} is {sources.text(expected)}"
+        case "distinct":
+            return f"{name} is not {sources.text(expected)}"
         case "not_aliased":
             return f"no storage shared among {', '.join(map(sources.text, expected))}"
         case "global_state":
@@ -145,7 +147,7 @@ def read_sources(guard: Guard) -> list[Source]:
     if guard.source is None:
         return []
     match guard.kind:
-        case "same":
+        case "same" | "distinct":
             return [guard.source, guard.expected]
         case "tensor" | "equals":
             return [guard.source, guard.source]
@@ -172,6 +174,8 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
             return [f"{value} is {reader.namespace.reference(expected, 'o')}"]
         case "same":
             return [f"{value} is {reader.read(expected)}"]
+        case "distinct":
+            return [f"{value} is not {reader.read(expected)}"]
         case "length":
             return [f"{constant(len, 'len')}({value}) == {expected}" if expected else f"not {value}"]
         case "dict_keys":

@@ -88,6 +88,7 @@ GuardKind = Literal[
     "has_attr",  # hasattr(x, key) is expected[1], expected = (name, bool)
     "not_aliased",  # expected: sources of tensors of which no two share a storage
     "same",  # x is the object at source `expected`
+    "distinct",  # x is not the object at source `expected`
     # grad mode, autocast, default dtype, deterministic algorithms (expected: a GlobalState), no mode or transform
     "global_state",
     "shape",  # a condition over symbolic sizes

@@ -187,6 +187,23 @@ def test_tied_weights_are_one_input_and_untying_is_seen() -> None:
     torch.testing.assert_close(fast(x), model(x))
 
 
+def test_writes_are_seen_through_every_name_of_an_object() -> None:
+    def lists(x: torch.Tensor, first: list[int], second: list[int]) -> torch.Tensor:
+        first.append(1)
+        return x * len(second)
+
+    def objects(x: torch.Tensor, first: Thing, second: Thing) -> torch.Tensor:
+        first.value = 8.0
+        return x * second.value
+
+    x = torch.randn(3)
+    for function, make in ((lists, lambda: [1]), (objects, Thing)):
+        fast, shared = compiled(function), make()
+        torch.testing.assert_close(fast(x, make(), make()), function(x, make(), make()))
+        again = make()
+        torch.testing.assert_close(fast(x, shared, shared), function(x, again, again))
+
+
 def test_unread_state_is_not_guarded() -> None:
     thing = Thing()
     guards = capture(lambda x, t: x * t.value, (torch.ones(3), thing), {}).guards

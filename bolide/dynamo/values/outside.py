@@ -224,7 +224,7 @@ class Outside:
             self.attrs = world.overlay(namespace, source, attribute_source, real)
         self.items: Overlay | None = None
         if isinstance(real, dict):
-            self.items = world.overlay(real, source, dict_value_source)
+            self.items = world.overlay(real, source, dict_value_source, real)
         self.slot_values: Overlay | None = None
 
     def slots(self, world: World) -> Overlay:
@@ -273,6 +273,12 @@ class Snapshot:
     def __init__(self, real: Any, source: Source, copy: Any) -> None:
         self.real, self.source, self.copy = real, source, copy
         self.before = list(copy)
+
+    def changed(self) -> bool:
+        """Whether the program has changed the copy."""
+        if isinstance(self.copy, set):
+            return set(self.before) != self.copy
+        return len(self.before) != len(self.copy) or any(a is not b for a, b in zip(self.before, self.copy))
 
 
 _NO_NAMESPACE: dict[str, Any] = {}
@@ -434,7 +440,7 @@ class World:
             return real
         if cls.__module__ == "numpy":
             raise Unsupported(f"a NumPy value ({cls.__name__}) is read", self.where(), "pass tensors or Python numbers")
-        if not (source.key in _MODULE_INTERNALS and source.kind == "attr" and isinstance(real, dict)):
+        if not (source.key in MODULE_INTERNALS and source.kind == "attr" and isinstance(real, dict)):
             self.guard(source, "type", cls)
         return Outside(self, real, source)
 
@@ -552,7 +558,7 @@ class World:
 
 
 # Attributes that every torch.nn.Module has and that are dicts by its construction.
-_MODULE_INTERNALS = frozenset(
+MODULE_INTERNALS = frozenset(
     [
         "_parameters",
         "_buffers",

@@ -13,7 +13,7 @@ import numpy
 import torch
 
 from bolide.dynamo.frames import Generator
-from bolide.dynamo.program import Effect, Recipe, Source
+from bolide.dynamo.program import Effect, Recipe
 from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, Overlay, World, is_opaque, own_namespace
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
@@ -192,7 +192,7 @@ class Rebuilder:
             for key, value in overlay.changes():
                 out.append(self._write(overlay, key, value))
         for snapshot in self.world.snapshots.values():
-            if _changed(snapshot.before, snapshot.copy):
+            if snapshot.changed():
                 kind: Any = "set_assign" if isinstance(snapshot.copy, set) else "list_assign"
                 if isinstance(snapshot.copy, collections.deque):
                     raise Unsupported("a deque of the outside world is changed", self.world.where())
@@ -224,13 +224,3 @@ class Rebuilder:
 def _own_setattr(cls: Any) -> bool:
     """Whether assigning an attribute runs code of the class."""
     return cls.__setattr__ not in (object.__setattr__, torch.nn.Module.__setattr__)
-
-
-def _changed(before: list[Any], now: Any) -> bool:
-    if isinstance(now, set):
-        return set(before) != now
-    return len(before) != len(now) or any(a is not b for a, b in zip(before, now))
-
-
-def source_of(recipe: Recipe) -> Source | None:
-    return recipe.value if recipe.kind == "source" else None
