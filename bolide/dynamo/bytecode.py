@@ -19,7 +19,6 @@ import dis
 import operator
 import os
 import sys
-import sysconfig
 import types
 from collections.abc import Callable
 from typing import Any
@@ -147,7 +146,7 @@ class Code:
 _PLUMBING = tuple(
     os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(os.path.abspath(__file__)))
 )
-_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
 def _is_plumbing(filename: str) -> bool:

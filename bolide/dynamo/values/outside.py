@@ -9,7 +9,6 @@ import functools
 import os
 import re
 import sys
-import sysconfig
 import types
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,7 @@ from bolide.tracing import Trace, TracedTensor, UserFrame
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>", "__slots__": ()})()
 
-_LIBRARY_ROOTS = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LIBRARY_ROOT = os.path.dirname(os.__file__) + os.sep
 _OWN_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _POLYFILLS = os.path.join(_OWN_ROOT, "dynamo", "polyfills")
 
@@ -71,7 +70,7 @@ def is_library_file(filename: str) -> bool:
     """Whether a source file belongs to an installed package, to the standard library or to bolide's own polyfills."""
     if filename.startswith(("<frozen", _POLYFILLS)):
         return True
-    return "site-packages" in filename or filename.startswith(_LIBRARY_ROOTS)
+    return "site-packages" in filename or "dist-packages" in filename or filename.startswith(_LIBRARY_ROOT)
 
 
 def is_library_namespace(namespace: dict[str, Any]) -> bool:
