@@ -26,6 +26,8 @@ from benchmarks.patterns import patterns
 Step = Callable[[], Any]
 COMPILERS = ("eager", "bolide", "torch")
 
+WARM_UP = 50
+"""Most steps before timing begins; compilers and libraries still choose among implementations in the first ones."""
 SEEDS = (0, 1, 2)
 TOLERANCE = {"float32": 2e-3, "bfloat16": 6e-2, "autocast": 6e-2}
 """Largest accepted difference from eager, relative to the magnitude of the compared tensor (see `difference`).
@@ -184,6 +186,8 @@ def interleaved(steps: dict[str, Step], rounds: int, seconds: float) -> tuple[di
         begin = time.perf_counter()
         steps[name]()
         repeats[name] = max(1, math.ceil(seconds / rounds / max(time.perf_counter() - begin, 1e-9)))
+        for _ in range(min(repeats[name] * 2, WARM_UP)):
+            steps[name]()
     gc.collect()
     for i in range(rounds):
         for name in names[i % len(names) :] + names[: i % len(names)]:
