@@ -1,4 +1,5 @@
-"""Capture by interpreting bytecode: a user's call becomes a `Captured` program, and that one entry of generated Python."""
+"""Capture by interpreting bytecode: a user's call becomes a `Captured` program, and that an entry of generated
+Python."""
 
 from bolide.dynamo.config import config
 

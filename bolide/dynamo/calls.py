@@ -18,7 +18,7 @@ from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import PLAIN, polyfill, python_method
 from bolide.dynamo.values.outside import MISSING, Outside, is_library_namespace
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor
+from bolide.tracing import TracedTensor, without_wrapper
 
 Intercept = Callable[[Machine, "list[Any]", "dict[str, Any]"], Any]
 
@@ -120,7 +120,7 @@ def intercept(*functions: Any) -> Callable[[Intercept], Intercept]:
 
     def register(handler: Intercept) -> Intercept:
         for function in functions:
-            INTERCEPTS[function] = handler
+            INTERCEPTS[without_wrapper(function) if isinstance(function, types.FunctionType) else function] = handler
         return handler
 
     return register
@@ -145,6 +145,8 @@ def call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict
             args = [function.__self__, *args]
             function = function.__func__
             continue
+        if cls is types.FunctionType:
+            function = without_wrapper(function)
         if cls in _HASHABLE:
             handler = INTERCEPTS.get(function)
             if handler is not None:

@@ -1,9 +1,18 @@
 """Tracing: tensors without data whose operations are recorded, already functional, in one graph."""
 
 from bolide.support.errors import UserFrame
-from bolide.tracing.isolation import keep_dynamo_out
+from bolide.tracing.isolation import keep_dynamo_out, without_wrapper
 from bolide.tracing.meta import DataDependent, TensorMeta
 from bolide.tracing.tensor import AliasGroup, TracedTensor
 from bolide.tracing.trace import Trace
 
-__all__ = ["AliasGroup", "DataDependent", "TensorMeta", "Trace", "TracedTensor", "UserFrame", "keep_dynamo_out"]
+__all__ = [
+    "AliasGroup",
+    "DataDependent",
+    "TensorMeta",
+    "Trace",
+    "TracedTensor",
+    "UserFrame",
+    "keep_dynamo_out",
+    "without_wrapper",
+]

@@ -1,9 +1,8 @@
 """Keeping torch._dynamo out of the process.
 
 torch decorates some of its own functions (optimizers' methods, reference implementations behind meta kernels) so that
-the first call imports torch._dynamo, 2 s and 200 MB, only to
-switch it off inside. The decorator looks for an attribute first; setting it spares the import. When the user does
-import torch._dynamo, the attributes are removed
+the first call imports torch._dynamo, 2 s and 200 MB, only to switch it off inside. The decorator looks for an
+attribute first; setting it spares the import. When the user does import torch._dynamo, the attributes are removed
 before, so torch.compile finds everything as it expects it.
 """
 
@@ -48,6 +47,12 @@ def _inner_code(function: Any) -> CodeType:
 _DISABLED = _inner_code(torch._compile._disable_dynamo)
 _STEP = _inner_code(_use_grad_for_differentiable)
 _OWN_STEP = _step_code(None)
+
+
+def without_wrapper(function: FunctionType) -> FunctionType:
+    """The function that torch wrapped to switch torch._dynamo off inside it; any other function as it is. Loading
+    torch._dynamo wraps more of torch's functions, among them `torch.manual_seed`."""
+    return function.__wrapped__ if function.__code__ is _DISABLED else function  # type: ignore[attr-defined, no-any-return]
 
 
 class _Restore:

@@ -34,6 +34,7 @@ class _State:
     parallel_outside: set[str] = field(default_factory=set)  # accumulators declared outside the current parallel loop
     checked: set[Node] = field(default_factory=set)
     statement: Stmt | None = None
+    idle_loops: int = 0  # loops around the current statement that run no iteration
 
     def fail(self, reason: str) -> InvalidKernel:
         """The error, with the few lines around the statement at fault."""
@@ -45,8 +46,7 @@ class _State:
 
 def verify(kernel: Kernel) -> None:
     """Raise InvalidKernel unless `kernel` keeps the rules that `loops` states: names in scope, operand counts and
-    types,
-    kinds of loops that may contain each other, accesses within their buffers."""
+    types, kinds of loops that may contain each other, accesses within their buffers."""
     state = _State(
         kernel,
         {p.name: p.dtype for p in kernel.params} | {local.name: local.dtype for local in kernel.locals},
@@ -102,8 +102,11 @@ def _loop(state: _State, loop: Loop, kinds: tuple[str, ...]) -> None:
     outside = state.parallel_outside
     if axis.kind in ("parallel", "vector"):
         state.parallel_outside = set(state.accumulators)
+    idle = axis.extent.is_const and axis.extent.value == 0
     state.names.add(axis.name)
+    state.idle_loops += idle
     _body(state, loop.body, (*kinds, axis.kind))
+    state.idle_loops -= idle
     state.names.discard(axis.name)
     state.parallel_outside = outside
     state.checked.clear()
@@ -155,7 +158,11 @@ def _access(state: _State, access: Access, src: tuple[Node, ...]) -> None:
         low, high = access.index.bounds()
         numel = state.numels[access.buffer]
         affine = all(atom.kind == "var" for mono, _ in access.index.terms for atom in mono)
-        if affine and ((low is not None and low < 0) or (high is not None and numel.is_const and high >= numel.value)):
+        if (
+            affine
+            and not state.idle_loops
+            and ((low is not None and low < 0) or (high is not None and numel.is_const and high >= numel.value))
+        ):
             raise state.fail(f"index {access.index} goes from {low} to {high}, {access.buffer} has {numel} elements")
 
 
