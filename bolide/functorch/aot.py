@@ -24,7 +24,7 @@ from bolide.functorch.joint import finish_inference, finish_joint, tangent_meta
 from bolide.functorch.memory import saved_values
 from bolide.functorch.missing import without_tangents
 from bolide.functorch.partitioners import Partition, Strategy, forward_nodes, partition
-from bolide.functorch.passes import run_passes
+from bolide.functorch.passes import INFERENCE_PASSES, run_passes
 from bolide.functorch.passes.norms import split_norms
 from bolide.functorch.runtime import (
     Crossing,
@@ -71,7 +71,7 @@ def compile_trace(
 
 def _compile_inference(trace: Trace, signature: Signature, compiler: GraphCompiler, name: str) -> CompiledGraph:
     finish_inference(trace, signature)
-    graph = run_passes(trace.graph, name)
+    graph = run_passes(trace.graph, name, INFERENCE_PASSES)
     visible = frozenset(range(len(signature.results)))
     run = _compiled(graph, trace, GraphInfo("inference", _parameters(trace), visible), compiler, name)
     if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in trace.leaves):

@@ -52,6 +52,7 @@ _GATHERS = "embedding index gather index_select"
 _POINTWISE = {
     name: weight for names, weight in ((_CHEAP, 0.1), (_COSTLY, 0.5), (_GATHERS, 1.0)) for name in names.split()
 } | {"rand": 1.5, "randn": 1.5}
+_ELEMENTWISE = frozenset(f"{_CHEAP} {_COSTLY}".split())
 _REDUCES = frozenset(_ROWWISE.split())
 _FUSED = frozenset(_FUSED_BACKWARDS.split())
 
@@ -95,6 +96,11 @@ def recompute(node: fx.Node) -> float:
     if name in _REDUCES:
         return 2.0 * sum(node_bytes(source) for source in node.all_input_nodes) + 0.5 * node_bytes(node)
     return NEVER
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Is this op's result computed element by element, whatever the order of memory? (Gathers do not count.)"""
+    return getattr(node.target, "_opname", "") in _ELEMENTWISE
 
 
 def fuses(node: fx.Node) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch.fx as fx
 
+from bolide.functorch.passes.channels_last import lay_out_convolutions
 from bolide.functorch.passes.cse import merge_equal
 from bolide.functorch.passes.dead import remove_dead
 from bolide.functorch.passes.noop import remove_noops
@@ -18,11 +19,12 @@ from bolide.support import events
 Pass = Callable[[fx.Graph], fx.Graph]
 
 PASSES: tuple[Pass, ...] = (remove_dead, drop_unread_arguments, remove_noops, merge_equal, remove_dead)
+INFERENCE_PASSES: tuple[Pass, ...] = (*PASSES, lay_out_convolutions)
 
 
-def run_passes(graph: fx.Graph, name: str, *, check: bool = False) -> fx.Graph:
-    """Runs all passes over `graph`, which is changed in place and returned. `check` lints the graph after each pass."""
-    for step in PASSES:
+def run_passes(graph: fx.Graph, name: str, passes: tuple[Pass, ...] = PASSES, *, check: bool = False) -> fx.Graph:
+    """Runs `passes` over `graph`, which is changed in place and returned. `check` lints the graph after each pass."""
+    for step in passes:
         before, started = len(graph.nodes), time.perf_counter()
         graph = step(graph)
         if check:

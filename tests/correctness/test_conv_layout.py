@@ -1,0 +1,97 @@
+"""Convolutions of large activations run in channels_last; what leaves the function has eager's strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import bolide
+from bolide.functorch import compile_trace, interpret
+from bolide.tracing import Trace
+
+aten = torch.ops.aten
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.wide = nn.Conv2d(3, 32, 7, 2, 3, bias=False), nn.Conv2d(32, 96, 1)
+        self.inner, self.last = nn.Conv2d(96, 16, 3, padding=1), nn.Conv2d(16, 8, 3, stride=2)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(32), nn.BatchNorm2d(96)])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = torch.relu(self.norms[0](self.stem(x)))
+        pooled = F.max_pool2d(x, 3, 2, 1)
+        x = self.norms[1](self.wide(x)).relu()
+        inner = self.inner(x)
+        padded = F.pad(torch.cat([inner, inner.sin()], 1)[:, :16], (1, 0, 1, 1))
+        return inner, pooled, self.last(padded), x.mean((2, 3)), x.flatten(2).softmax(-1), inner.transpose(1, 3)
+
+
+def images() -> torch.Tensor:
+    return torch.randn(4, 3, 192, 192)
+
+
+def graphs(fn: Callable[..., Any], x: torch.Tensor) -> dict[str, Any]:
+    """The graphs compiled for fn(x), by kind."""
+    found: dict[str, Any] = {}
+
+    def compiler(module: Any, info: Any) -> Any:
+        module.graph.lint()
+        found[info.kind] = module.graph
+        return interpret(module, info)
+
+    trace = Trace()
+    traced = trace.input(x, "x")
+    with trace.recording():
+        out = fn(traced)
+    compile_trace(trace, [out], forward_compiler=compiler, backward_compiler=compiler)
+    return found
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_results_and_strides_are_eagers(training: bool) -> None:
+    net, x = Net().train(training), images()
+    with torch.no_grad():
+        expected, actual = net(x), bolide.compile(net)(x)
+    for ours, eagers in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, eagers, rtol=1e-4, atol=1e-4, check_stride=True)
+
+
+def test_gradients_are_eagers() -> None:
+    net, x = Net(), images()
+    found = []
+    for run in (net, bolide.compile(net)):
+        net.zero_grad()
+        sum(part.square().mean() for part in run(x)).backward()
+        found.append([p.grad for p in net.parameters()])
+    for eagers, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, eagers, rtol=1e-3, atol=1e-5, check_stride=True)
+
+
+def two_convolutions(x: torch.Tensor) -> torch.Tensor:
+    first = F.conv2d(x, x[:1, :, :7, :7].repeat(32, 1, 1, 1)).relu()
+    return F.conv2d(first, first[:, :, :3, :3].contiguous())
+
+
+def test_only_large_convolutions_are_channels_last() -> None:
+    layouts = []
+    for size in (192, 32):
+        graph = graphs(two_convolutions, torch.randn(4, 3, size, size))["inference"]
+        convolutions = graph.find_nodes(op="call_function", target=aten.convolution.default)
+        layouts.append(["last" if node.meta["val"].stride[1] == 1 else "row-major" for node in convolutions])
+    assert layouts == [["last", "row-major"], ["row-major", "row-major"]]
+
+
+def test_channels_last_models_stay_as_they_are() -> None:
+    net = Net().eval().to(memory_format=torch.channels_last)
+    x = images().to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        expected, actual = net(x), bolide.compile(net)(x)
+    for ours, eagers in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, eagers, rtol=1e-4, atol=1e-4, check_stride=True)
