@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bolide.support.errors import Unsupported
 from bolide.tracing.handlers import handler
 from bolide.tracing.rules.registry import by_real_kernel, rule
 
@@ -32,7 +33,15 @@ _library.impl("rnn_layer", _run, "CompositeExplicitAutograd")
 
 @handler("mkldnn_rnn_layer")
 def _rnn_layer(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    op = torch.ops.bolide.rnn_layer.default if torch.is_grad_enabled() else func
+    training = torch.is_grad_enabled()
+    if training and args[0].dtype is not torch.float32 and torch.cpu._is_amx_tile_supported():
+        # Seen with torch 2.11 on a CPU with AMX: the input's gradient has NaN in a few places, which eager's has not.
+        raise Unsupported(
+            "oneDNN's recurrent layers in 16-bit types are not trained in compiled code on CPUs with AMX",
+            trace.where,
+            "train the layer in float32",
+        )
+    op = torch.ops.bolide.rnn_layer.default if training else func
     nodes = [trace.unwrap(arg) for arg in (*args, *kwargs.values())]
     return trace.wrap(trace.call(op, *nodes))
 

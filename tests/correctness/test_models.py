@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,8 +56,16 @@ def run(work: models.Workload, module: Any, training: bool, dtype: torch.dtype, 
     return [loss, *(p.grad for p in module.parameters() if p.grad is not None), *module.buffers()]
 
 
+def build(name: str) -> models.Workload:
+    """The tiny model. A ResNet gets larger images: over single pixels BatchNorm makes gradients that no float32 has."""
+    if not name.startswith("resnet"):
+        return models.build(name, "tiny")
+    torch.manual_seed(0)
+    return models.BUILDERS[name](replace(models.SCALES["tiny"], batch=4, image=96))
+
+
 def check(name: str, training: bool, dtype: torch.dtype = torch.float32, autocast: bool = False) -> None:
-    work = models.build(name, "tiny")
+    work = build(name)
     module = without_dropout(work.module)
     exact = run(work, copy.deepcopy(module).double(), training, torch.float64, False)
     expected = run(work, copy.deepcopy(module).to(dtype), training, dtype, autocast)
@@ -90,7 +99,11 @@ def test_training(name: str) -> None:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16(name: str, training: bool) -> None:
-    check(name, training, torch.bfloat16)
+    if name == "lstm" and training and torch.cpu._is_amx_tile_supported():
+        with pytest.raises(bolide.Unsupported, match="AMX"):
+            check(name, training, torch.bfloat16)
+    else:
+        check(name, training, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "resnet18", "mlp"])

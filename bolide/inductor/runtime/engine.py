@@ -40,7 +40,8 @@ def machine(cpu: str, features: str) -> Any:
 def _jit() -> Any:
     import llvmlite.binding as llvm
 
-    return llvm.create_lljit_compiler(machine("", ""))
+    # JITLink lays a module out in one piece; sections placed one by one may end up too far apart for 32-bit addresses.
+    return llvm.create_lljit_compiler(machine("", ""), use_jit_link=True)
 
 
 def warm_up(cpu: str, features: str) -> None:
