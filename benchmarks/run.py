@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: bolide, torch.compile and eager side by side; writes RESULTS.json and RESULTS.md.
+"""`python -m benchmarks`: bolide, torch.compile and eager side by side; writes benchmarks/RESULTS.md and RESULTS.json.
 
 Every measurement runs in a fresh process (see `worker`), so a model that fails costs one row, which says why. Each
 model and mode has caches of its own, empty when its first call is measured. Results are written after each measurement.
@@ -127,7 +127,12 @@ def key(measurement: str, spec: dict[str, Any]) -> str:
 @click.option("--seconds", default=1.5, show_default=True, help="Time for the steady state of each compiler.")
 @click.option("--quick", is_flag=True, help="A look: 5 rounds, 0.4 seconds, no memory of torch.compile.")
 @click.option("--limit", default=900.0, show_default=True, help="Seconds after which a measurement is given up.")
-@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "RESULTS.md", show_default="RESULTS.md")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=ROOT / "benchmarks" / "RESULTS.md",
+    show_default="benchmarks/RESULTS.md",
+)
 @click.option("--keep/--fresh", default=False, help="Keep the rows of an earlier run that this one does not measure.")
 def main(
     models: str,
