@@ -221,21 +221,23 @@ SECTIONS = (
 )
 
 
+def provenance(data: dict[str, Any]) -> list[str]:
+    """Which runs the rows come from, and on what hosts."""
+    lines = []
+    for i, run in enumerate(data["runs"]):
+        loads = [row["load"] for row in data["rows"].values() if row["run"] == i]
+        if loads:
+            where = f"{run['cpu']} ({run['isa']}), {run['threads']} threads, {run['system']}, Python {run['python']}"
+            lines.append(
+                f"- `{run['command']}` on {run['date']} at commit {run['commit']}: {len(loads)} measurements; "
+                f"{where}, torch {run['torch']}; load average {min(loads):.1f} to {max(loads):.1f}."
+            )
+    return ["# Results", "", "Made by:", "", *lines, ""]
+
+
 def render(data: dict[str, Any]) -> str:
     """The Markdown page of a results file."""
-    host = data["host"]
-    loads = [row["load"] for row in data["rows"].values()]
-    lines = [
-        "# Results",
-        "",
-        f"Made by `{data['command']}` on {data['date']} at commit {host['commit']}.",
-        "",
-        f"{host['cpu']} ({host['isa']}), {host['threads']} threads, {host['system']}, "
-        f"Python {host['python']}, torch {host['torch']}; "
-        f"load average during the run {min(loads):.1f} to {max(loads):.1f}.",
-        "",
-    ]
-    lines += summary(data["rows"])
+    lines = provenance(data) + summary(data["rows"])
     for measurements, section in SECTIONS:
         rows = [row for row in data["rows"].values() if row["measurement"] in measurements]
         if rows:

@@ -160,11 +160,13 @@ def main(
         chosen,
     )
     data_path = output.with_suffix(".json")
-    rows: dict[str, Any] = json.loads(data_path.read_text())["rows"] if keep and data_path.exists() else {}
+    data: dict[str, Any] = json.loads(data_path.read_text()) if keep and data_path.exists() else {"rows": {}, "runs": []}
+    rows, runs = data["rows"], data["runs"]
     if quick:
         rounds, seconds = 5, 0.4
         tasks = [(m, spec) for m, spec in tasks if (m, spec.get("compiler")) != ("memory", "torch")]
     command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+    runs.append({"command": command, "date": time.strftime("%Y-%m-%d"), **host()})
     with tempfile.TemporaryDirectory(prefix="bolide-benchmark-") as folder:
         caches = Path(folder)
         for i, (measurement, spec) in enumerate(tasks):
@@ -180,8 +182,8 @@ def main(
                 "spec": spec,
                 "result": result,
                 "load": round(os.getloadavg()[0], 1),
+                "run": len(runs) - 1,
             }
-            data = {"host": host(), "command": command, "date": time.strftime("%Y-%m-%d"), "rows": rows}
             data_path.write_text(json.dumps(data, indent=1) + "\n")
             output.write_text(render(data))
     click.echo(f"wrote {output} and {data_path}")
