@@ -7,6 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from linecache import getline
+
+from bolide.support.kinds import KINDS, BreakKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,11 @@ class UserFrame:
 
     def __str__(self) -> str:
         return f'File "{self.file}", line {self.line}, in {self.function}'
+
+    @property
+    def text(self) -> str:
+        """The line itself, "" when the file cannot be read."""
+        return getline(self.file, self.line).strip()
 
 
 class BolideError(Exception):
@@ -34,9 +42,9 @@ class Unsupported(BolideError):
 
     `reason` says why, in one clause; `operation` is what was being done (`print(...)`, `Tensor.item`); `where` is the
     user's line; `remedy` is advice.
-    `kind` is a stable code. Three kinds are treated specially by dispatch: ``user_exception`` (the user's own code
-    raised; ``__cause__`` is the exception, eager runs so that it surfaces with its own traceback), ``input`` (these
-    arguments cannot be compiled, others may) and ``state`` (not in the present global state).
+    `kind` names a `BreakKind`, whose scope says how dispatch treats it: ``user`` (the user's own code raised;
+    ``__cause__`` is the exception, eager runs so that it surfaces with its own traceback), ``call`` (only this call
+    cannot be compiled) or ``program``.
     """
 
     def __init__(
@@ -54,15 +62,27 @@ class Unsupported(BolideError):
         self.operation = operation
         super().__init__(reason)
 
+    @property
+    def about(self) -> BreakKind:
+        """The entry of this error's kind in the registry."""
+        return KINDS[self.kind]
+
     def __str__(self) -> str:
-        lines = [f"cannot capture: {self.reason}"]
-        if self.operation is not None:
-            lines.append(f"  operation: {self.operation}")
-        if self.where is not None:
-            lines.append(f"  at: {self.where}")
-        if self.remedy is not None:
-            lines.append(f"  remedy: {self.remedy}")
-        return "\n".join(lines)
+        return describe("cannot capture", self.kind, self.reason, self.operation, self.where, self.remedy)
+
+
+def describe(
+    what: str, kind: str, reason: str, operation: str | None, where: UserFrame | None, remedy: str | None
+) -> str:
+    """The lines that every message about something not captured has; the remedy is the kind's unless one is given."""
+    about = KINDS[kind]
+    lines = [f"{what}: {reason} [{about.code}]"]
+    lines += [f"  operation: {operation}"] if operation else []
+    if where is not None:
+        lines += [f"  at: {where}"]
+        lines += [f"    {where.text}"] if where.text else []
+    lines += [f"  remedy: {remedy or about.remedy}"] if about.scope != "user" else []
+    return "\n".join(lines)
 
 
 class CompileError(BolideError):

@@ -99,6 +99,55 @@ class Fallback(Event):
     error: BaseException | None = None
 
 
+@dataclass(frozen=True)
+class Break(Event):
+    """A segment ends before an operation that runs in eager; the next segment starts right after it.
+
+    `name` is the segment that ends (the compiled function's name for the first one), `next` the one that follows.
+    `kind` is a name in `support.kinds`. `stack` holds the user's frames, outermost first; `where` is the innermost one.
+    `seconds`: what capturing again because of it took, None where nothing had to be repeated.
+    """
+
+    next: str
+    kind: str
+    reason: str
+    operation: str | None
+    where: UserFrame | None
+    remedy: str | None
+    stack: tuple[UserFrame, ...] = ()
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Resumed(Event):
+    """At run time: the operation that segment `name` broke at was run in eager, which took `seconds`, the rebuilding of
+    live values included. Told only while somebody listens.
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Specialised(Event):
+    """A size or number that could have stayed symbolic was fixed: `source` (``x.shape[0]``) to `value`, because of
+    `reason`.
+    """
+
+    source: str
+    value: str
+    reason: str
+    where: UserFrame | None
+
+
+@dataclass(frozen=True)
+class Skipped(Event):
+    """A function was called that is not captured by choice (disabled, on a skip list); it runs in eager."""
+
+    function: str
+    reason: str
+    where: UserFrame | None
+
+
 Subscriber = Callable[[Any], None]
 subscribers: list[Subscriber] = []
 

@@ -167,7 +167,7 @@ def _find_functional_form(func: Any) -> tuple[Any, list[int | str], set[str]]:
 
 
 def _data_dependent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    raise DataDependent(str(func), trace.where)
+    raise DataDependent(str(func), trace.where, "data_shape")
 
 
 def _metadata_change(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
@@ -429,5 +429,5 @@ def _native_batch_norm(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 def _index(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """Integer indices give a known shape; masks do not."""
     if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
-        raise DataDependent("indexing with a mask", trace.where)
+        raise DataDependent("indexing with a mask", trace.where, "data_shape")
     return trace.wrap(trace.call(aten.index.Tensor, trace.unwrap(args[0]), trace.unwrap(args[1])))

@@ -38,14 +38,8 @@ class DataDependent(Unsupported):
     """An operation whose result (a Python number, a shape) depends on the tensors' data, which do not exist while
     tracing."""
 
-    def __init__(self, op: str, where: UserFrame | None = None) -> None:
-        super().__init__(
-            f"the result of {op} depends on the data of a tensor",
-            where,
-            "compute it outside the compiled function, or write it with tensor operations (torch.where and the like)",
-            kind="data_dependent",
-            operation=op,
-        )
+    def __init__(self, op: str, where: UserFrame | None = None, kind: str = "data_value") -> None:
+        super().__init__(f"the result of {op} depends on the data of a tensor", where, kind=kind, operation=op)
 
 
 def meta_of(real: torch.Tensor) -> TensorMeta:

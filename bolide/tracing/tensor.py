@@ -119,28 +119,30 @@ class TracedTensor(torch.Tensor):
         self._refuse("Tensor.backward", "call backward on the result of the compiled function")
 
     def data_ptr(self) -> int:
-        raise DataDependent("Tensor.data_ptr", self._trace.where)
+        raise DataDependent("Tensor.data_ptr", self._trace.where, "data_pointer")
 
     def numpy(self, *, force: bool = False) -> Any:
-        raise DataDependent("Tensor.numpy", self._trace.where)
+        raise DataDependent("Tensor.numpy", self._trace.where, "data_pointer")
 
     def tolist(self) -> Any:
         raise DataDependent("Tensor.tolist", self._trace.where)
 
     def untyped_storage(self) -> Any:
-        raise DataDependent("Tensor.untyped_storage", self._trace.where)
+        raise DataDependent("Tensor.untyped_storage", self._trace.where, "data_pointer")
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise DataDependent("Tensor.__array__", self._trace.where)
+        raise DataDependent("Tensor.__array__", self._trace.where, "data_pointer")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise DataDependent("pickling a tensor", self._trace.where)
+        raise DataDependent("pickling a tensor", self._trace.where, "data_pointer")
 
     def __format__(self, specification: str) -> str:
-        raise DataDependent("formatting a tensor", self._trace.where)
+        raise DataDependent("formatting a tensor", self._trace.where, "data_text")
 
     def _refuse(self, operation: str, remedy: str) -> None:
-        raise Unsupported(f"{operation} inside a compiled function", self._trace.where, remedy, operation=operation)
+        raise Unsupported(
+            f"{operation} inside a compiled function", self._trace.where, remedy, "tensor_method", operation=operation
+        )
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
