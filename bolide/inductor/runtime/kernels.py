@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from bolide.inductor.ir.loops import Kernel
-from bolide.inductor.runtime.engine import Library, assembly, load
+from bolide.support.engine import Library, Method, assembly, load
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -142,25 +142,10 @@ go:
 """
 
 
-class _MethodDef(ctypes.Structure):
-    """CPython's PyMethodDef."""
-
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    ]
-
-
-_METH_FASTCALL = 0x0080
-
-
 @functools.cache
-def _method() -> tuple[_MethodDef, Library]:
-    """The native runner as CPython describes functions; lives as long as the process."""
-    library = load(_RUNNER, ("run",), "", "")
-    return _MethodDef(b"run_kernels", library.addresses["run"], _METH_FASTCALL, None), library
+def _method() -> Method:
+    """The native runner, which lives as long as the process."""
+    return Method("run_kernels", load(_RUNNER, ("run",), "", ""), "run")
 
 
 def sequence(calls: Sequence[tuple[CompiledKernel, tuple[int, ...]]]) -> Callable[..., None]:
@@ -178,10 +163,5 @@ def sequence(calls: Sequence[tuple[CompiledKernel, tuple[int, ...]]]) -> Callabl
         if len(positions) != expected:
             raise ValueError(f"kernel {kernel.name} takes {expected} addresses and sizes, not {len(positions)}")
         words.extend((kernel.address, len(positions), *positions))
-    method, _ = _method()
-    new = ctypes.pythonapi.PyCFunction_NewEx
-    new.restype = ctypes.py_object
-    new.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
-    # The last argument is what CPython calls the function's module: any object, kept alive with the function.
-    made: Callable[..., None] = new(ctypes.addressof(method), words.buffer_info()[0], (words, tuple(calls)))
+    made: Callable[..., None] = _method().bind(words.buffer_info()[0], (words, tuple(calls)))
     return made

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bolide.inductor.runtime.openmp import SERIAL, symbol_address
+from bolide.support.symbols import SERIAL, symbol_address
 
 
 @dataclass(slots=True)
@@ -92,3 +93,35 @@ def assembly(text: str, cpu: str, features: str) -> str:
 
     with _lock:
         return str(machine(cpu, features).emit_assembly(llvm.parse_assembly(with_stand_ins(text))))
+
+
+class _MethodDef(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    ]
+
+
+class Method:
+    """Native code that Python functions are made of: ``PyObject *(PyObject *self, PyObject **args, Py_ssize_t count)``.
+    It has to outlive the functions that `bind` makes.
+    """
+
+    FASTCALL = 0x0080
+
+    def __init__(self, name: str, library: Library, export: str) -> None:
+        self.library = library
+        self.definition = _MethodDef(name.encode(), library.addresses[export], self.FASTCALL, None)
+
+    def bind(self, word: int, owned: object) -> Callable[..., Any]:
+        """A Python function whose native `self` is the integer `word`; `owned` is kept alive with it."""
+        new = ctypes.pythonapi.PyCFunction_NewEx
+        new.restype = ctypes.py_object
+        new.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
+        # The last argument is what CPython calls the function's module: any object.
+        made: Callable[..., Any] = new(ctypes.addressof(self.definition), word, owned)
+        return made
