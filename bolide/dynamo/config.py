@@ -1,17 +1,68 @@
-"""Options of capture and dispatch (`bolide.dynamo.config`)."""
+"""Options of capture and dispatch (`bolide.dynamo.config`). Names are PyTorch's where PyTorch has the option; each is
+read from the environment under bolide's name or PyTorch's. `note` says of an option why it has no effect of its own.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
 from bolide.support.config import Config, option
+
+_LEGACY = "no effect, as in PyTorch: kept for compatibility"
+_REPRO = "used by the minifier, which is not there yet"
+_DISTRIBUTED = "used by distributed training, which is not there yet"
+_ALWAYS = "always so here"
+
+
+def _debug_directory() -> str:
+    root = os.environ.get("BOLIDE_DEBUG_DIR") or os.environ.get("TORCH_COMPILE_DEBUG_DIR") or os.getcwd()
+    return os.path.join(root, "bolide_debug")
 
 
 class DynamoConfig(Config):
-    cache_size_limit: int = option(
-        8, "Most compiled versions of one function; after that it is no longer compiled anew."
+    # ---- what is said, and where
+    log_file_name: str | None = option(
+        None, "A file that receives what bolide logs, besides standard error.", compiled=False, types=(str,)
     )
-    accumulated_cache_size_limit: int = option(
-        256, "Most compiled versions of all functions that share one code object."
+    verbose: bool = option(
+        False,
+        "Warnings about failures of bolide carry the whole traceback.",
+        env=("BOLIDE_VERBOSE", "TORCHDYNAMO_VERBOSE"),
+        compiled=False,
     )
+    log_compilation_metrics: bool = option(
+        True, "Keep figures of every compilation (bolide.dynamo.compilation_metrics).", compiled=False
+    )
+    report_guard_failures: bool = option(
+        True, "Say which guard failed.", compiled=False, note="always said, to logs and explain"
+    )
+    cprofile: bool | str = option(
+        False,
+        "Profile each compilation; a name of a file receives the profile, True prints it.",
+        env=("BOLIDE_CPROFILE", "TORCH_COMPILE_CPROFILE"),
+        compiled=False,
+        types=(str,),
+    )
+    base_dir: str = option(
+        str(Path(__file__).resolve().parent.parent.parent),
+        "The directory that holds the package; paths in messages are shown relative to it.",
+        compiled=False,
+        note="for tools; messages show whole paths, which editors can open",
+    )
+    debug_dir_root: str = option(_debug_directory(), "Where files for debugging are written.", compiled=False)
+    replay_record_enabled: bool = option(
+        False,
+        "When bolide fails, write the graph and the metadata of its inputs below debug_dir_root.",
+        env=("BOLIDE_REPLAY_RECORD", "TORCH_COMPILE_REPLAY_RECORD"),
+        compiled=False,
+    )
+
+    # ---- whether to compile, and what happens when that fails
     disable: bool = option(
         False, "Run everything in eager.", env=("BOLIDE_DISABLE", "TORCH_COMPILE_DISABLE"), compiled=False
     )
@@ -21,12 +72,207 @@ class DynamoConfig(Config):
         env=("BOLIDE_SUPPRESS_ERRORS", "TORCHDYNAMO_SUPPRESS_ERRORS"),
         compiled=False,
     )
-    error_on_recompile: bool = option(False, "Raise RecompileError when a guard fails.", compiled=False)
-    verbose: bool = option(
+    verify_correctness: bool = option(
         False,
-        "Warnings about failures of bolide carry the whole traceback.",
-        env=("BOLIDE_VERBOSE", "TORCHDYNAMO_VERBOSE"),
+        "Run each compiled forward or inference graph once beside ATen calls and raise when they differ.",
         compiled=False,
+    )
+    minimum_call_count: int = option(1, "Programs with fewer tensor operations than this run in eager.")
+    dead_code_elimination: bool = option(True, "Drop operations whose results nothing needs.")
+    cache_size_limit: int = option(
+        8, "Most compiled versions of one function; after that it is no longer compiled anew.", compiled=False
+    )
+    accumulated_cache_size_limit: int = option(
+        256, "Most compiled versions of all functions that share one code object.", compiled=False
+    )
+    error_on_recompile: bool = option(False, "Raise RecompileError when a guard fails.", compiled=False)
+    raise_on_ctx_manager_usage: bool = option(
+        True, "Using the result of bolide.dynamo.optimize as a context manager is an error.", compiled=False
+    )
+    raise_on_unsafe_aot_autograd: bool = option(
+        False, "Raise where ahead-of-time autograd would be unsafe.", note="what would be unsafe is never compiled"
+    )
+    error_on_nested_jit_trace: bool = option(
+        True, "Calling a compiled function inside torch.jit.trace is an error; off: it runs in eager."
+    )
+    error_on_nested_fx_trace: bool = option(
+        True, "Calling a compiled function inside torch.fx.symbolic_trace is an error; off: it runs in eager."
+    )
+
+    # ---- sizes and numbers
+    specialize_int: bool = option(False, "Integers are always constants of a compiled version.")
+    specialize_float: bool = option(False, "Floats are always constants of a compiled version.")
+    dynamic_shapes: bool = option(True, "Sizes may be symbolic.", note=_LEGACY)
+    assume_static_by_default: bool = option(True, "Sizes are fixed in a first compilation, unless marked dynamic.")
+    automatic_dynamic_shapes: bool = option(
+        True,
+        "A size that changed is symbolic in the next compilation.",
+        env=("BOLIDE_AUTOMATIC_DYNAMIC_SHAPES", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_SHAPES"),
+    )
+    force_parameter_static_shapes: bool = option(True, "Sizes of parameters are always fixed.")
+    force_nn_module_property_static_shapes: bool = option(True, "Sizes of tensors that modules hold are always fixed.")
+    allow_ignore_mark_dynamic: bool = option(False, "A dimension marked dynamic may be fixed without an error.")
+    capture_scalar_outputs: bool = option(
+        False,
+        "Numbers read from tensors (.item()) are captured as symbols instead of breaking.",
+        env=("BOLIDE_CAPTURE_SCALAR_OUTPUTS", "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS"),
+    )
+    capture_dynamic_output_shape_ops: bool = option(
+        False,
+        "Operations whose result's size depends on data (nonzero) are captured instead of breaking.",
+        env=("BOLIDE_CAPTURE_DYNAMIC_OUTPUT_SHAPE_OPS", "TORCHDYNAMO_CAPTURE_DYNAMIC_OUTPUT_SHAPE_OPS"),
+    )
+    prefer_deferred_runtime_asserts_over_guards: bool = option(
+        False, "Conditions on symbolic sizes become assertions at run time instead of guards."
+    )
+    _allow_complex_guards_as_runtime_asserts: bool = option(
+        False, "Conditions that cannot be solved become assertions at run time.", note="every condition is a guard here"
+    )
+    do_not_emit_runtime_asserts: bool = option(
+        False,
+        "torch._check on data informs the compiler without a check at run time.",
+        env=("BOLIDE_DO_NOT_EMIT_RUNTIME_ASSERTS", "TORCH_DYNAMO_DO_NOT_EMIT_RUNTIME_ASSERTS"),
+    )
+    force_unspec_int_unbacked_size_like_on_torchrec_kjt: bool = option(
+        False, "Lengths of torchrec's jagged tensors are unbacked symbols.", note="for torchrec, which is not supported"
+    )
+
+    # ---- guards
+    guard_nn_modules: bool = option(True, "What a module holds is guarded; off: modules are taken as unchanging.")
+    guard_nn_modules_using_dict_tags: bool = option(
+        True, "Guards of modules are skipped while version tags say that nothing changed."
+    )
+    enable_cpp_guard_manager: bool = option(True, "Check guards natively; off: by the readable Python program.")
+    skip_nnmodule_hook_guards: bool = option(
+        False,
+        "Later changes of a module's hooks are not looked for once it was compiled (PyTorch's default; unsound).",
+    )
+    skip_fsdp_guards: bool = option(True, "Modules that FSDP manages are not guarded.", note=_DISTRIBUTED)
+    inline_inbuilt_nn_modules: bool = option(True, "torch's own modules are captured like user's.", note=_ALWAYS)
+
+    # ---- what is captured, and how
+    constant_functions: dict[Callable[..., Any], Any] = option(
+        {
+            torch.jit.is_scripting: False,
+            torch.jit.is_tracing: False,
+            torch._C._get_tracing_state: None,
+            torch._utils.is_compiling: True,
+            torch.compiler.is_compiling: True,
+            torch.compiler.is_dynamo_compiling: True,
+        },
+        "Functions whose calls are replaced by a constant while capturing.",
+    )
+    allowed_functions_module_string_ignorelist: set[str] = option(
+        {"torch.distributions", "torch.testing", "torch._refs", "torch._prims", "torch._decomp"},
+        "Modules of torch whose functions are looked into instead of being called as they are.",
+    )
+    skipfiles_inline_module_allowlist: dict[Any, Any] = option({}, "Modules that are captured.", note=_LEGACY)
+    reorderable_logging_functions: set[Callable[..., Any]] = option(
+        set(), "Functions for output (print, warnings.warn) whose calls may wait until the graph has run."
+    )
+    traceable_tensor_subclasses: set[type] = option(
+        set(), "Subclasses of Tensor that may be captured besides those with a tracing protocol."
+    )
+    rewrite_assert_with_torch_assert: bool = option(True, "`assert` on a tensor becomes an assertion at run time.")
+    only_allow_pt2_compliant_ops: bool = option(
+        False, "Custom operators without the tag pt2_compliant_tag break instead of being captured."
+    )
+    allow_rnn: bool = option(False, "RNN, LSTM and GRU layers are captured.", note=_ALWAYS)
+    enforce_cond_guards_match: bool = option(True, "Both branches of torch.cond must need the same guards.")
+    capture_autograd_function: bool = option(True, "autograd.Function is captured.", note=_ALWAYS)
+    capture_func_transforms: bool = option(True, "torch.func's transforms are captured.", note=_ALWAYS)
+    trace_numpy: bool = option(True, "NumPy functions are captured as tensor operations.")
+    numpy_default_float: str = option("float64", "NumPy's default float type.", choices=("float64", "float32"))
+    numpy_default_complex: str = option(
+        "complex128", "NumPy's default complex type.", choices=("complex128", "complex64")
+    )
+    numpy_default_int: str = option("int64", "NumPy's default integer type.", choices=("int64", "int32"))
+    use_numpy_random_stream: bool = option(False, "NumPy's random functions draw from NumPy's own generator.")
+    use_lazy_graph_module: bool = option(
+        True,
+        "The Python code of graph modules is generated when it is first needed.",
+        env=("BOLIDE_USE_LAZY_GRAPH_MODULE", "TORCH_COMPILE_USE_LAZY_GRAPH_MODULE"),
+    )
+    compiled_autograd: bool = option(
+        False, "Backward passes are captured from the engine.", note="compiled autograd is not there yet"
+    )
+    _autograd_backward_strict_mode_banned_ops: list[str] = option(
+        ["stride", "requires_grad", "storage_offset", "layout", "data"]
+        + sorted(name for name in dir(torch.Tensor) if name.startswith("is_")),
+        "Tensor attributes that a backward written by the user may not ask for in strict mode.",
+    )
+    inject_BUILD_SET_unimplemented_TESTING_ONLY: bool = option(
+        False, "Pretend that Python's BUILD_SET operation is unknown, to test breaks."
+    )
+    fake_tensor_cache_enabled: bool = option(
+        True,
+        "Remember the answers of shape rules.",
+        env=("BOLIDE_SHAPE_CACHE", "TORCH_FAKE_TENSOR_DISPATCH_CACHE"),
+        compiled=False,
+    )
+    fake_tensor_cache_crosscheck_enabled: bool = option(
+        False,
+        "Compute remembered answers of shape rules again and raise when they differ.",
+        env=("BOLIDE_SHAPE_CACHE_CROSSCHECK", "TORCH_FAKE_TENSOR_DISPATCH_CACHE_CROSSCHECK"),
+        compiled=False,
+    )
+
+    # ---- reproducing faults
+    repro_after: str | None = option(
+        None,
+        "Where failing graphs are reduced to small ones.",
+        env=("BOLIDE_REPRO_AFTER", "TORCHDYNAMO_REPRO_AFTER"),
+        compiled=False,
+        choices=(None, "dynamo", "aot"),
+        note=_REPRO,
+    )
+    repro_level: int = option(
+        2,
+        "What is written for a failing graph (1 to 4).",
+        env=("BOLIDE_REPRO_LEVEL", "TORCHDYNAMO_REPRO_LEVEL"),
+        compiled=False,
+        choices=(1, 2, 3, 4),
+        note=_REPRO,
+    )
+    repro_forward_only: bool = option(
+        False,
+        "Look at the forward only.",
+        env=("BOLIDE_REPRO_FORWARD_ONLY", "TORCHDYNAMO_REPRO_FORWARD_ONLY"),
+        compiled=False,
+        note=_REPRO,
+    )
+    repro_tolerance: float = option(
+        1e-3, "Differences above this, relative to the largest value, count as wrong.", compiled=False
+    )
+    repro_ignore_non_fp: bool = option(
+        False,
+        "Compare floating-point results only.",
+        env=("BOLIDE_REPRO_IGNORE_NON_FP", "TORCHDYNAMO_REPRO_IGNORE_NON_FP"),
+        compiled=False,
+    )
+    same_two_models_use_fp64: bool = option(True, "Compare results by their distance from float64.", compiled=False)
+
+    # ---- distributed and CUDA
+    optimize_ddp: bool | str = option(
+        True,
+        "How a DistributedDataParallel module is compiled.",
+        choices=(
+            True,
+            False,
+            "ddp_optimizer",
+            "python_reducer",
+            "python_reducer_without_compiled_forward",
+            "no_optimization",
+        ),
+        note=_DISTRIBUTED,
+    )
+    optimize_ddp_lazy_compile: bool = option(False, "Compile parts of a DDP module late.", note=_LEGACY)
+    skip_fsdp_hooks: bool = option(True, "Hooks of FSDP are not captured.", note=_DISTRIBUTED)
+    cudagraph_backend_keep_input_mutation: bool = option(
+        False, "The cudagraphs backend may write to inputs itself.", note="for CUDA, which is not there yet"
+    )
+    cudagraph_backend_support_input_mutation: bool = option(
+        False, "The cudagraphs backend handles written inputs.", note="for CUDA, which is not there yet"
     )
 
 

@@ -13,6 +13,7 @@ Unknown names and values of a wrong type are refused, the former with the neares
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import os
@@ -25,11 +26,14 @@ from bolide.support.errors import unknown_name
 
 T = TypeVar("T")
 
+_NAMED = (set, frozenset, dict)  # containers whose members may be functions or classes
+
 
 @dataclass(frozen=True)
 class Option:
     """`env`: environment variables that set the first value, the first one found counts. `compiled`: whether the
-    option changes what is compiled.
+    option changes what is compiled. `types`: types that are accepted besides the default's. `note`: why it has no
+    effect here, for names that are kept for compatibility.
     """
 
     default: Any
@@ -37,27 +41,44 @@ class Option:
     env: tuple[str, ...] = ()
     compiled: bool = True
     choices: tuple[Any, ...] = ()
+    types: tuple[type, ...] = ()
+    note: str = ""
 
     def accept(self, name: str, value: Any) -> None:
         """Raises TypeError or ValueError when `value` cannot be the value of this option."""
         if self.choices:
-            if value not in self.choices:
+            if not any(value == choice and type(value) is type(choice) for choice in self.choices):
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, self.choices))}, not {value!r}")
-        elif self.default is not None and type(value) is not type(self.default):
-            raise TypeError(f"{name} must be {type(self.default).__name__}, not {type(value).__name__} ({value!r})")
+            return
+        accepted = (type(self.default), *self.types)
+        if type(value) not in accepted:
+            names = " or ".join("None" if cls is type(None) else cls.__name__ for cls in accepted)
+            raise TypeError(f"{name} must be {names}, not {type(value).__name__} ({value!r})")
 
     def parse(self, text: str) -> Any:
         """The value that the text of an environment variable stands for."""
-        if isinstance(self.default, bool):
-            return text.strip().lower() not in ("", "0", "false", "no", "off")
-        return type(self.default)(text) if isinstance(self.default, (int, float)) else text
+        switch = text.strip().lower()
+        if isinstance(self.default, bool) and (switch in _OFF or switch in _ON or str not in self.types):
+            return switch not in _OFF
+        return type(self.default)(text) if type(self.default) in (int, float) else text
+
+
+_OFF = ("", "0", "false", "no", "off")
+_ON = ("1", "true", "yes", "on")
 
 
 def option(
-    default: T, doc: str, *, env: tuple[str, ...] = (), compiled: bool = True, choices: tuple[Any, ...] = ()
+    default: T,
+    doc: str,
+    *,
+    env: tuple[str, ...] = (),
+    compiled: bool = True,
+    choices: tuple[Any, ...] = (),
+    types: tuple[type, ...] = (),
+    note: str = "",
 ) -> T:
     """Declare an option in the body of a `Config` class."""
-    return Option(default, doc, env, compiled, choices)  # type: ignore[return-value]
+    return Option(default, doc, env, compiled, choices, types, note)  # type: ignore[return-value]
 
 
 class Config:
@@ -71,7 +92,7 @@ class Config:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         for name, declared in self._options.items():
             given = next((environment[key] for key in declared.env if key in environment), None)
-            setattr(self, name, declared.default if given is None else declared.parse(given))
+            setattr(self, name, copy.copy(declared.default) if given is None else declared.parse(given))
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._declared(name).accept(name, value)
@@ -91,24 +112,28 @@ class Config:
 
     def describe(self, name: str) -> str:
         """The documentation of one option."""
-        return self._declared(name).doc
+        declared = self._declared(name)
+        return f"{declared.doc} ({declared.note})" if declared.note else declared.doc
 
     def shallow_copy_dict(self) -> dict[str, Any]:
         """Every option and its present value."""
         return {name: getattr(self, name) for name in self._options}
 
     def get_hash(self) -> str:
-        """A digest of the values of those options that change what is compiled."""
-        values = {name: repr(getattr(self, name)) for name, declared in self._options.items() if declared.compiled}
+        """A digest of the values of those options that change what is compiled; the same in every process."""
+        values = {name: _plain(getattr(self, name)) for name, declared in self._options.items() if declared.compiled}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def save_config(self) -> bytes:
-        """The present values, for `load_config`."""
-        return json.dumps(self.shallow_copy_dict()).encode()
+        """The present values as JSON, for `load_config`; without options that hold functions or classes."""
+        values = self.shallow_copy_dict().items()
+        return json.dumps({name: sorted(v) if type(v) is set else v for name, v in values if _is_plain(v)}).encode()
 
     def load_config(self, saved: bytes) -> None:
         """Set the values that `save_config` wrote; all or, when one is refused, none."""
-        self._assign(json.loads(saved))
+        values = json.loads(saved)
+        sets = {name for name in values if isinstance(self._declared(name).default, set)}
+        self._assign({name: set(value) if name in sets else value for name, value in values.items()})
 
     def patch(self, changes: Mapping[str, Any] | str | None = None, value: Any = None, /, **more: Any) -> Patch:
         """Other values for a while: ``patch(name=value)``, ``patch("name", value)`` or ``patch({"name": value})``, as
@@ -145,6 +170,24 @@ class Patch(contextlib.ContextDecorator):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.config._assign(self._before.pop())
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold the value (a set as a list)."""
+    return not isinstance(value, _NAMED) or all(isinstance(member, str) for member in value)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it: functions and classes by their names."""
+    if isinstance(value, dict):
+        return sorted([_plain(key), _plain(item)] for key, item in value.items())
+    if isinstance(value, _NAMED):
+        return sorted(_plain(member) for member in value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(member) for member in value]
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}"
+    return repr(value)
 
 
 __all__ = ["Config", "Option", "Patch", "option"]

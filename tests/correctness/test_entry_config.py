@@ -9,7 +9,7 @@ from bolide.support.config import Config, option
 
 class DemoConfig(Config):
     limit: int = option(8, "A number.")
-    name: str | None = option(None, "A name.", env=("BOLIDE_NAME", "OTHER_NAME"))
+    name: str | None = option(None, "A name.", env=("BOLIDE_NAME", "OTHER_NAME"), types=(str,))
     fast: bool = option(False, "A switch.", env=("BOLIDE_FAST",), compiled=False)
     kind: str = option("a", "One of two.", choices=("a", "b"))
 
