@@ -137,6 +137,32 @@ def runs_natively(function: types.FunctionType) -> bool:
     return isinstance(module, str) and _native_module(module)
 
 
+def _is_native(vm: Machine, function: types.FunctionType) -> bool:
+    return runs_natively(function) and id(function) not in vm.own_functions and not _wraps_program(function)
+
+
+def _is_ours(function: types.FunctionType) -> bool:
+    return str(function.__globals__.get("__name__")).startswith("bolide.dynamo.")
+
+
+def _wraps_program(function: types.FunctionType) -> bool:
+    """Whether a library's function closes over code of the program, as the results of its decorators do
+    (`torch.no_grad()`, `once_differentiable`, `torch.func.grad`): that code has to be interpreted."""
+    for cell in function.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue
+        while type(value) in (functools.partial, types.MethodType):
+            value = value.func if type(value) is functools.partial else value.__func__
+        if type(value) is types.FunctionType:
+            if not _is_ours(value) and (not runs_natively(value) or _wraps_program(value)):
+                return True
+        elif isinstance(value, torch.nn.Module):
+            return True
+    return False
+
+
 def call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
     """Call `function`: push its frame (and answer True), or push its result onto `frame`."""
     while True:
@@ -191,7 +217,7 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
         return Call(compiled.original, args, kwargs)
     if function.__module__ in _REFUSED_MODULES:
         raise _refused(vm, function)
-    if runs_natively(function) and id(function) not in vm.own_functions:
+    if _is_native(vm, function):
         if not any(type(a) is Outside for a in args) and not (
             kwargs and any(type(a) is Outside for a in kwargs.values())
         ):
@@ -358,7 +384,7 @@ def _callback(vm: Machine, value: Any) -> Any:
     if type(value) in (types.FunctionType, types.MethodType, functools.partial) or (
         type(value) is Outside and callable(value.real)
     ):
-        if type(value) is types.FunctionType and runs_natively(value) and id(value) not in vm.own_functions:
+        if type(value) is types.FunctionType and _is_native(vm, value):
             return value
         if type(value) is types.MethodType and isinstance(value.__func__, _BUILTIN_TYPES):
             return value

@@ -14,6 +14,7 @@ import torch
 from bolide.dynamo import builtins as _builtins
 from bolide.dynamo import opcodes as _opcodes
 from bolide.dynamo import opcodes_control as _opcodes_control
+from bolide.dynamo import torch_autograd as _torch_autograd
 from bolide.dynamo.calls import call
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Captured, Effect, Guard, Recipe, Source
@@ -22,7 +23,7 @@ from bolide.dynamo.values.rebuild import Rebuilder
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing import Trace
 
-REGISTRATIONS = (_builtins, _opcodes, _opcodes_control)  # importing these modules registers their handlers
+REGISTRATIONS = (_builtins, _opcodes, _opcodes_control, _torch_autograd)  # importing these modules registers their handlers
 
 
 def capture(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:

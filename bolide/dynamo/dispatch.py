@@ -234,9 +234,8 @@ class Dispatcher:
         surroundings = guards.global_state()
         captured = self.capture(self.original, args, kwargs)
         state.stage = "backend"
-        checks = guards.prepare(captured.guards, surroundings)
         if events.subscribers:
-            shown = tuple(map(guards.text, checks))
+            shown = tuple(map(guards.text, guards.prepare(captured.guards, surroundings)))
             events.emit(events.Captured(self.name, captured, shown, time.perf_counter() - start))
         try:
             run = self.backend(captured)
@@ -244,6 +243,7 @@ class Dispatcher:
             raise
         except Exception as error:
             raise CompileError("backend", self.name, error) from error
+        checks = guards.prepare(captured.guards, surroundings)  # backward code of the user's was read meanwhile, too
         following = self.entries[-1].function if self.entries else self.miss
         entry = make_entry(self.signature, captured, checks, run, following)
         if events.subscribers:

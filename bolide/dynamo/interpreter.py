@@ -78,6 +78,7 @@ class Machine:
         self._dispatch = dispatch
         world.where = self.where
 
+        self.memory: dict[Any, Any] = {}  # what intercepts remember for the length of this run
     # -- where we are
 
     def where(self) -> UserFrame | None:
