@@ -1,14 +1,14 @@
 """CPython bytecode in one uniform form.
 
-`decode(code)` turns a code object of CPython 3.11 or 3.12 into parallel lists of operation names, resolved arguments
-and lines. What the
-versions spell differently is normalised here, so that handlers see one form:
+`decode(code)` turns a code object of CPython 3.10 to 3.13 into parallel lists of operation names, resolved arguments
+and lines. What the versions spell differently is normalised (`bytecode_forms`), so that handlers see one form:
 
 - jumps are absolute indices into the instruction list, forward and backward forms have one name (`JUMP`,
   `POP_JUMP_IF_TRUE`, …);
 - names, constants, comparison and arithmetic operators are resolved to the objects themselves;
-- inline caches, `EXTENDED_ARG`, `PRECALL`, `NOP` and `RESUME` are gone (jumps to them go to what follows);
-- the exception table maps instruction indices.
+- fused instructions are taken apart, inline caches, `EXTENDED_ARG`, `NOP`, `RESUME` and the like are gone (jumps to them
+  go to what follows);
+- exceptions are handled by a table over instruction indices; for 3.10 it is derived from the blocks (`bytecode_blocks`).
 
 Decoding is cached per code object.
 """
@@ -16,85 +16,46 @@ Decoding is cached per code object.
 from __future__ import annotations
 
 import dis
-import operator
 import os
-import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from bolide.dynamo import bytecode_blocks
+from bolide.dynamo.bytecode_forms import (
+    BINARY_SYMBOLS,
+    HANDLER,
+    SKIPPED,
+    VERSION,
+    VERSIONS,
+    Part,
+    Raw,
+    Row,
+    Target,
+    forms,
+    locals_of,
+    prologue,
+)
 from bolide.tracing import UserFrame
 
-VERSION = sys.version_info[:2]
+__all__ = ["BINARY_SYMBOLS", "VERSION", "Code", "ExceptionEntry", "decode"]
 
-_CACHES: list[int] = getattr(dis, "_inline_cache_entries", [0] * 256) if VERSION < (3, 13) else [0] * 256
-_SKIPPED = frozenset({"CACHE", "EXTENDED_ARG", "PRECALL", "NOP", "RESUME"})
-_BINARY_OPS: list[tuple[Callable[[Any, Any], Any], str]] = [
-    (operator.add, "+"),
-    (operator.and_, "&"),
-    (operator.floordiv, "//"),
-    (operator.lshift, "<<"),
-    (operator.matmul, "@"),
-    (operator.mul, "*"),
-    (operator.mod, "%"),
-    (operator.or_, "|"),
-    (operator.pow, "**"),
-    (operator.rshift, ">>"),
-    (operator.sub, "-"),
-    (operator.truediv, "/"),
-    (operator.xor, "^"),
-    (operator.iadd, "+="),
-    (operator.iand, "&="),
-    (operator.ifloordiv, "//="),
-    (operator.ilshift, "<<="),
-    (operator.imatmul, "@="),
-    (operator.imul, "*="),
-    (operator.imod, "%="),
-    (operator.ior, "|="),
-    (operator.ipow, "**="),
-    (operator.irshift, ">>="),
-    (operator.isub, "-="),
-    (operator.itruediv, "/="),
-    (operator.ixor, "^="),
-]
-BINARY_SYMBOLS: dict[Callable[[Any, Any], Any], str] = dict(_BINARY_OPS)
-COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-# `x and y` of 3.11, written as 3.12 does: COPY, POP_JUMP_IF, POP_TOP.
-_OR_POP = frozenset({"JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP"})
-_JUMPS = {
-    "JUMP_IF_FALSE_OR_POP": "POP_JUMP_IF_FALSE",
-    "JUMP_IF_TRUE_OR_POP": "POP_JUMP_IF_TRUE",
-    "JUMP_FORWARD": "JUMP",
-    "JUMP_BACKWARD": "JUMP",
-    "JUMP_BACKWARD_NO_INTERRUPT": "JUMP",
-    "POP_JUMP_FORWARD_IF_FALSE": "POP_JUMP_IF_FALSE",
-    "POP_JUMP_FORWARD_IF_TRUE": "POP_JUMP_IF_TRUE",
-    "POP_JUMP_FORWARD_IF_NONE": "POP_JUMP_IF_NONE",
-    "POP_JUMP_FORWARD_IF_NOT_NONE": "POP_JUMP_IF_NOT_NONE",
-    "POP_JUMP_BACKWARD_IF_FALSE": "POP_JUMP_IF_FALSE",
-    "POP_JUMP_BACKWARD_IF_TRUE": "POP_JUMP_IF_TRUE",
-    "POP_JUMP_BACKWARD_IF_NONE": "POP_JUMP_IF_NONE",
-    "POP_JUMP_BACKWARD_IF_NOT_NONE": "POP_JUMP_IF_NOT_NONE",
-}
+_FORMS = forms(VERSION)
 
 
-class ExceptionEntry:
-    """One row of the exception table: instructions `start` ≤ i < `end` are handled at `target` with the stack cut to
-    `depth`."""
+class ExceptionEntry(NamedTuple):
+    """One row of the exception table: an exception at instructions `start` ≤ i < `end` goes to `target` with the stack
+    cut to `depth`; `push_offset`: and the index of the instruction pushed below it. `handled`: how many handlers are
+    still running there, None where the code itself ends them (from 3.11 on)."""
 
-    __slots__ = ("depth", "end", "push_offset", "start", "target")
-
-    def __init__(self, start: int, end: int, target: int, depth: int, push_offset: bool) -> None:
-        self.start, self.end, self.target, self.depth, self.push_offset = start, end, target, depth, push_offset
+    start: int
+    end: int
+    target: int
+    depth: int
+    handled: int | None
+    push_offset: bool
 
 
 class Code:
@@ -109,11 +70,11 @@ class Code:
         "code",
         "exceptions",
         "freevars",
-        "is_generator",
         "lines",
         "locals_names",
         "ops",
         "plumbing",
+        "qualname",
         "user_frames",
     )
 
@@ -125,11 +86,8 @@ class Code:
         self.bound: list[tuple[Callable[..., Any], Any]] | None = None
         self.argcount = code.co_argcount
         self.cellvars, self.freevars = code.co_cellvars, code.co_freevars
-        names = list(code.co_varnames)
-        names += [name for name in code.co_cellvars if name not in code.co_varnames]
-        names += code.co_freevars
-        self.locals_names = names
-        self.is_generator = bool(code.co_flags & 0x20)
+        self.locals_names = locals_of(code)
+        self.qualname: str = getattr(code, "co_qualname", code.co_name)  # from 3.11 on
         self.exceptions: list[ExceptionEntry] = []
         self.plumbing = _is_plumbing(code.co_filename)
         self.user_frames: dict[int, UserFrame] = {}
@@ -139,7 +97,7 @@ class Code:
         line = self.lines[index] if 0 <= index < len(self.lines) else self.code.co_firstlineno
         found = self.user_frames.get(line)
         if found is None:
-            found = self.user_frames[line] = UserFrame(self.code.co_filename, line, self.code.co_qualname)
+            found = self.user_frames[line] = UserFrame(self.code.co_filename, line, self.qualname)
         return found
 
 
@@ -162,7 +120,7 @@ def decode(code: types.CodeType) -> Code:
     """The decoded form of `code`. Raises NotImplementedError on interpreter versions that have no decoder yet."""
     found = _cache.get(code)
     if found is None:
-        if VERSION not in ((3, 11), (3, 12)):
+        if VERSION not in VERSIONS:
             raise NotImplementedError(f"capture on Python {VERSION[0]}.{VERSION[1]}")
         found = _cache[code] = _decode(code)
     return found
@@ -171,52 +129,57 @@ def decode(code: types.CodeType) -> Code:
 def _decode(code: types.CodeType) -> Code:
     result = Code(code)
     raw = _raw_instructions(code)
+    rows = bytecode_blocks.rows(code, raw) if VERSION == (3, 10) else _exception_table(code)
+    starts = {0: prologue(code), **({row.target: HANDLER for row in rows} if VERSION == (3, 10) else {})}
+    lines = _lines(code)
     index_of: dict[int, int] = {}  # byte offset -> index of the instruction there, or of the next one kept
-    for offset, start, opname, _arg in raw:
-        kept = len(result.ops)
-        index_of[offset] = index_of[start] = kept
-        if opname in _OR_POP:
-            result.ops += [opname, "", ""]
-        elif opname not in _SKIPPED:
-            result.ops.append(opname)
+    keywords = False
+    for instruction in raw:
+        first = len(result.ops)
+        index_of.update(dict.fromkeys(range(instruction.start, instruction.after, 2), first))
+        parts = _parts(code, instruction)
+        if keywords and instruction.name == "CALL":
+            parts = [("CALL_KW", instruction.arg)]
+        keywords = instruction.name == "KW_NAMES" or (keywords and instruction.name == "PRECALL")
+        for name, arg in [*starts.get(instruction.start, ()), *parts]:
+            result.ops.append(name)
+            result.args.append(arg)
+            result.lines.append(lines.get(instruction.offset, code.co_firstlineno))
     index_of[len(code.co_code)] = len(result.ops)
-    line_of = _lines(code)
-    position = 0
-    for offset, _start, opname, arg in raw:
-        if opname in _SKIPPED:
-            continue
-        name, value = _resolve(code, opname, arg, offset, index_of)
-        parts = [("COPY", 1), (name, value), ("POP_TOP", 0)] if opname in _OR_POP else [(name, value)]
-        for name, value in parts:
-            result.ops[position] = name
-            result.args.append(value)
-            result.lines.append(line_of.get(offset, code.co_firstlineno))
-            position += 1
-    result.exceptions = _exception_table(code, index_of)
+    for i, arg in enumerate(result.args):
+        if type(arg) is Target:
+            result.args[i] = index_of[arg.offset] + arg.skip
+    result.exceptions = [
+        ExceptionEntry(index_of[row.start], index_of[row.end], index_of[row.target], row.depth, row.handled, row.lasti)
+        for row in rows
+    ]
     return result
 
 
-def _raw_instructions(code: types.CodeType) -> list[tuple[int, int, str, int]]:
-    """(offset, offset of its first EXTENDED_ARG, name, argument) of every instruction, caches left out."""
-    out = []
+def _parts(code: types.CodeType, instruction: Raw) -> list[Part]:
+    if instruction.name in SKIPPED:
+        return []
+    form = _FORMS.get(instruction.name)
+    return [(instruction.name, instruction.arg)] if form is None else form(code, instruction)
+
+
+def _raw_instructions(code: types.CodeType) -> list[Raw]:
+    out: list[Raw] = []
     data = code.co_code
-    opname = dis.opname
     extended = 0
-    start = -1
-    i = 0
+    start = i = 0
     while i < len(data):
-        op = data[i]
+        name = dis.opname[data[i]]
         arg = data[i + 1] | extended
-        name = opname[op]
-        if start < 0:
-            start = i
+        offset = i
+        i += 2
         if name == "EXTENDED_ARG":
             extended = arg << 8
-            i += 2
             continue
-        out.append((i, start, name, arg))
-        extended, start = 0, -1
-        i += 2 + 2 * _CACHES[op]
+        while i < len(data) and data[i] == 0:  # CACHE
+            i += 2
+        out.append(Raw(name, arg, offset, start, i))
+        extended, start = 0, i
     return out
 
 
@@ -230,37 +193,7 @@ def _lines(code: types.CodeType) -> dict[int, int]:
     return out
 
 
-def _jump_target(opname: str, arg: int, offset: int) -> int:
-    after = offset + 2 + 2 * _CACHES[dis.opmap[opname]]
-    return after - 2 * arg if "BACKWARD" in opname else after + 2 * arg
-
-
-def _resolve(code: types.CodeType, opname: str, arg: int, offset: int, index_of: dict[int, int]) -> tuple[str, Any]:
-    """The uniform name and the resolved argument of one instruction."""
-    op = dis.opmap[opname]
-    if op in dis.hasjrel:
-        target = index_of[_jump_target(opname, arg, offset)]
-        if opname == "FOR_ITER" and VERSION >= (3, 12):
-            target += 1  # past END_FOR: the handler pops the exhausted iterator itself
-        return _JUMPS.get(opname, opname), target
-    if opname in ("LOAD_CONST", "RETURN_CONST", "KW_NAMES"):
-        return opname, code.co_consts[arg]
-    if opname == "LOAD_GLOBAL":
-        return opname, (code.co_names[arg >> 1], bool(arg & 1))
-    if opname == "LOAD_ATTR" and VERSION >= (3, 12):
-        return ("LOAD_METHOD" if arg & 1 else "LOAD_ATTR"), code.co_names[arg >> 1]
-    if opname == "LOAD_SUPER_ATTR":
-        return opname, (code.co_names[arg >> 2], bool(arg & 1))
-    if op in dis.hasname:
-        return opname, code.co_names[arg]
-    if opname == "BINARY_OP":
-        return opname, _BINARY_OPS[arg][0]
-    if opname == "COMPARE_OP":
-        return opname, COMPARISONS[dis.cmp_op[arg >> 4 if VERSION >= (3, 12) else arg]]
-    return opname, arg
-
-
-def _exception_table(code: types.CodeType, index_of: dict[int, int]) -> list[ExceptionEntry]:
+def _exception_table(code: types.CodeType) -> list[Row]:
     """Rows of `co_exceptiontable` (format: Objects/exception_handling_notes.txt of CPython: 6-bit big-endian
     varints)."""
     data = iter(code.co_exceptiontable)
@@ -273,19 +206,10 @@ def _exception_table(code: types.CodeType, index_of: dict[int, int]) -> list[Exc
             value = (value << 6) | (first & 63)
         return value
 
-    def boundary(offset: int) -> int:
-        while offset not in index_of:  # a boundary may lie in the caches of an instruction
-            offset += 2
-        return index_of[offset]
-
     for first in data:
         start = varint(first) * 2
         length = varint(next(data)) * 2
         target = varint(next(data)) * 2
         depth_lasti = varint(next(data))
-        out.append(
-            ExceptionEntry(
-                boundary(start), boundary(start + length), boundary(target), depth_lasti >> 1, bool(depth_lasti & 1)
-            )
-        )
+        out.append(Row(start, start + length, target, depth_lasti >> 1, None, bool(depth_lasti & 1)))
     return out

@@ -19,7 +19,7 @@ class Frame:
     MISSING when unbound; `exceptions` are the handled exceptions (`PUSH_EXC_INFO`); `then` says what becomes of the
     result (see `Machine.finish`): "push" onto the caller's stack, "drop", or "instance" (push `then_value` instead, as
     after `__init__`). `generator` is set while the frame is the body of one. `namespace` is the local namespace of a
-    class body.
+    class body. `tick` is the number of its last instruction after which another frame was on top.
     """
 
     __slots__ = (
@@ -28,13 +28,13 @@ class Frame:
         "function",
         "generator",
         "globals",
-        "keywords",
         "locals",
         "namespace",
         "pc",
         "stack",
         "then",
         "then_value",
+        "tick",
     )
 
     def __init__(self, code: Code, namespace: dict[str, Any], local_values: list[Any], function: Any = None) -> None:
@@ -45,11 +45,11 @@ class Frame:
         self.pc = 0
         self.stack: list[Any] = []
         self.exceptions: list[Any] = []
-        self.keywords: tuple[str, ...] = ()
         self.generator: Generator | None = None
         self.namespace: dict[str, Any] | None = None
         self.then = "push"
         self.then_value: Any = None
+        self.tick = 0
 
 
 class Generator:

@@ -7,14 +7,16 @@ key, `torch.vmap`) a nested run of the same machine is started.
 
 from __future__ import annotations
 
+import itertools
+import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bolide.dynamo.bytecode import Code, decode
 from bolide.dynamo.frames import Frame, Generator, bind
 from bolide.dynamo.program import Source
-from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, World, attribute_source, is_opaque
+from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Deferred, World, attribute_source, is_opaque
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing import Trace
 
@@ -72,13 +74,14 @@ class Machine:
         self.world, self.trace = world, trace
         self.frames: list[Frame] = [Frame(_SCRATCH, {}, [])]
         self.base = 1
+        self.tick = 0  # the number of the instruction that was not supported
         self.own_functions: dict[int, Any] = {}  # functions made by the program, by id
         self.entered: list[Any] = []  # native context managers that are entered now
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls to be made after the graph has run
+        self.memory: dict[Any, Any] = {}  # what intercepts remember for the length of this run
         self._dispatch = dispatch
         world.where = self.where
 
-        self.memory: dict[Any, Any] = {}  # what intercepts remember for the length of this run
     # -- where we are
 
     def where(self) -> UserFrame | None:
@@ -103,9 +106,25 @@ class Machine:
         frame.stack.append(result)
         return None
 
+    def run(self, stop: int | None = None) -> bool:
+        """Run the frames that were pushed, the outermost run of the machine. True when they came to their end, with the
+        result on `frames[0]`'s stack; False when they stopped before instruction number `stop` (counted from 0).
+
+        Interpretation is deterministic: whatever a run meets at its instruction n, another run from the same start
+        stops in front of with ``stop=n``.
+        """
+        return self._run(iter(range(sys.maxsize if stop is None else stop)))
+
     def evaluate(self, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
         """Run a call to its end in a nested run and return its result; the program's exceptions propagate."""
         return self._nested(lambda scratch: self.call(scratch, function, args, kwargs))
+
+    def local(self, frame: Frame, index: int) -> Any:
+        """A fast local, MISSING when unbound; one of a continued frame is wrapped now."""
+        value = frame.locals[index]
+        if type(value) is Deferred:
+            value = frame.locals[index] = self.world.wrap(value.real, value.source)
+        return value
 
     def evaluate_body(self, function: types.FunctionType, namespace: Any) -> Any:
         """Run the body of a class statement on `namespace`; what it returns is the `__class__` cell or None."""
@@ -122,7 +141,7 @@ class Machine:
         outer, self.base = self.base, len(self.frames)
         try:
             if start(scratch):
-                self._run()
+                self._run(itertools.repeat(0))
             return scratch.stack.pop()
         finally:
             del self.frames[self.base - 1 :]
@@ -153,24 +172,31 @@ class Machine:
                     if value is default:
                         slots[i] = self.world.wrap(default, Source("item", attribute_source(base, attribute), key))
 
-    def _run(self) -> None:
-        """Run until the frame stack is back at `base`."""
+    def _run(self, ticks: Iterator[int]) -> bool:
+        """Run until the frame stack is back at `base`, one instruction for each tick. False when the ticks ran out."""
         frames = self.frames
+        tick = 0
         while len(frames) > self.base:
             frame = frames[-1]
-            bound = frame.code.bound
-            if bound is None:
-                bound = frame.code.bound = _bound(frame.code)
             try:
-                while True:
+                bound = frame.code.bound
+                if bound is None:
+                    bound = frame.code.bound = _bound(frame.code)
+                for tick in ticks:
                     handler, arg = bound[frame.pc]
                     frame.pc += 1
                     if handler(self, frame, arg):
+                        frame.tick = tick
                         break
+                else:
+                    return False
             except Unsupported:
+                self.tick = tick
                 raise
             except (Exception, GeneratorExit, SystemExit) as error:
+                frame.tick = tick
                 self.unwind(error)
+        return True
 
     def finish(self, frame: Frame, value: Any) -> None:
         """The top frame returns `value`."""
@@ -256,11 +282,8 @@ class Machine:
             caller.stack.pop()
             caller.pc = then_value
         elif then == "send":
-            target, keep = then_value
-            if not keep:
-                caller.stack.pop()
             caller.stack.append(value)
-            caller.pc = target
+            caller.pc = then_value
         elif then == "default":
             caller.stack.append(then_value)
         else:

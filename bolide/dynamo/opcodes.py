@@ -9,11 +9,10 @@ import types
 from typing import Any
 
 from bolide.dynamo import operations
-from bolide.dynamo.bytecode import VERSION
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Machine, opcode
 from bolide.dynamo.values.attributes import delete_attribute, load_attribute, load_super, store_attribute
-from bolide.dynamo.values.outside import MISSING
+from bolide.dynamo.values.outside import MISSING, Deferred
 
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>", "__slots__": ()})()
 
@@ -54,11 +53,13 @@ def _unbound(frame: Frame, index: int) -> Exception:
     return UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value")
 
 
-@opcode("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CLOSURE")
+@opcode("LOAD_FAST", "LOAD_FAST_CHECK")
 def _load_fast(vm: Machine, frame: Frame, arg: int) -> None:
     value = frame.locals[arg]
     if value is MISSING:
         raise _unbound(frame, arg)
+    if type(value) is Deferred:
+        value = vm.local(frame, arg)
     frame.stack.append(value)
 
 
@@ -113,11 +114,11 @@ def _delete_deref(vm: Machine, frame: Frame, arg: int) -> None:
     vm.world.store_cell(frame.locals[arg], frame.code.locals_names[arg], MISSING)
 
 
-@opcode("LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+@opcode("LOAD_FROM_DICT_OR_DEREF")
 def _load_class_deref(vm: Machine, frame: Frame, arg: int) -> None:
     name = frame.code.locals_names[arg]
-    namespace = frame.stack.pop() if VERSION >= (3, 12) else frame.namespace
-    if namespace is not None and name in namespace:
+    namespace = frame.stack.pop()
+    if name in namespace:
         frame.stack.append(namespace[name])
     else:
         _load_deref(vm, frame, arg)
@@ -172,6 +173,13 @@ def _load_locals(vm: Machine, frame: Frame, arg: Any) -> None:
 def _store_name(vm: Machine, frame: Frame, arg: str) -> None:
     assert frame.namespace is not None
     frame.namespace[arg] = frame.stack.pop()
+
+
+@opcode("SETUP_ANNOTATIONS")
+def _setup_annotations(vm: Machine, frame: Frame, arg: Any) -> None:
+    assert frame.namespace is not None
+    if "__annotations__" not in frame.namespace:
+        frame.namespace["__annotations__"] = {}
 
 
 @opcode("DELETE_NAME")
@@ -442,6 +450,11 @@ def _format_value(vm: Machine, frame: Frame, arg: int) -> Any:
     return vm.answer(frame, operations.format_value(vm, frame.stack.pop(), arg & 3, spec))
 
 
+@opcode("CONVERT_VALUE")
+def _convert_value(vm: Machine, frame: Frame, arg: int) -> Any:
+    return vm.answer(frame, operations.format_value(vm, frame.stack.pop(), arg, ""))
+
+
 @opcode("GET_LEN")
 def _get_len(vm: Machine, frame: Frame, arg: Any) -> Any:
     return vm.call(frame, len, [frame.stack[-1]])
@@ -460,6 +473,12 @@ def _match_sequence(vm: Machine, frame: Frame, arg: Any) -> None:
 @opcode("MATCH_KEYS")
 def _match_keys(vm: Machine, frame: Frame, arg: Any) -> Any:
     return vm.call(frame, operations.polyfill("match_keys"), [frame.stack[-2], frame.stack[-1]])
+
+
+@opcode("COPY_DICT_WITHOUT_KEYS")
+def _copy_dict_without_keys(vm: Machine, frame: Frame, arg: Any) -> Any:
+    keys = frame.stack.pop()
+    return vm.call(frame, operations.polyfill("dict_without_keys"), [frame.stack[-1], keys])
 
 
 @opcode("MATCH_CLASS")
@@ -486,6 +505,30 @@ def _make_function(vm: Machine, frame: Frame, arg: int) -> None:
         function.__annotations__ = dict(zip(annotations[::2], annotations[1::2]))
     vm.own_functions[id(function)] = function
     stack.append(function)
+
+
+@opcode("STORE_QUALNAME")
+def _store_qualname(vm: Machine, frame: Frame, arg: Any) -> None:
+    """3.10 has the qualified name above the code of a function; there is no place for it before it is made."""
+    frame.stack.pop()
+
+
+_FUNCTION_ATTRIBUTES = {1: "__defaults__", 2: "__kwdefaults__"}
+
+
+@opcode("SET_FUNCTION_ATTRIBUTE")
+def _set_function_attribute(vm: Machine, frame: Frame, arg: int) -> None:
+    function = frame.stack.pop()
+    value = frame.stack.pop()
+    if arg == 8:  # a closure is given when a function is made
+        made = types.FunctionType(function.__code__, frame.globals, function.__name__, None, value)
+        vm.own_functions[id(made)] = made
+        function = made
+    elif arg == 4:
+        function.__annotations__ = dict(zip(value[::2], value[1::2]))
+    else:
+        setattr(function, _FUNCTION_ATTRIBUTES[arg], value)
+    frame.stack.append(function)
 
 
 @opcode("LOAD_BUILD_CLASS")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from bolide.dynamo import operations
-from bolide.dynamo.bytecode import VERSION
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine, opcode
 from bolide.dynamo.opcodes import NULL, _pop_many
@@ -90,33 +90,53 @@ def _for_iter(vm: Machine, frame: Frame, arg: int) -> Any:
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
-@opcode("KW_NAMES")
-def _kw_names(vm: Machine, frame: Frame, arg: tuple[str, ...]) -> None:
-    frame.keywords = arg
+def _invoke(vm: Machine, frame: Frame, first: Any, second: Any, args: list[Any], names: tuple[str, ...] = ()) -> Any:
+    """Call what stands in two slots: a function and NULL, in any order, or an unbound method and its owner."""
+    kwargs: dict[str, Any] | None = None
+    if names:
+        kwargs = dict(zip(names, args[-len(names) :]))
+        del args[-len(names) :]
+    if first is NULL:
+        first = second
+    elif second is not NULL:
+        args.insert(0, second)
+    return vm.call(frame, first, args, kwargs)
 
 
 @opcode("CALL")
 def _call(vm: Machine, frame: Frame, arg: int) -> Any:
-    stack = frame.stack
     args = _pop_many(frame, arg)
-    kwargs: dict[str, Any] | None = None
-    if frame.keywords:
-        names = frame.keywords
-        frame.keywords = ()
-        kwargs = dict(zip(names, args[-len(names) :]))
-        del args[-len(names) :]
-    second = stack.pop()
-    first = stack.pop()
-    if first is NULL:
-        return vm.call(frame, second, args, kwargs)
-    args.insert(0, second)  # an unbound method and its owner
-    return vm.call(frame, first, args, kwargs)
+    second = frame.stack.pop()
+    return _invoke(vm, frame, frame.stack.pop(), second, args)
+
+
+@opcode("CALL_KW")
+def _call_kw(vm: Machine, frame: Frame, arg: int) -> Any:
+    names = frame.stack.pop()
+    args = _pop_many(frame, arg)
+    second = frame.stack.pop()
+    return _invoke(vm, frame, frame.stack.pop(), second, args, names)
+
+
+@opcode("CALL_FUNCTION")
+def _call_function(vm: Machine, frame: Frame, arg: int) -> Any:
+    """CALL of 3.10: the function stands alone."""
+    args = _pop_many(frame, arg)
+    return vm.call(frame, frame.stack.pop(), args)
+
+
+@opcode("CALL_FUNCTION_KW")
+def _call_function_kw(vm: Machine, frame: Frame, arg: int) -> Any:
+    names = frame.stack.pop()
+    args = _pop_many(frame, arg)
+    return _invoke(vm, frame, frame.stack.pop(), NULL, args, names)
 
 
 @opcode("CALL_FUNCTION_EX")
-def _call_function_ex(vm: Machine, frame: Frame, arg: int) -> Any:
+def _call_function_ex(vm: Machine, frame: Frame, arg: tuple[bool, bool]) -> Any:
+    """`arg`: whether there are keywords, whether NULL stands beside the function."""
     stack = frame.stack
-    kwargs = stack.pop() if arg & 1 else None
+    kwargs = stack.pop() if arg[0] else None
     args = stack.pop()
     items = operations.native_iterable(vm, args)
     if items is MISSING:
@@ -129,7 +149,9 @@ def _call_function_ex(vm: Machine, frame: Frame, arg: int) -> Any:
         stack.pop()
         return vm.call(frame, operations.polyfill("drain"), [args])
     function = stack.pop()
-    stack.pop()  # the NULL below
+    if arg[1]:
+        other = stack.pop()
+        function = other if function is NULL else function
     return vm.call(frame, function, list(items), dict(kwargs) if kwargs else None)
 
 
@@ -150,9 +172,9 @@ def _return_const(vm: Machine, frame: Frame, arg: Any) -> bool:
 
 @opcode("RETURN_GENERATOR")
 def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:
-    if not frame.code.is_generator:
+    if not frame.code.code.co_flags & inspect.CO_GENERATOR:
         raise Unsupported("a coroutine", vm.where(), "await it outside the compiled function")
-    generator = Generator(frame, frame.code.code.co_qualname)
+    generator = Generator(frame, frame.code.qualname)
     vm.finish(frame, generator)
     frame.generator = generator
     return True
@@ -172,14 +194,11 @@ def _yield_value(vm: Machine, frame: Frame, arg: Any) -> bool:
 def _send(vm: Machine, frame: Frame, arg: int) -> Any:
     value = frame.stack.pop()
     receiver = frame.stack[-1]
-    keep = VERSION >= (3, 12)
     if type(receiver) is Generator:
-        return vm.resume(receiver, value, "send", (arg, keep))
+        return vm.resume(receiver, value, "send", arg)
     try:
         frame.stack.append(next(receiver) if value is None else receiver.send(value))
     except StopIteration as stop:
-        if not keep:
-            frame.stack.pop()
         frame.stack.append(stop.value)
         frame.pc = arg
     return None
@@ -188,11 +207,6 @@ def _send(vm: Machine, frame: Frame, arg: int) -> Any:
 @opcode("END_SEND")
 def _end_send(vm: Machine, frame: Frame, arg: Any) -> None:
     del frame.stack[-2]
-
-
-@opcode("END_FOR")
-def _end_for(vm: Machine, frame: Frame, arg: Any) -> None:
-    del frame.stack[-2:]
 
 
 @opcode("CLEANUP_THROW")
@@ -282,27 +296,16 @@ def _before_with(vm: Machine, frame: Frame, arg: Any) -> Any:
 
 
 @opcode("WITH_EXCEPT_START")
-def _with_except_start(vm: Machine, frame: Frame, arg: Any) -> Any:
-    error = frame.stack[-1]
-    return vm.call(frame, frame.stack[-4], [type(error), error, error.__traceback__])
+def _with_except_start(vm: Machine, frame: Frame, arg: tuple[int, int]) -> Any:
+    """`arg`: how deep `__exit__` and the exception are."""
+    error = frame.stack[-arg[1]]
+    return vm.call(frame, frame.stack[-arg[0]], [type(error), error, error.__traceback__])
 
 
-# ---- intrinsics of 3.12 ----------------------------------------------------------------------------------------------
-
-
-@opcode("CALL_INTRINSIC_1")
-def _call_intrinsic_1(vm: Machine, frame: Frame, arg: int) -> Any:
-    value = frame.stack.pop()
-    if arg == 3:  # STOPITERATION_ERROR
-        if isinstance(value, StopIteration):
-            error = RuntimeError("generator raised StopIteration")
-            error.__cause__ = value
-            value = error
-        frame.stack.append(value)
-    elif arg == 5:  # UNARY_POSITIVE
-        frame.stack.append(+value)
-    elif arg == 6:  # LIST_TO_TUPLE
-        frame.stack.append(tuple(value))
-    else:
-        raise Unsupported(f"intrinsic {arg}", vm.where(), "move this code out of the compiled function")
-    return None
+@opcode("STOPITERATION_ERROR")
+def _stopiteration_error(vm: Machine, frame: Frame, arg: Any) -> None:
+    value = frame.stack[-1]
+    if isinstance(value, StopIteration):
+        error = RuntimeError("generator raised StopIteration")
+        error.__cause__ = value
+        frame.stack[-1] = error

@@ -311,6 +311,13 @@ def match_keys(subject: Any, keys: Any) -> Any:
     return tuple(values)
 
 
+def dict_without_keys(subject: Any, keys: Any) -> Any:
+    rest = dict(subject)
+    for key in keys:
+        del rest[key]
+    return rest
+
+
 _SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 
 

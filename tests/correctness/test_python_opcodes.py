@@ -1,0 +1,93 @@
+"""Every instruction of the CPython versions we run on has a form and handlers, or a reason why none is needed."""
+
+from __future__ import annotations
+
+import dis
+import glob
+import json
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from bolide.dynamo import bytecode_forms
+from bolide.dynamo.bytecode import decode
+from bolide.dynamo.bytecode_forms import NEVER, SKIPPED, VERSION, VERSIONS, Version, forms
+from bolide.dynamo.capture import REGISTRATIONS
+from bolide.dynamo.interpreter import OPCODES
+
+assert REGISTRATIONS
+
+MADE_BY_FORMS = {"CALL_KW", "JUMP", "STORE_QUALNAME"}
+
+
+def instructions(version: Version) -> set[str]:
+    """The names in `dis.opmap` of an interpreter of this version, as far as one is installed here."""
+    if version == VERSION:
+        return set(dis.opmap)
+    roots = [os.path.expanduser("~/.pyenv/versions"), "/usr"]
+    name = f"python{version[0]}.{version[1]}"
+    for path in [p for root in roots for p in sorted(glob.glob(f"{root}/**/bin/{name}", recursive=False))] + [
+        f"{roots[1]}/bin/{name}"
+    ]:
+        if os.path.exists(path):
+            text = subprocess.run([path, "-c", "import dis, json; print(json.dumps(list(dis.opmap)))"], capture_output=True)
+            return set(json.loads(text.stdout))
+    pytest.skip(f"no CPython {version[0]}.{version[1]} here")
+
+
+def handling(name: str, version: Version) -> str | None:
+    """How an instruction is dealt with, None when it is not."""
+    if name in NEVER and (version >= (3, 12) or name in ("IMPORT_STAR", "PRINT_EXPR")):
+        return "never seen: " + NEVER[name]
+    if name.startswith("INSTRUMENTED_"):
+        return "never seen: co_code shows the instruction that it stands for"
+    if name in SKIPPED:
+        return "skipped"
+    if name in forms(version):
+        return "form"
+    return "handler" if name in OPCODES else None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_instruction_is_dealt_with(version: Version) -> None:
+    missing = sorted(name for name in instructions(version) if handling(name, version) is None)
+    assert not missing
+
+
+def test_no_handler_is_without_an_instruction() -> None:
+    """Handlers of operations that no version and no form produces are dead."""
+    produced = set(MADE_BY_FORMS) | set(bytecode_forms.INTRINSICS)
+    for version in VERSIONS:
+        produced |= instructions(version)
+    assert sorted(set(OPCODES) - produced) == []
+
+
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    return [code, *[c for const in code.co_consts if isinstance(const, types.CodeType) for c in _codes(const)]]
+
+
+@pytest.mark.parametrize("module", ["contextlib", "collections", "dataclasses", "typing", "asyncio.tasks", "inspect"])
+def test_functions_of_the_standard_library_decode(module: str) -> None:
+    """Real code decodes to operations with handlers, with jumps and tables inside the code."""
+    __import__(module)
+    path = sys.modules[module].__file__
+    assert path
+    with open(path) as file:
+        top = compile(file.read(), path, "exec")
+    for code in _codes(top)[1:]:
+        decoded = decode(code)
+        assert set(decoded.ops) <= set(OPCODES)
+        for name, arg in zip(decoded.ops, decoded.args):
+            if "JUMP" in name or name in ("FOR_ITER", "SEND"):
+                assert 0 <= arg < len(decoded.ops)
+        for row in decoded.exceptions:
+            assert row.start <= row.end <= len(decoded.ops) and 0 <= row.target < len(decoded.ops)
+
+
+if __name__ == "__main__":
+    for wanted in VERSIONS:
+        for opname in sorted(instructions(wanted)):
+            print(f"{wanted[0]}.{wanted[1]}  {opname:32} {handling(opname, wanted)}")
