@@ -140,6 +140,9 @@ def _decode(code: types.CodeType) -> Code:
         parts = _parts(code, instruction)
         if keywords and instruction.name == "CALL":
             parts = [("CALL_KW", instruction.arg)]
+        if instruction.name == "SET_FUNCTION_ATTRIBUTE":  # 3.13 says one by one what MAKE_FUNCTION has on the stack
+            result.args[-1] |= instruction.arg
+            parts = []
         keywords = instruction.name == "KW_NAMES" or (keywords and instruction.name == "PRECALL")
         for name, arg in [*starts.get(instruction.start, ()), *parts]:
             result.ops.append(name)

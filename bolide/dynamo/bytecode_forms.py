@@ -373,7 +373,7 @@ def _call_function_ex(code: types.CodeType, raw: Raw) -> list[Part]:
 
 @_form("MAKE_FUNCTION", until=(3, 10))
 def _make_function_old(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("STORE_QUALNAME", None), ("MAKE_FUNCTION", raw.arg)]
+    return [("MAKE_FUNCTION", raw.arg | 16)]  # the qualified name is on the stack
 
 
 # ---- blocks and exceptions of 3.10 -----------------------------------------------------------------------------------

@@ -493,7 +493,10 @@ def _match_class(vm: Machine, frame: Frame, arg: int) -> Any:
 
 @opcode("MAKE_FUNCTION")
 def _make_function(vm: Machine, frame: Frame, arg: int) -> None:
+    """`arg` says what is below the code: 1 defaults, 2 keyword defaults, 4 annotations, 8 a closure; 16: the qualified
+    name is above it."""
     stack = frame.stack
+    qualname = stack.pop() if arg & 16 else None
     code = stack.pop()
     closure = stack.pop() if arg & 8 else None
     annotations = stack.pop() if arg & 4 else None
@@ -501,34 +504,12 @@ def _make_function(vm: Machine, frame: Frame, arg: int) -> None:
     defaults = stack.pop() if arg & 1 else None
     function = types.FunctionType(code, frame.globals, code.co_name, defaults, closure)
     function.__kwdefaults__ = keyword_defaults
+    if qualname is not None:
+        function.__qualname__ = qualname
     if annotations:
         function.__annotations__ = dict(zip(annotations[::2], annotations[1::2]))
     vm.own_functions[id(function)] = function
     stack.append(function)
-
-
-@opcode("STORE_QUALNAME")
-def _store_qualname(vm: Machine, frame: Frame, arg: Any) -> None:
-    """3.10 has the qualified name above the code of a function; there is no place for it before it is made."""
-    frame.stack.pop()
-
-
-_FUNCTION_ATTRIBUTES = {1: "__defaults__", 2: "__kwdefaults__"}
-
-
-@opcode("SET_FUNCTION_ATTRIBUTE")
-def _set_function_attribute(vm: Machine, frame: Frame, arg: int) -> None:
-    function = frame.stack.pop()
-    value = frame.stack.pop()
-    if arg == 8:  # a closure is given when a function is made
-        made = types.FunctionType(function.__code__, frame.globals, function.__name__, None, value)
-        vm.own_functions[id(made)] = made
-        function = made
-    elif arg == 4:
-        function.__annotations__ = dict(zip(value[::2], value[1::2]))
-    else:
-        setattr(function, _FUNCTION_ATTRIBUTES[arg], value)
-    frame.stack.append(function)
 
 
 @opcode("LOAD_BUILD_CLASS")

@@ -20,7 +20,8 @@ from bolide.dynamo.interpreter import OPCODES
 
 assert REGISTRATIONS
 
-MADE_BY_FORMS = {"CALL_KW", "JUMP", "STORE_QUALNAME"}
+MADE_BY_FORMS = {"CALL_KW", "JUMP"}
+MERGED = {"SET_FUNCTION_ATTRIBUTE": "MAKE_FUNCTION"}
 
 
 def instructions(version: Version) -> set[str]:
@@ -46,6 +47,8 @@ def handling(name: str, version: Version) -> str | None:
         return "never seen: co_code shows the instruction that it stands for"
     if name in SKIPPED:
         return "skipped"
+    if name in MERGED:
+        return "merged with " + MERGED[name]
     if name in forms(version):
         return "form"
     return "handler" if name in OPCODES else None
