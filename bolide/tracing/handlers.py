@@ -55,13 +55,17 @@ def classify(func: Any) -> Handler:
         return _data_dependent
     if torch.Tag.inplace_view in tags:
         return _metadata_change
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+    if _has_kernel(func, "CompositeImplicitAutograd") and not _has_kernel(func, "CPU"):
         return _composite
     if schema.is_mutable:
         return _mutation
     if any(value.alias_info is not None for value in schema.returns):
         return _view
     return _functional
+
+
+def _has_kernel(func: Any, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 
 
 # ---- the kinds ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,227 @@
+"""The sweep: architectures at tiny scale through `bolide.compile`, captured without a break and correct or not.
+
+    python -m benchmarks.zoo [--models A,B] [--backend inductor|eager] [--only inference|training] [--list]
+
+Correct means: results and gradients as close to a float64 run as eager's are (times four, plus rounding), and for
+backend ``eager`` equal to eager's bit for bit, where eager itself is reproducible.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import zoo_build
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one model: `status` is ok, break, wrong, error or unbuilt; `seconds` is the first call's."""
+
+    name: str
+    training: bool
+    status: str
+    detail: str = ""
+    seconds: float = 0.0
+
+
+def tensors(result: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Every tensor in a result, in a fixed order, also those inside caches."""
+    seen = set() if seen is None else seen
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, dict):
+        for value in result.values():
+            yield from tensors(value, seen)
+    elif isinstance(result, (list, tuple)):
+        for value in result:
+            yield from tensors(value, seen)
+    elif hasattr(result, "__dict__") and not isinstance(result, (type, nn.Module)) and id(result) not in seen:
+        seen.add(id(result))
+        for value in vars(result).values():
+            yield from tensors(value, seen)
+
+
+def loss_of(result: Any) -> Tensor | None:
+    """The result's own loss, or a number made of all of its floating-point tensors that have a gradient."""
+    loss = result.get("loss") if isinstance(result, dict) else None
+    if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
+        return loss
+    parts = [t.double().square().mean() for t in tensors(result) if t.requires_grad]
+    return torch.stack(parts).sum() if parts else None
+
+
+@dataclass
+class Outcome:
+    """What one call computed: `values` are results, then gradients and buffers."""
+
+    kind: type
+    values: list[Tensor | None]
+
+
+def run(module: Any, inputs: dict[str, Any], training: bool) -> Outcome:
+    torch.manual_seed(7)
+    module.train(training)
+    module.zero_grad(set_to_none=True)
+    with torch.set_grad_enabled(training):
+        result = module(**inputs)
+    values: list[Tensor | None] = [t.detach().clone() for t in tensors(result)]
+    if training:
+        loss = loss_of(result)
+        if loss is not None:
+            loss.backward()
+        values += [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+        values += [b.clone() for b in module.buffers()]
+    return Outcome(type(result), values)
+
+
+def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+
+
+def difference(found: Outcome, eager: Outcome, exact: Outcome | None, bitwise: bool) -> str:
+    """What is wrong with an outcome, or an empty text."""
+    if found.kind is not eager.kind or len(found.values) != len(eager.values):
+        return f"{found.kind.__name__} of {len(found.values)} tensors, not {eager.kind.__name__} of {len(eager.values)}"
+    for i, (ours, theirs) in enumerate(zip(found.values, eager.values)):
+        if same_bits(ours, theirs):
+            continue
+        if ours is None or theirs is None or ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+            return f"value {i} is {_shown(ours)}, not {_shown(theirs)}"
+        error = float((ours.double() - theirs.double()).norm())
+        true = theirs if exact is None or exact.values[i] is None else exact.values[i]
+        assert true is not None
+        rounding = float((theirs.double() - true.double()).norm())
+        allowed = 0.0 if bitwise else 4 * rounding + 2e-5 * (float(true.double().norm()) + 1e-2 * true.numel() ** 0.5)
+        if not error <= allowed:
+            return (
+                f"value {i} of {len(found.values)} {_shown(theirs)} is {error:.1e} off (norm {float(true.norm()):.1e})"
+            )
+    return ""
+
+
+def _shown(value: Tensor | None) -> str:
+    return "None" if value is None else f"{str(value.dtype)[6:]}{list(value.shape)}"
+
+
+Builder = Callable[[], "tuple[Any, dict[str, Any]]"]
+
+
+def check(name: str, build: Builder, training: bool, backend: str, show: bool = False) -> Verdict:
+    """Build a model, run it in eager, in float64 and compiled, and compare."""
+    import bolide
+
+    try:
+        module, inputs = build()
+        other, third = copy.deepcopy(module), copy.deepcopy(module)
+        eager = run(module, copy.deepcopy(inputs), training)
+        again = run(third, copy.deepcopy(inputs), training)
+    except Exception as error:
+        if show:
+            traceback.print_exc()
+        return Verdict(name, training, "unbuilt", f"{type(error).__name__}: {error}")
+    repeatable = not difference(again, eager, None, True)
+    exact = None
+    if backend != "eager":
+        try:
+            doubled = {
+                k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()
+            }
+            exact = run(copy.deepcopy(module).double(), copy.deepcopy(doubled), training)
+        except Exception:
+            exact = None  # a model that insists on float32 somewhere
+        if exact is not None and len(exact.values) != len(eager.values):
+            exact = None
+    bolide.reset()
+    compiled = bolide.compile(other, backend=backend, fullgraph=True)
+    start = time.perf_counter()
+    try:
+        found = run(compiled, copy.deepcopy(inputs), training)
+    except bolide.Unsupported as error:
+        if show:
+            traceback.print_exc()
+        return Verdict(name, training, "break", f"{error.reason} | {error.operation} | {error.where}", _since(start))
+    except Exception as error:
+        if show:
+            traceback.print_exc()
+        cause = error.__cause__ or error
+        at = traceback.extract_tb(cause.__traceback__)[-1]
+        detail = f"{type(cause).__name__}: {cause} ({at.filename.rpartition('/')[2]}:{at.lineno})"
+        return Verdict(name, training, "error", detail, _since(start))
+    seconds = _since(start)
+    wrong = difference(found, eager, exact, backend == "eager") if repeatable else ""
+    detail = wrong or ("" if repeatable else "eager is not reproducible")
+    return Verdict(name, training, "wrong" if wrong else "ok", detail, seconds)
+
+
+def _since(start: float) -> float:
+    return time.perf_counter() - start
+
+
+def _too_slow(*_: Any) -> None:
+    raise TimeoutError("took too long")
+
+
+def sweep(names: list[str], backend: str, modes: list[bool], limit: int, show: bool = False) -> Iterator[Verdict]:
+    """Check each model; one that takes more than `limit` seconds is an error."""
+    signal.signal(signal.SIGALRM, _too_slow)
+    for name in names:
+        for training in modes:
+            signal.alarm(limit)
+            try:
+                verdict = check(name, partial(zoo_build.build, name), training, backend, show)
+            except Exception as error:
+                verdict = Verdict(name, training, "error", f"{type(error).__name__}: {error}")
+            finally:
+                signal.alarm(0)
+            yield verdict
+            if verdict.status == "unbuilt":
+                break
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", help="class names of transformers, joined by commas (default: all)")
+    parser.add_argument("--backend", default="inductor")
+    parser.add_argument("--only", choices=["inference", "training"])
+    parser.add_argument("--limit", type=int, default=60, help="seconds for one model")
+    parser.add_argument("--show", action="store_true", help="print tracebacks")
+    arguments = parser.parse_args()
+    import transformers
+
+    import bolide
+
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    bolide.dynamo.config.suppress_errors = False
+    names = arguments.models.split(",") if arguments.models else zoo_build.class_names()
+    modes = {None: [False, True], "inference": [False], "training": [True]}[arguments.only]
+    counts: dict[tuple[bool, str], int] = {}
+    for verdict in sweep(names, arguments.backend, modes, arguments.limit, arguments.show):
+        counts[verdict.training, verdict.status] = counts.get((verdict.training, verdict.status), 0) + 1
+        mode = "train" if verdict.training else "infer"
+        detail = " ".join(verdict.detail.split())[:400]
+        print(f"{verdict.status:8s} {mode} {verdict.name:45s} {verdict.seconds:6.2f}s {detail}", flush=True)
+    for training in (False, True):
+        tried = sum(n for (mode, status), n in counts.items() if mode is training and status != "unbuilt")
+        if tried:
+            good = counts.get((training, "ok"), 0)
+            word = "training" if training else "inference"
+            print(f"{word}: {good} of {tried} ({good / tried:.1%}) captured whole and correct; {counts}")
+
+
+if __name__ == "__main__":
+    main()

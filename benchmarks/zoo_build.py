@@ -1,0 +1,177 @@
+"""Any Hugging Face architecture at `tiny` scale: its config shrunk by the names of its fields, its inputs made from the
+signature of its forward.
+
+There are hundreds of architectures and their configs share a vocabulary of names, so sizes are data here (`SIZES`), and
+what an architecture needs beyond them is one entry of `EXTRA`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HIDDEN, LAYERS, HEADS, FEED_FORWARD, VOCABULARY, BATCH, SEQUENCE, IMAGE, PATCH = 64, 2, 4, 128, 512, 2, 16, 32, 8
+
+SIZES_BY_NAMES: dict[str, int] = {
+    """hidden_size d_model n_embd dim embed_dim d_embed emb_dim embedding_size word_embed_proj_dim lru_width model_dim
+    encoder_hidden_size decoder_hidden_size cross_attention_hidden_size d_embedding embedding_dim width
+    encoder_hidden_dim rnn_hidden_size projection_size""": HIDDEN,
+    """num_hidden_layers n_layer num_layers n_layers encoder_layers decoder_layers num_encoder_layers depth num_blocks
+    num_decoder_layers encoder_num_layers decoder_num_layers encoder_num_hidden_layers decoder_num_hidden_layers
+    l_layers x_layers r_layers num_transformer_layers transformer_layers semantic_layers acoustic_layers""": LAYERS,
+    """num_attention_heads n_head num_heads n_heads encoder_attention_heads decoder_attention_heads attention_heads
+    encoder_num_attention_heads decoder_num_attention_heads""": HEADS,
+    """intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim n_inner d_inner dim_ff ffn_hidden_size hidden_dim
+    ff_dim feed_forward_size encoder_intermediate_size decoder_intermediate_size mlp_hidden_size dim_feedforward
+    feedforward_size intermediate_dim""": FEED_FORWARD,
+    "vocab_size text_vocab_size decoder_vocab_size": VOCABULARY,
+    "head_dim d_kv attention_head_dim kv_channels d_head v_head_dim": HIDDEN // HEADS,
+    "num_key_value_heads multi_query_group_num": HEADS // 2,
+    "qk_rope_head_dim qk_nope_head_dim sliding_window attention_window local_attention": 8,
+    "q_lora_rank kv_lora_rank moe_intermediate_size shared_expert_intermediate_size expert_hidden_dim": 32,
+    "projection_dim bottleneck_size decoder_dim fusion_hidden_size image_size img_size input_size": IMAGE,
+    "num_experts n_routed_experts num_local_experts moe_num_experts": 4,
+    "num_experts_per_tok moe_k moe_topk n_group topk_group": 2,
+    "patch_size chunk_size": PATCH,
+    "first_k_dense_replace": 1,
+    "state_size relative_attention_num_buckets num_queries": 16,
+    """max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length seq_length max_source_positions
+    max_target_positions""": 256,
+}
+SIZES = {name: size for names, size in SIZES_BY_NAMES.items() for name in names.split()}  # no larger than this
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What one architecture needs beyond `SIZES`: fields of its config, inputs, or names of inputs to leave out."""
+
+    config: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+
+
+EXTRA: dict[str, Extra] = {}
+
+
+def shrunk(config: Any, given: dict[str, Any] | None = None) -> Any:
+    """A config of the same class with small sizes, its sub-configs too."""
+    fields: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if hasattr(value, "to_dict") and hasattr(type(value), "model_type"):
+            fields[name] = shrunk(value)
+        elif type(value) is int and not isinstance(value, bool):
+            if value > SIZES.get(name, value):
+                fields[name] = SIZES[name]
+            elif name.endswith("_token_id") and value >= VOCABULARY:
+                fields[name] = VOCABULARY - 1 - sum(map(ord, name)) % 100
+        elif isinstance(value, float) and ("drop" in name or name.startswith("mask_")) and value:
+            fields[name] = 0.0
+        elif name == "num_key_value_heads":
+            fields[name] = SIZES[name]
+    fields.update(given or {})
+    kinds = {name: type(value) for name, value in fields.items() if hasattr(type(value), "model_type")}
+    return type(config)(**{name: value.to_dict() if name in kinds else value for name, value in fields.items()})
+
+
+def without_dropout(module: nn.Module) -> nn.Module:
+    """Every probability of dropping something is 0; changes the module."""
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, float) and (name == "p" or "drop" in name):
+                setattr(part, name, 0.0)
+    return module
+
+
+def _ids(config: Any) -> Tensor:
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limit = min(getattr(text, "vocab_size", None) or VOCABULARY, VOCABULARY) - 110
+    return torch.randint(5, max(limit, 6), (BATCH, SEQUENCE))
+
+
+def _image(config: Any) -> Tensor:
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", None) or IMAGE
+    height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+    return torch.randn(BATCH, getattr(vision, "num_channels", 3) or 3, height, width)
+
+
+MAKERS: dict[str, Any] = {  # inputs by their name in a forward's signature
+    "input_ids": _ids,
+    "pixel_values": _image,
+    "input_values": lambda config: torch.randn(BATCH, 2000),
+    "input_features": lambda config: torch.randn(BATCH, getattr(config, "num_mel_bins", 80), 32),
+}
+
+
+def inputs_of(model: Any, config: Any, extra: Extra) -> dict[str, Any]:
+    """Keyword arguments for one call, with labels where the model takes them and a loss can be made of them."""
+    names = list(inspect.signature(model.forward).parameters)
+    made: dict[str, Any] = {}
+    main = model.main_input_name
+    if main in MAKERS and (main in names or "kwargs" in names):
+        made[main] = MAKERS[main](config)
+    if "input_ids" in made and "attention_mask" in names:
+        made["attention_mask"] = torch.ones(BATCH, SEQUENCE, dtype=torch.long)
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names and "labels" not in names:
+        made["decoder_input_ids"] = _ids(config)
+    if "labels" in names:
+        labels = _labels(type(model).__name__, made.get("input_ids"), config)
+        if labels is not None:
+            made["labels"] = labels
+        elif "decoder_input_ids" in names:
+            made["decoder_input_ids"] = _ids(config)
+    if type(model).__name__.endswith("ForQuestionAnswering") and "start_positions" in names:
+        made["start_positions"] = made["end_positions"] = torch.tensor([1, 2])
+    for name, value in extra.inputs.items():
+        made[name] = value(config) if callable(value) else value
+    for name in extra.without:
+        made.pop(name, None)
+    return made
+
+
+def _labels(name: str, ids: Any, config: Any) -> Any:
+    if name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForPreTraining")):
+        return ids
+    if name.endswith(("SequenceClassification", "ImageClassification", "VideoClassification", "AudioClassification")):
+        return torch.tensor([0, 1])
+    if name.endswith("TokenClassification"):
+        return None if ids is None else ids % 2
+    return None
+
+
+def class_names() -> list[str]:
+    """One class of every architecture (model type) that transformers can build from a config, the most telling one."""
+    from transformers.models.auto import modeling_auto as auto
+
+    chosen: dict[str, str] = {}
+    for kind in (
+        "FOR_CAUSAL_LM",
+        "FOR_SEQ_TO_SEQ_CAUSAL_LM",
+        "FOR_MASKED_LM",
+        "FOR_IMAGE_CLASSIFICATION",
+        "FOR_SEMANTIC_SEGMENTATION",
+        "FOR_AUDIO_CLASSIFICATION",
+        "FOR_SEQUENCE_CLASSIFICATION",
+        "",
+    ):
+        mapping = getattr(auto, f"MODEL_{kind}{'_' if kind else ''}MAPPING_NAMES")
+        for model_type, name in mapping.items():
+            chosen.setdefault(model_type, name if isinstance(name, str) else name[0])
+    return list(dict.fromkeys(chosen.values()))
+
+
+def build(name: str, seed: int = 0) -> tuple[Any, dict[str, Any]]:
+    """The model class `name` at tiny scale with random weights and no dropout, and inputs for it."""
+    import transformers
+
+    cls: Any = getattr(transformers, name)
+    extra = EXTRA.get(name, Extra())
+    torch.manual_seed(seed)
+    config = shrunk(cls.config_class(), extra.config)
+    model = without_dropout(cls(config))
+    torch.manual_seed(seed + 1)
+    return model, inputs_of(model, config, extra)
