@@ -160,7 +160,9 @@ def main(
         chosen,
     )
     data_path = output.with_suffix(".json")
-    data: dict[str, Any] = json.loads(data_path.read_text()) if keep and data_path.exists() else {"rows": {}, "runs": []}
+    data: dict[str, Any] = (
+        json.loads(data_path.read_text()) if keep and data_path.exists() else {"rows": {}, "runs": []}
+    )
     rows, runs = data["rows"], data["runs"]
     if quick:
         rounds, seconds = 5, 0.4

@@ -86,7 +86,8 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
     start = time.perf_counter()
     program = lower(gm)
     seconds = {"lower": time.perf_counter() - start}
-    scheduled = schedule(program, argument_names(gm), info.kind)
+    names = argument_names(gm)
+    scheduled = schedule(program, names, info.kind, [names[position] for position in info.static_inputs])
     seconds.update(scheduled.seconds)
     plan = scheduled.plan
     plan.constants = {node.name: getattr(gm, str(node.target)) for node in gm.graph.nodes if node.op == "get_attr"}

@@ -38,6 +38,14 @@ class Alloc:
 
 
 @dataclass(frozen=True, slots=True)
+class Reuse:
+    """`name` is a new tensor in the memory of `base`, which has its dtype, shape and strides and is not read again."""
+
+    name: str
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """`name` is `base` seen as (shape, stride, offset), counted in elements from the start of the storage of `base`
     (as torch.as_strided)."""
@@ -89,7 +97,7 @@ class Free:
     names: tuple[str, ...]
 
 
-Step = Alloc | View | Launch | Call | Copy | Free
+Step = Alloc | Reuse | View | Launch | Call | Copy | Free
 
 
 @dataclass(slots=True)
@@ -124,7 +132,7 @@ def map_refs(value: Any, leaf: type, replace: Callable[[Any], Any]) -> Any:
 
 def used_names(step: Step) -> list[str]:
     """The tensors a step reads, writes or looks at (a Free uses nothing; results of a step are not among them)."""
-    if isinstance(step, View):
+    if isinstance(step, (View, Reuse)):
         return [step.base]
     if isinstance(step, Launch):
         return list(step.arguments)
@@ -139,7 +147,7 @@ def used_names(step: Step) -> list[str]:
 
 def defined_names(step: Step) -> list[str]:
     """The tensors a step makes."""
-    if isinstance(step, (Alloc, View)):
+    if isinstance(step, (Alloc, Reuse, View)):
         return [step.name]
     if isinstance(step, Call):
         return [name for name in step.names if name is not None]
@@ -157,6 +165,8 @@ def _value_text(value: Any) -> str:
 def _step_text(step: Step, kernels: list[Kernel]) -> str:
     if isinstance(step, Alloc):
         return f"{step.name} = alloc {step.dtype} {_value_text(step.shape)} strides {_value_text(step.stride)}"
+    if isinstance(step, Reuse):
+        return f"{step.name} = reuse {step.base}"
     if isinstance(step, View):
         shape, stride, offset = map(_value_text, (step.shape, step.stride, step.offset))
         return f"{step.name} = view {step.base} {shape} strides {stride} offset {offset}"

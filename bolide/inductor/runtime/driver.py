@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bolide.inductor.plan import Alloc, Call, Copy, Dim, Free, Launch, Plan, Ref, Step, View
+from bolide.inductor.plan import Alloc, Call, Copy, Dim, Free, Launch, Plan, Ref, Reuse, Step, View
 from bolide.inductor.runtime import externs
 from bolide.symbolic import Expr
 
@@ -102,7 +102,7 @@ def _chunks(steps: list[Step], single: bool) -> list[Step | list[Launch]]:
                 close()
         elif isinstance(step, Free) and run:
             frees.append(step)
-        elif isinstance(step, Alloc) and not frees:
+        elif isinstance(step, (Alloc, Reuse)) and not frees:
             chunks.append(step)
         else:
             close()
@@ -128,6 +128,8 @@ def _step(writer: _Writer, step: Step) -> None:
         dtype = writer.constant("dtype", step.dtype)
         sizes = f"{_dims(step.shape)}, {_dims(step.stride)}"
         writer.lines.append(f"{step.name} = _empty({sizes}, dtype={dtype}, device='cpu')")
+    elif isinstance(step, Reuse):
+        writer.lines.append(f"{step.name} = {step.base}")
     elif isinstance(step, View):
         writer.names["_view"] = torch.as_strided
         offset = _dim(step.offset)
@@ -154,6 +156,7 @@ def _call(writer: _Writer, step: Call) -> None:
         call = f"{step.names[0]} = {call}" if step.names[0] else call
     elif any(step.names):
         call = f"{', '.join(name or '_' for name in step.names)}, = {call}"
+        call += "; del _" if None in step.names else ""
     writer.lines.append(call)
 
 

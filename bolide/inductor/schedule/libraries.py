@@ -68,11 +68,37 @@ def _weight_gradient(extern: Extern) -> list[Definition] | None:
         (layout,),
         origin=extern.origin,
     )
-    if not (wanted[0] or wanted[2]):
-        return [product]
-    wanted = [wanted[0], False, wanted[2]]
-    args = (grad, x, weight, bias, stride, padding, dilation, transposed, extern.args[8], groups, wanted)
-    return [product, replace(extern, args=args, names=(extern.names[0], None, extern.names[2]))]
+    parts: list[Definition] = [product]
+    if wanted[2]:  # on its own too: asked for a bias gradient, oneDNN computes the weight gradient along with it
+        bias_layout = Layout((Expr.const(1),), Expr.const(0))
+        parts.append(
+            Extern(
+                (extern.names[2],),
+                aten.sum.dim_IntList,
+                (grad, [0, 2, 3]),
+                {},
+                (torch.float32,),
+                (weight.shape[:1],),
+                (bias_layout,),
+                origin=extern.origin,
+            )
+        )
+    if wanted[0]:
+        args = (
+            grad,
+            x,
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            transposed,
+            extern.args[8],
+            groups,
+            [True, False, False],
+        )
+        parts.append(replace(extern, args=args, names=(extern.names[0], None, None)))
+    return parts
 
 
 def _linear(extern: Extern, buffers: Buffers) -> list[Definition] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from bolide.inductor.schedule.grouping import expand_scatters, group, unit_reads
 from bolide.inductor.schedule.inline import inline
 from bolide.inductor.schedule.layouts import decide_layouts
 from bolide.inductor.schedule.libraries import choose_libraries
+from bolide.inductor.schedule.order import order_for_memory
 from bolide.inductor.schedule.prune import prune, viewed
 from bolide.inductor.schedule.split import split_reductions
 from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit
@@ -44,8 +45,9 @@ PROGRAM_PASSES: list[tuple[str, Callable[[Program], Program]]] = [
 ]
 
 
-def schedule(program: Program, inputs: tuple[str, ...], kind: str) -> Schedule:
-    """Kernels and plan of a program. `inputs` are the names of the call's arguments, tensors and sizes, in order."""
+def schedule(program: Program, inputs: tuple[str, ...], kind: str, static: Collection[str] = ()) -> Schedule:
+    """Kernels and plan of a program. `inputs` are the names of the call's arguments, tensors and sizes, in order;
+    `static` those whose memory lives anyway."""
     seconds: dict[str, float] = {}
     for name, run in PROGRAM_PASSES:
         if run is inline and not config.fusion:
@@ -57,6 +59,8 @@ def schedule(program: Program, inputs: tuple[str, ...], kind: str) -> Schedule:
         ctx.buffers = decide_layouts(program)
     with _timed(seconds, "group"):
         units = group(program, ctx, config.fusion)
+    with _timed(seconds, "order"):
+        units = order_for_memory(units, ctx, static)
     with _timed(seconds, "emit"):
         plan = _emit_all(units, ctx, inputs)
     return Schedule(plan, [_stride(result, ctx) for result in program.results], ctx.refusals, seconds)

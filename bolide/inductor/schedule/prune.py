@@ -40,7 +40,7 @@ def prune(program: Program) -> Program:
     needed = viewed(program.results)
     kept: list[Definition] = []
     for definition in reversed(program.definitions):
-        effect = isinstance(definition, WriteBack) or (isinstance(definition, Extern) and _impure(definition))
+        effect = isinstance(definition, WriteBack) or (isinstance(definition, Extern) and impure(definition))
         if effect or not needed.isdisjoint(writes(definition)):
             needed |= reads(definition)
             kept.append(definition)
@@ -48,5 +48,6 @@ def prune(program: Program) -> Program:
     return Program(program.inputs, kept, program.results, program.size_vars)
 
 
-def _impure(extern: Extern) -> bool:
+def impure(extern: Extern) -> bool:
+    """Whether a call does more than make its results."""
     return bool(extern.mutates) or not extern.names or extern.op._schema.name == "bolide::rng_seed"

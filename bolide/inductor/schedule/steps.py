@@ -9,6 +9,7 @@ from bolide.inductor.ir.definitions import Extern, View, WriteBack
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.plan import Alloc, Call, Copy, Free, Launch, Plan, Ref, Step, defined_names, map_refs, used_names
 from bolide.inductor.plan import View as ViewStep
+from bolide.inductor.schedule.memory import reuse_in_place
 from bolide.inductor.schedule.stages import Buffer, Context
 from bolide.symbolic import Expr
 
@@ -68,7 +69,7 @@ class StepWriter:
         """The plan, with Free steps."""
         returned = tuple(map_refs(tuple(results), View, self.ref))
         steps = free_early(self.steps, self.inputs, {r.name for r in returned if isinstance(r, Ref)})
-        return Plan(self.inputs, steps, returned, self.kernels)
+        return Plan(self.inputs, reuse_in_place(steps, self.kernels, self.ctx.buffers), returned, self.kernels)
 
 
 def free_early(steps: list[Step], inputs: tuple[str, ...], kept: set[str]) -> list[Step]:

@@ -1,0 +1,155 @@
+"""In-place reuse: a kernel's result takes the memory of an operand that dies with that kernel.
+
+Sound only if no element is overwritten before its last read. A load of the operand is harmless if it comes
+
+- in an earlier statement of the kernel (top-level statements have a barrier between them),
+- in an earlier statement of the same iteration of the loops it shares with the store, and at the places that the store
+  of this iteration covers: the indices agree when the loops below are named alike. No other iteration stores there,
+  because a result stores each of its elements once,
+- or in the same iteration of all loops, at the very element, not after the store: a kernel loads a value when it is
+  first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Loop, Node, Stmt, Store
+from bolide.inductor.plan import Alloc, Call, Free, Launch, Reuse, Step, View, defined_names, used_names
+from bolide.inductor.schedule.stages import Buffer, axis_var
+
+
+class _Place(NamedTuple):
+    """A statement: its position in each body from the outermost inwards, and the axes of the loops around it."""
+
+    positions: tuple[int, ...]
+    axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One load or store. `direct`: neither masked nor at a place that data decide."""
+
+    access: Access
+    place: _Place
+    direct: bool
+
+
+def reuse_in_place(steps: list[Step], kernels: list[Kernel], buffers: dict[str, Buffer]) -> list[Step]:
+    """The steps with every Alloc that can take the memory of an operand of its Launch replaced by a Reuse.
+
+    `steps` have their Free steps; `buffers` says dtype, shape and layout by name."""
+    own = _memory_of_its_own(steps)
+    done = list(steps)
+    for position, step in enumerate(steps):
+        if isinstance(step, Launch):
+            following = steps[position + 1] if position + 1 < len(steps) else None
+            dying = [n for n in following.names if n in own] if isinstance(following, Free) else []
+            if dying:
+                _reuse(done, position, kernels[step.kernel], dying, buffers)
+    return done
+
+
+def _memory_of_its_own(steps: list[Step]) -> set[str]:
+    """The tensors the plan makes whose memory nothing else looks at: no view of them is taken, no call gave them as a
+    view of something else."""
+    own: set[str] = set()
+    for step in steps:
+        if isinstance(step, View):
+            own.discard(step.base)
+        elif isinstance(step, Alloc) or (
+            isinstance(step, Call) and not any(r.alias_info for r in step.op._schema.returns)
+        ):
+            own.update(defined_names(step))
+    return own
+
+
+def _reuse(steps: list[Step], position: int, kernel: Kernel, dying: list[str], buffers: dict[str, Buffer]) -> None:
+    """Replaces Allocs right before the Launch at `position`."""
+    launch = steps[position]
+    before = position - 1
+    uses: dict[str, list[_Use]] | None = None
+    while before >= 0 and isinstance(step := steps[before], (Alloc, Reuse)):
+        if isinstance(step, Alloc) and step.name in used_names(launch):
+            for name in dying:
+                if not _alike(buffers[name], buffers[step.name]):
+                    continue
+                if uses is None:
+                    uses = _uses(kernel)
+                if _harmless(uses.get(name, []), uses.get(step.name, [])):
+                    steps[before] = Reuse(step.name, name)
+                    dying.remove(name)
+                    break
+        before -= 1
+
+
+def _alike(left: Buffer, right: Buffer) -> bool:
+    return (left.dtype, left.shape, left.layout) == (right.dtype, right.shape, right.layout)
+
+
+def _harmless(loads: list[_Use], stores: list[_Use]) -> bool:
+    """Whether the loads of one buffer never come after the store of another one to the same memory."""
+    if len(stores) != 1 or not stores[0].direct:
+        return False
+    return all(load.direct and _before(load, stores[0]) for load in loads)
+
+
+def _before(load: _Use, store: _Use) -> bool:
+    first, second = load.place, store.place
+    shared = 0
+    while shared < min(len(first.axes), len(second.axes)) and first.positions[shared] == second.positions[shared]:
+        shared += 1
+    if first.positions[shared] > second.positions[shared]:
+        return False
+    if shared == len(first.axes) == len(second.axes):
+        return load.access.index == store.access.index
+    if first.positions[shared] == second.positions[shared]:
+        return False
+    return shared == 0 or _same_places(load, store, shared)
+
+
+def _same_places(load: _Use, store: _Use, shared: int) -> bool:
+    """Whether load and store run over the same elements in one iteration of the `shared` outer loops."""
+    below, named = load.place.axes[shared:], store.place.axes[shared:]
+    if [axis.extent for axis in below] != [axis.extent for axis in named]:
+        return False
+    renamed = load.access.index.subs({a.name: axis_var(b.name, b.extent) for a, b in zip(below, named)})
+    return renamed == store.access.index.subs({b.name: axis_var(b.name, b.extent) for b in named})
+
+
+def _uses(kernel: Kernel) -> dict[str, list[_Use]]:
+    """Loads and stores by buffer."""
+    found: dict[str, list[_Use]] = {}
+    for use in _walk(kernel.body, (), ()):
+        found.setdefault(use.access.buffer, []).append(use)
+    return found
+
+
+def _walk(body: tuple[Stmt, ...], positions: tuple[int, ...], axes: tuple[Axis, ...]) -> Iterator[_Use]:
+    for position, statement in enumerate(body):
+        here = (*positions, position)
+        if isinstance(statement, Loop):
+            yield from _walk(statement.body, here, (*axes, statement.axis))
+        elif not isinstance(statement, Init):
+            place = _Place(here, axes)
+            roots = [statement.value]
+            if isinstance(statement, Store):
+                yield _Use(statement.access, place, not statement.src and statement.mode == "set")
+                roots += statement.src
+            elif statement.position is not None:
+                roots.append(statement.position)
+            yield from _loads(roots, place)
+
+
+def _loads(roots: Iterable[Node], place: _Place) -> Iterator[_Use]:
+    pending = list(roots)
+    seen: set[int] = set()
+    while pending:
+        node = pending.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            if node.op == "load":
+                yield _Use(node.arg, place, not node.src)
+            pending += node.src

@@ -1,0 +1,84 @@
+"""Memory of a plan: results in the memory of operands that die, and an order of execution that needs less."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import bolide
+from bolide.inductor.plan import Call, Reuse, used_names
+from bolide.support import events
+from tests.schedule_tools import check
+
+R = torch.randn
+LOOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def reused(graph):
+    return sum(isinstance(step, Reuse) for step in graph.plan.steps)
+
+
+@pytest.mark.parametrize("rows, columns", [(37, 48), (1, 129), (64, 1)])
+def test_a_pointwise_result_takes_the_memory_of_the_product_it_reads(rows, columns):
+    graph = check(lambda a, b: torch.sin(a @ b), R(rows, 20), R(20, columns), **LOOSE)
+    assert reused(graph) == 1
+
+
+def test_a_normalised_row_takes_the_memory_that_its_statistics_were_read_from():
+    graph = check(lambda a, b: F.layer_norm(a @ b, (48,)), R(30, 20), R(20, 48), **LOOSE)
+    assert reused(graph) == 1
+    graph = check(lambda a, b: torch.softmax(a @ b, 1), R(30, 20), R(20, 48), **LOOSE)
+    assert reused(graph) == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda a, b: (p := a @ b, torch.sin(p)),  # the operand is a result
+        lambda a, b: torch.sin(p := a @ b).sum() + p.cos().max(1).values.sum() + (p.exp() @ a).sum(),  # read again
+        lambda a, b: (lambda p: torch.sin(p) + p.t())(a @ b),  # read at other places
+        lambda a, b: (lambda p: torch.sin(p).t().contiguous() * 2)(a @ b),  # another layout
+        lambda a, b: (lambda p: torch.sin(p) + p.flip(0))(a @ b),
+        lambda a, b: (lambda p: torch.sin(p).cumsum(0) - p.roll(1, 0))(a @ b),
+        lambda a, b: (lambda p: p[:, torch.arange(23, -1, -1) * 0 + 3] + p)(a @ b),
+    ],
+)
+def test_memory_that_is_still_read_is_not_taken(program):
+    check(program, R(24, 24), R(24, 24), **LOOSE)
+
+
+def test_an_input_is_never_overwritten():
+    x = R(40, 40)
+    before = x.clone()
+    compiled = bolide.compile(lambda t: torch.sin(t) * 2)
+    compiled(x)
+    assert torch.equal(x, before)
+
+
+def test_a_backward_can_run_twice_when_its_graph_is_retained():
+    layer = torch.nn.Sequential(
+        torch.nn.Linear(32, 32), torch.nn.LayerNorm(32), torch.nn.GELU(), torch.nn.Linear(32, 8)
+    )
+    compiled = bolide.compile(layer)
+    x = R(64, 32, requires_grad=True)
+    out = compiled(x).square().sum()
+    (first,) = torch.autograd.grad(out, x, retain_graph=True)
+    (second,) = torch.autograd.grad(out, x)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_the_gradient_of_a_weight_comes_before_that_of_the_input():
+    found = []
+
+    def note(event):
+        if isinstance(event, events.Compiled) and event.kind == "backward":
+            found.append(event.artifact)
+
+    layers = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Linear(512, 512))
+    with events.subscribed(note):
+        bolide.compile(layers)(R(128, 256)).sum().backward()
+    reads = [" ".join(used_names(step)) for step in found[0].plan.steps if isinstance(step, Call)]
+    activation = next(i for i, names in enumerate(reads) if "addmm" in names)
+    weight = next(i for i, names in enumerate(reads) if "_1_weight" in names)
+    assert activation < weight, reads
