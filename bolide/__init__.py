@@ -10,8 +10,9 @@ from bolide.support.garbage import collector_paused
 
 with collector_paused():  # a collection of all that torch has made takes longer than these imports
     from bolide import dynamo, functorch, inductor
-    from bolide.compiling import compile, list_backends
+    from bolide.compiling import compile
     from bolide.debug.explain import explain
+    from bolide.dynamo.backends import list_backends
     from bolide.dynamo.disabling import disable
     from bolide.dynamo.state import is_compiling, is_dynamo_compiling
     from bolide.support.caches import reset

@@ -1,7 +1,15 @@
 """Differentiation: joint graphs, passes over them, partitions, and eager's calling convention at run time."""
 
 from bolide.functorch.aot import compile_trace
-from bolide.functorch.compilers import interpret
+from bolide.functorch.compilers import interpret, interpret_decomposed
 from bolide.functorch.graphs import CompiledGraph, GraphCompiler, GraphInfo, Runner
 
-__all__ = ["CompiledGraph", "GraphCompiler", "GraphInfo", "Runner", "compile_trace", "interpret"]
+__all__ = [
+    "CompiledGraph",
+    "GraphCompiler",
+    "GraphInfo",
+    "Runner",
+    "compile_trace",
+    "interpret",
+    "interpret_decomposed",
+]

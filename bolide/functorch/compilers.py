@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.fx as fx
@@ -10,8 +10,13 @@ import torch.fx as fx
 from bolide.functorch.graphs import CompiledGraph, GraphInfo, results
 
 
-def interpret(module: fx.GraphModule, info: GraphInfo) -> CompiledGraph:
-    """Runs the graph with ATen, node by node, and lets go of every value after its last use."""
+def interpret(
+    module: fx.GraphModule, info: GraphInfo, instead: Mapping[Any, Callable[..., Any]] | None = None
+) -> CompiledGraph:
+    """Runs the graph with ATen, node by node, and lets go of every value after its last use. `instead`: functions that
+    are called in place of operations.
+    """
+    instead = instead or {}
     steps = []
     last_use: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
@@ -24,7 +29,7 @@ def interpret(module: fx.GraphModule, info: GraphInfo) -> CompiledGraph:
     constants = {node: getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")}
     for node in module.graph.nodes:
         if node.op == "call_function":
-            steps.append((node, node.target, dying.get(node, []), not node.users))
+            steps.append((node, instead.get(node.target, node.target), dying.get(node, []), not node.users))
     outputs = results(module.graph)
     unused = [slot for slot in slots if not slot.users]
 
@@ -46,3 +51,10 @@ def interpret(module: fx.GraphModule, info: GraphInfo) -> CompiledGraph:
         return [values[value] if isinstance(value, fx.Node) else value for value in outputs]
 
     return run
+
+
+def interpret_decomposed(module: fx.GraphModule, info: GraphInfo) -> CompiledGraph:
+    """As `interpret`, with torch's decomposition into core ATen operations in place of each operation that has one."""
+    from torch._decomp import core_aten_decompositions
+
+    return interpret(module, info, core_aten_decompositions())

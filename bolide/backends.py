@@ -1,0 +1,233 @@
+"""From a captured program to a function that runs it: through the functional graphs of bolide's own stages, or through
+a backend that takes one graph of torch's functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+from bolide import functorch, inductor
+from bolide.dynamo.backends import CompilerFn
+from bolide.dynamo.config import config
+from bolide.dynamo.program import Captured
+from bolide.dynamo.replay import Runner
+from bolide.functorch import GraphInfo
+from bolide.support import events
+from bolide.support.errors import BolideWarning, CompileError, Unsupported
+from bolide.support.garbage import collector_paused
+from bolide.tracing import TensorMeta
+
+GraphCompiler = Callable[[fx.GraphModule, GraphInfo], Callable[[list[Any]], Any]]
+Partition = Literal["default", "min_cut"]
+
+
+# ---- the functional graphs -------------------------------------------------------------------------------------------
+
+
+def run_trace(
+    captured: Captured,
+    name: str,
+    compiler: GraphCompiler,
+    partition: Partition,
+    options: Mapping[str, Any],
+    devices: frozenset[str] | None = None,
+) -> Runner:
+    """The forward and backward graphs of a program, each compiled by `compiler`.
+
+    options: values for `inductor.config` while compiling; devices: the device types it has code for (None: all).
+    Programs of fewer operations than `minimum_call_count` are interpreted.
+
+    Raises Unsupported for tensors on other devices.
+    """
+    _check_devices(captured, devices)
+    if sum(node.op == "call_function" for node in captured.trace.graph.nodes) < config.minimum_call_count:
+        compiler = functorch.interpret
+    compiling = functools.partial(compile_graph, compiler, dict(options), name)
+    return functorch.compile_trace(
+        captured.trace,
+        captured.outputs,
+        forward_compiler=compiling,
+        backward_compiler=compiling,
+        partition=partition,
+    )
+
+
+def _check_devices(captured: Captured, devices: frozenset[str] | None) -> None:
+    if devices is None:
+        return
+    for node in captured.trace.graph.nodes:
+        meta = node.meta.get("val")
+        for value in meta if type(meta) in (tuple, list) else (meta,):
+            if isinstance(value, TensorMeta) and value.device.type not in devices:
+                raise Unsupported(
+                    f"a tensor is on device {value.device}, and code is generated for {', '.join(devices)} only",
+                    node.meta.get("where"),
+                    kind="device",
+                )
+
+
+def compile_graph(
+    compiler: GraphCompiler, options: dict[str, Any], name: str, graph: fx.GraphModule, info: GraphInfo
+) -> Callable[[list[Any]], Any]:
+    """Compile one graph. If the compiler fails, the graph is interpreted by ATen calls instead, unless
+    `suppress_errors` is off.
+    """
+    if events.subscribers:
+        events.emit(events.Graph(name, info.kind, graph))
+    start = time.perf_counter()
+    try:
+        with collector_paused(), inductor.config.patch(options):
+            compiled = compiler(graph, info)
+    except Exception as error:
+        failure = CompileError(f"{info.kind} graph", name, error)
+        if not config.suppress_errors:
+            raise failure from error
+        warnings.warn(f"{failure}; this graph runs through ATen calls", BolideWarning, stacklevel=2)
+        if events.subscribers:
+            events.emit(events.Fallback(name, str(failure), "bug", None, None, failure))
+        compiled = functorch.interpret(graph, info)
+    if events.subscribers:
+        events.emit(events.Compiled(name, info.kind, compiled, time.perf_counter() - start))
+    if config.verify_correctness and info.kind != "backward":
+        return _verified(compiled, functorch.interpret(graph, info), name)
+    return compiled
+
+
+# ---- one graph of torch's functions ----------------------------------------------------------------------------------
+
+
+def run_calls(captured: Captured, name: str, compiler_fn: CompilerFn, options: Mapping[str, Any]) -> Runner:
+    """The program as one graph of torch's functions, compiled by `compiler_fn` and differentiated by eager's autograd.
+    Where such a graph would not do what the program does, the functional graphs are given to it, one by one.
+    """
+    graph = None
+    if captured.calls is not None:
+        slots = [node.name for node in captured.trace.graph.nodes if node.op == "placeholder"]
+        graph = captured.calls.finish(captured.outputs, slots, config.dead_code_elimination)
+    if graph is None:
+        compiler = functools.partial(_foreign_graph, compiler_fn, options)
+        return run_trace(captured, name, compiler, "default", {})
+    if events.subscribers:
+        events.emit(events.Graph(name, "calls", graph))
+    start = time.perf_counter()
+    compiled = compiler_fn(graph, list(captured.examples), **options)
+    _check_callable(compiler_fn, compiled)
+    if events.subscribers:
+        events.emit(events.Compiled(name, "calls", compiled, time.perf_counter() - start))
+    run = _unboxed(compiled)
+    if config.verify_correctness:
+        run = _verified(run, _unboxed(graph), name)
+    return _keeping_modes(run) if captured.calls is not None and captured.calls.changes_modes else run
+
+
+def _unboxed(compiled: Callable[..., Any]) -> Callable[[list[Any]], Sequence[Any]]:
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        given = tuple(inputs)
+        inputs.clear()
+        outputs: Sequence[Any] = compiled(*given)
+        return outputs
+
+    return run
+
+
+def _keeping_modes(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+    """Puts grad mode and autocast back when the graph, which changes them, is left by an exception."""
+
+    def guarded(inputs: list[Any]) -> Sequence[Any]:
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+            try:
+                return run(inputs)
+            finally:
+                for device, enabled, dtype in casts:
+                    torch.set_autocast_enabled(device, enabled)
+                    torch.set_autocast_dtype(device, dtype)
+
+    return guarded
+
+
+def _foreign_graph(
+    compiler_fn: CompilerFn, options: Mapping[str, Any], graph: fx.GraphModule, info: GraphInfo
+) -> Callable[[list[Any]], Any]:
+    examples = [_example(node.meta["val"]) for node in graph.graph.nodes if node.op == "placeholder"]
+    compiled = compiler_fn(graph, examples, **options)
+    _check_callable(compiler_fn, compiled)
+    return _unboxed(compiled)
+
+
+def _example(meta: Any) -> Any:
+    """A tensor of random numbers, or a number, as the graph expects it."""
+    if not isinstance(meta, TensorMeta):
+        return int(meta.node.hint) if isinstance(meta, torch.SymInt) else meta
+    shape = [int(size) if isinstance(size, int) else int(size.node.hint) for size in meta.shape]
+    stride = [int(step) if isinstance(step, int) else int(step.node.hint) for step in meta.stride]
+    empty = torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
+    return empty.normal_() if meta.dtype.is_floating_point or meta.dtype.is_complex else empty.zero_()
+
+
+def _check_callable(compiler_fn: CompilerFn, compiled: Any) -> None:
+    if not callable(compiled):
+        raise TypeError(
+            f"the backend {getattr(compiler_fn, '__name__', compiler_fn)} returned {type(compiled).__name__}; it must "
+            "return a callable"
+        )
+
+
+# ---- verify_correctness ----------------------------------------------------------------------------------------------
+
+
+def _verified(
+    run: Callable[[list[Any]], Any], reference: Callable[[list[Any]], Any], name: str
+) -> Callable[[list[Any]], Any]:
+    """`run`, whose first call is made by `reference` as well, on copies and with the same random numbers."""
+    todo = True
+
+    def verified(inputs: list[Any]) -> Any:
+        nonlocal todo
+        if not todo:
+            return run(inputs)
+        todo = False
+        copies = [_copied(value) for value in inputs]
+        expected_writes, writes = list(copies), list(inputs)
+        state = torch.get_rng_state()
+        expected = reference(copies)
+        torch.set_rng_state(state)
+        outputs = run(inputs)
+        pairs = zip([*expected, *expected_writes], [*outputs, *writes])
+        for position, (wanted, found) in enumerate(pairs):
+            difference = _difference(wanted, found)
+            if difference is not None:
+                what = f"result {position}" if position < len(expected) else f"argument {position - len(expected)}"
+                raise CompileError("verify_correctness", name, AssertionError(f"{what} {difference}"))
+        return outputs
+
+    return verified
+
+
+def _copied(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    copy = value.detach().clone(memory_format=torch.preserve_format)
+    return copy.requires_grad_(value.requires_grad)
+
+
+def _difference(wanted: Any, found: Any) -> str | None:
+    """How a result differs from the expected one, beyond the tolerances of the configuration."""
+    if not isinstance(wanted, Tensor) or not isinstance(found, Tensor):
+        return None if wanted == found else f"is {found!r} instead of {wanted!r}"
+    if wanted.shape != found.shape or wanted.dtype != found.dtype:
+        return f"is {found.dtype}{list(found.shape)} instead of {wanted.dtype}{list(wanted.shape)}"
+    wanted, found = wanted.detach(), found.detach()
+    if not (wanted.is_floating_point() or wanted.is_complex()):
+        return None if config.repro_ignore_non_fp or torch.equal(wanted, found) else "has other values"
+    scale = max(1.0, float(wanted.abs().nan_to_num().max())) if wanted.numel() else 1.0
+    if torch.allclose(found, wanted, rtol=0.0, atol=config.repro_tolerance * scale, equal_nan=True):
+        return None
+    return f"differs by up to {float((wanted - found).abs().max()):.3g}, at values of up to {scale:.3g}"

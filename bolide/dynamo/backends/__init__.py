@@ -1,0 +1,19 @@
+"""Backends: who compiles captured graphs. `register_backend` adds one."""
+
+from bolide.dynamo.backends.registry import (
+    CompilerFn,
+    list_backends,
+    lookup_backend,
+    register_backend,
+    register_debug_backend,
+    register_experimental_backend,
+)
+
+__all__ = [
+    "CompilerFn",
+    "list_backends",
+    "lookup_backend",
+    "register_backend",
+    "register_debug_backend",
+    "register_experimental_backend",
+]

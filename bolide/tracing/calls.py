@@ -1,0 +1,272 @@
+"""Recording at torch's level: the calls of torch's functions and methods as the program makes them, in an FX graph that
+can be run, printed and differentiated by eager. It is made only for backends that want such a graph; the functional
+graph of the trace is recorded at the same time.
+
+What a graph of calls could not do faithfully is refused (`CallRecorder.refusal`): then the functional graphs are used.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+
+from bolide.tracing.tensor import TracedTensor
+from bolide.tracing.trace import Trace, _NonLeaf
+
+_CONSTANTS = (
+    int,
+    float,
+    bool,
+    complex,
+    str,
+    type(None),
+    type(...),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+)
+_OPERATORS: dict[str, Any] = {
+    name: getattr(operator, name)
+    for name in vars(operator)
+    if name.startswith("__") and callable(getattr(operator, name)) and hasattr(torch.Tensor, name)
+}
+"""Python's operators by the names of their methods."""
+
+
+class CallRecorder(TorchFunctionMode):
+    """Active while a program is captured. `refusal`: why the graph cannot be used, if it cannot; `changes_modes`:
+    whether the graph changes grad mode or autocast on its way.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+        self.graph = fx.Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self.refusal: str | None = None
+        self.changes_modes = False
+        self._nodes: dict[int, tuple[Any, fx.Node]] = {}
+        self._inputs: dict[int, fx.Node] = {}
+        self._start = self._state = _surroundings()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.refusal is not None:
+            return func(*args, **kwargs)
+        state = _surroundings()
+        written = [(t.group, t.group.version) for t in _traced((args, kwargs))]
+        last = next(iter(reversed(self.trace.graph.nodes)), None)
+        result = func(*args, **kwargs)
+        effect = any(group.version != version for group, version in written) or self._draws_since(last)
+        made = list(_traced(result))
+        if effect or made:
+            try:
+                self._enter(state)
+                self._bind(result, self._node(func, args, kwargs), effect)
+            except _Refusal as refusal:
+                self.refusal = str(refusal)
+        return result
+
+    def _draws_since(self, last: fx.Node | None) -> bool:
+        """Whether the operations recorded after node `last` draw random numbers."""
+        for node in reversed(self.trace.graph.nodes):
+            if node is last:
+                return False
+            target = node.target
+            if isinstance(target, torch._ops.OpOverload) and (
+                target.namespace == "bolide" or torch.Tag.nondeterministic_seeded in target.tags
+            ):
+                return True
+        return False
+
+    # ---- nodes
+
+    def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        operands = tuple(self._value(arg) for arg in args)
+        named = {key: self._value(arg) for key, arg in kwargs.items()}
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            node = self.graph.call_function(getattr, (operands[0], func.__self__.__name__))
+        elif name == "__set__":
+            raise _Refusal(f"an attribute of a tensor is set ({func.__self__.__name__})")
+        elif name in _OPERATORS and getattr(torch.Tensor, name, None) is func and not named:
+            node = self.graph.call_function(_OPERATORS[name], operands)
+        elif getattr(torch.Tensor, name, None) is func:
+            node = self.graph.call_method(name, operands, named)
+        else:
+            node = self.graph.call_function(func, operands, named)
+        where = self.trace.where
+        node.meta["where"], node.stack_trace = where, None if where is None else str(where)
+        return node
+
+    def _bind(self, result: Any, node: fx.Node, effect: bool) -> None:
+        """Remember which tensors a node makes."""
+        node.meta["effect"] = effect
+        if isinstance(result, TracedTensor):
+            node.meta["val"] = result.meta
+            self._nodes[id(result)] = (result, node)
+        elif isinstance(result, (tuple, list)):
+            for position, item in enumerate(result):
+                if isinstance(item, (TracedTensor, tuple, list)):
+                    self._bind(item, self.graph.call_function(operator.getitem, (node, position)), False)
+
+    def _value(self, value: Any) -> Any:
+        """An argument as it stands in the graph."""
+        if isinstance(value, TracedTensor):
+            return self._tensor(value)
+        if isinstance(value, torch.Tensor):
+            return self._constant(value)
+        if isinstance(value, _CONSTANTS):
+            return value
+        if isinstance(value, slice):
+            return slice(self._value(value.start), self._value(value.stop), self._value(value.step))
+        if type(value) in (tuple, torch.Size):
+            return tuple(self._value(item) for item in value)
+        if type(value) is list:
+            return [self._value(item) for item in value]
+        if type(value) is dict and all(isinstance(key, str) for key in value):
+            return {key: self._value(item) for key, item in value.items()}
+        raise _Refusal(f"an argument of type {type(value).__name__}")
+
+    def _tensor(self, tensor: TracedTensor) -> fx.Node:
+        known = self._nodes.get(id(tensor))
+        if known is not None:
+            return known[1]
+        for position, (given, leaf) in enumerate(zip(self.trace.inputs, self.trace.leaves)):
+            if given is tensor or leaf is tensor:
+                return self._input(position)
+        if tensor.node.op == "get_attr":
+            return self._constant(self.trace.constants[str(tensor.node.target)])
+        raise _Refusal("a tensor comes from where torch's functions were not seen")
+
+    def _input(self, position: int) -> fx.Node:
+        if position not in self._inputs:
+            node = self.graph.placeholder(f"arg{position}")
+            node.meta["val"] = self.trace.inputs[position].meta
+            self._inputs[position] = node
+        return self._inputs[position]
+
+    def _constant(self, real: torch.Tensor) -> fx.Node:
+        if torch._C._functorch.is_functorch_wrapped_tensor(real):  # type: ignore[attr-defined]
+            raise _Refusal("a transform of torch.func is active")
+        known = self._nodes.get(id(real))
+        if known is None:
+            name = f"constant{len(self.constants)}"
+            self.constants[name] = real
+            known = self._nodes[id(real)] = (real, self.graph.create_node("get_attr", name, name=name))
+        return known[1]
+
+    def _enter(self, state: _Surroundings) -> None:
+        """Add what brings torch's modes from those of the last node to `state`."""
+        for change in _changes(self._state, state):
+            self.graph.call_function(*change).meta["effect"] = True
+            self.changes_modes = True
+        self._state = state
+
+    # ---- the end
+
+    def finish(self, outputs: Sequence[TracedTensor], names: Sequence[str], eliminate: bool) -> fx.GraphModule | None:
+        """The graph module from the trace's inputs, called `names`, to `outputs`; None if it was refused. With
+        `eliminate`, calls without effects whose results nothing needs are dropped.
+        """
+        try:
+            if self.refusal is None:
+                _check_history(outputs)
+                results = tuple(self._tensor(tensor) for tensor in outputs)
+                self._enter(self._start)
+        except _Refusal as refusal:
+            self.refusal = str(refusal)
+        if self.refusal is not None:
+            return None
+        for position in reversed(range(len(names))):
+            node = self._input(position)
+            node._rename(names[position])
+            node.target = node.name
+            self.graph._root.append(node)
+        self.graph.output(results)
+        if eliminate:
+            for node in reversed(self.graph.nodes):
+                if not node.users and node.op not in ("placeholder", "output") and not node.meta.get("effect"):
+                    self.graph.erase_node(node)
+        self.graph.lint()
+        return fx.GraphModule(self.constants, self.graph, "Captured")
+
+
+class _Refusal(Exception):
+    """A graph of calls would not do what the program does."""
+
+
+# ---- torch's modes ---------------------------------------------------------------------------------------------------
+
+_Surroundings = tuple[bool, bool, tuple[tuple[str, bool, torch.dtype], ...]]
+"""Grad mode; autocast's cache; per device type whether autocast is on, and its dtype."""
+
+_DEVICES = ("cpu", "cuda")
+
+
+def _surroundings() -> _Surroundings:
+    casts = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES)
+    return torch.is_grad_enabled(), torch.is_autocast_cache_enabled(), casts
+
+
+def _changes(before: _Surroundings, after: _Surroundings) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The calls that lead from one state to another."""
+    if before[0] != after[0]:
+        yield torch._C._set_grad_enabled, (after[0],)
+    if before[1] != after[1]:
+        yield torch.set_autocast_cache_enabled, (after[1],)
+    for (device, was_on, had), (_, is_on, has) in zip(before[2], after[2]):
+        if was_on != is_on:
+            yield torch.set_autocast_enabled, (device, is_on)
+            if not is_on:
+                yield torch.clear_autocast_cache, ()
+        if had != has:
+            yield torch.set_autocast_dtype, (device, has)
+
+
+# ---- what is in values -----------------------------------------------------------------------------------------------
+
+
+def _traced(value: Any) -> Iterator[TracedTensor]:
+    """The traced tensors in nested containers."""
+    if isinstance(value, TracedTensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _traced(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _traced(item)
+
+
+def _check_history(outputs: Sequence[TracedTensor]) -> None:
+    """Refuses functions of the user's own in the autograd history, which a graph of calls cannot hold."""
+    own = _NonLeaf._backward_cls  # type: ignore[attr-defined]
+    todo: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction) and not isinstance(node, own):
+            raise _Refusal("an autograd.Function of the user's own")
+        todo += [following for following, _ in node.next_functions if following is not None]
+
+
+__all__ = ["CallRecorder"]
