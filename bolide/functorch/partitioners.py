@@ -91,7 +91,8 @@ def saved_bytes(saved: Iterable[fx.Node]) -> int:
 class Needs:
     """`candidates`: nodes that the backward needs and that depend on no tangent, in order; `demanded`: those that it
     reads directly; `readers`: the nodes of the backward that depend on tangents; `in_forward`: nodes that the forward
-    computes in any case; `backward_only`: candidates that it does not compute, but could save; `visible`: its results.
+    computes in any case; `backward_only`: candidates that it does not compute, but could save; `visible`: its results;
+    `checkpointed`: nodes that the program wants computed again.
     """
 
     candidates: list[fx.Node]
@@ -100,6 +101,18 @@ class Needs:
     in_forward: set[fx.Node]
     backward_only: set[fx.Node]
     visible: set[fx.Node]
+    checkpointed: set[fx.Node]
+
+    def savable(self, node: fx.Node) -> bool:
+        """Views are never saved (what they look at is), nor are tuples (their items are), constants (they are there)
+        and what is checkpointed.
+        """
+        return (
+            node.op != "get_attr"
+            and not is_view(node)
+            and not is_tuple(node.meta["val"])
+            and node not in self.checkpointed
+        )
 
 
 def forward_nodes(joint: Joint) -> set[fx.Node]:
@@ -124,8 +137,28 @@ def analyse(joint: Joint) -> Needs:
     readers = needed & with_tangents
     demanded = set(gradients).intersection(candidates)
     demanded.update(node for node in candidates if not readers.isdisjoint(node.users))
-    backward_only = {node for node in candidates if node not in in_forward and _savable(node)}
-    return Needs(candidates, demanded, readers, in_forward, backward_only, set(outputs))
+    backward_only: set[fx.Node] = set()
+    checkpointed = _checkpointed(graph, in_forward)
+    needs = Needs(candidates, demanded, readers, in_forward, backward_only, set(outputs), checkpointed)
+    backward_only.update(node for node in candidates if node not in in_forward and needs.savable(node))
+    return needs
+
+
+def _checkpointed(graph: fx.Graph, in_forward: set[fx.Node]) -> set[fx.Node]:
+    """The nodes of checkpointed regions (``meta["region"]``) but for a region's results, which others in the forward
+    read, for what its policy saves (``meta["save"]``), and for what cannot be done twice.
+    """
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        region = node.meta.get("region")
+        if region is None or "save" in node.meta or is_impure(node):
+            continue
+        looks_on = [user for user in node.users if is_view(user) or is_getitem(user)]
+        if all(user in found for user in looks_on if user in in_forward) and all(
+            user.meta.get("region") is region for user in node.users if user in in_forward or user.op == "output"
+        ):
+            found.add(node)
+    return found
 
 
 def closure(start: Iterable[fx.Node], neighbours: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
@@ -140,11 +173,6 @@ def closure(start: Iterable[fx.Node], neighbours: Callable[[fx.Node], Iterable[f
     return seen
 
 
-def _savable(node: fx.Node) -> bool:
-    """Views are never saved (what they look at is), nor are tuples (their items are) and constants (they are there)."""
-    return node.op != "get_attr" and not is_view(node) and not is_tuple(node.meta["val"])
-
-
 # ---- the two choices -------------------------------------------------------------------------------------------------
 
 
@@ -157,7 +185,7 @@ def read_by_backward(needs: Needs) -> list[fx.Node]:
     stack = list(seen)
     while stack:
         node = stack.pop()
-        if _savable(node) and (node.op == "placeholder" or node in needs.in_forward):
+        if needs.savable(node) and (node.op == "placeholder" or node in needs.in_forward):
             wanted.add(node)
             continue
         for source in node.all_input_nodes:
@@ -197,7 +225,7 @@ def cheapest_cut(needs: Needs) -> list[fx.Node]:
     number = {node: 2 * index + 2 for index, node in enumerate(needs.candidates)}
     edges: list[tuple[int, int, float]] = []
     for node, entry in number.items():
-        edges.append((entry, entry + 1, _price_of_saving(node, needs) if _savable(node) else INFINITE))
+        edges.append((entry, entry + 1, _price_of_saving(node, needs) if needs.savable(node) else INFINITE))
         again = _price_of_again(node, needs) if _may_run_in_backward(node, needs) else INFINITE
         if again:
             edges.append((source, entry, again))
@@ -223,14 +251,16 @@ def _price_of_saving(node: fx.Node, needs: Needs) -> float:
 def _may_run_in_backward(node: fx.Node, needs: Needs) -> bool:
     if node.op == "placeholder" or is_impure(node):
         return False
-    return node not in needs.in_forward or recompute(node) < NEVER
+    if node in needs.in_forward and "region" in node.meta and node not in needs.checkpointed:
+        return not needs.savable(node)  # a region's result: without it the next region would start with this one's
+    return node not in needs.in_forward or node in needs.checkpointed or recompute(node) < NEVER
 
 
 def _price_of_again(node: fx.Node, needs: Needs) -> float:
     """The arithmetic, and the traffic if the backward needs the value in memory. Zero for what only the backward wants:
     that is computed once wherever it happens.
     """
-    if node not in needs.in_forward:
+    if node not in needs.in_forward or "region" in node.meta:
         return 0.0
     in_memory = is_tensor(node) and not is_view(node) and is_read_by_extern(node, needs.readers)
     return recompute(node) + (2.0 * node_bytes(node) if in_memory else 0.0)
@@ -259,6 +289,8 @@ def _split(joint: Joint, needs: Needs, saved: list[fx.Node]) -> Partition:
     writes = [node for node in graph.nodes if node.target is aten.copy_.default and node in needs.in_forward]
     forward = extract(graph, inputs, values[len(inputs) :], writes)
     backward = extract(graph, [*saved, *tangents], flat[joint.outputs :], [])
+    if needs.checkpointed:
+        delay(backward, len(saved))
     return Partition(forward, backward, tuple(saved), tuple(saved_at))
 
 
@@ -289,3 +321,22 @@ def extract(graph: fx.Graph, slots: list[fx.Node], values: Iterable[Any], effect
         part.node_copy(node, copies.__getitem__)
     part.output(tuple([copies[value] if isinstance(value, fx.Node) else value for value in values]))
     return part
+
+
+def delay(graph: fx.Graph, saved: int) -> None:
+    """Moves what depends on no tangent right before its first reader, so that values that are computed again live as
+    short as they can. The first `saved` placeholders of `graph` are no tangents.
+    """
+    with_tangents = closure(placeholders(graph)[saved:], lambda node: node.users)
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    placed = with_tangents | set(placeholders(graph))
+
+    def waiting(node: fx.Node) -> list[fx.Node]:
+        return [source for source in node.all_input_nodes if source not in placed]
+
+    for node in order:
+        if node.op == "output" or node in with_tangents:
+            early = closure(waiting(node), waiting)
+            for source in sorted(early, key=order.__getitem__):
+                node.prepend(source)
+            placed.update(early)

@@ -1,0 +1,197 @@
+"""Activation checkpointing inside compiled functions: eager's gradients, and values that are really computed again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
+
+import bolide
+from bolide.support import events
+
+WIDTH, ROWS = 32, 64
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x)))) * scale
+
+
+class Stack(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.options = options
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, **self.options) if self.options else block(x)
+        return x
+
+
+class Watcher:
+    """The graphs that are compiled, and the bytes saved in between."""
+
+    def __init__(self) -> None:
+        self.graphs: dict[str, fx.Graph] = {}
+        self.saved = 0
+
+    def __call__(self, event: Any) -> None:
+        if isinstance(event, events.Graph):
+            self.graphs[event.kind] = event.graph.graph
+        elif isinstance(event, events.Stage) and event.stage == "differentiate":
+            self.saved = event.detail["saved bytes"]
+
+
+@pytest.fixture
+def watcher() -> Iterator[Watcher]:
+    watching = Watcher()
+    events.subscribers.append(watching)
+    yield watching
+    events.subscribers.remove(watching)
+
+
+def gradients(model: Any, fn: Any, x: torch.Tensor) -> list[torch.Tensor]:
+    x = x.clone().requires_grad_()
+    out = fn(x)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), [x, *model.parameters()])]
+
+
+def matmuls(graph: fx.Graph) -> int:
+    names = [str(node.target) for node in graph.nodes]
+    return sum(name.startswith(("aten.mm", "aten.addmm")) for name in names)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_values_are_computed_again(watcher: Watcher, backend: str, reentrant: bool) -> None:
+    model = Stack(use_reentrant=reentrant)
+    x = torch.randn(ROWS, WIDTH)
+    plain = Stack()
+    plain.load_state_dict(model.state_dict())
+    expected = gradients(plain, plain, x)
+    got = gradients(model, bolide.compile(model, backend=backend, fullgraph=True), x)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    # what is saved: the input of each block but the first; one block in eager saves 9 times as much
+    assert watcher.saved == 3 * ROWS * WIDTH * 4
+    assert matmuls(watcher.graphs["backward"]) == 4 * 4 + 4  # of the two products, only the first is needed again
+
+
+def test_each_region_is_computed_again_when_its_turn_comes(watcher: Watcher) -> None:
+    model = Stack(use_reentrant=False)
+    gradients(model, bolide.compile(model, backend="aot_eager", fullgraph=True), torch.randn(ROWS, WIDTH))
+    alive, peak = 0, 0
+    graph = watcher.graphs["backward"]
+    last = {source: node for node in graph.nodes for source in node.all_input_nodes}
+    for node in graph.nodes:
+        if node.op == "call_function" and str(node.target).startswith(("aten.addmm", "aten.gelu", "aten.mm")):
+            alive += node.meta["val"].numel
+            peak = max(peak, alive)
+        for source in node.all_input_nodes:
+            if last[source] is node and str(source.target).startswith(("aten.addmm", "aten.gelu", "aten.mm")):
+                alive -= source.meta["val"].numel
+    assert peak < 2 * 4 * WIDTH * ROWS + 4 * 2 * 4 * WIDTH * WIDTH + 3 * 4 * WIDTH * ROWS
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_batch_norm_is_counted_once(backend: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    x = torch.randn(2, 3, 8, 8)
+    expected = gradients(model, model, x)
+    statistics = model[1].running_mean.clone()
+    model[1].reset_running_stats()
+    compiled = bolide.compile(lambda x: checkpoint(model, x, use_reentrant=False), backend=backend, fullgraph=True)
+    torch.testing.assert_close(gradients(model, compiled, x), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model[1].running_mean, statistics)
+
+
+def test_dropout_is_the_same_again() -> None:
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x.exp(), 0.5) ** 2
+
+    @bolide.compile(fullgraph=True)
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, x, use_reentrant=False)
+
+    x = torch.randn(100, requires_grad=True)
+    y = fn(x)
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(grad, 2 * y)
+
+
+def save_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    wide = op is torch.ops.aten.addmm.default and args[2].shape[1] == 4 * WIDTH
+    return CheckpointPolicy.MUST_SAVE if wide else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@pytest.mark.parametrize("choice", [save_products, [torch.ops.aten.addmm.default]])
+def test_selective(watcher: Watcher, choice: Any) -> None:
+    contexts = functools.partial(create_selective_checkpoint_contexts, choice)
+    model = Stack(use_reentrant=False, context_fn=contexts)
+    x = torch.randn(ROWS, WIDTH)
+    expected = gradients(model, model, x)
+    got = gradients(model, bolide.compile(model, backend="aot_eager", fullgraph=True), x)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert matmuls(watcher.graphs["backward"]) == 4 * 4  # no product is computed again
+    assert watcher.saved == (3 + 4 * 4) * ROWS * WIDTH * 4
+
+
+def test_sequential_and_keywords_and_nesting() -> None:
+    model = nn.Sequential(Block(), Block(), Block())
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(model[0], x, use_reentrant=False, scale=0.5).tanh()
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint_sequential(model, 2, x, use_reentrant=False)
+        return checkpoint(inner, x, use_reentrant=False)
+
+    x = torch.randn(ROWS, WIDTH)
+    expected = gradients(model, fn, x)
+    torch.testing.assert_close(gradients(model, bolide.compile(fn, fullgraph=True), x), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_reentrant_without_differentiable_arguments_gives_no_gradient() -> None:
+    model = Block()
+    compiled = bolide.compile(lambda x: checkpoint(model, x, use_reentrant=True), backend="eager", fullgraph=True)
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
+        assert not compiled(torch.randn(2, WIDTH)).requires_grad
+
+
+@pytest.mark.parametrize("name", ["Llama", "Bert"])
+def test_gradient_checkpointing_of_hugging_face_models(watcher: Watcher, name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
+    config = getattr(transformers, f"{name}Config")(vocab_size=128, **sizes)
+    kind = f"{name}ForCausalLM" if name == "Llama" else f"{name}ForMaskedLM"
+    model = getattr(transformers, kind)(config).train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    ids = torch.randint(0, 128, (2, 16))
+
+    def run(fn: Any) -> list[torch.Tensor]:
+        loss = fn(input_ids=ids, labels=ids, use_cache=False).loss if name == "Llama" else fn(ids, labels=ids).loss
+        return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)]
+
+    expected = run(model)
+    run(bolide.compile(model, backend="eager", fullgraph=True))
+    without = watcher.saved
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    got = run(bolide.compile(model, backend="eager", fullgraph=True))
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    assert watcher.saved < without / 2
