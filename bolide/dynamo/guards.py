@@ -16,10 +16,11 @@ from torch import fx
 from torch.autograd import forward_ad
 
 from bolide.dynamo import sources
-from bolide.dynamo.program import GlobalState, Guard, Source, TensorGuard
+from bolide.dynamo.program import GlobalState, Guard, ShapeGuard, Source, TensorGuard
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.state import state
 from bolide.support.errors import Unsupported, UserFrame
+from bolide.symbolic import Expr
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -107,7 +108,9 @@ def text(guard: Guard) -> str:
         case "equals":
             return f"{name} == {_show(expected)}"
         case "tensor":
-            facts = f"{str(expected.dtype).removeprefix('torch.')}{list(expected.shape)}, stride {expected.stride}"
+            named = {name: sources.text(read) for name, read in expected.symbols}
+            shape, stride = _ints(expected.shape, named), _ints(expected.stride, named)
+            facts = f"{str(expected.dtype).removeprefix('torch.')}[{shape[1:-1].rstrip(',')}], stride {stride}"
             grad = ", requires grad" if expected.requires_grad else ""
             return f"{name}: {expected.cls.__name__} {facts}, {expected.device}{grad}"
         case "length":
@@ -126,6 +129,12 @@ def text(guard: Guard) -> str:
             return f"no storage shared among {', '.join(map(sources.text, expected))}"
         case "global_state":
             return f"global state: {expected}"
+        case "shape":
+            return sources.with_symbols(
+                expected.condition.text(), {name: sources.text(read) for name, read in expected.symbols}
+            )
+        case "integer":
+            return " and ".join([f"type({name}) is int", *_within(name, *expected)])
         case _:
             raise AssertionError(guard.kind)
 
@@ -144,12 +153,16 @@ def read_sources(guard: Guard) -> list[Source]:
     """The sources a guard reads, in the order its expressions read them; twice if twice."""
     if guard.kind == "not_aliased":
         return list(guard.expected)
+    if guard.kind == "shape":
+        return [source for _, source in guard.expected.symbols]
     if guard.source is None:
         return []
     match guard.kind:
         case "same" | "distinct":
             return [guard.source, guard.expected]
-        case "tensor" | "equals":
+        case "tensor":
+            return [guard.source, *_symbolic_reads(guard.source, guard.expected), guard.source]
+        case "equals" | "integer":
             return [guard.source, guard.source]
         case _:
             return [guard.source]
@@ -163,6 +176,9 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
     if guard.kind == "not_aliased":
         read = ", ".join(map(reader.read, guard.expected))
         return [f"{constant(_disjoint, 'disjoint')}(({read},))"]
+    if guard.kind == "shape":
+        values = {name: reader.read(source) for name, source in guard.expected.symbols}
+        return [sources.with_symbols(guard.expected.condition.text(), values)]
     source = guard.source
     assert source is not None
     value = reader.read(source)
@@ -199,7 +215,10 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
         case "equals":
             return _equals_conditions(value, lambda: reader.again(source), expected, constant)
         case "tensor":
-            return _tensor_conditions(value, reader.again(source), expected, constant)
+            return _tensor_conditions(value, source, expected, reader)
+        case "integer":
+            exact = f"{constant(type, 'type')}({value}) is {constant(int, 'int')}"
+            return [exact, *_within(reader.again(source), *expected)]
         case _:
             raise AssertionError(guard.kind)
 
@@ -245,14 +264,18 @@ def _same(value: Any, expected: Any) -> bool:
     return bool(value == expected)
 
 
-def _tensor_conditions(value: str, again: str, expected: TensorGuard, constant: Constant) -> list[str]:
+def _tensor_conditions(value: str, source: Source, expected: TensorGuard, reader: sources.Reader) -> list[str]:
     """The class, then what differs most often, then the rest."""
+    constant = reader.namespace.constant
+    exact = f"{constant(type, 'type')}({value}) is {constant(expected.cls, expected.cls.__name__)}"
+    again = reader.again(source)
+    shape, stride = _layout_conditions(again, source, expected, reader)
     found = [
-        f"{constant(type, 'type')}({value}) is {constant(expected.cls, expected.cls.__name__)}",
-        f"{again}.shape == {_ints(expected.shape)}",
+        exact,
+        *shape,
         f"{again}.dtype is {constant(expected.dtype, 'dtype')}",
         f"{again}.requires_grad" if expected.requires_grad else f"not {again}.requires_grad",
-        f"{again}.stride() == {_ints(expected.stride)}",
+        stride,
     ]
     cpu = expected.device.type == "cpu"
     found.append(f"{again}.is_cpu" if cpu else f"{again}.device == {constant(expected.device, 'device')}")
@@ -265,8 +288,57 @@ def _tensor_conditions(value: str, again: str, expected: TensorGuard, constant: 
     return found
 
 
-def _ints(values: Sequence[int]) -> str:
-    return f"({', '.join(map(repr, values))}{',' if len(values) == 1 else ''})"
+def shape_source(source: Source) -> Source:
+    """The shape of the tensor at `source`."""
+    return Source("attr", source, "shape")
+
+
+def size_source(source: Source, dim: int) -> Source:
+    """One size of the tensor at `source`."""
+    return Source("item", shape_source(source), dim)
+
+
+def _symbolic_reads(source: Source, expected: TensorGuard) -> list[Source]:
+    """What `_layout_conditions` reads, in its order."""
+    if not expected.symbols:
+        return []
+    own = [size_source(source, dim) for dim, size in enumerate(expected.shape) if isinstance(size, Expr)]
+    return [shape_source(source), *own, *(read for _, read in expected.symbols)]
+
+
+def _layout_conditions(
+    again: str, source: Source, expected: TensorGuard, reader: sources.Reader
+) -> tuple[list[str], str]:
+    """Conditions on the shape and the stride of a tensor. A size that is where its symbol is read is within the
+    symbol's bounds, other symbolic ones are equal to theirs."""
+    if not expected.symbols:
+        return [f"{again}.shape == {_ints(expected.shape)}"], f"{again}.stride() == {_ints(expected.stride)}"
+    found = [f"{reader.namespace.constant(len, 'len')}({reader.read(shape_source(source))}) == {len(expected.shape)}"]
+    shape = reader.again(shape_source(source))
+    own: list[tuple[Expr, Source, str]] = []
+    for dim, size in enumerate(expected.shape):
+        if isinstance(size, Expr):
+            place = size_source(source, dim)
+            own.append((size, place, reader.read(place)))
+        else:
+            found.append(f"{shape}[{dim}] == {size}")
+    values = {name: (read, reader.read(read)) for name, read in expected.symbols}
+    texts = {name: text for name, (_, text) in values.items()}
+    for size, place, text in own:
+        read = values.get(size.text(), (None, ""))[0]
+        found += _within(text, *size.bounds()) if read == place else [f"{text} == {_ints([size], texts)[1:-2]}"]
+    return found, f"{again}.stride() == {_ints(expected.stride, texts)}"
+
+
+def _within(value: str, lo: int | None, hi: int | None) -> list[str]:
+    if lo is not None:
+        return [f"{lo} <= {value} <= {hi}" if hi is not None else f"{value} >= {lo}"]
+    return [f"{value} <= {hi}"] if hi is not None else []
+
+
+def _ints(values: Sequence[int | Expr], symbols: Mapping[str, str] | None = None) -> str:
+    texts = [sources.with_symbols(v.text(), symbols or {}) if isinstance(v, Expr) else repr(v) for v in values]
+    return f"({', '.join(texts)}{',' if len(values) == 1 else ''})"
 
 
 def _disjoint(tensors: Sequence[torch.Tensor]) -> bool:
@@ -325,14 +397,15 @@ def prepare(guards: Iterable[Guard], now: GlobalState) -> list[Guard]:
             near = source is not None and (
                 source.kind == "local" or (source.base is not None and source.base.kind == "local")
             )
-            (arguments if near and guard.kind in ("type", "tensor", "length", "dict_keys", "equals") else rest).append(
+            kinds = ("type", "tensor", "length", "dict_keys", "equals", "integer")
+            (arguments if near and guard.kind in kinds else rest).append(
                 guard
             )
     return [*arguments, Guard(None, "global_state", found), *rest]
 
 
 def _identity(guard: Guard) -> Any:
-    return guard.expected if isinstance(guard.expected, (Source, TensorGuard)) else id(guard.expected)
+    return guard.expected if isinstance(guard.expected, (Source, TensorGuard, ShapeGuard)) else id(guard.expected)
 
 
 def plain_dicts(guards: Iterable[Guard]) -> frozenset[Source]:
@@ -362,6 +435,8 @@ def first_failure(
 def _actual(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     if guard.kind == "global_state":
         return busy() or str(global_state())
+    if guard.kind == "shape":
+        return f"not {text(guard)}"
     if guard.source is None:
         return "a shared storage"
     namespace = sources.Namespace(signature.names)

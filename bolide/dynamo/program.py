@@ -7,14 +7,16 @@ recipes replayed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
+from bolide.symbolic import Cond, Expr
 from bolide.tracing import Trace, TracedTensor, UserFrame
 
-SourceKind = Literal["local", "global", "closure", "attr", "item", "type", "dict_value", "object"]
+SourceKind = Literal["local", "global", "closure", "attr", "item", "type", "dict_value", "object", "apply"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +26,8 @@ class Source:
     Kinds: ``local`` (key: parameter name), ``global`` (key: (module dict id, name); `obj` holds the dict), ``closure``
     (key: free variable name; `obj` holds the cell), ``object`` (a live Python object held by `obj`, e.g. an imported
     module), ``attr`` (key: name), ``item`` (key: a constant), ``type`` (`type(base)`), ``dict_value`` (key: a
-    constant; reads a ``dict`` bypassing user-defined ``__getitem__``).
+    constant; reads a ``dict`` bypassing user-defined ``__getitem__``), ``apply`` (`obj(base, *key)`: a function that
+    changes nothing, and constants).
     Two sources are equal when they are the same path: same kinds and keys, the same objects held.
     """
 
@@ -51,7 +54,7 @@ class Source:
 @dataclass(frozen=True)
 class TensorGuard:
     """What a captured program assumed of a tensor: its exact class, and everything that dispatch and shape rules
-    depend on. Sizes and strides in elements.
+    depend on. Sizes and strides in elements; `symbols` says where each symbol in them is read.
     """
 
     cls: type
@@ -59,8 +62,29 @@ class TensorGuard:
     device: torch.device
     requires_grad: bool
     leaf: bool
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    shape: tuple[int | Expr, ...]
+    stride: tuple[int | Expr, ...]
+    symbols: tuple[tuple[str, Source], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A symbolic integer: its name in expressions, where it is read, which dimension of which tensor it is (None: an
+    integer), and whether the user said that it must not be fixed."""
+
+    name: str
+    source: Source
+    owner: Source
+    dim: int | None
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class ShapeGuard:
+    """A condition over symbolic sizes, and where each of its symbols is read."""
+
+    condition: Cond
+    symbols: tuple[tuple[str, Source], ...]
 
 
 @dataclass(frozen=True)
@@ -91,7 +115,8 @@ GuardKind = Literal[
     "distinct",  # x is not the object at source `expected`
     # grad mode, autocast, default dtype, deterministic algorithms (expected: a GlobalState), no mode or transform
     "global_state",
-    "shape",  # a condition over symbolic sizes
+    "shape",  # expected: a ShapeGuard
+    "integer",  # type(x) is int, and it is within expected: (least, largest), None for no bound
 ]
 
 
@@ -114,10 +139,11 @@ class Recipe:
     twice.
 
     kinds: ``constant`` (value), ``source`` (value: Source), ``output`` (value: index into the graph's outputs),
-    ``list``/``tuple``/``set``/``dict`` (args; dict: alternating keys and values), ``call`` (value: a callable; args).
+    ``list``/``tuple``/``set``/``dict`` (args; dict: alternating keys and values), ``call`` (value: a callable; args),
+    ``size`` (value: an Expr; args: its symbols, in the order of their names).
     """
 
-    kind: Literal["constant", "source", "output", "list", "tuple", "set", "dict", "call"]
+    kind: Literal["constant", "source", "output", "list", "tuple", "set", "dict", "call", "size"]
     value: Any = None
     args: tuple[Recipe, ...] = ()
     kwargs: tuple[tuple[str, Recipe], ...] = ()
@@ -141,9 +167,29 @@ class Effect:
     where: UserFrame | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Why a segment ends before the program does: the operation that comes next is run in eager.
+
+    `kind` is a name in `support.kinds`; `stack` holds the user's frames, outermost first; `where` is the innermost one.
+    `seconds`: what interpreting up to this point for nothing took.
+    """
+
+    kind: str
+    reason: str
+    operation: str | None
+    where: UserFrame | None
+    remedy: str | None
+    stack: tuple[UserFrame, ...]
+    seconds: float
+
+
 @dataclass
 class Captured:
-    """One captured segment. `inputs[i]` says where the real tensor for `trace.inputs[i]` is found at call time."""
+    """One captured segment. If it ends in a break, `shape` (a `segments.Shape`) says where, and `result` makes the
+    tuple of the values that are live there.
+    `inputs[i]` says where the real tensor for `trace.inputs[i]` is found at call time,
+    `sizes[i]` says the same of the integer for `trace.sizes[i]`."""
 
     name: str
     trace: Trace
@@ -152,3 +198,8 @@ class Captured:
     guards: list[Guard]
     result: Recipe
     effects: list[Effect]
+    sizes: list[Symbol] = field(default_factory=list)
+    shape: Any = None
+    ending: Break | None = None
+    calls: Any = None  # the `tracing.calls.CallRecorder`, where a graph of torch's functions is wanted
+    examples: Sequence[torch.Tensor] = ()  # the real tensors of this call, in the order of `inputs`

@@ -23,8 +23,9 @@ from typing import Any
 
 from bolide.dynamo import guards as guard_module
 from bolide.dynamo.program import Captured, Effect, Guard, Recipe, Source
+from bolide.dynamo.segments import Suspended
 from bolide.dynamo.signature import Signature
-from bolide.dynamo.sources import Namespace, Reader, count_uses
+from bolide.dynamo.sources import Namespace, Reader, count_uses, with_symbols
 
 Runner = Callable[[list[Any]], Sequence[Any]]
 
@@ -73,6 +74,7 @@ class _Builder:
     def __init__(self, namespace: Namespace, captured: Captured) -> None:
         self.namespace = namespace
         self.captured = captured
+        self.sizes = [symbol.source for symbol in captured.sizes]
         self.order = list(_recipes(captured))
         self.uses = Counter(recipe for recipe, first in self.order if not first)
         self.made: dict[Recipe, str] = {}
@@ -81,13 +83,13 @@ class _Builder:
     def sources(self) -> list[Source]:
         """Every source read, in the order in which `body` reads them."""
         recipes = [recipe.value for recipe, first in self.order if first and recipe.kind == "source"]
-        return [*self.captured.inputs, *recipes]
+        return [*self.captured.inputs, *self.sizes, *recipes]
 
     def body(self, reader: Reader, run: str) -> Iterator[str]:
         """Inputs and outside values are read before the graph runs, values are built before the first effect is
         applied.
         """
-        inputs = ", ".join(map(reader.read, self.captured.inputs))
+        inputs = ", ".join(map(reader.read, [*self.captured.inputs, *self.sizes]))
         outside = [recipe for recipe, first in self.order if first and recipe.kind == "source"]
         early = bool(self.captured.effects)
         for recipe in outside:
@@ -104,6 +106,10 @@ class _Builder:
         result = self.value(self.captured.result, statements)
         yield from statements
         yield from effects
+        shape = self.captured.shape
+        if shape is not None:
+            reference = self.namespace.reference
+            result = f"{reference(Suspended, 'suspended')}({reference(shape, 'point')}, {result})"
         yield f"return {result}"
 
     def value(self, recipe: Recipe, statements: list[str]) -> str:
@@ -141,6 +147,9 @@ class _Builder:
             case "call":
                 words = [f"{key}={self.value(value, statements)}" for key, value in recipe.kwargs]
                 return f"{namespace.reference(recipe.value, 'f')}({', '.join([*args, *words])})"
+            case "size":
+                symbols = {name: f"({arg})" for name, arg in zip(sorted(recipe.value.free_vars), args)}
+                return with_symbols(recipe.value.text(), symbols)
             case _:
                 raise AssertionError(recipe.kind)
 

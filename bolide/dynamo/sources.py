@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import keyword
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bolide.dynamo.program import Source
@@ -28,12 +29,22 @@ def text(source: Source) -> str:
             return f"{base}.{source.key}"
         case "type":
             return f"type({base})"
+        case "apply":
+            return f"{source.obj.__name__}({', '.join([base, *map(repr, source.key)])})"
         case _:
             return f"{base}[{source.key!r}]"
 
 
 # What torch's modules keep in plain dicts, whose type is not guarded.
 MODULE_DICTS = frozenset({"_modules", "_parameters", "_buffers"})
+
+
+_SYMBOL = re.compile(r"\b[su]\d+\b")
+
+
+def with_symbols(expression: str, symbols: Mapping[str, str]) -> str:
+    """The text of an `Expr` or a `Cond` with what stands for each symbol put in its place."""
+    return _SYMBOL.sub(lambda found: symbols[found.group()], expression)
 
 
 class Namespace:
@@ -120,6 +131,8 @@ class Reader:
                 return f"{constant(getattr, 'getattr')}({base}, {source.key!r})"
             case "type":
                 return f"{constant(type, 'type')}({base})"
+            case "apply":
+                return f"{reference(source.obj, 'f')}({', '.join([base, *map(constant, source.key)])})"
             case "dict_value" if source.base not in self.plain_dicts and source.base.key not in MODULE_DICTS:
                 return f"{constant(dict.__getitem__, 'dictitem')}({base}, {constant(source.key, 'k')})"
             case _:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.fx as fx
@@ -36,7 +37,8 @@ from bolide.functorch.runtime import (
 )
 from bolide.functorch.signature import Signature, describe
 from bolide.support import events
-from bolide.tracing import Trace, TracedTensor
+from bolide.symbolic import as_expr
+from bolide.tracing import TensorMeta, Trace, TracedTensor
 
 
 def compile_trace(
@@ -66,7 +68,7 @@ def compile_trace(
     written = [write.input for write in signature.writes if write.result is None]
     if written:
         run = counting_writes(run, written)
-    return assembling(run, signature.outputs, signature.writes, trace.constants)
+    return assembling(run, signature.outputs, signature.writes, trace.constants, _symbols(trace))
 
 
 def _compile_inference(trace: Trace, signature: Signature, compiler: GraphCompiler, name: str) -> CompiledGraph:
@@ -102,17 +104,20 @@ def _compile_training(
     forward = _compiled(parts.forward, trace, info, forward_compiler, name)
     if torch._C._is_any_autocast_enabled():
         forward = without_autocast(forward)
-    crossing = _crossing(signature, parts)
+    crossing = _crossing(signature, parts, _symbols(trace))
     _take_real_layouts(parts, joint.inputs)
     tangent_slots = placeholders(parts.backward)[len(parts.saved) :]
     slot_of_result = dict(zip([i for i, stride in enumerate(crossing.tangents) if stride is not None], tangent_slots))
+
+    parameters = _parameters(trace)
+    static = frozenset(position for position, at in enumerate(crossing.tensors) if at in parameters)
 
     def backward_for(missing: tuple[int, ...]) -> CompiledGraph:
         graph = parts.backward
         if missing:
             graph = without_tangents(graph, tangent_slots, [slot_of_result[index] for index in missing])
         gradients = frozenset(index for index, value in enumerate(results(graph)) if isinstance(value, fx.Node))
-        return _compiled(graph, trace, GraphInfo("backward", frozenset(), gradients), backward_compiler, name)
+        return _compiled(graph, trace, GraphInfo("backward", static, gradients), backward_compiler, name)
 
     return differentiable(forward, backward_for, crossing)
 
@@ -121,11 +126,19 @@ def _parameters(trace: Trace) -> frozenset[int]:
     return frozenset(index for index, leaf in enumerate(trace.leaves) if isinstance(leaf, torch.nn.Parameter))
 
 
-def _crossing(signature: Signature, parts: Partition) -> Crossing:
+def _symbols(trace: Trace) -> tuple[str, ...]:
+    return tuple(as_expr(size).text() for size in trace.sizes)
+
+
+def _crossing(signature: Signature, parts: Partition, symbols: tuple[str, ...]) -> Crossing:
     tensors = [at for node, at in zip(parts.saved, parts.saved_at) if is_tensor(node)]
     numbers = parts.saved_at[len(tensors) :]
-    tangents = [None if result.tensor is None else tangent_meta(result.meta).stride for result in signature.results]
-    return Crossing(len(tangents), tuple(tensors), numbers, tuple(tangents))
+    tangents = [None if result.tensor is None else _strides(tangent_meta(result.meta)) for result in signature.results]
+    return Crossing(len(tangents), tuple(tensors), numbers, tuple(tangents), symbols)
+
+
+def _strides(meta: TensorMeta) -> tuple[Any, ...]:
+    return tuple(step if type(step) is int else as_expr(step) for step in meta.stride)
 
 
 def _take_real_layouts(parts: Partition, inputs: int) -> None:

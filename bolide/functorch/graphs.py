@@ -101,6 +101,11 @@ def is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta["val"], TensorMeta)
 
 
+def is_size(node: fx.Node) -> bool:
+    """Is the node's value a symbolic number?"""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat))
+
+
 def is_tuple(value: Any) -> bool:
     """Is a traced value a tuple of values? (A TensorMeta is a tuple to Python, but one value to us.)"""
     return isinstance(value, (tuple, list)) and not isinstance(value, TensorMeta)

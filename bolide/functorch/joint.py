@@ -12,9 +12,10 @@ import torch.fx as fx
 
 from bolide.functorch.graphs import aten, placeholders, root
 from bolide.functorch.partitioners import Joint
-from bolide.functorch.signature import Signature, is_dense
+from bolide.functorch.signature import Signature
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.meta import contiguous_strides
+from bolide.tracing.rules.common import is_dense
 
 
 def finish_inference(trace: Trace, signature: Signature) -> None:
@@ -22,6 +23,7 @@ def finish_inference(trace: Trace, signature: Signature) -> None:
     values = _results(trace, signature, set())
     _write_back(trace, signature)
     trace.graph.output(tuple(values))
+    trace.shapes.closed = True
 
 
 def finish_joint(trace: Trace, signature: Signature) -> Joint:
@@ -48,10 +50,12 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
             values.append(_settled(trace, gradient.node, _gradient_meta(leaf.meta), taken))
         else:
             values.append(None)
+    values += [None] * len(trace.sizes)
     _write_back(trace, signature)
     trace.graph.output(tuple(values))
+    trace.shapes.closed = True
     written = frozenset(write.input for write in signature.writes)
-    return Joint(trace.graph, len(trace.inputs), len(signature.results), written)
+    return Joint(trace.graph, len(trace.inputs) + len(trace.sizes), len(signature.results), written)
 
 
 def _engine_run(outputs: tuple[Any, ...], tangents: tuple[Any, ...], inputs: tuple[Any, ...]) -> Sequence[Any]:

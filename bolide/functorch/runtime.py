@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bolide.functorch.graphs import CompiledGraph
-from bolide.functorch.signature import Output, Write, replay
+from bolide.functorch.signature import Output, Write, is_symbolic, replay, with_sizes
 
 _set_grad_enabled = torch._C._set_grad_enabled
 
@@ -56,10 +56,14 @@ def counting_writes(run: CompiledGraph, written: Sequence[int]) -> CompiledGraph
 
 
 def assembling(
-    run: CompiledGraph, outputs: Sequence[Output], writes: Sequence[Write], constants: dict[str, torch.Tensor]
+    run: CompiledGraph,
+    outputs: Sequence[Output],
+    writes: Sequence[Write],
+    constants: dict[str, torch.Tensor],
+    symbols: Sequence[str] = (),
 ) -> CompiledGraph:
     """Makes the program's outputs of the graph's results: writes that belong to the history are done, views are
-    taken.
+    taken. `symbols` names the sizes, which are the last inputs.
     """
     history = [(write.input, write.result) for write in writes if write.result is not None]
     if not history and all(out == Output("result", position) for position, out in enumerate(outputs)):
@@ -67,9 +71,11 @@ def assembling(
     inputs_needed = {write[0] for write in history} | {int(out.index) for out in outputs if out.kind == "input"}
     place = {index: position for position, index in enumerate(sorted(inputs_needed))}
     kept = list(place)
+    symbolic = any(is_symbolic(out.chain) for out in outputs)
 
     def wrapped(inputs: list[Any]) -> Sequence[Any]:
         owners = [inputs[index] for index in kept]
+        sizes = dict(zip(symbols, inputs[-len(symbols) :])) if symbolic else None
         results = run(inputs)
         for index, result in history:
             owners[place[index]].copy_(results[result])
@@ -81,17 +87,18 @@ def assembling(
                 value = owners[place[int(output.index)]]
             else:
                 value = values[int(output.index)] if output.kind == "output" else constants[str(output.index)]
-            values.append(_viewed(value, output) if output.chain else value)
+            values.append(_viewed(value, output, sizes) if output.chain else value)
         return values
 
     return wrapped
 
 
-def _viewed(base: torch.Tensor, output: Output) -> torch.Tensor:
+def _viewed(base: torch.Tensor, output: Output, sizes: dict[str, int] | None) -> torch.Tensor:
+    chain = output.chain if sizes is None else with_sizes(output.chain, sizes)
     if output.tracked is None or output.tracked == torch.is_grad_enabled():
-        return replay(base, output.chain)
+        return replay(base, chain)
     with torch.set_grad_enabled(output.tracked):
-        return replay(base, output.chain)
+        return replay(base, chain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +108,15 @@ class Crossing:
     `results`: how many of the forward graph's results are the program's. `tensors` and `numbers`: the saved values in
     the order in which the backward takes them, as positions in the list of all inputs followed by all of the forward
     graph's results. `tangents`: for each of the program's results the strides that its tangent is expected to have
-    (it is brought into that layout if it comes in another), or None where there is no tangent.
+    (it is brought into that layout if it comes in another), or None where there is no tangent. `symbols`: the names of
+    the sizes, which are the last inputs.
     """
 
     results: int
     tensors: tuple[int, ...]
     numbers: tuple[int, ...]
     tangents: tuple[tuple[Any, ...] | None, ...]
+    symbols: tuple[str, ...] = ()
 
 
 BackwardFor = Callable[[tuple[int, ...]], CompiledGraph]
@@ -123,6 +132,7 @@ def differentiable(run: CompiledGraph, backward_for: BackwardFor, crossing: Cros
     backward = _once_per_key(backward_for)
     untracked = [index for index, stride in enumerate(crossing.tangents) if stride is None]
     expected = [(index, stride) for index, stride in enumerate(crossing.tangents) if stride is not None]
+    symbols = crossing.symbols if is_symbolic(crossing.tangents) else ()
 
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
@@ -131,6 +141,8 @@ def differentiable(run: CompiledGraph, backward_for: BackwardFor, crossing: Cros
             pool = [*inputs, *made]
             ctx.save_for_backward(*[pool[index] for index in crossing.tensors])
             ctx.numbers = [pool[index] for index in crossing.numbers]
+            if symbols:
+                ctx.sizes = dict(zip(symbols, inputs[-len(symbols) :]))
             ctx.set_materialize_grads(False)
             if untracked:
                 ctx.mark_non_differentiable(*[made[index] for index in untracked])
@@ -143,7 +155,8 @@ def differentiable(run: CompiledGraph, backward_for: BackwardFor, crossing: Cros
             run_backward = backward(tuple([index for index, _ in expected if tangents[index] is None]))
             for index, stride in expected:
                 if tangents[index] is not None:
-                    values.append(_laid_out(tangents[index], stride))
+                    wanted = with_sizes(stride, ctx.sizes) if symbols else stride
+                    values.append(_laid_out(tangents[index], wanted))
             del tangents
             if torch._C._is_any_autocast_enabled():
                 run_backward = without_autocast(run_backward)

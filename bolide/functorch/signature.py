@@ -8,7 +8,7 @@ while tracing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,9 @@ import torch
 import torch.fx as fx
 
 from bolide.support.errors import Unsupported
+from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
+from bolide.tracing.rules.common import is_dense
 
 Chain = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
 
@@ -69,6 +71,35 @@ class Signature:
     @property
     def differentiable(self) -> bool:
         return any(result.tensor is not None for result in self.results)
+
+
+def _portable(chain: Chain) -> Chain:
+    """A recorded chain without nodes of the graph: sizes are `Expr`s."""
+
+    def size(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return as_expr(value.meta["val"])
+        return [size(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    return tuple(
+        (op, tuple(map(size, args)), {key: size(v) for key, v in kwargs.items()}) for op, args, kwargs in chain
+    )
+
+
+def with_sizes(value: Any, sizes: Mapping[str, int]) -> Any:
+    """Arguments of view ops, or strides, with numbers for symbols."""
+    if isinstance(value, Expr):
+        return value.evaluate(sizes)
+    if isinstance(value, (list, tuple)):
+        return type(value)([with_sizes(item, sizes) for item in value])
+    return {key: with_sizes(item, sizes) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether there is an `Expr` anywhere in it."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return any(map(is_symbolic, value)) if isinstance(value, (list, tuple)) else isinstance(value, Expr)
 
 
 def describe(trace: Trace, outputs: Sequence[TracedTensor]) -> Signature:
@@ -152,7 +183,7 @@ def _aliases(
             chain = (*_DETACH, *chain)
         elif owner is not None and owner.requires_grad and tracked is None:
             tracked = False
-        made[id(tensor)] = Output(kind, index, chain, tracked if chain else None)
+        made[id(tensor)] = Output(kind, index, _portable(chain), tracked if chain else None)
     return made
 
 
@@ -165,16 +196,6 @@ def _fresh(tensor: TracedTensor) -> Result:
             operation="requires_grad_",
         )
     return Result(tensor.node, tensor.meta, tensor if tensor.grad_fn is not None else None)
-
-
-def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
-    """Do the elements fill one block of memory, each at its own place?"""
-    expected: Any = 1
-    for step, size in sorted((step, size) for step, size in zip(stride, shape) if size != 1):
-        if step != expected:
-            return 0 in shape
-        expected = expected * size
-    return True
 
 
 def replay(base: torch.Tensor, chain: Chain) -> torch.Tensor:

@@ -101,6 +101,21 @@ class RecompileError(BolideError):
     """A guard failed while `error_on_recompile` was set."""
 
 
+class ConstraintError(BolideError):
+    """A size that was marked dynamic has to be one number for the program to work."""
+
+    def __init__(self, size: str, value: int, where: UserFrame | None) -> None:
+        self.size, self.value, self.where = size, value, where
+        lines = [f"{size} was marked dynamic, but the program works for {size} == {value} only"]
+        if where is not None:
+            lines += [f"  at: {where}", f"    {where.text}"]
+        lines += [
+            "  remedy: write that line without the size's value, mark it with maybe_mark_dynamic, or set "
+            "bolide.dynamo.config.allow_ignore_mark_dynamic"
+        ]
+        super().__init__("\n".join(lines))
+
+
 def unknown_name(what: str, name: object, valid: Iterable[str]) -> str:
     """The message for a name that is not one of `valid`, with the nearest ones offered.
 

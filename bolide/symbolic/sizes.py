@@ -28,24 +28,37 @@ class ShapeEnv:
         self.hints: dict[str, int] = {}
         self.guards: dict[Cond, UserFrame | None] = {}
         self._where = where
+        self.closed = False  # whether the trace is finished: nothing more may be assumed
 
-    def size(self, hint: int, name: str | None = None) -> Any:
-        """A new size with this value now. 0 and 1 are not made symbolic: torch treats them specially everywhere."""
-        if hint < 2:
+    def size(self, hint: int, name: str | None = None, lo: int | None = 2, hi: int | None = None) -> Any:
+        """A new symbol with this value now, known to be in lo..hi (None: no bound). A value outside of that stays a
+        number; so do sizes of 0 and 1, which torch treats specially everywhere."""
+        if (lo is not None and hint < lo) or (hi is not None and hint > hi):
             return hint
         name = name or f"s{len(self.hints)}"
         self.hints[name] = hint
-        return torch.SymInt(SymNode(self, Expr.var(name, 2), hint))  # type: ignore[no-untyped-call]
+        return torch.SymInt(SymNode(self, Expr.var(name, lo, hi), hint))  # type: ignore[no-untyped-call]
 
     def holds(self, condition: Cond) -> bool:
         """Whether the condition holds in this run; what is found becomes a guard unless it always holds."""
         if condition.is_const:
             return condition.value
+        if self.closed:
+            return self._known(condition)
         truth = condition.evaluate(self.hints)
         guard = condition if truth else condition.negate()
         if guard not in self.guards:
             self.guards[guard] = self._where()
         return truth
+
+    def _known(self, condition: Cond) -> bool:
+        """Whether a condition was assumed. Of a finished trace sizes count as different unless they are known to be
+        equal; raises AssertionError for an order that is not known."""
+        if condition in self.guards or condition.negate() in self.guards:
+            return condition in self.guards
+        if condition.op == ">=":
+            raise AssertionError(f"{condition.text()} is asked of a program that is finished")
+        return condition.op == "!="
 
     def specialise(self, expr: Expr, value: int) -> int:
         """Assume that the expression has the value it has now."""
@@ -86,7 +99,7 @@ class SymNode:
         return not self.is_constant()
 
     def is_constant(self) -> bool:
-        return self.expr.is_const if isinstance(self.expr, (Expr, Cond)) else True
+        return isinstance(self.expr, (Expr, Cond)) and self.expr.is_const
 
     def has_hint(self) -> bool:
         return True
@@ -135,6 +148,10 @@ class SymNode:
 
     def guard_float(self, file: Any = "", line: Any = 0) -> float:
         return float(self.expr if isinstance(self.expr, float) else self.guard_int())
+
+    def value(self) -> int | bool | float:
+        """The value it has now, which is assumed from here on."""
+        return self.guard_int() if self.is_int() else self.guard_bool() if self.is_bool() else self.guard_float()
 
     # ---- making others --------------------------------------------------------------------------------------------
 
@@ -333,6 +350,13 @@ _FLOAT_OPS: dict[str, Callable[[float, float], float]] = {
     "%": lambda a, b: a % b,
     "//": lambda a, b: a // b,
 }
+
+
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes (ints or SymInts) are equal for all values of the symbols in them. Adds no guard."""
+    if a.__class__ is int or b.__class__ is int:
+        return a is b or (a.__class__ is b.__class__ and bool(a == b))
+    return a.node.expr is b.node.expr
 
 
 def symbolic_strides(sizes: tuple[Any, ...], real: tuple[int, ...], hints: tuple[int, ...]) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported
-from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides
+from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides, same_sizes
 from bolide.tracing.rules.common import format_strides, is_dense, like_strides
 from bolide.tracing.rules.registry import infer_from, qualified
 from bolide.tracing.tensor import TracedTensor, ViewStep
@@ -285,7 +285,7 @@ def _as(trace: Trace, node: torch.fx.Node, wanted: TensorMeta) -> torch.fx.Node:
     meta = node.meta["val"]
     if meta.dtype is not wanted.dtype or meta.device != wanted.device:
         node = trace.call(aten._to_copy.default, node, dtype=wanted.dtype, device=wanted.device)
-    if meta.shape != wanted.shape:
+    if not same_sizes(meta.shape, wanted.shape):
         extra = meta.ndim - wanted.ndim
         if extra > 0 and all(size == 1 for size in meta.shape[:extra]):
             node = trace.call(aten.view.default, node, [trace.unwrap(size) for size in meta.shape[extra:]])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from bolide.support.errors import Unsupported, UserFrame
+from bolide.symbolic import same_size
 
 
 class TensorMeta(NamedTuple):
@@ -58,6 +60,19 @@ def contiguous_strides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
         step = step * (size if size.__class__ is not int or size > 1 else 1)
     strides.reverse()
     return tuple(strides)
+
+
+def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether these are the same sizes (or strides) for all values of the symbols in them; adds no guard."""
+    return a is b or (len(a) == len(b) and all(map(same_size, a, b)))
+
+
+def is_one(size: Any) -> bool:
+    """Whether a size is 1; guarded where that is not known."""
+    if size.__class__ is int:
+        return bool(size == 1)
+    node = size.node
+    return bool(node.env.holds(node.expr.eq(1)))
 
 
 def hint_of(size: Any) -> int:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.symbolic import Expr, ShapeEnv, SymNode, symbolic_strides
-from bolide.tracing import rng
+from bolide.symbolic import Expr, ShapeEnv, SymNode, same_size, symbolic_strides
+from bolide.tracing import rng, symbolic_kernels
 from bolide.tracing.graph import Graph
-from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, meta_of
+from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, meta_of, same_sizes
 from bolide.tracing.rules import infer
 from bolide.tracing.rules.common import dtype_name, is_dense, like_strides
 from bolide.tracing.tensor import AliasGroup, TracedTensor, ViewStep
@@ -41,7 +40,9 @@ class Trace:
         self._mode = _Recording(self)
         self._size_nodes: dict[Expr, torch.fx.Node] = {}
         self._lifted: dict[int, TracedTensor] = {}
-        self._last_placeholder: torch.fx.Node | None = None
+        self.sizes: list[torch.SymInt] = []
+        self._last_input: torch.fx.Node = self.graph._root
+        self._last_placeholder: torch.fx.Node = self.graph._root
         self._seed: torch.fx.Node | None = None
         self._draws = 0
 
@@ -57,35 +58,39 @@ class Trace:
         if sizes:
             shape = tuple(sizes.get(dim, extent) for dim, extent in enumerate(meta.shape))
             meta = meta._replace(shape=shape, stride=symbolic_strides(shape, meta.stride, meta.shape))
-        node = self._placeholder(name, meta)
+        behind = self._last_input
+        node = self._last_input = self._placeholder(name, meta, behind)
+        if behind is self._last_placeholder:
+            self._last_placeholder = node
         group = AliasGroup(node, source=len(self.inputs))
         leaf = TracedTensor.make(self, meta, node, group, requires_grad=meta.requires_grad)
-        if getattr(real, "_is_param", False):
+        if isinstance(real, torch.nn.Parameter):
             leaf._is_param = True
         tensor = leaf if real.is_leaf else _NonLeaf.apply(leaf)  # type: ignore[no-untyped-call]
         self.inputs.append(tensor)
         self.leaves.append(leaf)
         return tensor
 
-    def size(self, hint: int, name: str) -> Any:
-        """A symbolic size with this value now, as a placeholder; 0 and 1 stay numbers (nothing is recorded)."""
-        value = self.shapes.size(hint)
+    def size(self, hint: int, name: str, lo: int | None = 2, hi: int | None = None) -> Any:
+        """A symbolic size with this value now, in lo..hi, as a placeholder; a value outside of these bounds stays a
+        number (nothing is recorded)."""
+        value = self.shapes.size(hint, None, lo, hi)
         if isinstance(value, torch.SymInt):
-            self._size_nodes[value.node.expr] = self._placeholder(name, value)
+            self.sizes.append(value)
+            self._size_nodes[value.node.expr] = self._last_placeholder = self._placeholder(name, value)
+            self._mode.allow_symbols()
         return value
 
     def placeholder(self, meta: TensorMeta, name: str) -> TracedTensor:
         """A placeholder that is not an input of the program: a tangent of the joint graph."""
-        return TracedTensor.make(self, meta, self._placeholder(name, meta))
+        node = self._last_placeholder = self._placeholder(name, meta)
+        return TracedTensor.make(self, meta, node)
 
-    def _placeholder(self, name: str, value: Any) -> torch.fx.Node:
+    def _placeholder(self, name: str, value: Any, behind: torch.fx.Node | None = None) -> torch.fx.Node:
+        """Placeholders come before all other nodes: inputs, then sizes, then tangents, each in the order made."""
         node = self.graph.placeholder(name)
         node.target = node.name  # unique, as the argument of generated code must be
-        if self._last_placeholder is not None:
-            self._last_placeholder.append(node)
-        else:
-            self.graph._root.append(node)
-        self._last_placeholder = node
+        (behind or self._last_placeholder).append(node)
         node.meta["val"], node.meta["where"] = value, self.where
         return node
 
@@ -123,12 +128,7 @@ class Trace:
 
     def recording(self) -> AbstractContextManager[Any]:
         """While it is active, factory functions and operations on real tensors are recorded as well."""
-        if not self.shapes.hints:
-            return self._mode
-        stack = ExitStack()
-        stack.enter_context(enable_python_dispatcher())  # composite kernels in C++ would ask for integers
-        stack.enter_context(self._mode)
-        return stack
+        return self._mode
 
     # ---- making nodes ---------------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class Trace:
             )
         old = target.node.meta["val"]
         new = value.meta["val"]
-        if new.shape != old.shape:
+        if not same_sizes(new.shape, old.shape) and new.shape != old.shape:
             raise RuntimeError(
                 f"output with shape {list(old.shape)} doesn't match the broadcast shape {list(new.shape)}"
             )
@@ -290,7 +290,7 @@ class Trace:
         options = {"dtype": wanted.dtype, "device": wanted.device}
         stride = wanted.stride if is_dense(wanted.shape, wanted.stride) else like_strides(wanted)
         order = memory_order(wanted.shape, stride)
-        if stride == contiguous_strides(wanted.shape) or order == list(range(len(order))):
+        if same_sizes(stride, contiguous_strides(wanted.shape)) or order == list(range(len(order))):
             return self.call(aten.full.default, sizes, value, **options)  # type: ignore[no-any-return]
         full = self.call(aten.full.default, [sizes[dim] for dim in order], value, **options)
         return self.call(aten.permute.default, full, invert(order))  # type: ignore[no-any-return]
@@ -325,6 +325,29 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, trace: Trace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
+        self.depth = 0
+        self.dispatcher: Any = None
+
+    def __enter__(self) -> _Recording:
+        self.depth += 1
+        super().__enter__()  # type: ignore[no-untyped-call]
+        if self.trace.sizes:
+            self.allow_symbols()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.depth -= 1
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        if self.dispatcher is not None and not self.depth:
+            self.dispatcher.__exit__(None, None, None)
+            self.dispatcher = None
+
+    def allow_symbols(self) -> None:
+        """Kernels of composite operations in C++ ask for integers; torch's Python dispatcher has others in place."""
+        if self.depth and self.dispatcher is None:
+            symbolic_kernels.install()
+            self.dispatcher = torch._C._EnablePythonDispatcher()  # type: ignore[attr-defined, unused-ignore]
+            self.dispatcher.__enter__()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -353,7 +376,9 @@ def memory_order(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> list[int]:
 
 def _same_layout(shape: tuple[Any, ...], a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
     """Whether strides differ only where they do not matter: at sizes of 1, or in an empty tensor."""
-    return any(size == 0 for size in shape) or all(size == 1 or x == y for size, x, y in zip(shape, a, b))
+    if same_sizes(a, b):
+        return True
+    return any(size == 0 for size in shape) or all(is_one(size) or same_size(x, y) for size, x, y in zip(shape, a, b))
 
 
 def invert(order: list[int]) -> list[int]:

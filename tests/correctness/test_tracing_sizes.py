@@ -74,7 +74,7 @@ def test_one_trace_for_all_sizes(name: str) -> None:
         x = torch.randn(shape)
         wanted = program(weights, x)
         expected = [wanted, *torch.autograd.grad(wanted, weights, torch.ones_like(wanted))]
-        for told, real in zip(module(*values.values(), *weights, x), expected):
+        for told, real in zip(module(*weights, x, *values.values()), expected):
             torch.testing.assert_close(told, real, rtol=1e-4, atol=1e-4)
             assert told.stride() == real.stride()
 

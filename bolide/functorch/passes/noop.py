@@ -7,6 +7,7 @@ from typing import Any
 import torch.fx as fx
 
 from bolide.functorch.graphs import COPIES, VIEWS, argument_nodes, is_getitem, results, root
+from bolide.symbolic import same_size
 from bolide.tracing import TensorMeta
 
 
@@ -33,12 +34,10 @@ def remove_noops(graph: fx.Graph) -> fx.Graph:
 
 
 def _same_layout(one: Any, other: Any) -> bool:
-    """Do two values have the same dtype, device, sizes and strides? Sizes that are symbols count as different."""
+    """Do two values have the same dtype, device, sizes and strides, whatever the symbols in these are?"""
     if not isinstance(one, TensorMeta) or not isinstance(other, TensorMeta):
         return False
     if one.dtype != other.dtype or one.device != other.device or one.offset != other.offset:
         return False
     layout, reference = (*one.shape, *one.stride), (*other.shape, *other.stride)
-    return len(layout) == len(reference) and all(
-        type(a) is type(b) is int and a == b for a, b in zip(layout, reference)
-    )
+    return len(layout) == len(reference) and all(map(same_size, layout, reference))

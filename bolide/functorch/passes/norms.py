@@ -74,6 +74,8 @@ def split_norms(graph: fx.Graph, forward: set[fx.Node]) -> fx.Graph:
     for op, formula in FORMULAS.items():
         for norm in graph.find_nodes(op="call_function", target=op):
             parts = {user.args[1]: user for user in norm.users if is_getitem(user)}
+            if op is aten.native_group_norm.default and not _is_static(norm.args[0]):
+                continue
             if len(parts) < 3 or not _is_plain(norm.args[0], parts[0], parts[1]):
                 continue
             readers = [user for user in parts[0].users if user not in forward and user.op != "output"]
@@ -84,10 +86,13 @@ def split_norms(graph: fx.Graph, forward: set[fx.Node]) -> fx.Graph:
     return graph
 
 
+def _is_static(x: Any) -> bool:
+    return all(isinstance(size, int) for size in x.meta["val"].shape)
+
+
 def _is_plain(x: Any, out: fx.Node, mean: fx.Node) -> bool:
-    """Row-major, with static sizes, statistics not rounded to less than the computation's precision."""
+    """Row-major, statistics not rounded to less than the computation's precision."""
     metas: list[TensorMeta] = [x.meta["val"], out.meta["val"], mean.meta["val"]]
     if any(meta.dtype not in (torch.float32, torch.float64) for meta in metas):
         return False
-    static = all(isinstance(size, int) for size in metas[0].shape)
-    return static and all(meta.stride == contiguous_strides(meta.shape) for meta in metas[:2])
+    return all(meta.stride == contiguous_strides(meta.shape) for meta in metas[:2])

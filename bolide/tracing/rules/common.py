@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of
+from bolide.symbolic import same_size
+from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, same_sizes
 
 Number = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -22,7 +23,7 @@ def require(condition: Any, message: str, error: type[Exception] = RuntimeError)
 def broadcast_shapes(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     """The common shape; RuntimeError, worded as torch does, when there is none."""
     first = shapes[0]
-    if all(shape == first for shape in shapes):
+    if all(same_sizes(shape, first) for shape in shapes):
         return first
     ndim = max(len(shape) for shape in shapes)
     result: list[Any] = [1] * ndim
@@ -30,9 +31,9 @@ def broadcast_shapes(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         start = ndim - len(shape)
         for position, size in enumerate(shape):
             known = result[start + position]
-            if known is size or size == 1:
+            if known is size or is_one(size):
                 continue
-            if known == 1:
+            if is_one(known):
                 result[start + position] = size
             elif known != size:
                 raise RuntimeError(
@@ -45,13 +46,13 @@ def broadcast_shapes(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
 def result_strides(shape: tuple[Any, ...], operands: Iterable[TensorMeta]) -> tuple[Any, ...]:
     """The strides TensorIterator gives a result of this shape: those of the operands' common order of dimensions."""
     metas = list(operands)
-    if all(meta.stride == contiguous_strides(meta.shape) for meta in metas):
+    if all(same_sizes(meta.stride, contiguous_strides(meta.shape)) for meta in metas):
         return contiguous_strides(shape)
-    if all(meta.shape == shape for meta in metas):
+    if all(same_sizes(meta.shape, shape) for meta in metas):
         if all(is_contiguous(meta) for meta in metas):
             return contiguous_strides(shape)
         common = metas[0].stride
-        if all(meta.stride == common for meta in metas) and is_dense(shape, common):
+        if all(same_sizes(meta.stride, common) for meta in metas) and is_dense(shape, common):
             return common
     order = _iteration_order(shape, [_broadcast_strides(meta, shape) for meta in metas])
     ndim = len(shape)
@@ -68,7 +69,8 @@ def result_strides(shape: tuple[Any, ...], operands: Iterable[TensorMeta]) -> tu
 def _broadcast_strides(meta: TensorMeta, shape: tuple[Any, ...]) -> list[Any]:
     extra = len(shape) - len(meta.shape)
     return [0] * extra + [
-        0 if own == 1 and wanted != 1 else stride for own, wanted, stride in zip(meta.shape, shape[extra:], meta.stride)
+        0 if is_one(own) and not is_one(wanted) else stride
+        for own, wanted, stride in zip(meta.shape, shape[extra:], meta.stride)
     ]
 
 
@@ -102,14 +104,14 @@ def _iteration_order(shape: tuple[Any, ...], strides: list[list[Any]]) -> list[i
 
 def is_contiguous(meta: TensorMeta) -> bool:
     """`Tensor.is_contiguous()`: strides of dimensions of size 1 do not matter, and an empty tensor is contiguous."""
-    if meta.stride == contiguous_strides(meta.shape):
+    if same_sizes(meta.stride, contiguous_strides(meta.shape)):
         return True
     step: Any = 1
     for size, stride in zip(reversed(meta.shape), reversed(meta.stride)):
         if size == 0:
             return True
-        if size != 1:
-            if stride != step:
+        if not is_one(size):
+            if not same_size(stride, step):
                 return False
             step = step * size
     return True
@@ -119,10 +121,10 @@ def is_dense(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
     """Whether the elements fill one block of memory without gaps and overlaps; an empty tensor does."""
     if any(size == 0 for size in shape):
         return True
-    pairs = [(size, own) for size, own in zip(shape, stride) if size != 1]
+    pairs = [(size, own) for size, own in zip(shape, stride) if not is_one(size)]
     step: Any = 1
     for size, own in sorted(pairs, key=lambda pair: (hint_of(pair[1]), hint_of(pair[0]))):
-        if own != step:
+        if not same_size(own, step):
             return False
         step = step * size
     return True
@@ -131,7 +133,7 @@ def is_dense(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
 def like_strides(meta: TensorMeta, memory_format: torch.memory_format | None = None) -> tuple[Any, ...]:
     """The strides of `empty_like(meta, memory_format=...)`."""
     if memory_format is None or memory_format is torch.preserve_format:
-        if meta.stride == contiguous_strides(meta.shape):
+        if same_sizes(meta.stride, contiguous_strides(meta.shape)):
             return meta.stride
         return meta.stride if is_dense(meta.shape, meta.stride) else result_strides(meta.shape, [meta])
     return format_strides(meta.shape, memory_format)

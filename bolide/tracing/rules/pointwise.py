@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.tracing.meta import TensorMeta, contiguous_strides, same_sizes
 from bolide.tracing.rules.common import (
     broadcast_shapes,
     dtype_name,
@@ -222,7 +222,7 @@ def _to_copy(
     stride: tuple[Any, ...]
     if memory_format not in (None, torch.preserve_format):
         stride = format_strides(x.shape, memory_format)
-    elif x.stride == contiguous_strides(x.shape) or is_dense(x.shape, x.stride):
+    elif same_sizes(x.stride, contiguous_strides(x.shape)) or is_dense(x.shape, x.stride):
         stride = x.stride
     else:
         stride = format_strides(x.shape, suggested_format(x))

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.symbolic import same_size
+from bolide.tracing.meta import TensorMeta, contiguous_strides, is_one, same_sizes
 from bolide.tracing.rules.common import (
     format_strides,
     fresh,
@@ -46,7 +47,7 @@ def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
 def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The strides of a view of another shape, or None if it would need a copy (at::detail::computeStride)."""
     if any(extent == 0 for extent in shape):
-        return stride if size == shape else contiguous_strides(size)
+        return stride if same_sizes(size, shape) else contiguous_strides(size)
     result: list[Any] = [0] * len(size)
     position = len(size) - 1
     if not shape:
@@ -56,12 +57,12 @@ def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[An
     viewed: Any = 1
     for dim in range(len(shape) - 1, -1, -1):
         block = block * shape[dim]
-        if dim == 0 or (shape[dim - 1] != 1 and stride[dim - 1] != block * base):
-            while position >= 0 and (viewed < block or size[position] == 1):
+        if dim == 0 or (not is_one(shape[dim - 1]) and not same_size(stride[dim - 1], block * base)):
+            while position >= 0 and (viewed < block or is_one(size[position])):
                 result[position] = viewed * base
                 viewed = viewed * size[position]
                 position -= 1
-            if viewed != block:
+            if not same_size(viewed, block) and viewed != block:
                 return None
             if dim > 0:
                 base = stride[dim - 1]
@@ -72,12 +73,12 @@ def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[An
 @rule("view")
 def _view(x: TensorMeta, size: list[Any]) -> TensorMeta:
     shape = _resolve(x, size)
-    if x.stride == contiguous_strides(x.shape):
+    if same_sizes(x.stride, contiguous_strides(x.shape)):
         stride: Any = contiguous_strides(shape)
         wanted: Any = 1
         for extent in shape:
             wanted = wanted * extent
-        if wanted != x.numel:
+        if not same_size(wanted, x.numel) and wanted != x.numel:
             raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {x.numel}")
     else:
         stride = view_strides(x.shape, x.stride, shape)
@@ -134,7 +135,7 @@ def _expand(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMet
         own = x.shape[position - extra] if position >= extra else 1
         if size[position] == -1:
             shape[position] = own
-        if own == shape[position]:
+        if same_size(own, shape[position]) or own == shape[position]:
             following = position + 1 < len(size)
             stride[position] = (
                 x.stride[position - extra]
@@ -160,7 +161,7 @@ def _unsqueeze(x: TensorMeta, dim: int) -> TensorMeta:
 def _squeeze(x: TensorMeta, dims: Any = None) -> TensorMeta:
     chosen = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = {wrap_dim(dim, x.ndim) for dim in chosen}
-    kept = [dim for dim in range(x.ndim) if dim not in gone or x.shape[dim] != 1]
+    kept = [dim for dim in range(x.ndim) if dim not in gone or not is_one(x.shape[dim])]
     return _strided(x, [x.shape[dim] for dim in kept], [x.stride[dim] for dim in kept])
 
 

@@ -1,0 +1,229 @@
+"""Which sizes and integers of a program are symbolic, and where their values are read at run time.
+
+A size is fixed in the first compiled version. When a later call brings another value at the same place, the next
+version has a symbol there, which serves every value from then on. Places whose values were equal in every capture so
+far share one symbol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from bolide.dynamo import sources
+from bolide.dynamo.config import config
+from bolide.dynamo.guards import size_source
+from bolide.dynamo.program import Captured, Guard, ShapeGuard, Source, Symbol
+from bolide.support import events, log
+from bolide.support.errors import ConstraintError, UserFrame
+from bolide.symbolic import Expr
+from bolide.tracing import Trace
+
+_log = log.logger("dynamo")
+Values = tuple[int, ...]  # the sizes of a tensor, or an integer alone
+_MARKS = "_bolide_sizes"
+_REGISTERED = ("_parameters", "_buffers")
+
+
+# ---- marks of the user's ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a user said of one dimension of a tensor."""
+
+    kind: str  # "dynamic" (an error if it cannot be), "maybe" (symbolic if possible) or "static"
+    lo: int | None = None
+    hi: int | None = None
+
+
+_UNMARKED = Mark("")
+
+
+def marks_of(tensor: torch.Tensor) -> Mapping[int, Mark]:
+    """The marked dimensions of a tensor."""
+    found: Mapping[int, Mark] = getattr(tensor, _MARKS, None) or {}
+    return found
+
+
+def _mark(tensor: torch.Tensor, dims: Any, mark: Mark) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"expected a tensor, not {type(tensor).__name__}")
+    marks = dict(marks_of(tensor))
+    for dim in dims if isinstance(dims, (list, tuple)) else (dims,):
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise IndexError(f"dimension {dim} of a tensor with {tensor.dim()} dimensions cannot be marked")
+        dim %= tensor.dim()
+        if mark.kind == "dynamic":
+            size = tensor.shape[dim]
+            if (mark.lo is not None and size < mark.lo) or (mark.hi is not None and size > mark.hi):
+                raise ValueError(f"dimension {dim} has size {size}, outside of min={mark.lo}, max={mark.hi}")
+        marks[dim] = mark
+    setattr(tensor, _MARKS, marks)
+
+
+def mark_dynamic(t: torch.Tensor, index: Any, *, min: int | None = None, max: int | None = None) -> None:
+    """The sizes of these dimensions (an int, or several) differ between calls, within min..max: they are symbolic from
+    the first compilation on.
+
+    A program that only works for one size of such a dimension is an error, which names the line and the reason.
+    Raises IndexError for a dimension that is not there, ValueError for a size outside of the bounds."""
+    _mark(t, index, Mark("dynamic", min, max))
+
+
+def maybe_mark_dynamic(t: torch.Tensor, index: Any) -> None:
+    """As `mark_dynamic`, but a program that only works for one size gets that size fixed."""
+    _mark(t, index, Mark("maybe"))
+
+
+def mark_static(t: torch.Tensor, index: Any = None) -> None:
+    """These dimensions (None: all) are never symbolic: each size is compiled for itself."""
+    _mark(t, range(t.dim()) if index is None else index, Mark("static"))
+
+
+# ---- what is remembered between captures ----------------------------------------------------------------------------
+
+
+class SizeHistory:
+    """The sizes and integers that one place of a program has met in its captures, and what it was told about them.
+
+    dynamic: True: all are symbolic from the start; False: none ever; None: those that change."""
+
+    def __init__(self, name: str = "", dynamic: bool | None = None) -> None:
+        self.name = name
+        self.dynamic = dynamic
+        self.captures: list[dict[Source, Values]] = []
+        self.fixed: dict[tuple[Source, int | None], UserFrame | None] = {}  # what the program needs to know, and where
+
+    def past(self, source: Source, rank: int) -> list[Values | None]:
+        """The values met at a place, one for each earlier capture; None where it was not read or had another rank."""
+        found = [capture.get(source) for capture in self.captures]
+        return [values if values is not None and len(values) == rank else None for values in found]
+
+    def fix(self, captured: Captured) -> bool:
+        """Note the symbols whose very value a captured program needs: they are numbers from here on. Whether there
+        are any.
+
+        Raises ConstraintError for a dimension that was marked dynamic."""
+        needed = specialised(captured)
+        for symbol, value, where in needed:
+            self.fixed[symbol.owner, symbol.dim] = where
+            what = sources.text(symbol.source)
+            if symbol.marked and not config.allow_ignore_mark_dynamic:
+                raise ConstraintError(what, value, where)
+            _log.info("%s: %s is fixed at %d: %s", self.name, what, value, where)
+            if events.subscribers:
+                events.emit(events.Specialised(self.name, what, str(value), "the program needs its value", where))
+        return bool(needed)
+
+
+class Symbols:
+    """The symbols of one capture, in the order of `Trace.sizes`."""
+
+    def __init__(self, history: SizeHistory, trace: Trace) -> None:
+        self.history, self.trace = history, trace
+        self.met: dict[Source, Values] = {}
+        self.found: list[Symbol] = []
+        self._shared: dict[Any, Any] = {}
+
+    def done(self) -> list[Symbol]:
+        """Note in the history what this capture has met; its symbols."""
+        self.history.captures.append(self.met)
+        return self.found
+
+    def of_tensor(self, source: Source, real: torch.Tensor, name: str) -> dict[int, Any]:
+        """The dimensions of an input that are symbolic, with their sizes."""
+        marks = marks_of(real)
+        values = self.met[source] = tuple(real.shape)
+        history = self.history
+        if history.dynamic is False or not values or (not marks and not self._may_change(real, source)):
+            return {}
+        past = history.past(source, len(values))
+        found = {}
+        for dim, value in enumerate(values):
+            mark = marks.get(dim, _UNMARKED)
+            old = [sizes and sizes[dim] for sizes in past]
+            if mark.kind == "static" or (source, dim) in history.fixed:
+                continue
+            if mark is _UNMARKED and not self._changes(value, old):
+                continue
+            symbol = Symbol("", size_source(source, dim), source, dim, mark.kind == "dynamic")
+            size = self._symbol(symbol, value, (value, *old), f"{name}_size{dim}", max(mark.lo or 0, 2), mark.hi)
+            if isinstance(size, torch.SymInt):
+                found[dim] = size
+        return found
+
+    def of_int(self, source: Source, value: int, name: str) -> int | torch.SymInt:
+        """An integer from outside: a symbol if it changes, else itself."""
+        self.met[source] = (value,)
+        history = self.history
+        if config.specialize_int or history.dynamic is False or (source, None) in history.fixed:
+            return value
+        old = [values and values[0] for values in history.past(source, 1)]
+        if not self._changes(value, old):
+            return value
+        made: int | torch.SymInt = self._symbol(
+            Symbol("", source, source, None), value, ("int", source, value, *old), name, None, None
+        )
+        return made
+
+    def _may_change(self, real: torch.Tensor, source: Source) -> bool:
+        if not config.automatic_dynamic_shapes and self.history.dynamic is None and config.assume_static_by_default:
+            return False
+        if config.force_parameter_static_shapes and isinstance(real, torch.nn.Parameter):
+            return False
+        registered = source.kind == "dict_value" and source.base is not None and source.base.key in _REGISTERED
+        return not (registered and config.force_nn_module_property_static_shapes)
+
+    def _changes(self, value: int, past: Sequence[int | None]) -> bool:
+        if self.history.dynamic or not config.assume_static_by_default:
+            return True
+        return config.automatic_dynamic_shapes and any(old is not None and old != value for old in past)
+
+    def _symbol(self, symbol: Symbol, value: int, key: Any, name: str, lo: int | None, hi: int | None) -> Any:
+        """A new symbol, or the one that was equal to it in every capture so far."""
+        key = (key, lo, hi)
+        size = self._shared.get(key)
+        if size is None:
+            size = self.trace.size(value, name, lo, hi)
+            if isinstance(size, torch.SymInt):
+                self._shared[key] = size
+                self.found.append(replace(symbol, name=size.node.expr.text()))
+        return size
+
+    def read_by(self, expressions: Iterable[int | Expr]) -> tuple[tuple[str, Source], ...]:
+        """The symbols in these sizes by name, and where each is read."""
+        names = set().union(*(e.free_vars for e in expressions if isinstance(e, Expr)))
+        return tuple((symbol.name, symbol.source) for symbol in self.found if symbol.name in names)
+
+
+def as_exprs(sizes: Iterable[Any]) -> tuple[int | Expr, ...]:
+    """Sizes of a traced tensor as data."""
+    return tuple(size if type(size) is int else size.node.expr for size in sizes)
+
+
+# ---- after a capture -------------------------------------------------------------------------------------------------
+
+
+def shape_guards(captured: Captured) -> list[Guard]:
+    """What was assumed of the symbols of a program so far, as guards."""
+    found = []
+    for condition, where in captured.trace.shapes.guards.items():
+        needed = tuple((s.name, s.source) for s in captured.sizes if s.name in condition.free_vars)
+        found.append(Guard(None, "shape", ShapeGuard(condition, needed), where))
+    return found
+
+
+def specialised(captured: Captured) -> list[tuple[Symbol, int, UserFrame | None]]:
+    """The symbols of which the program needs the very value: value, and the user's line that asked for it."""
+    found = {}
+    for condition, where in captured.trace.shapes.guards.items():
+        if condition.op == "==" and len(condition.free_vars) == 1:
+            (name,) = condition.free_vars
+            if condition.expr.coefficient(name) is not None:
+                found[name] = where
+    hints = captured.trace.shapes.hints
+    return [(symbol, hints[symbol.name], found[symbol.name]) for symbol in captured.sizes if symbol.name in found]
