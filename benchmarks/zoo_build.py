@@ -57,24 +57,34 @@ class Extra:
 EXTRA: dict[str, Extra] = {}
 
 
-def shrunk(config: Any, given: dict[str, Any] | None = None) -> Any:
+#: Tried in turn until the model runs: sizes that replace those of `SIZES`; None keeps the config's own.
+VARIANTS: tuple[dict[str, int | None], ...] = (
+    {},
+    dict.fromkeys(["num_hidden_layers", "n_layer", "num_layers", "n_layers"], 4),
+    dict.fromkeys(["qk_rope_head_dim", "qk_nope_head_dim", "head_dim", "v_head_dim", "q_lora_rank", "kv_lora_rank"]),
+    dict.fromkeys(["num_key_value_heads", "multi_query_group_num"], HEADS),
+    dict.fromkeys(name for name in SIZES if "layers" not in name and "vocab" not in name and "experts" not in name),
+)
+
+
+def shrunk(config: Any, replaced: dict[str, int | None], given: dict[str, Any] | None = None) -> Any:
     """A config of the same class with small sizes, its sub-configs too."""
     fields: dict[str, Any] = {}
+    sizes = {**SIZES, **replaced}
     for name, value in vars(config).items():
+        size = sizes.get(name)
         if hasattr(value, "to_dict") and hasattr(type(value), "model_type"):
-            fields[name] = shrunk(value)
-        elif type(value) is int and not isinstance(value, bool):
-            if value > SIZES.get(name, value):
-                fields[name] = SIZES[name]
+            fields[name] = shrunk(value, replaced).to_dict()
+        elif type(value) is int:
+            if size is not None and value > size:
+                fields[name] = size
             elif name.endswith("_token_id") and value >= VOCABULARY:
                 fields[name] = VOCABULARY - 1 - sum(map(ord, name)) % 100
-        elif isinstance(value, float) and ("drop" in name or name.startswith("mask_")) and value:
+        elif isinstance(value, float) and value and ("drop" in name or name.startswith("mask_")):
             fields[name] = 0.0
-        elif name == "num_key_value_heads":
-            fields[name] = SIZES[name]
-    fields.update(given or {})
-    kinds = {name: type(value) for name, value in fields.items() if hasattr(type(value), "model_type")}
-    return type(config)(**{name: value.to_dict() if name in kinds else value for name, value in fields.items()})
+        elif name == "num_key_value_heads" and size is not None:
+            fields[name] = size
+    return type(config)(**{**fields, **(given or {})})
 
 
 def without_dropout(module: nn.Module) -> nn.Module:
@@ -99,20 +109,57 @@ def _image(config: Any) -> Tensor:
     return torch.randn(BATCH, getattr(vision, "num_channels", 3) or 3, height, width)
 
 
+def _mel(config: Any) -> Tensor:
+    audio = next((getattr(config, n) for n in ("audio_config", "audio_encoder_config") if hasattr(config, n)), config)
+    bins = getattr(audio, "num_mel_bins", None) or getattr(audio, "feature_size", None) or 80
+    length = 2 * (getattr(audio, "max_source_positions", None) or 16)
+    return torch.randn(BATCH, bins, length)
+
+
+def _video(config: Any) -> Tensor:
+    frames = getattr(config, "num_frames", None) or 4
+    return _image(config)[:, None].repeat(1, frames, 1, 1, 1)
+
+
+def _series(config: Any) -> Tensor:
+    channels = getattr(config, "num_input_channels", None) or getattr(config, "input_size", 1)
+    length = getattr(config, "context_length", None) or SEQUENCE
+    return torch.randn(BATCH, length, channels) if channels > 1 else torch.randn(BATCH, length)
+
+
+def _boxes(config: Any) -> Tensor:
+    corner = torch.randint(0, 100, (BATCH, SEQUENCE, 2))
+    return torch.cat([corner, corner + torch.randint(1, 100, (BATCH, SEQUENCE, 2))], -1)
+
+
 MAKERS: dict[str, Any] = {  # inputs by their name in a forward's signature
     "input_ids": _ids,
     "pixel_values": _image,
+    "pixel_values_videos": _video,
     "input_values": lambda config: torch.randn(BATCH, 2000),
-    "input_features": lambda config: torch.randn(BATCH, getattr(config, "num_mel_bins", 80), 32),
+    "input_features": _mel,
+    "past_values": _series,
+    "bbox": _boxes,
+    "inputs_embeds": lambda config: torch.randn(BATCH, SEQUENCE, config.get_text_config().hidden_size),
+    "hidden_states": lambda config: torch.randn(BATCH, SEQUENCE, config.get_text_config().hidden_size),
+    "task_inputs": _ids,
+    "qformer_input_ids": _ids,
+    "decoder_input_ids": _ids,
 }
 
 
 def inputs_of(model: Any, config: Any, extra: Extra) -> dict[str, Any]:
     """Keyword arguments for one call, with labels where the model takes them and a loss can be made of them."""
-    names = list(inspect.signature(model.forward).parameters)
-    made: dict[str, Any] = {}
+    parameters = inspect.signature(model.forward).parameters
+    names = list(parameters)
+    required = {n for n, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
     main = model.main_input_name
-    if main in MAKERS and (main in names or "kwargs" in names):
+    if "Model" in type(model).__name__ and "input_ids" in names and "pixel_values" in names:
+        required |= {"input_ids", "pixel_values"} if "clip" in config.model_type else set()
+    made: dict[str, Any] = {
+        name: MAKERS[name](config) for name in names if name in MAKERS and (name == main or name in required | {"bbox"})
+    }
+    if main in MAKERS and "kwargs" in names and main not in made:
         made[main] = MAKERS[main](config)
     if "input_ids" in made and "attention_mask" in names:
         made["attention_mask"] = torch.ones(BATCH, SEQUENCE, dtype=torch.long)
@@ -165,13 +212,36 @@ def class_names() -> list[str]:
 
 
 def build(name: str, seed: int = 0) -> tuple[Any, dict[str, Any]]:
-    """The model class `name` at tiny scale with random weights and no dropout, and inputs for it."""
+    """The model class `name` at tiny scale with random weights and no dropout, and inputs on which it runs.
+
+    Raises whatever the smallest variant raises when none runs."""
+    failure: Exception | None = None
+    for variant in VARIANTS:
+        try:
+            model, inputs = _build(name, variant, seed)
+            with torch.no_grad():
+                model.eval()(**inputs)
+            return _build(name, variant, seed)
+        except Exception as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+LARGEST = 30_000_000  # parameters: more are no tiny model
+
+
+def _build(name: str, variant: dict[str, int | None], seed: int) -> tuple[Any, dict[str, Any]]:
     import transformers
 
     cls: Any = getattr(transformers, name)
     extra = EXTRA.get(name, Extra())
     torch.manual_seed(seed)
-    config = shrunk(cls.config_class(), extra.config)
+    config = shrunk(cls.config_class(), variant, extra.config)
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in cls(config).parameters())
+    if size > LARGEST:
+        raise ValueError(f"{size} parameters")
     model = without_dropout(cls(config))
     torch.manual_seed(seed + 1)
     return model, inputs_of(model, config, extra)

@@ -1,0 +1,93 @@
+"""Native iterators: how one that the program made is rebuilt, and how one of the outside world is read without being
+consumed while capturing."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from bolide.dynamo.program import Source
+
+if TYPE_CHECKING:
+    from bolide.dynamo.values.outside import World
+
+END: Any = type("End", (), {"__repr__": lambda self: "<end>", "__slots__": ()})()
+
+_MADE_BY_ITER: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "é", b"", bytearray(), {}, set())
+_MADE_BY_VIEWS: tuple[Any, ...] = ({}.values(), {}.items())
+#: Iterators whose `__reduce__` says all of their state, and which run no code of the program.
+REDUCIBLE: frozenset[type] = frozenset(
+    [type(iter(made)) for made in (*_MADE_BY_ITER, *_MADE_BY_VIEWS)]
+    + [type(reversed(made)) for made in ([], {}, {}.values(), {}.items())]
+    + [enumerate, zip, reversed, itertools.count, itertools.cycle, itertools.repeat, itertools.islice]
+    + [itertools.chain, itertools.product, itertools.permutations, itertools.combinations]
+    + [itertools.combinations_with_replacement, itertools.zip_longest, itertools.pairwise, itertools.compress]
+)
+
+
+def reduced(iterator: Any) -> tuple[Any, ...]:
+    """(function, arguments, state or None) that make an equal iterator, which shares what it iterates over."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pickling of itertools is deprecated in 3.12
+        function, args, *state = iterator.__reduce__()
+    return function, args, state[0] if state else None
+
+
+def restored(function: Any, args: Any, state: Any) -> Any:
+    """The inverse of `reduced`."""
+    made = function(*args)
+    if state is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made.__setstate__(state)
+    return made
+
+
+def _clone(value: Any) -> Any:
+    if type(value) is tuple:
+        return tuple([_clone(part) for part in value])
+    if type(value) not in REDUCIBLE:
+        return value
+    function, args, state = reduced(value)
+    return restored(function, _clone(args), _clone(state))
+
+
+def is_readable(iterator: Any) -> bool:
+    """Whether `peek` can read an iterator: it and those that it draws from can be copied."""
+    if type(iterator) not in REDUCIBLE:
+        return False
+    parts = [part for step in reduced(iterator)[1:] if type(step) is tuple for part in step]
+    return all(not isinstance(part, Iterator) or is_readable(part) for part in parts)
+
+
+def peek(iterator: Any, ahead: int) -> Any:
+    """The item that the iterator will give after `ahead` others, or END; the iterator stays as it is."""
+    return next(itertools.islice(_clone(iterator), ahead, None), END)
+
+
+def advance(iterator: Any, count: int) -> None:
+    """Take `count` items, or all there are."""
+    next(itertools.islice(iterator, count, count), None)
+
+
+class Stream:
+    """An iterator of the outside world: the program draws from `items`, a generator; `taken` says how often it did."""
+
+    __slots__ = ("items", "real", "source", "taken")
+
+    def __init__(self, world: World, real: Any, source: Source) -> None:
+        self.real, self.source, self.taken = real, source, 0
+        self.items = self._read(world)
+
+    def _read(self, world: World) -> Iterator[Any]:
+        """Guards each item when it is drawn, and the end when it is found, but not how far the iterator was before."""
+        while True:
+            item = peek(self.real, self.taken)
+            source = Source("apply", self.source, (self.taken,), peek)
+            self.taken += 1
+            if item is END:
+                world.guard(source, "is", END)
+                return
+            yield world.wrap(item, source)
