@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import functools
 import inspect
-import time
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import fx, nn
 
 from bolide import functorch, inductor
+from bolide.backends import GraphCompiler, Partition, run_calls, run_trace
 from bolide.dynamo import module as modules
-from bolide.dynamo.capture import capture
+from bolide.dynamo.backends import CompilerFn, lookup_backend, register_backend, register_debug_backend
+from bolide.dynamo.capture import capture, capture_rest
 from bolide.dynamo.config import config
 from bolide.dynamo.dispatch import Dispatcher
 from bolide.dynamo.program import Captured
 from bolide.dynamo.replay import Runner
-from bolide.functorch import GraphInfo
-from bolide.support import events
-from bolide.support.errors import BolideWarning, CompileError, Unsupported, UserFrame, unknown_name
-from bolide.support.garbage import collector_paused
-from bolide.tracing import TensorMeta
+from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
 
 T = TypeVar("T", bound=Callable[..., Any])
-GraphCompiler = Callable[[fx.GraphModule, GraphInfo], Callable[[list[Any]], Any]]
-
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "reduce-overhead": {},
@@ -44,7 +39,7 @@ class Settings:
 
     fullgraph: bool
     dynamic: bool | None
-    backend: str
+    backend: CompilerFn
     options: tuple[tuple[str, Any], ...]
 
 
@@ -52,82 +47,64 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class BackendKind:
-    """How the graphs of a program are made and compiled.
-
-    `devices`: the device types it has code for (None: all). `tags` exclude a backend from `list_backends`.
+class TraceBackend:
+    """A backend that takes the functional graphs of a program, forward and backward, instead of one graph of torch's
+    functions. `devices`: the device types it has code for (None: all).
     """
 
-    graph_compiler: GraphCompiler
-    partition: Literal["default", "min_cut"]
+    name: str
+    compiler: GraphCompiler
+    partition: Partition
     devices: frozenset[str] | None = None
-    tags: tuple[str, ...] = ()
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+        """As any other backend: `gm` compiled when it is first called."""
+        return cast(Callable[..., Any], compile(gm, backend=self.name, fullgraph=True, **options))
 
 
-_backends: dict[str, BackendKind] = {
-    "inductor": BackendKind(inductor.compile_graph, "min_cut", frozenset({"cpu"})),
-    "aot_eager": BackendKind(functorch.interpret, "min_cut", tags=("debug",)),
-    "eager": BackendKind(functorch.interpret, "default", tags=("debug",)),
-}
+def eager(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    """Runs the captured calls of torch's functions as they are."""
+    return gm.forward
 
 
-def list_backends(exclude_tags: tuple[str, ...] = ("debug", "experimental")) -> list[str]:
-    """Names of the backends that have none of `exclude_tags`, sorted."""
-    return sorted(name for name, kind in _backends.items() if not set(exclude_tags or ()) & set(kind.tags))
+def ts(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    """TorchScript: the captured calls scripted and frozen."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its own TorchScript deprecated
+        return cast(Callable[..., Any], torch.jit.freeze(torch.jit.script(gm.eval())))
 
 
-def _run_backend(settings: Settings, name: str, captured: Captured) -> Runner:
-    kind = _backends[settings.backend]
-    _check_devices(captured, kind.devices)
-    compiler = functools.partial(_compile_graph, kind.graph_compiler, dict(settings.options), name)
-    return functorch.compile_trace(
-        captured.trace,
-        captured.outputs,
-        forward_compiler=compiler,
-        backward_compiler=compiler,
-        partition=kind.partition,
+def cudagraphs(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    """CUDA graphs, which need a CUDA device."""
+    raise Unsupported(
+        "the backend cudagraphs records CUDA graphs, and bolide has no code for CUDA yet",
+        remedy='use backend="inductor" or "aot_eager"',
+        kind="device",
     )
 
 
-def _check_devices(captured: Captured, devices: frozenset[str] | None) -> None:
-    """Raises Unsupported when a tensor of the program lives where the backend has no code for."""
-    if devices is None:
-        return
-    for node in captured.trace.graph.nodes:
-        meta = node.meta.get("val")
-        for value in meta if type(meta) in (tuple, list) else (meta,):
-            if isinstance(value, TensorMeta) and value.device.type not in devices:
-                raise Unsupported(
-                    f"a tensor is on device {value.device}, and code is generated for {', '.join(devices)} only",
-                    node.meta.get("where"),
-                    'move it, or use backend="aot_eager"',
-                    kind="input",
-                )
+register_backend(TraceBackend("inductor", inductor.compile_graph, "min_cut", frozenset({"cpu"})), "inductor")
+for _backend in (
+    TraceBackend("aot_eager", functorch.interpret, "min_cut"),
+    TraceBackend("aot_eager_default_partitioner", functorch.interpret, "default"),
+    TraceBackend("aot_eager_decomp_partition", functorch.interpret_decomposed, "min_cut"),
+):
+    register_debug_backend(_backend, _backend.name)
+register_debug_backend(eager)
+register_debug_backend(ts)
+register_backend(cudagraphs)
 
 
-def _compile_graph(
-    compiler: GraphCompiler, options: dict[str, Any], name: str, graph: fx.GraphModule, info: GraphInfo
-) -> Callable[[list[Any]], Any]:
-    """Compile one graph. If the compiler fails, the graph is interpreted by ATen calls instead, unless
-    `suppress_errors` is off.
-    """
-    if events.subscribers:
-        events.emit(events.Graph(name, info.kind, graph))
-    start = time.perf_counter()
-    try:
-        with collector_paused(), inductor.config.patch(options):
-            compiled = compiler(graph, info)
-    except Exception as error:
-        failure = CompileError(f"{info.kind} graph", name, error)
-        if not config.suppress_errors:
-            raise failure from error
-        warnings.warn(f"{failure}; this graph runs through ATen calls", BolideWarning, stacklevel=2)
-        if events.subscribers:
-            events.emit(events.Fallback(name, str(failure), "bug", None, None, failure))
-        compiled = functorch.interpret(graph, info)
-    if events.subscribers:
-        events.emit(events.Compiled(name, info.kind, compiled, time.perf_counter() - start))
-    return compiled
+def _takes_calls(backend: CompilerFn) -> bool:
+    return not isinstance(backend, TraceBackend)
+
+
+def _run_backend(settings: Settings, name: str, captured: Captured) -> Runner:
+    backend = settings.backend
+    if isinstance(backend, TraceBackend):
+        options = dict(settings.options)
+        return run_trace(captured, name, backend.compiler, backend.partition, options, backend.devices)
+    return run_calls(captured, name, backend, dict(settings.options))
 
 
 # ---- compile ---------------------------------------------------------------------------------------------------------
@@ -139,7 +116,7 @@ def compile(
     *,
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
-    backend: str = ...,
+    backend: str | CompilerFn = ...,
     mode: str | None = ...,
     options: Mapping[str, Any] | None = ...,
     disable: bool = ...,
@@ -152,7 +129,7 @@ def compile(
     *,
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
-    backend: str = ...,
+    backend: str | CompilerFn = ...,
     mode: str | None = ...,
     options: Mapping[str, Any] | None = ...,
     disable: bool = ...,
@@ -164,7 +141,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str = "inductor",
+    backend: str | CompilerFn = "inductor",
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
@@ -177,8 +154,9 @@ def compile(
     fullgraph: raise `Unsupported` at the first thing that cannot be captured, instead of running in eager with a
     warning.
     dynamic: accepted for compatibility; sizes are fixed in each compiled version at present.
-    backend: ``inductor``, or for debugging ``aot_eager`` (ATen calls, min-cut partition) or ``eager`` (ATen calls,
-    default partition).
+    backend: ``inductor``; for debugging ``eager`` (torch's functions), ``aot_eager`` (ATen calls); any other name of
+    `bolide.dynamo.list_backends(None)`; or a callable ``(gm: fx.GraphModule, example_inputs: list[Tensor]) ->
+    callable``, which gets `mode` and `options` as keywords if they are given.
     mode: ``default``, ``reduce-overhead``, ``max-autotune`` or ``max-autotune-no-cudagraphs``; excludes `options`.
     options: values for `bolide.inductor.config` while compiling.
     disable: return `model` as it is.
@@ -197,10 +175,7 @@ def _settings(fullgraph: Any, dynamic: Any, backend: Any, mode: Any, options: An
         raise TypeError(f"fullgraph must be True or False, not {fullgraph!r}")
     if not (dynamic is None or isinstance(dynamic, bool)):
         raise TypeError(f"dynamic must be None, True or False, not {dynamic!r}")
-    if not isinstance(backend, str):
-        raise TypeError(f"backend must be the name of a backend ({', '.join(sorted(_backends))}), not {backend!r}")
-    if backend not in _backends:
-        raise ValueError(unknown_name("backend", backend, _backends))
+    compiler = lookup_backend(backend)
     if mode is not None and options is not None:
         raise ValueError(
             "mode and options exclude each other: give the options that the mode stands for, or only one of the two"
@@ -211,13 +186,16 @@ def _settings(fullgraph: Any, dynamic: Any, backend: Any, mode: Any, options: An
         raise TypeError(
             f"options must be a dict of bolide.inductor.config names and values, not {type(options).__name__}"
         )
+    if not isinstance(compiler, TraceBackend):
+        given = {"mode": mode if mode != "default" else None, "options": dict(options) if options else None}
+        return Settings(fullgraph, dynamic, compiler, tuple((k, v) for k, v in given.items() if v is not None))
     chosen = dict(options or MODES[mode or "default"])
     known = inductor.config.shallow_copy_dict()
     for name in chosen:
         if name not in known:
             raise ValueError(unknown_name("option", name, known))
     inductor.config.patch(chosen)
-    return Settings(fullgraph, dynamic, backend, tuple(chosen.items()))
+    return Settings(fullgraph, dynamic, compiler, tuple(chosen.items()))
 
 
 def _compile(model: Any, settings: Settings, disable: bool) -> Any:
@@ -262,7 +240,18 @@ def _dispatcher(
     original: types.FunctionType, settings: Settings, name: str, key: object, place: types.CodeType | None = None
 ) -> Dispatcher:
     backend = functools.partial(_run_backend, settings, name)
-    return Dispatcher(original, capture, backend, name=name, key=key, place=place, fullgraph=settings.fullgraph)
+    manner: dict[str, Any] = {"breaks": not settings.fullgraph, "record_calls": _takes_calls(settings.backend)}
+    return Dispatcher(
+        original,
+        functools.partial(capture, **manner),
+        backend,
+        rest=functools.partial(capture_rest, **manner),
+        name=name,
+        key=key,
+        place=place,
+        fullgraph=settings.fullgraph,
+        dynamic=settings.dynamic,
+    )
 
 
 def _refuse(model: Any, settings: Settings, reason: str, remedy: str) -> Any:

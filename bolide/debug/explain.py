@@ -276,7 +276,7 @@ def stage_info(event: Any) -> Iterator[StageInfo]:
 
 def break_info(event: Any) -> Iterator[BreakInfo]:
     """The break that an event tells of, if it does."""
-    if isinstance(event, events.Fallback):
+    if isinstance(event, (events.Fallback, events.Break)):
         yield BreakInfo(event.name, event.kind, event.reason, str(event.where or ""), event.remedy or "")
     elif isinstance(event, events.GuardFailed):
         reason = f"captured again: {event.guard} was {event.expected}, is {event.actual}"

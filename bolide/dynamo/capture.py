@@ -1,77 +1,202 @@
-"""`capture`: a function and its arguments in, a `Captured` out."""
+"""Capture: the start of a program in (a call, or the state in which a segment ended), a `Captured` out."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
+import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from bolide.dynamo import builtins as _builtins
-from bolide.dynamo import opcodes as _opcodes
-from bolide.dynamo import opcodes_control as _opcodes_control
-from bolide.dynamo import torch_autograd as _torch_autograd
+from bolide.dynamo import registrations
+from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
 from bolide.dynamo.interpreter import Machine
-from bolide.dynamo.program import Captured, Effect, Guard, Recipe, Source
-from bolide.dynamo.values.outside import CONSTANT_TYPES, MODULE_INTERNALS, World
+from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
+from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
+from bolide.dynamo.sizes import SizeHistory, Symbols
+from bolide.dynamo.values.outside import CONSTANT_TYPES, MODULE_INTERNALS, Deferred, World
 from bolide.dynamo.values.rebuild import Rebuilder
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing import Trace
+from bolide.tracing.calls import CallRecorder
 
-REGISTRATIONS = (_builtins, _opcodes, _opcodes_control, _torch_autograd)  # importing these modules registers their handlers
+REGISTERED = registrations.MODULES  # importing it fills the tables of handlers
+
+Start = Callable[[Machine], None]  # pushes the frames a run begins with
 
 
-def capture(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+def capture(
+    fn: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    history: SizeHistory | None = None,
+    *,
+    breaks: bool = True,
+    record_calls: bool = False,
+) -> Captured:
     """Interpret one call of `fn` (a function or bound method) on the given real arguments, without changing anything
-    outside.
+    outside. What cannot be captured ends the segment in front of it, unless `breaks` is off. With `record_calls` the
+    calls of torch's functions are recorded as well.
 
     Raises Unsupported where the program cannot be captured; kind "user_exception" (with `__cause__`) when the program
     itself raised."""
-    function: Any = fn.__func__ if type(fn) is types.MethodType else fn
-    trace = Trace()
-    world = World(trace)
-    machine = Machine(world, trace, call)
-    world.own_functions = machine.own_functions
-    world.guard(None, "global_state", None)
-    grad_mode = torch.is_grad_enabled()
+    code = (fn.__func__ if type(fn) is types.MethodType else fn).__code__
+    start = functools.partial(_start_call, fn, args, kwargs)
+    return _capture(functools.partial(_Attempt, start, code, history, record_calls), breaks)
+
+
+def capture_rest(
+    shape: Shape,
+    values: tuple[Any, ...],
+    history: SizeHistory | None = None,
+    *,
+    breaks: bool = True,
+    record_calls: bool = False,
+) -> Captured:
+    """As `capture`, for a program that goes on where a segment ended: at the point `shape`, with real values."""
+    start = functools.partial(_start_frames, shape, values)
+    code = shape.frames[0].code.code
+    return _capture(functools.partial(_Attempt, start, code, history, record_calls), breaks)
+
+
+def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
+    begin = time.perf_counter()
+    first = attempt()
     try:
-        with trace.recording(), _native_state(machine):  # modes are left in the reverse order
-            values, keywords = _arguments(world, fn, args, kwargs)
-            if type(fn) is types.MethodType:
-                fn = types.MethodType(fn.__func__, world.wrap(fn.__self__, Source("object", None, None, fn.__self__)))
-            result = machine.evaluate(fn, values, keywords)
-            grad_after = torch.is_grad_enabled()
+        return first.run(None, None)
     except Unsupported as error:
-        error.where = error.where or machine.where()
+        if not breaks or error.about.scope == "user":
+            raise
+        seconds = time.perf_counter() - begin
+        stack = tuple(f.code.frame_at(f.pc - 1) for f in first.machine.frames[1:] if not f.code.plumbing)
+        ending = Break(error.kind, error.reason, error.operation, error.where, error.remedy, stack, seconds)
+        for stop in first.stops():
+            try:
+                return attempt().run(stop, ending)
+            except Unsupported:
+                continue  # the state there cannot be rebuilt: earlier
         raise
-    except (Exception, GeneratorExit, SystemExit) as error:
-        raise Unsupported(
-            f"the program raised {type(error).__name__}: {error}", machine.where(), None, "user_exception"
-        ) from error
-    world.where = functools.partial(_definition, function.__code__)
-    rebuilder = Rebuilder(world)
-    recipe = rebuilder.recipe(result)
-    effects = rebuilder.effects()
-    for function, call_args, call_kwargs in machine.deferred:
-        parts = tuple(rebuilder.recipe(arg) for arg in call_args)
-        named = tuple((key, rebuilder.recipe(value)) for key, value in call_kwargs.items())
-        effects.append(Effect("call", None, None, Recipe("call", function, parts, named)))
-    if grad_after != grad_mode:
-        effects.append(
-            Effect("call", None, None, Recipe("call", torch._C._set_grad_enabled, (Recipe("constant", grad_after),)))
+
+
+class _Attempt:
+    """One interpretation from the start, with a world of its own."""
+
+    def __init__(
+        self, start: Start, code: types.CodeType, history: SizeHistory | None, record_calls: bool
+    ) -> None:
+        self.start, self.code = start, code
+        self.trace = Trace()
+        self.calls = CallRecorder(self.trace) if record_calls else None
+        self.symbols = Symbols(history or SizeHistory("", False), self.trace)
+        self.world = World(self.trace, self.symbols)
+        self.machine = Machine(self.world, self.trace, call)
+        self.world.own_functions = self.machine.own_functions
+        self.world.guard(None, "global_state", None)
+
+    def stops(self) -> list[int]:
+        """Where the segment may end after this attempt was stopped by something unsupported: in front of that
+        instruction, or of one of the calls that have led to it, innermost first. Instruction 0 is no end.
+        """
+        frames = self.machine.frames[1:-1]
+        found = [self.machine.tick, *(frame.tick for frame in reversed(frames))] if self.machine.started else []
+        return sorted({stop for stop in found if stop > 0}, reverse=True)
+
+    def run(self, stop: int | None, ending: Break | None) -> Captured:
+        """Interpret to the end, or to the instruction number `stop`, where the segment ends for the reason `ending`."""
+        machine, world = self.machine, self.world
+        grad_mode = torch.is_grad_enabled()
+        shape: Shape | None = None
+        try:
+            with self.trace.recording(), self.calls or contextlib.nullcontext(), _native_state(machine):  # modes are left in the reverse order
+                self.start(machine)
+                if machine.run(stop):
+                    result = machine.frames[0].stack.pop()
+                else:
+                    shape, values = flatten(machine.frames[1:])
+                    result = tuple(values)
+                grad_after = torch.is_grad_enabled()
+        except Unsupported as error:
+            error.where = error.where or machine.where()
+            raise
+        except (Exception, GeneratorExit, SystemExit) as error:
+            raise Unsupported(
+                f"the program raised {type(error).__name__}: {error}", machine.where(), None, "user_exception"
+            ) from error
+        if shape is None:
+            ending = None
+            world.where = functools.partial(_definition, self.code)
+        rebuilder = Rebuilder(world)
+        recipe = rebuilder.recipe(result)
+        effects = rebuilder.effects() + _deferred(machine, rebuilder)
+        effects = [*rebuilder.fills, *effects]
+        if grad_after != grad_mode:
+            effects.append(_call_effect(torch._C._set_grad_enabled, grad_after))
+        _guard_aliasing(world, self.trace)
+        _guard_identities(world)
+        return Captured(
+            decode(self.code).qualname,
+            self.trace,
+            world.inputs,
+            rebuilder.outputs,
+            world.guards,
+            recipe,
+            effects,
+            sizes=self.symbols.done(),
+            calls=self.calls,
+            examples=world.input_tensors if self.calls else (),
+            shape=shape,
+            ending=ending,
         )
-    _guard_aliasing(world, trace)
-    _guard_identities(world)
-    return Captured(function.__qualname__, trace, world.inputs, rebuilder.outputs, world.guards, recipe, effects)
+
+
+def _deferred(machine: Machine, rebuilder: Rebuilder) -> list[Effect]:
+    """The calls that were put off until the graph has run."""
+    found = []
+    for function, args, kwargs in machine.deferred:
+        parts = tuple(rebuilder.recipe(arg) for arg in args)
+        named = tuple((key, rebuilder.recipe(value)) for key, value in kwargs.items())
+        found.append(Effect("call", None, None, Recipe("call", function, parts, named)))
+    return found
+
+
+def _call_effect(function: Callable[..., Any], *args: Any) -> Effect:
+    return Effect("call", None, None, Recipe("call", function, tuple(Recipe("constant", arg) for arg in args)))
 
 
 def _definition(code: types.CodeType) -> UserFrame:
-    return UserFrame(code.co_filename, code.co_firstlineno, code.co_qualname)
+    return decode(code).frame_at(-1)
+
+
+# ---- starts ----------------------------------------------------------------------------------------------------------
+
+
+def _start_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine) -> None:
+    world = machine.world
+    values, keywords = _arguments(world, fn, args, kwargs)
+    if type(fn) is types.MethodType:
+        fn = types.MethodType(fn.__func__, world.wrap(fn.__self__, Source("object", None, None, fn.__self__)))
+    machine.started = True
+    machine.call(machine.frames[0], fn, values, keywords)
+
+
+def _start_frames(shape: Shape, reals: tuple[Any, ...], machine: Machine) -> None:
+    """The frames of an interrupted program. Cells and what is on the value stacks is there from the start, a variable
+    is looked at when it is read."""
+    world = machine.world
+    values = []
+    for real, name, local in zip(reals, shape.names(), is_local(shape), strict=True):
+        source = Source("local", None, name)
+        if type(real) is types.CellType:
+            values.append(world.mirror(real, source))
+        else:
+            values.append(Deferred(real, source) if local else world.wrap(real, source))
+    machine.started = True
+    machine.frames += unflatten(shape, values)
 
 
 def _arguments(

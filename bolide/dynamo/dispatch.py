@@ -1,60 +1,56 @@
-"""Compiled functions: a public function with the user's signature in front of a chain of entries, and what happens
-when no entry fits.
+"""Compiled functions: a public function with the user's signature in front of a chain of entries, and the segments that
+follow when an entry ends in a break.
 
-The public function calls `top`, the newest entry. An entry whose guards fail calls the entry made before it; after the
-oldest comes `Dispatcher.miss`, which captures and compiles a new one or runs the original in eager. A hit takes no
-lock. Misses of all threads take turns: whoever waited looks again first.
+The public function calls `top`, the newest entry (see `versions`). An entry that ends in a break hands over to
+`Dispatcher.resume`: the instruction that could not be captured is run for real, then the segment that starts at the
+point reached is entered, until one returns. This is a loop, however often the program breaks.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
-import time
-import traceback
 import types
-import warnings
-import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from bolide.dynamo import guards
+from bolide.dynamo.bytecode import Code
+from bolide.dynamo.capture import capture_rest
+from bolide.dynamo.concrete import Concrete
 from bolide.dynamo.config import config
-from bolide.dynamo.program import Captured, Guard
-from bolide.dynamo.replay import Entry, Runner, make_entry
+from bolide.dynamo.program import Captured
+from bolide.dynamo.replay import Entry
+from bolide.dynamo.segments import Shape, Suspended, flatten, unflatten
 from bolide.dynamo.signature import Signature
+from bolide.dynamo.sizes import SizeHistory
 from bolide.dynamo.sources import Namespace
 from bolide.dynamo.state import state
+from bolide.dynamo.versions import Backend, Versions
 from bolide.support import events, log
-from bolide.support.caches import on_reset
-from bolide.support.errors import BolideWarning, CompileError, RecompileError, Unsupported, UserFrame
-from bolide.support.garbage import collector_paused
-
-Backend = Callable[[Captured], Runner]
+from bolide.support.errors import Unsupported, UserFrame
 
 _log = log.logger("dynamo")
-_turn = threading.RLock()
-_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
 class Capture(Protocol):
     """`dynamo.capture.capture`."""
 
-    def __call__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured: ...
+    def __call__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], history: SizeHistory, /
+    ) -> Captured: ...
 
 
-class _Unfit(Exception):
-    """The entry made for a call does not fit that call."""
+class CaptureRest(Protocol):
+    """`dynamo.capture.capture_rest`."""
+
+    def __call__(self, shape: Shape, values: tuple[Any, ...], history: SizeHistory, /) -> Captured: ...
 
 
-class Dispatcher:
-    """The compiled versions of one function.
+class Dispatcher(Versions):
+    """A compiled function.
 
     original: the user's function, called for eager and for inlining
-    place: where the user wrote it, for messages
-    key: functions with the same key share `accumulated_cache_size_limit`
     function: the public function
+    points: where its segments have ended, and what is compiled to go on there
     """
 
     def __init__(
@@ -63,208 +59,77 @@ class Dispatcher:
         capture: Capture,
         backend: Backend,
         *,
+        rest: CaptureRest = capture_rest,
         name: str = "",
         key: object = None,
         place: types.CodeType | None = None,
         fullgraph: bool = False,
+        dynamic: bool | None = None,
     ) -> None:
         self.original = original
-        self.capture = capture
-        self.backend = backend
-        self.name = name or original.__qualname__
-        self.key = original.__code__ if key is None else key
+        self.capture, self.rest = capture, rest
+        name = name or original.__qualname__
         code = place or original.__code__
-        self.place = UserFrame(code.co_filename, code.co_firstlineno, self.name)
-        self.fullgraph = fullgraph
-        self.signature = Signature.of(original.__code__)
-        self.entries: tuple[Entry, ...] = ()
-        self.given_up = False
-        self.misfit: str | None = None
-        self._failures: Counter[object] = Counter()
-        self._warned: set[str] = set()
-        self._scope, self._top, self.function = self._public()
-        self._scope[self._top] = self.miss
-        _dispatchers.add(self)
+        signature = Signature.of(original.__code__)
+        self.function = self._public(name, signature)
+        super().__init__(
+            name,
+            original.__code__ if key is None else key,
+            UserFrame(code.co_filename, code.co_firstlineno, name),
+            signature,
+            backend,
+            fullgraph,
+            dynamic,
+        )
 
-    def _public(self) -> tuple[dict[str, Any], str, types.FunctionType]:
-        """The public function: the user's parameters and defaults, forwarded to `top`."""
-        namespace = Namespace(self.signature.names)
-        top = namespace.fresh("top")
-        declare, forward = self.signature.declare, self.signature.forward
-        text = f"def public({declare}):\n    return {top}({forward})\n"
-        exec(compile(text, f"<bolide {self.name}>", "exec", dont_inherit=True), namespace.values)
+    def _public(self, name: str, signature: Signature) -> types.FunctionType:
+        """The public function: the user's parameters and defaults, forwarded to `top`. Its code comes in two forms, the
+        second for functions with breaks.
+        """
+        namespace = Namespace(signature.names)
+        top, resume = namespace.fresh("top"), namespace.fresh("resume")
+        call = f"{top}({signature.forward})"
+        codes = []
+        for body in (call, f"{resume}({call})"):
+            text = f"def public({signature.declare}):\n    return {body}\n"
+            exec(compile(text, f"<bolide {name}>", "exec", dont_inherit=True), namespace.values)
+            codes.append(namespace.values["public"].__code__)
         function: types.FunctionType = namespace.values.pop("public")
         functools.update_wrapper(function, self.original)
         function.__defaults__ = self.original.__defaults__
         function.__kwdefaults__ = self.original.__kwdefaults__
         function._bolide = self  # type: ignore[attr-defined]
-        return namespace.values, top, function
+        namespace.values[resume] = self.resume
+        self._codes, self._scope, self._top = codes, namespace.values, top
+        return function
 
     def reset(self) -> None:
-        """Forget every entry and every failure."""
+        super().reset()
+        self.points: dict[Shape, Point] = {}
+        self.heads: set[tuple[Code, int]] = set()  # the innermost frames of points that have entries
         self._scope[self._top] = self.miss
-        self.entries = ()
-        self.given_up = False
-        self.misfit = None
-        self._failures.clear()
-        self._warned.clear()
+        self.function.__code__ = self._codes[0]
 
-    # ---- misses ------------------------------------------------------------------------------------------------------
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.function(*args, **kwargs)
 
-    def miss(self, *args: Any, **kwargs: Any) -> Any:
-        """No entry fits this call: compile one, or run the original."""
-        if state.entering is self:
-            raise _Unfit
-        expected: BaseException | None = None
-        ready = False
-        if not (self.given_up or config.disable or state.stage or state.disabled):
-            try:
-                ready = self._compile(args, kwargs)
-            except Unsupported as error:
-                if self.fullgraph and error.kind != "user_exception":
-                    raise
-                expected = self._fall_back(error)
-            except CompileError as error:
-                if self.fullgraph or not config.suppress_errors:
-                    raise
-                self._bug(error)
-        if ready:
-            return self._enter(args, kwargs)
-        result = self.original(*args, **kwargs)
-        if expected is not None:
-            self._warn(f"capture met {type(expected).__name__}: {expected}, which eager did not raise", None, None)
-        return result
-
-    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call again, now that there is an entry for these arguments. If it does not fit either, run the original."""
-        state.entering = self
-        try:
-            return self.function(*args, **kwargs)
-        except _Unfit:
-            pass
-        finally:
-            state.entering = None
-        self._misfit(args, kwargs)
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.original(*args, **kwargs)
 
-    def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The entry made for a call does not fit it: another thread has changed something meanwhile, so that the next
-        call tries again. When the very same guard fails with the same value twice, it is a fault of bolide.
-        """
-        failure = guards.first_failure(self.entries[-1].guards, self.signature, args, kwargs) if self.entries else None
-        if failure is None:
-            return
-        what = f"{guards.text(failure[0])} does not hold for the call that was captured, found {failure[1]}"
-        if what != self.misfit:
-            self.misfit = what
-            return
-        error = CompileError("guards", self.name, AssertionError(what))
-        if self.fullgraph or not config.suppress_errors:
-            raise error
-        self._bug(error)
+    def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        return self.capture(self.original, args, kwargs, self.sizes)
 
-    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Make sure that there is an entry for this call; False if another thread has given this function up meanwhile.
-
-        Raises Unsupported, CompileError or RecompileError.
-        """
-        reason = guards.busy()
-        if reason is not None:
-            raise Unsupported(reason, kind="state", remedy="call the compiled function outside of it")
-        with _turn:
-            if self.given_up or self._fitting(args, kwargs):
-                return not self.given_up
-            self._check_limits()
-            try:
-                with collector_paused():
-                    self._install(self._make(args, kwargs))
-            finally:
-                state.stage = None
-        return True
-
-    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an entry fits, made by another thread meanwhile. If not, tell which guards failed."""
-        for index, entry in enumerate(self.entries):
-            failure = guards.first_failure(entry.guards, self.signature, args, kwargs)
-            if failure is None:
-                return True
-            self._guard_failed(index, *failure)
-        return False
-
-    def _guard_failed(self, index: int, guard: Guard, actual: str) -> None:
-        wanted = guards.text(guard)
-        _log.debug(
-            "%s: version %d does not fit: expected %s, found %s (read at %s)",
-            self.name,
-            index,
-            wanted,
-            actual,
-            guard.where,
-        )
-        if events.subscribers:
-            events.emit(events.GuardFailed(self.name, index, wanted, wanted, actual, guard.where))
-        if index == len(self.entries) - 1:
-            self._last_failure = f"{wanted}, found {actual}", guard.where
-            if config.error_on_recompile:
-                raise RecompileError(
-                    f"{self.name} would be compiled again: expected {self._last_failure[0]}" + _at(guard.where)
-                )
-
-    def _check_limits(self) -> None:
-        total = sum(len(d.entries) for d in list(_dispatchers) if d.key is self.key)
-        if len(self.entries) < config.cache_size_limit and total < config.accumulated_cache_size_limit:
-            return
-        which = "cache_size_limit" if len(self.entries) >= config.cache_size_limit else "accumulated_cache_size_limit"
-        reason = f"it was compiled {total} times ({which})"
-        changing = ""
-        if self.entries:
-            changing, read_at = self._last_failure
-            changing = f"; the guard that failed last: expected {changing}{_at(read_at)}"
-        self.given_up = True
-        raise Unsupported(
-            reason + changing,
-            self.place,
-            f"keep that value fixed between calls, or raise bolide.dynamo.config.{which}",
-            kind="limit",
-        )
-
-    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
-        start = time.perf_counter()
-        state.stage = "capture"
-        surroundings = guards.global_state()
-        captured = self.capture(self.original, args, kwargs)
-        state.stage = "backend"
-        if events.subscribers:
-            shown = tuple(map(guards.text, guards.prepare(captured.guards, surroundings)))
-            events.emit(events.Captured(self.name, captured, shown, time.perf_counter() - start))
-        try:
-            run = self.backend(captured)
-        except (Unsupported, CompileError):
-            raise
-        except Exception as error:
-            raise CompileError("backend", self.name, error) from error
-        checks = guards.prepare(captured.guards, surroundings)  # backward code of the user's was read meanwhile, too
-        following = self.entries[-1].function if self.entries else self.miss
-        entry = make_entry(self.signature, captured, checks, run, following)
-        if events.subscribers:
-            seconds = time.perf_counter() - start
-            events.emit(events.Installed(self.name, len(self.entries), entry.source, seconds))
-        return entry
-
-    def _install(self, entry: Entry) -> None:
+    def install(self, entry: Entry, captured: Captured) -> None:
         self.entries = (*self.entries, entry)
         self._scope[self._top] = entry.function
+        if captured.ending is not None:
+            self.function.__code__ = self._codes[1]
 
-    # ---- running in eager --------------------------------------------------------------------------------------------
-
-    def _fall_back(self, error: Unsupported) -> BaseException | None:
-        """Account for a capture that failed. Returns the exception that eager is expected to raise, if the user's code
-        is what failed.
-        """
+    def failed(self, error: Unsupported) -> BaseException | None:
         if events.subscribers:
             events.emit(events.Fallback(self.name, error.reason, error.kind, error.where, error.remedy, error))
         if error.kind == "state" or error.kind == "input":
-            self._warn(error.reason, error.where, error.remedy, error.operation)
+            self.warn(error.reason, error.where, error.remedy, error.operation)
             return None
         self._failures[error.reason, error.where] += 1
         if error.kind == "user_exception":
@@ -273,38 +138,104 @@ class Dispatcher:
         self.given_up |= (
             self._failures[error.reason, error.where] > 1 or self._failures.total() >= config.cache_size_limit
         )
-        self._warn(error.reason, error.where, error.remedy, error.operation)
+        self.warn(error.reason, error.where, error.remedy, error.operation)
         return None
 
-    def _bug(self, error: CompileError) -> None:
-        if events.subscribers:
-            events.emit(events.Fallback(self.name, str(error), "bug", None, None, error))
-        self._failures["bug"] += 1
-        self.given_up |= self._failures["bug"] > 1
-        detail = "".join(traceback.format_exception(error)) if config.verbose else ""
-        remedy = "please report it; BOLIDE_VERBOSE=1 shows the traceback, suppress_errors=False raises it"
-        self._warn(f"{error}{detail and chr(10) + detail}", None, remedy)
+    def resume(self, result: Any) -> Any:
+        """The rest of a call whose first entry has answered `result`."""
+        state.entering = None
+        while type(result) is Suspended:
+            running = Concrete(unflatten(result.shape, result.values))
+            del result  # what the program drops is not kept here
+            running.advance()
+            reached = self.at(running)
+            if reached is None:
+                return running.result
+            del running
+            top, values = self.point(reached.shape).top, reached.values
+            del reached
+            result = top(*values)
+            del values
+        return result
 
-    def _warn(self, reason: str, where: UserFrame | None, remedy: str | None, operation: str | None = None) -> None:
-        """One warning for each reason."""
-        if reason in self._warned:
-            return
-        self._warned.add(reason)
-        lines = [f"{self.name} runs in eager: {reason}"]
-        lines += [f"  operation: {operation}"] if operation else []
-        lines += [f"  at: {where}"] if where else []
-        lines += [f"  remedy: {remedy}"] if remedy else []
-        place = where or self.place
-        warnings.warn_explicit("\n".join(lines), BolideWarning, place.file, place.line)
+    def at(self, running: Concrete) -> Suspended | None:
+        """Where frames stand that have been run for real; None when they are done."""
+        if running.done:
+            return None
+        shape, values = flatten(running.frames)
+        return Suspended(shape, tuple(values))
+
+    def point(self, shape: Shape) -> Point:
+        """The versions that go on at `shape`."""
+        found = self.points.get(shape)
+        if found is None:
+            found = self.points.setdefault(shape, Point(self, shape, len(self.points) + 1))
+        return found
 
 
-def _at(where: UserFrame | None) -> str:
-    return f" (read at {where})" if where else ""
+class Point(Versions):
+    """A place where segments of a function have ended. Its entries take the values that are live there, and answer the
+    function's result, or `Suspended` when they end in a break themselves.
+    """
 
+    def __init__(self, root: Dispatcher, shape: Shape, number: int) -> None:
+        self.root, self.shape = root, shape
+        names = shape.names()
+        joined = ", ".join(names)
+        where = shape.where()
+        super().__init__(
+            f"{root.name}/{number}",
+            root.key,
+            where[-1] if where else root.place,
+            Signature(names, joined, joined),
+            root.backend,
+            root.fullgraph,
+            root.dynamic,
+        )
 
-@on_reset
-def reset() -> None:
-    """Drop the compiled versions of every function."""
-    with _turn:
-        for dispatcher in list(_dispatchers):
-            dispatcher.reset()
+    def reset(self) -> None:
+        super().reset()
+        self.single = False  # nothing can be captured here: one instruction is run for real
+        self.top: Callable[..., Any] = self.miss
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.top(*args)
+
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Go on for real: by one instruction where only that one cannot be captured, else until a point is reached that
+        has entries, or the end.
+        """
+        running = Concrete(unflatten(self.shape, args))
+        running.advance()
+        while not self.single and not running.done:
+            top = running.machine.frames[-1]
+            if (top.code, top.pc) in self.root.heads:
+                reached = self.root.at(running)
+                known = self.root.points.get(reached.shape) if reached is not None else None
+                if known is not None and known.entries and not known.given_up:
+                    return reached
+            running.step()
+        return running.result if running.done else self.root.at(running)
+
+    def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        try:
+            return self.root.rest(self.shape, args, self.sizes)
+        except Unsupported as error:
+            self.single = error.about.scope != "user"
+            raise
+
+    def install(self, entry: Entry, captured: Captured) -> None:
+        self.entries = (*self.entries, entry)
+        self.top = entry.function
+        last = self.shape.frames[-1]
+        self.root.heads.add((last.code, last.pc))
+
+    def failed(self, error: Unsupported) -> BaseException | None:
+        if error.about.scope == "program" and error.kind != "limit":
+            _log.info("%s: one instruction runs in eager: %s (%s)", self.name, error.reason, error.where)
+        elif error.about.scope != "user":
+            self.warn(error.reason, error.where, error.remedy, error.operation)
+        return None
+
+    def warn(self, reason: str, where: UserFrame | None, remedy: str | None, operation: str | None = None) -> None:
+        self.root.warn(reason, where, remedy, operation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import types
+from collections.abc import Callable
 from typing import Any
 
 from bolide.dynamo.bytecode import Code, decode
@@ -18,7 +19,7 @@ class Frame:
     `pc` is the index of the next instruction; `locals` are CPython's fast locals (variables, cells, free variables),
     MISSING when unbound; `exceptions` are the handled exceptions (`PUSH_EXC_INFO`); `then` says what becomes of the
     result (see `Machine.finish`): "push" onto the caller's stack, "drop", or "instance" (push `then_value` instead, as
-    after `__init__`). `generator` is set while the frame is the body of one. `namespace` is the local namespace of a
+    after `__init__`). `generator` is set while the frame runs as the body of one. `namespace` is the local namespace of a
     class body. `tick` is the number of its last instruction after which another frame was on top.
     """
 
@@ -51,15 +52,34 @@ class Frame:
         self.then_value: Any = None
         self.tick = 0
 
+    def delegate(self) -> Any:
+        """What the suspended body of a generator yields from, or None."""
+        ops, args = self.code.ops, self.code.args
+        return self.stack[-1] if ops[self.pc] == "JUMP" and ops[args[self.pc]] == "SEND" else None
+
 
 class Generator:
-    """A suspended frame that yields. `started`, `running` and `done` as in CPython."""
+    """A suspended frame that yields. `started`, `running` and `done` as in CPython; `kind`: "generator" or "coroutine".
 
-    __slots__ = ("done", "frame", "name", "running", "started")
+    CPython runs the `finally` blocks of a suspended generator when its last reference goes; `abandon` is what does that
+    while a program is interpreted."""
 
-    def __init__(self, frame: Frame, name: str) -> None:
-        self.frame, self.name = frame, name
+    __slots__ = ("__weakref__", "abandon", "done", "frame", "kind", "name", "running", "started")
+
+    def __init__(self, frame: Frame, name: str, kind: str = "generator") -> None:
+        self.frame, self.name, self.kind = frame, name, kind
         self.started = self.running = self.done = False
+        self.abandon: Callable[[Generator], None] | None = None
+
+    def finish(self) -> None:
+        """The body has come to its end; what it held is let go."""
+        self.done, self.running = True, False
+        self.frame.generator, self.frame.locals, self.frame.stack = None, [], []
+
+    def __del__(self) -> None:
+        if self.abandon is not None and self.started and not (self.done or self.running):
+            if self.frame.code.handler(self.frame.pc - 1) is not None:
+                self.abandon(self)
 
 
 def bind(function: types.FunctionType, args: list[Any], kwargs: dict[str, Any] | None) -> list[Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from bolide.dynamo.bytecode import Code, decode
 from bolide.dynamo.frames import Frame, Generator, bind
+from bolide.dynamo.polyfills import generators
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Deferred, World, attribute_source, is_opaque
 from bolide.support.errors import Unsupported, UserFrame
@@ -74,7 +75,11 @@ class Machine:
         self.world, self.trace = world, trace
         self.frames: list[Frame] = [Frame(_SCRATCH, {}, [])]
         self.base = 1
+        self.running = False  # whether `run` is at work
+        self.lost: Unsupported | None = None  # what went wrong where nothing can be raised
+        self.escaping: BaseException | None = None  # the exception that left a nested run
         self.tick = 0  # the number of the instruction that was not supported
+        self.started = False  # whether it has come to the first instruction
         self.own_functions: dict[int, Any] = {}  # functions made by the program, by id
         self.entered: list[Any] = []  # native context managers that are entered now
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls to be made after the graph has run
@@ -113,7 +118,14 @@ class Machine:
         Interpretation is deterministic: whatever a run meets at its instruction n, another run from the same start
         stops in front of with ``stop=n``.
         """
-        return self._run(iter(range(sys.maxsize if stop is None else stop)))
+        self.running = True
+        try:
+            done = self._run(iter(range(sys.maxsize if stop is None else stop)))
+        finally:
+            self.running = False
+        if self.lost is not None:
+            raise self.lost
+        return done
 
     def evaluate(self, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
         """Run a call to its end in a nested run and return its result; the program's exceptions propagate."""
@@ -193,7 +205,9 @@ class Machine:
             except Unsupported:
                 self.tick = tick
                 raise
-            except (Exception, GeneratorExit, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 frame.tick = tick
                 self.unwind(error)
         return True
@@ -205,8 +219,8 @@ class Machine:
         caller = frames[-1]
         then = frame.then
         if frame.generator is not None:
-            frame.generator.done, frame.generator.running = True, False
-            self._finish_generator(caller, frame, value)
+            frame.generator.finish()
+            self._return_of_generator(caller, then, frame.then_value, value)
         elif then == "push":
             caller.stack.append(value)
         elif then == "instance":
@@ -214,9 +228,20 @@ class Machine:
                 raise TypeError(f"__init__() should return None, not '{type(value).__name__}'")
             caller.stack.append(frame.then_value)
 
-    def unwind(self, error: BaseException) -> None:
-        """Find the handler of an exception raised in the top frame; raise it when no frame of this run has one."""
+    def handled(self) -> BaseException | None:
+        """The exception that is being handled (`sys.exception()`)."""
+        for frame in reversed(self.frames):
+            if frame.exceptions:
+                error: BaseException = frame.exceptions[-1]
+                return error
+        return None
+
+    def unwind(self, error: BaseException, fresh: bool = True) -> None:
+        """Find the handler of an exception raised in the top frame; raise it when no frame of this run has one. A
+        `fresh` one (rather than one that goes on after a handler) gets its `__context__`."""
         frames = self.frames
+        if fresh and error is not self.escaping:
+            _set_context(error, self.handled())
         while len(frames) > self.base:
             frame = frames[-1]
             at = frame.pc - 1
@@ -226,56 +251,70 @@ class Machine:
                     chosen = entry
             if chosen is not None:
                 del frame.stack[chosen.depth :]
+                if chosen.handled is not None:
+                    del frame.exceptions[chosen.handled :]
                 if chosen.push_offset:
                     frame.stack.append(at)
                 frame.stack.append(error)
                 frame.pc = chosen.target
+                self.escaping = None
                 return
             frames.pop()
-            if frame.generator is not None:
-                frame.generator.done, frame.generator.running = True, False
+            generator = frame.generator
+            if generator is not None:
+                generator.finish()
                 if isinstance(error, StopIteration):
-                    wrapped = RuntimeError("generator raised StopIteration")
-                    wrapped.__cause__ = error
+                    wrapped = RuntimeError(f"{generator.kind} raised StopIteration")
+                    wrapped.__cause__ = wrapped.__context__ = error
                     error = wrapped
+        self.escaping = error
         raise error
 
     # -- generators
 
     def resume(self, generator: Generator, value: Any, then: str, then_value: Any = None) -> bool:
         """Continue a generator; what it yields is pushed onto the present top frame. `then` says what its return does
-        there:
-        "for" (drop the iterator below and jump to `then_value`), "send" (as SEND), "default" (push `then_value`) or
-        "stop" (raise StopIteration)."""
-        if generator.running:
-            raise ValueError("generator already executing")
-        caller = self.frames[-1]
+        there: "for" (drop the iterator below and jump to `then_value`), "send" (as SEND), "default" (push `then_value`)
+        or "stop" (raise StopIteration). False when it was exhausted already, and the result is there."""
         frame = generator.frame
+        if generator.running:
+            raise ValueError(f"{generator.kind} already executing")
         if generator.done:
-            self._return_of_generator(caller, then, then_value, None)
+            if generator.kind == "coroutine":
+                raise RuntimeError("cannot reuse already awaited coroutine")
+            self._return_of_generator(self.frames[-1], then, then_value, None)
             return False
         if not generator.started and value is not None:
-            raise TypeError("can't send non-None value to a just-started generator")
-        generator.started = generator.running = True
-        frame.then, frame.then_value = then, then_value
+            raise TypeError(f"can't send non-None value to a just-started {generator.kind}")
         frame.stack.append(value)
-        self.frames.append(frame)
+        self._continue(generator, then, then_value)
         return True
 
-    def throw(self, generator: Generator, error: BaseException) -> bool:
-        """Raise `error` at the point where a generator is suspended."""
-        if generator.done:
-            raise error
-        if not generator.started:
-            generator.done = True
-            raise error
-        generator.running = True
-        generator.frame.then = "stop"
-        self.frames.append(generator.frame)
-        raise error
+    def _continue(self, generator: Generator, then: str, then_value: Any) -> None:
+        frame = generator.frame
+        generator.started = generator.running = True
+        frame.generator, frame.then, frame.then_value = generator, then, then_value
+        self.frames.append(frame)
 
-    def _finish_generator(self, caller: Frame, frame: Frame, value: Any) -> None:
-        self._return_of_generator(caller, frame.then, frame.then_value, value)
+    def throw(self, generator: Generator, error: BaseException) -> None:
+        """Raise `error` where a generator is suspended: in the generator of the program that it yields from, if any.
+        GeneratorExit is raised in the outer one, whose inner one was closed before."""
+        if generator.running:
+            raise ValueError(f"{generator.kind} already executing")
+        if generator.done or not generator.started:
+            generator.finish()
+            raise error
+        self._continue(generator, "stop", None)
+        frame = generator.frame
+        inner = frame.delegate()
+        while type(inner) is Generator and not isinstance(error, GeneratorExit):
+            frame.pc -= 1  # to YIELD_VALUE, as if SEND had just been done
+            self._continue(inner, "send", frame.code.args[frame.pc - 1])
+            frame = inner.frame
+            inner = frame.delegate()
+        if inner is not None and not isinstance(error, GeneratorExit) and hasattr(inner, "throw"):
+            raise Unsupported("throw into an iterator of the outside", self.where())
+        self.unwind(error)
 
     def _return_of_generator(self, caller: Frame, then: str, then_value: Any, value: Any) -> None:
         if then == "for":
@@ -288,6 +327,30 @@ class Machine:
             caller.stack.append(then_value)
         else:
             raise StopIteration(value)
+
+    def close_abandoned(self, generator: Generator) -> None:
+        """Run the `finally` blocks of a suspended generator whose last reference has gone."""
+        if not self.running:
+            return
+        try:
+            self.evaluate(generators.generator_close, [generator])
+        except Unsupported as error:
+            self.lost = error
+        except Exception as error:
+            reason = f"a generator that is dropped raises {type(error).__name__}"
+            self.lost = Unsupported(reason, self.where(), "use it up or close it")
+
+
+def _set_context(error: BaseException, handled: BaseException | None) -> None:
+    """What `raise` does: `handled` becomes the context of `error`, without making a cycle."""
+    if handled is None or handled is error:
+        return
+    at: BaseException | None = handled
+    while at is not None:
+        if at.__context__ is error:
+            at.__context__ = None
+        at = at.__context__
+    error.__context__ = handled
 
 
 __all__ = ["MISSING", "Call", "Machine", "opcode"]

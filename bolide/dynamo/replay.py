@@ -2,14 +2,12 @@
 then the value the user gets.
 
 def entry(x, y):                       # the user's own parameters
-    try:
-        hit = type(x) is Tensor and x.shape == (2, 3) and …
-    except Exception:
-        hit = False
-    if not hit:
+    found = check(x, y)                # see checks.py: the inputs of the graph, then other outside values
+    if found is None:
         return next(x, y)              # the entry compiled before this one; the first one's `next` compiles
-    out = run([x, self.weight])
-    self.counter = 3                   # effects
+    config = found.pop()
+    out = run(found)
+    config.counter = 3                 # effects
     return (out[0], {"loss": out[1]})
 """
 
@@ -21,22 +19,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bolide.dynamo import guards as guard_module
+from bolide.dynamo.checks import Check
 from bolide.dynamo.program import Captured, Effect, Guard, Recipe, Source
 from bolide.dynamo.segments import Suspended
 from bolide.dynamo.signature import Signature
-from bolide.dynamo.sources import Namespace, Reader, count_uses, with_symbols
+from bolide.dynamo.sources import Namespace, with_symbols
 
 Runner = Callable[[list[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One compiled version of a function."""
+    """One compiled version of a function. `source` shows its check and then the function."""
 
     guards: tuple[Guard, ...]
     source: str
     function: Callable[..., Any]
+    check: Check
 
 
 def make_entry(
@@ -47,25 +46,26 @@ def make_entry(
     """
     namespace = Namespace(signature.names)
     builder = _Builder(namespace, captured)
-    needed = [source for guard in guards for source in guard_module.read_sources(guard)]
-    reader = Reader(namespace, count_uses([*needed, *builder.sources()]), guard_module.plain_dicts(guards))
-    checks = [check for guard in guards for check in guard_module.conditions(guard, reader)]
-    joined = "\n                and ".join(checks)
-    hit = namespace.fresh("hit")
+    checked, found = namespace.fresh("check"), namespace.fresh("found")
     lines = [
         f"def entry({signature.declare}):",
-        "    try:",
-        f"        {hit} = ({joined})",
-        f"    except {namespace.reference(Exception, 'Exception')}:",
-        f"        {hit} = False",
-        f"    if not {hit}:",
+        f"    {found} = {checked}({', '.join(signature.names)})",
+        f"    if {found} is None:",
         f"        return {namespace.reference(following, 'next')}({signature.forward})",
-        *(f"    {line}" for line in builder.body(reader, namespace.reference(run, "run"))),
+        *(f"    {line}" for line in builder.body(found, namespace.reference(run, "run"))),
     ]
     source = "\n".join(lines) + "\n"
     scope = namespace.values
+    check = Check(
+        signature.names,
+        signature.containers,
+        guards,
+        builder.wanted,
+        captured.name,
+        lambda function: scope.__setitem__(checked, function),
+    )
     exec(compile(source, f"<bolide {captured.name}>", "exec", dont_inherit=True), scope)
-    return Entry(tuple(guards), source, scope.pop("entry"))
+    return Entry(tuple(guards), f"{check.source}\n{source}", scope.pop("entry"), check)
 
 
 class _Builder:
@@ -74,33 +74,31 @@ class _Builder:
     def __init__(self, namespace: Namespace, captured: Captured) -> None:
         self.namespace = namespace
         self.captured = captured
-        self.sizes = [symbol.source for symbol in captured.sizes]
+        self.wanted = [*captured.inputs, *(symbol.source for symbol in captured.sizes)]
         self.order = list(_recipes(captured))
         self.uses = Counter(recipe for recipe, first in self.order if not first)
         self.made: dict[Recipe, str] = {}
         self.out = namespace.fresh("out")
 
-    def sources(self) -> list[Source]:
-        """Every source read, in the order in which `body` reads them."""
-        recipes = [recipe.value for recipe, first in self.order if first and recipe.kind == "source"]
-        return [*self.captured.inputs, *self.sizes, *recipes]
-
-    def body(self, reader: Reader, run: str) -> Iterator[str]:
-        """Inputs and outside values are read before the graph runs, values are built before the first effect is
-        applied.
+    def body(self, found: str, run: str) -> Iterator[str]:
+        """The statements; `found` names the list of the wanted values. Outside values are taken before the graph runs,
+        values are built before the first effect is applied.
         """
-        inputs = ", ".join(map(reader.read, [*self.captured.inputs, *self.sizes]))
-        outside = [recipe for recipe, first in self.order if first and recipe.kind == "source"]
         early = bool(self.captured.effects)
-        for recipe in outside:
-            expression = reader.read(recipe.value)
-            if early or not expression.isidentifier():
-                self.made[recipe] = self.namespace.fresh("s")
-                yield f"{self.made[recipe]} = {expression}"
+        popped = []
+        for recipe in [recipe for recipe, first in self.order if first and recipe.kind == "source"]:
+            source = recipe.value
+            if source.kind == "local" and not early:
+                self.made[recipe] = str(source.key)
+            elif source.kind == "object":
+                self.made[recipe] = self.namespace.reference(source.obj, "o")
             else:
-                self.made[recipe] = expression
+                self.made[recipe] = self.namespace.fresh("s")
+                self.wanted.append(source)
+                popped.append(f"{self.made[recipe]} = {found}.pop()")
+        yield from reversed(popped)
         if self.captured.trace.inputs or self.captured.outputs:
-            yield f"{self.out} = {run}([{inputs}])"
+            yield f"{self.out} = {run}({found})"
         statements: list[str] = []
         effects = [line for effect in self.captured.effects for line in self.effect(effect, statements)]
         result = self.value(self.captured.result, statements)

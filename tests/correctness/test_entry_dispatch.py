@@ -18,6 +18,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.dispatch import Dispatcher
 from bolide.dynamo.program import Captured, Effect, Guard, Recipe, Source
 from bolide.support import events
+from bolide.symbolic import ShapeEnv
 from bolide.support.errors import BolideWarning, CompileError, RecompileError, Unsupported
 
 
@@ -28,7 +29,7 @@ class Doubler:
     def __init__(self) -> None:
         self.captures = 0
 
-    def capture(self, fn: Any, args: Any, kwargs: Any) -> Captured:
+    def capture(self, fn: Any, args: Any, kwargs: Any, history: Any = None) -> Captured:
         self.captures += 1
         bound = inspect.signature(fn).bind(*args, **kwargs)
         bound.apply_defaults()
@@ -40,7 +41,7 @@ class Doubler:
             else:
                 found.append(Guard(source, "equals", value))
         return Captured(
-            fn.__name__, SimpleNamespace(inputs=[0]), [Source("local", None, "x")], [0], found, Recipe("output", 0), []
+            fn.__name__, SimpleNamespace(inputs=[0], shapes=ShapeEnv()), [Source("local", None, "x")], [0], found, Recipe("output", 0), []
         )
 
     def backend(self, captured: Captured) -> Any:
@@ -180,7 +181,7 @@ def test_modes_and_transforms_run_in_eager() -> None:
 
 
 def failing(error: Exception, fullgraph: bool = False) -> Any:
-    def capture(fn: Any, args: Any, kwargs: Any) -> Any:
+    def capture(fn: Any, args: Any, kwargs: Any, history: Any) -> Any:
         raise error
 
     return Dispatcher(lambda x: x / 2, capture, Doubler().backend, name="f", fullgraph=fullgraph)
@@ -238,8 +239,8 @@ def test_recipes_and_effects() -> None:
     ]
     result = Recipe("tuple", None, (out, shared, old, Recipe("dict", None, (Recipe("constant", "k"), shared))))
 
-    def capture(fn: Any, args: Any, kwargs: Any) -> Captured:
-        return Captured("f", SimpleNamespace(inputs=[0]), [Source("local", None, "x")], [0], [], result, effects)
+    def capture(fn: Any, args: Any, kwargs: Any, history: Any) -> Captured:
+        return Captured("f", SimpleNamespace(inputs=[0], shapes=ShapeEnv()), [Source("local", None, "x")], [0], [], result, effects)
 
     f = Dispatcher(lambda x, box: None, capture, Doubler().backend).function
     x = torch.randn(2)
@@ -253,7 +254,7 @@ def test_threads_compile_once() -> None:
     doubler = Doubler()
     capture = doubler.capture
 
-    def slow(fn: Any, args: Any, kwargs: Any) -> Captured:
+    def slow(fn: Any, args: Any, kwargs: Any, history: Any) -> Captured:
         time.sleep(0.02)
         return capture(fn, args, kwargs)
 
@@ -280,7 +281,7 @@ def test_threads_compile_once() -> None:
 def test_an_entry_that_does_not_fit_its_own_call_is_a_fault_of_bolide() -> None:
     doubler = Doubler()
 
-    def capture(fn: Any, args: Any, kwargs: Any) -> Captured:
+    def capture(fn: Any, args: Any, kwargs: Any, history: Any) -> Captured:
         captured = doubler.capture(fn, args, kwargs)
         captured.guards.append(Guard(Source("local", None, "n"), "equals", 17))
         return captured

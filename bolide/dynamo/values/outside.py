@@ -10,7 +10,8 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -18,6 +19,8 @@ import torch
 
 from bolide.dynamo.guards import tensor_guard
 from bolide.dynamo.program import Guard, GuardKind, Source
+from bolide.dynamo.sizes import SizeHistory, Symbols, as_exprs
+from bolide.dynamo.values.iterators import Stream, is_readable
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor, UserFrame
 
@@ -63,6 +66,12 @@ EQUAL_CONSTANTS: tuple[type, ...] = (
     torch.iinfo,
 )
 CONSTANT_TYPES = frozenset(IDENTITY_CONSTANTS + EQUAL_CONSTANTS + (slice,))
+BOUND_BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
+
+
+def is_bound(function: Any) -> bool:
+    """Whether a function written in C is a method of some object (rather than of a class or a module)."""
+    return not isinstance(function.__self__, (type(None), type, types.ModuleType))
 
 
 @functools.cache
@@ -99,7 +108,9 @@ class Overlay:
     that were read or written. `original` remembers what a key was, so that `effects` can tell what changed.
     """
 
-    __slots__ = ("child", "complete", "itself", "known", "measured", "original", "owner", "real", "source", "world")
+    __slots__ = (
+        *("child", "complete", "itself", "known", "measured", "moved", "original", "owner", "real", "source", "world"),
+    )
 
     def __init__(
         self, world: World, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source], owner: Any
@@ -111,6 +122,7 @@ class Overlay:
         self.original: dict[Any, Any] = {}
         self.complete: dict[Any, Any] | None = None
         self.measured = False
+        self.moved: frozenset[Any] = frozenset()  # keys that were deleted and set again
 
     def get(self, key: Any) -> Any:
         """The value under `key`, or MISSING. Guards what was read, absence included."""
@@ -142,6 +154,10 @@ class Overlay:
                 else MISSING
             )
         if self.complete is None:
+            if value is not MISSING and self.known.get(key, self.original[key]) is MISSING:
+                self.known.pop(key, None)  # a key that is new, or new again, comes last
+                if self.original[key] is not MISSING:
+                    self.moved |= {key}
             self.known[key] = value
         elif value is MISSING:
             self.complete.pop(key, None)
@@ -184,17 +200,24 @@ class Overlay:
         return self.complete
 
     def changes(self) -> list[tuple[Any, Any]]:
-        """(key, final value or MISSING) of every key that is no longer what it was."""
-        final = self.known if self.complete is None else self.complete
-        out = []
-        for key, value in final.items():
-            if value is not self.original.get(key, MISSING) and not _same_constant(
-                value, self.original.get(key, MISSING)
-            ):
-                out.append((key, value))
+        """The writes, in order, that make the dict what it is now: (key, value), or MISSING to delete. A key that
+        changed its place is deleted first."""
+        final, moved, out = self.known, self.moved, []
         if self.complete is not None:
-            out += [(key, MISSING) for key, value in self.original.items() if value is not MISSING and key not in final]
+            final, moved = self.complete, self._displaced(self.complete)
+            out = [(key, MISSING) for key, value in self.original.items() if value is not MISSING and key not in final]
+        out += [(key, MISSING) for key in moved if final.get(key, MISSING) is not MISSING]
+        for key, value in final.items():
+            before = self.original.get(key, MISSING)
+            if key in moved or (value is not before and not _same_constant(value, before)):
+                out.append((key, value))
         return out
+
+    def _displaced(self, final: dict[Any, Any]) -> frozenset[Any]:
+        """The keys of the real dict that are no longer where writing the new ones behind it would leave them."""
+        kept = [key for key in dict.keys(self.real) if key in final]
+        place = next((i for i, (old, new) in enumerate(zip(kept, final)) if old is not new and old != new), len(kept))
+        return frozenset(kept[place:])
 
 
 def _same_constant(a: Any, b: Any) -> bool:
@@ -264,6 +287,15 @@ class Outside:
     __getitem__ = __contains__ = __call__ = __add__ = __radd__ = __enter__ = __reduce_ex__ = _refuse
 
 
+class Deferred:
+    """A local variable of a continued frame that has not been read: it stays where it is, without a guard."""
+
+    __slots__ = ("real", "source")
+
+    def __init__(self, real: Any, source: Source) -> None:
+        self.real, self.source = real, source
+
+
 class Snapshot:
     """An outside list, set or deque: the program works on `copy`; `before` tells at the end whether it changed."""
 
@@ -307,8 +339,9 @@ def global_source(base: Source, name: Any) -> Source:
 class World:
     """Everything one capture knows of the world outside of it."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, symbols: Symbols | None = None) -> None:
         self.trace = trace
+        self.symbols = symbols or Symbols(SizeHistory("", False), trace)
         self.guards: list[Guard] = []
         self.inputs: list[Source] = []
         self.input_tensors: list[torch.Tensor] = []
@@ -319,6 +352,8 @@ class World:
         self.trusted: dict[int, bool] = {}
         self.cells: dict[int, tuple[types.CellType, Any, Any]] = {}  # id(cell) -> (cell, original, value)
         self.own_cells: dict[int, types.CellType] = {}
+        self.streams: list[Stream] = []
+        self.mirrors: dict[int, tuple[Any, Source]] = {}  # id(value) -> value, the outside object it stands for
         self.where: Callable[[], UserFrame | None] = lambda: None
         self.own_functions: dict[int, Any] = {}
         self.once: set[Any] = set()  # what has been guarded already
@@ -388,7 +423,11 @@ class World:
 
         Raises Unsupported for tensors that cannot be traced."""
         cls = type(real)
+        if cls is int:
+            return self._wrap_int(real, source)
         if cls in CONSTANT_TYPES:
+            if cls in BOUND_BUILTINS and is_bound(real):
+                return self._wrap_bound(real, source)
             if cls is slice or cls in _IDENTITY:
                 self.guard(source, "is", real)
             else:
@@ -407,6 +446,15 @@ class World:
         value = self._wrap_new(real, cls, source)
         self.seen.setdefault(id(real), (real, value, source))
         return value
+
+    def _wrap_bound(self, real: Any, source: Source) -> Any:
+        """A method, written in C, of an outside object: that of the value which stands for the object."""
+        self.guard(source, "type", type(real))
+        self.guard(attribute_source(source, "__name__"), "equals", real.__name__)
+        owner = self.wrap(real.__self__, attribute_source(source, "__self__"))
+        if type(owner) is Outside:
+            return types.MethodType(getattr(owner.cls, real.__name__), owner)
+        return getattr(owner, real.__name__)
 
     def _wrap_new(self, real: Any, cls: type, source: Source) -> Any:
         if isinstance(real, torch.Tensor):
@@ -437,6 +485,11 @@ class World:
         if isinstance(real, numpy.generic):
             self.guard(source, "equals", real)
             return real
+        if isinstance(real, Iterator) and is_readable(real):
+            self.guard(source, "type", cls)
+            stream = Stream(self, real, source)
+            self.streams.append(stream)
+            return self.mirror(stream.items, source)
         if cls.__module__ == "numpy":
             raise Unsupported(f"a NumPy value ({cls.__name__}) is read", self.where(), "pass tensors or Python numbers")
         if not (source.key in MODULE_INTERNALS and source.kind == "attr" and isinstance(real, dict)):
@@ -447,10 +500,25 @@ class World:
         if isinstance(real, TracedTensor):
             return real
         where = self.where()
-        self.guards.append(Guard(source, "tensor", tensor_guard(real, where), where))
+        expected = tensor_guard(real, where)
         self.inputs.append(source)
         self.input_tensors.append(real)
-        return self.trace.input(real, source_name(source))
+        name = source_name(source)
+        sizes = self.symbols.of_tensor(source, real, name)
+        traced = self.trace.input(real, name, sizes)
+        if sizes:
+            shape, stride = map(as_exprs, (traced.shape, traced.stride()))
+            expected = replace(expected, shape=shape, stride=stride, symbols=self.symbols.read_by((*shape, *stride)))
+        self.guards.append(Guard(source, "tensor", expected, where))
+        return traced
+
+    def _wrap_int(self, real: int, source: Source) -> Any:
+        value = self.symbols.of_int(source, real, source_name(source))
+        if type(value) is int:
+            self.guard(source, "equals", value)
+        else:
+            self.guard(source, "integer", value.node.expr.bounds())
+        return value
 
     def _wrap_tuple(self, real: tuple[Any, ...], source: Source) -> Any:
         if is_constant(real):
@@ -524,8 +592,12 @@ class World:
                 return MISSING
         known = self.cells.get(id(cell))
         if known is None:
+            mirror = self.mirrors.get(id(cell))
+            source = Source("closure", None, name, cell)
+            if mirror is not None:
+                source = attribute_source(mirror[1], "cell_contents")
             try:
-                value = self.wrap(cell.cell_contents, Source("closure", None, name, cell))
+                value = self.wrap(cell.cell_contents, source)
             except ValueError:
                 value = MISSING
             known = self.cells[id(cell)] = (cell, value, value)
@@ -549,6 +621,11 @@ class World:
             overlay = self.classes[cls] = self.overlay(dict(vars(cls)), source, attribute_source, cls)
         overlay.set(name, value)
         self.mro_cache.clear()
+
+    def mirror(self, value: Any, source: Source) -> Any:
+        """Note that `value` stands for the outside object at `source`; it is given back."""
+        self.mirrors[id(value)] = (value, source)
+        return value
 
     def new_cell(self) -> types.CellType:
         cell = types.CellType()
@@ -579,7 +656,7 @@ def is_constant(value: Any) -> bool:
     cls = type(value)
     if cls is tuple or cls is frozenset:
         return all(is_constant(item) for item in value)
-    return cls in CONSTANT_TYPES
+    return cls in CONSTANT_TYPES and not (cls in BOUND_BUILTINS and is_bound(value))
 
 
 @functools.cache

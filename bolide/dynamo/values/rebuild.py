@@ -4,8 +4,10 @@ run."""
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import functools
+import gc
 import types
 from typing import Any
 
@@ -14,7 +16,19 @@ import torch
 
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.program import Effect, Recipe
-from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, Overlay, World, is_opaque, own_namespace
+from bolide.dynamo.values.iterators import REDUCIBLE, advance, reduced, restored
+from bolide.dynamo.values.outside import (
+    BOUND_BUILTINS,
+    CONSTANT_TYPES,
+    MISSING,
+    Deferred,
+    Outside,
+    Overlay,
+    World,
+    is_bound,
+    is_opaque,
+    own_namespace,
+)
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
@@ -40,10 +54,46 @@ def make_instance(cls: Any, attributes: dict[str, Any], items: Any) -> Any:
     return made
 
 
-def make_exception(cls: type, args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
+def make_exception(cls: type, args: tuple[Any, ...], attributes: dict[str, Any], links: tuple[Any, ...]) -> Any:
+    """A new exception; `links` are its cause, its context and whether the context is suppressed."""
     made = cls.__new__(cls, *args)
     made.__dict__.update(attributes)
+    made.__cause__, made.__context__, made.__suppress_context__ = links
     return made
+
+
+_FILLED_BY: dict[type, Any] = {
+    collections.OrderedDict: collections.OrderedDict.update,
+    dict: dict.update,
+    set: set.update,
+    list: list.extend,
+    collections.deque: collections.deque.extend,
+}
+
+
+def fill_instance(empty: Any, full: Any) -> None:
+    """Give an instance without state that of another one of its class."""
+    base = next((base for base in _FILLED_BY if isinstance(empty, base)), None)
+    if base is not None:
+        _FILLED_BY[base](empty, full)
+    for name, value in _state(full).items():
+        object.__setattr__(empty, name, value)
+
+
+def refill(target: Any, items: Any) -> None:
+    """Give a deque new contents."""
+    target.clear()
+    target.extend(items)
+
+
+def _state(value: Any) -> dict[str, Any]:
+    """An instance's attributes, those in slots too."""
+    attributes = dict(own_namespace(value))
+    for base in type(value).__mro__:
+        for name, found in base.__dict__.items():
+            if type(found) is types.MemberDescriptorType and hasattr(value, name):
+                attributes[name] = getattr(value, name)
+    return attributes
 
 
 def make_function(
@@ -56,6 +106,18 @@ def make_function(
     return made
 
 
+class _ContainsItself(Exception):
+    """A new value was met while it was being described."""
+
+
+_VIEWS: dict[type, Any] = {
+    type(getattr(made, name)()): getattr(type(made), name)
+    for made in ({}, collections.OrderedDict())  # type: ignore[var-annotated]
+    for name in ("keys", "values", "items")
+}
+_HEAP_TYPE = 1 << 9  # of cls.__flags__: a class made by a class statement
+
+
 class Rebuilder:
     """Makes recipes. The same value always gives the same Recipe object, so identity among results is kept."""
 
@@ -64,23 +126,71 @@ class Rebuilder:
         self.outputs: list[TracedTensor] = []
         self.memo: dict[int, tuple[Any, Recipe]] = {}
         self.active: set[int] = set()
+        self.split = False  # make containers empty first: a value contains itself
+        self.unfilled: list[tuple[Any, type, Recipe]] = []
+        self.fills: list[Effect] = []
         self.input_of = {id(t): world.inputs[i] for i, t in enumerate(world.trace.inputs)}
 
     def recipe(self, value: Any) -> Recipe:
         """How `value` is made after the graph has run. Raises Unsupported for what cannot be."""
         cls = type(value)
+        if cls is Deferred:
+            return Recipe("source", value.source)
+        mirror = self.world.mirrors.get(id(value))
+        if mirror is not None:
+            return Recipe("source", mirror[1])
         if cls in CONSTANT_TYPES and (cls is not types.FunctionType or value.__closure__ is None):
+            if cls in BOUND_BUILTINS and is_bound(value):
+                return Recipe("call", getattr, (self.recipe(value.__self__), *self.constants(value.__name__)))
             return Recipe("constant", value)
         known = self.memo.get(id(value))
         if known is not None:
             return known[1]
+        if self.active:
+            return self._new(value, cls)
+        try:
+            made = self._new(value, cls)
+        except _ContainsItself:
+            self.split = True
+            self.active.clear()
+            made = self._new(value, cls)
+        while self.unfilled:
+            self._fill(*self.unfilled.pop())
+        return made
+
+    def _new(self, value: Any, cls: type) -> Recipe:
         if id(value) in self.active:
-            raise Unsupported(f"a new {cls.__name__} that contains itself leaves the function", self.world.where())
+            raise _ContainsItself
+        empty = self._empty(value, cls) if self.split else None
+        if empty is not None:
+            self.memo[id(value)] = (value, empty)
+            self.unfilled.append((value, cls, empty))
+            return empty
         self.active.add(id(value))
         made = self._make(value, cls)
         self.active.discard(id(value))
         self.memo[id(value)] = (value, made)
         return made
+
+    def _empty(self, value: Any, cls: type) -> Recipe | None:
+        """A recipe of a mutable container that the program made, without its contents; None for anything else."""
+        if id(value) in self.world.snapshots or cls is Outside or isinstance(value, torch.Tensor):
+            return None
+        if cls is types.CellType:
+            return Recipe("call", types.CellType)
+        if cls in (list, dict, collections.OrderedDict, collections.deque):
+            return Recipe("call", cls)
+        if cls.__flags__ & _HEAP_TYPE and not isinstance(value, (tuple, type, enum.Enum, BaseException)):
+            return Recipe("call", cls.__new__, (Recipe("constant", cls),))
+        return None
+
+    def _fill(self, value: Any, cls: type, empty: Recipe) -> None:
+        if cls is types.CellType:
+            with contextlib.suppress(ValueError):
+                self.fills.append(Effect("cell", empty, None, self.recipe(value.cell_contents)))
+            return
+        full = self._make(value, cls)
+        self.fills.append(Effect("call", None, None, Recipe("call", fill_instance, (empty, full))))
 
     def constants(self, *values: Any) -> tuple[Recipe, ...]:
         return tuple(Recipe("constant", value) for value in values)
@@ -93,6 +203,11 @@ class Rebuilder:
             return Recipe("source", value.source)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
+        if cls is torch.SymInt:
+            symbols = self.world.symbols.read_by([value.node.expr])
+            return Recipe("size", value.node.expr, tuple(Recipe("source", source) for _, source in symbols))
+        if cls is torch.SymBool or cls is torch.SymFloat:
+            return Recipe("constant", value.node.value())
         if cls is list:
             return Recipe("list", None, tuple(self.recipe(item) for item in value))
         if cls is tuple:
@@ -144,8 +259,13 @@ class Rebuilder:
         if cls is collections.defaultdict:
             return Recipe("call", collections.defaultdict, (self.recipe(value.default_factory), self._dict(value)))
         if isinstance(value, BaseException):
-            args = (Recipe("constant", cls), self.recipe(value.args), self._dict(value.__dict__))
-            return Recipe("call", make_exception, args)
+            links = (value.__cause__, value.__context__, value.__suppress_context__)
+            parts = (self.recipe(value.args), self._dict(value.__dict__), self.recipe(links))
+            return Recipe("call", make_exception, (Recipe("constant", cls), *parts))
+        if cls in REDUCIBLE:
+            return Recipe("call", restored, tuple(self.recipe(part) for part in reduced(value)))
+        if cls in _VIEWS:
+            return Recipe("call", _VIEWS[cls], (self.recipe(gc.get_referents(value)[0]),))
         if isinstance(value, frozenset):
             return Recipe("call", frozenset, (self.recipe(list(value)),))
         return self._instance(value, cls)
@@ -165,7 +285,7 @@ class Rebuilder:
 
     def _instance(self, value: Any, cls: type) -> Recipe:
         module = cls.__module__
-        if not cls.__flags__ & (1 << 9):  # not a heap type: an iterator, a view, a C object
+        if not cls.__flags__ & _HEAP_TYPE:  # not a heap type: an iterator, a view, a C object
             raise Unsupported(
                 f"a new {module}.{cls.__name__} leaves the function", self.world.where(), "return a list, tuple or dict"
             )
@@ -176,12 +296,7 @@ class Rebuilder:
             items = Recipe("list", None, tuple(self.recipe(item) for item in tuple.__iter__(value)))
         elif isinstance(value, (list, set)):
             items = Recipe("list", None, tuple(self.recipe(item) for item in list(value)))
-        attributes = dict(own_namespace(value))
-        for base in cls.__mro__:
-            for name, found in base.__dict__.items():
-                if type(found) is types.MemberDescriptorType and hasattr(value, name):
-                    attributes[name] = getattr(value, name)
-        return Recipe("call", make_instance, (Recipe("constant", cls), self._dict(attributes), items))
+        return Recipe("call", make_instance, (Recipe("constant", cls), self._dict(_state(value)), items))
 
     # -- effects
 
@@ -194,14 +309,25 @@ class Rebuilder:
         for snapshot in self.world.snapshots.values():
             if snapshot.changed():
                 kind: Any = "set_assign" if isinstance(snapshot.copy, set) else "list_assign"
+                fresh = Recipe("list", None, tuple(self.recipe(item) for item in snapshot.copy))
+                target = Recipe("source", snapshot.source)
                 if isinstance(snapshot.copy, collections.deque):
-                    raise Unsupported("a deque of the outside world is changed", self.world.where())
-                fresh = tuple(self.recipe(item) for item in snapshot.copy)
-                out.append(Effect(kind, Recipe("source", snapshot.source), None, Recipe("list", None, fresh)))
+                    out.append(Effect("call", None, None, Recipe("call", refill, (target, fresh))))
+                else:
+                    out.append(Effect(kind, target, None, fresh))
         for cell, before, value in self.world.cells.values():
             if value is not before:
-                out.append(Effect("cell", Recipe("constant", cell), None, self.recipe(value)))
+                out.append(Effect("cell", self.cell(cell), None, self.recipe(value)))
+        for stream in self.world.streams:
+            if stream.taken:
+                parts = (Recipe("source", stream.source), *self.constants(stream.taken))
+                out.append(Effect("call", None, None, Recipe("call", advance, parts)))
         return out
+
+    def cell(self, cell: types.CellType) -> Recipe:
+        """An outside cell: where it is found, or itself."""
+        mirror = self.world.mirrors.get(id(cell))
+        return Recipe("constant", cell) if mirror is None else Recipe("source", mirror[1])
 
     def _write(self, overlay: Overlay, key: Any, value: Any) -> Effect:
         target = Recipe("source", overlay.source)

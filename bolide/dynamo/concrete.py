@@ -1,0 +1,403 @@
+"""Running instructions for real: reified frames that hold real values go on in eager, one instruction at a time.
+
+Control flow, variables and the stack are the interpreter's own handlers, which work on any values; what looks at the
+values themselves (calls, attributes, operators, iteration) is done natively here, and so is exactly Python's. Functions
+that are called run in CPython.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import operator
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bolide.dynamo.frames import Frame
+from bolide.dynamo.interpreter import OPCODES, Handler, Machine
+from bolide.dynamo.opcodes import NULL
+from bolide.dynamo.values.outside import MISSING
+from bolide.support.errors import Unsupported
+
+_NATIVE: dict[str, Handler] = {}
+
+
+class Concrete:
+    """Frames that are run for real, outermost first. When the outermost one has returned, `done` is set and `result`
+    is its value; an exception that no frame handles leaves `step`.
+    """
+
+    def __init__(self, frames: Sequence[Frame]) -> None:
+        self.machine = Machine(_World(), None, _call)  # type: ignore[arg-type]
+        self.machine.frames += frames
+
+    @property
+    def frames(self) -> list[Frame]:
+        """The frames that are left."""
+        return self.machine.frames[1:]
+
+    @property
+    def done(self) -> bool:
+        """Whether the outermost frame has returned."""
+        return len(self.machine.frames) == 1
+
+    @property
+    def result(self) -> Any:
+        """What it has returned."""
+        return self.machine.frames[0].stack[-1]
+
+    def step(self) -> None:
+        """Run one instruction."""
+        vm = self.machine
+        frame = vm.frames[-1]
+        name, arg = frame.code.ops[frame.pc], frame.code.args[frame.pc]
+        frame.pc += 1
+        handler = _NATIVE.get(name) or OPCODES[name]
+        try:
+            handled = next((f.exceptions[-1] for f in reversed(vm.frames) if f.exceptions), None)
+            if handled is None:
+                handler(vm, frame, arg)
+            else:
+                _while_handling(handled, lambda: handler(vm, frame, arg))
+        except BaseException as error:
+            vm.unwind(error)
+
+    def advance(self) -> None:
+        """Run one instruction, and then those that need no tensors: a segment that began with them would only guard
+        the Python numbers that they decide on.
+        """
+        self.step()
+        while not self.done and _is_light(self.machine.frames[-1]):
+            self.step()
+
+
+def _while_handling(handled: BaseException, work: Callable[[], Any]) -> None:
+    """Do `work` as code in an ``except`` block of CPython's does: `sys.exc_info`, a bare ``raise`` and the context of
+    new exceptions see `handled`.
+    """
+    trace = handled.__traceback__
+    try:
+        raise handled
+    except BaseException:
+        handled.__traceback__ = trace
+        work()
+
+
+# ---- which instructions are light ------------------------------------------------------------------------------------
+
+_SCALARS = frozenset({int, float, bool, str, type(None), bytes, complex})
+_LIGHT = frozenset(
+    "POP_TOP STORE_FAST JUMP PUSH_NULL COPY SWAP LOAD_CONST RETURN_VALUE RETURN_CONST POP_JUMP_IF_NONE END_SEND "
+    "POP_JUMP_IF_NOT_NONE PUSH_EXC_INFO POP_EXCEPT CHECK_EXC_MATCH RERAISE IS_OP DELETE_FAST".split()
+)
+_LIGHT_ON_SCALARS = {"COMPARE_OP": 2, "BINARY_OP": 2, "CONTAINS_OP": 2, "POP_JUMP_IF_TRUE": 1, "POP_JUMP_IF_FALSE": 1}
+_LIGHT_ON_SCALARS |= {"UNARY_NOT": 1, "UNARY_NEGATIVE": 1}
+
+
+def _is_light(frame: Frame) -> bool:
+    """Whether the next instruction only moves values about, or works on Python numbers."""
+    name = frame.code.ops[frame.pc]
+    if name in _LIGHT:
+        return True
+    if name == "LOAD_FAST":
+        following = frame.code.ops[frame.pc + 1]
+        return type(frame.locals[frame.code.args[frame.pc]]) in _SCALARS or following in ("RETURN_VALUE", "STORE_FAST")
+    if name == "FOR_ITER":
+        return True
+    if name == "UNPACK_SEQUENCE":
+        return type(frame.stack[-1]) in (tuple, list)
+    count = _LIGHT_ON_SCALARS.get(name)
+    return count is not None and all(type(value) in _SCALARS for value in frame.stack[-count:])
+
+
+# ---- the world, seen directly ----------------------------------------------------------------------------------------
+
+
+class _World:
+    """What the interpreter's handlers ask of a `World`, answered by the real things."""
+
+    where: Any = None
+
+    def load_global(self, namespace: dict[str, Any], name: str) -> Any:
+        return namespace.get(name, MISSING)
+
+    def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+        if value is not MISSING:
+            namespace[name] = value
+        elif name in namespace:
+            del namespace[name]
+        else:
+            raise NameError(f"name '{name}' is not defined")
+
+    def load_cell(self, cell: types.CellType, name: str) -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return MISSING
+
+    def store_cell(self, cell: types.CellType, name: str, value: Any) -> None:
+        if value is MISSING:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = value
+
+    def new_cell(self) -> types.CellType:
+        return types.CellType()
+
+    def lookup(self, cls: type, name: str) -> Any:
+        return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), MISSING)
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+def _call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> None:
+    special = _OF_THE_FRAME.get(function) if type(function) in (types.BuiltinFunctionType, type) else None
+    if special is not None:
+        frame.stack.append(special(frame, args, kwargs or {}))
+    else:
+        frame.stack.append(function(*args, **(kwargs or {})))
+
+
+def _super(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if args:
+        return super(*args)
+    cls = frame.locals[frame.code.locals_names.index("__class__")].cell_contents
+    owner = frame.locals[0]
+    return super(cls, owner.cell_contents if type(owner) is types.CellType else owner)
+
+
+def _variables(frame: Frame) -> dict[str, Any]:
+    found = {}
+    for name, value in zip(frame.code.locals_names, frame.locals, strict=True):
+        if type(value) is types.CellType and (name in frame.code.cellvars or name in frame.code.freevars):
+            try:
+                value = value.cell_contents
+            except ValueError:
+                continue
+        if value is not MISSING:
+            found[name] = value
+    return found
+
+
+def _evaluate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if len(args) == 1:
+            args = [*args, frame.globals, _variables(frame)]
+        return function(*args, **kwargs)
+
+    return answer
+
+
+def _vars(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return vars(*args) if args else _variables(frame)
+
+
+def _dir(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return dir(*args) if args else sorted(_variables(frame))
+
+
+# Built-in functions that look at the frame they are called from.
+_OF_THE_FRAME: dict[Any, Callable[[Frame, list[Any], dict[str, Any]], Any]] = {
+    super: _super,
+    builtins.locals: lambda frame, args, kwargs: _variables(frame),
+    builtins.globals: lambda frame, args, kwargs: frame.globals,
+    builtins.vars: _vars,
+    builtins.dir: _dir,
+    builtins.eval: _evaluate(eval),
+    builtins.exec: _evaluate(exec),
+}
+
+
+# ---- handlers --------------------------------------------------------------------------------------------------------
+
+
+def _native(*names: str) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            _NATIVE[name] = handler
+        return handler
+
+    return register
+
+
+@_native("LOAD_ATTR")
+def _load_attr(vm: Machine, frame: Frame, arg: str) -> None:
+    frame.stack.append(getattr(frame.stack.pop(), arg))
+
+
+@_native("IMPORT_FROM")
+def _import_from(vm: Machine, frame: Frame, arg: str) -> None:
+    module = frame.stack[-1]
+    try:
+        frame.stack.append(getattr(module, arg))
+    except AttributeError:
+        found = sys.modules.get(f"{module.__name__}.{arg}")
+        if found is None:
+            raise ImportError(f"cannot import name {arg!r} from {module.__name__!r}") from None
+        frame.stack.append(found)
+
+
+@_native("LOAD_METHOD")
+def _load_method(vm: Machine, frame: Frame, arg: str) -> None:
+    owner = frame.stack.pop()
+    frame.stack += [NULL, getattr(owner, arg)]
+
+
+@_native("LOAD_SUPER_ATTR")
+def _load_super_attr(vm: Machine, frame: Frame, arg: tuple[str, bool]) -> None:
+    owner, cls = frame.stack.pop(), frame.stack.pop()
+    frame.stack.pop()
+    frame.stack += [NULL] * arg[1]
+    frame.stack.append(getattr(super(cls, owner), arg[0]))
+
+
+@_native("STORE_ATTR")
+def _store_attr(vm: Machine, frame: Frame, arg: str) -> None:
+    owner = frame.stack.pop()
+    setattr(owner, arg, frame.stack.pop())
+
+
+@_native("DELETE_ATTR")
+def _delete_attr(vm: Machine, frame: Frame, arg: str) -> None:
+    delattr(frame.stack.pop(), arg)
+
+
+@_native("BINARY_SUBSCR")
+def _binary_subscr(vm: Machine, frame: Frame, arg: Any) -> None:
+    key = frame.stack.pop()
+    frame.stack.append(frame.stack.pop()[key])
+
+
+@_native("BINARY_SLICE")
+def _binary_slice(vm: Machine, frame: Frame, arg: Any) -> None:
+    stop, start = frame.stack.pop(), frame.stack.pop()
+    frame.stack.append(frame.stack.pop()[start:stop])
+
+
+@_native("STORE_SUBSCR")
+def _store_subscr(vm: Machine, frame: Frame, arg: Any) -> None:
+    key, owner = frame.stack.pop(), frame.stack.pop()
+    owner[key] = frame.stack.pop()
+
+
+@_native("STORE_SLICE")
+def _store_slice(vm: Machine, frame: Frame, arg: Any) -> None:
+    stop, start, owner = frame.stack.pop(), frame.stack.pop(), frame.stack.pop()
+    owner[start:stop] = frame.stack.pop()
+
+
+@_native("DELETE_SUBSCR")
+def _delete_subscr(vm: Machine, frame: Frame, arg: Any) -> None:
+    key = frame.stack.pop()
+    del frame.stack.pop()[key]
+
+
+@_native("BINARY_OP", "COMPARE_OP")
+def _binary_op(vm: Machine, frame: Frame, arg: Callable[[Any, Any], Any]) -> None:
+    right = frame.stack.pop()
+    frame.stack.append(arg(frame.stack.pop(), right))
+
+
+def _unary(name: str, function: Callable[[Any], Any]) -> None:
+    @_native(name)
+    def answer(vm: Machine, frame: Frame, arg: Any) -> None:
+        frame.stack.append(function(frame.stack.pop()))
+
+
+for _name, _function in (
+    ("UNARY_NEGATIVE", operator.neg),
+    ("UNARY_POSITIVE", operator.pos),
+    ("UNARY_INVERT", operator.invert),
+    ("UNARY_NOT", operator.not_),
+    ("GET_ITER", iter),
+    ("LIST_TO_TUPLE", tuple),
+):
+    _unary(_name, _function)
+
+
+@_native("CONTAINS_OP")
+def _contains_op(vm: Machine, frame: Frame, arg: int) -> None:
+    container = frame.stack.pop()
+    frame.stack.append((frame.stack.pop() in container) != bool(arg))
+
+
+@_native("GET_LEN")
+def _get_len(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.append(len(frame.stack[-1]))
+
+
+@_native("FORMAT_VALUE")
+def _format_value(vm: Machine, frame: Frame, arg: int) -> None:
+    spec = frame.stack.pop() if arg & 4 else ""
+    value = frame.stack.pop()
+    convert = (None, str, repr, ascii)[arg & 3]
+    frame.stack.append(format(value if convert is None else convert(value), spec))
+
+
+@_native("CONVERT_VALUE")
+def _convert_value(vm: Machine, frame: Frame, arg: int) -> None:
+    convert = (str, repr, ascii)[arg - 1]
+    frame.stack.append(convert(frame.stack.pop()))
+
+
+@_native("POP_JUMP_IF_FALSE")
+def _pop_jump_if_false(vm: Machine, frame: Frame, arg: int) -> None:
+    if not frame.stack.pop():
+        frame.pc = arg
+
+
+@_native("POP_JUMP_IF_TRUE")
+def _pop_jump_if_true(vm: Machine, frame: Frame, arg: int) -> None:
+    if frame.stack.pop():
+        frame.pc = arg
+
+
+@_native("FOR_ITER")
+def _for_iter(vm: Machine, frame: Frame, arg: int) -> None:
+    try:
+        frame.stack.append(next(frame.stack[-1]))
+    except StopIteration:
+        frame.stack.pop()
+        frame.pc = arg
+
+
+@_native("UNPACK_SEQUENCE")
+def _unpack_sequence(vm: Machine, frame: Frame, arg: int) -> None:
+    value = frame.stack.pop()
+    items = list(itertools.islice(iter(value), arg + 1))
+    if len(items) < arg:
+        raise ValueError(f"not enough values to unpack (expected {arg}, got {len(items)})")
+    if len(items) > arg:
+        raise ValueError(f"too many values to unpack (expected {arg})")
+    frame.stack.extend(reversed(items))
+
+
+@_native("UNPACK_EX")
+def _unpack_ex(vm: Machine, frame: Frame, arg: int) -> None:
+    items = list(frame.stack.pop())
+    before, after = arg & 0xFF, arg >> 8
+    if len(items) < before + after:
+        raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
+    middle = items[before : len(items) - after]
+    frame.stack.extend(reversed([*items[:before], middle, *items[len(items) - after :]]))
+
+
+@_native("BEFORE_WITH")
+def _before_with(vm: Machine, frame: Frame, arg: Any) -> None:
+    manager = frame.stack.pop()
+    cls = type(manager)
+    enter, leave = vm.world.lookup(cls, "__enter__"), vm.world.lookup(cls, "__exit__")
+    if enter is MISSING or leave is MISSING:
+        raise TypeError(f"{cls.__name__!r} object does not support the context manager protocol")
+    frame.stack.append(leave.__get__(manager, cls))
+    frame.stack.append(enter.__get__(manager, cls)())
+
+
+@_native("RETURN_GENERATOR", "YIELD_VALUE", "SEND")
+def _suspending(vm: Machine, frame: Frame, arg: Any) -> None:
+    raise Unsupported("a generator goes on in eager", vm.where())
+
+

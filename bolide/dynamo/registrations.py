@@ -1,0 +1,31 @@
+"""The modules whose import fills the interpreter's tables: opcodes, intercepts of calls."""
+
+from __future__ import annotations
+
+from bolide.dynamo import (
+    builtins,
+    builtins_iteration,
+    builtins_library,
+    builtins_torch,
+    opcodes,
+    opcodes_control,
+    opcodes_exceptions,
+    opcodes_generators,
+    text,
+    torch_autograd,
+    torch_checkpoint,
+)
+
+MODULES = (
+    builtins,
+    builtins_iteration,
+    builtins_library,
+    builtins_torch,
+    opcodes,
+    opcodes_control,
+    opcodes_exceptions,
+    opcodes_generators,
+    text,
+    torch_autograd,
+    torch_checkpoint,
+)

@@ -1,0 +1,146 @@
+"""The live state of an interrupted program: its frame stack taken apart into a `Shape` (where each frame stands, what is
+bound) and a flat list of values, and put together again.
+
+The shape identifies a *program point*; the values are the arguments of the segment that continues there.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from bolide.dynamo.bytecode import Code
+from bolide.dynamo.frames import Frame
+from bolide.dynamo.liveness import live_locals
+from bolide.dynamo.opcodes import NULL
+from bolide.dynamo.values.outside import MISSING
+from bolide.support.errors import Unsupported, UserFrame
+
+_VALUED = frozenset({"instance", "default"})  # what `then_value` is a value of the program for
+
+
+class FrameShape(NamedTuple):
+    """Everything of a frame but its values. `bound`: the fast locals that are saved; `stack`: False for a NULL;
+    `errors`: how many exceptions are being handled; `constant`: `then_value`, where it is not a value of the program.
+    """
+
+    code: Code
+    pc: int
+    namespace: int
+    bound: tuple[int, ...]
+    stack: tuple[bool, ...]
+    errors: int
+    then: str
+    constant: Any
+
+
+class Shape:
+    """A program point: the shapes of all frames, outermost first. Equal shapes are the same point.
+
+    `namespaces`: the frames' globals.
+    """
+
+    __slots__ = ("_hash", "frames", "namespaces")
+
+    def __init__(self, frames: tuple[FrameShape, ...], namespaces: tuple[dict[str, Any], ...]) -> None:
+        self.frames, self.namespaces = frames, namespaces
+        self._hash = hash(frames)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shape) and self.frames == other.frames
+
+    def names(self) -> tuple[str, ...]:
+        """A distinct identifier for each value, after the user's variables."""
+        found: dict[str, None] = {}
+        for depth, frame in enumerate(self.frames):
+            names = [frame.code.locals_names[index] for index in frame.bound]
+            names += [f"stack{i}" for i, value in enumerate(frame.stack) if value]
+            names += [f"error{i}" for i in range(frame.errors)]
+            names += ["result"] * (frame.then in _VALUED)
+            for name in names:
+                name = name if name.isidentifier() and not keyword.iskeyword(name) else "iterable"
+                found[_distinct(name, found)] = None
+        return tuple(found)
+
+    def where(self) -> tuple[UserFrame, ...]:
+        """The user's lines, outermost first."""
+        return tuple(f.code.frame_at(f.pc) for f in self.frames if not f.code.plumbing)
+
+
+def _distinct(name: str, taken: Iterable[str]) -> str:
+    count, found = 0, name
+    while found in taken:
+        count += 1
+        found = f"{name}_{count}"
+    return found
+
+
+class Suspended:
+    """What the function of a segment answers when it ended in front of an operation that has to run in eager."""
+
+    __slots__ = ("shape", "values")
+
+    def __init__(self, shape: Shape, values: tuple[Any, ...]) -> None:
+        self.shape, self.values = shape, values
+
+
+def flatten(frames: Sequence[Frame]) -> tuple[Shape, list[Any]]:
+    """The point at which `frames` (outermost first) stand and the values that are live there.
+
+    Raises Unsupported for frames that cannot be taken apart."""
+    values: list[Any] = []
+    shapes = tuple([_flatten(frame, values) for frame in frames])
+    return Shape(shapes, tuple([frame.globals for frame in frames])), values
+
+
+def _flatten(frame: Frame, values: list[Any]) -> FrameShape:
+    if frame.generator is not None or frame.namespace is not None:
+        raise Unsupported("a break inside a generator or the body of a class", None)
+    live = live_locals(frame.code)[frame.pc]
+    bound = []
+    for index, value in enumerate(frame.locals):
+        if live >> index & 1 and value is not MISSING:
+            bound.append(index)
+            values.append(value)
+    stack = tuple([value is not NULL for value in frame.stack])
+    values += [value for value in frame.stack if value is not NULL]
+    values += frame.exceptions
+    constant = frame.then_value
+    if frame.then in _VALUED:
+        values.append(constant)
+        constant = None
+    return FrameShape(
+        frame.code, frame.pc, id(frame.globals), tuple(bound), stack, len(frame.exceptions), frame.then, constant
+    )
+
+
+def unflatten(shape: Shape, values: Sequence[Any]) -> list[Frame]:
+    """The frames that `flatten` has taken apart, with other values in the places of the first ones."""
+    rest = iter(values)
+    frames = []
+    for part, namespace in zip(shape.frames, shape.namespaces, strict=True):
+        frame = Frame(part.code, namespace, [MISSING] * len(part.code.locals_names))
+        frame.pc = part.pc
+        for index in part.bound:
+            frame.locals[index] = next(rest)
+        frame.stack = [next(rest) if value else NULL for value in part.stack]
+        frame.exceptions = [next(rest) for _ in range(part.errors)]
+        frame.then = part.then
+        frame.then_value = next(rest) if part.then in _VALUED else part.constant
+        frames.append(frame)
+    return frames
+
+
+def is_local(shape: Shape) -> list[bool]:
+    """For each value, whether it is a plain fast local (and so needs to be looked at only when it is read)."""
+    found: list[bool] = []
+    for part in shape.frames:
+        variables = len(part.code.code.co_varnames)
+        cells = part.code.cellvars
+        found += [i < variables and part.code.locals_names[i] not in cells for i in part.bound]
+        found += [False] * (sum(part.stack) + part.errors + (part.then in _VALUED))
+    return found

@@ -1,0 +1,289 @@
+"""The compiled versions of one point of a program: the start of a function, or the place where a segment ended.
+
+An entry whose guards fail calls the entry made before it; after the oldest comes `Versions.miss`, which captures and
+compiles a new one or goes on in eager. A hit takes no lock. Misses of all threads take turns: whoever waited looks
+again first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from bolide.dynamo import guards
+from bolide.dynamo.config import config
+from bolide.dynamo.program import Break, Captured, Guard
+from bolide.dynamo.replay import Entry, Runner, make_entry
+from bolide.dynamo.signature import Signature
+from bolide.dynamo.sizes import SizeHistory, shape_guards
+from bolide.dynamo.state import state
+from bolide.support import events, log
+from bolide.support.caches import on_reset
+from bolide.support.errors import BolideWarning, CompileError, RecompileError, Unsupported, UserFrame
+from bolide.support.garbage import collector_paused
+
+Backend = Callable[[Captured], Runner]
+
+_log = log.logger("dynamo")
+_turn = threading.RLock()
+_all: weakref.WeakSet[Versions] = weakref.WeakSet()
+
+
+class _Unfit(Exception):
+    """The entry made for a call does not fit that call."""
+
+
+class Versions(ABC):
+    """The entries of one point, newest last, and what happens when none fits.
+
+    name: of the function, or of the segment that starts here
+    key: points with the same key share `accumulated_cache_size_limit`
+    place: where the user wrote it, for messages
+    signature: the parameters of the entries
+    """
+
+    def __init__(
+        self,
+        name: str,
+        key: object,
+        place: UserFrame,
+        signature: Signature,
+        backend: Backend,
+        fullgraph: bool,
+        dynamic: bool | None,
+    ) -> None:
+        self.name, self.key, self.place, self.signature = name, key, place, signature
+        self.backend, self.fullgraph = backend, fullgraph
+        self.dynamic = dynamic
+        self.reset()
+        _all.add(self)
+
+    def reset(self) -> None:
+        """Drop every entry and every failure."""
+        self.entries: tuple[Entry, ...] = ()
+        self.sizes = SizeHistory(self.name, self.dynamic)
+        self.given_up = False
+        self.misfit: str | None = None
+        self._failures: Counter[object] = Counter()
+        self._warned: set[str] = set()
+
+    @abstractmethod
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the newest entry that fits, else `miss`."""
+
+    @abstractmethod
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Go on without an entry."""
+
+    @abstractmethod
+    def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        """Capture from here. Raises Unsupported."""
+
+    @abstractmethod
+    def install(self, entry: Entry, captured: Captured) -> None:
+        """Make `entry` the newest one."""
+
+    @abstractmethod
+    def failed(self, error: Unsupported) -> BaseException | None:
+        """Account for a capture that failed. Returns the exception that eager is expected to raise, if the user's code
+        is what failed.
+        """
+
+    # ---- misses ------------------------------------------------------------------------------------------------------
+
+    def miss(self, *args: Any, **kwargs: Any) -> Any:
+        """No entry fits this call: compile one, or run the original."""
+        if state.entering is self:
+            raise _Unfit
+        expected: BaseException | None = None
+        ready = False
+        if not (self.given_up or config.disable or state.stage or state.disabled):
+            try:
+                ready = self._compile(args, kwargs)
+            except Unsupported as error:
+                if self.fullgraph and error.kind != "user_exception":
+                    raise
+                expected = self.failed(error)
+            except CompileError as error:
+                if self.fullgraph or not config.suppress_errors:
+                    raise
+                self._bug(error)
+        if ready:
+            return self._enter(args, kwargs)
+        result = self.eager(args, kwargs)
+        if expected is not None:
+            self.warn(f"capture met {type(expected).__name__}: {expected}, which eager did not raise", None, None)
+        return result
+
+    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call again, now that there is an entry for these arguments. If it does not fit either, run the original."""
+        state.entering = self
+        try:
+            return self.enter(args, kwargs)
+        except _Unfit:
+            pass
+        finally:
+            state.entering = None
+        self._misfit(args, kwargs)
+        return self.eager(args, kwargs)
+
+    def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The entry made for a call does not fit it: another thread has changed something meanwhile, so that the next
+        call tries again. When the very same guard fails with the same value twice, it is a fault of bolide.
+        """
+        failure = guards.first_failure(self.entries[-1].guards, self.signature, args, kwargs) if self.entries else None
+        if failure is None:
+            return
+        what = f"{guards.text(failure[0])} does not hold for the call that was captured, found {failure[1]}"
+        if what != self.misfit:
+            self.misfit = what
+            return
+        error = CompileError("guards", self.name, AssertionError(what))
+        if self.fullgraph or not config.suppress_errors:
+            raise error
+        self._bug(error)
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Make sure that there is an entry for this call; False if another thread has given this function up meanwhile.
+
+        Raises Unsupported, CompileError or RecompileError.
+        """
+        reason = guards.busy()
+        if reason is not None:
+            raise Unsupported(reason, kind="state", remedy="call the compiled function outside of it")
+        with _turn:
+            if self.given_up or self._fitting(args, kwargs):
+                return not self.given_up
+            self._check_limits()
+            try:
+                with collector_paused():
+                    self.install(*self._make(args, kwargs))
+            finally:
+                state.stage = None
+        return True
+
+    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an entry fits, made by another thread meanwhile. If not, tell which guards failed."""
+        for index, entry in enumerate(self.entries):
+            failure = guards.first_failure(entry.guards, self.signature, args, kwargs)
+            if failure is None:
+                return True
+            self._guard_failed(index, *failure)
+        return False
+
+    def _guard_failed(self, index: int, guard: Guard, actual: str) -> None:
+        wanted = guards.text(guard)
+        _log.debug(
+            "%s: version %d does not fit: expected %s, found %s (read at %s)",
+            self.name,
+            index,
+            wanted,
+            actual,
+            guard.where,
+        )
+        if events.subscribers:
+            events.emit(events.GuardFailed(self.name, index, wanted, wanted, actual, guard.where))
+        if index == len(self.entries) - 1:
+            self._last_failure = f"{wanted}, found {actual}", guard.where
+            if config.error_on_recompile:
+                raise RecompileError(
+                    f"{self.name} would be compiled again: expected {self._last_failure[0]}" + _at(guard.where)
+                )
+
+    def _check_limits(self) -> None:
+        total = sum(len(d.entries) for d in list(_all) if d.key is self.key)
+        if len(self.entries) < config.cache_size_limit and total < config.accumulated_cache_size_limit:
+            return
+        which = "cache_size_limit" if len(self.entries) >= config.cache_size_limit else "accumulated_cache_size_limit"
+        reason = f"it was compiled {total} times ({which})"
+        changing = ""
+        if self.entries:
+            changing, read_at = self._last_failure
+            changing = f"; the guard that failed last: expected {changing}{_at(read_at)}"
+        self.given_up = True
+        raise Unsupported(
+            reason + changing,
+            self.place,
+            f"keep that value fixed between calls, or raise bolide.dynamo.config.{which}",
+            kind="limit",
+        )
+
+    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Captured]:
+        start = time.perf_counter()
+        state.stage = "capture"
+        surroundings = guards.global_state()
+        captured = self.capture_now(args, kwargs)
+        while self.sizes.fix(captured):  # what the program needs to know is no symbol in the version that is kept
+            captured = self.capture_now(args, kwargs)
+        state.stage = "backend"
+        if events.subscribers:
+            shown = tuple(map(guards.text, guards.prepare(captured.guards, surroundings)))
+            events.emit(events.Captured(self.name, captured, shown, time.perf_counter() - start))
+        if captured.ending is not None:
+            self._tell_break(captured.ending)
+        try:
+            run = self.backend(captured)
+        except (Unsupported, CompileError):
+            raise
+        except Exception as error:
+            raise CompileError("backend", self.name, error) from error
+        self.sizes.fix(captured)
+        known = [*captured.guards, *shape_guards(captured)]
+        checks = guards.prepare(known, surroundings)  # backward code of the user's was read meanwhile, too
+        following = self.entries[-1].function if self.entries else self.miss
+        entry = make_entry(self.signature, captured, checks, run, following)
+        if events.subscribers:
+            seconds = time.perf_counter() - start
+            events.emit(events.Installed(self.name, len(self.entries), entry.source, seconds))
+        return entry, captured
+
+    def _tell_break(self, ending: Break) -> None:
+        _log.info("%s ends in a break: %s (%s)", self.name, ending.reason, ending.where)
+        if events.subscribers:
+            e = ending
+            told = events.Break(
+                self.name, "", e.kind, e.reason, e.operation, e.where, e.remedy, e.stack, e.seconds
+            )
+            events.emit(told)
+
+    # ---- running in eager --------------------------------------------------------------------------------------------
+
+    def _bug(self, error: CompileError) -> None:
+        if events.subscribers:
+            events.emit(events.Fallback(self.name, str(error), "bug", None, None, error))
+        self._failures["bug"] += 1
+        self.given_up |= self._failures["bug"] > 1
+        detail = "".join(traceback.format_exception(error)) if config.verbose else ""
+        remedy = "please report it; BOLIDE_VERBOSE=1 shows the traceback, suppress_errors=False raises it"
+        self.warn(f"{error}{detail and chr(10) + detail}", None, remedy)
+
+    def warn(self, reason: str, where: UserFrame | None, remedy: str | None, operation: str | None = None) -> None:
+        """One warning for each reason."""
+        if reason in self._warned:
+            return
+        self._warned.add(reason)
+        lines = [f"{self.name} runs in eager: {reason}"]
+        lines += [f"  operation: {operation}"] if operation else []
+        lines += [f"  at: {where}"] if where else []
+        lines += [f"  remedy: {remedy}"] if remedy else []
+        place = where or self.place
+        warnings.warn_explicit("\n".join(lines), BolideWarning, place.file, place.line)
+
+
+def _at(where: UserFrame | None) -> str:
+    return f" (read at {where})" if where else ""
+
+
+@on_reset
+def reset() -> None:
+    """Drop the compiled versions of every function."""
+    with _turn:
+        for versions in list(_all):
+            versions.reset()
