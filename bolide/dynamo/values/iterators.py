@@ -17,10 +17,11 @@ END: Any = type("End", (), {"__repr__": lambda self: "<end>", "__slots__": ()})(
 
 _MADE_BY_ITER: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "é", b"", bytearray(), {}, set())
 _MADE_BY_VIEWS: tuple[Any, ...] = ({}.values(), {}.items())
+_MADE_BY_REVERSED: tuple[Any, ...] = ([], {}, *_MADE_BY_VIEWS)
 #: Iterators whose `__reduce__` says all of their state, and which run no code of the program.
 REDUCIBLE: frozenset[type] = frozenset(
     [type(iter(made)) for made in (*_MADE_BY_ITER, *_MADE_BY_VIEWS)]
-    + [type(reversed(made)) for made in ([], {}, {}.values(), {}.items())]
+    + [type(reversed(made)) for made in _MADE_BY_REVERSED]
     + [enumerate, zip, reversed, itertools.count, itertools.cycle, itertools.repeat, itertools.islice]
     + [itertools.chain, itertools.product, itertools.permutations, itertools.combinations]
     + [itertools.combinations_with_replacement, itertools.zip_longest, itertools.pairwise, itertools.compress]
