@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 import torch.fx as fx
 
 from bolide.functorch.cost import NEVER, is_in_memory, is_read_by_extern, node_bytes, recompute
@@ -22,6 +23,7 @@ from bolide.functorch.graphs import (
     aten,
     is_getitem,
     is_impure,
+    is_size,
     is_tensor,
     is_tuple,
     is_view,
@@ -104,9 +106,11 @@ class Needs:
     checkpointed: set[fx.Node]
 
     def savable(self, node: fx.Node) -> bool:
-        """Views are never saved (what they look at is), nor are tuples (their items are), constants (they are there)
-        and what is checkpointed.
+        """Views are never saved (what they look at is), nor are tuples (their items are), constants (they are there),
+        arithmetic on sizes and what is checkpointed.
         """
+        if is_size(node):
+            return node.op == "placeholder" or isinstance(node.target, torch._ops.OpOverload)
         return (
             node.op != "get_attr"
             and not is_view(node)
@@ -273,7 +277,8 @@ def _split(joint: Joint, needs: Needs, saved: list[fx.Node]) -> Partition:
     graph = joint.graph
     flat, slots = results(graph), placeholders(graph)
     inputs, tangents = slots[: joint.inputs], slots[joint.inputs :]
-    saved = sorted(saved, key=lambda node: not is_tensor(node))
+    sizes = [slot for slot in inputs if is_size(slot) and slot not in saved]  # metas of the backward speak of them
+    saved = sorted([*saved, *sizes], key=lambda node: not is_tensor(node))
     values: list[Any] = [*inputs, *flat[: joint.outputs]]
     before_write = {
         inputs[index]: _copy_of_input(graph, inputs[index]) for index in joint.written if inputs[index] in saved
