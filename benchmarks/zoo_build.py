@@ -54,15 +54,55 @@ class Extra:
     without: tuple[str, ...] = ()
 
 
-EXTRA: dict[str, Extra] = {}
+_MIXED = {"layer_types": ["linear_attention", "full_attention"]}
+EXTRA: dict[str, Extra] = {
+    **dict.fromkeys(
+        ("T5ForConditionalGeneration", "LongT5ForConditionalGeneration", "SwitchTransformersForConditionalGeneration"),
+        Extra({"decoder_start_token_id": 0}),
+    ),
+    **dict.fromkeys(("GPTJForCausalLM", "CodeGenForCausalLM"), Extra({"rotary_dim": 8})),
+    "GPTNeoForCausalLM": Extra({"attention_types": [[["global", "local"], 1]]}),
+    "Mamba2ForCausalLM": Extra({"num_heads": 8, "head_dim": 16, "n_groups": 2}),
+    **dict.fromkeys(
+        ("GraniteMoeHybridForCausalLM", "BambaForCausalLM"),
+        Extra({"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 16}),
+    ),
+    "BambaForCausalLM": Extra({"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16}),
+    "JambaForCausalLM": Extra({"attn_layer_offset": 1, "attn_layer_period": 2}),
+    **dict.fromkeys(("KimiLinearForCausalLM", "BailingHybridForCausalLM", "Qwen4ExpForCausalLM"), Extra(_MIXED)),
+    **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"), Extra(_MIXED)),
+    **dict.fromkeys(
+        ("AutoformerModel", "InformerModel", "TimeSeriesTransformerModel"), Extra({"prediction_length": 8})
+    ),
+    "ReformerModelWithLMHead": Extra({"is_decoder": True}),
+    "EsmForMaskedLM": Extra({"vocab_size": VOCABULARY, "pad_token_id": 1}),
+    **dict.fromkeys(
+        ("HunYuanDenseV1ForCausalLM", "MinistralForCausalLM", "HunYuanMoEV1ForCausalLM"), Extra({"head_dim": 16})
+    ),
+    "DeepseekV2ForCausalLM": Extra({"topk_method": "greedy", "num_experts_per_tok": 2}),
+    "Lfm2MoeForCausalLM": Extra({"layer_types": ["conv", "full_attention"]}),
+    "CohereCompassForCausalLM": Extra({"layer_types": ["sliding_attention", "full_attention"]}),
+    **dict.fromkeys(("Gemma3nForCausalLM", "Gemma4ForCausalLM"), Extra({"num_kv_shared_layers": 0})),
+    "PatchTSTForPrediction": Extra({"context_length": 32, "prediction_length": 8}),
+    "ASTForAudioClassification": Extra({}, {"input_values": lambda config: torch.randn(BATCH, 1024, 128)}),
+    **dict.fromkeys(
+        ("EncodecModel", "DacModel", "MimiModel"),
+        Extra({}, {"input_values": lambda config: torch.randn(BATCH, 1, 2000)}),
+    ),
+}
 
 
+_HEAD_SIZES = ("qk_rope_head_dim", "qk_nope_head_dim", "head_dim", "v_head_dim", "q_lora_rank", "kv_lora_rank")
 #: Tried in turn until the model runs: sizes that replace those of `SIZES`; None keeps the config's own.
 VARIANTS: tuple[dict[str, int | None], ...] = (
     {},
     dict.fromkeys(["num_hidden_layers", "n_layer", "num_layers", "n_layers"], 4),
-    dict.fromkeys(["qk_rope_head_dim", "qk_nope_head_dim", "head_dim", "v_head_dim", "q_lora_rank", "kv_lora_rank"]),
     dict.fromkeys(["num_key_value_heads", "multi_query_group_num"], HEADS),
+    dict.fromkeys(_HEAD_SIZES),
+    {
+        **dict.fromkeys(_HEAD_SIZES),
+        "num_key_value_heads": HEADS,
+    },
     dict.fromkeys(name for name in SIZES if "layers" not in name and "vocab" not in name and "experts" not in name),
 )
 
