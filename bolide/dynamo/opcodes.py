@@ -11,6 +11,7 @@ from typing import Any
 from bolide.dynamo import operations
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Machine, opcode
+from bolide.dynamo.text import format_value
 from bolide.dynamo.values.attributes import delete_attribute, load_attribute, load_super, store_attribute
 from bolide.dynamo.values.outside import MISSING, Deferred
 
@@ -447,12 +448,12 @@ def _contains_op(vm: Machine, frame: Frame, arg: int) -> Any:
 @opcode("FORMAT_VALUE")
 def _format_value(vm: Machine, frame: Frame, arg: int) -> Any:
     spec = frame.stack.pop() if arg & 4 else ""
-    return vm.answer(frame, operations.format_value(vm, frame.stack.pop(), arg & 3, spec))
+    return vm.answer(frame, format_value(vm, frame.stack.pop(), arg & 3, spec))
 
 
 @opcode("CONVERT_VALUE")
 def _convert_value(vm: Machine, frame: Frame, arg: int) -> Any:
-    return vm.answer(frame, operations.format_value(vm, frame.stack.pop(), arg, ""))
+    return vm.answer(frame, format_value(vm, frame.stack.pop(), arg, ""))
 
 
 @opcode("GET_LEN")

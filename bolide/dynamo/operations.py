@@ -3,6 +3,7 @@ polyfill or of the object's own method."""
 
 from __future__ import annotations
 
+import collections
 import operator
 import types
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from bolide.dynamo import polyfills
 from bolide.dynamo.bytecode import BINARY_SYMBOLS
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.values.outside import MISSING, Outside, World
+from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, World
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
@@ -46,6 +47,9 @@ for _name in [
     _DUNDERS[getattr(operator, "i" + _name)] = (f"__i{_name}__", f"__{_name}__", f"__r{_name}__")
 for _name, _reflected in {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}.items():
     _DUNDERS[getattr(operator, _name)] = (None, f"__{_name}__", f"__{_reflected}__")
+BINARY_OPERATORS = tuple(_DUNDERS)
+"""The functions of module operator that are binary operators, comparisons and in-place operators."""
+
 _COMPARISON_SYMBOLS = {
     operator.lt: "<",
     operator.le: "<=",
@@ -54,6 +58,9 @@ _COMPARISON_SYMBOLS = {
     operator.eq: "==",
     operator.ne: "!=",
 }
+
+
+_SEQUENCE_EQUALITY = {(list, list): "sequences_equal", (tuple, tuple): "sequences_equal", (dict, dict): "dicts_equal"}
 
 
 def polyfill(name: str) -> types.FunctionType:
@@ -77,6 +84,16 @@ def python_method(world: World, cls: type, name: str) -> Any:
     return found if type(found) is types.FunctionType else None
 
 
+def is_plain(value: Any) -> bool:
+    """Whether native code may write this value as text: nothing of the program's or of a tensor is in it."""
+    cls = type(value)
+    if cls is dict:
+        return all(map(is_plain, value.keys())) and all(map(is_plain, value.values()))
+    if cls in (list, tuple, set, frozenset):
+        return all(map(is_plain, value))
+    return cls in CONSTANT_TYPES
+
+
 def native_view(vm: Machine, value: Any) -> Any:
     """What native code may be given for `value`; raises Unsupported for an outside object that is not a plain
     container."""
@@ -91,10 +108,12 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     """`left op right`."""
     a, b = type(left), type(right)
     if a in PLAIN and b in PLAIN:
-        if a is str and b is tuple and any(type(part) is TracedTensor for part in right):
-            raise Unsupported(
-                "the text of a tensor depends on its data", vm.where(), "format it outside the compiled function"
-            )
+        if a is str and op is operator.mod and not is_plain(right):
+            return Call(polyfill("percent"), [left, right])
+        if op is operator.eq or op is operator.ne:
+            name = _SEQUENCE_EQUALITY.get((a, b))
+            if name is not None and left is not right and (has_python_eq(vm, left) or has_python_eq(vm, right)):
+                return Call(polyfill(name if op is operator.eq else name.replace("equal", "unequal")), [left, right])
         return op(left, right)
     if a in _PLAIN_OR_TENSOR and b in _PLAIN_OR_TENSOR:
         vm.trace.where = vm.where()
@@ -108,9 +127,12 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         or python_method(look, b, reflected)
         or (op is operator.ne and (python_method(look, a, "__eq__") or python_method(look, b, "__eq__")))
     ):
-        symbol = _COMPARISON_SYMBOLS.get(op) or BINARY_SYMBOLS[op]
-        if symbol in ("==", "!="):
-            return Call(polyfill("equal" if symbol == "==" else "unequal"), [left, right])
+        if op is operator.eq or op is operator.ne:
+            return Call(polyfill("equal" if op is operator.eq else "unequal"), [left, right])
+        symbol = _COMPARISON_SYMBOLS.get(op)
+        if symbol is not None:
+            return Call(polyfill("compare"), [left, right, forward, reflected, symbol])
+        symbol = BINARY_SYMBOLS[op]
         return Call(polyfill("binary"), [left, right, in_place, forward, reflected, symbol])
     if op is operator.eq or op is operator.ne:
         if left is right and type(left) is Outside:
@@ -162,7 +184,7 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
     cls = type(container)
     if cls in PLAIN:
         vm.trace.where = vm.where() if type(item) is TracedTensor else vm.trace.where
-        if cls not in (dict, set, frozenset, str) and type(item) not in PLAIN and _has_python_eq(vm, container, item):
+        if cls in (list, tuple) and has_python_eq(vm, container, item):
             return MISSING
         return item in container
     real = class_of(container)
@@ -178,8 +200,16 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
     return item in container
 
 
-def _has_python_eq(vm: Machine, container: Any, item: Any) -> bool:
-    return any(python_method(vm.world, class_of(v), "__eq__") is not None for v in (item, *container))
+def has_python_eq(vm: Machine, container: Any, item: Any = None) -> bool:
+    """Whether comparing the items of a container (with `item`, or with others) runs an `__eq__` of the program."""
+    for value in (item, *(container.values() if type(container) is dict else container)):
+        cls = type(value)
+        if cls in (list, tuple, dict):
+            if has_python_eq(vm, value):
+                return True
+        elif cls not in _PLAIN_OR_TENSOR and python_method(vm.world, class_of(value), "__eq__") is not None:
+            return True
+    return False
 
 
 def get_item(vm: Machine, owner: Any, key: Any) -> Any:
@@ -202,8 +232,12 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
             missing = python_method(vm.world, real, "__missing__")
             if missing is not None:
                 return Call(missing, [owner, key])
-            found = owner.items.materialise()[key]
+            if issubclass(real, collections.defaultdict):
+                return Call(polyfill("default_item"), [owner, key])
+            raise KeyError(key)
         return found
+    if issubclass(real, collections.defaultdict) and key not in owner:
+        return Call(polyfill("default_item"), [owner, key])
     return owner[key]
 
 
@@ -261,24 +295,6 @@ def native_iterable(vm: Machine, value: Any) -> Any:
     ):
         return MISSING
     return native_view(vm, value)
-
-
-def format_value(vm: Machine, value: Any, conversion: int, spec: Any) -> Any:
-    """An f-string's `{value!conversion:spec}`; conversion as in FORMAT_VALUE (0 none, 1 str, 2 repr, 3 ascii)."""
-    if type(value) is TracedTensor:
-        raise Unsupported(
-            "the text of a tensor depends on its data", vm.where(), "format it outside the compiled function"
-        )
-    if type(value) is Outside:
-        method = None
-        for name in ("__repr__",) if conversion == 2 else ("__format__", "__str__", "__repr__"):
-            method = method or python_method(vm.world, value.cls, name)
-        if method is None or spec:
-            raise Unsupported(f"the text of an outside {value.cls.__name__} object", vm.where())
-        return Call(method, [value])
-    if conversion:
-        value = (str, repr, ascii)[conversion - 1](value)
-    return format(value, spec)
 
 
 def special_method(vm: Machine, value: Any, name: str) -> Any:

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import types
 
-from bolide.dynamo.polyfills import generic
+from bolide.dynamo.polyfills import generators, generic, iteration, library, torch_functions
 
 BY_NAME: dict[str, types.FunctionType] = {
-    name: value for name, value in vars(generic).items() if isinstance(value, types.FunctionType)
+    name: value
+    for module in (generators, generic, iteration, library, torch_functions)
+    for name, value in vars(module).items()
+    if isinstance(value, types.FunctionType)
 }

@@ -15,30 +15,6 @@ def is_lazy(value: Any) -> Any:
     raise NotImplementedError
 
 
-def generator_next(generator: Any) -> Any:
-    raise NotImplementedError
-
-
-def generator_send(generator: Any, value: Any) -> Any:
-    raise NotImplementedError
-
-
-def generator_throw(generator: Any, kind: Any, value: Any = None, traceback: Any = None) -> Any:
-    raise NotImplementedError
-
-
-def generator_iter(generator: Any) -> Any:
-    return generator
-
-
-def generator_close(generator: Any) -> Any:
-    try:
-        generator_throw(generator, GeneratorExit)
-    except (GeneratorExit, StopIteration):
-        return
-    raise RuntimeError("generator ignored GeneratorExit")
-
-
 def drain(iterable: Any) -> Any:
     return [item for item in iterable]  # noqa: C416
 
@@ -101,7 +77,10 @@ def enumerate_items(iterable: Any, start: Any = 0) -> Any:
 
 
 def zip_items(*iterables: Any, strict: Any = False) -> Any:
-    iterators = [iter(iterable) for iterable in iterables]
+    return _zip([iter(iterable) for iterable in iterables], strict)
+
+
+def _zip(iterators: Any, strict: Any) -> Any:
     while iterators:
         items = []
         for position, iterator in enumerate(iterators):
@@ -109,27 +88,45 @@ def zip_items(*iterables: Any, strict: Any = False) -> Any:
                 items.append(next(iterator))
             except StopIteration:
                 if strict and position:
-                    raise ValueError(f"zip() argument {position + 1} is shorter than argument 1") from None
+                    raise ValueError(_mismatch(position, "shorter")) from None
                 if strict:
                     for other, rest in enumerate(iterators[1:]):
                         for _ in rest:
-                            raise ValueError(f"zip() argument {other + 2} is longer than argument 1") from None
+                            raise ValueError(_mismatch(other + 1, "longer")) from None
                 return
         yield tuple(items)
 
 
+def _mismatch(position: Any, how: Any) -> Any:
+    before = "argument 1" if position == 1 else f"arguments 1-{position}"
+    return f"zip() argument {position + 1} is {how} than {before}"
+
+
 def map_items(function: Any, *iterables: Any) -> Any:
-    for args in zip(*iterables):
+    return _map(function, zip_items(*iterables))
+
+
+def _map(function: Any, rows: Any) -> Any:
+    for args in rows:
         yield function(*args)
 
 
 def filter_items(function: Any, iterable: Any) -> Any:
-    for item in iterable:
+    return _filter(function, iter(iterable))
+
+
+def _filter(function: Any, iterator: Any) -> Any:
+    for item in iterator:
         if item if function is None else function(item):
             yield item
 
 
-def sum_items(iterable: Any, start: Any = 0) -> Any:
+def reversed_items(sequence: Any) -> Any:
+    for index in range(len(sequence) - 1, -1, -1):
+        yield sequence[index]
+
+
+def sum_items(iterable: Any, /, start: Any = 0) -> Any:
     for item in iterable:
         start = start + item
     return start
@@ -187,7 +184,7 @@ def min_item(iterable: Any, *, key: Any = None, default: Any = _MISSING) -> Any:
             best, best_key = item, item_key
     if best is _MISSING:
         if default is _MISSING:
-            raise ValueError("min() iterable argument is empty")
+            return min(())  # raises as this version of Python does
         return default
     return best
 
@@ -200,7 +197,7 @@ def max_item(iterable: Any, *, key: Any = None, default: Any = _MISSING) -> Any:
             best, best_key = item, item_key
     if best is _MISSING:
         if default is _MISSING:
-            raise ValueError("max() iterable argument is empty")
+            return max(())
         return default
     return best
 
@@ -266,23 +263,42 @@ def unequal(left: Any, right: Any) -> Any:
 
 
 def binary(left: Any, right: Any, in_place: Any, forward: Any, reflected: Any, symbol: Any) -> Any:
+    """An arithmetic operator by its special methods."""
     a, b = type(left), type(right)
-    result: Any = NotImplemented
     if in_place is not None and hasattr(a, in_place):
         result = getattr(a, in_place)(left, right)
         if result is not NotImplemented:
             return result
-    right_first = a is not b and issubclass(b, a) and hasattr(b, reflected)
-    if right_first and getattr(b, reflected) is not getattr(a, reflected, None):
+    first, then = hasattr(a, forward), a is not b and hasattr(b, reflected)
+    if then and issubclass(b, a) and getattr(b, reflected) is not getattr(a, reflected, None):
         result = getattr(b, reflected)(right, left)
-    if result is NotImplemented and hasattr(a, forward):
+        if result is not NotImplemented:
+            return result
+        then = False
+    if first:
         result = getattr(a, forward)(left, right)
-    if result is NotImplemented and not right_first and a is not b and hasattr(b, reflected):
+        if result is not NotImplemented:
+            return result
+    if then:
         result = getattr(b, reflected)(right, left)
-    if result is NotImplemented and symbol in ("<", "<=", ">", ">=") and a is b and hasattr(b, reflected):
+        if result is not NotImplemented:
+            return result
+    raise TypeError(f"unsupported operand type(s) for {symbol}: '{a.__name__}' and '{b.__name__}'")
+
+
+def compare(left: Any, right: Any, forward: Any, reflected: Any, symbol: Any) -> Any:
+    """`<`, `<=`, `>` or `>=` by its special methods."""
+    a, b = type(left), type(right)
+    right_first = a is not b and issubclass(b, a)
+    if right_first:
+        result = getattr(b, reflected)(right, left)
+        if result is not NotImplemented:
+            return result
+    result = getattr(a, forward)(left, right)
+    if result is NotImplemented and not right_first:
         result = getattr(b, reflected)(right, left)
     if result is NotImplemented:
-        raise TypeError(f"unsupported operand type(s) for {symbol}: '{a.__name__}' and '{b.__name__}'")
+        raise TypeError(f"'{symbol}' not supported between instances of '{a.__name__}' and '{b.__name__}'")
     return result
 
 
@@ -344,17 +360,20 @@ def match_class(subject: Any, cls: Any, count: Any, names: Any) -> Any:
     return tuple(values)
 
 
-def singledispatch_call(function: Any, args: Any, kwargs: Any) -> Any:
-    return function.dispatch(type(args[0]))(*args, **kwargs)
+def negation(value: Any) -> Any:
+    return not value
 
 
-def outside_dict_update(target: Any, args: Any, kwargs: Any) -> Any:
-    for source in args:
-        if hasattr(source, "keys"):
-            for key in source.keys():  # noqa: SIM118
-                target[key] = source[key]
-        else:
-            for key, value in source:
-                target[key] = value
-    for key, value in kwargs.items():
-        target[key] = value
+def truth_of_call(function: Any, *args: Any) -> Any:
+    return True if function(*args) else False  # noqa: SIM210
+
+
+def sorted_call(function: Any, *args: Any) -> Any:
+    return sorted(function(*args))
+
+
+def is_instance_of_any(value: Any, classes: Any) -> Any:
+    for cls in classes:  # noqa: SIM110
+        if isinstance(value, cls):
+            return True
+    return False

@@ -1,0 +1,188 @@
+"""Our own answers to calls of the standard library: functools, operator, copy, weakref, random, logging, …"""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import enum
+import functools
+import logging
+import operator
+import random
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from bolide.dynamo import operations
+from bolide.dynamo.calls import NATIVE, intercept
+from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.native_calls import is_native
+from bolide.dynamo.operations import class_of, polyfill
+from bolide.dynamo.polyfills import library
+from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, is_opaque
+from bolide.support.errors import Unsupported
+from bolide.tracing import TracedTensor
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+# ---- operator --------------------------------------------------------------------------------------------------------
+
+
+def _operator(function: Any, answer: Callable[..., Any]) -> None:
+    @intercept(function)
+    def handler(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        return answer(vm, *args)
+
+
+def _binary(function: Any) -> Callable[..., Any]:
+    return lambda vm, left, right: operations.binary(vm, function, left, right)
+
+
+def _unary(function: Any) -> Callable[..., Any]:
+    return lambda vm, value: operations.unary(vm, function, value)
+
+
+for _function in operations.BINARY_OPERATORS:
+    _operator(_function, _binary(_function))
+for _function in (operator.neg, operator.pos, operator.invert):
+    _operator(_function, _unary(_function))
+_operator(operator.getitem, operations.get_item)
+_operator(operator.setitem, operations.set_item)
+_operator(operator.delitem, operations.delete_item)
+_operator(operator.truth, operations.truth)
+
+
+@intercept(operator.contains)
+def _contains(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    found = operations.contains(vm, *args)
+    return Call(polyfill("contains"), args) if found is MISSING else found
+
+
+@intercept(operator.not_)
+def _not(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = operations.truth(vm, args[0])
+    return Call(polyfill("negation"), args) if type(value) is Call else not value
+
+
+# ---- functools -------------------------------------------------------------------------------------------------------
+
+
+def _is_programs(vm: Machine, function: Any) -> bool:
+    return type(function) is types.FunctionType and not is_native(vm, function)
+
+
+@intercept(functools.lru_cache)
+def _lru_cache(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(polyfill("lru_cache"), args, kwargs)
+
+
+@intercept(functools.cache)
+def _cache(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(polyfill("cache"), args, kwargs)
+
+
+# ---- copy ------------------------------------------------------------------------------------------------------------
+
+
+@intercept(copy.copy)
+def _copy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return copy.copy(args[0]) if type(args[0]) is TracedTensor else Call(polyfill("copy_shallow"), args, kwargs)
+
+
+@intercept(copy.deepcopy)
+def _deepcopy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(polyfill("copy_deep"), args, kwargs)
+
+
+@intercept(library.copies_itself)
+def _copies_itself(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    if type(value) is slice or type(value) in CONSTANT_TYPES or isinstance(value, (type, enum.Enum)):
+        return True
+    cls = class_of(value)
+    if is_opaque(value) or not (cls.__flags__ & (1 << 9) or cls in operations.PLAIN or cls in _COPIED):
+        return True
+    return False
+
+
+_COPIED = frozenset({type(functools.partial(len)), type(property())})
+
+
+# ---- weak references -------------------------------------------------------------------------------------------------
+
+
+@intercept(weakref.ref, weakref.proxy)
+def _weak(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) > 1 or type(args[0]) not in (Outside, TracedTensor):
+        reason = "a weak reference with a callback, or to an object made inside"
+        raise Unsupported(reason, vm.where(), "make it outside the compiled function", "outside_object")
+    return NATIVE
+
+
+# ---- random ----------------------------------------------------------------------------------------------------------
+
+
+@intercept(random.Random)
+def _random(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """A generator with a seed gives the same numbers at every call."""
+    if len(args) != 1 or type(args[0]) not in (int, float, str, bytes):
+        return NATIVE
+    made = random.Random(*args)
+    vm.memory.setdefault("random", []).append(made)
+    return made
+
+
+# ---- logging and warnings --------------------------------------------------------------------------------------------
+
+
+@intercept(warnings.warn)
+def _warn(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    kwargs = {key: value for key, value in kwargs.items() if key != "stacklevel"}
+    vm.deferred.append((warnings.warn, args[:2], kwargs))
+    return None
+
+
+def _logging(method: Any, level: int | None) -> None:
+    @intercept(method)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        logger = args[0].real if type(args[0]) is Outside else args[0]
+        effective = args[1] if level is None else level
+        if logger.isEnabledFor(effective):
+            vm.deferred.append((getattr(logger, method.__name__), args[1:], kwargs))
+        return None
+
+
+for _method, _level in [
+    (logging.Logger.debug, logging.DEBUG),
+    (logging.Logger.info, logging.INFO),
+    (logging.Logger.warning, logging.WARNING),
+    (logging.Logger.error, logging.ERROR),
+    (logging.Logger.critical, logging.CRITICAL),
+    (logging.Logger.log, None),
+]:
+    _logging(_method, _level)
+
+
+# ---- state of the interpreter ----------------------------------------------------------------------------------------
+
+
+@intercept(contextvars.ContextVar.get)
+def _context_get(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0].get(*args[1:])
+    if type(value) not in CONSTANT_TYPES:
+        raise Unsupported("a context variable holds an object", vm.where())
+    return value
+
+
+@intercept(contextvars.ContextVar.set, contextvars.ContextVar.reset)
+def _context_set(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("a context variable is set", vm.where(), "set it outside the compiled function")
+
+
+@intercept(sys._getframe)
+def _getframe(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("a frame object is asked for", vm.where(), None, "frame_access")

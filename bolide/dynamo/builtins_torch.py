@@ -1,0 +1,89 @@
+"""Our own answers to calls of torch that concern its state, and to calls of modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bolide.dynamo.calls import SWITCHED, intercept
+from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.program import Source
+from bolide.dynamo.values.attributes import load_attribute
+from bolide.dynamo.values.outside import MISSING, Outside
+from bolide.support.errors import Unsupported
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+
+@intercept(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch._utils.is_compiling)
+def _is_compiling(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return True
+
+
+@intercept(
+    torch.compiler.is_exporting,
+    *[getattr(torch.jit, name) for name in ("is_scripting", "is_tracing")],
+    torch._C._get_tracing_state,
+)
+def _is_not(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return None if args else False
+
+
+@intercept(torch.nn.Parameter, torch.nn.Buffer)
+def _parameter(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("a parameter or buffer is made", vm.where(), "make modules outside the compiled function")
+
+
+@intercept(
+    torch.manual_seed,
+    torch.seed,
+    torch.initial_seed,
+    torch.set_rng_state,
+    torch.get_rng_state,
+    torch.set_default_dtype,
+    torch.set_default_device,
+    torch.set_num_threads,
+    torch.use_deterministic_algorithms,
+    torch.save,
+    torch.load,
+    torch.autograd.backward,
+    torch.set_autocast_enabled,
+    torch.set_autocast_dtype,
+)
+def _torch_state(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("torch's global state is read or changed", vm.where(), "do this outside the compiled function")
+
+
+_GLOBAL_HOOKS = [
+    getattr(torch.nn.modules.module, name)
+    for name in (
+        "_global_backward_pre_hooks",
+        "_global_backward_hooks",
+        "_global_forward_hooks",
+        "_global_forward_pre_hooks",
+    )
+]
+_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+
+
+@intercept(torch.nn.Module.__call__, torch.nn.Module._call_impl)
+def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """`Module.__call__` without hooks is a call of `forward`; with hooks, torch's own code is interpreted."""
+    module = args[0]
+    if type(module) is Outside and not any(_GLOBAL_HOOKS):
+        if "global hooks" not in vm.world.once:
+            vm.world.once.add("global hooks")
+            for hooks in _GLOBAL_HOOKS:
+                vm.world.guard(Source("object", None, None, hooks), "length", 0)
+        hooks = [module.namespace.peek(name) for name in _HOOKS]
+        if not any(hook is MISSING or hook.dict_items.length() for hook in hooks):
+            forward = load_attribute(vm, module, "forward")
+            if type(forward) is not Call:
+                return Call(forward, args[1:], kwargs)
+    vm.enter(_CALL_IMPL, args, kwargs)
+    return SWITCHED
+
+
+_CALL_IMPL: Any = torch.nn.Module._call_impl

@@ -1,0 +1,218 @@
+"""Calls of native code on values: what it is given in place of what only the program can look into."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import types
+from typing import Any
+
+import torch
+
+from bolide.dynamo import policy
+from bolide.dynamo.frames import Frame, Generator
+from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.operations import PLAIN, polyfill, python_method
+from bolide.dynamo.values.outside import Outside
+from bolide.support.errors import Unsupported
+from bolide.tracing import TracedTensor
+
+BUILTIN_TYPES = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+)
+HASHABLE = frozenset(
+    {
+        types.FunctionType,
+        type,
+        type(torch.nn.Parameter),
+        type(torch.nn.Buffer),
+        functools._lru_cache_wrapper,
+        *BUILTIN_TYPES,
+        type(torch.ops),
+    }
+)
+"""Classes of callables that are looked up in tables."""
+
+_SIMPLE = (PLAIN - {types.FunctionType}) | {TracedTensor, torch.dtype, torch.memory_format, torch.layout, type}
+_SIMPLE |= {types.BuiltinFunctionType, types.MethodDescriptorType}
+_CONTAINERS = (list, dict, set, frozenset, collections.deque, str, bytes, bytearray)
+_CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
+
+
+@functools.cache
+def runs_as_is(module: str, name: str) -> bool:
+    """Whether what has this qualified name in this module is run natively."""
+    return module.partition(".")[0] in policy.NATIVE_ROOTS and not f"{module}.{name}".startswith(policy.INTERPRETED)
+
+
+def runs_natively(function: types.FunctionType) -> bool:
+    """Whether a Python function belongs to torch or to a part of the standard library that is run as it is."""
+    module = function.__globals__.get("__name__")
+    return isinstance(module, str) and runs_as_is(module, function.__qualname__)
+
+
+def is_native(vm: Machine, function: types.FunctionType) -> bool:
+    """Whether a function is run natively in this run."""
+    return runs_natively(function) and id(function) not in vm.own_functions and not _wraps_program(function)
+
+
+def _is_ours(function: types.FunctionType) -> bool:
+    return str(function.__globals__.get("__name__")).startswith("bolide.dynamo.")
+
+
+def _wraps_program(function: types.FunctionType) -> bool:
+    """Whether a library's function closes over code of the program, as the results of its decorators do
+    (`torch.no_grad()`, `once_differentiable`, `torch.func.grad`): that code has to be interpreted."""
+    for cell in function.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue
+        while type(value) in (functools.partial, types.MethodType):
+            value = value.func if type(value) is functools.partial else value.__func__
+        if type(value) is types.FunctionType:
+            if not _is_ours(value) and (not runs_natively(value) or _wraps_program(value)):
+                return True
+        elif isinstance(value, torch.nn.Module):
+            return True
+    return False
+
+
+def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
+    """Call `function` for real and push its result; or answer the Call that must be made instead.
+
+    Containers of the outside world are given as their copies; what only the program can iterate over becomes a list
+    or an iterator; functions of the program become functions that are interpreted when native code calls them."""
+    prepared: list[Any] | None = None
+    for i, arg in enumerate(args):
+        if type(arg) not in _SIMPLE:
+            value = _prepare(vm, function, arg)
+            if type(value) is Call:
+                return Call(polyfill("drained_call"), [function, args, kwargs or {}])
+            if value is not arg:
+                prepared = prepared or list(args)
+                prepared[i] = value
+    words = kwargs or {}
+    if any(type(arg) not in _SIMPLE for arg in words.values()):
+        words = {key: arg if type(arg) in _SIMPLE else _prepare(vm, function, arg) for key, arg in words.items()}
+        if any(type(value) is Call for value in words.values()):
+            return Call(polyfill("drained_call"), [function, args, kwargs])
+    if _module_of(function) in policy.REFUSED_MODULES:
+        raise refused(vm, function)
+    vm.trace.where = vm.where()
+    frame.stack.append(function(*(prepared or args), **words))
+    return None
+
+
+def _module_of(function: Any) -> Any:
+    return getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
+
+
+def refused(vm: Machine, function: Any) -> Unsupported:
+    """The refusal of a function whose result or effect is of the moment."""
+    name = f"{function.__qualname__}(...)"
+    reason = "its result or effect is of the moment"
+    return Unsupported(reason, vm.where(), "call it outside the compiled function", "moment", operation=name)
+
+
+def _prepare(vm: Machine, function: Any, arg: Any) -> Any:
+    """What native code is given for `arg`; a Call when it has to be made a list by the program first."""
+    cls = type(arg)
+    if cls is Outside:
+        return _outside(vm, function, arg)
+    if cls in _CALLABLES:
+        return callback(vm, arg) if _calls(function) else arg
+    if cls is Generator:
+        if keeps_objects(function):
+            return arg
+        return Call(None, []) if _iterates(function) else ProgramIterator(vm, arg)
+    if not isinstance(arg, (type, list, tuple)) and _iterates(function):
+        return Call(None, []) if python_method(vm.world, cls, "__iter__") is not None else arg
+    return arg
+
+
+def _outside(vm: Machine, function: Any, arg: Outside) -> Any:
+    if keeps_objects(function):
+        return arg
+    if python_method(vm.world, arg.cls, "__iter__") is not None and _iterates(function):
+        return Call(None, [])
+    if arg.items is not None:
+        return arg.items.materialise()
+    if callable(arg.real) and _calls(function):
+        return callback(vm, arg)
+    name = getattr(function, "__qualname__", repr(function))
+    raise Unsupported(
+        f"an outside {arg.cls.__name__} object is given to native code",
+        vm.where(),
+        None,
+        "native_call",
+        operation=f"{name}(...)",
+    )
+
+
+def _container_method(function: Any) -> str | None:
+    """The name of a built-in container's method, bound or not."""
+    owner = getattr(function, "__self__", None)
+    holder = getattr(function, "__objclass__", None) or type(owner)
+    if issubclass(holder, _CONTAINERS):
+        name: str = function.__name__
+        return name
+    return None
+
+
+def keeps_objects(function: Any) -> bool:
+    """Whether a native function only stores or looks up the objects it is given."""
+    name = _container_method(function)
+    if name is not None:
+        return name in policy.ITEM_METHODS
+    return type(function) in HASHABLE and function in policy.KEEPERS
+
+
+def _iterates(function: Any) -> bool:
+    """Whether a native function iterates over its arguments."""
+    name = _container_method(function)
+    if name is not None and not isinstance(function, type):
+        return name in policy.ITERATING_METHODS
+    return type(function) in HASHABLE and function in policy.ITERATING
+
+
+def _calls(function: Any) -> bool:
+    """Whether a native function calls the functions it is given. Classes keep what they are given, and so do
+    containers."""
+    if type(function) is types.FunctionType:
+        return str(function.__globals__.get("__name__")).partition(".")[0] in policy.CALLING_ROOTS
+    if isinstance(function, type) or not isinstance(function, BUILTIN_TYPES):
+        return False
+    return _container_method(function) is None and function not in policy.KEEPERS
+
+
+class ProgramIterator:
+    """An iterator of the program as native code may use it: each step is a nested run."""
+
+    __slots__ = ("value", "vm")
+
+    def __init__(self, vm: Machine, value: Any) -> None:
+        self.vm, self.value = vm, value
+
+    def __iter__(self) -> ProgramIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self.vm.evaluate(next, [self.value])
+
+
+def callback(vm: Machine, value: Any) -> Any:
+    """A function of the program as native code may call it: each call is a nested run."""
+    if type(value) is types.MethodType and isinstance(value.__func__, BUILTIN_TYPES):
+        return value
+    if type(value) is types.FunctionType and is_native(vm, value):
+        return value
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return vm.evaluate(value, list(args), kwargs)
+
+    return functools.wraps(value)(run) if type(value) is types.FunctionType else run

@@ -1,0 +1,88 @@
+"""What is run as it is, what is interpreted, what is refused: names of modules and sets of functions, as data."""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import contextlib
+import functools
+import heapq
+import itertools
+import math
+import operator
+import types
+import weakref
+from typing import Any
+
+import torch
+
+# Modules whose Python functions are run natively: they neither keep state nor call back into the program, or torch
+# itself is what they are.
+NATIVE_ROOTS = frozenset(
+    "torch inspect re abc _abc typing enum dataclasses os posixpath ntpath genericpath importlib string textwrap types "
+    "numbers copyreg packaging sys threading weakref _weakrefset operator fractions decimal math sre_parse collections "
+    "keyword warnings tokenize linecache typing_extensions ast dis opcode copy platform json statistics cmath _pydecimal "
+    "_pydatetime datetime calendar".split()
+)
+# Exceptions to that, by the beginning of module and qualified name.
+INTERPRETED = (
+    "torch.nn.modules",
+    "torch.nn.parallel",
+    "torch.nn.utils",
+    "torch.nn.parameter",
+    "torch.utils._pytree",
+    "torch.utils.checkpoint",
+    "torch.optim",
+    "torch.distributions",
+    "torch.ao",
+    "torch.amp.grad_scaler",
+    "collections.abc",
+    "collections.ChainMap",
+    "collections.UserDict",
+    "collections.UserList",
+    "collections.Counter.",
+    "dataclasses.replace",
+    "dataclasses._replace",
+    "dataclasses.asdict",
+    "dataclasses._asdict_inner",
+    "dataclasses.astuple",
+    "dataclasses._astuple_inner",
+    "dataclasses.fields",
+    "operator.attrgetter",
+    "operator.itemgetter",
+    "operator.methodcaller",
+)
+# Modules whose functions give another result at every call, or have effects outside of Python's objects.
+REFUSED_MODULES = frozenset(
+    "random time socket subprocess _random io _io shutil tempfile secrets uuid numpy.random".split()
+)
+
+# ---- native functions ------------------------------------------------------------------------------------------------
+
+# Methods of containers that store or look up what they are given.
+ITEM_METHODS = frozenset(
+    "append insert index count remove add discard get setdefault pop __setitem__ __getitem__ __delitem__ __contains__ "
+    "appendleft fromkeys move_to_end".split()
+)
+# Methods of containers that iterate over what they are given.
+ITERATING_METHODS = frozenset(
+    "extend extendleft update join union intersection difference symmetric_difference issubset issuperset isdisjoint "
+    "intersection_update difference_update symmetric_difference_update __init__ __ior__ __iadd__ fromkeys".split()
+)
+# Functions that only store, look up or identify the objects they are given.
+KEEPERS: frozenset[Any] = frozenset(
+    {id, object.__setattr__, slice, type, super, property, classmethod, staticmethod}
+    | {types.MethodType, types.SimpleNamespace, types.CellType, functools.partial, functools._lru_cache_wrapper}
+    | {weakref.ref, weakref.proxy, weakref.getweakrefcount, collections.defaultdict, operator.is_, operator.is_not}
+    | {itertools.repeat, contextlib.nullcontext}
+    | {heapq.heappush, heapq.heappop, heapq.heapify, heapq.heappushpop, heapq.heapreplace}
+)
+# Functions that iterate over their arguments: what only the program can iterate over is made a list first.
+ITERATING: frozenset[Any] = frozenset(
+    {list, tuple, set, frozenset, dict, sorted, sum, min, max, bytes, bytearray, reversed, torch.Size, math.prod}
+    | {math.fsum, math.dist, collections.deque, collections.OrderedDict, collections.Counter, operator.countOf}
+    | {operator.indexOf, bisect.bisect_left, bisect.bisect_right, itertools.product, itertools.permutations}
+    | {itertools.combinations, itertools.combinations_with_replacement}
+)
+# Modules whose Python functions, run natively, call the functions they are given.
+CALLING_ROOTS = frozenset({"torch", "re"})

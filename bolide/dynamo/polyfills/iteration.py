@@ -1,0 +1,305 @@
+"""itertools, bisect and heapq, for iterables and functions of the program. As generators, which are lazy like the
+originals.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+_NOTHING = object()
+
+
+def iter_until(function: Any, sentinel: Any) -> Any:
+    while True:
+        value = function()
+        if value is sentinel or value == sentinel:
+            return
+        yield value
+
+
+def accumulate(iterable: Any, func: Any = None, *, initial: Any = None) -> Any:
+    iterator = iter(iterable)
+    total = initial
+    if initial is None:
+        try:
+            total = next(iterator)
+        except StopIteration:
+            return
+    yield total
+    for item in iterator:
+        total = total + item if func is None else func(total, item)
+        yield total
+
+
+def batched(iterable: Any, n: Any, *, strict: Any = False) -> Any:
+    if n < 1:
+        raise ValueError("n must be at least one")
+    iterator = iter(iterable)
+    while True:
+        batch = []
+        for item in iterator:
+            batch.append(item)
+            if len(batch) == n:
+                break
+        if not batch:
+            return
+        if strict and len(batch) != n:
+            raise ValueError("batched(): incomplete batch")
+        yield tuple(batch)
+
+
+def chain(*iterables: Any) -> Any:
+    for iterable in iterables:
+        yield from iterable
+
+
+def chain_from_iterable(iterables: Any) -> Any:
+    for iterable in iterables:
+        yield from iterable
+
+
+def compress(data: Any, selectors: Any) -> Any:
+    for item, selected in zip(data, selectors):
+        if selected:
+            yield item
+
+
+def count(start: Any = 0, step: Any = 1) -> Any:
+    while True:
+        yield start
+        start = start + step
+
+
+def cycle(iterable: Any) -> Any:
+    saved = []
+    for item in iterable:
+        saved.append(item)
+        yield item
+    while saved:
+        yield from saved
+
+
+def dropwhile(predicate: Any, iterable: Any) -> Any:
+    iterator = iter(iterable)
+    for item in iterator:
+        if not predicate(item):
+            yield item
+            break
+    yield from iterator
+
+
+def takewhile(predicate: Any, iterable: Any) -> Any:
+    for item in iterable:
+        if not predicate(item):
+            return
+        yield item
+
+
+def filterfalse(predicate: Any, iterable: Any) -> Any:
+    for item in iterable:
+        if not (item if predicate is None else predicate(item)):
+            yield item
+
+
+def groupby(iterable: Any, key: Any = None) -> Any:
+    iterator = iter(iterable)
+    current = _NOTHING
+    current_key = _NOTHING
+    done = False
+
+    def advance() -> None:
+        nonlocal current, current_key, done
+        try:
+            current = next(iterator)
+        except StopIteration:
+            done = True
+            return
+        current_key = current if key is None else key(current)
+
+    def group(target: Any) -> Any:
+        while not done and current_key == target:
+            yield current
+            advance()
+
+    advance()
+    while not done:
+        target = current_key
+        members = group(target)
+        yield target, members
+        for _ in members:
+            pass
+
+
+def islice(iterable: Any, *bounds: Any) -> Any:
+    limits = slice(*bounds)
+    start = 0 if limits.start is None else limits.start
+    step = 1 if limits.step is None else limits.step
+    stop = limits.stop
+    if start < 0 or step < 1 or (stop is not None and stop < 0):
+        raise ValueError("Indices for islice() must be None or an integer: 0 <= x <= sys.maxsize.")
+    return _islice(iter(iterable), start, stop, step)
+
+
+def _islice(iterator: Any, wanted: Any, stop: Any, step: Any) -> Any:
+    taken = 0
+    try:
+        while True:
+            while taken < wanted:
+                next(iterator)
+                taken += 1
+            if stop is not None and taken >= stop:
+                return
+            item = next(iterator)
+            taken += 1
+            yield item
+            wanted += step
+            if stop is not None and wanted > stop:
+                wanted = stop
+    except StopIteration:
+        return
+
+
+def pairwise(iterable: Any) -> Any:
+    iterator = iter(iterable)
+    try:
+        left = next(iterator)
+    except StopIteration:
+        return
+    for right in iterator:
+        yield left, right
+        left = right
+
+
+def starmap(function: Any, iterable: Any) -> Any:
+    for args in iterable:
+        yield function(*args)
+
+
+def tee(iterable: Any, n: Any = 2) -> Any:
+    iterator = iter(iterable)
+    queues = [collections.deque() for _ in range(n)]  # type: ignore[var-annotated]
+
+    def branch(mine: Any) -> Any:
+        while True:
+            if not mine:
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+                for queue in queues:
+                    queue.append(item)
+            yield mine.popleft()
+
+    return tuple([branch(queue) for queue in queues])
+
+
+def zip_longest(*iterables: Any, fillvalue: Any = None) -> Any:
+    iterators = [iter(iterable) for iterable in iterables]
+    alive = [True] * len(iterators)
+    while True:
+        row = []
+        for position, iterator in enumerate(iterators):
+            item = fillvalue
+            if alive[position]:
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    alive[position] = False
+                    item = fillvalue
+            row.append(item)
+        if True not in alive:
+            return
+        yield tuple(row)
+
+
+# ---- bisect, heapq ---------------------------------------------------------------------------------------------------
+
+
+def bisect_right(a: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
+    hi = len(a) if hi is None else hi
+    while lo < hi:
+        middle = (lo + hi) // 2
+        if x < (a[middle] if key is None else key(a[middle])):
+            hi = middle
+        else:
+            lo = middle + 1
+    return lo
+
+
+def bisect_left(a: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
+    hi = len(a) if hi is None else hi
+    while lo < hi:
+        middle = (lo + hi) // 2
+        if (a[middle] if key is None else key(a[middle])) < x:
+            lo = middle + 1
+        else:
+            hi = middle
+    return lo
+
+
+def insort_right(a: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
+    a.insert(bisect_right(a, x if key is None else key(x), lo, hi, key=key), x)
+
+
+def insort_left(a: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
+    a.insert(bisect_left(a, x if key is None else key(x), lo, hi, key=key), x)
+
+
+def _rise(heap: Any, start: Any, position: Any) -> None:
+    item = heap[position]
+    while position > start:
+        parent = (position - 1) >> 1
+        if not item < heap[parent]:
+            break
+        heap[position] = heap[parent]
+        position = parent
+    heap[position] = item
+
+
+def _sink(heap: Any, position: Any) -> None:
+    """The item at `position` goes down to a leaf along the smaller children, then up to where it belongs."""
+    start, size, item = position, len(heap), heap[position]
+    child = 2 * position + 1
+    while child < size:
+        if child + 1 < size and not heap[child] < heap[child + 1]:
+            child += 1
+        heap[position] = heap[child]
+        position = child
+        child = 2 * position + 1
+    heap[position] = item
+    _rise(heap, start, position)
+
+
+def heappush(heap: Any, item: Any) -> None:
+    heap.append(item)
+    _rise(heap, 0, len(heap) - 1)
+
+
+def heappop(heap: Any) -> Any:
+    last = heap.pop()
+    if not heap:
+        return last
+    first = heap[0]
+    heap[0] = last
+    _sink(heap, 0)
+    return first
+
+
+def heapify(heap: Any) -> None:
+    for position in reversed(range(len(heap) // 2)):
+        _sink(heap, position)
+
+
+def heapreplace(heap: Any, item: Any) -> Any:
+    first = heap[0]
+    heap[0] = item
+    _sink(heap, 0)
+    return first
+
+
+def heappushpop(heap: Any, item: Any) -> Any:
+    if heap and heap[0] < item:
+        item, heap[0] = heap[0], item
+        _sink(heap, 0)
+    return item

@@ -1,0 +1,426 @@
+"""Functions of the standard library and methods of built-in types that call back into the program."""
+
+from __future__ import annotations
+
+import _string  # type: ignore[import-not-found]
+import collections
+import copyreg
+import functools
+import re
+from typing import Any
+
+_NOTHING = object()
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+def represent(value: Any) -> Any:
+    """`repr` of a built-in container."""
+    if isinstance(value, dict):
+        return "{" + ", ".join([f"{key!r}: {item!r}" for key, item in value.items()]) + "}"
+    parts = ", ".join([repr(item) for item in value])
+    if isinstance(value, list):
+        return "[" + parts + "]"
+    if isinstance(value, tuple):
+        return "(" + parts + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, frozenset):
+        return "frozenset({" + parts + "})" if value else "frozenset()"
+    return "{" + parts + "}" if value else "set()"
+
+
+def text_of_exception(error: Any) -> Any:
+    args = error.args
+    if len(args) > 1:
+        return repr(args)
+    return str(args[0]) if args else ""
+
+
+def format_text(value: Any, spec: Any) -> Any:
+    """`object.__format__`."""
+    if spec:
+        raise TypeError(f"unsupported format string passed to {type(value).__name__}.__format__")
+    return str(value)
+
+
+def format_converted(value: Any, conversion: Any, spec: Any) -> Any:
+    """`{value!conversion:spec}`; conversion as in FORMAT_VALUE."""
+    text = str(value) if conversion == 1 else repr(value)
+    if conversion == 3:
+        text = text.encode("ascii", "backslashreplace").decode("ascii")
+    return format(text, spec)
+
+
+def format_pieces(template: Any) -> Any:
+    """What `str.format` has to do: (literal, (first, path) or None, conversion, spec). Runs natively."""
+    pieces = []
+    for literal, field, spec, conversion in _string.formatter_parser(template):
+        target = None
+        if field is not None:
+            first, rest = _string.formatter_field_name_split(field)
+            target = (first, list(rest))
+        pieces.append((literal, target, {None: 0, "s": 1, "r": 2, "a": 3}[conversion], spec))
+    return pieces
+
+
+def format_string(template: Any, args: Any, kwargs: Any, automatic: Any) -> Any:
+    """`str.format`; `automatic` holds the number of the next unnamed field."""
+    out = []
+    for literal, target, conversion, spec in format_pieces(template):
+        out.append(literal)
+        if target is None:
+            continue
+        first, path = target
+        if first == "":
+            first = automatic[0]
+            automatic[0] += 1
+        value = args[first] if isinstance(first, int) else kwargs[first]
+        for is_attribute, key in path:
+            value = getattr(value, key) if is_attribute else value[key]
+        spec = format_string(spec, args, kwargs, automatic)
+        out.append(format_converted(value, conversion, spec) if conversion else format(value, spec))
+    return "".join(out)
+
+
+_PERCENT = re.compile(r"%(?:\(([^)]*)\))?([#0\- +]*)(\*|\d+)?(?:\.(\*|\d+)?)?[hlL]?(.)", re.DOTALL)
+
+
+def percent_pieces(template: Any) -> Any:
+    """What `%` has to do: (literal, key, what stands before the kind, number of stars, kind). Runs natively."""
+    pieces = []
+    at = 0
+    for match in _PERCENT.finditer(template):
+        key, _, width, digits, kind = match.groups()
+        head = match.group()[:-1] if key is None else "%" + match.group()[len(key) + 3 : -1]
+        pieces.append((template[at : match.start()], key, head, [width, digits].count("*"), kind))
+        at = match.end()
+    return [*pieces, (template[at:], None, "", 0, "")]
+
+
+def percent(template: Any, values: Any) -> Any:
+    """`template % values`."""
+    args = values if isinstance(values, tuple) else (values,)
+    out = []
+    used = 0
+    for literal, key, head, stars, kind in percent_pieces(template):
+        out.append(literal)
+        if kind == "%":
+            out.append("%")
+        elif kind:
+            if key is None and len(args) < used + stars + 1:
+                raise TypeError("not enough arguments for format string")
+            value = args[used + stars] if key is None else values[key]
+            sizes = args[used : used + stars]
+            used = used + stars + 1 if key is None else len(args)
+            if kind in ("s", "r", "a"):
+                value = str(value) if kind == "s" else repr(value) if kind == "r" else ascii(value)
+                kind = "s"
+            out.append((head + kind) % (*sizes, value))
+    if used < len(args) and not hasattr(values, "keys"):
+        raise TypeError("not all arguments converted during string formatting")
+    return "".join(out)
+
+
+# ---- containers ------------------------------------------------------------------------------------------------------
+
+
+def list_extend(items: Any, iterable: Any) -> Any:
+    for item in iterable:
+        items.append(item)
+
+
+def list_index(items: Any, value: Any, start: Any = 0, stop: Any = None) -> Any:
+    for index in range(*slice(start, stop).indices(len(items))):
+        if items[index] is value or items[index] == value:
+            return index
+    if isinstance(items, tuple):
+        raise ValueError("tuple.index(x): x not in tuple")
+    raise ValueError(f"{value!r} is not in list")
+
+
+def list_count(items: Any, value: Any) -> Any:
+    found = 0
+    for item in items:
+        if item is value or item == value:
+            found += 1
+    return found
+
+
+def list_remove(items: Any, value: Any) -> Any:
+    for index in range(len(items)):
+        if items[index] is value or items[index] == value:
+            del items[index]
+            return
+    raise ValueError("list.remove(x): x not in list")
+
+
+def sequences_equal(left: Any, right: Any) -> Any:
+    if len(left) != len(right):
+        return False
+    for a, b in zip(left, right):  # noqa: SIM110
+        if not (a is b or a == b):
+            return False
+    return True
+
+
+def sequences_unequal(left: Any, right: Any) -> Any:
+    return not sequences_equal(left, right)
+
+
+def dicts_equal(left: Any, right: Any) -> Any:
+    if len(left) != len(right):
+        return False
+    for key, value in left.items():
+        other = right.get(key, _NOTHING)
+        if other is _NOTHING or not (other is value or other == value):
+            return False
+    return True
+
+
+def dicts_unequal(left: Any, right: Any) -> Any:
+    return not dicts_equal(left, right)
+
+
+def default_item(owner: Any, key: Any) -> Any:
+    """`defaultdict.__missing__`."""
+    factory = owner.default_factory
+    if factory is None:
+        raise KeyError(key)
+    value = factory()
+    owner[key] = value
+    return value
+
+
+def dict_update(target: Any, args: Any, kwargs: Any) -> Any:
+    for source in args:
+        if hasattr(source, "keys"):
+            for key in source.keys():  # noqa: SIM118
+                target[key] = source[key]
+        else:
+            for key, value in source:
+                target[key] = value
+    for key, value in kwargs.items():
+        target[key] = value
+
+
+def make_dict(cls: Any, args: Any, kwargs: Any) -> Any:
+    made = cls()
+    dict_update(made, args, kwargs)
+    return made
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def via_special(name: Any, function: Any, args: Any, kind: Any) -> Any:
+    """`function(*args)` by the special method `name` of its first argument, whose result has to be a `kind`."""
+    value = args[0]
+    result = getattr(type(value), name)(value, *args[1:])
+    if kind is None:
+        return result
+    if name == "__index__" or function is int:
+        kind = int
+    if not isinstance(result, kind):
+        raise TypeError(f"{type(value).__name__}.{name}() returned non-{kind.__name__} (type {type(result).__name__})")
+    return function(result)
+
+
+def hash_of(value: Any) -> Any:
+    result = type(value).__hash__(value)
+    if not isinstance(result, int):
+        raise TypeError("__hash__ method should return an integer")
+    return hash(result)
+
+
+def product(iterable: Any, start: Any = 1) -> Any:
+    for item in iterable:
+        start = start * item
+    return start
+
+
+# ---- functools, operator ---------------------------------------------------------------------------------------------
+
+
+def lru_cache(maxsize: Any = 128, typed: Any = False) -> Any:
+    """`functools.lru_cache` for a function made by the program."""
+    if callable(maxsize):
+        return lru_cache_wrapper(maxsize, 128, typed)
+
+    def decorate(function: Any) -> Any:
+        return lru_cache_wrapper(function, maxsize, typed)
+
+    return decorate
+
+
+def lru_cache_wrapper(function: Any, maxsize: Any, typed: Any) -> Any:
+    results: Any = {}
+    counts = [0, 0]
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        key: Any = (args, tuple(kwargs.items()))
+        if typed:
+            key = (*key, tuple([type(arg) for arg in args]), tuple([type(arg) for arg in kwargs.values()]))
+        if key in results:
+            counts[0] += 1
+            value = results.pop(key)
+        else:
+            counts[1] += 1
+            value = function(*args, **kwargs)
+            if maxsize is not None and len(results) >= maxsize > 0:
+                del results[next(iter(results))]
+        if maxsize != 0:
+            results[key] = value
+        return value
+
+    def cache_info() -> Any:
+        return functools._CacheInfo(counts[0], counts[1], maxsize, len(results))
+
+    def cache_clear() -> Any:
+        results.clear()
+        counts[:] = [0, 0]
+
+    copy_facts(wrapper, function)
+    wrapper.cache_info = cache_info  # type: ignore[attr-defined]
+    wrapper.cache_clear = cache_clear  # type: ignore[attr-defined]
+    return wrapper
+
+
+def cache(function: Any) -> Any:
+    return lru_cache_wrapper(function, None, False)
+
+
+def copy_facts(wrapper: Any, wrapped: Any) -> Any:
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        if hasattr(wrapped, name):
+            setattr(wrapper, name, getattr(wrapped, name))
+    wrapper.__wrapped__ = wrapped
+    return wrapper
+
+
+def get_attributes(owner: Any, paths: Any) -> Any:
+    """A call of an `operator.attrgetter`."""
+    values = []
+    for path in paths:
+        value = owner
+        for name in path.split("."):
+            value = getattr(value, name)
+        values.append(value)
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def get_items(owner: Any, keys: Any) -> Any:
+    """A call of an `operator.itemgetter`."""
+    values = [owner[key] for key in keys]
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def call_method(owner: Any, name: Any, args: Any, kwargs: Any) -> Any:
+    """A call of an `operator.methodcaller`."""
+    return getattr(owner, name)(*args, **kwargs)
+
+
+# ---- copy ------------------------------------------------------------------------------------------------------------
+
+
+def copies_itself(value: Any) -> Any:
+    """Whether a copy of `value` is `value` (immutable, or a function, class or module); refuses what nobody can copy.
+    Answered by an intercept while capturing."""
+    return isinstance(value, _ATOMIC)
+
+
+_ATOMIC: Any = (type(None), int, float, complex, bool, str, bytes, type, range, type(copyreg), type(copyreg.pickle))
+
+
+def copy_shallow(value: Any) -> Any:
+    """`copy.copy`."""
+    if copies_itself(value):
+        return value
+    hook = getattr(type(value), "__copy__", None)
+    if hook is not None:
+        return hook(value)
+    return _copied(value, lambda part: part, lambda made: None)
+
+
+def copy_deep(value: Any, memo: Any = None) -> Any:
+    """`copy.deepcopy`."""
+    memo = {} if memo is None else memo
+    key = id(value)
+    if key in memo:
+        return memo[key]
+    if copies_itself(value):
+        return value
+    hook = getattr(type(value), "__deepcopy__", None)
+    if hook is not None:
+        made = hook(value, memo)
+    elif type(value) is tuple:
+        parts = tuple([copy_deep(item, memo) for item in value])
+        made = parts
+        if all([a is b for a, b in zip(parts, value)]):  # noqa: C419
+            made = value
+    else:
+        made = _copied(value, lambda part: copy_deep(part, memo), lambda new: memo.__setitem__(key, new))
+    if made is not value:
+        memo[key] = made
+        memo.setdefault(id(memo), []).append(value)
+    return made
+
+
+def _copied(value: Any, part: Any, note: Any) -> Any:
+    """A new object like `value`, with its items and state passed through `part`; `note` is told of it before that."""
+    cls: Any = type(value)
+    if cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__:
+        if not issubclass(cls, (collections.OrderedDict, collections.defaultdict, collections.deque, set, frozenset)):
+            return _rebuilt(value, part, note)
+    if issubclass(cls, (tuple, frozenset)):
+        made = cls.__new__(cls, [part(item) for item in value]) if not hasattr(cls, "_fields") else None
+        if made is None:
+            made = cls.__new__(cls, *[part(item) for item in value])
+    elif issubclass(cls, (int, float, str, bytes)):
+        made = cls.__new__(cls, value)
+    else:
+        made = cls.__new__(cls)
+    note(made)
+    if issubclass(cls, collections.deque):
+        made.__init__([part(item) for item in value], value.maxlen)
+    elif issubclass(cls, list):
+        for item in value:
+            made.append(part(item))
+    elif issubclass(cls, set):
+        for item in value:
+            made.add(part(item))
+    elif issubclass(cls, dict):
+        if issubclass(cls, collections.defaultdict):
+            made.default_factory = value.default_factory
+        for key, item in value.items():
+            made[part(key)] = part(item)
+    _copy_state(value, made, part)
+    return made
+
+
+def _rebuilt(value: Any, part: Any, note: Any) -> Any:
+    """As `_copied`, by the class's own `__reduce_ex__`."""
+    function, args, *rest = value.__reduce_ex__(4)
+    made = function(*[part(arg) for arg in args])
+    note(made)
+    if rest and rest[0] is not None:
+        made.__dict__.update(part(rest[0]))
+    return made
+
+
+def _copy_state(value: Any, made: Any, part: Any) -> None:
+    cls = type(value)
+    state: Any = {}
+    if hasattr(cls, "__getstate__") and cls.__getstate__ is not getattr(object, "__getstate__", None):
+        state = part(value.__getstate__())
+    elif hasattr(value, "__dict__"):
+        state = {key: part(item) for key, item in value.__dict__.items()}
+    if hasattr(cls, "__setstate__"):
+        if state:
+            made.__setstate__(state)
+        return
+    for key, item in state.items():
+        made.__dict__[key] = item
+    for base in cls.__mro__:
+        names = base.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                object.__setattr__(made, name, part(getattr(value, name)))
