@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from bolide.inductor.schedule.stages import Group, Space, axis_var
 from bolide.symbolic import Expr
 
+LANES = 16  # an axis shorter than this leaves lanes of a vector idle
 FAR = 1 << 60  # the stride of a symbolic or irregular access, for sorting
 
 
@@ -108,21 +109,21 @@ def _merges(expr: Expr, outer: str, inner: str, extent: Expr) -> bool:
 def _vector_axis(
     outer: list[tuple[str, Expr]], inner: list[tuple[str, Expr]], addresses: list[Expr], serial: frozenset[str]
 ) -> str | None:
-    """The axis along which most addresses are consecutive."""
+    """The axis along which most addresses are consecutive. Those that move along every inner axis count most: what
+    moves along some of them only (a weight for each channel) is small and stays in cache.
+    """
     best, best_votes = None, -1.0
-    candidates = [
-        *((name, extent, True) for name, extent in outer if name not in serial),
-        *((name, extent, False) for name, extent in inner),
-    ]
+    candidates = [*((name, extent) for name, extent in outer if name not in serial), *inner]
     inner_names = {name for name, _ in inner}
-    for name, extent, _ in candidates:
+    for name, extent in candidates:
         votes = 0.0
         for expr in addresses:
             stride = _stride(expr, name)
-            full = not inner_names or not inner_names.isdisjoint(expr.free_vars)
-            votes += (1.0 if stride == 1 else 0.1 if stride == 0 else 0.0) * (4.0 if full else 1.0)
-        if extent.is_const and extent.value < 8:
-            votes *= 0.3
+            moving = len(inner_names & expr.free_vars)
+            weight = 4.0 if moving == len(inner_names) else 2.0 if moving else 1.0
+            votes += (1.0 if stride == 1 else 0.1 if stride == 0 else 0.0) * weight
+        if extent.is_const and extent.value < LANES:
+            votes *= 0.3 if extent.value < LANES // 2 else 0.6
         if votes >= best_votes:
             best, best_votes = name, votes
     return best
