@@ -39,6 +39,22 @@ def tensor_guard(real: torch.Tensor, where: UserFrame | None = None) -> TensorGu
     )
 
 
+def tensor_fits(real: torch.Tensor, expected: TensorGuard) -> bool:
+    """Whether a ``tensor`` guard of fixed sizes holds."""
+    if type(real) is not expected.cls or _refusal(real) is not None:
+        return False
+    leaf = real.is_leaf if expected.requires_grad and expected.cls is not torch.nn.Parameter else expected.leaf
+    facts = (real.dtype, real.device, real.requires_grad, leaf, tuple(real.shape), tuple(real.stride()))
+    return facts == (
+        expected.dtype,
+        expected.device,
+        expected.requires_grad,
+        expected.leaf,
+        expected.shape,
+        expected.stride,
+    )
+
+
 def _refusal(real: torch.Tensor) -> tuple[str, str] | None:
     """Why a tensor cannot be an input, and what to do; None if it can."""
     if type(real) not in TENSOR_TYPES:
@@ -196,7 +212,7 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
             return [f"{constant(len, 'len')}({value}) == {expected}" if expected else f"not {value}"]
         case "dict_keys":
             plain = all(type(key) is str for key in expected)
-            helper = "" if plain else constant(_same, "same")
+            helper = "" if plain else constant(same_constant, "same")
             keys = f"[*{value}]" if guard.source in reader.plain_dicts else f"{constant(dict.keys, 'keys')}({value})"
             keys = keys if keys.startswith("[") else f"[*{keys}]"
             return [
@@ -240,10 +256,10 @@ def _equals_conditions(value: str, again: Callable[[], str], expected: Any, cons
         return exact
     if kind in (torch.dtype, torch.layout, torch.memory_format):
         return [f"{value} is {constant(expected)}"]
-    return [f"{constant(_same, 'same')}({value}, {constant(expected)})"]
+    return [f"{constant(same_constant, 'same')}({value}, {constant(expected)})"]
 
 
-def _same(value: Any, expected: Any) -> bool:
+def same_constant(value: Any, expected: Any) -> bool:
     """Whether two constants cannot be told apart by a program that does not look at identity."""
     if type(value) is not type(expected):
         return False
@@ -252,13 +268,13 @@ def _same(value: Any, expected: Any) -> bool:
             value != value and expected != expected
         )
     if isinstance(expected, complex):
-        return _same(value.real, expected.real) and _same(value.imag, expected.imag)
+        return same_constant(value.real, expected.real) and same_constant(value.imag, expected.imag)
     if isinstance(expected, (tuple, list)):
-        return len(value) == len(expected) and all(map(_same, value, expected))
+        return len(value) == len(expected) and all(map(same_constant, value, expected))
     if isinstance(expected, slice):
-        return _same((value.start, value.stop, value.step), (expected.start, expected.stop, expected.step))
+        return same_constant((value.start, value.stop, value.step), (expected.start, expected.stop, expected.step))
     if isinstance(expected, dict):
-        return _same(list(value.items()), list(expected.items()))
+        return same_constant(list(value.items()), list(expected.items()))
     if isinstance(expected, (set, frozenset)):
         return bool(value == expected) and {(type(x), x) for x in value} == {(type(x), x) for x in expected}
     return bool(value == expected)
@@ -398,9 +414,7 @@ def prepare(guards: Iterable[Guard], now: GlobalState) -> list[Guard]:
                 source.kind == "local" or (source.base is not None and source.base.kind == "local")
             )
             kinds = ("type", "tensor", "length", "dict_keys", "equals", "integer")
-            (arguments if near and guard.kind in kinds else rest).append(
-                guard
-            )
+            (arguments if near and guard.kind in kinds else rest).append(guard)
     return [*arguments, Guard(None, "global_state", found), *rest]
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Signature:
     """The parameters of a code object as text: `declare` for a `def`, `forward` for a call that passes every one of
-    them on.
+    them on. `containers`: the names of ``*args`` and ``**kwargs``.
     """
 
     names: tuple[str, ...]
     declare: str
     forward: str
+    containers: tuple[str, ...] = ()
 
     @staticmethod
     def of(code: types.CodeType) -> Signature:
@@ -27,7 +28,9 @@ class Signature:
             declare.insert(code.co_posonlyargcount, "/")
         keywords = names[count : count + code.co_kwonlyargcount]
         end = count + code.co_kwonlyargcount
+        containers = []
         if code.co_flags & inspect.CO_VARARGS:
+            containers.append(names[end])
             declare.append(f"*{names[end]}")
             forward.append(f"*{names[end]}")
             end += 1
@@ -36,7 +39,8 @@ class Signature:
         declare += keywords
         forward += [f"{name}={name}" for name in keywords]
         if code.co_flags & inspect.CO_VARKEYWORDS:
+            containers.append(names[end])
             declare.append(f"**{names[end]}")
             forward.append(f"**{names[end]}")
             end += 1
-        return Signature(tuple(names[:end]), ", ".join(declare), ", ".join(forward))
+        return Signature(tuple(names[:end]), ", ".join(declare), ", ".join(forward), tuple(containers))

@@ -1,0 +1,392 @@
+"""Where CPython and torch keep what the native check reads, in bytes from the start of an object.
+
+Nothing is taken on trust: every offset is found, or confirmed, by changing objects made for it and looking at their
+memory. Where this build does not do what is expected, `layout` answers None, and the readable check is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bolide.support.symbols import symbol_address
+
+WORD = 8
+TYPE = 8  # ob_type of every object
+SIZE = 16  # ob_size of tuples and lists, ma_used of dicts
+TUPLE_ITEMS = 24
+LIST_ITEMS = 24  # the address of the items
+DICT_VERSION = 24  # a number that no two states of any two dicts share
+DICT_KEYS = 32  # the address of the table of keys
+DICT_VALUES = 40  # the address of the values of a dict whose keys are shared with other instances, else null
+CELL_CONTENTS = 16
+METHOD_FUNCTION = 16
+METHOD_SELF = 24
+MANAGED_DICT = -24  # the address of an instance's dict, unless its class says otherwise
+
+# The table of a dict's keys.
+KEYS_KIND = 8  # three bytes: log2 of the size, log2 of the bytes of the index, the kind of entries
+KEYS_KIND_MASK = 0xFFFFFF
+KEYS_COUNT = 24
+KEYS_INDEX = 32
+GENERAL_KEYS = 0  # entries (hash, key, value); others are (key, value)
+
+
+class Mismatch(Exception):
+    """This build keeps things elsewhere."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What had to be found. Offsets in bytes: of a class `class_version` (32 bits; no two states of any two classes
+    share one), of a dict's shared values `first_value`, of a Tensor object `impl`, of its TensorImpl the rest, and of
+    its autograd metadata `requires_grad` (a byte) and `grad_fn` (a word). `instance_versions`: dicts of instances that
+    share their keys have versions, too.
+    """
+
+    class_version: int
+    first_value: int
+    instance_versions: bool
+    impl: int
+    metadata: int
+    storage: int
+    dims: int
+    sizes: int
+    strides: int
+    kind: int  # five bytes: dtype, device type, device index
+    keys: int
+    requires_grad: int
+    grad_fn: int
+    flags: int  # of autograd's state of a thread
+    flags_mask: int  # grad mode and inference mode
+    plain_keys: int  # the bits of `keys` that do not depend on inference mode
+
+
+KIND_MASK = 0xFFFFFFFFFF
+INLINE_DIMS = 5
+
+
+def word(address: int) -> int:
+    """The 64-bit word at an address."""
+    return ctypes.c_uint64.from_address(address).value
+
+
+def _words(address: int, count: int) -> list[int]:
+    return list((ctypes.c_uint64 * count).from_address(address))
+
+
+def _require(fact: bool, what: str) -> None:
+    if not fact:
+        raise Mismatch(what)
+
+
+@functools.cache
+def layout() -> Layout | None:
+    """The layout of this build, or None when it is not what the native check can read."""
+    try:
+        _confirm_containers()
+        _confirm_dicts()
+        with torch.inference_mode(False), torch.enable_grad():
+            return _layout()
+    except Mismatch:
+        return None
+
+
+def _layout() -> Layout:
+    metadata, requires_grad, grad_fn = _autograd_offsets()
+    flags, flags_mask = _autograd_flags()
+    return Layout(
+        class_version=_class_version_offset(),
+        first_value=_first_value_offset(),
+        instance_versions=_instances_have_versions(),
+        metadata=metadata,
+        requires_grad=requires_grad,
+        grad_fn=grad_fn,
+        flags=flags,
+        flags_mask=flags_mask,
+        **_tensor_offsets(),
+    )
+
+
+# ---- CPython ---------------------------------------------------------------------------------------------------------
+
+
+class _Plain:
+    """An ordinary class: its instances have a dict, and its attributes may change."""
+
+
+def instance_dict_place(owner: Any) -> int | None:
+    """The address of the word that points to an instance's dict; None if it is not where it is expected."""
+    namespace = object.__getattribute__(owner, "__dict__")
+    offset = type(owner).__dictoffset__
+    address = id(owner) + (offset if offset > 0 else MANAGED_DICT)
+    return address if word(address) == id(namespace) else None
+
+
+def _confirm_containers() -> None:
+    a, b = object(), object()
+    _require(word(id(a) + TYPE) == id(object), "ob_type")
+    _require(word(id((a, b)) + SIZE) == 2, "ob_size")
+    pair, items = (a, b), [a, b, a]
+    _require(_words(id(pair) + TUPLE_ITEMS, 2) == [id(a), id(b)], "tuple items")
+    _require(word(id(items) + SIZE) == 3, "list size")
+    _require(_words(word(id(items) + LIST_ITEMS), 3) == [id(a), id(b), id(a)], "list items")
+    cell = types.CellType(a)
+    _require(word(id(cell) + CELL_CONTENTS) == id(a), "cell")
+    method = types.MethodType(_require, a)
+    _require(word(id(method) + METHOD_SELF) == id(a), "__self__")
+    _require(word(id(method) + METHOD_FUNCTION) == id(_require), "__func__")
+
+
+def _store_often(owner: Any, values: Sequence[object], seen: Callable[[], None]) -> None:
+    """Assign an attribute often enough for the interpreter to specialise the instruction."""
+    for value in values:
+        owner.a = value
+        seen()
+
+
+def _confirm_dicts() -> None:
+    """The version has to change with every change, by whatever way it is made."""
+    versions: list[int] = []
+    table: dict[Any, Any] = {"x": 1}
+
+    def seen(table: dict[Any, Any] = table) -> None:
+        _require(word(id(table) + SIZE) == len(table), "ma_used")
+        versions.append(word(id(table) + DICT_VERSION))
+
+    changes: list[Callable[[], Any]] = [
+        lambda: None,
+        lambda: table.update(x=2),
+        lambda: table.setdefault("y", 3),
+        lambda: table.pop("y"),
+        lambda: table.update({i: i for i in range(50)}),
+        lambda: table.popitem(),
+        lambda: table.__delitem__("x"),
+        lambda: table.__ior__({"z": 1}),
+        lambda: table.clear(),
+    ]
+    for change in changes:
+        change()
+        seen()
+    seen(dict(x=1))
+    seen({})
+    _require(len(set(versions)) == len(versions), "ma_version_tag")
+    key, value = "bolide key", object()
+    for example in ({key: value}, {1: 2, key: value}, {str(i): i for i in range(300)} | {key: value}):
+        at, entry = find_entry(example, key)
+        _require(word(at) == id(key) and word(entry) == id(value), "dict entries")
+
+
+def _instances_have_versions() -> bool:
+    """Whether the version of an instance's dict changes with every assignment to an attribute. (Python 3.13 writes
+    into the instance alone.)
+    """
+    versions: list[int] = []
+    owner: Any = _Plain()
+    owner.a = owner.b = None
+    namespace = owner.__dict__
+    _require(instance_dict_place(owner) is not None, "instance dict")
+
+    def seen() -> None:
+        versions.append(word(id(namespace) + DICT_VERSION))
+
+    _store_often(owner, [object() for _ in range(64)], seen)
+    for change in (lambda: setattr(owner, "c", 1), lambda: delattr(owner, "c"), lambda: namespace.update(a=3)):
+        change()
+        seen()
+    return len(set(versions)) == len(versions)
+
+
+def keys_entries(table: dict[Any, Any]) -> tuple[int, int, int, int]:
+    """Of a dict's keys: the address of the first entry's key, the bytes of an entry, how many entries there are, and
+    from a key to its value (0 when the values are kept elsewhere).
+    """
+    keys = word(id(table) + DICT_KEYS)
+    shape = word(keys + KEYS_KIND)
+    index_bytes, kind = 1 << (shape >> 8 & 0xFF), shape >> 16 & 0xFF
+    first = keys + KEYS_INDEX + index_bytes
+    count = word(keys + KEYS_COUNT)
+    shared = word(id(table) + DICT_VALUES) != 0
+    if kind == GENERAL_KEYS:
+        return first + WORD, 3 * WORD, count, WORD
+    return first, 2 * WORD, count, 0 if shared else WORD
+
+
+def find_entry(table: dict[Any, Any], key: object, first_value: int = 0) -> tuple[int, int]:
+    """The addresses of the words that hold a key of a dict (the very object) and its value."""
+    first, step, count, to_value = keys_entries(table)
+    for index in range(count):
+        at = first + index * step
+        if word(at) == id(key):
+            values = word(id(table) + DICT_VALUES)
+            return at, at + to_value if to_value else values + first_value + index * WORD
+    raise Mismatch("dict entries")
+
+
+def _first_value_offset() -> int:
+    """From `DICT_VALUES` to the first of the shared values."""
+    owner = _Plain()
+    markers = [object() for _ in range(3)]
+    owner.a, owner.b, owner.c = markers  # type: ignore[attr-defined]
+    values = word(id(owner.__dict__) + DICT_VALUES)
+    if not values:
+        return 0
+    expected = [id(marker) for marker in markers]
+    for offset in (0, WORD):
+        if _words(values + offset, 3) == expected:
+            return offset
+    raise Mismatch("shared values")
+
+
+def class_version(cls: type, offset: int) -> int:
+    """The version of a class, 0 if it has none."""
+    getattr(cls, "__bolide_looks_up__", None)  # a look-up gives a class its version
+    return ctypes.c_uint32.from_address(id(cls) + offset).value
+
+
+def _class_version_offset() -> int:
+    """The one field that grows with every change of the class or of its base."""
+
+    class Derived(_Plain):
+        pass
+
+    def read() -> list[int]:
+        getattr(Derived, "__bolide_looks_up__", None)
+        return list((ctypes.c_uint32 * (type.__basicsize__ // 4)).from_address(id(Derived)))
+
+    snapshots = [read()]
+    for round_ in range(6):
+        setattr((Derived, _Plain)[round_ % 2], "mark", round_)
+        stale = list((ctypes.c_uint32 * (type.__basicsize__ // 4)).from_address(id(Derived)))
+        snapshots.append(read())
+        snapshots[-1] = [now if old != before else 0 for now, old, before in zip(snapshots[-1], stale, snapshots[-2])]
+    del _Plain.mark  # type: ignore[attr-defined]
+    growing = [i for i in range(len(snapshots[0])) if all(0 < a[i] < b[i] for a, b in zip(snapshots, snapshots[1:]))]
+    _require(len(growing) == 1, "tp_version_tag")
+    return growing[0] * 4
+
+
+# ---- torch -----------------------------------------------------------------------------------------------------------
+
+
+def _find(words: Sequence[int], wanted: Sequence[int], what: str) -> int:
+    """The offset in bytes at which `wanted` stands in `words`, which has to be unique."""
+    places = [i for i in range(len(words) - len(wanted)) if list(words[i : i + len(wanted)]) == list(wanted)]
+    _require(len(places) == 1, what)
+    return places[0] * WORD
+
+
+def _tensor_offsets() -> dict[str, int]:
+    example = torch.empty_strided((3, 5, 7, 11, 13), (17, 19, 23, 29, 31), dtype=torch.float32)
+    impl = _find(_words(id(example), 4), [example._cdata], "TensorImpl")
+    words = _words(example._cdata, 24)
+    sizes = _find(words, [3, 5, 7, 11, 13], "sizes")
+    strides = _find(words, [17, 19, 23, 29, 31], "strides")
+    dims = sizes - WORD
+    _require(words[dims // WORD] == 5 and strides == sizes + INLINE_DIMS * WORD, "dim")
+    keys = _find(words, [torch._C._dispatch_keys(example).raw_repr()], "dispatch keys")
+    storage = _find(words, [example.untyped_storage()._cdata], "storage")
+    many = torch.empty_strided((2, 3, 4, 5, 6, 7), (11, 12, 13, 14, 15, 16))
+    outside = word(many._cdata + sizes)
+    _require(word(many._cdata + dims) == 6, "dim of many")
+    _require(_words(outside, 12) == [2, 3, 4, 5, 6, 7, 11, 12, 13, 14, 15, 16], "sizes of many")
+    kind = _kind_offset(words)
+    with torch.inference_mode():
+        inference = torch.empty(3, dtype=torch.float32)
+    plain_keys = ~(words[keys // WORD] ^ word(inference._cdata + keys)) & (1 << 64) - 1
+    for view in (torch.empty(3, dtype=torch.complex64).conj(), torch._neg_view(torch.empty(3, dtype=torch.float32))):
+        _require((word(view._cdata + keys) ^ words[keys // WORD]) & plain_keys != 0, "conj and neg")
+    return {
+        "impl": impl,
+        "storage": storage,
+        "dims": dims,
+        "sizes": sizes,
+        "strides": strides,
+        "kind": kind,
+        "keys": keys,
+        "plain_keys": plain_keys,
+    }
+
+
+def _kind_offset(plain: Sequence[int]) -> int:
+    """The word that differs, in the low bytes that are told apart here, exactly by dtype and device."""
+    device_bits = 0xFF << 16
+    other_type = torch.empty_strided((3, 5, 7, 11, 13), (17, 19, 23, 29, 31), dtype=torch.int64)
+    other_device = torch.empty_strided((3, 5, 7, 11, 13), (17, 19, 23, 29, 31), dtype=torch.float32, device="meta")
+    for place in range(len(plain)):
+        by_type = plain[place] ^ word(other_type._cdata + place * WORD)
+        by_device = plain[place] ^ word(other_device._cdata + place * WORD)
+        if 0 < by_type < 1 << 16 and by_device and by_device & ~device_bits == 0:
+            _require(plain[place] >> 24 & 0xFF == 0xFF, "device index")
+            return place * WORD
+    raise Mismatch("dtype")
+
+
+def autograd_state() -> int:
+    """The address of this thread's state of autograd."""
+    address = symbol_address("_ZN3c1013AutogradState13get_tls_stateEv")
+    if address is None:
+        raise Mismatch("AutogradState")
+    return int(ctypes.CFUNCTYPE(ctypes.c_void_p)(address)())
+
+
+def _autograd_flags() -> tuple[int, int]:
+    """The byte that grad mode and inference mode change, and their bits."""
+
+    def read() -> bytes:
+        return bytes((ctypes.c_ubyte * 32).from_address(autograd_state()))
+
+    states = {}
+    for grad, inference in ((False, False), (True, False), (False, True), (True, True)):
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            states[grad, inference] = read()
+    different = [i for i in range(32) if len({state[i] for state in states.values()}) > 1]
+    _require(len(different) == 1, "autograd flags")
+    found = {key: state[different[0]] for key, state in states.items()}
+    _require(len(set(found.values())) == 4, "grad and inference mode")
+    mask = 0
+    for value in found.values():
+        mask |= value ^ found[False, False]
+    return different[0], mask
+
+
+def _autograd_offsets() -> tuple[int, int, int]:
+    """Of TensorImpl the pointer to what autograd keeps; in that, the flag of leaves and the pointer of others."""
+    plain = torch.empty(3, dtype=torch.float32)
+    before = _words(plain._cdata, 8)
+    plain.requires_grad_()
+    after = _words(plain._cdata, 8)
+    changed = [i for i in range(8) if before[i] == 0 and after[i] != 0]
+    _require(len(changed) == 1, "autograd metadata")
+    metadata = changed[0] * WORD
+    address, size = after[changed[0]], 240
+
+    def read() -> bytes:
+        return bytes((ctypes.c_ubyte * size).from_address(address))
+
+    on = read()
+    plain.requires_grad_(False)
+    off = read()
+    plain.requires_grad_()
+    flags = [i for i in range(size) if (off[i], on[i], read()[i]) == (0, 1, 1)]
+    _require(len(flags) == 1, "requires_grad")
+    result = plain * 2
+    leaf, inner = _words(address, size // WORD), _words(word(result._cdata + metadata), size // WORD)
+    accumulator = plain.expand_as(plain).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    _require(accumulator is not None, "grad_fn")
+    again = (plain.detach().requires_grad_() * 3, plain * 4)
+    others = [_words(word(other._cdata + metadata), size // WORD) for other in again]
+    candidates = [
+        i
+        for i in range(1, size // WORD)
+        if leaf[i] == 0 and inner[i] and all(o[i] for o in others) and len({inner[i], *(o[i] for o in others)}) == 3
+    ]
+    candidates = [i for i in candidates if i * WORD < flags[0]]
+    _require(len(candidates) == 1, "grad_fn")
+    return metadata, flags[0], candidates[0] * WORD

@@ -1,0 +1,615 @@
+"""Recording what memory has to hold for guards to hold.
+
+A `Recorder` walks the sources of guards over the values of one call that fits them. For each step from a value to the
+next it notes words of memory which, as long as they stay, make the step lead to the same object: an object's class, the
+place of its `__dict__`, the version of a dict, an item of a list. Then it checks the guard itself on the object found,
+and notes the words that this depends on (a length, a tensor's sizes). So if all words still hold, all those guards do;
+nothing has to be kept alive for that: an address is only looked at after words of living objects have shown that it is
+still what it was.
+
+Guards and sources that cannot be followed in this way (properties, `__getattr__`, symbolic sizes, …) are *loose*: they
+stay Python expressions. So do the values that were seen to change while the guards still held (`Habits`).
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from bolide.dynamo import guards as guard_module
+from bolide.dynamo import layout as places
+from bolide.dynamo import native
+from bolide.dynamo.layout import KIND_MASK, Layout, Mismatch, word
+from bolide.dynamo.program import GlobalState, Guard, Source, TensorGuard
+from bolide.dynamo.state import state
+
+MISSING: Any = object()
+ALL = (1 << 64) - 1
+IMMUTABLE = frozenset(
+    [int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented), torch.dtype, torch.device]
+    + [torch.layout, torch.memory_format, torch.Size, range, types.CodeType, types.BuiltinFunctionType]
+)
+PLAIN_EQUALITY = frozenset([int, str, bytes, float])
+_HEAP_TYPE = 1 << 9
+_MODULE_GETATTR = torch.nn.Module.__getattr__
+_MODULE_MEMBERS = ("_parameters", "_buffers", "_modules")
+
+
+class Loose(Exception):
+    """This value or guard does not come down to words of memory."""
+
+
+@dataclass
+class Habits:
+    """What was seen to change from call to call while the guards held: `dicts` whose other items change, and
+    `values` that are other objects each time.
+    """
+
+    dicts: set[Source] = field(default_factory=set)
+    values: set[Source] = field(default_factory=set)
+
+
+@dataclass
+class Record:
+    """What a recording found. `roots`: the names that have to be the same objects. `dicts` and `values`: what was
+    relied on, to see at the next recording what has changed: by source, (object's id, version or item's id).
+    """
+
+    program: native.Program
+    roots: dict[Source, int]
+    dicts: dict[Source, tuple[int, int]]
+    values: dict[Source, int]
+
+
+def is_immutable(value: Any) -> bool:
+    cls = type(value)
+    if cls is tuple or cls is frozenset:
+        return all(map(is_immutable, value))
+    return cls in IMMUTABLE
+
+
+def class_attribute(cls: type, name: str) -> Any:
+    """What the class and its bases hold under `name`, unbound, or MISSING."""
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return MISSING
+
+
+class Recorder:
+    """One recording. `names`: the names of the values; `values`: theirs in this call."""
+
+    def __init__(self, layout: Layout, names: Sequence[str], values: Sequence[Any], habits: Habits) -> None:
+        self.layout = layout
+        self.habits = habits
+        self.slots = {Source("local", None, name): i for i, name in enumerate(names)}
+        self.slot_values: list[Any] = list(values)
+        self.head: list[int] = []  # instructions over slots
+        self.words: list[int] = []
+        self.tensors: list[int] = []
+        self.noted: dict[tuple[int, int], int] = {}
+        self.tables: list[array[int]] = []
+        self.facts: dict[Any, int] = {}
+        self.owned: dict[int, Any] = {}
+        self.pinned: dict[Source, Any] = {}
+        self.dict_homes: dict[int, Any] = {}
+        self.roots: dict[Source, int] = {}
+        self.dicts: dict[Source, tuple[int, int]] = {}
+        self.items: dict[Source, int] = {}
+
+    # ---- notes -------------------------------------------------------------------------------------------------------
+
+    def own(self, value: Any) -> int:
+        """Keep a value alive, because its address stands for it. Only for what cannot keep a model alive."""
+        self.owned[id(value)] = value
+        return id(value)
+
+    def note(self, address: int, expected: int, mask: int = ALL) -> None:
+        """The word at `address` has to stay `expected`; it is read here, before what it leads to."""
+        if word(address) & mask != expected:
+            raise Loose
+        before = self.noted.get((address, mask))
+        if before is None:
+            self.noted[address, mask] = expected
+            self.words += (address, mask, expected)
+        elif before != expected:
+            raise Loose
+
+    def note_class(self, value: Any) -> None:
+        """`type(value)` has to stay."""
+        self.note(id(value) + places.TYPE, self.own(type(value)))
+
+    def note_class_version(self, cls: type) -> None:
+        """Nothing that is looked up in `cls` or its bases may change."""
+        if not cls.__flags__ & _HEAP_TYPE:
+            return
+        version = places.class_version(cls, self.layout.class_version)
+        address = id(cls) + self.layout.class_version
+        aligned, shift = address & ~7, (address & 7) * 8
+        if not version:
+            raise Loose
+        self.own(cls)
+        self.note(aligned, version << shift, 0xFFFFFFFF << shift)
+
+    # ---- dicts -------------------------------------------------------------------------------------------------------
+
+    def namespace(self, owner: Any, source: Source) -> dict[str, Any]:
+        """The `__dict__` of an instance or module, which stays the same object."""
+        namespace = object.__getattribute__(owner, "__dict__")
+        if type(namespace) is not dict:
+            raise Loose
+        if id(owner) not in self.dict_homes:
+            self.note_class(owner)
+            place = places.instance_dict_place(owner)
+            if place is None:
+                raise Loose
+            self.note(place, id(namespace))
+            self.dict_homes[id(owner)] = owner
+        return namespace
+
+    def busy(self, table: dict[Any, Any], source: Source) -> bool:
+        """Whether a dict's items have to be followed one by one."""
+        if source in self.habits.dicts or source.kind == "object":
+            return True
+        return not self.layout.instance_versions and word(id(table) + places.DICT_VALUES) != 0
+
+    def note_dict(self, table: dict[Any, Any], source: Source) -> None:
+        """Nothing in a dict may change."""
+        version = word(id(table) + places.DICT_VERSION)
+        self.note(id(table) + places.DICT_VERSION, version)
+        self.dicts[source] = (id(table), version)
+
+    def note_keys(self, table: dict[Any, Any]) -> None:
+        """The table of keys of a dict has to stay where it is."""
+        keys = word(id(table) + places.DICT_KEYS)
+        self.note(id(table) + places.DICT_KEYS, keys)
+        self.note(keys + places.KEYS_KIND, word(keys + places.KEYS_KIND) & places.KEYS_KIND_MASK, places.KEYS_KIND_MASK)
+        self.note(id(table) + places.DICT_VALUES, word(id(table) + places.DICT_VALUES))
+
+    def note_item(self, table: dict[Any, Any], key: Any, source: Source, of_value: Source) -> Any:
+        """The value under a key, which stays; raises Loose when there is none."""
+        if not self.busy(table, source):
+            self.note_dict(table, source)
+            if not dict.__contains__(table, key):
+                raise Loose
+            return dict.__getitem__(table, key)
+        actual = next((k for k in dict.keys(table) if type(k) is str and k == key), None)
+        if actual is None or of_value in self.habits.values:
+            raise Loose
+        self.note_keys(table)
+        try:
+            at, entry = places.find_entry(table, actual, self.layout.first_value)
+        except Mismatch:
+            raise Loose from None
+        self.note(at, self.own(actual))
+        value = dict.__getitem__(table, key)
+        self.note(entry, id(value))
+        self.items[of_value] = id(value)
+        return value
+
+    def note_absent(self, table: dict[Any, Any], key: Any, source: Source) -> None:
+        """A key is not in a dict, and does not get in."""
+        if dict.__contains__(table, key):
+            raise Loose
+        if not self.busy(table, source):
+            self.note_dict(table, source)
+            return
+        self.note_keys(table)
+        first, step, count, to_value = places.keys_entries(table)
+        keys = word(id(table) + places.DICT_KEYS)
+        values = word(id(table) + places.DICT_VALUES)
+        self.note(keys + places.KEYS_COUNT, count)
+        present = {id(k): k for k in dict.keys(table)}
+        if not all(type(k) is str for k in present.values()):
+            raise Loose
+        for index in range(count):
+            at = first + index * step
+            entry = at + to_value if to_value else values + self.layout.first_value + index * places.WORD
+            name = word(at)
+            if name in present:
+                self.note(at, self.own(present[name]))
+            elif name == 0 or to_value:
+                self.note(at, name)
+                self.note(entry, 0)
+            else:  # a key of other instances of the class
+                self.note(at, name)
+                self.note(entry, 0)
+
+    # ---- sources -----------------------------------------------------------------------------------------------------
+
+    def value(self, source: Source) -> Any:
+        """The object at a source, which stays the same one. Raises Loose."""
+        found = self.pinned.get(source, MISSING)
+        if found is MISSING:
+            try:
+                found = self._follow(source)
+            except Loose:
+                found = Loose
+            self.pinned[source] = found
+        if found is Loose:
+            raise Loose
+        return found
+
+    def _follow(self, source: Source) -> Any:
+        if source in self.habits.values:
+            raise Loose
+        if source in self.slots:
+            value = self.slot_values[self.slots[source]]
+            self.head += (native.IS, self.slots[source], id(value))
+            self.roots[source] = id(value)
+            if is_immutable(value):
+                self.own(value)
+            return value
+        if source.kind == "object":
+            self.own(source.obj)
+            return source.obj
+        if source.kind == "global":
+            return self.note_item(source.obj, source.key[1], Source("object", None, None, source.obj), source)
+        if source.kind == "closure":
+            self.own(source.obj)
+            address = id(source.obj) + places.CELL_CONTENTS
+            expected = word(address)
+            if not expected:
+                raise Loose
+            self.note(address, expected)
+            self.items[source] = expected
+            value = source.obj.cell_contents
+            if id(value) != expected:
+                raise Loose
+            return value
+        if source.base is None:
+            raise Loose
+        base = self.value(source.base)
+        match source.kind:
+            case "type":
+                self.note_class(base)
+                return type(base)
+            case "namespace":
+                return self.namespace(base, source.base)
+            case "member":
+                return self.note_item(self.namespace(base, source.base), source.key, source.base, source)
+            case "attr":
+                return self._attribute(base, source)
+            case "dict_value" | "item" if isinstance(base, dict):
+                if source.kind == "item" and type(base) is not dict:
+                    raise Loose
+                return self.note_item(base, source.key, source.base, source)
+            case "item":
+                return self._item(base, source)
+        raise Loose
+
+    def _item(self, base: Any, source: Source) -> Any:
+        if type(base) not in (list, tuple) or type(source.key) is not int or not 0 <= source.key < len(base):
+            raise Loose
+        self.note_class(base)
+        self.note(id(base) + places.SIZE, len(base))
+        first = id(base) + places.TUPLE_ITEMS
+        if type(base) is list:
+            first = word(id(base) + places.LIST_ITEMS)
+            self.note(id(base) + places.LIST_ITEMS, first)
+        address = first + source.key * places.WORD
+        self.note(address, word(address))
+        value = base[source.key]
+        self.note(address, id(value))
+        self.items[source] = id(value)
+        return value
+
+    def _attribute(self, base: Any, source: Source) -> Any:
+        """`getattr(base, source.key)`, for the ways of finding it that have no code of their own."""
+        name, cls = source.key, type(base)
+        assert source.base is not None
+        if cls is types.ModuleType:
+            return self.note_item(self.namespace(base, source.base), name, source.base, source)
+        if isinstance(base, type):
+            return self._class_attribute(base, name)
+        if cls is types.MethodType and name in ("__self__", "__func__"):
+            value = getattr(base, name)
+            self.note_class(base)
+            offset = places.METHOD_SELF if name == "__self__" else places.METHOD_FUNCTION
+            self.note(id(base) + offset, id(value))
+            return value
+        if cls.__getattribute__ is not object.__getattribute__:
+            raise Loose
+        if name == "__dict__":
+            return self.namespace(base, source.base)
+        self.note_class(base)
+        self.note_class_version(cls)
+        shared = class_attribute(cls, name)
+        kind = type(shared)
+        if shared is not MISSING and (hasattr(kind, "__set__") or hasattr(kind, "__delete__")):
+            raise Loose
+        namespace = self.namespace(base, source.base)
+        if dict.__contains__(namespace, name):
+            return self.note_item(namespace, name, source.base, source)
+        if shared is MISSING or hasattr(kind, "__get__"):
+            raise Loose
+        self.note_absent(namespace, name, source.base)
+        return shared
+
+    def _class_attribute(self, cls: type, name: str) -> Any:
+        if type(cls) is not type:
+            self.note_class(cls)
+            self.note_class_version(type(cls))
+            if (
+                type(cls).__getattribute__ is not type.__getattribute__
+                or class_attribute(type(cls), name) is not MISSING
+            ):
+                raise Loose
+        self.note_class_version(cls)
+        value = class_attribute(cls, name)
+        if type(value) is staticmethod:
+            return value.__func__
+        if value is MISSING or (hasattr(type(value), "__get__") and type(value) is not types.FunctionType):
+            raise Loose
+        return value
+
+    # ---- values that are passed ----------------------------------------------------------------------------------------
+
+    def unpack(self, guards: Iterable[Guard], containers: Iterable[str]) -> None:
+        """Make slots of the items of passed tuples, lists and dicts whose lengths or keys are guarded, so that these
+        may be other objects in each call. `containers`: names that hold a tuple or a dict by the call itself.
+        """
+        kinds: dict[Source, Any] = {Source("local", None, name): None for name in containers}
+        listed = list(guards)
+        for guard in listed:
+            if guard.kind == "type" and guard.expected in (tuple, list, dict) and guard.source is not None:
+                kinds[guard.source] = guard.expected
+        for guard in listed:
+            source = guard.source
+            if source not in kinds or source not in self.slots or guard.kind not in ("length", "dict_keys"):
+                continue
+            assert source is not None
+            value, slot, start = self.slot_values[self.slots[source]], self.slots[source], len(self.slot_values)
+            if kinds[source] is not None:
+                self.head += (native.FIELD, slot, places.TYPE, id(kinds[source]))
+            if guard.kind == "length" and type(value) in (tuple, list):
+                op = native.TUPLE if type(value) is tuple else native.LIST
+                self.head += (op, start, slot, len(value))
+                items: list[tuple[Source, Any]] = [(Source("item", source, i), v) for i, v in enumerate(value)]
+            elif guard.kind == "dict_keys" and type(value) is dict and all(type(k) is str for k in value):
+                self.head += (native.DICT, start, slot, len(value), *map(self.own, value))
+                items = [(Source("dict_value", source, k), v) for k, v in value.items()]
+            else:
+                continue
+            for at, item in items:
+                self.slots[at] = len(self.slot_values)
+                self.slot_values.append(item)
+
+    def _check_passed(self, guard: Guard) -> bool:
+        """Check a guard on a slot by the slot's value; False if it has to be the same object instead."""
+        assert guard.source is not None
+        slot = self.slots[guard.source]
+        value, expected = self.slot_values[slot], guard.expected
+        kind = type(value)
+        if guard.kind == "tensor":
+            self.head += (native.TENSOR, slot, self.tensor_facts(value, expected))
+            return True
+        if guard.kind == "equals":
+            if not guard_module.same_constant(value, expected):
+                raise Loose
+            if value is None or value is True or value is False or kind in (torch.dtype, torch.layout):
+                self.head += (native.IS, slot, self.own(value))
+            elif kind in PLAIN_EQUALITY and not (kind is float and (value == 0.0 or math.isnan(value))):
+                self.head += (native.EQUALS, slot, self.own(value))
+            else:
+                raise Loose
+            return True
+        if guard.kind == "is" and value is expected:
+            self.head += (native.IS, slot, self.own(expected))
+            return True
+        if guard.kind == "type" and kind is expected:
+            self.head += (native.FIELD, slot, places.TYPE, self.own(kind))
+            return True
+        if guard.kind in ("length", "dict_keys") and kind in (tuple, list, dict):
+            unpacked = any(source.base == guard.source for source in self.slots)
+            return unpacked or (not value and self._check_empty(slot))
+        return False
+
+    def _check_empty(self, slot: int) -> bool:
+        self.head += (native.FIELD, slot, places.SIZE, 0)
+        return True
+
+    # ---- guards --------------------------------------------------------------------------------------------------------
+
+    def check(self, guard: Guard) -> None:
+        """Note what makes a guard hold. Raises Loose, also when it does not hold."""
+        if guard.kind == "global_state":
+            self._check_state(guard.expected)
+            return
+        source, expected = guard.source, guard.expected
+        if source is None:
+            raise Loose
+        if source in self.slots and self._check_passed(guard):
+            return
+        if guard.kind in ("same", "distinct"):
+            if (self.value(source) is self.value(expected)) is not (guard.kind == "same"):
+                raise Loose
+            return
+        value = self.value(source)
+        match guard.kind:
+            case "type" if type(value) is expected:
+                self.note_class(value)
+            case "is" if value is expected:
+                self.own(expected)
+            case "equals":
+                self._check_constant(value, expected)
+            case "length":
+                self._check_length(value, expected)
+            case "has_key" if isinstance(value, dict):
+                if expected[1]:
+                    self.note_item(value, expected[0], source, Source("dict_value", source, expected[0]))
+                else:
+                    self.note_absent(value, expected[0], self._namespace_source(source))
+            case "dict_keys" if isinstance(value, dict) and not self.busy(value, self._namespace_source(source)):
+                self.note_dict(value, source)
+                if not guard_module.same_constant(list(dict.keys(value)), expected):
+                    raise Loose
+            case "has_attr" if not expected[1]:
+                self._check_no_attribute(value, expected[0], source)
+            case "tensor" if isinstance(value, torch.Tensor):
+                self.tensors += (id(value), self.tensor_facts(value, expected))
+            case _:
+                raise Loose
+
+    @staticmethod
+    def _namespace_source(source: Source) -> Source:
+        """The source under which a dict is known: a `__dict__` goes by its owner."""
+        named = source.kind == "namespace" or (source.kind == "attr" and source.key == "__dict__")
+        return source.base if named and source.base is not None else source
+
+    def _check_constant(self, value: Any, expected: Any) -> None:
+        if not guard_module.same_constant(value, expected):
+            raise Loose
+        if is_immutable(value):
+            self.own(value)
+            return
+        if type(value) is not list or not all(map(is_immutable, value)):
+            raise Loose
+        self.note_class(value)
+        self.note(id(value) + places.SIZE, len(value))
+        items = word(id(value) + places.LIST_ITEMS)
+        self.note(id(value) + places.LIST_ITEMS, items)
+        for index, item in enumerate(value):
+            self.note(items + index * places.WORD, self.own(item))
+
+    def _check_length(self, value: Any, expected: int) -> None:
+        for kind in (dict, list, tuple):
+            if isinstance(value, kind) and type(value).__len__ is kind.__len__ and len(value) == expected:
+                self.note(id(value) + places.SIZE, expected)
+                return
+        raise Loose
+
+    def _check_no_attribute(self, value: Any, name: str, source: Source) -> None:
+        cls = type(value)
+        if cls.__getattribute__ is not object.__getattribute__:
+            raise Loose
+        self.note_class(value)
+        self.note_class_version(cls)
+        if class_attribute(cls, name) is not MISSING:
+            raise Loose
+        hook = class_attribute(cls, "__getattr__")
+        if hook is not MISSING and hook is not _MODULE_GETATTR:
+            raise Loose
+        self.note_absent(self.namespace(value, source), name, source)
+        if hook is _MODULE_GETATTR:
+            for holder in _MODULE_MEMBERS:
+                at = Source("member", source, holder)
+                self.note_absent(self.value(at), name, at)
+
+    def tensor_facts(self, tensor: torch.Tensor, expected: TensorGuard) -> int:
+        """The address of what makes a tensor fit."""
+        if not all(type(size) is int for size in (*expected.shape, *expected.stride)):
+            raise Loose
+        if not guard_module.tensor_fits(tensor, expected):
+            raise Loose
+        known = self.facts.get(expected)
+        if known is not None:
+            return known
+        layout, dims = self.layout, len(expected.shape)
+        far = dims > places.INLINE_DIMS
+        flags = native.FAR_SIZES if far else 0
+        if expected.requires_grad:
+            flags |= native.REQUIRES_GRAD
+            if expected.cls is not torch.nn.Parameter:
+                flags |= native.LEAF if expected.leaf else native.NOT_LEAF
+        impl = tensor._cdata
+        fixed = [(layout.kind, KIND_MASK), (layout.keys, layout.plain_keys)]
+        to_strides = dims * places.WORD if far else layout.strides - layout.sizes
+        numbers = [(i * places.WORD, size) for i, size in enumerate(expected.shape)]
+        numbers += [(to_strides + i * places.WORD, stride) for i, stride in enumerate(expected.stride)]
+        table = native.words(
+            [self.own(expected.cls), dims, flags, len(fixed), len(numbers)]
+            + [part for offset, mask in fixed for part in (offset, mask, word(impl + offset) & mask)]
+            + [part for pair in numbers for part in pair]
+        )
+        self.tables.append(table)
+        self.facts[expected] = native.address(table)
+        return self.facts[expected]
+
+    def _check_state(self, expected: GlobalState) -> None:
+        """`busy() is None` and `global_state() == expected`."""
+        if expected.autocast or guard_module.global_state() != expected or guard_module.busy() is not None:
+            raise Loose
+        casts = torch._C._dispatch_tls_local_exclude_set().raw_repr()
+        self.head += (native.STATE, casts, *native.thread_state(self.layout))
+        self.head += (native.ATTRIBUTE_IS, self.own(state), self.own("disabled"), self.own(0))
+        for module, name in ((forward_ad, "_current_level"), (torch.fx._symbolic_trace, "_is_fx_tracing_flag")):
+            self.note_item(
+                module.__dict__, name, Source("object", None, None, module.__dict__), Source("attr", None, name)
+            )
+
+    # ---- result --------------------------------------------------------------------------------------------------------
+
+    def result(self, source: Source) -> tuple[int, int]:
+        """Where the value at `source` comes from when everything holds. Raises Loose."""
+        if source in self.slots:
+            return self.slots[source], 0
+        return -1, id(self.value(source))
+
+    def instructions(self) -> list[int]:
+        return [
+            *self.head,
+            *((native.WORDS, len(self.words) // 3, *self.words) if self.words else ()),
+            *((native.TENSORS, len(self.tensors) // 2, *self.tensors) if self.tensors else ()),
+        ]
+
+
+Rest = Callable[[Sequence[Guard], Sequence[Source]], Callable[..., Any]]
+
+
+def record(
+    layout: Layout,
+    names: Sequence[str],
+    containers: Sequence[str],
+    values: Sequence[Any],
+    guards: Sequence[Guard],
+    wanted: Sequence[Source],
+    habits: Habits,
+    make_rest: Rest,
+) -> Record:
+    """Record guards that hold for a call in which the names have `values`. `make_rest(guards, wanted)` makes the
+    function that checks the loose guards and reads the loose values.
+    """
+    recorder = Recorder(layout, names, values, habits)
+    recorder.unpack(guards, containers)
+    loose: list[Guard] = []
+    for guard in guards:
+        try:
+            recorder.check(guard)
+        except Loose:
+            loose.append(guard)
+    results: list[tuple[int, int]] = []
+    left: list[Source] = []
+    for source in wanted:
+        try:
+            results.append(recorder.result(source))
+        except Loose:
+            results.append((-2, len(left)))
+            left.append(source)
+    rest = make_rest(loose, left) if loose or left else None
+    program = native.make_program(
+        len(recorder.slot_values),
+        recorder.instructions(),
+        results,
+        rest,
+        recorder.tables,
+        list(recorder.owned.values()),
+    )
+    return Record(program, recorder.roots, recorder.dicts, recorder.items)
+
+
+def changed(before: Record, now: Record) -> Iterator[tuple[str, Source]]:
+    """What a new recording of the same roots found changed: ("dicts" or "values", source)."""
+    for source, (table, version) in now.dicts.items():
+        if before.dicts.get(source, (table, version)) != (table, version):
+            yield "dicts", source
+    for source, item in now.values.items():
+        if before.values.get(source, item) != item:
+            yield "values", source
