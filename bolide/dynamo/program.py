@@ -16,7 +16,7 @@ import torch
 from bolide.symbolic import Cond, Expr
 from bolide.tracing import Trace, TracedTensor, UserFrame
 
-SourceKind = Literal["local", "global", "closure", "attr", "item", "type", "dict_value", "object", "apply"]
+SourceKind = Literal["local", "global", "closure", "attr", "item", "type", "dict_value", "object", "apply", "member", "namespace"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,8 @@ class Source:
     (key: free variable name; `obj` holds the cell), ``object`` (a live Python object held by `obj`, e.g. an imported
     module), ``attr`` (key: name), ``item`` (key: a constant), ``type`` (`type(base)`), ``dict_value`` (key: a
     constant; reads a ``dict`` bypassing user-defined ``__getitem__``), ``apply`` (`obj(base, *key)`: a function that
-    changes nothing, and constants).
+    changes nothing, and constants), ``member`` and ``namespace`` (key: name, None): an item of an instance's ``__dict__``
+    and the ``__dict__`` itself, past any ``__getattribute__`` of its class.
     Two sources are equal when they are the same path: same kinds and keys, the same objects held.
     """
 
@@ -69,13 +70,12 @@ class TensorGuard:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A symbolic integer: its name in expressions, where it is read, which dimension of which tensor it is (None: an
-    integer), and whether the user said that it must not be fixed."""
+    """A symbolic integer: its name in expressions, where it is read, and whether the user said that it must not be
+    fixed. `places`: all that it stands for, dimensions of tensors or (None) integers."""
 
     name: str
     source: Source
-    owner: Source
-    dim: int | None
+    places: list[tuple[Source, int | None]]
     marked: bool = False
 
 
@@ -110,6 +110,7 @@ GuardKind = Literal[
     "dict_keys",  # list(dict.keys(x)) == expected
     "has_key",  # dict.__contains__(x, key) is expected[1], expected = (key, bool)
     "has_attr",  # hasattr(x, key) is expected[1], expected = (name, bool)
+    "class_lacks",  # no class in x.__mro__ has an attribute of its own named `expected`
     "not_aliased",  # expected: sources of tensors of which no two share a storage
     "same",  # x is the object at source `expected`
     "distinct",  # x is not the object at source `expected`

@@ -8,7 +8,7 @@ far share one symbol.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from bolide.tracing import Trace
 
 _log = log.logger("dynamo")
 Values = tuple[int, ...]  # the sizes of a tensor, or an integer alone
+Place = tuple[Source, int | None]  # a dimension of a tensor, or an integer
+Bounds = tuple[int | None, int | None]
 _MARKS = "_bolide_sizes"
 _REGISTERED = ("_parameters", "_buffers")
 
@@ -96,7 +98,7 @@ class SizeHistory:
         self.name = name
         self.dynamic = dynamic
         self.captures: list[dict[Source, Values]] = []
-        self.fixed: dict[tuple[Source, int | None], UserFrame | None] = {}  # what the program needs to know, and where
+        self.fixed: dict[Place, UserFrame | None] = {}  # what the program needs to know, and where
 
     def past(self, source: Source, rank: int) -> list[Values | None]:
         """The values met at a place, one for each earlier capture; None where it was not read or had another rank."""
@@ -110,7 +112,7 @@ class SizeHistory:
         Raises ConstraintError for a dimension that was marked dynamic."""
         needed = specialised(captured)
         for symbol, value, where in needed:
-            self.fixed[symbol.owner, symbol.dim] = where
+            self.fixed.update(dict.fromkeys(symbol.places, where))
             what = sources.text(symbol.source)
             if symbol.marked and not config.allow_ignore_mark_dynamic:
                 raise ConstraintError(what, value, where)
@@ -150,8 +152,10 @@ class Symbols:
                 continue
             if mark is _UNMARKED and not self._changes(value, old):
                 continue
-            symbol = Symbol("", size_source(source, dim), source, dim, mark.kind == "dynamic")
-            size = self._symbol(symbol, value, (value, *old), f"{name}_size{dim}", max(mark.lo or 0, 2), mark.hi)
+            bounds = max(mark.lo or 0, 2), mark.hi
+            marked = mark.kind == "dynamic"
+            key, called = (value, *old, marked, bounds), f"{name}_size{dim}"
+            size = self._symbol((source, dim), size_source(source, dim), value, key, called, bounds, marked)
             if isinstance(size, torch.SymInt):
                 found[dim] = size
         return found
@@ -165,9 +169,7 @@ class Symbols:
         old = [values and values[0] for values in history.past(source, 1)]
         if not self._changes(value, old):
             return value
-        made: int | torch.SymInt = self._symbol(
-            Symbol("", source, source, None), value, ("int", source, value, *old), name, None, None
-        )
+        made: int | torch.SymInt = self._symbol((source, None), source, value, source, name, (None, None))
         return made
 
     def _may_change(self, real: torch.Tensor, source: Source) -> bool:
@@ -183,15 +185,19 @@ class Symbols:
             return True
         return config.automatic_dynamic_shapes and any(old is not None and old != value for old in past)
 
-    def _symbol(self, symbol: Symbol, value: int, key: Any, name: str, lo: int | None, hi: int | None) -> Any:
-        """A new symbol, or the one that was equal to it in every capture so far."""
-        key = (key, lo, hi)
+    def _symbol(
+        self, place: Place, source: Source, value: int, key: Any, name: str, bounds: Bounds, marked: bool = False
+    ) -> Any:
+        """A new symbol, or the one with this key."""
         size = self._shared.get(key)
         if size is None:
-            size = self.trace.size(value, name, lo, hi)
+            size = self.trace.size(value, name, *bounds)
             if isinstance(size, torch.SymInt):
                 self._shared[key] = size
-                self.found.append(replace(symbol, name=size.node.expr.text()))
+                self.found.append(Symbol(size.node.expr.text(), source, [], marked))
+        if isinstance(size, torch.SymInt):
+            known = next(other for other in self.found if other.name == size.node.expr.text())
+            known.places.append(place)
         return size
 
     def read_by(self, expressions: Iterable[int | Expr]) -> tuple[tuple[str, Source], ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from math import gcd, prod
+from math import gcd, inf, prod
 from typing import Any, Literal, cast
 from weakref import WeakValueDictionary
 
@@ -145,6 +145,17 @@ class Expr:
                 hi = None if hi is None or high is None else hi + coefficient * high
             self._bounds = (lo, hi)
         return self._bounds
+
+    def least(self) -> float:
+        """A lower bound that `bounds` may not see, minus infinity if there is none: with every variable counted from
+        its own lower bound, a sum of products without negative coefficients is nowhere less than its constant. So
+        s0*s1 - s1 - 1 is at least 1 for sizes from 2 on."""
+        least = self.bounds()[0]
+        if least is None:
+            variables = self.variables()
+            if all(v.bounds()[0] is not None for v in variables.values()):
+                least = self.subs({name: Expr.var(name) + v.bounds()[0] for name, v in variables.items()}).bounds()[0]
+        return -inf if least is None else least
 
     def coefficient(self, name: str) -> Expr | None:
         """The stride with respect to variable `name` (0 when it does not occur), or None if the expression is not

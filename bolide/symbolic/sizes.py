@@ -43,6 +43,11 @@ class ShapeEnv:
         """Whether the condition holds in this run; what is found becomes a guard unless it always holds."""
         if condition.is_const:
             return condition.value
+        if condition.op == ">=":
+            if condition.expr.least() >= 0:
+                return True
+        elif condition.expr.least() > 0 or (-condition.expr).least() > 0:
+            return condition.op == "!="
         if self.closed:
             return self._known(condition)
         truth = condition.evaluate(self.hints)

@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported
-from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides, same_sizes
+from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides, hint_of, same_sizes
 from bolide.tracing.rules.common import format_strides, is_dense, like_strides
 from bolide.tracing.rules.registry import infer_from, qualified
 from bolide.tracing.tensor import TracedTensor, ViewStep
@@ -400,8 +400,8 @@ def _fused_sdp_choice(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     def stand_in(arg: Any) -> Any:
         if not isinstance(arg, torch.Tensor):
             return arg
-        shape, stride = [int(size) for size in arg.shape], [int(step) for step in arg.stride()]
-        real = torch.empty_strided(shape, stride, dtype=arg.dtype, device=arg.device)
+        shape, stride = map(hint_of, arg.shape), map(hint_of, arg.stride())
+        real = torch.empty_strided(tuple(shape), tuple(stride), dtype=arg.dtype, device=arg.device)
         return real.requires_grad_(arg.requires_grad)
 
     return func(*map(stand_in, args), **{key: stand_in(arg) for key, arg in kwargs.items()})
@@ -410,7 +410,7 @@ def _fused_sdp_choice(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 # ---- operations that write without saying so ----------------------------------------------------------------------
 
 
-@handler("native_batch_norm")
+@handler("native_batch_norm", "_native_batch_norm_legit")
 def _native_batch_norm(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """Running statistics are written although the schema does not say it."""
     values: list[Any] = [*args, *kwargs.values()]

@@ -40,7 +40,7 @@ def emit(group: Group, stored: frozenset[str], ctx: Context, name: str) -> Kerne
     inside, scratch = _passes(pieces, nest)
     body = _outer_loops(nest, inside)
     params = _params(pieces, ctx)
-    sizes = sorted(_size_names(pieces, nest))
+    sizes = sorted(_size_names(pieces, nest).union(*(param.numel.free_vars for param in params)))
     origins = tuple(dict.fromkeys(origin for stage in group.stages for origin in stage.origins))
     return Kernel(name, params, body, tuple(sizes), tuple(scratch), origins)
 
