@@ -17,6 +17,7 @@ from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
+from bolide.dynamo.reified import generator_effects
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.sizes import SizeHistory, Symbols
 from bolide.dynamo.values.outside import CONSTANT_TYPES, MODULE_INTERNALS, Deferred, World
@@ -132,7 +133,7 @@ class _Attempt:
             world.where = functools.partial(_definition, self.code)
         rebuilder = Rebuilder(world)
         recipe = rebuilder.recipe(result)
-        effects = rebuilder.effects() + _deferred(machine, rebuilder)
+        effects = rebuilder.effects() + generator_effects(rebuilder) + _deferred(machine, rebuilder)
         effects = [*rebuilder.fills, *effects]
         if grad_after != grad_mode:
             effects.append(_call_effect(torch._C._set_grad_enabled, grad_after))
@@ -230,7 +231,7 @@ def _arguments(
     declared = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
     extra = [key for key in kwargs if key not in declared]
     keywords = {}
-    rest = Source("local", None, variadic[-1]) if code.co_flags & inspect.CO_VARKEYWORDS else None
+    rest = Source("local", None, variadic[bool(code.co_flags & inspect.CO_VARARGS)]) if code.co_flags & inspect.CO_VARKEYWORDS else None
     if rest is not None:
         world.guard(rest, "dict_keys", extra)
     for key, value in kwargs.items():

@@ -19,7 +19,6 @@ from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import OPCODES, Handler, Machine
 from bolide.dynamo.opcodes import NULL
 from bolide.dynamo.values.outside import MISSING
-from bolide.support.errors import Unsupported
 
 _NATIVE: dict[str, Handler] = {}
 
@@ -104,8 +103,8 @@ def _is_light(frame: Frame) -> bool:
     if name == "LOAD_FAST":
         following = frame.code.ops[frame.pc + 1]
         return type(frame.locals[frame.code.args[frame.pc]]) in _SCALARS or following in ("RETURN_VALUE", "STORE_FAST")
-    if name == "FOR_ITER":
-        return True
+    if name == "FOR_ITER":  # the bodies of reified generators are better captured
+        return type(frame.stack[-1]) is not types.GeneratorType
     if name == "UNPACK_SEQUENCE":
         return type(frame.stack[-1]) in (tuple, list)
     count = _LIGHT_ON_SCALARS.get(name)
@@ -396,8 +395,8 @@ def _before_with(vm: Machine, frame: Frame, arg: Any) -> None:
     frame.stack.append(enter.__get__(manager, cls)())
 
 
-@_native("RETURN_GENERATOR", "YIELD_VALUE", "SEND")
-def _suspending(vm: Machine, frame: Frame, arg: Any) -> None:
-    raise Unsupported("a generator goes on in eager", vm.where())
-
-
+@_native("YIELD_VALUE")
+def _yield_value(vm: Machine, frame: Frame, arg: Any) -> None:
+    if frame.generator is not None:
+        frame.generator.native = None
+    OPCODES["YIELD_VALUE"](vm, frame, arg)

@@ -62,18 +62,20 @@ class Generator:
     """A suspended frame that yields. `started`, `running` and `done` as in CPython; `kind`: "generator" or "coroutine".
 
     CPython runs the `finally` blocks of a suspended generator when its last reference goes; `abandon` is what does that
-    while a program is interpreted."""
+    while a program is interpreted. `native` is the native generator that a frame on the stack of real frames is the
+    body of (see `reified`)."""
 
-    __slots__ = ("__weakref__", "abandon", "done", "frame", "kind", "name", "running", "started")
+    __slots__ = ("__weakref__", "abandon", "done", "frame", "kind", "name", "native", "running", "started")
 
     def __init__(self, frame: Frame, name: str, kind: str = "generator") -> None:
         self.frame, self.name, self.kind = frame, name, kind
         self.started = self.running = self.done = False
         self.abandon: Callable[[Generator], None] | None = None
+        self.native: Any = None
 
     def finish(self) -> None:
         """The body has come to its end; what it held is let go."""
-        self.done, self.running = True, False
+        self.done, self.running, self.native = True, False, None
         self.frame.generator, self.frame.locals, self.frame.stack = None, [], []
 
     def __del__(self) -> None:

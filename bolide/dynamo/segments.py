@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from bolide.dynamo.bytecode import Code
-from bolide.dynamo.frames import Frame
+from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.liveness import live_locals
 from bolide.dynamo.opcodes import NULL
 from bolide.dynamo.values.outside import MISSING
@@ -22,7 +22,8 @@ _VALUED = frozenset({"instance", "default"})  # what `then_value` is a value of 
 
 class FrameShape(NamedTuple):
     """Everything of a frame but its values. `bound`: the fast locals that are saved; `stack`: False for a NULL;
-    `errors`: how many exceptions are being handled; `constant`: `then_value`, where it is not a value of the program.
+    `errors`: how many exceptions are being handled; `constant`: `then_value`, where it is not a value of the program;
+    `generator`: whether it is the body of a generator.
     """
 
     code: Code
@@ -33,6 +34,7 @@ class FrameShape(NamedTuple):
     errors: int
     then: str
     constant: Any
+    generator: bool
 
 
 class Shape:
@@ -60,7 +62,7 @@ class Shape:
             names = [frame.code.locals_names[index] for index in frame.bound]
             names += [f"stack{i}" for i, value in enumerate(frame.stack) if value]
             names += [f"error{i}" for i in range(frame.errors)]
-            names += ["result"] * (frame.then in _VALUED)
+            names += ["result"] * (frame.then in _VALUED) + ["generator"] * frame.generator
             for name in names:
                 name = name if name.isidentifier() and not keyword.iskeyword(name) else "iterable"
                 found[_distinct(name, found)] = None
@@ -98,8 +100,8 @@ def flatten(frames: Sequence[Frame]) -> tuple[Shape, list[Any]]:
 
 
 def _flatten(frame: Frame, values: list[Any]) -> FrameShape:
-    if frame.generator is not None or frame.namespace is not None:
-        raise Unsupported("a break inside a generator or the body of a class", None)
+    if frame.namespace is not None:
+        raise Unsupported("a break inside the body of a class", None)
     live = live_locals(frame.code)[frame.pc]
     bound = []
     for index, value in enumerate(frame.locals):
@@ -113,8 +115,18 @@ def _flatten(frame: Frame, values: list[Any]) -> FrameShape:
     if frame.then in _VALUED:
         values.append(constant)
         constant = None
+    if frame.generator is not None:
+        values.append(frame.generator.native or frame.generator)
     return FrameShape(
-        frame.code, frame.pc, id(frame.globals), tuple(bound), stack, len(frame.exceptions), frame.then, constant
+        frame.code,
+        frame.pc,
+        id(frame.globals),
+        tuple(bound),
+        stack,
+        len(frame.exceptions),
+        frame.then,
+        constant,
+        frame.generator is not None,
     )
 
 
@@ -131,8 +143,20 @@ def unflatten(shape: Shape, values: Sequence[Any]) -> list[Frame]:
         frame.exceptions = [next(rest) for _ in range(part.errors)]
         frame.then = part.then
         frame.then_value = next(rest) if part.then in _VALUED else part.constant
+        if part.generator:
+            _adopt(next(rest), frame)
         frames.append(frame)
     return frames
+
+
+def _adopt(owner: Any, frame: Frame) -> None:
+    """Make `frame` the running body of a generator: one of the interpreter's, or the native one it lives in."""
+    record = owner
+    if type(owner) is not Generator:
+        record = owner.gi_frame.f_locals["record"]
+        record.native = owner  # until it yields or returns
+    record.frame, frame.generator = frame, record
+    record.started = record.running = True
 
 
 def is_local(shape: Shape) -> list[bool]:
@@ -142,5 +166,5 @@ def is_local(shape: Shape) -> list[bool]:
         variables = len(part.code.code.co_varnames)
         cells = part.code.cellvars
         found += [i < variables and part.code.locals_names[i] not in cells for i in part.bound]
-        found += [False] * (sum(part.stack) + part.errors + (part.then in _VALUED))
+        found += [False] * (sum(part.stack) + part.errors + (part.then in _VALUED) + part.generator)
     return found

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import operator
 import os
 import re
 import sys
@@ -117,7 +118,11 @@ class Overlay:
     ) -> None:
         self.owner = owner
         self.world, self.real, self.source, self.child = world, real, source, child
-        self.itself = attribute_source(source, "__dict__") if child is attribute_source else source
+        self.itself = source
+        if child is attribute_source:
+            self.itself = attribute_source(source, "__dict__")
+            if not isinstance(owner, type) and type(owner).__getattribute__ is not object.__getattribute__:
+                self.child, self.itself = member_source, Source("namespace", source, None)
         self.known: dict[Any, Any] = {}
         self.original: dict[Any, Any] = {}
         self.complete: dict[Any, Any] | None = None
@@ -126,6 +131,8 @@ class Overlay:
 
     def get(self, key: Any) -> Any:
         """The value under `key`, or MISSING. Guards what was read, absence included."""
+        if type(key) is not str:
+            key = self.world.real_key(key)
         if self.complete is not None:
             return self.complete.get(key, MISSING)
         found = self.known.get(key, MISSING)
@@ -139,6 +146,8 @@ class Overlay:
 
     def peek(self, key: Any) -> Any:
         """As `get`, but absence is not guarded (used where presence elsewhere implies it)."""
+        if type(key) is not str:
+            key = self.world.real_key(key)
         if self.complete is not None:
             return self.complete.get(key, MISSING)
         if key in self.known:
@@ -147,6 +156,8 @@ class Overlay:
 
     def set(self, key: Any, value: Any) -> None:
         """Write; MISSING deletes."""
+        if type(key) is not str:
+            key = self.world.real_key(key)
         if key not in self.original:
             self.original[key] = (
                 self.world.wrap(dict.__getitem__(self.real, key), self.child(self.source, key))
@@ -236,7 +247,7 @@ class Outside:
     """A mutable object of the outside world. One per real object and capture, so identity is the real object's
     identity."""
 
-    __slots__ = ("__weakref__", "attrs", "cls", "items", "real", "slot_values", "source")
+    __slots__ = ("__weakref__", "attrs", "cls", "items", "real", "slot_values", "source", "world")
 
     def __init__(self, world: World, real: Any, source: Source) -> None:
         self.real, self.source, self.cls = real, source, type(real)
@@ -248,6 +259,21 @@ class Outside:
         if isinstance(real, dict):
             self.items = world.overlay(real, source, dict_value_source, real)
         self.slot_values: Overlay | None = None
+        self.world = world
+
+    def __hash__(self) -> int:
+        """As the object's class defines it, so that native containers find it as they would the object."""
+        method = self.world.lookup(self.cls, "__hash__")
+        if type(method) is types.FunctionType:
+            return int(self.world.evaluate(method, [self]))
+        if method is None:
+            raise TypeError(f"unhashable type: '{self.cls.__name__}'")
+        return id(self.real) >> 4
+
+    def __eq__(self, other: object) -> Any:
+        if self is other:
+            return True
+        return bool(self.world.evaluate(operator.eq, [self, other]))
 
     def slots(self, world: World) -> Overlay:
         """The values of `__slots__` and of C-level attributes, as an overlay of a copy of them."""
@@ -328,12 +354,25 @@ def attribute_source(base: Source, name: Any) -> Source:
     return Source("attr", base, name)
 
 
+def member_source(base: Source, name: Any) -> Source:
+    """An attribute of an instance whose class has its own way of reading them, which must not be run again."""
+    return Source("member", base, name)
+
+
 def dict_value_source(base: Source, key: Any) -> Source:
     return Source("dict_value", base, key)
 
 
 def global_source(base: Source, name: Any) -> Source:
     return Source("global", None, (id(base.obj), name), base.obj)
+
+
+Wrapper = Callable[["World", Any, Source], Any]
+WRAPPERS: dict[type, Wrapper] = {}  # how to wrap instances of a class; None where it has nothing to say
+
+
+def _no_machine(function: Any, args: list[Any]) -> Any:
+    raise AssertionError("nothing of the program can be run here")
 
 
 class World:
@@ -353,8 +392,10 @@ class World:
         self.cells: dict[int, tuple[types.CellType, Any, Any]] = {}  # id(cell) -> (cell, original, value)
         self.own_cells: dict[int, types.CellType] = {}
         self.streams: list[Stream] = []
+        self.generators: list[tuple[Any, Any]] = []  # those that live across a break, and where they stood
         self.mirrors: dict[int, tuple[Any, Source]] = {}  # id(value) -> value, the outside object it stands for
         self.where: Callable[[], UserFrame | None] = lambda: None
+        self.evaluate: Callable[[Any, list[Any]], Any] = _no_machine
         self.own_functions: dict[int, Any] = {}
         self.once: set[Any] = set()  # what has been guarded already
         self.places: dict[int, int] = {}  # id of a traced input -> its index
@@ -407,7 +448,12 @@ class World:
         written = owner.attrs is not None and name in owner.attrs.original and owner.attrs.original[name] is not MISSING
         if (id(owner), name) not in self.once and not written:
             self.once.add((id(owner), name))
-            self.guard(owner.source, "has_attr", (name, False))
+            if owner.attrs is None:
+                self.guard(owner.source, "has_attr", (name, False))
+                return
+            owner.attrs.rely_on_absence(name)
+            if not is_library_class(owner.cls):
+                self.guard(Source("object", None, None, owner.cls), "class_lacks", name)
 
     def input_place(self, tensor: Any) -> int | None:
         """The index of the input that a traced tensor is, or None."""
@@ -415,6 +461,20 @@ class World:
         while len(self.places) < len(inputs):
             self.places[id(inputs[len(self.places)])] = len(self.places)
         return self.places.get(id(tensor))
+
+    def real_key(self, key: Any) -> Any:
+        """The key of an outside dict that a value stands for: an outside object or input is itself (guarded)."""
+        if type(key) is Outside:
+            known = (key.real, key.source)
+        elif type(key) is TracedTensor and (place := self.input_place(key)) is not None:
+            known = (self.input_tensors[place], self.inputs[place])
+        else:
+            return key
+        real, source = known
+        if (id(real), "key") not in self.once:
+            self.once.add((id(real), "key"))
+            self.guard(source, "is", real)
+        return real
 
     # -- wrapping
 
@@ -473,9 +533,12 @@ class World:
             function = self.wrap(real.__func__, Source("attr", source, "__func__"))
             return types.MethodType(function, owner)
         if isinstance(real, tuple):  # namedtuples and structseqs
+            if not cls.__flags__ & (1 << 9) and is_constant(tuple(real)):
+                self.guard(source, "is", real)
+                return real
             self.guard(source, "type", cls)
             parts = [self.wrap(item, Source("item", source, i)) for i, item in enumerate(tuple.__iter__(real))]
-            return tuple.__new__(cls, parts) if hasattr(cls, "_fields") else cls(parts)
+            return tuple.__new__(cls, parts) if cls.__flags__ & (1 << 9) else cls(parts)
         if cls is functools.partial:
             self.guard(source, "type", cls)
             function = self.wrap(real.func, Source("attr", source, "func"))
@@ -485,7 +548,7 @@ class World:
         if isinstance(real, numpy.generic):
             self.guard(source, "equals", real)
             return real
-        if isinstance(real, Iterator) and is_readable(real):
+        if issubclass(cls, Iterator) and is_readable(real):
             self.guard(source, "type", cls)
             stream = Stream(self, real, source)
             self.streams.append(stream)
@@ -494,6 +557,11 @@ class World:
             raise Unsupported(f"a NumPy value ({cls.__name__}) is read", self.where(), "pass tensors or Python numbers")
         if not (source.key in MODULE_INTERNALS and source.kind == "attr" and isinstance(real, dict)):
             self.guard(source, "type", cls)
+        wrapper = WRAPPERS.get(cls)
+        if wrapper is not None:
+            made = wrapper(self, real, source)
+            if made is not None:
+                return made
         return Outside(self, real, source)
 
     def _wrap_tensor(self, real: torch.Tensor, source: Source) -> Any:

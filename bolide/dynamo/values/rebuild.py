@@ -9,12 +9,12 @@ import enum
 import functools
 import gc
 import types
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 import torch
 
-from bolide.dynamo.frames import Generator
 from bolide.dynamo.program import Effect, Recipe
 from bolide.dynamo.values.iterators import REDUCIBLE, advance, reduced, restored
 from bolide.dynamo.values.outside import (
@@ -104,6 +104,9 @@ def make_function(
     made.__qualname__ = attributes.pop("__qualname__")
     made.__dict__.update(attributes)
     return made
+
+
+RECIPES: dict[type, Callable[[Rebuilder, Any], Recipe]] = {}  # of values that only the interpreter knows
 
 
 class _ContainsItself(Exception):
@@ -238,8 +241,9 @@ class Rebuilder:
     def _object(self, value: Any, cls: type) -> Recipe:
         if cls is types.FunctionType:
             return self._function(value)
-        if cls is Generator:
-            raise Unsupported("a generator leaves the function", self.world.where(), "return a list")
+        special = RECIPES.get(cls)
+        if special is not None:
+            return special(self, value)
         if cls is types.MethodType:
             return Recipe("call", types.MethodType, (self.recipe(value.__func__), self.recipe(value.__self__)))
         if cls is functools.partial:
@@ -342,9 +346,11 @@ class Rebuilder:
             target = Recipe("constant", overlay.real)
             if value is not MISSING:
                 return Effect("global", target, key, self.recipe(value))
+        known = self.world.seen.get(id(key))
+        place = self.recipe(known[1] if known is not None and known[0] is key else key)
         if value is MISSING:
-            return Effect("delitem", target, self.recipe(key))
-        return Effect("setitem", target, self.recipe(key), self.recipe(value))
+            return Effect("delitem", target, place)
+        return Effect("setitem", target, place, self.recipe(value))
 
 
 def _own_setattr(cls: Any) -> bool:

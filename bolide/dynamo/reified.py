@@ -1,0 +1,160 @@
+"""Generators that live across a break: a native generator object around a reified body.
+
+At run time the program's generator is a real one, of this module's `_body`, which runs the reified frame for real when
+native code resumes it. Captured code sees the frame itself, resumes it without leaving the graph, and puts the state
+that it reached back as an effect.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Generator as NativeGenerator
+from typing import Any
+
+from bolide.dynamo.concrete import Concrete
+from bolide.dynamo.frames import Frame, Generator
+from bolide.dynamo.program import Effect, Recipe, Source
+from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
+from bolide.dynamo.values.outside import WRAPPERS, Deferred, World
+from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
+from bolide.support.errors import Unsupported
+
+# ---- at run time -----------------------------------------------------------------------------------------------------
+
+
+def _body(record: Generator) -> NativeGenerator[Any, Any, Any]:
+    """What a native generator runs; `record` holds the reified frame."""
+    result = None
+    while True:
+        value, error = None, None
+        try:
+            value = yield result
+        except BaseException as thrown:
+            error = thrown
+        if record.done and error is None:
+            return None
+        result = _resume(record, value, error)
+        if record.done:
+            return result
+
+
+def _resume(record: Generator, value: Any, error: BaseException | None) -> Any:
+    """Run the frame until it yields or returns; what it gives."""
+    running = Concrete([])
+    machine = running.machine
+    if error is not None:
+        machine.throw(record, error)
+    else:
+        machine.resume(record, value, "send", 0)
+    while not running.done:
+        running.step()
+    return running.result
+
+
+def is_reified(value: Any) -> bool:
+    """Whether a native generator has a reified body."""
+    return type(value) is types.GeneratorType and value.gi_code is _body.__code__
+
+
+def record_of(value: Any) -> Generator:
+    """The state of a generator with a reified body that has not come to its end."""
+    record: Generator = value.gi_frame.f_locals["record"]
+    return record
+
+
+def make_generator(name: str) -> NativeGenerator[Any, Any, Any]:
+    """A generator whose state is still to be set."""
+    made = _body(Generator(Frame(_NOTHING, {}, []), name))
+    made.__name__ = name.rpartition(".")[2]
+    made.__qualname__ = name
+    next(made)  # to where it waits to be resumed
+    return made
+
+
+def set_state(generator: Any, shape: Shape | None, started: bool, values: tuple[Any, ...]) -> Any:
+    """Give a generator the state that captured code has left it in; without a shape it is exhausted."""
+    record = record_of(generator)
+    record.running = False
+    record.started = started
+    if shape is None:
+        record.finish()
+    else:
+        (record.frame,) = unflatten(shape, values)
+    return generator
+
+
+def state_of(generator: Any) -> tuple[Shape | None, bool]:
+    """Where a suspended generator stands (None: at its end) and whether it has started."""
+    record = record_of(generator)
+    return (None if record.done else flatten([record.frame])[0]), record.started
+
+
+def value_of(generator: Any, index: int) -> Any:
+    """One of the values that live in a suspended generator."""
+    return flatten([record_of(generator).frame])[1][index]
+
+
+# ---- while capturing -------------------------------------------------------------------------------------------------
+
+
+def wrap_generator(world: World, real: Any, source: Source) -> Any:
+    """The generator that stands for a native one. A running one gets its frame from the frame stack it is on."""
+    if not is_reified(real) or real.gi_frame is None:
+        return None
+    record = record_of(real)
+    made = world.mirror(Generator(Frame(_NOTHING, {}, []), record.name, record.kind), source)
+    world.generators.append((made, None))
+    if record.running:
+        made.started = made.running = True
+        return made
+    shape, started = state_of(real)
+    world.guard(Source("apply", source, (), state_of), "equals", (shape, started))
+    made.started, made.done = started, shape is None
+    if shape is not None:
+        values = []
+        _, reals = flatten([record.frame])
+        for index, (value, local) in enumerate(zip(reals, is_local(shape), strict=True)):
+            where = Source("apply", source, (index,), value_of)
+            if type(value) is types.CellType:
+                values.append(world.mirror(value, where))
+            else:
+                values.append(Deferred(value, where) if local else world.wrap(value, where))
+        (made.frame,) = unflatten(shape, values)
+        world.generators[-1] = (made, _position(made.frame))
+    return made
+
+
+def _position(frame: Frame) -> tuple[Any, ...]:
+    return (frame.pc, *map(id, frame.locals), *map(id, frame.stack))
+
+
+def generator_effects(rebuilder: Rebuilder) -> list[Effect]:
+    """What puts the generators of the outside world that the program has resumed into their new state."""
+    found = []
+    for made, before in rebuilder.world.generators:
+        if made.running or (before is not None and before == _position(made.frame)):
+            continue
+        parts = (rebuilder.recipe(made), *_state(rebuilder, made))
+        found.append(Effect("call", None, None, Recipe("call", set_state, parts)))
+    return found
+
+
+def _state(rebuilder: Rebuilder, value: Generator) -> tuple[Recipe, ...]:
+    shape, values = (None, []) if value.done else flatten([value.frame])
+    made = tuple(rebuilder.recipe(item) for item in values)
+    return (*rebuilder.constants(shape, value.started), Recipe("tuple", None, made))
+
+
+def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
+    """A generator that the program has made."""
+    if value.kind != "generator":
+        raise Unsupported("a coroutine lives across a break", rebuilder.world.where(), kind="asynchronous")
+    made = Recipe("call", make_generator, rebuilder.constants(value.name))
+    if value.running:
+        return made  # `unflatten` joins it with its frame
+    return Recipe("call", set_state, (made, *_state(rebuilder, value)))
+
+
+_NOTHING: Any = Concrete([]).machine.frames[0].code
+WRAPPERS[types.GeneratorType] = wrap_generator
+RECIPES[Generator] = _recipe
