@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bolide.dynamo import operations
-from bolide.dynamo.calls import NATIVE, SWITCHED, construct, intercept
+from bolide.dynamo.calls import INTERCEPTS, NATIVE, SWITCHED, construct, intercept
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import runs_natively
@@ -206,6 +206,8 @@ def _build_class(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if any(type(part) is Outside for part in [*resolved, *keywords.values()]):
         raise Unsupported("a class statement with outside objects", vm.where())
     cell = vm.evaluate_body(body, namespace)
+    if resolved != tuple(bases):
+        namespace["__orig_bases__"] = tuple(bases)
     made = meta(name, resolved, namespace, **keywords)
     if type(cell) is types.CellType:
         cell.cell_contents = made
@@ -271,6 +273,19 @@ for _function, _names, _kind in [
     (hex, ("__index__",), int),
 ]:
     _by_special_method(_function, _names, _kind)
+
+
+def _of_floats(function: Any) -> None:
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if any(operations.python_method(vm.world, class_of(arg), "__float__") is not None for arg in args):
+            return Call(polyfill("on_floats"), [function, args])
+        return NATIVE
+
+
+for _function in vars(math).values():
+    if callable(_function) and _function not in INTERCEPTS and _function not in (math.prod, math.fsum, math.dist):
+        _of_floats(_function)
 
 
 @intercept(divmod)
@@ -380,7 +395,7 @@ def _dict_method(method: Any, name: str) -> None:
 
 _DICT_METHODS = (
     "__getitem__ get __contains__ __len__ __setitem__ update keys values items pop popitem setdefault clear copy "
-    "__iter__ __delitem__ __reversed__ __eq__ __or__"
+    "__iter__ __delitem__ __reversed__ __eq__ __ne__ __or__ __ror__ move_to_end"
 )
 for _name in _DICT_METHODS.split():
     for _cls in (dict, collections.OrderedDict):

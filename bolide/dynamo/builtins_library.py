@@ -6,6 +6,7 @@ import contextvars
 import copy
 import enum
 import functools
+import inspect
 import logging
 import operator
 import random
@@ -19,7 +20,6 @@ from typing import Any
 from bolide.dynamo import operations
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.native_calls import is_native
 from bolide.dynamo.operations import class_of, polyfill
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, is_opaque
@@ -56,6 +56,11 @@ _operator(operator.delitem, operations.delete_item)
 _operator(operator.truth, operations.truth)
 
 
+@intercept(operator.length_hint)
+def _length_hint(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(polyfill("length_hint"), args)
+
+
 @intercept(operator.contains)
 def _contains(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     found = operations.contains(vm, *args)
@@ -71,8 +76,9 @@ def _not(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 # ---- functools -------------------------------------------------------------------------------------------------------
 
 
-def _is_programs(vm: Machine, function: Any) -> bool:
-    return type(function) is types.FunctionType and not is_native(vm, function)
+@intercept(functools.update_wrapper)
+def _update_wrapper(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(polyfill("update_wrapper"), args, kwargs)
 
 
 @intercept(functools.lru_cache)
@@ -115,9 +121,14 @@ _COPIED = frozenset({type(functools.partial(len)), type(property())})
 # ---- weak references -------------------------------------------------------------------------------------------------
 
 
-@intercept(weakref.ref, weakref.proxy)
+@intercept(weakref.proxy)
+def _proxy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("a weak proxy is made", vm.where(), "use weakref.ref", "outside_object")
+
+
+@intercept(weakref.ref)
 def _weak(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) > 1 or type(args[0]) not in (Outside, TracedTensor):
+    if len(args) > 1 or type(args[0]) is not TracedTensor and type(args[0]) is not Outside:
         reason = "a weak reference with a callback, or to an object made inside"
         raise Unsupported(reason, vm.where(), "make it outside the compiled function", "outside_object")
     return NATIVE
@@ -183,6 +194,12 @@ def _context_set(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("a context variable is set", vm.where(), "set it outside the compiled function")
 
 
-@intercept(sys._getframe)
+@intercept(sys.exc_info)
+def _exc_info(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    error = vm.handled()
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+@intercept(sys._getframe, inspect.currentframe, inspect.stack)
 def _getframe(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("a frame object is asked for", vm.where(), None, "frame_access")

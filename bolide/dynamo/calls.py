@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import collections
+import enum
 import functools
 import operator
 import types
@@ -110,6 +110,8 @@ def _real(value: Any) -> Any:
 
 def _instantiate(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
     world = vm.world
+    if issubclass(type(cls), enum.EnumMeta):
+        return native(vm, frame, cls, args, kwargs)
     meta_call = world.lookup(type(cls), "__call__")
     if type(meta_call) is types.FunctionType and not runs_as_is(type(cls).__module__, type(cls).__qualname__):
         return Call(meta_call, [cls, *args], kwargs)

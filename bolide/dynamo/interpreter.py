@@ -86,6 +86,7 @@ class Machine:
         self.memory: dict[Any, Any] = {}  # what intercepts remember for the length of this run
         self._dispatch = dispatch
         world.where = self.where
+        world.evaluate = self.evaluate
 
     # -- where we are
 

@@ -40,6 +40,7 @@ HASHABLE = frozenset(
 _SIMPLE = (PLAIN - {types.FunctionType}) | {TracedTensor, torch.dtype, torch.memory_format, torch.layout, type}
 _SIMPLE |= {types.BuiltinFunctionType, types.MethodDescriptorType}
 _CONTAINERS = (list, dict, set, frozenset, collections.deque, str, bytes, bytearray)
+_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
 
 
@@ -90,7 +91,7 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
     prepared: list[Any] | None = None
     for i, arg in enumerate(args):
         if type(arg) not in _SIMPLE:
-            value = _prepare(vm, function, arg)
+            value = _prepare(vm, function, arg, i == 0 and type(function) in _METHODS)
             if type(value) is Call:
                 return Call(polyfill("drained_call"), [function, args, kwargs or {}])
             if value is not arg:
@@ -119,11 +120,12 @@ def refused(vm: Machine, function: Any) -> Unsupported:
     return Unsupported(reason, vm.where(), "call it outside the compiled function", "moment", operation=name)
 
 
-def _prepare(vm: Machine, function: Any, arg: Any) -> Any:
-    """What native code is given for `arg`; a Call when it has to be made a list by the program first."""
+def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> Any:
+    """What native code is given for `arg`; a Call when it has to be made a list by the program first. `is_owner`: it is
+    what a method of a built-in type works on."""
     cls = type(arg)
     if cls is Outside:
-        return _outside(vm, function, arg)
+        return _outside(vm, function, arg, is_owner)
     if cls in _CALLABLES:
         return callback(vm, arg) if _calls(function) else arg
     if cls is Generator:
@@ -135,14 +137,14 @@ def _prepare(vm: Machine, function: Any, arg: Any) -> Any:
     return arg
 
 
-def _outside(vm: Machine, function: Any, arg: Outside) -> Any:
-    if keeps_objects(function):
+def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:
+    if keeps_objects(function) and not is_owner:
         return arg
     if python_method(vm.world, arg.cls, "__iter__") is not None and _iterates(function):
         return Call(None, [])
     if arg.items is not None:
         return arg.items.materialise()
-    if callable(arg.real) and _calls(function):
+    if callable(arg.real) and type(function) is types.FunctionType and _calls(function):
         return callback(vm, arg)
     name = getattr(function, "__qualname__", repr(function))
     raise Unsupported(

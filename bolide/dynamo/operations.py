@@ -119,6 +119,8 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         vm.trace.where = vm.where()
         return op(left, right)
     a, b = class_of(left), class_of(right)
+    if op is operator.ior and type(left) is Outside and left.items is not None:
+        return Call(polyfill("dict_ior"), [left, right])
     in_place, forward, reflected = _DUNDERS[op]
     look = vm.world
     if (
@@ -216,6 +218,8 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     """`owner[key]`."""
     cls = type(owner)
     if cls in PLAIN:
+        if type(key) is Outside and cls is not dict:
+            return Call(polyfill("item_by_index"), [owner, key])
         return owner[key]
     if cls is TracedTensor:
         vm.trace.where = vm.where()

@@ -61,6 +61,8 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
             return Call(method, [value])
         if method is BaseException.__str__:
             return Call(polyfill("text_of_exception"), [value])
+        if method is not object.__str__ and type(value) is not Outside:
+            return str(value)
     method = vm.world.lookup(cls, "__repr__")
     if type(method) is types.FunctionType:
         return Call(method, [value])

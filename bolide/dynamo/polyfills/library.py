@@ -6,6 +6,7 @@ import _string  # type: ignore[import-not-found]
 import collections
 import copyreg
 import functools
+import operator
 import re
 from typing import Any
 
@@ -202,6 +203,29 @@ def dict_update(target: Any, args: Any, kwargs: Any) -> Any:
         target[key] = value
 
 
+def dict_ior(target: Any, source: Any) -> Any:
+    """`target |= source`."""
+    dict_update(target, (source,), {})
+    return target
+
+
+def item_by_index(owner: Any, key: Any) -> Any:
+    return owner[operator.index(key)]
+
+
+def length_hint(value: Any, default: Any = 0) -> Any:
+    """`operator.length_hint`."""
+    for name in ("__len__", "__length_hint__"):
+        if hasattr(type(value), name):
+            return getattr(type(value), name)(value)
+    return default
+
+
+def on_floats(function: Any, args: Any) -> Any:
+    """A function of numbers, called with what gives numbers."""
+    return function(*[arg if isinstance(arg, (int, float)) else float(arg) for arg in args])
+
+
 def make_dict(cls: Any, args: Any, kwargs: Any) -> Any:
     made = cls()
     dict_update(made, args, kwargs)
@@ -278,7 +302,7 @@ def lru_cache_wrapper(function: Any, maxsize: Any, typed: Any) -> Any:
         results.clear()
         counts[:] = [0, 0]
 
-    copy_facts(wrapper, function)
+    update_wrapper(wrapper, function)
     wrapper.cache_info = cache_info  # type: ignore[attr-defined]
     wrapper.cache_clear = cache_clear  # type: ignore[attr-defined]
     return wrapper
@@ -288,10 +312,14 @@ def cache(function: Any) -> Any:
     return lru_cache_wrapper(function, None, False)
 
 
-def copy_facts(wrapper: Any, wrapped: Any) -> Any:
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+def update_wrapper(wrapper: Any, wrapped: Any, assigned: Any = None, updated: Any = ("__dict__",)) -> Any:
+    """`functools.update_wrapper`."""
+    for name in functools.WRAPPER_ASSIGNMENTS if assigned is None else assigned:
         if hasattr(wrapped, name):
-            setattr(wrapper, name, getattr(wrapped, name))
+            value = getattr(wrapped, name)
+            setattr(wrapper, name, dict(value) if name == "__annotations__" else value)
+    for name in updated:
+        getattr(wrapper, name).update(getattr(wrapped, name, {}))
     wrapper.__wrapped__ = wrapped
     return wrapper
 

@@ -97,6 +97,10 @@ def _tensor(vm: Machine, owner: Any, name: str) -> Any:
         )
     vm.trace.where = vm.where()
     try:
+    if type(of_meta) is types.FunctionType and (found is MISSING or name in vars(object)):
+        own = MISSING if found is MISSING else next(base for base in owner.__mro__ if name in base.__dict__)
+        if own in (MISSING, object):
+            return types.MethodType(of_meta, owner)
         return getattr(owner, name)
     except AttributeError:
         if place is None:
@@ -133,13 +137,9 @@ def _bound_method(vm: Machine, owner: types.MethodType, name: str) -> Any:
 
 
 def _class(vm: Machine, owner: type, name: str) -> Any:
-    meta = type(owner)
-    if meta is not type:
-        found = vm.world.lookup(meta, name)
-        if type(found) is types.FunctionType and name not in ("__call__", "__iter__", "__len__", "__contains__"):
-            return types.MethodType(found, owner)
-        if type(found) is property:
-            return getattr(owner, name)
+    of_meta = MISSING if type(owner) is type else vm.world.lookup(type(owner), name)
+    if type(of_meta) is property:
+        return Call(of_meta.fget, [owner])
     found = vm.world.lookup(owner, name)
     if type(found) in (types.FunctionType, staticmethod):
         vm.world.rely_on_method(owner, name, getattr(found, "__func__", found))
@@ -264,7 +264,7 @@ def outside_namespace(vm: Machine, owner: Outside) -> Outside:
         view = Outside.__new__(Outside)
         view.real, view.cls, view.attrs, view.items = owner.real.__dict__, dict, None, owner.attrs
         view.source = attribute_source(owner.source, "__dict__")
-        view.slot_values = None
+        view.slot_values, view.world = None, vm.world
         known = vm.world.seen[key] = (view.real, view, view.source)
     found: Outside = known[1]
     return found
@@ -347,6 +347,8 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
         )
     hook = vm.world.lookup(cls, "__setattr__")
     if hook is _MODULE_SETATTR and type(owner) is Outside and _plain_module_store(owner, name, value):
+        if name == "__class__":
+            raise Unsupported("the class of an object is replaced", vm.where(), None, "attribute_write")
         return None
     if type(hook) is types.FunctionType:
         return Call(hook, [owner, name, value])
@@ -367,6 +369,8 @@ def _plain_module_store(owner: Outside, name: str, value: Any) -> bool:
         type(value) is Outside and issubclass(value.cls, torch.nn.Module)
     )
     if (
+    if found is not MISSING and type(getattr(type(found), "__delete__", None)) is types.FunctionType:
+        return Call(type(found).__delete__, [found, owner])
         inside
         or is_member
         or isinstance(value, torch.nn.Module)
