@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.multiprocessing.reductions import StorageWeakRef
 
+import bolide
 from bolide.functorch import compile_trace, interpret
 from bolide.tracing import Trace
 from tests.functorch_tools import Compiled, assert_same, check, flat, fresh, gradients
@@ -450,3 +451,24 @@ def test_saved_values_die_inside_the_backward() -> None:
     loss.backward(retain_graph=True)
     assert sorted(seen[0]) == [False, True]  # x lives on, exp's result does not
     assert sorted(seen[1]) == [False, False]
+
+
+def test_equal_results_of_one_operation_stay_two_tensors():
+    def program(m):
+        first, second = torch.max(m, 1).values, torch.max(m, 1).values
+        first += 1
+        return first, second
+
+    m = torch.randn(3, 4)
+    for mine, theirs in zip(bolide.compile(program)(m), program(m)):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_derivative_that_does_not_exist_is_missed_in_the_backward_as_in_eager():
+    compiled = bolide.compile(lambda x: (x * 1.5) // 3)
+    x = torch.randn(5, requires_grad=True)
+    with pytest.warns(bolide.BolideWarning, match="floor_divide is not implemented"):
+        out = compiled(x)
+    torch.testing.assert_close(out, (x * 1.5) // 3)
+    with pytest.raises(RuntimeError, match="derivative for aten::floor_divide is not implemented"):
+        out.sum().backward()

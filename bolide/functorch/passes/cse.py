@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from bolide.functorch.graphs import argument_nodes, is_impure, results, root
+from bolide.functorch.graphs import argument_nodes, is_getitem, is_impure, results, root
 
 ATOMS = (int, float, bool, complex)
 
@@ -17,6 +17,7 @@ def merge_equal(graph: fx.Graph) -> fx.Graph:
     Two results of the graph are never merged into one, nor into views of one memory: the user may write to one of them.
     """
     visible = {root(node) for node in argument_nodes(results(graph))}
+    visible |= {maker for node in visible if is_getitem(node) for maker in node.all_input_nodes}
     seen: dict[Any, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "output" or is_impure(node) or root(node) in visible:
