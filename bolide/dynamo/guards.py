@@ -137,6 +137,8 @@ def text(guard: Guard) -> str:
             return f"({expected[0]!r} in {name}) is {expected[1]}"
         case "has_attr":
             return f"hasattr({name}, {expected[0]!r}) is {expected[1]}"
+        case "class_lacks":
+            return f"{name} has no attribute {expected!r}"
         case "same":
             return f"{name} is {sources.text(expected)}"
         case "distinct":
@@ -228,6 +230,8 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
         case "has_attr":
             test = f"{constant(hasattr, 'hasattr')}({value}, {expected[0]!r})"
             return [test if expected[1] else f"not {test}"]
+        case "class_lacks":
+            return [f"{constant(lacks, 'lacks')}({value}, {expected!r})"]
         case "equals":
             return _equals_conditions(value, lambda: reader.again(source), expected, constant)
         case "tensor":
@@ -257,6 +261,11 @@ def _equals_conditions(value: str, again: Callable[[], str], expected: Any, cons
     if kind in (torch.dtype, torch.layout, torch.memory_format):
         return [f"{value} is {constant(expected)}"]
     return [f"{constant(same_constant, 'same')}({value}, {constant(expected)})"]
+
+
+def lacks(cls: type, name: str) -> bool:
+    """Whether neither a class nor any of its bases has an attribute of its own with this name."""
+    return not any(name in base.__dict__ for base in cls.__mro__)
 
 
 def same_constant(value: Any, expected: Any) -> bool:

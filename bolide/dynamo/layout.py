@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ DICT_VALUES = 40  # the address of the values of a dict whose keys are shared wi
 CELL_CONTENTS = 16
 METHOD_FUNCTION = 16
 METHOD_SELF = 24
+DESCRIPTOR_MEMBER = 40  # of a descriptor of a slot: the address of its description (name, kind, offset)
+OBJECT_MEMBER = 16  # that kind, when it is an object of Python's
 MANAGED_DICT = -24  # the address of an instance's dict, unless its class says otherwise
 
 # The table of a dict's keys.
@@ -91,6 +94,7 @@ def layout() -> Layout | None:
     """The layout of this build, or None when it is not what the native check can read."""
     try:
         _confirm_containers()
+        _confirm_slots()
         _confirm_dicts()
         with torch.inference_mode(False), torch.enable_grad():
             return _layout()
@@ -127,6 +131,25 @@ def instance_dict_place(owner: Any) -> int | None:
     offset = type(owner).__dictoffset__
     address = id(owner) + (offset if offset > 0 else MANAGED_DICT)
     return address if word(address) == id(namespace) else None
+
+
+def slot_offset(slot: types.MemberDescriptorType) -> int | None:
+    """Where an instance has the object of a slot; None for slots that are no objects."""
+    member = word(id(slot) + DESCRIPTOR_MEMBER)
+    kind = ctypes.c_int.from_address(member + WORD).value
+    return word(member + 2 * WORD) if kind == OBJECT_MEMBER else None
+
+
+class _Slotted:
+    __slots__ = ("first", "second")
+
+
+def _confirm_slots() -> None:
+    example = _Slotted()
+    example.first, example.second = object(), object()
+    for slot, value in ((_Slotted.first, example.first), (_Slotted.second, example.second)):
+        offset = slot_offset(slot)  # type: ignore[arg-type]
+        _require(offset is not None and word(id(example) + offset) == id(value), "slots")
 
 
 def _confirm_containers() -> None:
@@ -174,7 +197,7 @@ def _confirm_dicts() -> None:
     for change in changes:
         change()
         seen()
-    seen(dict(x=1))
+    seen({"x": 1})
     seen({})
     _require(len(set(versions)) == len(versions), "ma_version_tag")
     key, value = "bolide key", object()
@@ -262,12 +285,12 @@ def _class_version_offset() -> int:
 
     snapshots = [read()]
     for round_ in range(6):
-        setattr((Derived, _Plain)[round_ % 2], "mark", round_)
+        (Derived, _Plain)[round_ % 2].mark = round_  # type: ignore[union-attr]
         stale = list((ctypes.c_uint32 * (type.__basicsize__ // 4)).from_address(id(Derived)))
         snapshots.append(read())
         snapshots[-1] = [now if old != before else 0 for now, old, before in zip(snapshots[-1], stale, snapshots[-2])]
     del _Plain.mark  # type: ignore[attr-defined]
-    growing = [i for i in range(len(snapshots[0])) if all(0 < a[i] < b[i] for a, b in zip(snapshots, snapshots[1:]))]
+    growing = [i for i in range(len(snapshots[0])) if all(0 < a[i] < b[i] for a, b in itertools.pairwise(snapshots))]
     _require(len(growing) == 1, "tp_version_tag")
     return growing[0] * 4
 
@@ -284,8 +307,8 @@ def _find(words: Sequence[int], wanted: Sequence[int], what: str) -> int:
 
 def _tensor_offsets() -> dict[str, int]:
     example = torch.empty_strided((3, 5, 7, 11, 13), (17, 19, 23, 29, 31), dtype=torch.float32)
-    impl = _find(_words(id(example), 4), [example._cdata], "TensorImpl")
-    words = _words(example._cdata, 24)
+    impl = _find(_words(id(example), torch.Tensor.__basicsize__ // WORD), [example._cdata], "TensorImpl")
+    words = _words(example._cdata, _allocated(example._cdata, 192) // WORD)
     sizes = _find(words, [3, 5, 7, 11, 13], "sizes")
     strides = _find(words, [17, 19, 23, 29, 31], "strides")
     dims = sizes - WORD
@@ -356,6 +379,15 @@ def _autograd_flags() -> tuple[int, int]:
     return different[0], mask
 
 
+def _allocated(address: int, most: int) -> int:
+    """How many bytes from an address on are this allocation's, at most `most`."""
+    measure = getattr(ctypes.CDLL(None), "malloc_usable_size", None)
+    if measure is None:
+        return min(most, 136)
+    measure.restype, measure.argtypes = ctypes.c_size_t, (ctypes.c_void_p,)
+    return min(most, int(measure(address)))
+
+
 def _autograd_offsets() -> tuple[int, int, int]:
     """Of TensorImpl the pointer to what autograd keeps; in that, the flag of leaves and the pointer of others."""
     plain = torch.empty(3, dtype=torch.float32)
@@ -365,7 +397,8 @@ def _autograd_offsets() -> tuple[int, int, int]:
     changed = [i for i in range(8) if before[i] == 0 and after[i] != 0]
     _require(len(changed) == 1, "autograd metadata")
     metadata = changed[0] * WORD
-    address, size = after[changed[0]], 240
+    address = after[changed[0]]
+    size = _allocated(address, 240) // WORD * WORD
 
     def read() -> bytes:
         return bytes((ctypes.c_ubyte * size).from_address(address))

@@ -156,7 +156,7 @@ class Recorder:
 
     def busy(self, table: dict[Any, Any], source: Source) -> bool:
         """Whether a dict's items have to be followed one by one."""
-        if source in self.habits.dicts or source.kind == "object":
+        if source in self.habits.dicts:
             return True
         return not self.layout.instance_versions and word(id(table) + places.DICT_VALUES) != 0
 
@@ -194,6 +194,13 @@ class Recorder:
         self.items[of_value] = id(value)
         return value
 
+    def global_item(self, table: dict[str, Any], name: str, source: Source) -> Any:
+        """The value of a global, whatever becomes of the other ones."""
+        home = Source("object", None, None, table)
+        self.habits.dicts.add(home)
+        self.own(table)
+        return self.note_item(table, name, home, source)
+
     def note_absent(self, table: dict[Any, Any], key: Any, source: Source) -> None:
         """A key is not in a dict, and does not get in."""
         if dict.__contains__(table, key):
@@ -209,6 +216,7 @@ class Recorder:
         present = {id(k): k for k in dict.keys(table)}
         if not all(type(k) is str for k in present.values()):
             raise Loose
+        self.note(id(table) + places.SIZE, len(table))
         for index in range(count):
             at = first + index * step
             entry = at + to_value if to_value else values + self.layout.first_value + index * places.WORD
@@ -251,7 +259,7 @@ class Recorder:
             self.own(source.obj)
             return source.obj
         if source.kind == "global":
-            return self.note_item(source.obj, source.key[1], Source("object", None, None, source.obj), source)
+            return self.global_item(source.obj, source.key[1], source)
         if source.kind == "closure":
             self.own(source.obj)
             address = id(source.obj) + places.CELL_CONTENTS
@@ -323,6 +331,8 @@ class Recorder:
         self.note_class_version(cls)
         shared = class_attribute(cls, name)
         kind = type(shared)
+        if kind is types.MemberDescriptorType:
+            return self._slot_value(base, shared)
         if shared is not MISSING and (hasattr(kind, "__set__") or hasattr(kind, "__delete__")):
             raise Loose
         namespace = self.namespace(base, source.base)
@@ -332,6 +342,19 @@ class Recorder:
             raise Loose
         self.note_absent(namespace, name, source.base)
         return shared
+
+    def _slot_value(self, base: Any, slot: types.MemberDescriptorType) -> Any:
+        """The value of a slot of a Python class."""
+        offset = places.slot_offset(slot)
+        if offset is None:
+            raise Loose
+        address = id(base) + offset
+        expected = word(address)
+        self.note(address, expected)
+        value = slot.__get__(base) if expected else MISSING
+        if id(value) != expected:
+            raise Loose
+        return value
 
     def _class_attribute(self, cls: type, name: str) -> Any:
         if type(cls) is not type:
@@ -444,15 +467,24 @@ class Recorder:
                 self._check_length(value, expected)
             case "has_key" if isinstance(value, dict):
                 if expected[1]:
-                    self.note_item(value, expected[0], source, Source("dict_value", source, expected[0]))
+                    home = self._namespace_source(source)
+                    self.note_item(value, expected[0], home, Source("dict_value", source, expected[0]))
                 else:
                     self.note_absent(value, expected[0], self._namespace_source(source))
-            case "dict_keys" if isinstance(value, dict) and not self.busy(value, self._namespace_source(source)):
-                self.note_dict(value, source)
+            case "dict_keys" if isinstance(value, dict):
+                home = self._namespace_source(source)
+                if self.busy(value, home):
+                    self.note_absent(value, MISSING, home)
+                else:
+                    self.note_dict(value, home)
                 if not guard_module.same_constant(list(dict.keys(value)), expected):
                     raise Loose
             case "has_attr" if not expected[1]:
                 self._check_no_attribute(value, expected[0], source)
+            case "class_lacks" if isinstance(value, type):
+                self.note_class_version(value)
+                if not guard_module.lacks(value, expected):
+                    raise Loose
             case "tensor" if isinstance(value, torch.Tensor):
                 self.tensors += (id(value), self.tensor_facts(value, expected))
             case _:

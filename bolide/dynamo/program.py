@@ -16,7 +16,9 @@ import torch
 from bolide.symbolic import Cond, Expr
 from bolide.tracing import Trace, TracedTensor, UserFrame
 
-SourceKind = Literal["local", "global", "closure", "attr", "item", "type", "dict_value", "object", "apply", "member", "namespace"]
+SourceKind = Literal[
+    "local", "global", "closure", "attr", "item", "type", "dict_value", "object", "apply", "member", "namespace"
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,8 +25,10 @@ def text(source: Source) -> str:
     assert source.base is not None
     base = text(source.base)
     match source.kind:
-        case "attr":
+        case "attr" | "member":
             return f"{base}.{source.key}"
+        case "namespace":
+            return f"{base}.__dict__"
         case "type":
             return f"type({base})"
         case "apply":
@@ -131,6 +133,10 @@ class Reader:
                 return f"{constant(getattr, 'getattr')}({base}, {source.key!r})"
             case "type":
                 return f"{constant(type, 'type')}({base})"
+            case "namespace":
+                return f"{constant(object.__getattribute__, 'own')}({base}, '__dict__')"
+            case "member":
+                return f"{constant(object.__getattribute__, 'own')}({base}, '__dict__')[{source.key!r}]"
             case "apply":
                 return f"{reference(source.obj, 'f')}({', '.join([base, *map(constant, source.key)])})"
             case "dict_value" if source.base not in self.plain_dicts and source.base.key not in MODULE_DICTS:

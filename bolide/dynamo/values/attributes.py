@@ -219,6 +219,8 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         if hook is _MODULE_GETATTR and outside:
             return _module_member(vm, owner, cls, name)
         if type(hook) is types.FunctionType:
+            if outside:
+                world.rely_on_missing(owner, name)
             return Call(hook, [owner, name])
     if outside:
         world.rely_on_missing(owner, name)
@@ -232,8 +234,11 @@ def _default_of_class(vm: Machine, owner: Any, cls: type, name: str, found: Any)
         name in vm.world.classes[base].known for base in cls.__mro__ if base in vm.world.classes
     ):
         return found
-    if type(owner) is Outside:
+    if type(owner) is not Outside:
+        return _class_value(vm, cls, name, found)
+    if cls.__getattribute__ is object.__getattribute__ or owner.attrs is None:
         return vm.world.wrap(found, attribute_source(owner.source, name))
+    owner.attrs.rely_on_absence(name)
     return _class_value(vm, cls, name, found)
 
 
@@ -287,6 +292,8 @@ def _module_member(vm: Machine, owner: Outside, cls: type, name: str) -> Any:
             value = members.dict_items.peek(name) if type(members) is Outside else members.get(name, MISSING)
             if value is not MISSING:
                 return value
+            if type(members) is Outside:
+                members.dict_items.rely_on_absence(name)
     vm.world.rely_on_missing(owner, name)
     raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
 
