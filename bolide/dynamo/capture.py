@@ -193,7 +193,7 @@ def _start_frames(shape: Shape, reals: tuple[Any, ...], machine: Machine) -> Non
     for real, name, local in zip(reals, shape.names(), is_local(shape), strict=True):
         source = Source("local", None, name)
         if type(real) is types.CellType:
-            values.append(world.mirror(real, source))
+            values.append(world.mirror_cell(real, source))
         else:
             values.append(Deferred(real, source) if local else world.wrap(real, source))
     machine.started = True

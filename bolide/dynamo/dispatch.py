@@ -9,6 +9,7 @@ point reached is entered, until one returns. This is a loop, however often the p
 from __future__ import annotations
 
 import functools
+import time
 import types
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -127,12 +128,13 @@ class Dispatcher(Versions):
 
     def failed(self, error: Unsupported) -> BaseException | None:
         if events.subscribers:
-            events.emit(events.Fallback(self.name, error.reason, error.kind, error.where, error.remedy, error))
-        if error.kind == "state" or error.kind == "input":
+            where = error.where or self.place
+            events.emit(events.Fallback(self.name, error.reason, error.kind, where, error.remedy, error))
+        if error.about.scope == "call":
             self.warn(error.reason, error.where, error.remedy, error.operation)
             return None
         self._failures[error.reason, error.where] += 1
-        if error.kind == "user_exception":
+        if error.about.scope == "user":
             self.given_up |= self._failures.total() >= config.cache_size_limit
             return error.__cause__
         self.given_up |= (
@@ -144,15 +146,20 @@ class Dispatcher(Versions):
     def resume(self, result: Any) -> Any:
         """The rest of a call whose first entry has answered `result`."""
         state.entering = None
+        name = self.name
         while type(result) is Suspended:
+            start = time.perf_counter() if events.subscribers else 0.0
             running = Concrete(unflatten(result.shape, result.values))
             del result  # what the program drops is not kept here
             running.advance()
             reached = self.at(running)
-            if reached is None:
+            point = None if reached is None else self.point(reached.shape)
+            if start:
+                events.emit(events.Resumed(name, point.name if point else "", time.perf_counter() - start))
+            if reached is None or point is None:
                 return running.result
             del running
-            top, values = self.point(reached.shape).top, reached.values
+            name, top, values = point.name, point.top, reached.values
             del reached
             result = top(*values)
             del values

@@ -172,7 +172,7 @@ class Machine:
         return frame
 
     def _wrap_defaults(self, function: types.FunctionType, slots: list[Any]) -> None:
-        base = Source("object", None, None, function)
+        base = self.world.source_of(function)
         holders: list[tuple[str, list[tuple[Any, Any]]]] = [
             ("__defaults__", list(enumerate(function.__defaults__ or ())))
         ]
@@ -315,7 +315,8 @@ class Machine:
             inner = frame.delegate()
         if inner is not None and not isinstance(error, GeneratorExit) and hasattr(inner, "throw"):
             raise Unsupported("throw into an iterator of the outside", self.where())
-        self.unwind(error)
+        _set_context(error, frame.exceptions[-1] if frame.exceptions else None)
+        self.unwind(error, fresh=False)
 
     def _return_of_generator(self, caller: Frame, then: str, then_value: Any, value: Any) -> None:
         if then == "for":

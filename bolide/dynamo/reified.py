@@ -116,7 +116,7 @@ def wrap_generator(world: World, real: Any, source: Source) -> Any:
         for index, (value, local) in enumerate(zip(reals, is_local(shape), strict=True)):
             where = Source("apply", source, (index,), value_of)
             if type(value) is types.CellType:
-                values.append(world.mirror(value, where))
+                values.append(world.mirror_cell(value, where))
             else:
                 values.append(Deferred(value, where) if local else world.wrap(value, where))
         (made.frame,) = unflatten(shape, values)

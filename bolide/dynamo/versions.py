@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bolide.dynamo import guards
+from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
 from bolide.dynamo.program import Break, Captured, Guard
 from bolide.dynamo.replay import Entry, Runner, make_entry
@@ -189,7 +190,8 @@ class Versions(ABC):
             guard.where,
         )
         if events.subscribers:
-            events.emit(events.GuardFailed(self.name, index, wanted, wanted, actual, guard.where))
+            place = guard.where or self.place
+            events.emit(events.GuardFailed(self.name, index, wanted, wanted, actual, place, remedy(guard)))
         if index == len(self.entries) - 1:
             self._last_failure = f"{wanted}, found {actual}", guard.where
             if config.error_on_recompile:
@@ -222,6 +224,7 @@ class Versions(ABC):
         captured = self.capture_now(args, kwargs)
         while self.sizes.fix(captured):  # what the program needs to know is no symbol in the version that is kept
             captured = self.capture_now(args, kwargs)
+        captured.name = self.name
         state.stage = "backend"
         if events.subscribers:
             shown = tuple(map(guards.text, guards.prepare(captured.guards, surroundings)))
@@ -248,10 +251,8 @@ class Versions(ABC):
         _log.info("%s ends in a break: %s (%s)", self.name, ending.reason, ending.where)
         if events.subscribers:
             e = ending
-            told = events.Break(
-                self.name, "", e.kind, e.reason, e.operation, e.where, e.remedy, e.stack, e.seconds
-            )
-            events.emit(told)
+            place = e.where or self.place
+            events.emit(events.Break(self.name, e.kind, e.reason, e.operation, place, e.remedy, e.stack, e.seconds))
 
     # ---- running in eager --------------------------------------------------------------------------------------------
 

@@ -20,16 +20,17 @@ class AliasGroup:
     `base` is the node of the storage's owner as it is now; each write makes a new one and raises `version`. `source`
     is the position of the graph input whose storage it
     is, or None; `frozen` says that the storage belongs to a real tensor that is not an input, which must not be
-    written.
+    written; `shared`, that another input has the same memory.
     """
 
-    __slots__ = ("base", "frozen", "source", "version")
+    __slots__ = ("base", "frozen", "shared", "source", "version")
 
     def __init__(self, base: torch.fx.Node, source: int | None = None, frozen: bool = False) -> None:
         self.base = base
         self.version = 0
         self.source = source
         self.frozen = frozen
+        self.shared = False
 
 
 #: one view operation: the overload, and its arguments after the tensor
@@ -135,6 +136,12 @@ class TracedTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise DataDependent("pickling a tensor", self._trace.where, "data_pointer")
+
+    def __bool__(self) -> bool:
+        try:
+            return super().__bool__()
+        except DataDependent:
+            raise DataDependent("the truth of a tensor", self._trace.where, "data_branch") from None
 
     def __format__(self, specification: str) -> str:
         raise DataDependent("formatting a tensor", self._trace.where, "data_text")

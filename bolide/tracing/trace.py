@@ -45,6 +45,7 @@ class Trace:
         self._last_placeholder: torch.fx.Node = self.graph._root
         self._seed: torch.fx.Node | None = None
         self._draws = 0
+        self.has_scalars = False
 
     # ---- what comes from outside ----------------------------------------------------------------------------------
 
@@ -213,6 +214,16 @@ class Trace:
             return tuple(self.wrap(item) for item in node)
         return node
 
+    def scalar(
+        self, tensor: TracedTensor, hint: float | None = None, pins: tuple[scalars.Pin, ...] = ()
+    ) -> scalars.TracedFloat:
+        """A Python float whose value is that of a 0-dim tensor of the graph (see `scalars`)."""
+        self.has_scalars = True
+        with torch.no_grad():
+            value = tensor.detach().to(torch.float64)
+            value = value.clone() if value.group is tensor.group else value  # later writes do not change a number
+        return scalars.TracedFloat(value, hint, pins)  # type: ignore[arg-type]
+
     def seed(self) -> tuple[torch.fx.Node, int]:
         """The seed's node and the number of the next draw."""
         if self._seed is None:
@@ -236,6 +247,10 @@ class Trace:
         """Give `target` the value of a node, as an in-place operation does: through all its views, in its dtype and
         strides."""
         group = target.group
+        if group.shared:
+            raise Unsupported(
+                "a tensor is written that shares its memory with another input", self.where, kind="tensor_write"
+            )
         if group.frozen:
             raise Unsupported(
                 "a tensor that is neither an argument nor made here is written",
@@ -299,6 +314,8 @@ class Trace:
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what the dispatcher hands us: the operation, below autograd and autocast."""
+        if self.has_scalars and (result := scalars.with_tensors(self, func, args, kwargs)) is not NotImplemented:
+            return result
         handler = handlers.HANDLERS.get(func)
         if handler is None:
             handler = handlers.HANDLERS[func] = handlers.classify(func)
@@ -389,4 +406,4 @@ def invert(order: list[int]) -> list[int]:
     return inverse
 
 
-from bolide.tracing import handlers, random_handlers, recurrent  # noqa: E402, F401  (the tables of handlers need Trace)
+from bolide.tracing import handlers, random_handlers, recurrent, scalars  # noqa: E402, F401  (the tables of handlers need Trace)

@@ -24,6 +24,7 @@ from bolide.dynamo.sizes import SizeHistory, Symbols, as_exprs
 from bolide.dynamo.values.iterators import Stream, is_readable
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor, UserFrame
+from bolide.tracing.tensor import AliasGroup
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>", "__slots__": ()})()
 
@@ -393,6 +394,7 @@ class World:
         self.own_cells: dict[int, types.CellType] = {}
         self.streams: list[Stream] = []
         self.generators: list[tuple[Any, Any]] = []  # those that live across a break, and where they stood
+        self.storages: dict[int, list[AliasGroup]] = {}  # the inputs by address
         self.mirrors: dict[int, tuple[Any, Source]] = {}  # id(value) -> value, the outside object it stands for
         self.where: Callable[[], UserFrame | None] = lambda: None
         self.evaluate: Callable[[Any, list[Any]], Any] = _no_machine
@@ -485,7 +487,7 @@ class World:
         cls = type(real)
         if cls is int:
             return self._wrap_int(real, source)
-        if cls in CONSTANT_TYPES:
+        if cls in CONSTANT_TYPES and not (cls is types.FunctionType and _is_made_anew(real, source)):
             if cls in BOUND_BUILTINS and is_bound(real):
                 return self._wrap_bound(real, source)
             if cls is slice or cls in _IDENTITY:
@@ -528,6 +530,8 @@ class World:
             return self._wrap_list(real, cls, source)
         if cls is set or cls is frozenset:
             return self._wrap_set(real, cls, source)
+        if cls is types.FunctionType:
+            return self._wrap_function(real, source)
         if cls is types.MethodType:
             owner = self.wrap(real.__self__, Source("attr", source, "__self__"))
             function = self.wrap(real.__func__, Source("attr", source, "__func__"))
@@ -564,6 +568,33 @@ class World:
                 return made
         return Outside(self, real, source)
 
+    def _wrap_function(self, real: types.FunctionType, source: Source) -> Any:
+        """A function that the user's program makes anew for each call: known by its code, and by its cells."""
+        self.guard(source, "type", types.FunctionType)
+        self.guard(attribute_source(source, "__code__"), "is", real.__code__)
+        self.guard(attribute_source(source, "__globals__"), "is", real.__globals__)
+        for name in ("__defaults__", "__kwdefaults__"):
+            if getattr(real, name) is None:
+                self.guard(attribute_source(source, name), "is", None)
+        cells = attribute_source(source, "__closure__")
+        for index, cell in enumerate(real.__closure__ or ()):
+            self.mirror_cell(cell, Source("item", cells, index))
+        return self.mirror(real, source)
+
+    def mirror_cell(self, cell: types.CellType, source: Source) -> types.CellType:
+        """An outside cell that another call may find another one in the place of."""
+        known = self.mirrors.get(id(cell))
+        if known is None:
+            self.mirror(cell, source)
+        else:
+            self.guard(source, "same", known[1])
+        return cell
+
+    def source_of(self, function: types.FunctionType) -> Source:
+        """Where an outside function is found."""
+        mirror = self.mirrors.get(id(function))
+        return Source("object", None, None, function) if mirror is None else mirror[1]
+
     def _wrap_tensor(self, real: torch.Tensor, source: Source) -> Any:
         if isinstance(real, TracedTensor):
             return real
@@ -574,11 +605,24 @@ class World:
         name = source_name(source)
         sizes = self.symbols.of_tensor(source, real, name)
         traced = self.trace.input(real, name, sizes)
+        self._note_storage(real, traced, where)
         if sizes:
             shape, stride = map(as_exprs, (traced.shape, traced.stride()))
             expected = replace(expected, shape=shape, stride=stride, symbols=self.symbols.read_by((*shape, *stride)))
         self.guards.append(Guard(source, "tensor", expected, where))
         return traced
+
+    def _note_storage(self, real: torch.Tensor, traced: TracedTensor, where: UserFrame | None) -> None:
+        """Inputs that share memory may be read, not written: the trace does not know of each other."""
+        if not real.numel():
+            return
+        groups = self.storages.setdefault(real.untyped_storage().data_ptr(), [])
+        groups.append(traced.group)
+        if len(groups) > 1:
+            if any(group.version for group in groups):
+                raise Unsupported("a tensor is read whose memory was written through another", where, kind="tensor_write")
+            for group in groups:
+                group.shared = True
 
     def _wrap_int(self, real: int, source: Source) -> Any:
         value = self.symbols.of_int(source, real, source_name(source))
@@ -747,6 +791,13 @@ _OPAQUE_CLASSES = frozenset(
 def is_opaque(real: Any) -> bool:
     cls: Any = type(real)
     return _opaque_class(cls)
+
+
+def _is_made_anew(function: types.FunctionType, source: Source) -> bool:
+    """Whether a function was probably made for this call only: a nested one that comes from the call's values."""
+    if source.kind == "attr" and source.key not in ("cell_contents", "__func__"):
+        return False
+    return source.kind not in ("global", "object", "closure") and "<locals>" in function.__qualname__
 
 
 def source_name(source: Source) -> str:
