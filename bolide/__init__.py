@@ -6,12 +6,15 @@
 
 from __future__ import annotations
 
+import os
+
 from bolide.support.garbage import collector_paused
 
 with collector_paused():  # a collection of all that torch has made takes longer than these imports
     from bolide import dynamo, functorch, inductor
     from bolide.compiling import compile
     from bolide.debug.explain import explain
+    from bolide.debug.logs import configure, set_logs
     from bolide.dynamo.backends import list_backends
     from bolide.dynamo.disabling import disable
     from bolide.dynamo.state import is_compiling, is_dynamo_compiling
@@ -27,6 +30,7 @@ with collector_paused():  # a collection of all that torch has made takes longer
 
 __version__ = "0.1.0"
 
+configure(dict(os.environ))
 keep_dynamo_out()  # also for optimizers that are made before anything is compiled
 
 __all__ = [
@@ -45,4 +49,5 @@ __all__ = [
     "is_dynamo_compiling",
     "list_backends",
     "reset",
+    "set_logs",
 ]

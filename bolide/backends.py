@@ -33,7 +33,6 @@ Partition = Literal["default", "min_cut"]
 
 def run_trace(
     captured: Captured,
-    name: str,
     compiler: GraphCompiler,
     partition: Partition,
     options: Mapping[str, Any],
@@ -49,7 +48,7 @@ def run_trace(
     _check_devices(captured, devices)
     if sum(node.op == "call_function" for node in captured.trace.graph.nodes) < config.minimum_call_count:
         compiler = functorch.interpret
-    compiling = functools.partial(compile_graph, compiler, dict(options), name)
+    compiling = functools.partial(compile_graph, compiler, dict(options), captured.name)
     return functorch.compile_trace(
         captured.trace,
         captured.outputs,
@@ -103,21 +102,21 @@ def compile_graph(
 # ---- one graph of torch's functions ----------------------------------------------------------------------------------
 
 
-def run_calls(captured: Captured, name: str, compiler_fn: CompilerFn, options: Mapping[str, Any]) -> Runner:
+def run_calls(captured: Captured, compiler_fn: CompilerFn, options: Mapping[str, Any]) -> Runner:
     """The program as one graph of torch's functions, compiled by `compiler_fn` and differentiated by eager's autograd.
     Where such a graph would not do what the program does, the functional graphs are given to it, one by one.
     """
-    graph = None
+    graph, name = None, captured.name
     if captured.calls is not None:
-        slots = [node.name for node in captured.trace.graph.nodes if node.op == "placeholder"]
-        graph = captured.calls.finish(captured.outputs, slots, config.dead_code_elimination)
+        graph = captured.calls.finish(captured.outputs, config.dead_code_elimination)
     if graph is None:
         compiler = functools.partial(_foreign_graph, compiler_fn, options)
-        return run_trace(captured, name, compiler, "default", {})
+        return run_trace(captured, compiler, "default", {})
     if events.subscribers:
         events.emit(events.Graph(name, "calls", graph))
     start = time.perf_counter()
-    compiled = compiler_fn(graph, list(captured.examples), **options)
+    sizes = [int(size.node.hint) for size in captured.trace.sizes]
+    compiled = compiler_fn(graph, [*captured.examples, *sizes], **options)
     _check_callable(compiler_fn, compiled)
     if events.subscribers:
         events.emit(events.Compiled(name, "calls", compiled, time.perf_counter() - start))

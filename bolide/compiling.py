@@ -99,12 +99,12 @@ def _takes_calls(backend: CompilerFn) -> bool:
     return not isinstance(backend, TraceBackend)
 
 
-def _run_backend(settings: Settings, name: str, captured: Captured) -> Runner:
+def _run_backend(settings: Settings, captured: Captured) -> Runner:
     backend = settings.backend
     if isinstance(backend, TraceBackend):
         options = dict(settings.options)
-        return run_trace(captured, name, backend.compiler, backend.partition, options, backend.devices)
-    return run_calls(captured, name, backend, dict(settings.options))
+        return run_trace(captured, backend.compiler, backend.partition, options, backend.devices)
+    return run_calls(captured, backend, dict(settings.options))
 
 
 # ---- compile ---------------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def _of_target(target: Any, settings: Settings) -> Callable[..., Any]:
 def _dispatcher(
     original: types.FunctionType, settings: Settings, name: str, key: object, place: types.CodeType | None = None
 ) -> Dispatcher:
-    backend = functools.partial(_run_backend, settings, name)
+    backend = functools.partial(_run_backend, settings)
     manner: dict[str, Any] = {"breaks": not settings.fullgraph, "record_calls": _takes_calls(settings.backend)}
     return Dispatcher(
         original,

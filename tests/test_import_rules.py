@@ -122,12 +122,12 @@ def run(script: str, **env: str) -> str:
 
 
 def test_importing_bolide_adds_little() -> None:
-    """Counted in modules, because seconds depend on the machine: 0.15 s is about 150 modules."""
+    """Counted in modules, because seconds depend on the machine: one of ours takes half a millisecond."""
     script = "import sys, torch; before = set(sys.modules); import bolide; print(*sorted(set(sys.modules) - before))"
     added = run(script).split()
-    outside = {name.split(".")[0] for name in added} - {"bolide"}
-    assert not outside & {"llvmlite", "scipy", "jinja2", "rich", "click", "sympy", "transformers"}
-    assert len(added) <= 150, added
+    outside = [name for name in added if name.split(".")[0] != "bolide"]
+    assert not {name.split(".")[0] for name in outside} & {"llvmlite", "scipy", "jinja2", "rich", "click", "sympy"}
+    assert len(outside) <= 10 and len(added) <= 260, added
 
 
 def test_compiling_and_training_load_nothing_of_torchs_compiler_and_need_no_c_compiler() -> None:

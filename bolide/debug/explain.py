@@ -18,6 +18,7 @@ from bolide.inductor.compile_graph import CompiledGraph
 from bolide.inductor.ir.printer import kernel_text
 from bolide.inductor.plan import Call, Launch
 from bolide.support import events
+from bolide.support.kinds import KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +69,66 @@ class GraphInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class GuardInfo:
-    """The assumptions of one compiled version of a function, as readable text."""
-
-    function: str
-    guards: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class BreakInfo:
-    """A call that ran in eager, or had to be captured again: what, why, where, and what to do about it."""
+    """Something that ran in eager. `kind` and `code` are those of `support.kinds`; `source` is the user's line itself.
+
+    A break between segments says how long it takes: `ms_capture` the capturing that had to be repeated, `ms_call` the
+    operation and the rebuilding of live values at each call (None where it was not measured). `next` holds the segments
+    in which calls went on. `between` is False where a whole call ran in eager.
+    """
 
     function: str
     kind: str
+    code: str
+    reason: str
+    operation: str
+    where: str
+    source: str
+    remedy: str
+    between: bool = False
+    next: tuple[str, ...] = ()
+    stack: tuple[str, ...] = ()
+    ms_capture: float | None = None
+    ms_call: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """One compiled version of a segment: a part of a program without breaks, of `operations` operations of the graph.
+
+    `guards` are its assumptions as readable text, `broken` what it ends with (None: the program's end).
+    """
+
+    function: str
+    operations: int
+    guards: tuple[str, ...]
+    seconds: float
+    broken: BreakInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecompileInfo:
+    """An assumption of an earlier version that did not hold: its text, the value found, the line that made it."""
+
+    function: str
+    version: int
+    guard: str
+    actual: str
+    where: str
+    source: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoteInfo:
+    """A size or number that was fixed (`kind` ``specialised``), or a function that is not captured by choice
+    (``skipped``)."""
+
+    function: str
+    kind: str
+    what: str
     reason: str
     where: str
-    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +145,18 @@ class Explanation:
     """What bolide did with a function, as data; `str` gives text for people."""
 
     function: str
-    graphs: tuple[GraphInfo, ...] = ()
-    guards: tuple[GuardInfo, ...] = ()
+    segments: tuple[SegmentInfo, ...] = ()
     breaks: tuple[BreakInfo, ...] = ()
+    recompiles: tuple[RecompileInfo, ...] = ()
+    notes: tuple[NoteInfo, ...] = ()
+    graphs: tuple[GraphInfo, ...] = ()
     stages: tuple[StageInfo, ...] = ()
-    captures: int = 0
     seconds: float = 0.0
+
+    @property
+    def captures(self) -> int:
+        """Segments that were captured."""
+        return len(self.segments)
 
     @property
     def kernel_launches(self) -> int:
@@ -125,9 +176,29 @@ def text(explanation: Explanation) -> Iterator[str]:
     e = explanation
     kernels = len({k.name for g in e.graphs for k in g.kernels})
     yield (
-        f"{e.function}: {e.captures} captured, {len(e.graphs)} graphs, {kernels} kernels "
-        f"({e.kernel_launches} launches), {len(e.breaks)} breaks, {e.seconds:.2f} s"
+        f"{e.function}: {counted(e.captures, 'segment')}, {counted(len(e.breaks), 'break')}, "
+        f"{counted(len(e.recompiles), 'recompilation')}, {counted(len(e.graphs), 'graph')}, "
+        f"{counted(kernels, 'kernel')} ({counted(e.kernel_launches, 'launch', 'es')}), {e.seconds:.2f} s"
     )
+    for segment in e.segments:
+        yield (
+            f"\nsegment {segment.function}: {counted(segment.operations, 'operation')}, "
+            f"{counted(len(segment.guards), 'guard')}, captured in {segment.seconds * 1e3:.1f} ms"
+        )
+        if segment.broken is not None:
+            yield from (f"  {line}" for line in break_text(segment.broken))
+    whole = [b for b in e.breaks if not any(b is s.broken for s in e.segments)]
+    if whole:
+        yield "\nnot compiled:"
+    for b in whole:
+        yield from (f"  {line}" for line in break_text(b))
+    if e.recompiles:
+        yield "\ncompiled again:"
+    for r in e.recompiles:
+        yield f"  {r.function}: version {r.version} assumed {r.guard}, found {r.actual}"
+        yield from located(r.where, r.source, r.remedy)
+    for note in e.notes:
+        yield f"\n{note.kind}: {note.what} in {note.function}: {note.reason}{f' ({note.where})' if note.where else ''}"
     for graph in e.graphs:
         yield f"\ngraph {graph.kind} of {graph.function}: {graph.nodes} operations, compiled in {graph.seconds:.3f} s"
         yield from (f"  {line}" for line in graph.code.strip().splitlines())
@@ -137,18 +208,34 @@ def text(explanation: Explanation) -> Iterator[str]:
         if graph.externs:
             yield f"  ATen calls: {', '.join(f'{e.operation} ×{e.calls}' for e in graph.externs)}"
         yield from (f"  not fused: {reason}" for reason in graph.refusals)
-    for guards in e.guards:
-        yield f"\nguards of {guards.function}:"
-        yield from (f"  {guard}" for guard in guards.guards)
-    if e.breaks:
-        yield "\nnot compiled:"
-    for b in e.breaks:
-        yield f"  {b.function}: {b.reason}"
-        yield from (f"    {label}: {value}" for label, value in (("at", b.where), ("remedy", b.remedy)) if value)
+    for segment in e.segments:
+        yield f"\nguards of {segment.function}:"
+        yield from (f"  {guard}" for guard in segment.guards)
     if e.stages:
         yield "\nseconds by stage:"
     for stage, seconds in total_by_stage(e.stages).items():
         yield f"  {stage}: {seconds:.4f}"
+
+
+def counted(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count} {noun}{'' if count == 1 else plural}"
+
+
+def break_text(b: BreakInfo) -> Iterator[str]:
+    """The lines of one break."""
+    yield f"{'breaks' if b.between else b.function + ' runs in eager'}: {b.reason} [{b.code}]"
+    yield from ([f"  operation: {b.operation}"] if b.operation else [])
+    yield from located(b.where, b.source, b.remedy)
+    times = [(b.ms_call, "a call"), (b.ms_capture, "to capture again")]
+    costs = [f"{ms:.3g} ms {what}" for ms, what in times if ms is not None]
+    yield from ([f"  cost: {', '.join(costs)}"] if costs else [])
+    yield from ([f"  goes on in: {', '.join(b.next)}"] if b.next else [])
+
+
+def located(where: str, source: str, remedy: str) -> Iterator[str]:
+    yield from ([f"  at: {where}"] if where else [])
+    yield from ([f"    {source}"] if source else [])
+    yield from ([f"  remedy: {remedy}"] if remedy else [])
 
 
 def total_by_stage(stages: tuple[StageInfo, ...]) -> dict[str, float]:
@@ -203,13 +290,15 @@ class Collector:
                 pending[event.name, event.kind] = event.graph
             elif isinstance(event, events.Compiled):
                 graphs.append(graph_info(event, pending.get((event.name, event.kind)), self.clocks))
+        breaks = [break_info(e, self.events) for e in self.events if isinstance(e, (events.Break, events.Fallback))]
         return Explanation(
             function=self.function,
+            segments=tuple(segment_infos(self.events, breaks)),
+            breaks=tuple(breaks),
+            recompiles=tuple(recompile_info(e) for e in self.events if isinstance(e, events.GuardFailed)),
+            notes=tuple(note for e in self.events for note in note_info(e)),
             graphs=tuple(graphs),
-            guards=tuple(GuardInfo(e.name, e.guards) for e in self.events if isinstance(e, events.Captured)),
-            breaks=tuple(b for e in self.events for b in break_info(e)),
             stages=tuple(s for e in self.events for s in stage_info(e)),
-            captures=sum(isinstance(e, events.Captured) for e in self.events),
             seconds=self.seconds,
         )
 
@@ -274,13 +363,54 @@ def stage_info(event: Any) -> Iterator[StageInfo]:
         yield StageInfo(event.name, event.stage, event.seconds)
 
 
-def break_info(event: Any) -> Iterator[BreakInfo]:
-    """The break that an event tells of, if it does."""
-    if isinstance(event, (events.Fallback, events.Break)):
-        yield BreakInfo(event.name, event.kind, event.reason, str(event.where or ""), event.remedy or "")
-    elif isinstance(event, events.GuardFailed):
-        reason = f"captured again: {event.guard} was {event.expected}, is {event.actual}"
-        yield BreakInfo(event.name, "recompile", reason, str(event.where or ""), "")
+def segment_infos(told: list[Any], breaks: list[BreakInfo]) -> Iterator[SegmentInfo]:
+    """The segments in the order in which they were captured; the event of a break follows that of its segment."""
+    ends = iter([b for b in breaks if b.between])
+    for event, following in zip(told, [*told[1:], None]):
+        if isinstance(event, events.Captured):
+            operations = sum(node.op.startswith("call_") for node in event.program.trace.graph.nodes)
+            broken = next(ends) if isinstance(following, events.Break) else None
+            yield SegmentInfo(event.name, operations, event.guards, event.seconds, broken)
+
+
+def break_info(event: events.Break | events.Fallback, told: list[Any]) -> BreakInfo:
+    """A break, with the mean time of its operation over the calls that were told of."""
+    about = KINDS[event.kind]
+    line = event.where
+    remedy = event.remedy or (about.remedy if about.scope != "user" else "")
+    texts = (str(line or ""), line.text if line else "", remedy)
+    if isinstance(event, events.Fallback):
+        operation = getattr(event.error, "operation", None) or ""
+        return BreakInfo(event.name, event.kind, about.code, event.reason, operation, *texts)
+    resumed = [e for e in told if isinstance(e, events.Resumed) and e.name == event.name]
+    return BreakInfo(
+        event.name,
+        event.kind,
+        about.code,
+        event.reason,
+        event.operation or "",
+        *texts,
+        between=True,
+        next=tuple(dict.fromkeys(e.next for e in resumed if e.next)),
+        stack=tuple(map(str, event.stack)),
+        ms_capture=None if event.seconds is None else event.seconds * 1e3,
+        ms_call=sum(e.seconds for e in resumed) / len(resumed) * 1e3 if resumed else None,
+    )
+
+
+def recompile_info(e: events.GuardFailed) -> RecompileInfo:
+    where, source = str(e.where or ""), e.where.text if e.where else ""
+    return RecompileInfo(e.name, e.index, e.guard, e.actual, where, source, e.remedy)
+
+
+def note_info(event: Any) -> Iterator[NoteInfo]:
+    """What an event tells of sizes that were fixed and functions that were skipped."""
+    if isinstance(event, events.Specialised):
+        yield NoteInfo(
+            event.name, "specialised", f"{event.source} = {event.value}", event.reason, str(event.where or "")
+        )
+    elif isinstance(event, events.Skipped):
+        yield NoteInfo(event.name, "skipped", event.function, event.reason, str(event.where or ""))
 
 
 def explain(fn: Callable[..., Any], *, backward: bool = True, **options: Any) -> Callable[..., Explanation]:

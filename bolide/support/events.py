@@ -79,13 +79,16 @@ class Installed(Event):
 
 @dataclass(frozen=True)
 class GuardFailed(Event):
-    """An assumption of version `index` did not hold, so the function is captured again."""
+    """An assumption of version `index` did not hold, so the function is captured again. `where` is the user's line that
+    made the assumption; `remedy` says how to avoid the recompilation.
+    """
 
     index: int
     guard: str
     expected: str
     actual: str
     where: UserFrame | None
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,11 @@ class Fallback(Event):
 class Break(Event):
     """A segment ends before an operation that runs in eager; the next segment starts right after it.
 
-    `name` is the segment that ends (the compiled function's name for the first one), `next` the one that follows.
+    `name` is the segment that ends (the compiled function's name for the first one, then ``name/1`` and so on).
     `kind` is a name in `support.kinds`. `stack` holds the user's frames, outermost first; `where` is the innermost one.
     `seconds`: what capturing again because of it took, None where nothing had to be repeated.
     """
 
-    next: str
     kind: str
     reason: str
     operation: str | None
@@ -121,9 +123,10 @@ class Break(Event):
 @dataclass(frozen=True)
 class Resumed(Event):
     """At run time: the operation that segment `name` broke at was run in eager, which took `seconds`, the rebuilding of
-    live values included. Told only while somebody listens.
+    live values included; the program goes on in segment `next` ("": it has ended).
     """
 
+    next: str
     seconds: float
 
 

@@ -1,13 +1,29 @@
-"""Names of the loggers. ``BOLIDE_LOGS="dynamo,inductor"`` (or ``all``) prints what they say at debug level to standard
-error.
+"""Loggers: ``bolide.<stage>`` for what a stage says, ``bolide.artifacts.<name>`` for one kind of thing from all stages.
+`set_logs` (or the environment variable ``BOLIDE_LOGS``) switches them on.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Mapping
+from typing import Any
 
-NAMES = ("dynamo", "tracing", "functorch", "inductor")
+from bolide.support.errors import unknown_name
+
+STAGES = ("dynamo", "tracing", "functorch", "inductor")
+
+ARTIFACTS = {
+    "graph_breaks": "what runs in eager between segments or instead of a function, and why",
+    "recompiles": "which guard failed, the old and new value, and how to avoid it",
+    "guards": "the assumptions of each compiled version",
+    "graph_code": "the graphs that backends get",
+    "entry_code": "the generated Python of each compiled version",
+    "kernels": "the generated kernels as loops, and what was not fused",
+    "dynamic": "sizes and numbers that were fixed, and why",
+    "perf": "seconds by stage",
+}
+
+_FORMAT = "[%(asctime)s %(name)s] %(message)s"
 
 
 def logger(name: str) -> logging.Logger:
@@ -15,13 +31,51 @@ def logger(name: str) -> logging.Logger:
     return logging.getLogger(f"bolide.{name}")
 
 
-def configure(names: str = os.environ.get("BOLIDE_LOGS", "")) -> None:
-    """Print the debug output of the comma-separated `names`."""
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    if not wanted:
+def artifact(name: str) -> logging.Logger:
+    """The logger of an artifact."""
+    return logger(f"artifacts.{name}")
+
+
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Standard error; a class of its own, so that it is known again."""
+
+
+def apply(levels: Mapping[str, Any], path: str | None) -> None:
+    """Set the level of every logger: a logging level or True (everything) for names in `levels`, quiet for others.
+    Records go to standard error and, if given, to the file `path`.
+
+    Raises ValueError for an unknown name, with the nearest ones.
+    """
+    known = (*STAGES, *ARTIFACTS)
+    for name in levels:
+        if name not in known:
+            raise ValueError(unknown_name("log", name, known))
+    root = logging.getLogger("bolide")
+    for handler in [h for h in root.handlers if isinstance(h, (_Handler, logging.FileHandler))]:
+        root.removeHandler(handler)
+        handler.close()
+    for name in known:
+        level = levels.get(name, False)
+        chosen = logging.DEBUG if level is True else logging.NOTSET if level is False else level
+        (artifact(name) if name in ARTIFACTS else logger(name)).setLevel(chosen)
+    if not levels:
         return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
-    for name in NAMES if "all" in wanted else wanted:
-        logger(name).addHandler(handler)
-        logger(name).setLevel(logging.DEBUG)
+    for handler in [_Handler(), *([logging.FileHandler(path)] if path else [])]:
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        root.addHandler(handler)
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The levels that ``BOLIDE_LOGS`` stands for: names separated by commas, ``+name`` for debug output, ``-name`` for
+    errors only, ``all``.
+
+    >>> parse("+dynamo,recompiles")
+    {'dynamo': 10, 'recompiles': True}
+    """
+    levels: dict[str, Any] = {}
+    for word in filter(None, map(str.strip, text.split(","))):
+        name = word.lstrip("+-")
+        level: Any = logging.DEBUG if word[0] == "+" else logging.ERROR if word[0] == "-" else logging.INFO
+        for each in (*STAGES, *ARTIFACTS) if name == "all" else (name,):
+            levels[each] = True if each in ARTIFACTS else level
+    return levels

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -55,7 +55,7 @@ class CallRecorder(TorchFunctionMode):
         self.refusal: str | None = None
         self.changes_modes = False
         self._nodes: dict[int, tuple[Any, fx.Node]] = {}
-        self._inputs: dict[int, fx.Node] = {}
+        self._numbers: dict[fx.Node, fx.Node] = {}
         self._start = self._state = _surroundings()
 
     @classmethod
@@ -131,6 +131,8 @@ class CallRecorder(TorchFunctionMode):
             return self._tensor(value)
         if isinstance(value, torch.Tensor):
             return self._constant(value)
+        if isinstance(value, torch.SymInt):
+            return self._number(self.trace.size_node(value.node.expr))
         if isinstance(value, _CONSTANTS):
             return value
         if isinstance(value, slice):
@@ -147,19 +149,32 @@ class CallRecorder(TorchFunctionMode):
         known = self._nodes.get(id(tensor))
         if known is not None:
             return known[1]
-        for position, (given, leaf) in enumerate(zip(self.trace.inputs, self.trace.leaves)):
+        for slot, given, leaf in zip(self.trace.graph.nodes, self.trace.inputs, self.trace.leaves):
             if given is tensor or leaf is tensor:
-                return self._input(position)
+                return self._slot(slot)
         if tensor.node.op == "get_attr":
             return self._constant(self.trace.constants[str(tensor.node.target)])
         raise _Refusal("a tensor comes from where torch's functions were not seen")
 
-    def _input(self, position: int) -> fx.Node:
-        if position not in self._inputs:
-            node = self.graph.placeholder(f"arg{position}")
-            node.meta["val"] = self.trace.inputs[position].meta
-            self._inputs[position] = node
-        return self._inputs[position]
+    def _slot(self, slot: fx.Node) -> fx.Node:
+        """The placeholder here for a placeholder of the trace's graph."""
+        made = self._numbers.get(slot)
+        if made is None:
+            made = self._numbers[slot] = self.graph.placeholder(slot.name)
+            made.meta["val"] = slot.meta["val"]
+        return made
+
+    def _number(self, node: Any) -> Any:
+        """What computes a symbolic size, as a node of the trace's graph does."""
+        if not isinstance(node, fx.Node):
+            return node
+        if node.op == "placeholder":
+            return self._slot(node)
+        if node not in self._numbers:
+            made = self.graph.call_function(cast(Any, node.target), tuple(self._number(arg) for arg in node.args))
+            made.meta["val"] = node.meta["val"]
+            self._numbers[node] = made
+        return self._numbers[node]
 
     def _constant(self, real: torch.Tensor) -> fx.Node:
         if torch._C._functorch.is_functorch_wrapped_tensor(real):  # type: ignore[attr-defined]
@@ -180,9 +195,9 @@ class CallRecorder(TorchFunctionMode):
 
     # ---- the end
 
-    def finish(self, outputs: Sequence[TracedTensor], names: Sequence[str], eliminate: bool) -> fx.GraphModule | None:
-        """The graph module from the trace's inputs, called `names`, to `outputs`; None if it was refused. With
-        `eliminate`, calls without effects whose results nothing needs are dropped.
+    def finish(self, outputs: Sequence[TracedTensor], eliminate: bool) -> fx.GraphModule | None:
+        """The graph module, which takes what the trace's graph takes and returns the tuple of `outputs`; None if it was
+        refused. With `eliminate`, calls without effects whose results nothing needs are dropped.
         """
         try:
             if self.refusal is None:
@@ -193,11 +208,9 @@ class CallRecorder(TorchFunctionMode):
             self.refusal = str(refusal)
         if self.refusal is not None:
             return None
-        for position in reversed(range(len(names))):
-            node = self._input(position)
-            node._rename(names[position])
-            node.target = node.name
-            self.graph._root.append(node)
+        slots = [node for node in self.trace.graph.nodes if node.op == "placeholder"]
+        for slot in reversed(slots):
+            self.graph._root.append(self._slot(slot))
         self.graph.output(results)
         if eliminate:
             for node in reversed(self.graph.nodes):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import bolide
 from bolide.debug.explain import Collector
-from bolide.dynamo.config import config
 
 
 def small_model() -> nn.Module:
@@ -26,7 +25,7 @@ def test_graphs_kernels_and_guards_of_a_module() -> None:
     assert any("native_layer_norm" in k.origins and "gelu" in k.origins for k in forward.kernels)
     assert all("define" in k.llvm_ir and k.name in k.loops for k in forward.kernels)
     assert sum(e.calls for e in forward.externs) == 2
-    assert any("float32[3, 8]" in guard for guard in found.guards[0].guards)
+    assert any("float32[3, 8]" in guard for guard in found.segments[0].guards)
     assert {"capture", "lower", "codegen"} <= {s.stage for s in found.stages}
     assert all(p.grad is None for p in model.parameters())
 
@@ -43,16 +42,45 @@ def test_without_backward() -> None:
     assert [g.kind for g in found.graphs] == ["forward"]
 
 
-def test_what_is_not_compiled_says_why_where_and_what_to_do() -> None:
+def test_segments_and_the_break_between_them() -> None:
     def branches(x: Tensor) -> Tensor:
-        if x.sum() > 0:
-            return x + 1
-        return x - 1
+        y = x * 2
+        if y.sum() > 0:
+            return y + 1
+        return y - 1
 
     found = bolide.explain(branches)(torch.ones(3))
-    (found_break,) = found.breaks
-    assert len(found.graphs) == 2 and found_break.reason and found_break.remedy
-    assert __file__ in found_break.where and found_break.reason in str(found)
+    (broken,) = found.breaks
+    assert found.captures == 2 and found.segments[0].broken is broken and found.segments[1].broken is None
+    assert found.segments[0].operations >= 2 and found.segments[0].guards
+    assert broken.code.startswith("BR01") and broken.source == "if y.sum() > 0:" and broken.remedy
+    assert __file__ in broken.where and broken.next == (found.segments[1].function,)
+    text = str(found)
+    assert "2 segments, 1 break" in text and broken.reason in text and f"[{broken.code}]" in text
+
+
+def test_what_is_not_compiled_says_why_where_and_what_to_do() -> None:
+    x = torch.randn(3, 4).to_sparse()
+    with pytest.warns(bolide.BolideWarning):
+        found = bolide.explain(lambda x: x.clone())(x)
+    (fallback,) = found.breaks
+    assert not found.segments and not fallback.between and "sparse" in fallback.reason
+    assert __file__ in fallback.where and "lambda x: x.clone()" in fallback.source
+    assert "runs in eager" in str(found)
+
+
+def test_recompilations_name_the_guard_the_values_and_the_fix() -> None:
+    def scaled(x: Tensor, name: str) -> Tensor:
+        return x * (2 if name == "a" else 3)
+
+    compiled = bolide.compile(scaled)
+    collector = Collector("scaled")
+    with collector.listening():
+        compiled(torch.ones(3), "a")
+        compiled(torch.ones(3), "b")
+    (again,) = collector.explanation().recompiles
+    assert "name == 'a'" in again.guard and "'b'" in again.actual and again.remedy
+    assert __file__ in again.where
 
 
 def test_an_already_compiled_function_is_explained_anew() -> None:

@@ -71,7 +71,8 @@ def test_data_dependent(name: str) -> None:
     with trace.recording(), pytest.raises(DataDependent) as error:
         DATA_DEPENDENT[name](trace.input(torch.randn(3, 4), "x"))
     text = str(error.value)
-    assert error.value.kind == ("data_shape" if name in ("nonzero", "mask", "unique") else "data_value")
+    kinds = {"nonzero": "data_shape", "mask": "data_shape", "unique": "data_shape", "truth value": "data_branch"}
+    assert error.value.kind == kinds.get(name, "data_value")
     assert 'File "model.py", line 7, in forward' in text and "remedy" in text
 
 
