@@ -43,7 +43,7 @@ def test_the_command_writes_a_self_contained_report(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "eager" in result.output and "bolide" in result.output and str(report) in result.output.replace("\n", "")
     page = report.read_text()
-    for part in ("speed-up", "<svg", "Graph: forward", "Graph: backward", "native_layer_norm", "define ", "Guards"):
+    for part in ("speed-up", "<svg", "Graph: forward", "Graph: backward", "native_layer_norm", "define ", "Segments"):
         assert part in page, part
     assert not re.search(r"<(script|link|img|iframe)\b|@import", page), "the page needs something outside it"
 
