@@ -11,6 +11,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import numpy
 import torch
 from torch import fx
 from torch.autograd.function import BackwardCFunction
@@ -19,12 +20,8 @@ from torch.overrides import TorchFunctionMode
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.trace import Trace, _NonLeaf
 
+_PLAIN = (bool, int, float, complex, str)
 _CONSTANTS = (
-    int,
-    float,
-    bool,
-    complex,
-    str,
     type(None),
     type(...),
     torch.dtype,
@@ -133,6 +130,11 @@ class CallRecorder(TorchFunctionMode):
             return self._constant(value)
         if isinstance(value, torch.SymInt):
             return self._number(self.trace.size_node(value.node.expr))
+        if isinstance(value, numpy.generic):
+            return value.item()
+        for base in _PLAIN:  # enumerations and other subclasses, which generated code cannot name
+            if isinstance(value, base):
+                return value if type(value) in _PLAIN else base(value)
         if isinstance(value, _CONSTANTS):
             return value
         if isinstance(value, slice):
