@@ -6,6 +6,7 @@ functional).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -112,17 +113,23 @@ def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     results = results if isinstance(results, list) else [results]
     for target, result in zip(targets, results):
         if dropped and target.shape != result.meta["val"].shape:
-            raise Unsupported(
-                "an out= argument of another shape than the result", trace.where, "give it the right shape"
-            )
+            _fit_out(trace, target, result)
         trace.write(target if target.__class__ is TracedTensor else trace.lift(target), result)
     return targets[0] if len(targets) == 1 else tuple(targets)
+
+
+def _fit_out(trace: Trace, target: Any, result: torch.fx.Node) -> None:
+    """An `out=` argument without elements is resized."""
+    known = target.__class__ is TracedTensor and not any(target is given for given in trace.inputs)
+    if not known or target.numel():
+        raise Unsupported("an out= argument of another shape than the result", trace.where, "give it the right shape")
+    become(target, _full(trace, result.meta["val"].shape, 0, target.dtype, target.device))
 
 
 def _foreach(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """An operation on lists of tensors, as the operation on each of them."""
     name, _, overload = func.name().removeprefix("aten::_foreach_").partition(".")
-    name = {"norm": "linalg_vector_norm"}.get(name, name)
+    name = _OF_FOREACH.get(name, name)
     packet = getattr(aten, name, None)
     count = len(args[0])
     if packet is None or overload.endswith("out") or overload == "ScalarAndTensor":
@@ -136,6 +143,15 @@ def _foreach(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         with trace.recording():
             results.append(packet(*own, **options))
     return None if name.endswith("_") else results
+
+
+_OF_FOREACH = {
+    "norm": "linalg_vector_norm",
+    "maximum": "clamp_min",
+    "maximum_": "clamp_min_",
+    "minimum": "clamp_max",
+    "minimum_": "clamp_max_",
+}
 
 
 def _is_per_tensor(arg: Any, count: int) -> bool:
@@ -175,9 +191,45 @@ def _data_dependent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _metadata_change(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    raise Unsupported(
-        f"{func} changes the shape of a tensor in place", trace.where, "use the function without the underscore"
-    )
+    """`t_`, `unsqueeze_`, …: the tensor becomes the view that the function without the underscore makes."""
+    _refuse_of_input(trace, func, args[0])
+    view: Any = _functional_form(func)[0]
+    become(args[0], trace.dispatch(view, args, kwargs))
+    return args[0]
+
+
+def _refuse_of_input(trace: Trace, func: Any, tensor: Any) -> None:
+    if tensor.__class__ is not TracedTensor or any(tensor is given for given in trace.inputs):
+        raise Unsupported(
+            f"{func} changes the shape of an argument in place", trace.where, "use the function without the underscore"
+        )
+
+
+def become(tensor: TracedTensor, other: TracedTensor) -> None:
+    """Make one traced tensor the same as another: its sizes, its storage and its value."""
+    torch.Tensor.data.__set__(tensor, other)  # type: ignore[attr-defined]
+    tensor.group, tensor.chain = other.group, other.chain
+    tensor._node, tensor._seen = other._node, other._seen
+
+
+@handler("resize_")
+def _resize_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """Fewer elements look at the start of the storage; an empty tensor gets new memory. Other growth keeps what lies
+    behind the tensor in memory, which nothing is known of."""
+    tensor, size = args[0], args[1]
+    _refuse_of_input(trace, func, tensor)
+    wanted, present = math.prod(size), tensor.numel()
+    if kwargs.get("memory_format") not in (None, torch.contiguous_format, torch.preserve_format):
+        raise Unsupported("resize_ with a memory format", trace.where)
+    if tuple(size) == tuple(tensor.shape):
+        return tensor
+    if wanted <= present:
+        become(tensor, trace.dispatch(aten.as_strided.default, (tensor, size, contiguous_strides(tuple(size))), {}))
+    elif present == 0:
+        become(tensor, _full(trace, size, 0, tensor.dtype, tensor.device))
+    else:
+        raise Unsupported("resize_ makes a tensor with elements larger", trace.where, "make a new tensor")
+    return tensor
 
 
 def _unrecorded(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
