@@ -91,7 +91,7 @@ def _compile_training(
 ) -> CompiledGraph:
     started = time.perf_counter()
     joint = finish_joint(trace, signature)
-    split_norms(joint.graph, forward_nodes(joint))
+    split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.sizes else None)
     run_passes(joint.graph, name)
     parts = partition(joint, strategy)
     if events.subscribers:

@@ -8,6 +8,7 @@ the `ShapeEnv` notes the condition as a guard.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -28,6 +29,8 @@ class ShapeEnv:
         self.hints: dict[str, int] = {}
         self.guards: dict[Cond, UserFrame | None] = {}
         self._where = where
+        self.answers: dict[Any, Any] = {}  # what shape rules have said of these sizes
+        self.quiet = False  # texts are for messages, which are made before anybody knows whether they are needed
         self.closed = False  # whether the trace is finished: nothing more may be assumed
 
     def size(self, hint: int, name: str | None = None, lo: int | None = 2, hi: int | None = None) -> Any:
@@ -72,6 +75,7 @@ class ShapeEnv:
 
 
 Value = Expr | Cond | float
+_HASH = torch.SymInt.__hash__.__code__
 
 
 class SymNode:
@@ -95,10 +99,12 @@ class SymNode:
         return isinstance(self.expr, float)
 
     def is_nested_int(self) -> bool:
-        return False
+        """Only what `SymInt.__hash__` asks is answered with yes: nested integers are all that it gives a hash to, and
+        a size that is a key has to be a number."""
+        return sys._getframe(1).f_code is _HASH
 
-    def nested_int(self) -> None:
-        return None
+    def nested_int(self) -> int:
+        return self.guard_int()
 
     def is_symbolic(self) -> bool:
         return not self.is_constant()
@@ -271,12 +277,27 @@ class SymNode:
     def and_(self, other: SymNode) -> SymNode:
         return self.wrap_bool(self.guard_bool() and other.guard_bool())
 
-    sym_and = bitwise_and = and_
+    sym_and = and_
+
+    def bitwise_and(self, other: SymNode) -> SymNode:
+        return self.and_(other) if self.is_bool() else self.wrap_int(self.guard_int() & other.guard_int())
 
     def or_(self, other: SymNode) -> SymNode:
         return self.wrap_bool(self.guard_bool() or other.guard_bool())
 
-    sym_or = bitwise_or = or_
+    sym_or = or_
+
+    def bitwise_or(self, other: SymNode) -> SymNode:
+        return self.or_(other) if self.is_bool() else self.wrap_int(self.guard_int() | other.guard_int())
+
+    def bitwise_xor(self, other: SymNode) -> SymNode:
+        return self.wrap_int(self.guard_int() ^ other.guard_int())
+
+    def lshift(self, other: SymNode) -> SymNode:
+        return self._int(self._integer() * 2 ** other.guard_int())
+
+    def rshift(self, other: SymNode) -> SymNode:
+        return self._int(self._integer() // 2 ** other.guard_int())
 
     def sym_not(self) -> SymNode:
         return self._cond(self.expr.negate()) if isinstance(self.expr, Cond) else self.wrap_bool(not self.guard_bool())
@@ -338,7 +359,14 @@ class SymNode:
     def __repr__(self) -> str:
         return self.expr.text() if isinstance(self.expr, (Expr, Cond)) else repr(self.expr)
 
-    str = __str__ = _graph_repr = __repr__  # torch calls `str`
+    str = __str__ = __repr__  # torch calls `str`
+
+    def _graph_repr(self) -> Any:
+        """The text of a `SymInt` or `SymBool`, in the program and in messages: that of its value, which the program has
+        then looked at. In messages of shape rules, and after the trace, nothing is assumed."""
+        if self.env.quiet or self.env.closed:
+            return repr(self.hint)
+        return repr(self.value())
 
 
 _INT_OPS: dict[str, Callable[[Expr, Expr], Expr]] = {

@@ -136,7 +136,7 @@ class Trace:
     def call(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Record one operation on nodes; the node of its result, or a list of them when it has several (None where
         there is no tensor)."""
-        value = infer(func, args, kwargs)
+        value = infer(func, args, kwargs, self.shapes if self.sizes else None)
         node = self.graph.create_node("call_function", func, args, kwargs, _name(func))
         meta = node.meta
         meta["val"], meta["where"] = value, self.where

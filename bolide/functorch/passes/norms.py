@@ -15,21 +15,22 @@ import torch.fx as fx
 
 from bolide.functorch.cost import fuses
 from bolide.functorch.graphs import aten, is_getitem, is_view
+from bolide.symbolic import ShapeEnv
 from bolide.tracing import TensorMeta
 from bolide.tracing.meta import contiguous_strides
 from bolide.tracing.rules import infer
 
 
 class Writer:
-    """Makes nodes in front of `place`, with their metas."""
+    """Makes nodes in front of `place`, with their metas; `shapes` as for `infer`."""
 
-    def __init__(self, place: fx.Node) -> None:
-        self.place = place
+    def __init__(self, place: fx.Node, shapes: ShapeEnv | None) -> None:
+        self.place, self.shapes = place, shapes
 
     def __call__(self, op: Any, *args: Any) -> fx.Node:
         with self.place.graph.inserting_before(self.place):
             node = self.place.graph.call_function(op, args)
-        node.meta = {**self.place.meta, "val": infer(op, args, {})}
+        node.meta = {**self.place.meta, "val": infer(op, args, {}, self.shapes)}
         return node
 
     def viewed(self, node: Any, shape: list[Any]) -> fx.Node:
@@ -67,7 +68,7 @@ FORMULAS: dict[Any, Formula] = {
 }
 
 
-def split_norms(graph: fx.Graph, forward: set[fx.Node]) -> fx.Graph:
+def split_norms(graph: fx.Graph, forward: set[fx.Node], shapes: ShapeEnv | None = None) -> fx.Graph:
     """Lets readers outside of `forward` (the nodes that the forward computes) read a norm's formula instead of its
     result, where all of them fuse.
     """
@@ -80,7 +81,7 @@ def split_norms(graph: fx.Graph, forward: set[fx.Node]) -> fx.Graph:
                 continue
             readers = [user for user in parts[0].users if user not in forward and user.op != "output"]
             if readers and all(fuses(reader) and not is_view(reader) for reader in readers):
-                value = formula(Writer(max(parts.values()).next), norm, parts[1], parts[2])
+                value = formula(Writer(max(parts.values()).next, shapes), norm, parts[1], parts[2])
                 for reader in readers:
                     reader.replace_input_with(parts[0], value)
     return graph

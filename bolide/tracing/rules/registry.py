@@ -13,6 +13,7 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported
+from bolide.symbolic import ShapeEnv
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
 from bolide.tracing.meta import TensorMeta
 
@@ -37,20 +38,31 @@ def rule(*ops: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-def infer(func: Any, args: Any, kwargs: Any) -> Any:
-    """The metas of the results of `func` on nodes and plain values."""
+def infer(func: Any, args: Any, kwargs: Any, shapes: ShapeEnv | None = None) -> Any:
+    """The metas of the results of `func` on nodes and plain values. `shapes`: the sizes of a trace that has symbolic
+    ones; answers may add guards, so they are remembered for that trace only."""
     operands = [_known(arg) for arg in args]
     options = {name: _known(arg) for name, arg in kwargs.items()}
     key = (func, torch.get_default_dtype(), tuple(map(_key, operands)), tuple(options), *map(_key, options.values()))
+    memo = _memo if shapes is None else shapes.answers
     try:
-        known = _memo.get(key, _memo)
-    except TypeError:  # symbolic sizes have no hash: their answers may add guards
+        known = memo.get(key, memo)
+    except TypeError:  # an argument without a hash
         return _infer(func, operands, options)
-    if known is _memo:
-        if len(_memo) >= _MEMO_LIMIT:
-            _memo.clear()
-        known = _memo[key] = _infer(func, operands, options)
+    if known is memo:
+        if len(memo) >= _MEMO_LIMIT:
+            memo.clear()
+        known = memo[key] = _infer(func, operands, options) if shapes is None else _quietly(shapes, func, operands, options)
     return known
+
+
+def _quietly(shapes: ShapeEnv, func: Any, operands: list[Any], options: dict[str, Any]) -> Any:
+    """As `_infer`, where rules write sizes into messages that may never be shown."""
+    shapes.quiet = True
+    try:
+        return _infer(func, operands, options)
+    finally:
+        shapes.quiet = False
 
 
 def infer_from(func: Any, first: TensorMeta, args: Any, kwargs: Any) -> Any:
@@ -76,11 +88,19 @@ def _known(arg: Any) -> Any:
 
 
 def _key(arg: Any) -> Any:
-    """Numbers that are equal but promote differently (1, 1.0, True) are told apart."""
+    """Numbers that are equal but promote differently (1, 1.0, True) are told apart; symbolic sizes count as their
+    expressions."""
     cls = arg.__class__
     if cls is list:
         return tuple(map(_key, arg))
-    return arg if cls is TensorMeta or cls is int else (cls, arg)
+    if cls is TensorMeta:
+        for size in (*arg.shape, *arg.stride):
+            if size.__class__ is not int:
+                return (tuple(map(_key, arg.shape)), tuple(map(_key, arg.stride)), _key(arg.offset), *arg[3:])
+        return arg if arg.offset.__class__ is int else (*arg[:2], _key(arg.offset), *arg[3:])
+    if cls is torch.SymInt:
+        return (cls, arg.node.expr)
+    return arg if cls is int else (cls, arg)
 
 
 def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
