@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import fx, nn
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from bolide import functorch, inductor
 from bolide.backends import GraphCompiler, Partition, run_calls, run_trace
@@ -59,7 +60,7 @@ class TraceBackend:
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         """As any other backend: `gm` compiled when it is first called."""
-        return cast(Callable[..., Any], compile(gm, backend=self.name, fullgraph=True, **options))
+        return _compile_forward(gm, self.name, **options)
 
 
 def eager(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -223,6 +224,21 @@ def _compile(model: Any, settings: Settings, disable: bool) -> Any:
             model, settings, "it is a generator or coroutine function", "compile the functions that it calls"
         )
     return _dispatcher(model, settings, model.__qualname__, code).function
+
+
+def compile_fx(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """A faster callable with the behaviour of a graph module (`bolide.inductor.compile`); it is compiled when it is
+    first called. `torch.compile(…, backend="bolide")` calls this.
+    """
+    return _compile_forward(gm, "inductor", options=options, mode=mode)
+
+
+def _compile_forward(gm: fx.GraphModule, backend: str, **arguments: Any) -> Callable[..., Any]:
+    if isinstance(gm, _LazyGraphModule):
+        gm.force_recompile(gm)  # its forward writes itself when it is first called
+    return cast(Callable[..., Any], compile(gm.forward, backend=backend, fullgraph=True, **arguments))
 
 
 def call_target(target: Any, /, *args: Any, **kwargs: Any) -> Any:

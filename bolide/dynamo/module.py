@@ -57,7 +57,7 @@ def wrap(module: nn.Module, call: Callable[..., Any], rebuild: Callable[[nn.Modu
         body["__del__"] = lambda self: None  # the module itself is what is finalised
     metaclass: Any = type(user)
     derived = metaclass(user.__name__, (CompiledModule, user), body)
-    wrapper: nn.Module = derived.__new__(derived)
+    wrapper: nn.Module = object.__new__(derived)  # classes such as GraphModule make others in __new__
     object.__setattr__(wrapper, "__dict__", module.__dict__)
     derived._orig_mod.__set__(wrapper, module)
     derived._bolide_call.__set__(wrapper, call)
