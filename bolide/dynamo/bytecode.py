@@ -92,6 +92,14 @@ class Code:
         self.plumbing = _is_plumbing(code.co_filename)
         self.user_frames: dict[int, UserFrame] = {}
 
+    def handler(self, index: int) -> ExceptionEntry | None:
+        """Where an exception at instruction `index` is handled by the program (not merely changed on its way out)."""
+        found = None
+        for entry in self.exceptions:
+            if entry.start <= index < entry.end:
+                found = entry
+        return found if found is None or self.ops[found.target] != "STOPITERATION_ERROR" else None
+
     def frame_at(self, index: int) -> UserFrame:
         """The user's frame description for instruction `index` (interned per line)."""
         line = self.lines[index] if 0 <= index < len(self.lines) else self.code.co_firstlineno

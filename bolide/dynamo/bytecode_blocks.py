@@ -93,6 +93,8 @@ def _next(instruction: Raw, state: _State) -> _State:
         return depth, blocks[:-1]
     if name == "POP_EXCEPT":
         return depth - 3, blocks[:-1]
+    if name == "END_ASYNC_FOR":
+        blocks = blocks[:-1]
     op = dis.opmap[name]
     argument = instruction.arg if op >= dis.HAVE_ARGUMENT else None
     return depth + dis.stack_effect(op, argument, jump=False), blocks

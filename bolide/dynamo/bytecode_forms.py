@@ -139,10 +139,7 @@ def _fixed(name: str, *parts: Part, since: Version = (3, 10), until: Version = (
 def forms(version: Version) -> dict[str, Form]:
     """The forms of one version of CPython."""
     return {
-        name: function
-        for name, rows in _FORMS.items()
-        for since, until, function in rows
-        if since <= version <= until
+        name: function for name, rows in _FORMS.items() for since, until, function in rows if since <= version <= until
     }
 
 
@@ -206,6 +203,9 @@ def _end_async_for(code: types.CodeType, raw: Raw) -> list[Part]:
 @_form("END_ASYNC_FOR", since=(3, 11))
 def _end_async_for_new(code: types.CodeType, raw: Raw) -> list[Part]:
     return [("END_ASYNC_FOR", 1)]
+
+
+_fixed("GET_ANEXT", ("GET_ANEXT", None), ("GET_AWAITABLE", None))
 
 
 # ---- names and constants ---------------------------------------------------------------------------------------------

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
 import types
 from collections.abc import Callable
 from typing import Any
 
 from bolide.dynamo.bytecode import Code, decode
 from bolide.dynamo.values.outside import MISSING
-
-_BUILTINS = vars(builtins)
 
 
 class Frame:
@@ -87,13 +84,21 @@ class Generator:
 def bind(function: types.FunctionType, args: list[Any], kwargs: dict[str, Any] | None) -> list[Any]:
     """The fast locals of a call. Raises TypeError as CPython does when the arguments do not fit."""
     code = function.__code__
-    decoded = decode(code)
     argcount = code.co_argcount
-    given = len(args)
-    slots: list[Any] = [MISSING] * len(decoded.locals_names)
-    if kwargs is None and given == argcount and not code.co_kwonlyargcount and not code.co_flags & 0x0C:
+    slots: list[Any] = [MISSING] * len(decode(code).locals_names)
+    if not kwargs and len(args) == argcount and not code.co_kwonlyargcount and not code.co_flags & 0x0C:
         slots[:argcount] = args
-        return slots
+    elif not _bind(function, slots, args, kwargs or {}):
+        # CPython knows best what does not fit; it never comes to the body.
+        function(*args, **(kwargs or {}))
+        raise AssertionError(f"CPython accepts a call of {function.__qualname__} that was refused")
+    return slots
+
+
+def _bind(function: types.FunctionType, slots: list[Any], args: list[Any], kwargs: dict[str, Any]) -> bool:
+    """Fill the parameters of a call; False when the arguments do not fit."""
+    code = function.__code__
+    argcount, given = code.co_argcount, len(args)
     names = code.co_varnames
     total = argcount + code.co_kwonlyargcount
     slots[: min(given, argcount)] = args[:argcount]
@@ -102,55 +107,36 @@ def bind(function: types.FunctionType, args: list[Any], kwargs: dict[str, Any] |
         slots[position] = tuple(args[argcount:])
         position += 1
     elif given > argcount:
-        raise TypeError(f"{function.__qualname__}() takes {argcount} positional arguments but {given} were given")
+        return False
     extra: dict[str, Any] | None = None
     if code.co_flags & 0x08:
         extra = slots[position] = {}
-    if kwargs:
-        _bind_keywords(function, slots, kwargs, extra, names[code.co_posonlyargcount : total], code.co_posonlyargcount)
-    _bind_defaults(function, slots, names, argcount, total)
-    return slots
-
-
-def _bind_keywords(
-    function: types.FunctionType,
-    slots: list[Any],
-    kwargs: dict[str, Any],
-    extra: dict[str, Any] | None,
-    names: tuple[str, ...],
-    first: int,
-) -> None:
+    first = code.co_posonlyargcount
+    by_keyword = names[first:total]
     for name, value in kwargs.items():
-        if name in names:
-            index = first + names.index(name)
+        if name in by_keyword:
+            index = first + by_keyword.index(name)
             if slots[index] is not MISSING:
-                raise TypeError(f"{function.__qualname__}() got multiple values for argument '{name}'")
+                return False
             slots[index] = value
-        elif extra is not None:
-            extra[name] = value
+        elif extra is None:
+            return False
         else:
-            raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument '{name}'")
+            extra[name] = value
+    return _bind_defaults(function, slots, total)
 
 
-def _bind_defaults(
-    function: types.FunctionType, slots: list[Any], names: tuple[str, ...], argcount: int, total: int
-) -> None:
+def _bind_defaults(function: types.FunctionType, slots: list[Any], total: int) -> bool:
+    code = function.__code__
     defaults = function.__defaults__ or ()
-    first = argcount - len(defaults)
+    first = code.co_argcount - len(defaults)
     keyword_defaults = function.__kwdefaults__ or {}
-    missing = []
     for i in range(total):
         if slots[i] is MISSING:
-            if i < argcount and i >= first:
+            if first <= i < code.co_argcount:
                 slots[i] = defaults[i - first]
-            elif i >= argcount and names[i] in keyword_defaults:
-                slots[i] = keyword_defaults[names[i]]
+            elif i >= code.co_argcount and code.co_varnames[i] in keyword_defaults:
+                slots[i] = keyword_defaults[code.co_varnames[i]]
             else:
-                missing.append(names[i])
-    if missing:
-        raise TypeError(f"{function.__qualname__}() missing required arguments: {', '.join(map(repr, missing))}")
-
-
-def load_builtin(namespace: dict[str, Any], name: str) -> Any:
-    """The builtin `name` as seen from module globals, or MISSING."""
-    return _BUILTINS.get(name, MISSING)
+                return False
+    return True

@@ -328,7 +328,7 @@ class Machine:
         elif then == "default":
             caller.stack.append(then_value)
         else:
-            raise StopIteration(value)
+            raise StopIteration() if value is None else StopIteration(value)
 
     def close_abandoned(self, generator: Generator) -> None:
         """Run the `finally` blocks of a suspended generator whose last reference has gone."""

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import operator
 import types
 from typing import Any
 
 from bolide.dynamo import operations
-from bolide.dynamo.frames import Frame
-from bolide.dynamo.interpreter import Machine, opcode
+from bolide.dynamo.bytecode import VERSION
+from bolide.dynamo.frames import Frame, Generator
+from bolide.dynamo.interpreter import Call, Machine, opcode
 from bolide.dynamo.text import format_value
 from bolide.dynamo.values.attributes import delete_attribute, load_attribute, load_super, store_attribute
-from bolide.dynamo.values.outside import MISSING, Deferred
+from bolide.dynamo.values.outside import MISSING, Deferred, Outside
 
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>", "__slots__": ()})()
 
@@ -50,8 +52,17 @@ def _load_const(vm: Machine, frame: Frame, arg: Any) -> None:
 
 
 def _unbound(frame: Frame, index: int) -> Exception:
+    """The error about a variable without a value."""
     name = frame.code.locals_names[index]
-    return UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value")
+    free = index >= len(frame.code.locals_names) - len(frame.code.freevars)
+    if VERSION == (3, 10):
+        kind, scope = ("free", " in enclosing scope") if free else ("local", "")
+        text = f"{kind} variable '{name}' referenced before assignment{scope}"
+    elif free:
+        text = f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"
+    else:
+        text = f"cannot access local variable '{name}' where it is not associated with a value"
+    return NameError(text) if free else UnboundLocalError(text)
 
 
 @opcode("LOAD_FAST", "LOAD_FAST_CHECK")
@@ -99,9 +110,7 @@ def _copy_free_vars(vm: Machine, frame: Frame, arg: int) -> None:
 def _load_deref(vm: Machine, frame: Frame, arg: int) -> None:
     value = vm.world.load_cell(frame.locals[arg], frame.code.locals_names[arg])
     if value is MISSING:
-        raise NameError(
-            f"cannot access free variable '{frame.code.locals_names[arg]}' where it is not associated with a value"
-        )
+        raise _unbound(frame, arg)
     frame.stack.append(value)
 
 
@@ -112,7 +121,10 @@ def _store_deref(vm: Machine, frame: Frame, arg: int) -> None:
 
 @opcode("DELETE_DEREF")
 def _delete_deref(vm: Machine, frame: Frame, arg: int) -> None:
-    vm.world.store_cell(frame.locals[arg], frame.code.locals_names[arg], MISSING)
+    name = frame.code.locals_names[arg]
+    if vm.world.load_cell(frame.locals[arg], name) is MISSING:
+        raise _unbound(frame, arg)
+    vm.world.store_cell(frame.locals[arg], name, MISSING)
 
 
 @opcode("LOAD_FROM_DICT_OR_DEREF")
@@ -125,12 +137,16 @@ def _load_class_deref(vm: Machine, frame: Frame, arg: int) -> None:
         _load_deref(vm, frame, arg)
 
 
+def _undefined(name: str) -> NameError:
+    return NameError(f"name '{name}' is not defined", name=name)
+
+
 def _find_global(vm: Machine, frame: Frame, name: str) -> Any:
     value = vm.world.load_global(frame.globals, name)
     if value is MISSING:
         value = getattr(builtins, name, MISSING)
         if value is MISSING:
-            raise NameError(f"name '{name}' is not defined")
+            raise _undefined(name)
     return value
 
 
@@ -148,6 +164,8 @@ def _store_global(vm: Machine, frame: Frame, arg: str) -> None:
 
 @opcode("DELETE_GLOBAL")
 def _delete_global(vm: Machine, frame: Frame, arg: str) -> None:
+    if vm.world.load_global(frame.globals, arg) is MISSING:
+        raise _undefined(arg)
     vm.world.store_global(frame.globals, arg, MISSING)
 
 
@@ -186,6 +204,8 @@ def _setup_annotations(vm: Machine, frame: Frame, arg: Any) -> None:
 @opcode("DELETE_NAME")
 def _delete_name(vm: Machine, frame: Frame, arg: str) -> None:
     assert frame.namespace is not None
+    if arg not in frame.namespace:
+        raise _undefined(arg)
     del frame.namespace[arg]
 
 
@@ -256,35 +276,63 @@ def _map_add(vm: Machine, frame: Frame, arg: int) -> None:
     frame.stack[-arg][key] = value
 
 
+def is_iterable(vm: Machine, value: Any) -> bool:
+    cls = operations.class_of(value)
+    return cls is Generator or any(vm.world.lookup(cls, name) is not MISSING for name in ("__iter__", "__getitem__"))
+
+
 @opcode("LIST_EXTEND")
 def _list_extend(vm: Machine, frame: Frame, arg: int) -> Any:
     value = frame.stack.pop()
-    switched = vm.call(frame, list.extend, [frame.stack[-arg], value])
-    _drop_result(vm, frame, switched)
-    return switched
+    if not is_iterable(vm, value):
+        raise TypeError(f"Value after * must be an iterable, not {operations.class_of(value).__name__}")
+    return operations.call_for_effect(vm, frame, Call(list.extend, [frame.stack[-arg], value]))
 
 
 @opcode("SET_UPDATE")
 def _set_update(vm: Machine, frame: Frame, arg: int) -> Any:
     value = frame.stack.pop()
-    switched = vm.call(frame, set.update, [frame.stack[-arg], value])
-    _drop_result(vm, frame, switched)
-    return switched
+    return operations.call_for_effect(vm, frame, Call(set.update, [frame.stack[-arg], value]))
 
 
-def _drop_result(vm: Machine, frame: Frame, switched: Any) -> None:
-    if switched:
-        vm.frames[-1].then = "drop"
-    else:
-        frame.stack.pop()
-
-
-@opcode("DICT_UPDATE", "DICT_MERGE")
+@opcode("DICT_UPDATE")
 def _dict_update(vm: Machine, frame: Frame, arg: int) -> Any:
     value = frame.stack.pop()
-    switched = vm.call(frame, dict.update, [frame.stack[-arg], value])
-    _drop_result(vm, frame, switched)
-    return switched
+    cls = operations.class_of(value)
+    if vm.world.lookup(cls, "keys") is MISSING:
+        raise TypeError(f"'{cls.__name__}' object is not a mapping")
+    return operations.call_for_effect(vm, frame, Call(dict.update, [frame.stack[-arg], value]))
+
+
+@opcode("DICT_MERGE")
+def _dict_merge(vm: Machine, frame: Frame, arg: int) -> Any:
+    """The keywords of a call: an update that refuses a key that is there already."""
+    value = frame.stack.pop()
+    target = frame.stack[-arg]
+    function = frame.stack[-arg - 2]
+    if function is NULL:
+        function = frame.stack[-arg - 3]
+    if type(value) is dict:
+        repeated = next((key for key in value if key in target), MISSING)
+        if repeated is not MISSING:
+            raise TypeError(f"{described(function)} got multiple values for keyword argument '{repeated}'")
+        target.update(value)
+        return None
+    cls = operations.class_of(value)
+    if vm.world.lookup(cls, "keys") is MISSING:
+        raise TypeError(f"{described(function)} argument after ** must be a mapping, not {cls.__name__}")
+    request = Call(operations.polyfill("merge_keywords"), [target, value, described(function)])
+    return operations.call_for_effect(vm, frame, request)
+
+
+def described(function: Any) -> str:
+    """A function as CPython's messages about calls name it."""
+    real = function.real if type(function) is Outside else function
+    name = getattr(real, "__qualname__", None)
+    if name is None:
+        return str(real)
+    module = getattr(real, "__module__", None)
+    return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
 
 
 @opcode("LIST_TO_TUPLE")
@@ -292,33 +340,42 @@ def _list_to_tuple(vm: Machine, frame: Frame, arg: Any) -> None:
     frame.stack.append(tuple(frame.stack.pop()))
 
 
+def _items(vm: Machine, frame: Frame, value: Any, count: int | None) -> Any:
+    """The first `count` items (None: all) of an iterable, as a list; True when a frame was pushed that finds them: then
+    the operation is to be done again on its result."""
+    if type(value) is tuple or type(value) is list:
+        return value
+    if not is_iterable(vm, value):
+        raise TypeError(f"cannot unpack non-iterable {operations.class_of(value).__name__} object")
+    items = operations.native_iterable(vm, value)
+    if items is MISSING:
+        frame.pc -= 1
+        return vm.call(frame, operations.polyfill("take"), [value, count])
+    return list(itertools.islice(items, count))
+
+
 @opcode("UNPACK_SEQUENCE")
 def _unpack_sequence(vm: Machine, frame: Frame, arg: int) -> Any:
-    value = frame.stack.pop()
-    items = operations.native_iterable(vm, value)
-    if items is MISSING:  # drain it in the program first, then unpack the list
-        frame.pc -= 1
-        return vm.call(frame, operations.polyfill("drain"), [value])
-    items = list(items)
-    if len(items) != arg:
-        few = "not enough values to unpack" if len(items) < arg else "too many values to unpack"
-        raise ValueError(f"{few} (expected {arg}, got {len(items)})" if len(items) < arg else f"{few} (expected {arg})")
+    items = _items(vm, frame, frame.stack.pop(), arg + 1)
+    if items is True:
+        return True
+    if len(items) < arg:
+        raise ValueError(f"not enough values to unpack (expected {arg}, got {len(items)})")
+    if len(items) > arg:
+        raise ValueError(f"too many values to unpack (expected {arg})")
     frame.stack.extend(reversed(items))
     return None
 
 
 @opcode("UNPACK_EX")
 def _unpack_ex(vm: Machine, frame: Frame, arg: int) -> Any:
-    value = frame.stack.pop()
-    items = operations.native_iterable(vm, value)
-    if items is MISSING:
-        frame.pc -= 1
-        return vm.call(frame, operations.polyfill("drain"), [value])
-    items = list(items)
+    items = _items(vm, frame, frame.stack.pop(), None)
+    if items is True:
+        return True
     before, after = arg & 0xFF, arg >> 8
     if len(items) < before + after:
         raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
-    middle = items[before : len(items) - after]
+    middle = list(items[before : len(items) - after])
     frame.stack.extend(reversed([*items[:before], middle, *items[len(items) - after :]]))
     return None
 
@@ -501,7 +558,7 @@ def _make_function(vm: Machine, frame: Frame, arg: int) -> None:
     code = stack.pop()
     closure = stack.pop() if arg & 8 else None
     annotations = stack.pop() if arg & 4 else None
-    keyword_defaults = stack.pop() if arg & 2 else None
+    keyword_defaults = operations.native_view(vm, stack.pop()) if arg & 2 else None
     defaults = stack.pop() if arg & 1 else None
     function = types.FunctionType(code, frame.globals, code.co_name, defaults, closure)
     function.__kwdefaults__ = keyword_defaults

@@ -11,9 +11,12 @@ from bolide.dynamo import (
     opcodes_control,
     opcodes_exceptions,
     opcodes_generators,
+    opcodes_generics,
     text,
     torch_autograd,
     torch_checkpoint,
+    torch_optimizers,
+    torch_tensors,
 )
 
 MODULES = (
@@ -25,7 +28,10 @@ MODULES = (
     opcodes_control,
     opcodes_exceptions,
     opcodes_generators,
+    opcodes_generics,
     text,
     torch_autograd,
     torch_checkpoint,
+    torch_optimizers,
+    torch_tensors,
 )

@@ -15,10 +15,10 @@ import pytest
 from bolide.dynamo import bytecode_forms
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.bytecode_forms import NEVER, SKIPPED, VERSION, VERSIONS, Version, forms
-from bolide.dynamo.capture import REGISTRATIONS
 from bolide.dynamo.interpreter import OPCODES
+from bolide.dynamo.registrations import MODULES
 
-assert REGISTRATIONS
+assert MODULES  # their import has registered the handlers
 
 MADE_BY_FORMS = {"CALL_KW", "JUMP"}
 MERGED = {"SET_FUNCTION_ATTRIBUTE": "MAKE_FUNCTION"}
@@ -34,7 +34,9 @@ def instructions(version: Version) -> set[str]:
         f"{roots[1]}/bin/{name}"
     ]:
         if os.path.exists(path):
-            text = subprocess.run([path, "-c", "import dis, json; print(json.dumps(list(dis.opmap)))"], capture_output=True)
+            text = subprocess.run(
+                [path, "-c", "import dis, json; print(json.dumps(list(dis.opmap)))"], capture_output=True
+            )
             return set(json.loads(text.stdout))
     pytest.skip(f"no CPython {version[0]}.{version[1]} here")
 

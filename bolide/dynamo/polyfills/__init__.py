@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import types
 
-from bolide.dynamo.polyfills import generators, generic, iteration, library, torch_functions
+from bolide.dynamo.polyfills import generators, generic, iteration, library, statements, torch_functions
 
 BY_NAME: dict[str, types.FunctionType] = {
     name: value
-    for module in (generators, generic, iteration, library, torch_functions)
+    for module in (generators, generic, iteration, library, statements, torch_functions)
     for name, value in vars(module).items()
     if isinstance(value, types.FunctionType)
 }

@@ -67,4 +67,3 @@ def generator_close(generator: Any) -> Any:
     except StopIteration as stop:
         return stop.value if CLOSE_RETURNS else None
     raise RuntimeError("generator ignored GeneratorExit")
-

@@ -1,0 +1,23 @@
+"""Parts of statements and calls that run code of the program: unpacking, `**keywords`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def take(iterable: Any, count: Any) -> Any:
+    """The first `count` items, None for all."""
+    items = []
+    if count != 0:
+        for item in iterable:
+            items.append(item)
+            if len(items) == count:
+                break
+    return items
+
+
+def merge_keywords(target: Any, mapping: Any, function: Any) -> Any:
+    for key in mapping.keys():  # noqa: SIM118
+        if key in target:
+            raise TypeError(f"{function} got multiple values for keyword argument '{key}'")
+        target[key] = mapping[key]
