@@ -53,6 +53,12 @@ def _class_check(vm: Machine, cls: Any, name: str) -> Any:
     return None if method is None or runs_natively(method) else method
 
 
+@intercept(vars(types.FunctionType)["__get__"])
+def _bind(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    function, owner = args[0], args[1]
+    return function if owner is None else types.MethodType(function, owner)
+
+
 @intercept(isinstance)
 def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     value, cls = args
@@ -275,17 +281,22 @@ for _function, _names, _kind in [
     _by_special_method(_function, _names, _kind)
 
 
-def _of_floats(function: Any) -> None:
+def _converting(function: Any, name: str, by: str) -> None:
+    """`function` converts its arguments by the special method `name`: where that is the program's, `by` does it."""
+
     @intercept(function)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if any(operations.python_method(vm.world, class_of(arg), "__float__") is not None for arg in args):
-            return Call(polyfill("on_floats"), [function, args])
+        if any(operations.python_method(vm.world, class_of(arg), name) is not None for arg in args):
+            return Call(polyfill(by), [function, args])
         return NATIVE
+
+
+_converting(range, "__index__", "on_indices")
 
 
 for _function in vars(math).values():
     if callable(_function) and _function not in INTERCEPTS and _function not in (math.prod, math.fsum, math.dist):
-        _of_floats(_function)
+        _converting(_function, "__float__", "on_floats")
 
 
 @intercept(divmod)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import copy
 import enum
@@ -17,10 +18,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from bolide.dynamo import operations
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.operations import class_of, polyfill
+from bolide.dynamo.native_calls import refused, runs_natively
+from bolide.dynamo.operations import class_of, is_plain, polyfill
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, is_opaque
 from bolide.support.errors import Unsupported
@@ -104,18 +108,29 @@ def _deepcopy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return Call(polyfill("copy_deep"), args, kwargs)
 
 
+@intercept(torch.Tensor.__deepcopy__)
+def _deepcopy_of_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    vm.trace.where = vm.where()
+    return args[0].__deepcopy__(*args[1:])
+
+
 @intercept(library.copies_itself)
 def _copies_itself(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     value = args[0]
     if type(value) is slice or type(value) in CONSTANT_TYPES or isinstance(value, (type, enum.Enum)):
         return True
-    cls = class_of(value)
-    if is_opaque(value) or not (cls.__flags__ & (1 << 9) or cls in operations.PLAIN or cls in _COPIED):
+    if is_opaque(value):
         return True
+    cls = class_of(value)
+    if not (cls.__flags__ & (1 << 9) or cls in _COPIED):
+        raise Unsupported(f"a copy of a {cls.__name__}", vm.where(), None, "native_call")
     return False
 
 
-_COPIED = frozenset({type(functools.partial(len)), type(property())})
+_COPIED = frozenset(
+    {list, dict, set, tuple, frozenset, bytearray, types.SimpleNamespace, functools.partial}
+    | {collections.deque, collections.OrderedDict, collections.defaultdict, torch.Tensor, TracedTensor}
+)
 
 
 # ---- weak references -------------------------------------------------------------------------------------------------
@@ -128,23 +143,36 @@ def _proxy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(weakref.ref)
 def _weak(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) > 1 or type(args[0]) is not TracedTensor and type(args[0]) is not Outside:
-        reason = "a weak reference with a callback, or to an object made inside"
-        raise Unsupported(reason, vm.where(), "make it outside the compiled function", "outside_object")
+    callback = args[1] if len(args) > 1 else None
+    if callback is not None and not (type(callback) is types.FunctionType and runs_natively(callback)):
+        raise Unsupported("a weak reference with a callback", vm.where(), None, "outside_object")
     return NATIVE
 
 
 # ---- random ----------------------------------------------------------------------------------------------------------
 
 
+class _SeededRandom(random.Random):
+    """A generator that the program made with a seed: it gives the same numbers at every call, so it runs natively."""
+
+
 @intercept(random.Random)
 def _random(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """A generator with a seed gives the same numbers at every call."""
-    if len(args) != 1 or type(args[0]) not in (int, float, str, bytes):
-        return NATIVE
-    made = random.Random(*args)
-    vm.memory.setdefault("random", []).append(made)
-    return made
+    seeded = len(args) == 1 and type(args[0]) in (int, float, str, bytes)
+    return _SeededRandom(*args) if seeded else NATIVE
+
+
+def _random_method(name: str, method: Any) -> None:
+    @intercept(method)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if type(args[0]) is not _SeededRandom or not is_plain([*args[1:], *kwargs.values()]):
+            raise refused(vm, method)
+        return getattr(args[0], name)(*args[1:], **kwargs)
+
+
+for _name in dir(random.Random):
+    if _name[0] != "_" and callable(getattr(random.Random, _name)):
+        _random_method(_name, getattr(random.Random, _name))
 
 
 # ---- logging and warnings --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from bolide.dynamo.operations import PLAIN, polyfill
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.outside import MISSING, Outside, is_library_namespace
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor, without_wrapper
+from bolide.tracing import without_wrapper
 
 Intercept = Callable[[Machine, "list[Any]", "dict[str, Any]"], Any]
 
@@ -48,6 +48,11 @@ def call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict
             continue
         if cls is types.FunctionType:
             function = without_wrapper(function)
+        elif cls is types.BuiltinFunctionType or cls is types.MethodWrapperType:
+            unbound = _unbound(function)
+            if unbound is not None:
+                args = [function.__self__, *args]
+                function, cls = unbound, type(unbound)
         if cls in HASHABLE:
             handler = INTERCEPTS.get(function)
             if handler is not None:
@@ -71,6 +76,15 @@ def call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict
         if type(request) is not Call:
             return request
         function, args, kwargs = request.function, request.args, request.kwargs
+
+
+def _unbound(function: Any) -> Any:
+    """The descriptor of a bound method written in C if its calls are intercepted, else None."""
+    owner = function.__self__
+    if owner is None or type(owner) is types.ModuleType:
+        return None
+    unbound = getattr(type(owner), function.__name__, None)
+    return unbound if type(unbound) in HASHABLE and unbound in INTERCEPTS else None
 
 
 def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, args: list[Any], kwargs: Any) -> Any:
@@ -171,7 +185,7 @@ def _cached(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: A
 def _weak_reference(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: Any) -> None:
     """The reference itself is guarded, and so is what it refers to; the entry keeps that alive."""
     found = function()
-    if found is not None and not isinstance(found, (Outside, TracedTensor)):
+    if id(function) in vm.world.seen and found is not None:
         found = vm.world.wrap(found, Source("object", None, None, found))
     frame.stack.append(found)
 

@@ -40,6 +40,7 @@ HASHABLE = frozenset(
 _SIMPLE = (PLAIN - {types.FunctionType}) | {TracedTensor, torch.dtype, torch.memory_format, torch.layout, type}
 _SIMPLE |= {types.BuiltinFunctionType, types.MethodDescriptorType}
 _CONTAINERS = (list, dict, set, frozenset, collections.deque, str, bytes, bytearray)
+_NUMBERS = (int, float, complex, bool)
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
 
@@ -144,6 +145,8 @@ def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:
         return Call(None, [])
     if arg.items is not None:
         return arg.items.materialise()
+    if type(function) is types.WrapperDescriptorType and function.__objclass__ in _NUMBERS and not is_owner:
+        return NotImplemented  # as operators of numbers answer for any other object
     if callable(arg.real) and type(function) is types.FunctionType and _calls(function):
         return callback(vm, arg)
     name = getattr(function, "__qualname__", repr(function))

@@ -117,7 +117,10 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         return op(left, right)
     if a in _PLAIN_OR_TENSOR and b in _PLAIN_OR_TENSOR:
         vm.trace.where = vm.where()
-        return op(left, right)
+        result = op(left, right)
+        return bool(result) if type(result) is torch.SymBool and result.node.has_hint() else result
+    if a is str and op is operator.mod:
+        return Call(polyfill("percent"), [left, right])
     a, b = class_of(left), class_of(right)
     if op is operator.ior and type(left) is Outside and left.items is not None:
         return Call(polyfill("dict_ior"), [left, right])
@@ -141,8 +144,23 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
             return op is operator.eq
         if any(type(v) is Outside and v.items is None for v in (left, right)):
             return op is operator.ne
+    elif all(_declines(look, cls, name) for cls, name in ((a, forward), (b, reflected))):
+        raise _no_operator(op, a, b)
     vm.trace.where = vm.where()
     return op(native_view(vm, left), native_view(vm, right))
+
+
+def _declines(world: World, cls: type, name: str) -> bool:
+    """Whether a class has no operator `name` for objects of other classes."""
+    found = world.lookup(cls, name)
+    return found is MISSING or found is vars(object).get(name) or cls in (int, float, complex, bool)
+
+
+def _no_operator(op: Callable[[Any, Any], Any], a: type, b: type) -> TypeError:
+    symbol = _COMPARISON_SYMBOLS.get(op)
+    if symbol is not None:
+        return TypeError(f"'{symbol}' not supported between instances of '{a.__name__}' and '{b.__name__}'")
+    return TypeError(f"unsupported operand type(s) for {BINARY_SYMBOLS[op]}: '{a.__name__}' and '{b.__name__}'")
 
 
 def unary(vm: Machine, op: Callable[[Any], Any], value: Any) -> Any:

@@ -16,13 +16,18 @@ from typing import Any
 
 import torch
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Modules whose Python functions are run natively: they neither keep state nor call back into the program, or torch
 # itself is what they are.
-NATIVE_ROOTS = frozenset(
+NATIVE_ROOTS = _names(
     "torch inspect re abc _abc typing enum dataclasses os posixpath ntpath genericpath importlib string textwrap types "
     "numbers copyreg packaging sys threading weakref _weakrefset operator fractions decimal math sre_parse collections "
-    "keyword warnings tokenize linecache typing_extensions ast dis opcode copy platform json statistics cmath _pydecimal "
-    "_pydatetime datetime calendar".split()
+    "keyword warnings tokenize linecache typing_extensions ast dis opcode copy platform json statistics cmath "
+    "_pydecimal _pydatetime datetime calendar"
 )
 # Exceptions to that, by the beginning of module and qualified name.
 INTERPRETED = (
@@ -32,6 +37,7 @@ INTERPRETED = (
     "torch.nn.parameter",
     "torch.utils._pytree",
     "torch.utils.checkpoint",
+    "torch.utils.hooks.RemovableHandle",
     "torch.optim",
     "torch.distributions",
     "torch.ao",
@@ -53,27 +59,33 @@ INTERPRETED = (
     "operator.methodcaller",
 )
 # Modules whose functions give another result at every call, or have effects outside of Python's objects.
-REFUSED_MODULES = frozenset(
-    "random time socket subprocess _random io _io shutil tempfile secrets uuid numpy.random".split()
-)
+REFUSED_MODULES = _names("random time socket subprocess _random io _io shutil tempfile secrets uuid numpy.random")
 
 # ---- native functions ------------------------------------------------------------------------------------------------
 
 # Methods of containers that store or look up what they are given.
-ITEM_METHODS = frozenset(
+ITEM_METHODS = _names(
     "append insert index count remove add discard get setdefault pop __setitem__ __getitem__ __delitem__ __contains__ "
-    "appendleft fromkeys move_to_end".split()
+    "appendleft fromkeys move_to_end"
 )
 # Methods of containers that iterate over what they are given.
-ITERATING_METHODS = frozenset(
+ITERATING_METHODS = _names(
     "extend extendleft update join union intersection difference symmetric_difference issubset issuperset isdisjoint "
-    "intersection_update difference_update symmetric_difference_update __init__ __ior__ __iadd__ fromkeys".split()
+    "intersection_update difference_update symmetric_difference_update __init__ __ior__ __iadd__ fromkeys"
 )
 # Functions that only store, look up or identify the objects they are given.
 KEEPERS: frozenset[Any] = frozenset(
     {id, object.__setattr__, slice, type, super, property, classmethod, staticmethod}
     | {types.MethodType, types.SimpleNamespace, types.CellType, functools.partial, functools._lru_cache_wrapper}
-    | {weakref.ref, weakref.proxy, weakref.getweakrefcount, collections.defaultdict, operator.is_, operator.is_not}
+    | {
+        weakref.ref,
+        weakref.ref.__new__,
+        weakref.proxy,
+        weakref.getweakrefcount,
+        collections.defaultdict,
+        operator.is_,
+        operator.is_not,
+    }
     | {itertools.repeat, contextlib.nullcontext}
     | {heapq.heappush, heapq.heappop, heapq.heapify, heapq.heappushpop, heapq.heapreplace}
 )

@@ -66,6 +66,8 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
     method = vm.world.lookup(cls, "__repr__")
     if type(method) is types.FunctionType:
         return Call(method, [value])
+    if method is BaseException.__repr__:
+        return Call(polyfill("repr_of_exception"), [value])
     if type(value) in _CONTAINERS or (type(value) is Outside and cls is dict):
         return Call(polyfill("represent"), [value])
     if type(value) is Outside:

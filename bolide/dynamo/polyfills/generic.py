@@ -1,7 +1,7 @@
 """Polyfills of built-in functions, operators and protocols. These run in the interpreter: they may use everything it
 supports, except each other's natives.
 
-Functions whose body is `raise NotImplementedError` are primitives: the interpreter answers them itself (see
+Primitives are answered by the interpreter itself; their bodies are what they do in eager, after a break (see
 `builtins`).
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 
 
 def is_lazy(value: Any) -> Any:
-    """Whether iterating over `value` runs code of the program (primitive)."""
-    raise NotImplementedError
+    """Whether iterating over `value` runs code that has to be interpreted (primitive)."""
+    return False
 
 
 def drain(iterable: Any) -> Any:
@@ -147,7 +147,8 @@ def reduce_items(function: Any, iterable: Any, *initial: Any) -> Any:
 
 
 def stable_order(keys: Any, reverse: Any) -> Any:
-    raise NotImplementedError
+    """The order of plain keys, or None where comparing them has to be interpreted (primitive)."""
+    return sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
 
 
 def sorted_items(iterable: Any, *, key: Any = None, reverse: Any = False) -> Any:
@@ -270,6 +271,11 @@ def binary(left: Any, right: Any, in_place: Any, forward: Any, reflected: Any, s
         if result is not NotImplemented:
             return result
     first, then = hasattr(a, forward), a is not b and hasattr(b, reflected)
+    if then and a in (list, tuple, str, bytes):  # these concatenate and repeat only when nobody else can
+        result = getattr(b, reflected)(right, left)
+        if result is not NotImplemented:
+            return result
+        then = False
     if then and issubclass(b, a) and getattr(b, reflected) is not getattr(a, reflected, None):
         result = getattr(b, reflected)(right, left)
         if result is not NotImplemented:

@@ -29,6 +29,11 @@ def represent(value: Any) -> Any:
     return "{" + parts + "}" if value else "set()"
 
 
+def repr_of_exception(error: Any) -> Any:
+    args = error.args
+    return type(error).__name__ + (f"({args[0]!r})" if len(args) == 1 else repr(args))
+
+
 def text_of_exception(error: Any) -> Any:
     args = error.args
     if len(args) > 1:
@@ -221,6 +226,10 @@ def length_hint(value: Any, default: Any = 0) -> Any:
     return default
 
 
+def on_indices(function: Any, args: Any) -> Any:
+    return function(*[operator.index(arg) for arg in args])
+
+
 def on_floats(function: Any, args: Any) -> Any:
     """A function of numbers, called with what gives numbers."""
     return function(*[arg if isinstance(arg, (int, float)) else float(arg) for arg in args])
@@ -360,7 +369,7 @@ _ATOMIC: Any = (type(None), int, float, complex, bool, str, bytes, type, range, 
 
 def copy_shallow(value: Any) -> Any:
     """`copy.copy`."""
-    if copies_itself(value):
+    if type(value) in (tuple, frozenset) or copies_itself(value):
         return value
     hook = getattr(type(value), "__copy__", None)
     if hook is not None:
@@ -392,16 +401,18 @@ def copy_deep(value: Any, memo: Any = None) -> Any:
     return made
 
 
+_REDUCED_CONTAINERS = (collections.OrderedDict, collections.defaultdict, collections.deque, set, frozenset)
+
+
 def _copied(value: Any, part: Any, note: Any) -> Any:
     """A new object like `value`, with its items and state passed through `part`; `note` is told of it before that."""
     cls: Any = type(value)
-    if cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__:
-        if not issubclass(cls, (collections.OrderedDict, collections.defaultdict, collections.deque, set, frozenset)):
-            return _rebuilt(value, part, note)
+    reduces = cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__
+    if reduces and not issubclass(cls, _REDUCED_CONTAINERS):
+        return _rebuilt(value, part, note)
     if issubclass(cls, (tuple, frozenset)):
-        made = cls.__new__(cls, [part(item) for item in value]) if not hasattr(cls, "_fields") else None
-        if made is None:
-            made = cls.__new__(cls, *[part(item) for item in value])
+        parts = [part(item) for item in value]
+        made = cls.__new__(cls, *parts) if hasattr(cls, "_fields") else cls.__new__(cls, parts)
     elif issubclass(cls, (int, float, str, bytes)):
         made = cls.__new__(cls, value)
     else:

@@ -4,6 +4,8 @@ written to it (effects)."""
 from __future__ import annotations
 
 import collections
+import datetime
+import decimal
 import enum
 import functools
 import operator
@@ -66,6 +68,11 @@ EQUAL_CONSTANTS: tuple[type, ...] = (
     torch.Size,
     torch.finfo,
     torch.iinfo,
+    datetime.date,
+    datetime.datetime,
+    datetime.time,
+    datetime.timedelta,
+    decimal.Decimal,
 )
 CONSTANT_TYPES = frozenset(IDENTITY_CONSTANTS + EQUAL_CONSTANTS + (slice,))
 BOUND_BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
@@ -99,6 +106,13 @@ def is_library_class(cls: type) -> bool:
 
 
 _SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def _is_derived_constant(real: Any, cls: type) -> bool:
+    """Whether an instance of a subclass of int, float, str or bytes is nothing but that."""
+    if not issubclass(cls, (int, float, str, bytes)) or own_namespace(real):
+        return False
+    return type(cls.__eq__) is not types.FunctionType
 
 
 class Overlay:
@@ -549,9 +563,11 @@ class World:
             args = self.wrap(real.args, Source("attr", source, "args"))
             keywords = self.wrap(real.keywords, Source("attr", source, "keywords"))
             return functools.partial(function, *args, **keywords.dict_items.materialise())
-        if isinstance(real, numpy.generic):
+        if isinstance(real, numpy.generic) or _is_derived_constant(real, cls):
             self.guard(source, "equals", real)
             return real
+        if cls is types.MappingProxyType:
+            return self._wrap_mapping_proxy(real, source)
         if issubclass(cls, Iterator) and is_readable(real):
             self.guard(source, "type", cls)
             stream = Stream(self, real, source)
@@ -594,6 +610,13 @@ class World:
         """Where an outside function is found."""
         mirror = self.mirrors.get(id(function))
         return Source("object", None, None, function) if mirror is None else mirror[1]
+
+    def _wrap_mapping_proxy(self, real: types.MappingProxyType[Any, Any], source: Source) -> Any:
+        """A view of a dict that nobody can write through: one of a copy."""
+        self.guard(source, "type", types.MappingProxyType)
+        self.guard(Source("apply", source, (), list), "equals", list(real))
+        items = {key: self.wrap(item, Source("item", source, key)) for key, item in real.items()}
+        return self.mirror(types.MappingProxyType(items), source)
 
     def _wrap_tensor(self, real: torch.Tensor, source: Source) -> Any:
         if isinstance(real, TracedTensor):
@@ -688,7 +711,9 @@ class World:
 
     def trust(self, real: Any, source: Source) -> Any:
         """As `wrap`, without guards on `real` itself: it belongs to a library."""
-        if type(real) in CONSTANT_TYPES or isinstance(real, (type, enum.Enum)) or is_opaque(real) or is_constant(real):
+        if type(real) in CONSTANT_TYPES or isinstance(real, (type, enum.Enum, str)) or is_opaque(real):
+            return real
+        if is_constant(real):
             return real
         known = self.seen.get(id(real))
         if known is not None:
@@ -780,11 +805,11 @@ def _opaque_class(cls: Any) -> bool:
 
 
 _OPAQUE_MODULES = frozenset(
-    {"typing", "contextvars", "_contextvars", "_thread", "operator", "inspect", "logging", "weakref"}
+    {"typing", "contextvars", "_contextvars", "_thread", "operator", "inspect", "logging"}
 )
 _OPAQUE_CLASSES = frozenset(
     {"OpOverload", "OpOverloadPacket", "_OpNamespace", "_Ops", "property", "classmethod", "staticmethod"}
-    | {"ufunc", "_ArrayFunctionDispatcher"}
+    | {"ufunc", "_ArrayFunctionDispatcher", "ReferenceType", "KeyedRef", "WeakMethod"}
 )
 
 

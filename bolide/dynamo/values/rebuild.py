@@ -8,7 +8,9 @@ import contextlib
 import enum
 import functools
 import gc
+import random
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +53,12 @@ def make_instance(cls: Any, attributes: dict[str, Any], items: Any) -> Any:
         set.update(made, items)
     for name, value in attributes.items():
         object.__setattr__(made, name, value)
+    return made
+
+
+def _random_generator(state: Any) -> random.Random:
+    made = random.Random()
+    made.setstate(state)
     return made
 
 
@@ -219,6 +227,8 @@ class Rebuilder:
             return Recipe("set", None, tuple(self.recipe(item) for item in value))
         if cls is dict:
             return self._dict(value)
+        if isinstance(value, weakref.ref) and id(value) not in self.world.seen:
+            return Recipe("call", cls, (self.recipe(value()),))
         if isinstance(value, (type, enum.Enum, numpy.generic)) or is_opaque(value):
             return Recipe("constant", value)
         return self._object(value, cls)
@@ -289,6 +299,12 @@ class Rebuilder:
 
     def _instance(self, value: Any, cls: type) -> Recipe:
         module = cls.__module__
+        if issubclass(cls, tuple) and not cls.__flags__ & _HEAP_TYPE:  # a structseq, as torch.max returns
+            return Recipe("call", cls, (Recipe("tuple", None, tuple(self.recipe(item) for item in value)),))
+        if cls is types.SimpleNamespace:
+            return Recipe("call", cls, (), tuple((key, self.recipe(item)) for key, item in vars(value).items()))
+        if isinstance(value, random.Random):
+            return Recipe("call", _random_generator, self.constants(value.getstate()))
         if not cls.__flags__ & _HEAP_TYPE:  # not a heap type: an iterator, a view, a C object
             raise Unsupported(
                 f"a new {module}.{cls.__name__} leaves the function", self.world.where(), "return a list, tuple or dict"
