@@ -12,6 +12,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from bolide.dynamo import operations
 from bolide.dynamo.calls import INTERCEPTS, NATIVE, SWITCHED, construct, intercept
 from bolide.dynamo.frames import Generator
@@ -42,6 +44,9 @@ def _type(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _real(value: Any) -> Any:
+    """Something of the class that the program sees."""
+    if type(value) in operations.SYMBOLIC:
+        return operations.SYMBOLIC[type(value)]()
     return value.real if type(value) is Outside else value
 
 
@@ -250,11 +255,26 @@ def _bool(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return operations.truth(vm, args[0]) if args else False
 
 
+def _converted(vm: Machine, function: Any, value: Any) -> Any:
+    """`int`, `float` and the like of a symbolic number."""
+    vm.trace.where = vm.where()
+    is_int = operations.SYMBOLIC[type(value)] is int
+    if is_int and function in (int, operator.index):
+        return value
+    if is_int and function is float:
+        return torch.sym_float(value)
+    if function is int and type(value) is torch.SymFloat:
+        return math.trunc(value)
+    return function(value)
+
+
 def _by_special_method(function: Any, names: tuple[str, ...], kind: Any) -> None:
     """`function` of an object with one of these special methods is a call of it, whose result must be a `kind`."""
 
     @intercept(function)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if len(args) == 1 and type(args[0]) in operations.SYMBOLIC:
+            return _converted(vm, function, args[0])
         if args and type(args[0]) not in operations.PLAIN and type(args[0]) is not TracedTensor:
             cls = class_of(args[0])
             for name in names:
@@ -303,6 +323,9 @@ for _function in vars(math).values():
 def _divmod(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if any(operations.python_method(vm.world, class_of(arg), "__divmod__") is not None for arg in args):
         return Call(polyfill("binary"), [*args, None, "__divmod__", "__rdivmod__", "divmod()"])
+    if any(type(arg) in operations.SYMBOLIC for arg in args):
+        vm.trace.where = vm.where()
+        return (args[0] // args[1], args[0] % args[1])
     return NATIVE
 
 

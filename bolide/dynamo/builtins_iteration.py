@@ -13,6 +13,8 @@ import math
 import types
 from typing import Any
 
+import torch
+
 from bolide.dynamo import operations
 from bolide.dynamo.calls import SWITCHED, intercept
 from bolide.dynamo.frames import Generator
@@ -217,18 +219,21 @@ def _stable_order(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
 
 
-def _extreme(function: Any, name: str) -> None:
+def _extreme(function: Any, name: str, symbolic: Any) -> None:
     @intercept(function)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         items = args[0] if len(args) == 1 else args
+        if len(args) > 1 and not kwargs and {torch.SymInt} <= {type(arg) for arg in args} <= {torch.SymInt, int}:
+            vm.trace.where = vm.where()
+            return functools.reduce(symbolic, args)
         if kwargs.get("key") is None and (not args or _plain_iterable(items)):
             vm.trace.where = vm.where()
             return function(*args, **kwargs)
         return Call(polyfill(name), [items], kwargs)
 
 
-_extreme(min, "min_item")
-_extreme(max, "max_item")
+_extreme(min, "min_item", torch.sym_min)
+_extreme(max, "max_item", torch.sym_max)
 
 
 @intercept(builtins.sum)

@@ -17,14 +17,17 @@ from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, World
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor
+from bolide.tracing import TracedFloat, TracedTensor
 
 # Types whose operators are exact on values of the interpreter: no method of theirs is written in Python.
 PLAIN = frozenset(
     {int, float, complex, bool, str, bytes, type(None), tuple, list, dict, set, frozenset, range, slice, type(Ellipsis)}
-    | {torch.Size, torch.dtype, torch.device, torch.SymInt, torch.SymFloat, torch.SymBool, types.FunctionType}
+    | {torch.Size, torch.dtype, torch.device, types.FunctionType}
 )
-_PLAIN_OR_TENSOR = PLAIN | {TracedTensor}
+SYMBOLIC: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, TracedFloat: float}
+"""Symbolic numbers, and what the program takes them for."""
+
+_PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
 
 _DUNDERS: dict[Callable[[Any, Any], Any], tuple[str | None, str, str]] = {}
 for _name in [
@@ -75,7 +78,15 @@ def class_of(value: Any) -> type:
     if cls is Outside:
         outside: type = value.cls
         return outside
-    return cls
+    return SYMBOLIC.get(cls, cls)
+
+
+def settled(value: Any) -> Any:
+    """A symbolic number that torch has made, as the program holds it: truths are known, floats of the graph have their
+    operators."""
+    if type(value) is torch.SymBool and value.node.has_hint():
+        return bool(value)
+    return getattr(value.node, "owner", value)
 
 
 def python_method(world: World, cls: type, name: str) -> Any:
@@ -118,7 +129,7 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     if a in _PLAIN_OR_TENSOR and b in _PLAIN_OR_TENSOR:
         vm.trace.where = vm.where()
         result = op(left, right)
-        return bool(result) if type(result) is torch.SymBool and result.node.has_hint() else result
+        return settled(result) if type(result) in SYMBOLIC else result
     if a is str and op is operator.mod:
         return Call(polyfill("percent"), [left, right])
     a, b = class_of(left), class_of(right)
@@ -180,7 +191,7 @@ def truth(vm: Machine, value: Any) -> Any:
     cls = type(value)
     if cls in PLAIN:
         return bool(value)
-    if cls is TracedTensor:
+    if cls is TracedTensor or cls in SYMBOLIC:
         vm.trace.where = vm.where()
         return bool(value)
     cls = class_of(value)

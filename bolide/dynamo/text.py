@@ -7,7 +7,7 @@ from typing import Any
 
 from bolide.dynamo.calls import intercept
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.operations import class_of, is_plain, polyfill, python_method
+from bolide.dynamo.operations import SYMBOLIC, class_of, is_plain, polyfill, python_method
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.values.outside import CONSTANT_TYPES, Outside
 from bolide.support.errors import Unsupported
@@ -22,6 +22,9 @@ _CONVERSIONS: tuple[Any, ...] = (str, repr, ascii)
 
 def format_value(vm: Machine, value: Any, conversion: int, spec: Any) -> Any:
     """An f-string's `{value!conversion:spec}`; conversion as in FORMAT_VALUE (0 none, 1 str, 2 repr, 3 ascii)."""
+    if type(value) in SYMBOLIC:
+        vm.trace.where = vm.where()
+        value = value.node.value()
     if type(value) in CONSTANT_TYPES:
         return format(_CONVERSIONS[conversion - 1](value) if conversion else value, spec)
     if conversion:

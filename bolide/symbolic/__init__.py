@@ -2,6 +2,6 @@
 trace."""
 
 from bolide.symbolic.expr import Cond, Expr, as_expr
-from bolide.symbolic.sizes import ShapeEnv, SymNode, same_size, symbolic_strides
+from bolide.symbolic.sizes import Ratio, ShapeEnv, SymNode, same_size, symbolic_strides
 
-__all__ = ["Cond", "Expr", "ShapeEnv", "SymNode", "as_expr", "same_size", "symbolic_strides"]
+__all__ = ["Cond", "Expr", "Ratio", "ShapeEnv", "SymNode", "as_expr", "same_size", "symbolic_strides"]

@@ -8,8 +8,11 @@ the `ShapeEnv` notes the condition as a guard.
 
 from __future__ import annotations
 
+import math
+import operator
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +32,8 @@ class ShapeEnv:
         self.hints: dict[str, int] = {}
         self.guards: dict[Cond, UserFrame | None] = {}
         self._where = where
+        self.scalar: Callable[[Expr, int], Any] | None = None  # makes a number of the graph of an integer
+        self.has_floats = False  # whether there are floats that are made of sizes
         self.answers: dict[Any, Any] = {}  # what shape rules have said of these sizes
         self.quiet = False  # texts are for messages, which are made before anybody knows whether they are needed
         self.closed = False  # whether the trace is finished: nothing more may be assumed
@@ -74,13 +79,36 @@ class ShapeEnv:
         return value
 
 
-Value = Expr | Cond | float
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The float ``over / under`` that is made of sizes. Where `under` is a power of two this is the exact quotient, and
+    so are sums and products of such floats (of sizes below 2**31 and factors below 2**20)."""
+
+    over: Expr
+    under: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether it can be calculated with."""
+        return self.under & (self.under - 1) == 0
+
+    @property
+    def free_vars(self) -> frozenset[str]:
+        """The names of the sizes in it."""
+        return self.over.free_vars
+
+    def text(self) -> str:
+        """Python source of the float."""
+        return f"({self.over.text()}) / {self.under}"
+
+
+Value = Expr | Cond | Ratio | float
 _HASH = torch.SymInt.__hash__.__code__
 
 
 class SymNode:
-    """The node of a `torch.SymInt` (`expr` is an Expr), `SymBool` (a Cond) or `SymFloat` (a number: floats are not
-    symbolic, the size they come from is specialised)."""
+    """The node of a `torch.SymInt` (`expr` is an Expr), `SymBool` (a Cond) or `SymFloat` (a Ratio or a number; other
+    floats made of sizes are numbers of the graph, by `ShapeEnv.scalar`)."""
 
     __slots__ = ("env", "expr", "hint")
 
@@ -96,7 +124,7 @@ class SymNode:
         return isinstance(self.expr, Cond)
 
     def is_float(self) -> bool:
-        return isinstance(self.expr, float)
+        return isinstance(self.expr, (float, Ratio))
 
     def is_nested_int(self) -> bool:
         """Only what `SymInt.__hash__` asks is answered with yes: nested integers are all that it gives a hash to, and
@@ -128,6 +156,8 @@ class SymNode:
     def maybe_as_float(self) -> float | None:
         return self.expr if isinstance(self.expr, float) else None
 
+    constant_float = maybe_as_float
+
     def clone(self) -> SymNode:
         return self
 
@@ -136,7 +166,7 @@ class SymNode:
     def guard_int(self, file: Any = "", line: Any = 0) -> int:
         if isinstance(self.expr, Expr):
             return self.env.specialise(self.expr, int(self.hint))
-        return int(self.guard_bool() if isinstance(self.expr, Cond) else self.expr)
+        return int(self.guard_bool() if isinstance(self.expr, Cond) else self.guard_float())
 
     def int_(self) -> int:
         return self.guard_int()
@@ -158,7 +188,11 @@ class SymNode:
         return isinstance(self.expr, Cond) and self.expr.is_const and self.expr.value
 
     def guard_float(self, file: Any = "", line: Any = 0) -> float:
-        return float(self.expr if isinstance(self.expr, float) else self.guard_int())
+        if isinstance(self.expr, Ratio):
+            return self.env.specialise(self.expr.over, self.expr.over.evaluate(self.env.hints)) / self.expr.under
+        return self.expr if isinstance(self.expr, float) else float(self.guard_int())
+
+    float_ = guard_float
 
     def value(self) -> int | bool | float:
         """The value it has now, which is assumed from here on."""
@@ -201,24 +235,80 @@ class SymNode:
 
     floordiv = int_floordiv
 
-    def _arithmetic(self, op: str, other: SymNode) -> SymNode:
-        if isinstance(self.expr, float) or isinstance(other.expr, float):
-            return self.wrap_float(_FLOAT_OPS[op](self.guard_float(), other.guard_float()))
+    def _arithmetic(self, op: str, other: Any) -> Any:
+        if self.is_float() or other.is_float():
+            return self._float_arithmetic(op, other)
         a, b = self._integer(), other._integer()
         if op in ("//", "%"):
             self.env.holds(b.ne(0))
         return self._int(_INT_OPS[op](a, b))
 
-    def int_truediv(self, other: SymNode) -> SymNode:
-        return self.wrap_float(self.guard_int() / other.guard_int())
+    def _float_arithmetic(self, op: str, other: Any) -> Any:
+        """Exactly where that is possible, else in the graph."""
+        a = self._ratio()
+        b = other._ratio() if isinstance(other, SymNode) else None
+        if a is not None and b is not None and a.exact and b.exact:
+            if op in ("+", "-"):
+                over = _INT_OPS[op](a.over * b.under, b.over * a.under)
+                return self._quotient(over, a.under * b.under)
+            if op == "*":
+                return self._quotient(a.over * b.over, a.under * b.under)
+        if isinstance(other, SymNode) and isinstance(self.expr, float) and isinstance(other.expr, float):
+            return self.wrap_float(_OPERATORS[op](self.expr, other.expr))
+        if self.env.scalar is None:
+            return self.wrap_float(_OPERATORS[op](self.guard_float(), other.guard_float()))
+        made = _OPERATORS[op](self._in_graph(), other._in_graph() if isinstance(other, SymNode) else other.owner)
+        return self.wrap_float(made) if isinstance(made, float) else made.node
 
-    def float_truediv(self, other: SymNode) -> SymNode:
-        return self.wrap_float(self.guard_float() / other.guard_float())
+    def _ratio(self) -> Ratio | None:
+        """This number as a quotient, if it is a simple one."""
+        if isinstance(self.expr, Ratio):
+            return self.expr
+        if isinstance(self.expr, float):
+            if not math.isfinite(self.expr):
+                return None
+            over, under = self.expr.as_integer_ratio()
+            return Ratio(Expr.const(over), under) if max(abs(over), under) < 1 << 20 else None
+        return Ratio(self._integer(), 1)
+
+    def _quotient(self, over: Expr, under: int) -> SymNode:
+        value = over.evaluate(self.env.hints) / under
+        if over.is_const:
+            return self.wrap_float(value)
+        common = math.gcd(under, over.offset, *(c for _, c in over.terms))
+        self.env.has_floats = True
+        return SymNode(self.env, Ratio(over // common if common > 1 else over, under // common), value)
+
+    def _in_graph(self) -> Any:
+        """This number as one of the graph."""
+        assert self.env.scalar is not None
+        if isinstance(self.expr, Ratio):
+            over = self.env.scalar(self.expr.over, self.expr.over.evaluate(self.env.hints))
+            return over / float(self.expr.under)
+        return self.expr if isinstance(self.expr, float) else self.env.scalar(self._integer(), int(self.hint))
+
+    def in_graph(self) -> Any:
+        """A float made of sizes as a number of the graph."""
+        return self._in_graph()
+
+    def int_truediv(self, other: Any) -> Any:
+        b = other._integer() if other.is_int() else None
+        if b is not None and b.is_const and b.value > 0:
+            return self._quotient(self._integer(), b.value)
+        return self._float_arithmetic("/", other)
+
+    def float_truediv(self, other: Any) -> Any:
+        a, b = self._ratio(), other._ratio() if isinstance(other, SymNode) else None
+        if a is not None and b is not None and b.over.is_const and b.over.value > 0 and (a.under == 1 or a.exact):
+            value = b.over.value
+            if value & (value - 1) == 0 or (a.under == 1 and b.under == 1):
+                return self._quotient(a.over * b.under, a.under * value)
+        return self._float_arithmetic("/", other)
 
     truediv = float_truediv
 
-    def float_pow(self, other: SymNode) -> SymNode:
-        return self.wrap_float(self.guard_float() ** other.guard_float())
+    def float_pow(self, other: Any) -> Any:
+        return self._float_arithmetic("**", other)
 
     def pow_by_natural(self, other: SymNode) -> SymNode:
         base, result = self._integer(), Expr.const(1)
@@ -229,27 +319,58 @@ class SymNode:
     pow = pow_by_natural
 
     def neg(self) -> SymNode:
-        return self._int(-self._integer()) if not isinstance(self.expr, float) else self.wrap_float(-self.expr)
+        if isinstance(self.expr, Ratio):
+            return self._quotient(-self.expr.over, self.expr.under)
+        return self.wrap_float(-self.expr) if isinstance(self.expr, float) else self._int(-self._integer())
 
     def pos(self) -> SymNode:
         return self
 
     def abs(self) -> SymNode:
-        return self if self.env.holds(self._integer().ge(0)) else self.neg()
+        if isinstance(self.expr, float):
+            return self.wrap_float(abs(self.expr))
+        over = self.expr.over if isinstance(self.expr, Ratio) else self._integer()
+        return self if self.env.holds(over.ge(0)) else self.neg()
 
     def sym_min(self, other: SymNode) -> SymNode:
-        return self._int(Expr.min(self._integer(), other._integer()))
+        return self._extreme(Expr.min, min, other)
 
     def sym_max(self, other: SymNode) -> SymNode:
-        return self._int(Expr.max(self._integer(), other._integer()))
+        return self._extreme(Expr.max, max, other)
+
+    def _extreme(self, symbolic: Callable[..., Expr], known: Callable[..., float], other: SymNode) -> SymNode:
+        if self.is_float() or other.is_float():
+            return self.wrap_float(known(self.guard_float(), other.guard_float()))
+        return self._int(symbolic(self._integer(), other._integer()))
 
     def sym_float(self) -> SymNode:
-        return self.wrap_float(self.guard_float())
+        return self if self.is_float() else self._quotient(self._integer(), 1)
 
-    def sym_int(self) -> SymNode:
-        return self
+    def floor(self) -> SymNode:
+        """The integer part, rounded down; of integers themselves (so are the next three)."""
+        if isinstance(self.expr, Ratio):
+            return self._int(self.expr.over // self.expr.under)
+        return self if not self.is_float() else self.wrap_int(math.floor(self.guard_float()))
 
-    trunc = ceil = floor = round = sym_int
+    def ceil(self) -> SymNode:
+        if isinstance(self.expr, Ratio):
+            return self._int(self.expr.over.ceildiv(self.expr.under))
+        return self if not self.is_float() else self.wrap_int(math.ceil(self.guard_float()))
+
+    def trunc(self) -> SymNode:
+        if isinstance(self.expr, Ratio):
+            return self.floor() if self.env.holds(self.expr.over.ge(0)) else self.ceil()
+        return self if not self.is_float() else self.wrap_int(math.trunc(self.guard_float()))
+
+    sym_int = trunc
+
+    def round(self, digits: int | None = None) -> SymNode:
+        if isinstance(self.expr, Ratio) and self.expr.under == 1 and digits is None:
+            return self._int(self.expr.over)
+        if not self.is_float():
+            return self
+        rounded = round(self.guard_float(), digits)
+        return self.wrap_int(rounded) if isinstance(rounded, int) else self.wrap_float(rounded)
 
     def eq(self, other: SymNode) -> SymNode:
         return self._compare("eq", other)
@@ -270,8 +391,11 @@ class SymNode:
         return self._compare("ge", other)
 
     def _compare(self, op: str, other: SymNode) -> SymNode:
-        if isinstance(self.expr, float) or isinstance(other.expr, float):
-            return self.wrap_bool(getattr(self.guard_float(), f"__{op}__")(other.guard_float()))
+        if self.is_float() or other.is_float():
+            a, b = self._ratio(), other._ratio() if isinstance(other, SymNode) else None
+            if a is None or b is None or not a.exact or not b.exact:
+                return self.wrap_bool(getattr(self.guard_float(), f"__{op}__")(other.guard_float()))
+            return self._cond(getattr(a.over * b.under, op)(b.over * a.under))
         return self._cond(getattr(self._integer(), op)(other._integer()))
 
     def and_(self, other: SymNode) -> SymNode:
@@ -357,7 +481,7 @@ class SymNode:
         return True
 
     def __repr__(self) -> str:
-        return self.expr.text() if isinstance(self.expr, (Expr, Cond)) else repr(self.expr)
+        return self.expr.text() if isinstance(self.expr, (Expr, Cond, Ratio)) else repr(self.expr)
 
     str = __str__ = __repr__  # torch calls `str`
 
@@ -376,12 +500,14 @@ _INT_OPS: dict[str, Callable[[Expr, Expr], Expr]] = {
     "%": lambda a, b: a % b,
     "//": lambda a, b: a // b,
 }
-_FLOAT_OPS: dict[str, Callable[[float, float], float]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "%": lambda a, b: a % b,
-    "//": lambda a, b: a // b,
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "%": operator.mod,
+    "//": operator.floordiv,
+    "/": operator.truediv,
+    "**": operator.pow,
 }
 
 

@@ -3,6 +3,7 @@
 from bolide.support.errors import UserFrame
 from bolide.tracing.isolation import keep_dynamo_out, without_wrapper
 from bolide.tracing.meta import DataDependent, TensorMeta
+from bolide.tracing.scalars import TracedFloat
 from bolide.tracing.tensor import AliasGroup, TracedTensor
 from bolide.tracing.trace import Trace
 
@@ -11,6 +12,7 @@ __all__ = [
     "DataDependent",
     "TensorMeta",
     "Trace",
+    "TracedFloat",
     "TracedTensor",
     "UserFrame",
     "keep_dynamo_out",

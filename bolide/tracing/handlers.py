@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
+from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
 from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides, hint_of, same_sizes
@@ -131,8 +132,8 @@ def _foreach(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     name, _, overload = func.name().removeprefix("aten::_foreach_").partition(".")
     name = _OF_FOREACH.get(name, name)
     packet = getattr(aten, name, None)
-    count = len(args[0])
-    if packet is None or overload.endswith("out") or overload == "ScalarAndTensor":
+    count = next(len(arg) for arg in args if isinstance(arg, (list, tuple)))
+    if packet is None or overload.endswith("out"):
         raise Unsupported(f"{func} is not captured", trace.where, "use the operation on each tensor")
     results = []
     for position in range(count):
@@ -187,7 +188,11 @@ def _find_functional_form(func: Any) -> tuple[Any, list[int | str], set[str]]:
 
 
 def _data_dependent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    raise DataDependent(str(func), trace.where, "data_shape")
+    known = [trace.known(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    if any(value is None and arg is not None for value, arg in zip(known, args)):
+        raise DataDependent(str(func), trace.where, "data_shape")
+    result = func(*known, **kwargs)
+    return pytree.tree_map(lambda leaf: trace.lift(leaf, private=True) if isinstance(leaf, torch.Tensor) else leaf, result)
 
 
 def _metadata_change(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
@@ -292,7 +297,7 @@ def _split(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, size = args[0], args[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
     extent = tensor.shape[dim]
-    whole, rest = divmod(extent, size) if size else (1, 0)
+    whole, rest = (extent // size, extent % size) if size else (1, 0)
     sizes = [size] * int(whole) + ([rest] if rest else [])
     return _pieces(trace, tensor, sizes or [extent], dim, func is aten.split.Tensor)
 
@@ -382,7 +387,7 @@ def _factory(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     value = args[1] if name == "full" else _CONSTANT[name]
     dtype, device = _options(kwargs)
     if name == "full" and kwargs.get("dtype") is None:
-        dtype = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else dtype
+        dtype = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, (int, torch.SymInt)) else dtype
     stride = args[1] if name == "empty_strided" else None
     if kwargs.get("memory_format") not in (None, torch.contiguous_format):
         stride = format_strides(tuple(args[0]), kwargs["memory_format"])
@@ -427,19 +432,25 @@ def _like(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handler("_local_scalar_dense")
 def _item(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    """Only a constant made in the program itself has a value that no later call can change."""
+    """Only a constant made in the program itself has a value that no later call can change; another float is computed
+    in the graph (where a number is wanted and a tensor given: the program's own `Tensor.item` is answered before)."""
     tensor = args[0]
-    known = tensor._constant if tensor.__class__ is TracedTensor and not tensor.group.version else None
-    if known is None:
+    known = trace.known(tensor)
+    if known is not None:
+        return known.item()
+    if not tensor.dtype.is_floating_point:
         raise DataDependent("Tensor.item", trace.where)
-    return known.item()
+    return trace.scalar(tensor if tensor.__class__ is TracedTensor else trace.lift(tensor))
 
 
 @handler("equal")
 def _equal(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     if args[0].shape != args[1].shape:
         return False
-    raise DataDependent("torch.equal", trace.where)
+    known = [trace.known(arg) for arg in args]
+    if any(value is None for value in known):
+        raise DataDependent("torch.equal", trace.where)
+    return torch.equal(*known)
 
 
 @handler("is_same_size")
@@ -483,7 +494,14 @@ def _native_batch_norm(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handler("index.Tensor", "_unsafe_index.Tensor")
 def _index(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    """Integer indices give a known shape; masks do not."""
-    if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
-        raise DataDependent("indexing with a mask", trace.where, "data_shape")
-    return trace.wrap(trace.call(aten.index.Tensor, trace.unwrap(args[0]), trace.unwrap(args[1])))
+    """Integer indices give a known shape; masks do not, unless they are known themselves."""
+    indices = []
+    for index in args[1]:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            known = trace.known(index)
+            if known is None:
+                raise DataDependent("indexing with a mask", trace.where, "data_shape")
+            indices += [trace.lift(place, private=True) for place in known.nonzero().unbind(1)]
+        else:
+            indices.append(index)
+    return trace.wrap(trace.call(aten.index.Tensor, trace.unwrap(args[0]), trace.unwrap(indices)))

@@ -46,7 +46,6 @@ class TracedTensor(torch.Tensor):
     chain: tuple[ViewStep, ...]
     _node: torch.fx.Node
     _seen: int
-    _constant: torch.Tensor | None = None  # the real tensor it stands for, when its data are known
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
@@ -126,7 +125,10 @@ class TracedTensor(torch.Tensor):
         raise DataDependent("Tensor.numpy", self._trace.where, "data_pointer")
 
     def tolist(self) -> Any:
-        raise DataDependent("Tensor.tolist", self._trace.where)
+        known = self._trace.known(self)
+        if known is None:
+            raise DataDependent("Tensor.tolist", self._trace.where)
+        return known.tolist()
 
     def untyped_storage(self) -> Any:
         raise DataDependent("Tensor.untyped_storage", self._trace.where, "data_pointer")

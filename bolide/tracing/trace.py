@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import Expr, ShapeEnv, SymNode, same_size, symbolic_strides
-from bolide.tracing import rng, symbolic_kernels
+from bolide.tracing import folding, rng, symbolic_kernels
 from bolide.tracing.graph import Graph
 from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, meta_of, same_sizes
 from bolide.tracing.rules import infer
@@ -37,6 +38,7 @@ class Trace:
         self.constants: dict[str, torch.Tensor] = {}
         self.where: UserFrame | None = None
         self.shapes = ShapeEnv(lambda: self.where)
+        self.shapes.scalar = self._scalar_of_size
         self._mode = _Recording(self)
         self._size_nodes: dict[Expr, torch.fx.Node] = {}
         self._lifted: dict[int, TracedTensor] = {}
@@ -46,6 +48,8 @@ class Trace:
         self._seed: torch.fx.Node | None = None
         self._draws = 0
         self.has_scalars = False
+        self.functional_only: str | None = None  # what the program does that only the functional graph shows
+        self.spent: set[Any] = set()  # nodes of autograd's graph whose saved values the program has released
 
     # ---- what comes from outside ----------------------------------------------------------------------------------
 
@@ -87,6 +91,10 @@ class Trace:
         node = self._last_placeholder = self._placeholder(name, meta)
         return TracedTensor.make(self, meta, node)
 
+    def _scalar_of_size(self, expr: Expr, hint: int) -> scalars.TracedFloat:
+        node = self.call(aten.full.default, [], self.size_node(expr), dtype=torch.float64, device=torch.device("cpu"))
+        return self.scalar(self.wrap(node), float(hint), (functools.partial(self.shapes.specialise, expr, hint),))
+
     def _placeholder(self, name: str, value: Any, behind: torch.fx.Node | None = None) -> torch.fx.Node:
         """Placeholders come before all other nodes: inputs, then sizes, then tangents, each in the order made."""
         node = self.graph.placeholder(name)
@@ -115,13 +123,15 @@ class Trace:
             name = f"constant{len(self.constants)}"
             self.constants[name] = real
             node = self.graph.create_node("get_attr", name, name=name)
-            node.meta["val"], node.meta["where"] = meta, self.where
+            node.meta["val"], node.meta["where"], node.meta["private"] = meta, self.where, private
         tensor = TracedTensor.make(self, meta, node, AliasGroup(node, frozen=not private))
-        if private:
-            tensor._constant = real
-        else:
+        if not private:
             self._lifted[id(real)] = tensor
         return tensor
+
+    def known(self, tensor: Any) -> torch.Tensor | None:
+        """The data of a tensor computed from constants of the program alone, else None. Must not be changed."""
+        return folding.known_tensor(self, tensor)
 
     def mutated_inputs(self) -> list[int]:
         """Positions of the inputs whose storage was written."""
@@ -218,7 +228,7 @@ class Trace:
         self, tensor: TracedTensor, hint: float | None = None, pins: tuple[scalars.Pin, ...] = ()
     ) -> scalars.TracedFloat:
         """A Python float whose value is that of a 0-dim tensor of the graph (see `scalars`)."""
-        self.has_scalars = True
+        self.has_scalars, self.functional_only = True, "numbers are computed in the graph"
         with torch.no_grad():
             value = tensor.detach().to(torch.float64)
             value = value.clone() if value.group is tensor.group else value  # later writes do not change a number
@@ -314,7 +324,7 @@ class Trace:
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what the dispatcher hands us: the operation, below autograd and autocast."""
-        if self.has_scalars and (result := scalars.with_tensors(self, func, args, kwargs)) is not NotImplemented:
+        if (self.has_scalars or self.shapes.has_floats) and (result := scalars.with_tensors(self, func, args, kwargs)) is not NotImplemented:
             return result
         handler = handlers.HANDLERS.get(func)
         if handler is None:

@@ -31,8 +31,10 @@ from bolide.dynamo.values.outside import (
     is_opaque,
     own_namespace,
 )
+from bolide.dynamo.values.tensors import detached, is_spent, released
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor
+from bolide.symbolic import Ratio
+from bolide.tracing import TracedFloat, TracedTensor
 
 
 def make_instance(cls: Any, attributes: dict[str, Any], items: Any) -> Any:
@@ -150,7 +152,7 @@ class Rebuilder:
         mirror = self.world.mirrors.get(id(value))
         if mirror is not None:
             return Recipe("source", mirror[1])
-        if cls in CONSTANT_TYPES and (cls is not types.FunctionType or value.__closure__ is None):
+        if cls in CONSTANT_TYPES and (cls is not torch.Size or all(type(size) is int for size in value)) and (cls is not types.FunctionType or value.__closure__ is None):
             if cls in BOUND_BUILTINS and is_bound(value):
                 return Recipe("call", getattr, (self.recipe(value.__self__), *self.constants(value.__name__)))
             return Recipe("constant", value)
@@ -217,8 +219,16 @@ class Rebuilder:
         if cls is torch.SymInt:
             symbols = self.world.symbols.read_by([value.node.expr])
             return Recipe("size", value.node.expr, tuple(Recipe("source", source) for _, source in symbols))
-        if cls is torch.SymBool or cls is torch.SymFloat:
+        if cls is torch.SymFloat or cls is TracedFloat:
+            expr = getattr(value.node, "expr", None)
+            if isinstance(expr, Ratio):
+                symbols = self.world.symbols.read_by([expr.over])
+                return Recipe("size", expr, tuple(Recipe("source", source) for _, source in symbols))
+            return Recipe("call", torch.Tensor.item, (self.recipe(value.node.tensor),))
+        if cls is torch.SymBool:
             return Recipe("constant", value.node.value())
+        if cls is torch.Size:
+            return Recipe("call", torch.Size, (self.recipe(tuple(value)),))
         if cls is list:
             return Recipe("list", None, tuple(self.recipe(item) for item in value))
         if cls is tuple:
@@ -239,6 +249,16 @@ class Rebuilder:
         source = self.input_of.get(id(value))
         if source is not None:
             return Recipe("source", source)
+        if isinstance(value, torch.nn.Parameter):
+            return Recipe("call", torch.nn.Parameter, (self._output(value.detach()), *self.constants(value.requires_grad)))
+        if isinstance(value, torch.nn.Buffer):  # type: ignore[arg-type, unused-ignore]
+            persistent = ("persistent", Recipe("constant", value.persistent))  # type: ignore[attr-defined]
+            return Recipe("call", torch.nn.Buffer, (self._output(value.detach()),), (persistent,))
+        if self.world.trace.spent and is_spent(value):
+            return Recipe("call", released, (self._output(detached(value)),))
+        return self._output(value)
+
+    def _output(self, value: TracedTensor) -> Recipe:
         self.outputs.append(value)
         return Recipe("output", len(self.outputs) - 1)
 

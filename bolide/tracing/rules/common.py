@@ -110,7 +110,7 @@ def is_contiguous(meta: TensorMeta) -> bool:
     for size, stride in zip(reversed(meta.shape), reversed(meta.stride)):
         if size == 0:
             return True
-        if not is_one(size):
+        if size.__class__ is not int or size != 1:
             if not same_size(stride, step):
                 return False
             step = step * size
@@ -121,7 +121,7 @@ def is_dense(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
     """Whether the elements fill one block of memory without gaps and overlaps; an empty tensor does."""
     if any(size == 0 for size in shape):
         return True
-    pairs = [(size, own) for size, own in zip(shape, stride) if not is_one(size)]
+    pairs = [(size, own) for size, own in zip(shape, stride) if size.__class__ is not int or size != 1]
     step: Any = 1
     for size, own in sorted(pairs, key=lambda pair: (hint_of(pair[1]), hint_of(pair[0]))):
         if not same_size(own, step):

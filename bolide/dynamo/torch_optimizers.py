@@ -1,0 +1,87 @@
+"""Optimizers inside captured code. Their Python code is interpreted; step counts are data, so what eager computes from
+them in Python floats is computed in the graph, in float64 as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import adagrad, adam, asgd, optimizer, radam, sgd
+
+from bolide.dynamo import operations
+from bolide.dynamo.calls import INTERCEPTS, NATIVE, SWITCHED, intercept
+from bolide.dynamo.interpreter import Call, Machine
+from bolide.tracing import TracedFloat, TracedTensor
+from bolide.tracing.scalars import MATH, compute
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+
+@intercept(optimizer._get_value)
+def _get_value(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """`step.item()`: a float in the graph."""
+    value = args[0]
+    vm.trace.where = vm.where()
+    return vm.trace.scalar(value) if type(value) is TracedTensor else value
+
+
+@intercept(optimizer._stack_if_compiling)
+def _stack_if_compiling(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """As in eager: what comes from `_get_value` are floats here, too."""
+    return args[0]
+
+
+def _math(function: Any) -> None:
+    others = INTERCEPTS.get(function)
+
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if any(type(arg) in operations.SYMBOLIC for arg in args):
+            vm.trace.where = vm.where()
+            return compute(MATH[function], *map(_in_graph, args), known=function)
+        return NATIVE if others is None else others(vm, args, kwargs)
+
+
+def _in_graph(value: Any) -> Any:
+    return value.node.in_graph() if type(value) in (torch.SymInt, torch.SymFloat) else value
+
+
+for _function in MATH:
+    _math(_function)
+
+
+@intercept(torch.tensor, torch.as_tensor, torch.scalar_tensor)
+def _tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """A float of the graph as a tensor."""
+    if not args or type(args[0]) is not TracedFloat:
+        return NATIVE
+    vm.trace.where = vm.where()
+    return args[0].tensor.to(kwargs.get("dtype") or torch.get_default_dtype(), copy=True)
+
+
+def _capturable(function: Any) -> None:
+    """Optimizers that branch on the step count have a form without branches."""
+
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        vm.enter(function, args, {**kwargs, "capturable": True})
+        return SWITCHED
+
+
+for _module, _name in [(radam, "radam"), (asgd, "asgd")]:
+    for _form in ("single", "multi"):
+        _capturable(getattr(_module, f"_{_form}_tensor_{_name}"))
+
+
+def _fused(module: Any, name: str) -> None:
+    """A fused kernel computes what the loop over parameters does."""
+    single = getattr(module, f"_single_tensor_{name}")
+
+    @intercept(getattr(module, f"_fused_{name}"))
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        return Call(single, args, kwargs)
+
+
+for _module, _name in [(sgd, "sgd"), (adam, "adam"), (adagrad, "adagrad")]:
+    _fused(_module, _name)

@@ -1,0 +1,118 @@
+"""Attributes of tensors. What belongs to the value is asked of the traced tensor; what belongs to the outside world
+(an input's `grad`, attributes that the user put on it) is read with its guard and written as an effect."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.values.outside import MISSING, Overlay, attribute_source
+from bolide.support.errors import Unsupported
+
+# Attributes that are state of the storage or of autograd rather than of the value.
+_REFUSED = frozenset(
+    "_version data_ptr storage untyped_storage share_memory_ set_ numpy register_post_accumulate_grad_hook".split()
+)
+# Methods with an effect outside, or an answer of their own (`torch_tensors`).
+INTERCEPTED = frozenset(
+    ["backward", "register_hook", "requires_grad_", "retain_grad", "item"]
+)
+
+
+def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
+    """`owner.name` of a traced tensor. Raises AttributeError as Python does."""
+    if name in _REFUSED:
+        raise _refused(vm, name, "is used")
+    if name == "__class__":
+        return torch.nn.Parameter if isinstance(owner, torch.nn.Parameter) else torch.Tensor
+    if name in INTERCEPTED:
+        return types.MethodType(getattr(torch.Tensor, name), owner)
+    if name == "grad" and vm.world.input_place(owner) is not None:
+        return outside_attributes(vm, owner).get("grad")
+    vm.trace.where = vm.where()
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        if vm.world.input_place(owner) is None:
+            raise
+        found = outside_attributes(vm, owner).get(name)
+        if found is MISSING:
+            raise
+        return found
+
+
+def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> None:
+    """`owner.name = value` of a traced tensor."""
+    vm.trace.where = vm.where()
+    outside = vm.world.input_place(owner) is not None
+    if name == "requires_grad":
+        if outside and value is not owner.requires_grad:
+            raise _refused(vm, name, "of an input is changed")
+        owner.requires_grad = value
+    elif outside and (name == "grad" or not hasattr(torch.Tensor, name)):
+        outside_attributes(vm, owner).set(name, value)
+    elif name == "grad":
+        owner.grad = value
+    else:
+        raise _refused(vm, name, "is assigned")
+
+
+def outside_attributes(vm: Machine, owner: Any) -> Overlay:
+    """What the outside world keeps on an input: its `grad` and the attributes that the user put there."""
+    place = vm.world.input_place(owner)
+    assert place is not None
+    known = vm.memory.get(("attributes", place))
+    if known is None:
+        real, source = vm.world.input_tensors[place], vm.world.inputs[place]
+        if not real.is_leaf:
+            raise _refused(vm, "grad", "of a tensor that is no leaf is used")
+        present = {**vars(real), "grad": real.grad}
+        known = vm.memory["attributes", place] = vm.world.overlay(present, source, attribute_source, real)
+    found: Overlay = known
+    return found
+
+
+# ---- results whose graph has been released ----------------------------------------------------------------------------
+
+
+def behind(tensors: Iterable[Any]) -> list[Any]:
+    """The nodes of autograd's graph behind `tensors`, each after the nodes that it leads to."""
+    order: list[Any] = []
+    seen: set[Any] = set()
+    waiting = [(tensor.grad_fn, False) for tensor in tensors]
+    while waiting:
+        node, done = waiting.pop()
+        if done:
+            order.append(node)
+        elif node is not None and node not in seen:
+            seen.add(node)
+            waiting.append((node, True))
+            waiting += [(following, False) for following, _ in node.next_functions]
+    return order
+
+
+def is_spent(tensor: Any) -> bool:
+    """Whether the program has already released what the tensor's gradient needs, by calling backward inside."""
+    return not tensor._trace.spent.isdisjoint(behind([tensor]))
+
+
+def detached(tensor: Any) -> Any:
+    with torch.no_grad():
+        return tensor.detach()
+
+
+def released(value: torch.Tensor) -> Any:
+    """`value` with a history that cannot be differentiated, as eager leaves it."""
+    message = "Trying to backward through the graph a second time (or directly access saved tensors after they have "
+    message += "already been freed): backward was called inside the compiled function, without retain_graph=True"
+    with torch.enable_grad():
+        return torch._C._functions.DelayedError(message, 1)(value.requires_grad_())
+
+
+def _refused(vm: Machine, name: str, what: str) -> Unsupported:
+    operation = f"Tensor.{name}"
+    return Unsupported(f"{operation} {what}", vm.where(), "use it outside the compiled function", operation=operation)

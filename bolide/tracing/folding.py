@@ -1,0 +1,67 @@
+"""Values that are known while recording: what is computed from constants of the program alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+from bolide.tracing.meta import TensorMeta
+from bolide.tracing.tensor import TracedTensor
+
+if TYPE_CHECKING:
+    from bolide.tracing.trace import Trace
+
+LARGEST = 1 << 20  # elements of a value worth computing
+DEEPEST = 100  # operations behind one another
+_UNKNOWN: Any = object()
+
+
+def known_tensor(trace: Trace, tensor: Any) -> torch.Tensor | None:
+    """The data of a traced tensor if no later call can change them, else None. Must not be changed."""
+    if tensor.__class__ is not TracedTensor:
+        return None
+    value = _known(trace, tensor.node, DEEPEST)
+    return None if value is _UNKNOWN else value  # type: ignore[no-any-return]
+
+
+def _known(trace: Trace, value: Any, depth: int) -> Any:
+    """The real value of an argument in the graph, or _UNKNOWN."""
+    if isinstance(value, (list, tuple)):
+        parts = [_known(trace, part, depth) for part in value]
+        return _UNKNOWN if any(part is _UNKNOWN for part in parts) else type(value)(parts)
+    if value.__class__ is not torch.fx.Node:
+        return value
+    found = value.meta.get("known")
+    if found is None:
+        found = value.meta["known"] = _compute(trace, value, depth)
+    return found
+
+
+def _compute(trace: Trace, node: torch.fx.Node, depth: int) -> Any:
+    if node.op == "get_attr":
+        return trace.constants[str(node.target)] if node.meta.get("private") else _UNKNOWN
+    if node.op != "call_function" or not depth or not _is_repeatable(node.target) or not _is_small(node.meta["val"]):
+        return _UNKNOWN
+    args = _known(trace, list(node.args), depth - 1)
+    kwargs = [(key, _known(trace, value, depth - 1)) for key, value in node.kwargs.items()]
+    if args is _UNKNOWN or any(value is _UNKNOWN for _, value in kwargs):
+        return _UNKNOWN
+    with torch.no_grad(), torch._C._DisableAutocast():
+        return node.target(*args, **dict(kwargs))  # type: ignore[operator]
+
+
+def _is_repeatable(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return getattr(target, "__module__", None) == "_operator"
+    return target.namespace == "aten" and torch.Tag.nondeterministic_seeded not in target.tags
+
+
+def _is_small(meta: Any) -> bool:
+    metas = meta if isinstance(meta, (tuple, list)) else [meta]
+    return all(
+        all(type(size) is int for size in part.shape) and torch.Size(part.shape).numel() <= LARGEST
+        for part in metas
+        if isinstance(part, TensorMeta)
+    )

@@ -1,0 +1,308 @@
+"""Floats that are computed in the graph: Python numbers that stand for 0-dim float64 tensors.
+
+A `TracedFloat` is what the program holds for a float that is data (an optimizer's step count) or that changes from call
+to call (a learning rate). Arithmetic on it is recorded. ATen takes it wherever it takes a number; operations that do are
+recorded with the tensor in the number's place (`with_tensors`). What must know the value (a comparison, `int`) asks
+`TracedFloat.__float__`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bolide.symbolic import Ratio
+from bolide.tracing.meta import DataDependent
+
+if TYPE_CHECKING:
+    from bolide.tracing.tensor import TracedTensor
+    from bolide.tracing.trace import Trace
+
+aten = torch.ops.aten
+Pin = Callable[[], None]
+
+
+class ScalarNode:
+    """What C++ carries of a `TracedFloat`. `tensor` is its value, 0-dim and float64."""
+
+    __slots__ = ("owner", "tensor")
+
+    def __init__(self, tensor: TracedTensor) -> None:
+        self.tensor = tensor
+        self.owner: TracedFloat
+
+    def is_float(self) -> bool:
+        return True
+
+    def is_int(self) -> bool:
+        return False
+
+    is_bool = is_nested_int = is_constant = has_hint = is_int
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def maybe_as_float(self) -> None:
+        return None
+
+    maybe_as_int = maybe_as_bool = constant_int = constant_bool = nested_int = maybe_as_float
+
+    def clone(self) -> ScalarNode:
+        return self
+
+    def guard_float(self, file: Any = "", line: Any = 0) -> float:
+        return float(self.owner)
+
+    float_ = value = guard_float
+
+    def in_graph(self) -> TracedFloat:
+        """The number itself (as of the nodes of sizes)."""
+        return self.owner
+
+    def wrap_float(self, value: float) -> Any:
+        return _constant(self.tensor, value).node
+
+    def __repr__(self) -> str:
+        return f"float({self.tensor.node.name})"
+
+    str = __str__ = _graph_repr = __repr__  # torch calls `str`
+
+
+class TracedFloat(torch.SymFloat):
+    """A float in the graph. `hint` is its value now, if it is an argument's (or computed from arguments'), and `pins`
+    are called when the program depends on that value: they guard the arguments."""
+
+    def __init__(self, tensor: TracedTensor, hint: float | None = None, pins: tuple[Pin, ...] = ()) -> None:
+        super().__init__(ScalarNode(tensor))  # type: ignore[no-untyped-call]
+        self.node.owner = self
+        self.tensor, self.hint, self.pins = tensor, hint, pins
+
+    def __float__(self) -> float:
+        """The value; from here on the program depends on it. Raises DataDependent where it is data."""
+        if self.hint is None:
+            raise DataDependent("Tensor.item", self.tensor._trace.where)
+        for pin in self.pins:
+            pin()
+        return self.hint
+
+    def __bool__(self) -> bool:
+        return bool(float(self))
+
+    def __int__(self) -> int:
+        return int(float(self))
+
+    def __hash__(self) -> int:
+        return hash(float(self))
+
+    def __repr__(self) -> str:
+        return repr(float(self))
+
+    __str__ = __repr__
+
+    def __format__(self, specification: str) -> str:
+        return format(float(self), specification)
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(float(self), digits)
+
+    def is_integer(self) -> bool:
+        return float(self).is_integer()
+
+    __trunc__ = __floor__ = __ceil__ = __int__
+
+
+def _constant(like: TracedTensor, value: float) -> TracedFloat:
+    trace = like._trace
+    return TracedFloat(trace.wrap(trace.call(aten.full.default, [], value, dtype=torch.float64)), value)
+
+
+def compute(function: Callable[..., torch.Tensor], *operands: Any, known: Callable[..., float] | None = None) -> Any:
+    """`function` of numbers, some of them traced, as a traced float; `known` computes its value from theirs."""
+    traced = [operand for operand in operands if isinstance(operand, TracedFloat)]
+    hint = None
+    if known is not None and all(operand.hint is not None for operand in traced):
+        hint = known(*[operand.hint if isinstance(operand, TracedFloat) else operand for operand in operands])
+    pins = tuple(dict.fromkeys(pin for operand in traced for pin in operand.pins))
+    with torch.no_grad(), torch._C._DisableAutocast():
+        tensors = [operand.tensor if isinstance(operand, TracedFloat) else operand for operand in operands]
+        return TracedFloat(function(*tensors), hint, pins)  # type: ignore[arg-type]
+
+
+def _arithmetic(name: str, function: Callable[..., Any]) -> None:
+    def forward(self: TracedFloat, other: Any) -> Any:
+        if not isinstance(other, (int, float, torch.SymInt, TracedFloat)):
+            return NotImplemented
+        return compute(function, self, _number(other), known=function)
+
+    def reflected(self: TracedFloat, other: Any) -> Any:
+        if not isinstance(other, (int, float, torch.SymInt)):
+            return NotImplemented
+        return compute(function, _number(other), self, known=function)
+
+    setattr(TracedFloat, f"__{name}__", forward)
+    setattr(TracedFloat, f"__r{name}__", reflected)
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, TracedFloat) else float(value)
+
+
+def _of_nodes(name: str, method: str) -> None:
+    """torch's own `SymFloat`, which C++ makes of a node, asks the node."""
+
+    def operate(self: ScalarNode, *others: Any) -> Any:
+        return getattr(self.owner, method)(*[other.owner for other in others]).node
+
+    setattr(ScalarNode, name, operate)
+
+
+for _name, _method in {
+    "add": "__add__",
+    "sub": "__sub__",
+    "mul": "__mul__",
+    "float_truediv": "__truediv__",
+    "float_pow": "__pow__",
+    "neg": "__neg__",
+    "abs": "__abs__",
+}.items():
+    _of_nodes(_name, _method)
+
+
+def _compared(name: str) -> None:
+    def compare(self: TracedFloat, other: Any) -> Any:
+        if not isinstance(other, (int, float, torch.SymInt, TracedFloat)):
+            return NotImplemented
+        return getattr(float(self), name)(float(other))
+
+    setattr(TracedFloat, name, compare)
+
+
+for _name, _function in {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "truediv": lambda a, b: a / b,
+    "pow": lambda a, b: a**b,
+    "floordiv": lambda a, b: a // b,
+    "mod": lambda a, b: a % b,
+}.items():
+    _arithmetic(_name, _function)
+for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+    _compared(_name)
+TracedFloat.__neg__ = lambda self: compute(torch.neg, self, known=lambda a: -a)  # type: ignore[method-assign]
+TracedFloat.__pos__ = lambda self: self  # type: ignore[attr-defined]
+TracedFloat.__abs__ = lambda self: compute(torch.abs, self, known=abs)  # type: ignore[attr-defined]
+
+#: functions of `math` that have one of a tensor
+MATH: dict[Callable[..., Any], Callable[..., Any]] = {
+    getattr(math, name): getattr(torch, name)
+    for name in "sqrt exp log log2 log10 log1p expm1 sin cos tan tanh sinh cosh asin acos atan erf erfc fabs".split()
+    if hasattr(torch, name)
+} | {math.fabs: torch.abs, math.pow: torch.pow}
+
+
+# ---- operations that are given one -----------------------------------------------------------------------------------
+
+
+def with_tensors(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operation some of whose numbers are traced floats, recorded with tensors in their place;
+    NotImplemented when none of them is."""
+    if not any(map(_has_scalar, args)) and not any(map(_has_scalar, kwargs.values())):
+        return NotImplemented
+    name, _, overload = func.name().removeprefix("aten::").partition(".")
+    if name.startswith("_foreach_"):
+        return NotImplemented  # taken apart first
+    form = _FORMS.get(name.rstrip("_"))
+    with trace.recording():
+        if form is None:
+            return func(*map(_known, args), **{key: _known(value) for key, value in kwargs.items()})
+        result = form(overload, *map(_tensor, args), **{key: _tensor(value) for key, value in kwargs.items()})
+        return args[0].copy_(result) if name.endswith("_") else result
+
+
+def _has_scalar(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return any(map(_has_scalar, value))
+    return isinstance(value, torch.SymFloat) and (type(value.node) is ScalarNode or type(value.node.expr) is Ratio)
+
+
+def of(value: torch.SymFloat) -> TracedFloat:
+    """The traced float that a `SymFloat` is: one that C++ has wrapped, or one made of sizes."""
+    found: TracedFloat = value.node.owner if type(value.node) is ScalarNode else value.node.in_graph()
+    return found
+
+
+def _tensor(value: Any) -> Any:
+    return of(value).tensor if _has_scalar(value) else value
+
+
+def _known(value: Any) -> Any:
+    return float(of(value)) if _has_scalar(value) else value
+
+
+def _like(scalar: Any, x: torch.Tensor) -> Any:
+    """A scalar's tensor in the type that the number would have next to `x`: numbers never widen it."""
+    if not isinstance(scalar, torch.Tensor) or scalar.dim() or not isinstance(x, torch.Tensor):
+        return scalar
+    if x.dtype.is_floating_point or x.dtype.is_complex:
+        return scalar.to(x.dtype) if x.dtype.itemsize >= 4 or not x.dim() else scalar
+    return scalar.to(torch.get_default_dtype())
+
+
+def _binary(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def form(overload: str, x: Any, y: Any, *rest: Any, alpha: Any = None, **options: Any) -> torch.Tensor:
+        if alpha is not None:
+            y = y * _like(alpha, y)
+        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+            x, y = (x, _like(y, x)) if x.dim() or not y.dim() else (_like(x, y), y)
+        return op(x, y, *rest, **options)
+
+    return form
+
+
+def _addc(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def form(overload: str, x: Any, a: Any, b: Any, value: Any = 1) -> torch.Tensor:
+        return x + op(a, b) * _like(value, x)  # type: ignore[no-any-return]
+
+    return form
+
+
+def _lerp(overload: str, x: Any, end: Any, weight: Any) -> torch.Tensor:
+    return torch.lerp(x, end, _like(weight, x))
+
+
+def _full(overload: str, size: Any, value: Any, **options: Any) -> torch.Tensor:
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    return value.to(dtype).expand(size).clone()  # type: ignore[no-any-return]
+
+
+def _clamp(overload: str, x: Any, low: Any = None, high: Any = None, **bounds: Any) -> torch.Tensor:
+    low, high = bounds.get("min", low), bounds.get("max", high)
+    for bound, op in ((low, torch.maximum), (high, torch.minimum)):
+        if bound is not None:
+            x = op(x, _like(bound, x) if isinstance(bound, torch.Tensor) else torch.full((), bound, dtype=x.dtype))
+    return x  # type: ignore[no-any-return]
+
+
+_FORMS: dict[str, Callable[..., torch.Tensor]] = {
+    "add": _binary(torch.add),
+    "sub": _binary(torch.sub),
+    "rsub": _binary(lambda x, y: y - x),
+    "mul": _binary(torch.mul),
+    "div": _binary(torch.div),
+    "pow": _binary(torch.pow),
+    "maximum": _binary(torch.maximum),
+    "minimum": _binary(torch.minimum),
+    "addcmul": _addc(torch.mul),
+    "addcdiv": _addc(torch.div),
+    "lerp": _lerp,
+    "full": _full,
+    "scalar_tensor": lambda overload, value, **options: _full(overload, (), value, **options),
+    "fill": lambda overload, x, value: _like(value, x).to(x.dtype).expand_as(x),
+    "clamp": _clamp,
+    "clamp_min": _clamp,
+    "where": lambda overload, mask, x, y: torch.where(mask, _like(x, y), _like(y, x)),
+}
