@@ -258,9 +258,11 @@ class Machine:
                     frame.stack.append(at)
                 frame.stack.append(error)
                 frame.pc = chosen.target
+                error.__traceback__ = _TRACEBACK  # the real one holds, in cycles, frames of the interpreter
                 self.escaping = None
                 return
             frames.pop()
+            frame.stack.clear()  # CPython lets go of it here, of the variables when the traceback goes
             generator = frame.generator
             if generator is not None:
                 generator.finish()
@@ -341,6 +343,14 @@ class Machine:
         except Exception as error:
             reason = f"a generator that is dropped raises {type(error).__name__}"
             self.lost = Unsupported(reason, self.where(), "use it up or close it")
+
+
+def _blank_frame() -> types.FrameType:
+    return sys._getframe()
+
+
+_TRACEBACK = types.TracebackType(None, _blank_frame(), 0, 1)
+"""The traceback of exceptions that the program handles: there is one, and it says nothing."""
 
 
 def _set_context(error: BaseException, handled: BaseException | None) -> None:
