@@ -17,6 +17,14 @@ with collector_paused():  # a collection of all that torch has made takes longer
     from bolide.debug.logs import configure, set_logs
     from bolide.dynamo.backends import list_backends
     from bolide.dynamo.disabling import disable
+    from bolide.dynamo.marks import (
+        allow_in_graph,
+        assume_constant_result,
+        cudagraph_mark_step_begin,
+        nested_compile_region,
+        substitute_in_graph,
+    )
+    from bolide.dynamo.stance import set_stance
     from bolide.dynamo.state import is_compiling, is_dynamo_compiling
     from bolide.support.caches import reset
     from bolide.support.errors import (
@@ -39,7 +47,10 @@ __all__ = [
     "CompileError",
     "RecompileError",
     "Unsupported",
+    "allow_in_graph",
+    "assume_constant_result",
     "compile",
+    "cudagraph_mark_step_begin",
     "disable",
     "dynamo",
     "explain",
@@ -48,6 +59,9 @@ __all__ = [
     "is_compiling",
     "is_dynamo_compiling",
     "list_backends",
+    "nested_compile_region",
     "reset",
     "set_logs",
+    "set_stance",
+    "substitute_in_graph",
 ]

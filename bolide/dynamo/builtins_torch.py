@@ -17,23 +17,25 @@ Args = list[Any]
 Kwargs = dict[str, Any]
 
 
-@intercept(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch._utils.is_compiling)
-def _is_compiling(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return True
-
-
-@intercept(
-    torch.compiler.is_exporting,
-    *[getattr(torch.jit, name) for name in ("is_scripting", "is_tracing")],
-    torch._C._get_tracing_state,
-)
-def _is_not(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return None if args else False
-
-
-@intercept(torch.nn.Parameter, torch.nn.Buffer)
+@intercept(torch.nn.Parameter)
 def _parameter(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported("a parameter or buffer is made", vm.where(), "make modules outside the compiled function")
+    """A parameter made under `no_grad` is a value like others; with gradients, those of a leaf made here would be
+    lost."""
+    vm.trace.where = vm.where()
+    made = torch.nn.Parameter(*args, **kwargs)
+    if made.requires_grad and torch.is_grad_enabled():
+        raise Unsupported(
+            "a parameter is made while gradients are recorded",
+            vm.where(),
+            "make it under torch.no_grad(), or outside the compiled function",
+        )
+    return made
+
+
+@intercept(torch.nn.Buffer)
+def _buffer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    vm.trace.where = vm.where()
+    return torch.nn.Buffer(*args, **kwargs)
 
 
 @intercept(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bolide.dynamo import policy
+from bolide.dynamo.config import config
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import BUILTIN_TYPES, HASHABLE, is_native, native, refused, runs_as_is, runs_natively
@@ -54,6 +55,9 @@ def call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict
                 args = [function.__self__, *args]
                 function, cls = unbound, type(unbound)
         if cls in HASHABLE:
+            if function in config.constant_functions:
+                frame.stack.append(config.constant_functions[function])
+                return None
             handler = INTERCEPTS.get(function)
             if handler is not None:
                 result = handler(vm, args, kwargs or {})

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bolide.dynamo.state import is_compiling, is_dynamo_compiling
 from bolide.support.config import Config, option
 
 _LEGACY = "no effect, as in PyTorch: kept for compatibility"
@@ -159,6 +160,9 @@ class DynamoConfig(Config):
             torch._utils.is_compiling: True,
             torch.compiler.is_compiling: True,
             torch.compiler.is_dynamo_compiling: True,
+            torch.compiler.is_exporting: False,
+            is_compiling: True,
+            is_dynamo_compiling: True,
         },
         "Functions whose calls are replaced by a constant while capturing.",
     )

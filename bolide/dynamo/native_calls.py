@@ -12,7 +12,7 @@ import torch
 from bolide.dynamo import policy
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.operations import PLAIN, polyfill, python_method
+from bolide.dynamo.operations import PLAIN, SYMBOLIC, concrete, polyfill, python_method
 from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
@@ -76,7 +76,7 @@ def _wraps_program(function: types.FunctionType) -> bool:
             continue
         while type(value) in (functools.partial, types.MethodType):
             value = value.func if type(value) is functools.partial else value.__func__
-        if type(value) is types.FunctionType:
+        if type(value) is types.FunctionType and value is not function:
             if not _is_ours(value) and (not runs_natively(value) or _wraps_program(value)):
                 return True
         elif isinstance(value, torch.nn.Module):
@@ -125,6 +125,8 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
     """What native code is given for `arg`; a Call when it has to be made a list by the program first. `is_owner`: it is
     what a method of a built-in type works on."""
     cls = type(arg)
+    if cls in SYMBOLIC:
+        return arg if _takes_symbols(function) else concrete(vm, arg)
     if cls is Outside:
         return _outside(vm, function, arg, is_owner)
     if cls in _CALLABLES:
@@ -136,6 +138,16 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
     if not isinstance(arg, (type, list, tuple)) and _iterates(function):
         return Call(None, []) if python_method(vm.world, cls, "__iter__") is not None else arg
     return arg
+
+
+def _takes_symbols(function: Any) -> bool:
+    """Whether a native function may be given symbolic numbers: torch's, and those that only keep what they get."""
+    holder = getattr(function, "__objclass__", None) or type(getattr(function, "__self__", None))
+    if issubclass(holder, torch.Tensor) or str(getattr(function, "__module__", "")).startswith("torch"):
+        return True
+    if issubclass(holder, (dict, set, frozenset)):
+        return False
+    return keeps_objects(function)
 
 
 def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:

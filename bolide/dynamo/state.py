@@ -7,12 +7,13 @@ import threading
 
 class ThreadState(threading.local):
     """`stage`: ``capture`` or ``backend`` while compiling; `disabled`: how many `disable` regions are entered;
-    `entering`: the dispatcher that has just compiled an entry and is calling it.
+    `entering`: the dispatcher that has just compiled an entry and is calling it; `stance`: see `stance.set_stance`.
     """
 
     stage: str | None = None
     disabled: int = 0
     entering: object = None
+    stance: str = "default"
 
 
 state = ThreadState()

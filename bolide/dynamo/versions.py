@@ -71,6 +71,7 @@ class Versions(ABC):
         self.entries: tuple[Entry, ...] = ()
         self.sizes = SizeHistory(self.name, self.dynamic)
         self.given_up = False
+        self.called = False  # with the stance eager_then_compile
         self.misfit: str | None = None
         self._failures: Counter[object] = Counter()
         self._warned: set[str] = set()
@@ -103,6 +104,8 @@ class Versions(ABC):
         """No entry fits this call: compile one, or run the original."""
         if state.entering is self:
             raise _Unfit
+        if state.stance != "default" and not state.stage and self._stays_eager(args, kwargs):
+            return self.eager(args, kwargs)
         expected: BaseException | None = None
         ready = False
         if not (self.given_up or config.disable or state.stage or state.disabled):
@@ -122,6 +125,15 @@ class Versions(ABC):
         if expected is not None:
             self.warn(f"capture met {type(expected).__name__}: {expected}, which eager did not raise", None, None)
         return result
+
+    def _stays_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """What the stance says of a call that no entry fits. Raises RecompileError with ``fail_on_recompile``."""
+        if state.stance == "fail_on_recompile":
+            self._fitting(args, kwargs)  # tells of the guards that failed
+            why = f": expected {self._last_failure[0]}{_at(self._last_failure[1])}" if self.entries else ""
+            raise RecompileError(f"{self.name} would be compiled, and the stance is fail_on_recompile{why}")
+        first, self.called = not self.called, True
+        return state.stance != "eager_then_compile" or first
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call again, now that there is an entry for these arguments. If it does not fit either, run the original."""

@@ -39,6 +39,12 @@ _OPERATORS: dict[str, Any] = {
 """Python's operators by the names of their methods."""
 
 
+_METHODS = {
+    value: name for cls in (torch._C.TensorBase, torch.Tensor) for name, value in vars(cls).items() if callable(value)
+}
+"""The names of the methods of tensors."""
+
+
 class CallRecorder(TorchFunctionMode):
     """Active while a program is captured. `refusal`: why the graph cannot be used, if it cannot; `changes_modes`:
     whether the graph changes grad mode or autocast on its way.
@@ -96,14 +102,14 @@ class CallRecorder(TorchFunctionMode):
     def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         operands = tuple(self._value(arg) for arg in args)
         named = {key: self._value(arg) for key, arg in kwargs.items()}
-        name = getattr(func, "__name__", "")
-        if name == "__get__":
+        name = _METHODS.get(func, "")
+        if getattr(func, "__name__", "") == "__get__":
             node = self.graph.call_function(getattr, (operands[0], func.__self__.__name__))
-        elif name == "__set__":
+        elif getattr(func, "__name__", "") == "__set__":
             raise _Refusal(f"an attribute of a tensor is set ({func.__self__.__name__})")
-        elif name in _OPERATORS and getattr(torch.Tensor, name, None) is func and not named:
+        elif name in _OPERATORS and not named:
             node = self.graph.call_function(_OPERATORS[name], operands)
-        elif getattr(torch.Tensor, name, None) is func:
+        elif name:
             node = self.graph.call_method(name, operands, named)
         else:
             node = self.graph.call_function(func, operands, named)
@@ -202,6 +208,7 @@ class CallRecorder(TorchFunctionMode):
         refused. With `eliminate`, calls without effects whose results nothing needs are dropped.
         """
         try:
+            self.refusal = self.refusal or self.trace.functional_only
             if self.refusal is None:
                 _check_history(outputs)
                 results = tuple(self._tensor(tensor) for tensor in outputs)

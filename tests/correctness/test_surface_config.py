@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import bolide
 from bolide.dynamo.config import DynamoConfig
@@ -120,6 +121,16 @@ def test_hash_is_the_same_in_every_process_and_ignores_what_does_not_change_prog
         assert config.get_hash() != done.stdout.strip()
     with config.patch(reorderable_logging_functions={print}):
         assert config.get_hash() != done.stdout.strip()
+
+
+def test_constant_functions() -> None:
+    def setting() -> int:
+        return 2
+
+    x = torch.randn(3)
+    with bolide.dynamo.config.patch(constant_functions={setting: 5}):
+        torch.testing.assert_close(bolide.compile(lambda x: x * setting(), fullgraph=True)(x), x * 5)
+    torch.testing.assert_close(bolide.compile(lambda x: x * setting(), fullgraph=True)(x), x * 2)
 
 
 def test_types_of_options_without_a_value() -> None:

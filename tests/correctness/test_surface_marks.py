@@ -1,0 +1,157 @@
+"""What users say about functions, and the stance: `allow_in_graph`, `assume_constant_result`, `substitute_in_graph`,
+`set_stance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+import bolide
+from bolide.dynamo.marks import forget
+
+
+class Counter:
+    """A backend that counts its graphs."""
+
+    def __init__(self) -> None:
+        self.graphs: list[fx.GraphModule] = []
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        self.graphs.append(gm)
+        return gm.forward
+
+    def targets(self) -> list[Any]:
+        return [node.target for node in self.graphs[-1].graph.nodes if node.op.startswith("call_")]
+
+
+def test_allow_in_graph_writes_the_call_into_the_graph() -> None:
+    seen = []
+
+    @bolide.allow_in_graph
+    def opaque(x: Tensor) -> Tensor:
+        seen.append(type(x).__name__)
+        return x.sin() + 1
+
+    counter = Counter()
+    x = torch.randn(4)
+    compiled = bolide.compile(lambda x: opaque(x * 2), backend=counter, fullgraph=True)
+    torch.testing.assert_close(compiled(x), (x * 2).sin() + 1)
+    assert counter.targets()[-1] is opaque and len(counter.targets()) == 2
+    before = len(seen)
+    compiled(x)
+    assert len(seen) == before + 1  # the backend runs the call itself
+    fast = bolide.compile(lambda x: opaque(x), fullgraph=True)
+    torch.testing.assert_close(fast(x), x.sin() + 1)  # and inductor traces through it
+    forget([opaque])
+
+
+def test_assume_constant_result_is_computed_once() -> None:
+    calls = []
+
+    @bolide.assume_constant_result
+    def setting(name: str) -> Any:
+        calls.append(name)
+        return {"scale": 3, "table": torch.arange(3.0)}[name]
+
+    def f(x: Tensor) -> Tensor:
+        return x * setting("scale") + setting("table")
+
+    compiled = bolide.compile(f, fullgraph=True)
+    x = torch.randn(3)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), x * 3 + torch.arange(3.0))
+    assert calls == ["scale", "table"]
+    with pytest.raises(bolide.Unsupported, match="assumed to be constant"):
+        bolide.compile(lambda x: x + setting(x), fullgraph=True)(x)
+    forget([setting])
+
+
+def test_substitute_in_graph() -> None:
+    def original(x: Tensor, n: int) -> Tensor:
+        raise AssertionError("never captured")
+
+    @bolide.substitute_in_graph(original)
+    def stand_in(x: Tensor, n: int) -> Tensor:
+        return x * n
+
+    x = torch.randn(3)
+    torch.testing.assert_close(bolide.compile(lambda x: original(x, 2), fullgraph=True)(x), x * 2)
+    with pytest.raises(TypeError, match="signature"):
+        bolide.substitute_in_graph(original)(lambda x: x)
+    forget([original])
+
+
+@pytest.mark.parametrize("mark", [bolide.allow_in_graph, bolide.assume_constant_result, bolide.nested_compile_region])
+def test_only_functions_are_marked(mark: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match="expected a function"):
+        mark(3)
+
+
+def test_is_compiling_is_true_in_captured_code_only() -> None:
+    def f(x: Tensor) -> tuple[Tensor, bool, bool, bool, bool]:
+        here = bolide.is_compiling(), bolide.is_dynamo_compiling()
+        return x + 1, *here, torch.compiler.is_compiling(), torch.compiler.is_dynamo_compiling()
+
+    x = torch.randn(2)
+    assert f(x)[1:] == (False, False, False, False)
+    assert bolide.compile(f, fullgraph=True)(x)[1:] == (True, True, True, True)
+    assert not bolide.is_compiling()
+
+
+# ---- stances ----------------------------------------------------------------------------------------------------------
+
+
+def compiled_calls(counter: Counter, call: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    torch.testing.assert_close(call(x), x * 2)
+    return len(counter.graphs)
+
+
+def test_stances() -> None:
+    counter = Counter()
+    ran: list[str] = []
+
+    def f(x: Tensor) -> Tensor:
+        if not bolide.is_compiling():
+            ran.append("eager")
+        return x * 2
+
+    compiled = bolide.compile(f, backend=counter, dynamic=False)
+    a, b = torch.randn(3), torch.randn(5)
+    with bolide.set_stance("force_eager"):
+        assert compiled_calls(counter, compiled, a) == 0 and ran == ["eager"]
+    assert compiled_calls(counter, compiled, a) == 1 and ran == ["eager"]
+    with bolide.set_stance("force_eager"):
+        assert compiled_calls(counter, compiled, a) == 1 and len(ran) == 2
+    with bolide.set_stance("eager_on_recompile"):
+        assert compiled_calls(counter, compiled, a) == 1 and len(ran) == 2
+        assert compiled_calls(counter, compiled, b) == 1 and len(ran) == 3
+    with bolide.set_stance("fail_on_recompile"):
+        assert compiled_calls(counter, compiled, a) == 1 and len(ran) == 3
+        with pytest.raises(bolide.RecompileError, match=r"fail_on_recompile: expected x: Tensor float32\[3\]"):
+            compiled(b)
+    assert compiled_calls(counter, compiled, b) == 2 and len(ran) == 3
+
+    @bolide.set_stance("force_eager")
+    def all_eager() -> int:
+        return compiled_calls(counter, compiled, a)
+
+    assert all_eager() == 2 and len(ran) == 4
+    assert compiled_calls(counter, compiled, a) == 2 and len(ran) == 4
+
+
+def test_eager_then_compile() -> None:
+    counter = Counter()
+    compiled = bolide.compile(lambda x: x * 2, backend=counter)
+    x = torch.randn(3)
+    with bolide.set_stance("eager_then_compile"):
+        assert [compiled_calls(counter, compiled, x) for _ in range(3)] == [0, 1, 1]
+
+
+def test_unknown_stance() -> None:
+    with pytest.raises(ValueError, match="did you mean 'force_eager'"):
+        bolide.set_stance("force_eagre")
