@@ -8,6 +8,7 @@ import copy
 import enum
 import functools
 import inspect
+import json
 import logging
 import operator
 import random
@@ -131,6 +132,26 @@ _COPIED = frozenset(
     {list, dict, set, tuple, frozenset, bytearray, types.SimpleNamespace, functools.partial}
     | {collections.deque, collections.OrderedDict, collections.defaultdict, torch.Tensor, TracedTensor}
 )
+
+
+# ---- json ------------------------------------------------------------------------------------------------------------
+
+
+@intercept(json.dumps)
+def _dumps(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    data = _plain_data(vm, args[0])
+    return json.dumps(data, **kwargs) if is_plain([data, *kwargs.values()]) else NATIVE
+
+
+def _plain_data(vm: Machine, value: Any) -> Any:
+    """Containers with numbers in place of symbolic ones."""
+    if type(value) is Outside and value.items is not None:
+        value = value.items.materialise()
+    if type(value) is dict:
+        return {_plain_data(vm, key): _plain_data(vm, item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return [_plain_data(vm, item) for item in value]
+    return operations.concrete(vm, value) if type(value) in operations.SYMBOLIC else value
 
 
 # ---- weak references -------------------------------------------------------------------------------------------------

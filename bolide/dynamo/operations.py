@@ -24,6 +24,7 @@ PLAIN = frozenset(
     {int, float, complex, bool, str, bytes, type(None), tuple, list, dict, set, frozenset, range, slice, type(Ellipsis)}
     | {torch.Size, torch.dtype, torch.device, types.FunctionType}
 )
+_HASHING = (dict, set, frozenset)
 SYMBOLIC: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, TracedFloat: float}
 """Symbolic numbers, and what the program takes them for."""
 
@@ -89,6 +90,21 @@ def settled(value: Any) -> Any:
     return getattr(value.node, "owner", value)
 
 
+def concrete(vm: Machine, value: Any) -> Any:
+    """A symbolic number as the number that it is in this call, which is guarded."""
+    vm.trace.where = vm.where()
+    return SYMBOLIC[type(value)](value)
+
+
+def as_key(vm: Machine, key: Any) -> Any:
+    """A key of a dict or set: hashing needs the value of symbolic numbers."""
+    if type(key) in SYMBOLIC:
+        return concrete(vm, key)
+    if type(key) is tuple and any(type(part) in SYMBOLIC or type(part) is tuple for part in key):
+        return tuple([as_key(vm, part) for part in key])
+    return key
+
+
 def python_method(world: World, cls: type, name: str) -> Any:
     """The method `name` of a class if it is written in Python, else None."""
     found = world.lookup(cls, name)
@@ -102,7 +118,7 @@ def is_plain(value: Any) -> bool:
         return all(map(is_plain, value.keys())) and all(map(is_plain, value.values()))
     if cls in (list, tuple, set, frozenset):
         return all(map(is_plain, value))
-    return cls in CONSTANT_TYPES
+    return cls in CONSTANT_TYPES or cls in SYMBOLIC
 
 
 def native_view(vm: Machine, value: Any) -> Any:
@@ -183,6 +199,8 @@ def unary(vm: Machine, op: Callable[[Any], Any], value: Any) -> Any:
         if method is not None:
             return Call(method, [value])
         vm.trace.where = vm.where()
+    if op is operator.invert and type(value) in SYMBOLIC:
+        return ~concrete(vm, value)
     return op(native_view(vm, value))
 
 
@@ -217,14 +235,14 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
         vm.trace.where = vm.where() if type(item) is TracedTensor else vm.trace.where
         if cls in (list, tuple) and has_python_eq(vm, container, item):
             return MISSING
-        return item in container
+        return (as_key(vm, item) if cls in _HASHING else item) in container
     real = class_of(container)
     if cls is Generator or python_method(vm.world, real, "__contains__") is not None:
         return MISSING
     if cls is Outside:
         if container.items is None:
             return MISSING
-        return container.items.get(item) is not MISSING
+        return container.items.get(as_key(vm, item)) is not MISSING
     if vm.world.lookup(real, "__contains__") is MISSING and not issubclass(real, type):
         return MISSING
     vm.trace.where = vm.where()
@@ -247,9 +265,9 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     """`owner[key]`."""
     cls = type(owner)
     if cls in PLAIN:
-        if type(key) is Outside and cls is not dict:
-            return Call(polyfill("item_by_index"), [owner, key])
-        return owner[key]
+        if cls is dict:
+            return owner[as_key(vm, key)]
+        return Call(polyfill("item_by_index"), [owner, key]) if type(key) is Outside else owner[key]
     if cls is TracedTensor:
         vm.trace.where = vm.where()
         return owner[key]
@@ -260,6 +278,7 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     if cls is Outside:
         if owner.items is None:
             raise Unsupported(f"an item of an outside {real.__name__} object", vm.where())
+        key = as_key(vm, key)
         found = owner.items.get(key)
         if found is MISSING:
             missing = python_method(vm.world, real, "__missing__")
@@ -279,7 +298,7 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
     cls = type(owner)
     if cls in PLAIN or cls is TracedTensor:
         vm.trace.where = vm.where()
-        owner[key] = value
+        owner[as_key(vm, key) if cls is dict else key] = value
         return None
     real = class_of(owner)
     method = python_method(vm.world, real, "__setitem__")
@@ -288,7 +307,7 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
     if cls is Outside:
         if owner.items is None:
             raise Unsupported(f"an item of an outside {real.__name__} object is assigned", vm.where())
-        owner.items.set(key, value)
+        owner.items.set(as_key(vm, key), value)
     else:
         owner[key] = value
     return None

@@ -11,6 +11,7 @@ import torch
 from bolide.dynamo import polyfills
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.operations import SYMBOLIC, concrete
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.outside import (
     CONSTANT_TYPES,
@@ -21,6 +22,7 @@ from bolide.dynamo.values.outside import (
     is_library_namespace,
     own_namespace,
 )
+from bolide.dynamo.values.tensors import load_tensor_attribute, store_tensor_attribute
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
@@ -28,21 +30,6 @@ _MODULE_GETATTR = torch.nn.Module.__getattr__
 _MODULE_SETATTR = torch.nn.Module.__setattr__
 _MODULE_DELATTR = torch.nn.Module.__delattr__
 _SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
-# Attributes of tensors that are state of the outside world or of autograd rather than of the value.
-_TENSOR_REFUSED = frozenset(
-    [
-        "_version",
-        "data_ptr",
-        "storage",
-        "untyped_storage",
-        "numpy",
-        "backward",
-        "retain_grad",
-        "register_hook",
-        "share_memory_",
-        "set_",
-    ]
-)
 
 
 class Super:
@@ -60,7 +47,7 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if cls is Outside:
         return _instance(vm, owner, owner.cls, name)
     if cls is TracedTensor:
-        return _tensor(vm, owner, name)
+        return load_tensor_attribute(vm, owner, name)
     if cls is types.ModuleType:
         return _module(vm, owner, name)
     if cls is Super:
@@ -69,6 +56,8 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return _generator(owner, name)
     if cls is types.MethodType:
         return _bound_method(vm, owner, name)
+    if cls in SYMBOLIC:
+        return SYMBOLIC[cls] if name == "__class__" else getattr(concrete(vm, owner), name)
     if cls in CONSTANT_TYPES or cls in (list, dict, set, tuple, frozenset):
         return _native(vm, owner, name)
     if issubclass(cls, type):
@@ -79,38 +68,8 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
 def _native(vm: Machine, owner: Any, name: str) -> Any:
     value = getattr(owner, name)
     if type(owner) is types.FunctionType and type(value) in (dict, list, tuple) and id(owner) not in vm.own_functions:
-        return vm.world.wrap(value, attribute_source(Source("object", None, None, owner), name))
+        return vm.world.wrap(value, attribute_source(vm.world.source_of(owner), name))
     return value
-
-
-def _tensor(vm: Machine, owner: Any, name: str) -> Any:
-    if name in _TENSOR_REFUSED:
-        raise Unsupported(
-            f"Tensor.{name} is used", vm.where(), "use it outside the compiled function", operation=f"Tensor.{name}"
-        )
-    if name == "__class__":
-        return torch.nn.Parameter if isinstance(owner, torch.nn.Parameter) else torch.Tensor
-    place = vm.world.input_place(owner)
-    if place is not None and name in ("grad", "requires_grad_"):
-        raise Unsupported(
-            f"Tensor.{name} of an input", vm.where(), "use it outside the compiled function", operation=f"Tensor.{name}"
-        )
-    vm.trace.where = vm.where()
-    try:
-    if type(of_meta) is types.FunctionType and (found is MISSING or name in vars(object)):
-        own = MISSING if found is MISSING else next(base for base in owner.__mro__ if name in base.__dict__)
-        if own in (MISSING, object):
-            return types.MethodType(of_meta, owner)
-        return getattr(owner, name)
-    except AttributeError:
-        if place is None:
-            raise
-        real, source = vm.world.input_tensors[place], vm.world.inputs[place]
-        own = getattr(real, "__dict__", {})
-        if name not in own:
-            vm.world.guard(source, "has_attr", (name, False))
-            raise
-        return vm.world.wrap(own[name], attribute_source(source, name))
 
 
 def _module(vm: Machine, owner: types.ModuleType, name: str) -> Any:
@@ -141,6 +100,10 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
     if type(of_meta) is property:
         return Call(of_meta.fget, [owner])
     found = vm.world.lookup(owner, name)
+    if type(of_meta) is types.FunctionType and (found is MISSING or name in vars(object)):
+        own = MISSING if found is MISSING else next(base for base in owner.__mro__ if name in base.__dict__)
+        if own in (MISSING, object):
+            return types.MethodType(of_meta, owner)
     if type(found) in (types.FunctionType, staticmethod):
         vm.world.rely_on_method(owner, name, getattr(found, "__func__", found))
         return getattr(found, "__func__", found)
@@ -151,7 +114,20 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
     ):
         return found
     value = getattr(owner, name)
+    if name == "__dict__":
+        return _class_namespace(vm, owner, value)
     return _class_value(vm, owner, name, value)
+
+
+def _class_namespace(vm: Machine, cls: type, namespace: Any) -> Any:
+    """The `__dict__` of a class: of one made by the program or by a library as it is, else with its parts guarded."""
+    if cls in vm.world.classes:
+        raise Unsupported("the __dict__ of a class that is written to", vm.where(), None, "outside_object")
+    source = attribute_source(Source("object", None, None, cls), "__dict__")
+    wrap = vm.world.trust if is_library_class(cls) else vm.world.wrap
+    return types.MappingProxyType(
+        {name: wrap(value, Source("item", source, name)) for name, value in namespace.items()}
+    )
 
 
 def _class_value(vm: Machine, cls: type, name: str, value: Any) -> Any:
@@ -200,8 +176,8 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         if kind is types.FunctionType:
             if outside:
                 world.rely_on_method(cls, name, found)
-                if name == "forward":
-                    owner.namespace.rely_on_absence(name)
+                if owner.attrs is not None and (name == "forward" or getattr(torch.nn.Module, name, None) is not found):
+                    owner.attrs.rely_on_absence(name)  # an instance's own would come first
             return types.MethodType(found, owner)
         if kind is staticmethod:
             return found.__func__
@@ -332,11 +308,7 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
     """`owner.name = value`; None, or the Call that does it."""
     cls = owner.cls if type(owner) is Outside else type(owner)
     if cls is TracedTensor:
-        vm.trace.where = vm.where()
-        if name != "requires_grad" or vm.world.input_place(owner) is not None:
-            raise Unsupported(f"Tensor.{name} is assigned", vm.where(), "assign it outside the compiled function")
-        owner.requires_grad = value
-        return None
+        return store_tensor_attribute(vm, owner, name, value)
     if cls is types.FunctionType and id(owner) in vm.own_functions:
         setattr(owner, name, value)
         return None
@@ -354,8 +326,6 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
         )
     hook = vm.world.lookup(cls, "__setattr__")
     if hook is _MODULE_SETATTR and type(owner) is Outside and _plain_module_store(owner, name, value):
-        if name == "__class__":
-            raise Unsupported("the class of an object is replaced", vm.where(), None, "attribute_write")
         return None
     if type(hook) is types.FunctionType:
         return Call(hook, [owner, name, value])
@@ -376,8 +346,6 @@ def _plain_module_store(owner: Outside, name: str, value: Any) -> bool:
         type(value) is Outside and issubclass(value.cls, torch.nn.Module)
     )
     if (
-    if found is not MISSING and type(getattr(type(found), "__delete__", None)) is types.FunctionType:
-        return Call(type(found).__delete__, [found, owner])
         inside
         or is_member
         or isinstance(value, torch.nn.Module)
@@ -398,10 +366,14 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
     if found is not MISSING and type(getattr(type(found), "__set__", None)) is types.FunctionType:
         return Call(type(found).__set__, [found, owner, value])
     if type(owner) is Outside:
+        if name == "__class__":
+            raise Unsupported("the class of an object is replaced", vm.where(), None, "attribute_write")
         if type(found) in _SLOT_TYPES and name != "__dict__":
             owner.slots(vm.world).set(name, value)
         elif owner.attrs is not None:
             owner.attrs.set(name, value)
+        elif found is MISSING:
+            raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
         else:
             raise Unsupported(f"an attribute of a {cls.__name__} object is assigned", vm.where())
         return None
@@ -418,6 +390,8 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
     found = vm.world.lookup(cls, name)
     if type(found) is property and found.fdel is not None:
         return Call(found.fdel, [owner])
+    if found is not MISSING and type(getattr(type(found), "__delete__", None)) is types.FunctionType:
+        return Call(type(found).__delete__, [found, owner])
     if type(owner) is Outside:
         overlay = owner.attrs
         if hook is _MODULE_DELATTR and owner.attrs is not None:
