@@ -1,0 +1,282 @@
+"""Backends: the registry, graphs of torch's functions for backends of other makers, and the built-in ones."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import bolide
+from bolide.compiling import compile_fx
+from bolide.dynamo.backends import list_backends, lookup_backend, register_backend, registry
+
+
+class Recording:
+    """A backend that keeps what it was given and runs it as it is."""
+
+    def __init__(self) -> None:
+        self.graphs: list[fx.GraphModule] = []
+        self.examples: list[list[Any]] = []
+        self.options: list[dict[str, Any]] = []
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: list[Any], **options: Any) -> Callable[..., Any]:
+        self.graphs.append(gm)
+        self.examples.append(example_inputs)
+        self.options.append(options)
+        return gm
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout(0.3), nn.Linear(8, 2))
+
+
+def step(module: nn.Module, x: Tensor, seed: int) -> list[Tensor]:
+    torch.manual_seed(seed)
+    module.zero_grad()
+    y = module(x)
+    y.square().sum().backward()
+    return [y.detach(), *(p.grad for p in module.parameters()), *(b.clone() for b in module.buffers())]
+
+
+# ---- graphs of torch's functions
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_eager_is_bitwise_eager_with_dropout_and_gradients(train: bool, seed: int) -> None:
+    plain, compiled = model().train(train), model().train(train)
+    compiled.load_state_dict(plain.state_dict())
+    fast = bolide.compile(compiled, backend="eager", fullgraph=True)
+    for repeat in range(3):
+        x = torch.randn(5, 4)
+        for a, b in zip(step(plain, x, seed + repeat), step(fast, x, seed + repeat), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_callable_gets_a_graph_that_can_be_run_printed_and_differentiated() -> None:
+    backend = Recording()
+
+    def f(x: Tensor, w: Tensor) -> dict[str, Any]:
+        y = F.linear(x, w)
+        with torch.no_grad():
+            z = y.relu() * 2
+        y.add_(1)
+        return {"y": y, "z": z, "shape": y.shape[0], "first": [y[0], x]}
+
+    x, w = torch.randn(3, 4), torch.randn(2, 4, requires_grad=True)
+    result = bolide.compile(f, backend=backend, fullgraph=True, options={"level": 3})(x, w)
+    expected = f(x, w)
+    assert torch.equal(result["y"], expected["y"]) and torch.equal(result["z"], expected["z"])
+    assert result["shape"] == 3 and result["first"][1] is x and not result["z"].requires_grad
+    (gm,), (examples,), (options,) = backend.graphs, backend.examples, backend.options
+    assert options == {"options": {"level": 3}}
+    assert [id(e) for e in examples] == [id(x), id(w)]
+    assert "linear" in gm.code and "_set_grad_enabled" in gm.code and "add_" in gm.code
+    again = gm(x, w)
+    again[0].sum().backward()
+    assert w.grad is not None and torch.equal(w.grad, x.sum(0).expand(2, 4))
+    where = [n.stack_trace for n in gm.graph.nodes if n.op.startswith("call_") and n.stack_trace]
+    assert where and all(__file__ in line for line in where)
+
+
+def test_mode_is_handed_on_and_default_is_not() -> None:
+    backend = Recording()
+    x = torch.randn(2)
+    bolide.compile(lambda x: x + 1, backend=backend, mode="max-autotune")(x)
+    bolide.compile(lambda x: x + 1, backend=backend, mode="default")(x)
+    assert backend.options == [{"mode": "max-autotune"}, {}]
+
+
+def test_operations_that_nothing_needs_are_dropped_unless_told_otherwise() -> None:
+    def f(x: Tensor) -> Tensor:
+        x.sin()
+        torch.rand(3)  # a draw is an effect
+        return x + 1
+
+    for eliminate in (True, False):
+        backend = Recording()
+        with bolide.dynamo.config.patch(dead_code_elimination=eliminate):
+            bolide.compile(f, backend=backend, fullgraph=True)(torch.randn(3))
+        assert ("sin" in backend.graphs[0].code) is not eliminate
+        assert "rand" in backend.graphs[0].code
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 3
+
+
+def test_where_a_graph_of_functions_would_be_wrong_functional_graphs_are_given() -> None:
+    backend = Recording()
+    x = torch.randn(3, requires_grad=True)
+    y = bolide.compile(lambda x: Tripled.apply(x) + 1, backend=backend, fullgraph=True)(x)
+    y.sum().backward()
+    assert torch.equal(y, x * 2 + 1) and torch.equal(x.grad, torch.full((3,), 3.0))
+    assert len(backend.graphs) == 2  # forward and backward
+    assert all("aten" in gm.code for gm in backend.graphs)
+
+
+def test_modes_are_put_back_when_a_graph_raises() -> None:
+    def failing(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            torch._C._set_grad_enabled(False)
+            raise ZeroDivisionError
+
+        return run
+
+    def f(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = x * 2
+        return y + x
+
+    with pytest.raises(ZeroDivisionError):
+        bolide.compile(f, backend=failing)(torch.randn(3))
+    assert torch.is_grad_enabled()
+
+
+def test_a_backend_that_returns_nothing_callable_is_named() -> None:
+    def wrong(gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
+        return 3
+
+    with pytest.raises(bolide.CompileError, match="backend wrong returned int"):
+        bolide.compile(lambda x: x + 1, backend=wrong)(torch.randn(3))
+
+
+@pytest.mark.parametrize("backend", [b for b in list_backends(None) if b != "cudagraphs"])
+def test_built_in_backends(backend: str) -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return F.layer_norm(torch.softmax(x @ w, -1), (6,)).sum(0)
+
+    x, w = torch.randn(3, 4), torch.randn(4, 6, requires_grad=True)
+    compiled = bolide.compile(f, backend=backend)
+    torch.testing.assert_close(compiled(x, w), f(x, w))
+    (expected,) = torch.autograd.grad(f(x, w)[0], w)
+    torch.testing.assert_close(torch.autograd.grad(compiled(x, w)[0], w)[0], expected)
+
+
+def test_cudagraphs_says_what_is_missing() -> None:
+    with pytest.raises(bolide.Unsupported, match="CUDA"):
+        bolide.compile(lambda x: x + 1, backend="cudagraphs", fullgraph=True)(torch.randn(2))
+
+
+# ---- the registry
+
+
+@pytest.fixture
+def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr(registry, "_tags", dict(registry._tags))
+    yield
+    registry._offered.cache_clear()
+
+
+def test_registration_by_decorator_and_tags(fresh_registry: None) -> None:
+    @register_backend
+    def plain(gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
+        return gm
+
+    @register_backend(name="secret", tags=["experimental"])
+    def other(gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
+        return gm
+
+    assert "plain" in list_backends() and "secret" not in list_backends()
+    assert "secret" in list_backends(exclude_tags=("debug",)) and "eager" not in list_backends(("debug",))
+    assert list_backends(None) == sorted(list_backends(None)) and lookup_backend("secret") is other
+    x = torch.randn(2)
+    assert torch.equal(bolide.compile(lambda x: x + 1, backend="plain")(x), x + 1)
+    with pytest.raises(ValueError, match="registered already"):
+        register_backend(other, name="plain")
+    with pytest.raises(TypeError, match="a backend is a function"):
+        register_backend(3, name="number")  # type: ignore[call-overload]
+
+
+def offered(name: str, value: str, group: str) -> importlib.metadata.EntryPoint:
+    return importlib.metadata.EntryPoint(name, value, group)
+
+
+def test_entry_points_of_other_packages(fresh_registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {
+        "bolide_backends": [offered("theirs", "bolide.compiling:eager", "bolide_backends")],
+        "torch_dynamo_backends": [
+            offered("theirs", "no.such:module", "torch_dynamo_backends"),
+            offered("broken", "no.such:module", "torch_dynamo_backends"),
+            offered("bolide", "bolide.compiling:compile_fx", "torch_dynamo_backends"),
+        ],
+    }
+    monkeypatch.setattr(registry, "entry_points", lambda group: points[group])
+    registry._offered.cache_clear()
+    assert {"theirs", "broken"} <= set(list_backends()) and "bolide" not in list_backends()
+    x = torch.randn(2)
+    assert torch.equal(bolide.compile(lambda x: x + 1, backend="theirs")(x), x + 1)
+    with pytest.raises(bolide.BolideError, match="backend 'broken'.*cannot be loaded: ModuleNotFoundError"):
+        bolide.compile(lambda x: x + 1, backend="broken")
+
+
+# ---- options that concern backends
+
+
+def test_verify_correctness() -> None:
+    def wrong(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        return lambda *args: tuple(out + 1 for out in gm(*args))
+
+    def f(x: Tensor) -> Tensor:
+        x.mul_(2)
+        return F.dropout(x, 0.5) * 3
+
+    with bolide.dynamo.config.patch(verify_correctness=True):
+        with pytest.raises(bolide.CompileError, match="result 0 differs by up to 1"):
+            bolide.compile(f, backend=wrong)(torch.randn(4))
+        for backend in ("inductor", "eager", "aot_eager"):
+            x = torch.randn(4)
+            expected = x * 2
+            bolide.compile(f, backend=backend)(x)
+            assert torch.equal(x, expected)  # the comparison runs on copies
+
+
+def test_minimum_call_count() -> None:
+    x = torch.randn(3)
+    with bolide.dynamo.config.patch(minimum_call_count=3):
+        assert not [k for g in bolide.explain(lambda x: x.sin() + 1)(x).graphs for k in g.kernels]
+        assert [k for g in bolide.explain(lambda x: x.sin().cos() + 1)(x).graphs for k in g.kernels]
+
+
+# ---- bolide as a backend of torch.compile
+
+
+def test_compile_fx_compiles_a_graph_module() -> None:
+    gm = fx.symbolic_trace(model().eval())
+    x = torch.randn(3, 4)
+    fast = compile_fx(gm, [x])
+    torch.testing.assert_close(fast(x), gm(x))
+    assert type(fast(x).grad_fn).__name__ == "CompiledFunctionBackward"
+
+
+def test_torch_compile_with_bolide() -> None:
+    module = model().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fast = torch.compile(module, backend=compile_fx)
+        for size in (3, 5, 7):
+            x = torch.randn(size, 4)
+            y = fast(x)
+            torch.testing.assert_close(y, module(x))
+        y.sum().backward()
+    assert module[0].weight.grad is not None
+
+
+def test_the_entry_point_names_the_function() -> None:
+    points = importlib.metadata.entry_points(group="torch_dynamo_backends", name="bolide")
+    if not points:
+        pytest.skip("the installed metadata is older than the entry point")
+    (point,) = points
+    assert point.load() is compile_fx
