@@ -162,13 +162,15 @@ def _foreign_graph(
 
 
 def _example(meta: Any) -> Any:
-    """A tensor of random numbers, or a number, as the graph expects it."""
+    """A tensor of random numbers (of a generator of its own), or a number, as the graph expects it."""
     if not isinstance(meta, TensorMeta):
         return int(meta.node.hint) if isinstance(meta, torch.SymInt) else meta
     shape = [int(size) if isinstance(size, int) else int(size.node.hint) for size in meta.shape]
     stride = [int(step) if isinstance(step, int) else int(step.node.hint) for step in meta.stride]
     empty = torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
-    return empty.normal_() if meta.dtype.is_floating_point or meta.dtype.is_complex else empty.zero_()
+    if not (meta.dtype.is_floating_point or meta.dtype.is_complex):
+        return empty.zero_()
+    return empty.normal_(generator=torch.Generator(meta.device).manual_seed(0))
 
 
 def _check_callable(compiler_fn: CompilerFn, compiled: Any) -> None:
