@@ -162,6 +162,8 @@ def check(name: str, build: Builder, training: bool, backend: str, show: bool = 
         detail = f"{type(cause).__name__}: {cause} ({at.filename.rpartition('/')[2]}:{at.lineno})"
         return Verdict(name, training, "error", detail, _since(start))
     seconds = _since(start)
+    if not compiled._bolide_call._bolide.entries:
+        return Verdict(name, training, "error", "runs in eager", seconds)
     wrong = difference(found, eager, exact, backend == "eager") if repeatable else ""
     detail = wrong or ("" if repeatable else "eager is not reproducible")
     return Verdict(name, training, "wrong" if wrong else "ok", detail, seconds)

@@ -48,7 +48,7 @@ def _compute(trace: Trace, node: torch.fx.Node, depth: int) -> Any:
     kwargs = [(key, _known(trace, value, depth - 1)) for key, value in node.kwargs.items()]
     if args is _UNKNOWN or any(value is _UNKNOWN for _, value in kwargs):
         return _UNKNOWN
-    with torch.no_grad(), torch._C._DisableAutocast():
+    with torch.no_grad(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
         return node.target(*args, **dict(kwargs))  # type: ignore[operator]
 
 

@@ -128,7 +128,8 @@ class TracedTensor(torch.Tensor):
         known = self._trace.known(self)
         if known is None:
             raise DataDependent("Tensor.tolist", self._trace.where)
-        return known.tolist()
+        with torch._C._DisableTorchDispatch():
+            return known.tolist()
 
     def untyped_storage(self) -> Any:
         raise DataDependent("Tensor.untyped_storage", self._trace.where, "data_pointer")
