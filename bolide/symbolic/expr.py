@@ -147,15 +147,25 @@ class Expr:
         return self._bounds
 
     def least(self) -> float:
-        """A lower bound that `bounds` may not see, minus infinity if there is none: with every variable counted from
-        its own lower bound, a sum of products without negative coefficients is nowhere less than its constant. So
-        s0*s1 - s1 - 1 is at least 1 for sizes from 2 on."""
-        least = self.bounds()[0]
-        if least is None:
-            variables = self.variables()
-            if all(v.bounds()[0] is not None for v in variables.values()):
-                least = self.subs({name: Expr.var(name) + v.bounds()[0] for name, v in variables.items()}).bounds()[0]
-        return -inf if least is None else least
+        """A lower bound that `bounds` may not see, minus infinity if none is found: quotients are bounded by what they
+        are quotients of, and with every variable counted from its own lower bound, a sum of products without negative
+        coefficients is nowhere less than its constant. So s0*s1 - s1 - 1 is at least 1 for sizes from 2 on, and
+        s0 - s0//2 at least 1."""
+        plain, scale = self, 1
+        for mono, c in self.terms:
+            if len(mono) == 1 and mono[0].kind == "//" and mono[0].args[1].is_const and mono[0].args[1].offset > 0:
+                whole, k = mono[0].args[0], mono[0].args[1].offset
+                least = whole - (k - 1) if c > 0 else whole  # of k * (whole // k)
+                plain, scale = (plain - scale * c * mono[0].as_expr()) * k + scale * c * least, scale * k
+        bounds = [plain.bounds()[0]]
+        variables = plain.variables()
+        if all(v.bounds()[0] is not None for v in variables.values()):
+            bounds.append(
+                plain.subs({name: Expr.var(name) + (v.bounds()[0] or 0) for name, v in variables.items()}).bounds()[0]
+            )
+        found = [-(-bound // scale) for bound in bounds if bound is not None]
+        found += [bound for bound in self.bounds()[:1] if bound is not None]
+        return max(found, default=-inf)
 
     def coefficient(self, name: str) -> Expr | None:
         """The stride with respect to variable `name` (0 when it does not occur), or None if the expression is not

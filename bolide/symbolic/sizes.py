@@ -54,6 +54,8 @@ class ShapeEnv:
         if condition.op == ">=":
             if condition.expr.least() >= 0:
                 return True
+            if (-condition.expr).least() > 0:
+                return False
         elif condition.expr.least() > 0 or (-condition.expr).least() > 0:
             return condition.op == "!="
         if self.closed:

@@ -297,9 +297,13 @@ def _split(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, size = args[0], args[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
     extent = tensor.shape[dim]
-    whole, rest = (extent // size, extent % size) if size else (1, 0)
-    sizes = [size] * int(whole) + ([rest] if rest else [])
-    return _pieces(trace, tensor, sizes or [extent], dim, func is aten.split.Tensor)
+    count = max(1, -(-hint_of(extent) // hint_of(size))) if hint_of(size) else 1
+    if type(extent) is torch.SymInt or type(size) is torch.SymInt:  # as many pieces as now, the last one not empty
+        whole = (count - 1) * size
+        fits = bool(extent > whole) and bool(extent <= whole + size)
+        assert fits
+    sizes = [size] * (count - 1) + [extent - (count - 1) * size]
+    return _pieces(trace, tensor, sizes, dim, func is aten.split.Tensor)
 
 
 @handler("split_with_sizes", "unsafe_split_with_sizes")

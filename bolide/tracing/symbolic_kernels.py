@@ -7,6 +7,7 @@ compiling a model. Here is ours, for traced tensors only: it chooses as ATen/nat
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,20 +17,39 @@ from bolide.tracing.tensor import TracedTensor
 
 aten = torch.ops.aten
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
+_installed: list[Any] = []
 
 
 def install() -> None:
     """Put our kernels before torch's (once per process)."""
-    op = aten.matmul.default
-    theirs = op.py_kernels[_COMPOSITE]
-    if theirs.__module__ == __name__:
-        return
+    if not _installed:
+        for op, kernel in {aten.matmul.default: matmul, aten.max_pool1d.default: max_pool1d}.items():
+            _installed.append(op)
+            op.py_kernels[_COMPOSITE] = _of_traced(kernel, op, op.py_kernels.get(_COMPOSITE))
+            op._dispatch_cache.clear()
 
-    def kernel(a: Any, b: Any) -> Any:
-        return matmul(a, b) if TracedTensor in (a.__class__, b.__class__) else theirs(a, b)
 
-    op.py_kernels[_COMPOSITE] = kernel
-    op._dispatch_cache.clear()
+def _of_traced(ours: Callable[..., Any], op: Any, theirs: Callable[..., Any] | None) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if any(arg.__class__ is TracedTensor for arg in args):
+            return ours(*args, **kwargs)
+        if theirs is not None:
+            return theirs(*args, **kwargs)
+        return op._op_dk(_COMPOSITE, *args, **kwargs)
+
+    return kernel
+
+
+def max_pool1d(x: Any, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:
+    """`torch.max_pool1d`: that of rows."""
+
+    def rows(value: Any, fill: int) -> list[Any]:
+        return [fill, value[0] if isinstance(value, (list, tuple)) else value] if value not in ([], ()) else []
+
+    pooled = aten.max_pool2d_with_indices.default(
+        x.unsqueeze(-2), rows(size, 1), rows(stride, 1), rows(padding, 0), rows(dilation, 1), ceil
+    )
+    return pooled[0].squeeze(-2)
 
 
 def matmul(a: Any, b: Any) -> Any:

@@ -105,10 +105,12 @@ def _key(arg: Any) -> Any:
 
 def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
     """The metas of the results by asking torch: the CPU kernel on zeros when that is little work, else the meta kernel.
+    Symbolic sizes are fixed.
 
     Meta kernels are often Python reference implementations, slow to run and slower to import. An operation that
     refuses zeros (the inverse of a matrix, say) is asked of its meta kernel as well.
     """
+    args, kwargs = _fixed(args), _fixed(kwargs)
     tensors = _tensors([*args, *kwargs.values()])
     if all(meta.device.type == "cpu" and _is_small(meta) for meta in tensors):
         try:
@@ -122,6 +124,19 @@ def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
                 pass
             raise
     return by_meta_kernel(func, args, kwargs)
+
+
+def _fixed(value: Any) -> Any:
+    """Arguments and metas with numbers for symbolic sizes, which are guarded: kernels see through to nothing else, and
+    torch's reference implementations, which would, import sympy."""
+    cls = value.__class__
+    if cls is torch.SymInt:
+        return value.node.guard_int()
+    if cls is TensorMeta:
+        return TensorMeta(*map(_fixed, value[:3]), *value[3:])
+    if cls is dict:
+        return {key: _fixed(item) for key, item in value.items()}
+    return cls(map(_fixed, value)) if cls is list or cls is tuple else value
 
 
 def _is_small(meta: TensorMeta) -> bool:
@@ -145,7 +160,8 @@ def by_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def by_real_kernel(func: Any, args: Any, kwargs: Any) -> Any:
-    """The metas of the results, found by running the CPU kernel on zeros."""
+    """The metas of the results, found by running the CPU kernel on zeros. Symbolic sizes are fixed."""
+    args, kwargs = _fixed(args), _fixed(kwargs)
     return _metas(func(*_on(args, "cpu"), **_on(kwargs, "cpu")), _device(args, kwargs))
 
 

@@ -371,3 +371,29 @@ def _arange(
     else:
         count = -int(-(end - start) // step)
     return fresh((count,), dtype, torch.device(device or "cpu"))
+
+
+@rule("eye", "eye.m")
+def _eye(
+    rows: Any,
+    columns: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **_: Any,
+) -> TensorMeta:
+    columns = rows if columns is None else columns
+    require(rows >= 0, f"n must be greater or equal to 0, got {rows}")
+    require(columns >= 0, f"m must be greater or equal to 0, got {columns}")
+    return fresh((rows, columns), dtype or torch.get_default_dtype(), torch.device(device or "cpu"))
+
+
+@rule("glu")
+def _glu(x: TensorMeta, dim: int = -1) -> TensorMeta:
+    require(x.ndim > 0, "glu does not support 0-dimensional tensors")
+    dim = wrap_dim(dim, x.ndim)
+    require(
+        x.shape[dim] % 2 == 0,
+        f"Halving dimension must be even, but dimension {dim} is size {x.shape[dim]}",
+    )
+    return fresh((*x.shape[:dim], x.shape[dim] // 2, *x.shape[dim + 1 :]), x.dtype, x.device)
