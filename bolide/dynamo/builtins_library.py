@@ -14,6 +14,7 @@ import operator
 import random
 import sys
 import types
+import typing
 import warnings
 import weakref
 from collections.abc import Callable
@@ -33,6 +34,12 @@ from bolide.tracing import TracedTensor
 
 Args = list[Any]
 Kwargs = dict[str, Any]
+
+
+@intercept(typing.cast)
+def _cast(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return args[1]
+
 
 # ---- operator --------------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ def _apply(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if interpreted is None:
         interpreted = vm.memory[function] = _interpreted(vm, function)
     vm.trace.where = vm.where()
+    vm.trace.functional_only = "an autograd.Function has a backward of its own"
     return interpreted.apply(*values, **kwargs)
 
 

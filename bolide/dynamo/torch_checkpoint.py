@@ -64,6 +64,7 @@ def _selective(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 def _begin(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     contexts = args[0]
     policy = None
+    vm.trace.functional_only = "activations are checkpointed"
     if contexts is not None:
         policy = contexts[0]
         if type(policy) is contextlib.nullcontext:

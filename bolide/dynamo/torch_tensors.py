@@ -13,7 +13,7 @@ from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.config import config
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.torch_autograd import later
-from bolide.dynamo.values.outside import attribute_source
+from bolide.dynamo.values.outside import Outside, attribute_source
 from bolide.dynamo.values.tensors import behind, outside_attributes
 from bolide.support.errors import Unsupported
 from bolide.tracing import DataDependent, TracedTensor
@@ -48,13 +48,14 @@ def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if vm.world.input_place(tensor) is not None:
         raise _refused(vm, "Tensor.register_hook", "a hook is put on an input", "register it before the call")
     vm.trace.where = vm.where()
+    vm.trace.functional_only = "a tensor has a hook"
     return tensor.register_hook(later(vm, hook, "a hook of a tensor"))
 
 
 @intercept(RemovableHandle.remove)
 def _remove_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     handle = args[0]
-    if type(handle) is not RemovableHandle:
+    if type(handle) is not RemovableHandle or type(handle.hooks_dict_ref()) is Outside:  # a module's: interpreted
         return NATIVE
     handle.remove()
     return None

@@ -168,6 +168,7 @@ def readers_through_views(node: fx.Node) -> Iterator[fx.Node]:
             yield user
 
 
+ATTENTIONS = _overloads("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention")
 _impure: dict[Any, bool] = {}
 
 
@@ -178,7 +179,16 @@ def is_impure(node: fx.Node) -> bool:
     known = _impure.get(node.target)
     if known is None:
         known = _impure[node.target] = _target_is_impure(node.target)
-    return known
+    return known and not _drops_nothing(node)
+
+
+def _drops_nothing(node: fx.Node) -> bool:
+    """Is this an attention without dropout? It draws no random numbers, although its kind may."""
+    if node.target not in ATTENTIONS:
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args)), **node.kwargs}
+    return given.get("dropout_p", 0.0) == 0
 
 
 def _target_is_impure(target: Any) -> bool:

@@ -155,7 +155,8 @@ def _checkpointed(graph: fx.Graph, in_forward: set[fx.Node]) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         region = node.meta.get("region")
-        if region is None or "save" in node.meta or is_impure(node):
+        source: Any = node.args[0] if is_getitem(node) else node
+        if region is None or "save" in node.meta or is_impure(source):
             continue
         looks_on = [user for user in node.users if is_view(user) or is_getitem(user)]
         if all(user in found for user in looks_on if user in in_forward) and all(

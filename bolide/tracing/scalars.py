@@ -1,7 +1,7 @@
 """Floats that are computed in the graph: Python numbers that stand for 0-dim float64 tensors.
 
-A `TracedFloat` is what the program holds for a float that is data (an optimizer's step count) or that changes from call
-to call (a learning rate). Arithmetic on it is recorded. ATen takes it wherever it takes a number; operations that do are
+A `TracedFloat` is what the program holds for a float that is data (an optimizer's step count) or that changes from
+call to call (a learning rate). Arithmetic on it is recorded. ATen takes it wherever it takes a number; operations that do are
 recorded with the tensor in the number's place (`with_tensors`). What must know the value (a comparison, `int`) asks
 `TracedFloat.__float__`.
 """
@@ -199,7 +199,27 @@ TracedFloat.__abs__ = lambda self: compute(torch.abs, self, known=abs)  # type: 
 #: functions of `math` that have one of a tensor
 MATH: dict[Callable[..., Any], Callable[..., Any]] = {
     getattr(math, name): getattr(torch, name)
-    for name in "sqrt exp log log2 log10 log1p expm1 sin cos tan tanh sinh cosh asin acos atan erf erfc fabs".split()
+    for name in [
+        "sqrt",
+        "exp",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "expm1",
+        "sin",
+        "cos",
+        "tan",
+        "tanh",
+        "sinh",
+        "cosh",
+        "asin",
+        "acos",
+        "atan",
+        "erf",
+        "erfc",
+        "fabs",
+    ]
     if hasattr(torch, name)
 } | {math.fabs: torch.abs, math.pow: torch.pow}
 

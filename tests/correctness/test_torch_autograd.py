@@ -34,6 +34,7 @@ def _run(fn: Callable[..., Any], inputs: list[torch.Tensor], seed: int) -> Any:
     torch.manual_seed(seed)
     out = fn(*own)
     leaves = [leaf for leaf in (out if isinstance(out, (tuple, list)) else [out]) if leaf.requires_grad]
+    torch.manual_seed(seed)
     weights = [torch.rand_like(leaf) for leaf in leaves]
     return out, torch.autograd.grad(leaves, own, weights, allow_unused=True) if leaves else None
 

@@ -15,12 +15,19 @@ from bolide.support.errors import Unsupported
 
 # Attributes that are state of the storage or of autograd rather than of the value.
 _REFUSED = frozenset(
-    "_version data_ptr storage untyped_storage share_memory_ set_ numpy register_post_accumulate_grad_hook".split()
+    [
+        "_version",
+        "data_ptr",
+        "storage",
+        "untyped_storage",
+        "share_memory_",
+        "set_",
+        "numpy",
+        "register_post_accumulate_grad_hook",
+    ]
 )
 # Methods with an effect outside, or an answer of their own (`torch_tensors`).
-INTERCEPTED = frozenset(
-    ["backward", "register_hook", "requires_grad_", "retain_grad", "item"]
-)
+INTERCEPTED = frozenset(["backward", "register_hook", "requires_grad_", "retain_grad", "item"])
 
 
 def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
@@ -76,7 +83,7 @@ def outside_attributes(vm: Machine, owner: Any) -> Overlay:
     return found
 
 
-# ---- results whose graph has been released ----------------------------------------------------------------------------
+# ---- results whose graph has been released ---------------------------------------------------------------------------
 
 
 def behind(tensors: Iterable[Any]) -> list[Any]:

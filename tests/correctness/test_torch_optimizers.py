@@ -1,0 +1,213 @@
+"""Compiled optimizer steps and whole training steps: eager's parameters and optimizer state, and few versions."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import bolide
+from bolide.support.errors import BolideWarning
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "SGD": (optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "SGD fused": (optim.SGD, {"momentum": 0.9, "fused": True}),
+    "Adam": (optim.Adam, {"amsgrad": True}),
+    "Adam maximize": (optim.Adam, {"maximize": True, "weight_decay": 0.1}),
+    "Adam tensor lr": (optim.Adam, {"lr": torch.tensor(0.1)}),
+    "AdamW fused": (optim.AdamW, {"fused": True}),
+    "AdamW": (optim.AdamW, {}),
+    "Adagrad": (optim.Adagrad, {"lr_decay": 0.1}),
+    "RMSprop": (optim.RMSprop, {"momentum": 0.9, "centered": True}),
+    "Adadelta": (optim.Adadelta, {}),
+    "Adamax": (optim.Adamax, {}),
+    "NAdam": (optim.NAdam, {}),
+    "RAdam": (optim.RAdam, {}),
+    "ASGD": (optim.ASGD, {}),
+    "Rprop": (optim.Rprop, {}),
+    **{
+        f"{name} foreach": (getattr(optim, name), {"foreach": True})
+        for name in [
+            "SGD",
+            "Adam",
+            "AdamW",
+            "Adagrad",
+            "RMSprop",
+            "Adadelta",
+            "Adamax",
+            "NAdam",
+            "RAdam",
+            "ASGD",
+            "Rprop",
+        ]
+    },
+}
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def versions(step: Any) -> int:
+    return len(step.__func__._bolide.entries)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_step(name: str) -> None:
+    kind, options = OPTIMIZERS[name]
+    model = network()
+    twin = copy.deepcopy(model)
+    optimizers = [kind(list(m.parameters()), **{"lr": 0.1, **copy.deepcopy(options)}) for m in (model, twin)]
+    step = bolide.compile(optimizers[1].step, fullgraph=True, backend="aot_eager")
+    for _ in range(5):
+        x = torch.randn(6, 4)
+        for own, optimizer, take in zip((model, twin), optimizers, (optimizers[0].step, step)):
+            optimizer.zero_grad()
+            own(x).square().sum().backward()
+            take()
+    tolerance = (
+        {"atol": 1e-4, "rtol": 1e-4} if kind in (optim.RAdam, optim.ASGD) else {}
+    )  # their step counts are float32
+    torch.testing.assert_close(list(twin.parameters()), list(model.parameters()), **tolerance)
+    torch.testing.assert_close(optimizers[1].state_dict(), optimizers[0].state_dict(), **tolerance)
+    assert versions(step) <= 2  # the first step makes the state
+
+
+def test_parameter_groups_and_missing_gradients() -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+
+    def make(m: nn.Module) -> optim.Optimizer:
+        first, *rest = m.parameters()
+        return optim.AdamW([{"params": [first], "lr": 0.2}, {"params": rest, "weight_decay": 0.0}], lr=0.1)
+
+    optimizers = [make(model), make(twin)]
+    step = bolide.compile(optimizers[1].step, fullgraph=True, backend="aot_eager")
+    for round_ in range(4):
+        x = torch.randn(6, 4)
+        for own, optimizer, take in zip((model, twin), optimizers, (optimizers[0].step, step)):
+            optimizer.zero_grad()
+            own(x).square().sum().backward()
+            if round_ == 2:
+                own[0].bias.grad = None  # type: ignore[union-attr, index]
+            take()
+    torch.testing.assert_close(list(twin.parameters()), list(model.parameters()))
+
+
+def train(model: nn.Module, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = (model(x) - y).square().mean()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    return loss
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_whole_training_step(backend: str) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    optimizers = [optim.Adam(m.parameters(), lr=0.01) for m in (model, twin)]
+    compiled = bolide.compile(train, fullgraph=True, backend=backend)
+    for _ in range(4):
+        x, y = torch.randn(6, 4), torch.randn(6, 3)
+        expected = train(model, optimizers[0], x, y)
+        got = compiled(twin, optimizers[1], x, y)
+        torch.testing.assert_close(got.detach(), expected.detach())
+        assert got.requires_grad
+        for loss in (expected, got):
+            with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+                loss.backward()
+    torch.testing.assert_close(list(twin.parameters()), list(model.parameters()), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        [p.grad for p in twin.parameters()], [p.grad for p in model.parameters()], atol=1e-5, rtol=1e-5
+    )
+    assert len(compiled._bolide.entries) <= 3
+
+
+def test_gradients_accumulate_in_the_same_tensor() -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+
+    def step(m: nn.Module, x: torch.Tensor) -> None:
+        m(x).square().sum().backward()
+
+    compiled = bolide.compile(step, fullgraph=True, backend="aot_eager")
+    x = torch.randn(6, 4)
+    kept = None
+    for _ in range(3):
+        step(model, x)
+        compiled(twin, x)
+        kept = twin[0].weight.grad if kept is None else kept  # type: ignore[index, union-attr]
+        assert twin[0].weight.grad is kept  # type: ignore[index, union-attr]
+    torch.testing.assert_close([p.grad for p in twin.parameters()], [p.grad for p in model.parameters()])
+
+
+def test_backward_into_a_graph_outside_and_past_hooks_is_not_captured() -> None:
+    weight = torch.randn(3, requires_grad=True)
+    compiled = bolide.compile(lambda h: (h * h).sum().backward(), backend="aot_eager", fullgraph=True)
+    with pytest.raises(bolide.support.errors.Unsupported, match="goes on outside"):
+        compiled(weight.exp())
+    seen: list[torch.Tensor] = []
+    weight.register_hook(seen.append)
+    with pytest.raises(bolide.support.errors.Unsupported, match="hooks"):
+        compiled(weight)
+    assert weight.grad is None and not seen
+
+
+def test_backward_falls_back_whole() -> None:
+    weight = torch.randn(3, requires_grad=True)
+
+    def step(h: torch.Tensor) -> torch.Tensor:
+        loss = (h * h).sum()
+        loss.backward()
+        return loss * 2
+
+    with contextlib.suppress(BolideWarning):  # a break, or eager: never half of it
+        bolide.compile(step, backend="aot_eager")(weight * 2)
+    torch.testing.assert_close(weight.grad, 8 * weight.detach())
+
+
+def test_gradients_of_leaves_made_inside() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        inside = (x * 2).detach().requires_grad_()
+        (inside.sin() * x).sum().backward()
+        return inside.grad
+
+    x = torch.randn(4, requires_grad=True)
+    expected = fn(x)
+    outer, x.grad = x.grad, None
+    torch.testing.assert_close(bolide.compile(fn, fullgraph=True, backend="aot_eager")(x), expected)
+    torch.testing.assert_close(x.grad, outer)
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_autograd_grad(create: bool) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> Any:
+        loss = (x @ w).tanh().sum()
+        (gradient,) = torch.autograd.grad(loss, w, create_graph=create)
+        return (x @ (w - 0.1 * gradient)).square().sum()
+
+    results = []
+    x, w = torch.randn(3, 4), torch.randn(4, 5)
+    for function in (fn, bolide.compile(fn, fullgraph=True, backend="aot_eager")):
+        own = [t.clone().requires_grad_() for t in (x, w)]
+        out = function(*own)
+        results.append([out.detach(), *torch.autograd.grad(out, own)])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_unused_gradients_are_errors_as_in_eager() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> Any:
+        try:
+            return torch.autograd.grad(x.sum(), [x, w])
+        except RuntimeError:
+            return torch.autograd.grad(x.sum(), [x, w], allow_unused=True)
+
+    x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    found = bolide.compile(fn, fullgraph=True, backend="aot_eager")(x, w)
+    assert torch.equal(found[0], torch.ones(3)) and found[1] is None
