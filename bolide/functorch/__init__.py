@@ -2,7 +2,8 @@
 
 from bolide.functorch.aot import compile_trace
 from bolide.functorch.compilers import interpret, interpret_decomposed
-from bolide.functorch.graphs import CompiledGraph, GraphCompiler, GraphInfo, Runner
+from bolide.functorch.graphs import CompiledGraph, GraphCompiler, GraphInfo, Runner, graph_module
+from bolide.functorch.passes import run_passes
 
 __all__ = [
     "CompiledGraph",
@@ -10,6 +11,8 @@ __all__ = [
     "GraphInfo",
     "Runner",
     "compile_trace",
+    "graph_module",
     "interpret",
     "interpret_decomposed",
+    "run_passes",
 ]

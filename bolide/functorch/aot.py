@@ -4,6 +4,7 @@ included.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from bolide.functorch.graphs import (
     Runner,
     graph_module,
     is_tensor,
+    output_node,
     placeholders,
     results,
 )
@@ -35,6 +37,7 @@ from bolide.functorch.runtime import (
     without_autocast,
     without_grad,
 )
+from bolide.functorch.second import inputs_read, is_seed, second_order
 from bolide.functorch.signature import Signature, describe
 from bolide.support import events
 from bolide.symbolic import as_expr
@@ -100,16 +103,17 @@ def _compile_training(
         events.emit(events.Stage(name, "differentiate", time.perf_counter() - started, detail))
 
     visible = frozenset(range(joint.outputs))
-    info = GraphInfo("forward", _parameters(trace), visible)
+    parameters = _parameters(trace)
+    seed = _seed_result(parts.forward, joint.inputs)
+    info = GraphInfo("forward", parameters, visible)
     forward = _compiled(parts.forward, trace, info, forward_compiler, name)
     if torch._C._is_any_autocast_enabled():
         forward = without_autocast(forward)
-    crossing = _crossing(signature, parts, _symbols(trace))
+    crossing = _crossing(signature, parts, trace, seed)
     _take_real_layouts(parts, joint.inputs)
     tangent_slots = placeholders(parts.backward)[len(parts.saved) :]
     slot_of_result = dict(zip([i for i, stride in enumerate(crossing.tangents) if stride is not None], tangent_slots))
 
-    parameters = _parameters(trace)
     static = frozenset(position for position, at in enumerate(crossing.tensors) if at in parameters)
 
     def backward_for(missing: tuple[int, ...]) -> CompiledGraph:
@@ -119,7 +123,27 @@ def _compile_training(
         gradients = frozenset(index for index, value in enumerate(results(graph)) if isinstance(value, fx.Node))
         return _compiled(graph, trace, GraphInfo("backward", static, gradients), backward_compiler, name)
 
-    return differentiable(forward, backward_for, crossing)
+    again = functools.partial(
+        compile_trace,
+        forward_compiler=forward_compiler,
+        backward_compiler=backward_compiler,
+        partition=strategy,
+        name=f"{name}.backward",
+    )
+    twice = second_order(parts.forward, joint.outputs, trace.constants, again)
+    return differentiable(forward, backward_for, twice, crossing)
+
+
+def _seed_result(forward: fx.Graph, inputs: int) -> int | None:
+    """Where the seed of the program's random numbers is found in the list of all inputs followed by all results, of
+    which it becomes one."""
+    made = results(forward)
+    for node in forward.nodes:
+        if is_seed(node):
+            if node not in made:
+                output_node(forward).args = ((*made, node),)
+            return inputs + results(forward).index(node)
+    return None
 
 
 def _parameters(trace: Trace) -> frozenset[int]:
@@ -130,11 +154,15 @@ def _symbols(trace: Trace) -> tuple[str, ...]:
     return tuple(as_expr(size).text() for size in trace.sizes)
 
 
-def _crossing(signature: Signature, parts: Partition, symbols: tuple[str, ...]) -> Crossing:
+def _crossing(signature: Signature, parts: Partition, trace: Trace, seed: int | None) -> Crossing:
     tensors = [at for node, at in zip(parts.saved, parts.saved_at) if is_tensor(node)]
     numbers = parts.saved_at[len(tensors) :]
     tangents = [None if result.tensor is None else _strides(tangent_meta(result.meta)) for result in signature.results]
-    return Crossing(len(tangents), tuple(tensors), numbers, tuple(tangents), symbols)
+    read = [at for at in inputs_read(parts.forward, len(tangents)) if at not in tensors]
+    loose = [at for at in read if at not in _parameters(trace)]
+    return Crossing(
+        len(tangents), tuple(tensors), numbers, tuple(tangents), _symbols(trace), tuple(read), tuple(loose), seed
+    )
 
 
 def _strides(meta: TensorMeta) -> tuple[Any, ...]:

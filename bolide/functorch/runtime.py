@@ -8,6 +8,7 @@ program does not need it.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from bolide.functorch.graphs import CompiledGraph
+from bolide.functorch.second import SecondOrder
 from bolide.functorch.signature import Output, Write, is_symbolic, replay, with_sizes
 
 _set_grad_enabled = torch._C._set_grad_enabled
@@ -110,6 +112,10 @@ class Crossing:
     graph's results. `tangents`: for each of the program's results the strides that its tangent is expected to have
     (it is brought into that layout if it comes in another), or None where there is no tangent. `symbols`: the names of
     the sizes, which are the last inputs.
+
+    For gradients of gradients, which are computed from the inputs: `read`, the tensors among them that the results
+    depend on and that are not saved; `loose`, those of them that the program's caller may drop; `seed`, where the seed
+    of the random numbers is.
     """
 
     results: int
@@ -117,17 +123,23 @@ class Crossing:
     numbers: tuple[int, ...]
     tangents: tuple[tuple[Any, ...] | None, ...]
     symbols: tuple[str, ...] = ()
+    read: tuple[int, ...] = ()
+    loose: tuple[int, ...] = ()
+    seed: int | None = None
 
 
 BackwardFor = Callable[[tuple[int, ...]], CompiledGraph]
 """Compiles the backward for the case that the tangents of these results do not come."""
 
 
-def differentiable(run: CompiledGraph, backward_for: BackwardFor, crossing: Crossing) -> CompiledGraph:
+def differentiable(
+    run: CompiledGraph, backward_for: BackwardFor, twice: SecondOrder, crossing: Crossing
+) -> CompiledGraph:
     """Makes the forward graph one node of autograd's graph.
 
     Its backward is compiled when it is first needed, once for each set of tangents that do not come (eager computes no
     gradients from those, and neither do we). Saved values are released while it runs unless the graph is retained.
+    With ``create_graph=True`` `twice` computes the gradients.
     """
     backward = _once_per_key(backward_for)
     untracked = [index for index, stride in enumerate(crossing.tangents) if stride is None]
@@ -137,10 +149,12 @@ def differentiable(run: CompiledGraph, backward_for: BackwardFor, crossing: Cros
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
+            ctx.inputs, ctx.versions = _remembered(inputs, crossing)
             made = [value.detach() if _is_view(value) else value for value in run([*inputs])]
             pool = [*inputs, *made]
             ctx.save_for_backward(*[pool[index] for index in crossing.tensors])
             ctx.numbers = [pool[index] for index in crossing.numbers]
+            ctx.seed = None if crossing.seed is None else pool[crossing.seed]
             if symbols:
                 ctx.sizes = dict(zip(symbols, inputs[-len(symbols) :]))
             ctx.set_materialize_grads(False)
@@ -150,6 +164,11 @@ def differentiable(run: CompiledGraph, backward_for: BackwardFor, crossing: Cros
 
         @staticmethod
         def backward(ctx: Any, *tangents: Any) -> Any:
+            if torch.is_grad_enabled():
+                inputs = _recalled(ctx, crossing)
+                gradients = None if inputs is None else twice(inputs, ctx.seed, tangents)
+                if gradients is not None:
+                    return gradients
             values = [*ctx.saved_tensors, *ctx.numbers]
             ctx.maybe_clear_saved_tensors()
             run_backward = backward(tuple([index for index, _ in expected if tangents[index] is None]))
@@ -185,12 +204,42 @@ def _laid_out(tangent: torch.Tensor, stride: tuple[Any, ...]) -> torch.Tensor:
     return torch.empty_strided(tangent.shape, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
 
 
+def _remembered(inputs: tuple[Any, ...], crossing: Crossing) -> tuple[Sequence[Any], list[int] | None]:
+    """The inputs for a later derivation of the backward, without keeping alive what nothing else does, and the versions
+    of those that autograd does not watch (None: they have none)."""
+    try:
+        versions = [inputs[index]._version for index in crossing.read]
+    except RuntimeError:  # inference tensors do not count writes
+        return (), None
+    if not crossing.loose:
+        return inputs, versions
+    kept = [*inputs]
+    for index in crossing.loose:
+        kept[index] = weakref.ref(kept[index])
+    return kept, versions
+
+
+def _recalled(ctx: Any, crossing: Crossing) -> list[Any] | None:
+    """The inputs with their history; None if one is gone, or was written to since."""
+    if ctx.versions is None:
+        return None
+    inputs = [*ctx.inputs]
+    for index in crossing.loose:
+        inputs[index] = inputs[index]()
+    for index, saved in zip(crossing.tensors, ctx.saved_tensors):
+        if index < len(inputs):
+            inputs[index] = saved
+    now = [None if inputs[index] is None else inputs[index]._version for index in crossing.read]
+    return inputs if now == ctx.versions else None
+
+
 def _not_twice(gradients: Sequence[Any]) -> tuple[Any, ...]:
     """Gradients that raise when they are differentiated again."""
     message = (
-        "bolide: gradients of gradients are not supported yet: this backward pass of a compiled function was asked for "
-        "with create_graph=True and is now differentiated itself. Remedy: run this function without bolide.compile, "
-        "or leave out create_graph=True."
+        "bolide: this backward pass of a compiled function was asked for with create_graph=True and is now "
+        "differentiated itself, but it cannot be: an input of the forward was written to or dropped since, or one of "
+        "its operations has no second derivative. Remedy: keep the inputs as they were, run this function without "
+        "bolide.compile, or leave out create_graph=True."
     )
     present = [gradient.detach().requires_grad_() for gradient in gradients if gradient is not None]
     delayed = torch._C._functions.DelayedError(message, len(present))(*present)

@@ -341,13 +341,13 @@ def test_saved_tensor_hooks_see_what_is_saved() -> None:
     torch.testing.assert_close(grad, torch.autograd.grad((x.sin() * x.exp()).sum(), x)[0])
 
 
-def test_create_graph_gives_gradients_but_not_their_gradients() -> None:
+def test_create_graph_gives_gradients_that_have_gradients() -> None:
     x = leaf(3)
     y = Compiled(lambda x: x.sin().sum(), [x])(x)
     (grad,) = torch.autograd.grad(y, x, create_graph=True)
     torch.testing.assert_close(grad.detach(), x.cos().detach())
-    with pytest.raises(RuntimeError, match="gradients of gradients are not supported yet"):
-        grad.sum().backward()
+    grad.sum().backward()
+    torch.testing.assert_close(x.grad, -x.sin().detach())
 
 
 def test_backward_under_autocast() -> None:

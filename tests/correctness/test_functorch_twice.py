@@ -1,0 +1,155 @@
+"""Gradients of gradients through compiled code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import bolide
+from bolide.support import events
+
+
+def small():
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 1))
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 1)
+    )
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 1)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out(torch.softmax(q @ k.transpose(1, 2) / 4.0, -1) @ v)
+
+
+def penalty(model, x):
+    """A loss with the squared norm of the gradient with respect to the input (as WGAN-GP's)."""
+    x = x.clone().requires_grad_()
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    return out.square().mean() + (slope.flatten(1).norm(dim=1) - 1).square().mean()
+
+
+@pytest.mark.parametrize(
+    "make, shape", [(small, (5, 6)), (convolutional, (3, 3, 6, 6)), (Attention, (2, 7, 16))], ids=lambda v: str(v)
+)
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_a_gradient_penalty_trains_as_in_eager(make, shape, backend):
+    model = make().double()
+    x = torch.randn(shape, dtype=torch.float64)
+    wanted = torch.autograd.grad(penalty(model, x), list(model.parameters()), allow_unused=True)
+    got = torch.autograd.grad(
+        penalty(bolide.compile(model, backend=backend), x), list(model.parameters()), allow_unused=True
+    )
+    for mine, theirs in zip(got, wanted):
+        if theirs is None:  # eager leaves out a gradient that is zero
+            assert mine is None or not mine.any()
+        else:
+            torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
+
+
+def test_the_second_derivative_is_compiled_once_for_each_layout():
+    compiled = bolide.compile(lambda x: (x.sin() * x).sum())
+    kinds = []
+    with events.subscribed(lambda e: kinds.append(e.kind) if isinstance(e, events.Compiled) else None):
+        for _ in range(3):
+            x = torch.randn(8, requires_grad=True)
+            (first,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x)
+            torch.testing.assert_close(second, 2 * x.detach().cos() - x.detach() * x.detach().sin())
+    assert kinds == ["forward", "forward", "backward"]
+
+
+def test_derivatives_of_third_order():
+    compiled = bolide.compile(lambda x: (x**4).sum())
+    x = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    value = compiled(x)
+    for factor, power in ((4, 3), (12, 2), (24, 1)):
+        (value,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+        torch.testing.assert_close(value.detach(), factor * x.detach() ** power)
+
+
+def test_random_numbers_are_the_same_in_both_derivatives():
+    def program(x, w):
+        return F.dropout(torch.sin(x @ w), 0.5, training=True).pow(2).sum()
+
+    compiled = bolide.compile(program)
+    x, w = torch.randn(6, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    (slope,) = torch.autograd.grad(compiled(x, w), x, create_graph=True)
+    # d/dx sum(m² sin²(xw)) with m in {0, 2}: the mask follows from the first derivative
+    mask = torch.zeros(6, 6)
+    projected = slope.detach() @ torch.linalg.inv(w.detach()).T  # 4·[m]·2·sin·cos
+    mask[projected.abs() > 1e-3] = 2.0
+    wanted_loss = (mask * torch.sin(x @ w)).pow(2).sum()
+    (wanted,) = torch.autograd.grad(wanted_loss, x, create_graph=True)
+    torch.testing.assert_close(slope, wanted, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        torch.autograd.grad(slope.square().sum(), w)[0],
+        torch.autograd.grad(wanted.square().sum(), w)[0],
+        rtol=1e-3,
+        atol=1e-3,
+    )
+
+
+def test_an_inner_step_of_meta_learning():
+    model = small().double()
+    x, y = torch.randn(9, 6, dtype=torch.float64), torch.randn(9, 1, dtype=torch.float64)
+    parameters = dict(model.named_parameters())
+
+    def adapted(call):
+        inner = F.mse_loss(call(parameters, x), y)
+        slopes = torch.autograd.grad(inner, list(parameters.values()), create_graph=True)
+        moved = {name: p - 0.1 * g for (name, p), g in zip(parameters.items(), slopes)}
+        return F.mse_loss(call(moved, x), y)
+
+    def call(weights, x):
+        return torch.func.functional_call(model, weights, (x,))
+
+    wanted = torch.autograd.grad(adapted(call), list(parameters.values()))
+    got = torch.autograd.grad(adapted(bolide.compile(call)), list(parameters.values()))
+    for mine, theirs in zip(got, wanted):
+        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
+
+
+def test_an_input_that_was_written_to_since_is_refused():
+    compiled = bolide.compile(lambda x, b: (x * b.exp()).exp().sum())
+    x, b = torch.randn(4, requires_grad=True), torch.randn(4)
+    out = compiled(x, b)
+    b.add_(1.0)
+    with pytest.raises(RuntimeError, match=r"written to or dropped since|modified by an inplace operation"):
+        (first,) = torch.autograd.grad(out, x, create_graph=True)
+        first.sum().backward()
+
+
+def test_inputs_are_not_kept_alive_for_it():
+    compiled = bolide.compile(lambda x: (x + 1.0).sum())
+    leaf = torch.randn(1000, requires_grad=True)
+    compiled(leaf * 3.0)
+    x = leaf * 2.0
+    watch = StorageWeakRef(x.untyped_storage())
+    out = compiled(x)
+    del x
+    assert watch.expired()
+    out.backward()
+    torch.testing.assert_close(leaf.grad, torch.full_like(leaf, 2.0))
+
+
+def test_an_operation_without_a_second_derivative_raises_as_in_eager():
+    def program(q, k):
+        return F.scaled_dot_product_attention(q, k, k)
+
+    for call in (program, bolide.compile(program)):
+        q, k = torch.randn(2, 2, 8, 4, requires_grad=True), torch.randn(2, 2, 8, 4, requires_grad=True)
+        (slope,) = torch.autograd.grad(call(q, k).sum(), q, create_graph=True)
+        with pytest.raises(RuntimeError, match=r"is not implemented|no second derivative"):
+            slope.square().sum().backward()
