@@ -75,6 +75,7 @@ class Code:
         "ops",
         "plumbing",
         "qualname",
+        "trace_frames",
         "user_frames",
     )
 
@@ -91,6 +92,7 @@ class Code:
         self.exceptions: list[ExceptionEntry] = []
         self.plumbing = _is_plumbing(code.co_filename)
         self.user_frames: dict[int, UserFrame] = {}
+        self.trace_frames: dict[int, types.FrameType] = {}  # by line, for tracebacks
 
     def handler(self, index: int) -> ExceptionEntry | None:
         """Where an exception at instruction `index` is handled by the program (not merely changed on its way out)."""

@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bolide.dynamo import tracebacks
 from bolide.dynamo.bytecode import Code, decode
 from bolide.dynamo.frames import Frame, Generator, bind
 from bolide.dynamo.polyfills import generators
@@ -246,6 +247,9 @@ class Machine:
         while len(frames) > self.base:
             frame = frames[-1]
             at = frame.pc - 1
+            if fresh:
+                tracebacks.add_entry(error, frame.code, at)
+            fresh = True
             chosen = None
             for entry in frame.code.exceptions:
                 if entry.start <= at < entry.end:
@@ -258,7 +262,6 @@ class Machine:
                     frame.stack.append(at)
                 frame.stack.append(error)
                 frame.pc = chosen.target
-                error.__traceback__ = _TRACEBACK  # the real one holds, in cycles, frames of the interpreter
                 self.escaping = None
                 return
             frames.pop()
@@ -290,10 +293,11 @@ class Machine:
         if not generator.started and value is not None:
             raise TypeError(f"can't send non-None value to a just-started {generator.kind}")
         frame.stack.append(value)
-        self._continue(generator, then, then_value)
+        self.proceed(generator, then, then_value)
         return True
 
-    def _continue(self, generator: Generator, then: str, then_value: Any) -> None:
+    def proceed(self, generator: Generator, then: str, then_value: Any) -> None:
+        """Put the body of a suspended generator on top of the frame stack, without sending it anything."""
         frame = generator.frame
         generator.started = generator.running = True
         frame.generator, frame.then, frame.then_value = generator, then, then_value
@@ -307,12 +311,12 @@ class Machine:
         if generator.done or not generator.started:
             generator.finish()
             raise error
-        self._continue(generator, "stop", None)
+        self.proceed(generator, "stop", None)
         frame = generator.frame
         inner = frame.delegate()
         while type(inner) is Generator and not isinstance(error, GeneratorExit):
             frame.pc -= 1  # to YIELD_VALUE, as if SEND had just been done
-            self._continue(inner, "send", frame.code.args[frame.pc - 1])
+            self.proceed(inner, "send", frame.code.args[frame.pc - 1])
             frame = inner.frame
             inner = frame.delegate()
         if inner is not None and not isinstance(error, GeneratorExit) and hasattr(inner, "throw"):
@@ -343,14 +347,6 @@ class Machine:
         except Exception as error:
             reason = f"a generator that is dropped raises {type(error).__name__}"
             self.lost = Unsupported(reason, self.where(), "use it up or close it")
-
-
-def _blank_frame() -> types.FrameType:
-    return sys._getframe()
-
-
-_TRACEBACK = types.TracebackType(None, _blank_frame(), 0, 1)
-"""The traceback of exceptions that the program handles: there is one, and it says nothing."""
 
 
 def _set_context(error: BaseException, handled: BaseException | None) -> None:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from bolide.dynamo.bytecode import Code
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_STUB = compile("frame = here()", "", "exec")
+
+
+def _stub() -> Iterator[None]:
+    yield
 
 
 def add_entry(error: BaseException, code: Code, index: int) -> None:
@@ -43,8 +47,7 @@ def _frame(code: Code, line: int) -> types.FrameType:
         named: dict[str, Any] = {"co_name": code.code.co_name}
         if sys.version_info >= (3, 11):
             named["co_qualname"] = code.qualname
-        stub = _STUB.replace(co_filename=code.code.co_filename, co_firstlineno=line, **named)
-        namespace: dict[str, Any] = {"here": sys._getframe}
-        exec(stub, namespace)
-        frame = code.trace_frames[line] = namespace.pop("frame")
+        stub = _stub.__code__.replace(co_filename=code.code.co_filename, co_firstlineno=line, **named)
+        generator = types.FunctionType(stub, {})()  # its frame has no caller that it would keep alive
+        frame = code.trace_frames[line] = generator.gi_frame
     return frame

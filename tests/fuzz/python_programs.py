@@ -167,7 +167,7 @@ class Writer:
             f"functools.partial(f, {left})({right})",
             f"operator.add({left}, {right})",
             f"sorted([{left}, {right}, n], key=lambda v: (v % 3, v))[{number} % 3]",
-            f"max(xs, key=lambda v: v % 5) if xs else {left}",
+            f"(max(xs, key=lambda v: v % 5) if xs else {left})",
             f"sum(p * q for p, q in zip(xs, reversed(xs)))",
             f"list(itertools.accumulate([{left}, {right}]))[-1]",
             f"x.numel() * {number} - {left}",

@@ -75,7 +75,7 @@ def outcome(namespace: dict[str, Any], function: Any, args: list[Any]) -> Any:
 def raised_by_capture(namespace: dict[str, Any], args: list[Any]) -> Any:
     """The exception that a program raises while it is captured (eager would run next, and raise it again)."""
     try:
-        capture(namespace["program"], tuple(args), {})
+        capture(namespace["program"], tuple(args), {}, breaks=False)
     except Unsupported as error:
         if error.kind != "user_exception":
             raise
