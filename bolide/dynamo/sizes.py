@@ -23,7 +23,7 @@ from bolide.symbolic import Expr
 from bolide.tracing import Trace
 
 _log = log.logger("dynamo")
-Values = tuple[int, ...]  # the sizes of a tensor, or an integer alone
+Values = tuple[Any, ...]  # the sizes of a tensor, or an integer, a float or a container alone
 Place = tuple[Source, int | None]  # a dimension of a tensor, or an integer
 Bounds = tuple[int | None, int | None]
 _MARKS = "_bolide_sizes"
@@ -98,12 +98,18 @@ class SizeHistory:
         self.name = name
         self.dynamic = dynamic
         self.captures: list[dict[Source, Values]] = []
-        self.fixed: dict[Place, UserFrame | None] = {}  # what the program needs to know, and where
+        self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
 
     def past(self, source: Source, rank: int) -> list[Values | None]:
         """The values met at a place, one for each earlier capture; None where it was not read or had another rank."""
         found = [capture.get(source) for capture in self.captures]
         return [values if values is not None and len(values) == rank else None for values in found]
+
+    def is_fixed(self, place: Place, value: float) -> bool:
+        """Whether a capture with a symbol there would be for nothing: the program has needed this very value before (0
+        and 1 are special to many operations), or two others."""
+        known = self.fixed.get(place, ())
+        return value in known or len(known) > 1
 
     def fix(self, captured: Captured) -> bool:
         """Note the symbols whose very value a captured program needs: they are numbers from here on. Whether there
@@ -112,7 +118,8 @@ class SizeHistory:
         Raises ConstraintError for a dimension that was marked dynamic."""
         needed = specialised(captured)
         for symbol, value, where in needed:
-            self.fixed.update(dict.fromkeys(symbol.places, where))
+            for place in symbol.places:
+                self.fixed.setdefault(place, set()).add(value)
             what = sources.text(symbol.source)
             if symbol.marked and not config.allow_ignore_mark_dynamic:
                 raise ConstraintError(what, value, where)
@@ -148,7 +155,7 @@ class Symbols:
         for dim, value in enumerate(values):
             mark = marks.get(dim, _UNMARKED)
             old = [sizes and sizes[dim] for sizes in past]
-            if mark.kind == "static" or (source, dim) in history.fixed:
+            if mark.kind == "static" or history.is_fixed((source, dim), value):
                 continue
             if mark is _UNMARKED and not self._changes(value, old):
                 continue
@@ -164,13 +171,32 @@ class Symbols:
         """An integer from outside: a symbol if it changes, else itself."""
         self.met[source] = (value,)
         history = self.history
-        if config.specialize_int or history.dynamic is False or (source, None) in history.fixed:
+        if config.specialize_int or history.dynamic is False or history.is_fixed((source, None), value):
             return value
         old = [values and values[0] for values in history.past(source, 1)]
-        if not self._changes(value, old):
+        if not self._changes(value, old, _is_argument(source)):
             return value
         made: int | torch.SymInt = self._symbol((source, None), source, value, source, name, (None, None))
         return made
+
+    def changes_float(self, source: Source, value: float) -> bool:
+        """Whether a float from outside becomes a number of the graph."""
+        self.met[source] = (value,)
+        if config.specialize_float or self.history.dynamic is False or self.history.is_fixed((source, None), value):
+            return False
+        old = [values and values[0] for values in self.history.past(source, 1)]
+        return self._changes(value, old, _is_argument(source))
+
+    def pin(self, source: Source, value: float) -> None:
+        """Note that the program needs the value of a float that is a number of the graph."""
+        self.history.fixed.setdefault((source, None), set()).add(value)
+
+    def is_settled(self, source: Source, value: Any) -> bool:
+        """Whether a container of constants has been the same in every capture so far, so that it may be guarded as a
+        whole."""
+        self.met[Source("attr", source, None)] = (tuple(value),)
+        past = self.history.past(Source("attr", source, None), 1)
+        return all(old is None or old[0] == tuple(value) for old in past)
 
     def _may_change(self, real: torch.Tensor, source: Source) -> bool:
         if not config.automatic_dynamic_shapes and self.history.dynamic is None and config.assume_static_by_default:
@@ -180,8 +206,9 @@ class Symbols:
         registered = source.kind == "dict_value" and source.base is not None and source.base.key in _REGISTERED
         return not (registered and config.force_nn_module_property_static_shapes)
 
-    def _changes(self, value: int, past: Sequence[int | None]) -> bool:
-        if self.history.dynamic or not config.assume_static_by_default:
+    def _changes(self, value: float, past: Sequence[float | None], eager: bool = True) -> bool:
+        """Whether there have been other values; if asked for (and for what is `eager`), one is enough."""
+        if eager and (self.history.dynamic or not config.assume_static_by_default):
             return True
         return config.automatic_dynamic_shapes and any(old is not None and old != value for old in past)
 
@@ -204,6 +231,13 @@ class Symbols:
         """The symbols in these sizes by name, and where each is read."""
         names = set().union(*(e.free_vars for e in expressions if isinstance(e, Expr)))
         return tuple((symbol.name, symbol.source) for symbol in self.found if symbol.name in names)
+
+
+def _is_argument(source: Source) -> bool:
+    """Whether a value is given to the program, directly or in a container, rather than kept by an object."""
+    return source.kind == "local" or (
+        source.kind in ("item", "dict_value") and source.base is not None and _is_argument(source.base)
+    )
 
 
 def as_exprs(sizes: Iterable[Any]) -> tuple[int | Expr, ...]:

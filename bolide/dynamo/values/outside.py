@@ -146,10 +146,10 @@ class Overlay:
 
     def get(self, key: Any) -> Any:
         """The value under `key`, or MISSING. Guards what was read, absence included."""
-        if type(key) is not str:
-            key = self.world.real_key(key)
         if self.complete is not None:
             return self.complete.get(key, MISSING)
+        if type(key) is not str:
+            key = self.world.real_key(key)
         found = self.known.get(key, MISSING)
         if found is MISSING and key not in self.known:
             if dict.__contains__(self.real, key):
@@ -161,16 +161,22 @@ class Overlay:
 
     def peek(self, key: Any) -> Any:
         """As `get`, but absence is not guarded (used where presence elsewhere implies it)."""
-        if type(key) is not str:
-            key = self.world.real_key(key)
         if self.complete is not None:
             return self.complete.get(key, MISSING)
+        if type(key) is not str:
+            key = self.world.real_key(key)
         if key in self.known:
             return self.known[key]
         return self.get(key) if dict.__contains__(self.real, key) else MISSING
 
     def set(self, key: Any, value: Any) -> None:
         """Write; MISSING deletes."""
+        if self.complete is not None:
+            if value is MISSING:
+                self.complete.pop(key, None)
+            else:
+                self.complete[key] = value
+            return
         if type(key) is not str:
             key = self.world.real_key(key)
         if key not in self.original:
@@ -179,16 +185,11 @@ class Overlay:
                 if dict.__contains__(self.real, key)
                 else MISSING
             )
-        if self.complete is None:
-            if value is not MISSING and self.known.get(key, self.original[key]) is MISSING:
-                self.known.pop(key, None)  # a key that is new, or new again, comes last
-                if self.original[key] is not MISSING:
-                    self.moved |= {key}
-            self.known[key] = value
-        elif value is MISSING:
-            self.complete.pop(key, None)
-        else:
-            self.complete[key] = value
+        if value is not MISSING and self.known.get(key, self.original[key]) is MISSING:
+            self.known.pop(key, None)  # a key that is new, or new again, comes last
+            if self.original[key] is not MISSING:
+                self.moved |= {key}
+        self.known[key] = value
 
     def rely_on_absence(self, key: Any) -> None:
         """Guard that `key` is not there, once."""
@@ -216,10 +217,10 @@ class Overlay:
             for key in dict.keys(self.real):
                 value = self.known.get(key, self.original[key])
                 if value is not MISSING:
-                    dict.__setitem__(whole, key, value)
+                    dict.__setitem__(whole, self.world.shown_key(key), value)
             for key, value in self.known.items():
-                if value is not MISSING and key not in whole:
-                    whole[key] = value
+                if value is not MISSING and key not in self.real:
+                    whole[self.world.shown_key(key)] = value
             if isinstance(self.real, collections.OrderedDict):
                 whole = collections.OrderedDict(whole)
             self.complete = whole
@@ -230,7 +231,8 @@ class Overlay:
         changed its place is deleted first."""
         final, moved, out = self.known, self.moved, []
         if self.complete is not None:
-            final, moved = self.complete, self._displaced(self.complete)
+            final = {self.world.real_key(key): value for key, value in self.complete.items()}
+            moved = self._displaced(final)
             out = [(key, MISSING) for key, value in self.original.items() if value is not MISSING and key not in final]
         out += [(key, MISSING) for key in moved if final.get(key, MISSING) is not MISSING]
         for key, value in final.items():
@@ -325,7 +327,7 @@ class Outside:
     __getattr__ = __bool__ = __str__ = __repr__ = __format__ = __lt__ = __le__ = __gt__ = __ge__ = __iter__ = (
         __len__
     ) = _refuse
-    __getitem__ = __contains__ = __call__ = __add__ = __radd__ = __enter__ = __reduce_ex__ = _refuse
+    __next__ = __getitem__ = __contains__ = __call__ = __add__ = __radd__ = __enter__ = __reduce_ex__ = _refuse
 
 
 class Deferred:
@@ -407,6 +409,7 @@ class World:
         self.cells: dict[int, tuple[types.CellType, Any, Any]] = {}  # id(cell) -> (cell, original, value)
         self.own_cells: dict[int, types.CellType] = {}
         self.streams: list[Stream] = []
+        self.exceptions: list[tuple[BaseException, dict[str, Any]]] = []  # those of outside, and their state at first
         self.generators: list[tuple[Any, Any]] = []  # those that live across a break, and where they stood
         self.storages: dict[int, list[AliasGroup]] = {}  # the inputs by address
         self.mirrors: dict[int, tuple[Any, Source]] = {}  # id(value) -> value, the outside object it stands for
@@ -492,6 +495,12 @@ class World:
             self.guard(source, "is", real)
         return real
 
+    def shown_key(self, key: Any) -> Any:
+        """The value that stands for a key of an outside dict whose keys are guarded."""
+        if type(key) is str or isinstance(key, (type, enum.Enum)) or is_constant(key):
+            return key
+        return self.wrap(key, Source("object", None, None, key))
+
     # -- wrapping
 
     def wrap(self, real: Any, source: Source) -> Any:
@@ -501,6 +510,8 @@ class World:
         cls = type(real)
         if cls is int:
             return self._wrap_int(real, source)
+        if cls is float:
+            return self._wrap_float(real, source)
         if cls in CONSTANT_TYPES and not (cls is types.FunctionType and _is_made_anew(real, source)):
             if cls in BOUND_BUILTINS and is_bound(real):
                 return self._wrap_bound(real, source)
@@ -546,6 +557,8 @@ class World:
             return self._wrap_set(real, cls, source)
         if cls is types.FunctionType:
             return self._wrap_function(real, source)
+        if cls is types.CellType:
+            return self.mirror_cell(real, source)
         if cls is types.MethodType:
             owner = self.wrap(real.__self__, Source("attr", source, "__self__"))
             function = self.wrap(real.__func__, Source("attr", source, "__func__"))
@@ -577,7 +590,7 @@ class World:
             raise Unsupported(f"a NumPy value ({cls.__name__}) is read", self.where(), "pass tensors or Python numbers")
         if not (source.key in MODULE_INTERNALS and source.kind == "attr" and isinstance(real, dict)):
             self.guard(source, "type", cls)
-        wrapper = WRAPPERS.get(cls)
+        wrapper = WRAPPERS.get(BaseException if isinstance(real, BaseException) else cls)
         if wrapper is not None:
             made = wrapper(self, real, source)
             if made is not None:
@@ -655,8 +668,25 @@ class World:
             self.guard(source, "integer", value.node.expr.bounds())
         return value
 
+    def _wrap_float(self, real: float, source: Source) -> Any:
+        """A float that changes from call to call is a number of the graph, given to it as a tensor."""
+        if not self.symbols.changes_float(source, real):
+            self.guard(source, "equals", real)
+            return real
+        self.guard(source, "type", float)
+        tensor = _float_tensor(real)
+        self.inputs.append(Source("apply", source, (), _float_tensor))
+        self.input_tensors.append(tensor)
+        return self.trace.scalar(
+            self.trace.input(tensor, source_name(source)), real, (functools.partial(self._pin_float, source, real),)
+        )
+
+    def _pin_float(self, source: Source, real: float) -> None:
+        self.symbols.pin(source, real)
+        self.guard(source, "equals", real)
+
     def _wrap_tuple(self, real: tuple[Any, ...], source: Source) -> Any:
-        if is_constant(real):
+        if is_constant(real) and self.symbols.is_settled(source, real):
             self.guard(source, "equals", real)
             return real
         self.guard(source, "type", tuple)
@@ -664,7 +694,7 @@ class World:
         return tuple([self.wrap(item, Source("item", source, i)) for i, item in enumerate(real)])
 
     def _wrap_list(self, real: Any, cls: type, source: Source) -> Any:
-        if cls is list and is_constant(tuple(real)):
+        if cls is list and is_constant(tuple(real)) and self.symbols.is_settled(source, real):
             self.guard(source, "equals", list(real))
             copy: Any = list(real)
         else:
@@ -823,6 +853,10 @@ def _is_made_anew(function: types.FunctionType, source: Source) -> bool:
     if source.kind == "attr" and source.key not in ("cell_contents", "__func__"):
         return False
     return source.kind not in ("global", "object", "closure") and "<locals>" in function.__qualname__
+
+
+def _float_tensor(value: float) -> torch.Tensor:
+    return torch.scalar_tensor(value, dtype=torch.float64)
 
 
 def source_name(source: Source) -> str:
