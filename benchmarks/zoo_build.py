@@ -79,7 +79,7 @@ EXTRA: dict[str, Extra] = {
     **dict.fromkeys(
         ("HunYuanDenseV1ForCausalLM", "MinistralForCausalLM", "HunYuanMoEV1ForCausalLM"), Extra({"head_dim": 16})
     ),
-    "DeepseekV2ForCausalLM": Extra({"topk_method": "greedy", "num_experts_per_tok": 2}),
+    "DeepseekV2ForCausalLM": Extra({"topk_method": "greedy", "num_experts_per_tok": 2, "num_key_value_heads": HEADS}),
     "Lfm2MoeForCausalLM": Extra({"layer_types": ["conv", "full_attention"]}),
     "CohereCompassForCausalLM": Extra({"layer_types": ["sliding_attention", "full_attention"]}),
     **dict.fromkeys(("Gemma3nForCausalLM", "Gemma4ForCausalLM"), Extra({"num_kv_shared_layers": 0})),

@@ -79,6 +79,11 @@ def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return isinstance(_real(value), cls)
 
 
+@intercept(type.__instancecheck__)
+def _instance_check(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return type.__instancecheck__(args[0], _real(args[1]))
+
+
 @intercept(issubclass)
 def _issubclass(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     method = _class_check(vm, args[1], "__subclasscheck__")
