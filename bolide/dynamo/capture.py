@@ -17,7 +17,7 @@ from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
-from bolide.dynamo.reified import generator_effects
+from bolide.dynamo.reified import exception_effects, generator_effects
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.sizes import SizeHistory, Symbols
 from bolide.dynamo.values.outside import CONSTANT_TYPES, MODULE_INTERNALS, Deferred, World
@@ -68,20 +68,27 @@ def capture_rest(
 def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
     begin = time.perf_counter()
     first = attempt()
-    try:
-        return first.run(None, None)
-    except Unsupported as error:
-        if not breaks or error.about.scope == "user":
-            raise
+    found = first.run(None, None) if not breaks else _unless_unsupported(first, None, None)
+    if isinstance(found, Captured):
+        return found
+    if found.about.scope != "user":
         seconds = time.perf_counter() - begin
         stack = tuple(f.code.frame_at(f.pc - 1) for f in first.machine.frames[1:] if not f.code.plumbing)
-        ending = Break(error.kind, error.reason, error.operation, error.where, error.remedy, stack, seconds)
+        ending = Break(found.kind, found.reason, found.operation, found.where, found.remedy, stack, seconds)
         for stop in first.stops():
-            try:
-                return attempt().run(stop, ending)
-            except Unsupported:
-                continue  # the state there cannot be rebuilt: earlier
-        raise
+            captured = _unless_unsupported(attempt(), stop, ending)
+            if isinstance(captured, Captured):
+                return captured
+            # the state there cannot be rebuilt: earlier
+    raise found
+
+
+def _unless_unsupported(attempt: _Attempt, stop: int | None, ending: Break | None) -> Captured | Unsupported:
+    """What an attempt gives. It is made outside of any ``except`` block: the program's exceptions would see it."""
+    try:
+        return attempt.run(stop, ending)
+    except Unsupported as error:
+        return error
 
 
 class _Attempt:
@@ -133,7 +140,8 @@ class _Attempt:
             world.where = functools.partial(_definition, self.code)
         rebuilder = Rebuilder(world)
         recipe = rebuilder.recipe(result)
-        effects = rebuilder.effects() + generator_effects(rebuilder) + _deferred(machine, rebuilder)
+        effects = rebuilder.effects() + generator_effects(rebuilder) + exception_effects(rebuilder)
+        effects += _deferred(machine, rebuilder)
         effects = [*rebuilder.fills, *effects]
         if grad_after != grad_mode:
             effects.append(_call_effect(torch._C._set_grad_enabled, grad_after))
@@ -192,10 +200,7 @@ def _start_frames(shape: Shape, reals: tuple[Any, ...], machine: Machine) -> Non
     values = []
     for real, name, local in zip(reals, shape.names(), is_local(shape), strict=True):
         source = Source("local", None, name)
-        if type(real) is types.CellType:
-            values.append(world.mirror_cell(real, source))
-        else:
-            values.append(Deferred(real, source) if local else world.wrap(real, source))
+        values.append(Deferred(real, source) if local else world.wrap(real, source))
     machine.started = True
     machine.frames += unflatten(shape, values)
 

@@ -20,7 +20,7 @@ from bolide.dynamo.interpreter import OPCODES, Handler, Machine
 from bolide.dynamo.opcodes import NULL
 from bolide.dynamo.values.outside import MISSING
 
-_NATIVE: dict[str, Handler] = {}
+NATIVE: dict[str, Handler] = {}
 
 
 class Concrete:
@@ -53,7 +53,7 @@ class Concrete:
         frame = vm.frames[-1]
         name, arg = frame.code.ops[frame.pc], frame.code.args[frame.pc]
         frame.pc += 1
-        handler = _NATIVE.get(name) or OPCODES[name]
+        handler = NATIVE.get(name) or OPCODES[name]
         try:
             handled = next((f.exceptions[-1] for f in reversed(vm.frames) if f.exceptions), None)
             if handled is None:
@@ -216,7 +216,7 @@ _OF_THE_FRAME: dict[Any, Callable[[Frame, list[Any], dict[str, Any]], Any]] = {
 def _native(*names: str) -> Callable[[Handler], Handler]:
     def register(handler: Handler) -> Handler:
         for name in names:
-            _NATIVE[name] = handler
+            NATIVE[name] = handler
         return handler
 
     return register

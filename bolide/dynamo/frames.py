@@ -54,6 +54,11 @@ class Frame:
         ops, args = self.code.ops, self.code.args
         return self.stack[-1] if ops[self.pc] == "JUMP" and ops[args[self.pc]] == "SEND" else None
 
+    def end_delegation(self, value: Any) -> None:
+        """What it yields from has returned `value`."""
+        self.stack.append(value)
+        self.pc = self.code.args[self.code.args[self.pc]]
+
 
 class Generator:
     """A suspended frame that yields. `started`, `running` and `done` as in CPython; `kind`: "generator" or "coroutine".

@@ -158,7 +158,7 @@ class Effect:
 
     kinds: ``setattr`` (target, key, value), ``delattr``, ``setitem`` (target, key recipe, value), ``delitem``,
     ``list_assign`` (target[:] = value), ``dict_assign`` (clear and update), ``set_assign``, ``global`` (target: the
-    module dict), ``cell`` (target: the cell), ``call`` (value: a recipe whose evaluation is the effect).
+    module dict), ``cell`` (target: the cell; without a value it is emptied), ``call`` (value: a recipe whose evaluation is the effect).
     """
 
     kind: Literal[

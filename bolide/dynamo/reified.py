@@ -1,4 +1,6 @@
-"""Generators that live across a break: a native generator object around a reified body.
+"""Values that the interpreter has its own form of, when they live across a break: generators, exceptions, `super`.
+
+A generator is a native generator object around a reified body.
 
 At run time the program's generator is a real one, of this module's `_body`, which runs the reified frame for real when
 native code resumes it. Captured code sees the frame itself, resumes it without leaving the graph, and puts the state
@@ -11,11 +13,13 @@ import types
 from collections.abc import Generator as NativeGenerator
 from typing import Any
 
-from bolide.dynamo.concrete import Concrete
+from bolide.dynamo.concrete import NATIVE, Concrete
 from bolide.dynamo.frames import Frame, Generator
+from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Effect, Recipe, Source
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
-from bolide.dynamo.values.outside import WRAPPERS, Deferred, World
+from bolide.dynamo.values.attributes import Super
+from bolide.dynamo.values.outside import MISSING, WRAPPERS, Deferred, World
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
 
@@ -42,13 +46,39 @@ def _resume(record: Generator, value: Any, error: BaseException | None) -> Any:
     """Run the frame until it yields or returns; what it gives."""
     running = Concrete([])
     machine = running.machine
-    if error is not None:
-        machine.throw(record, error)
-    else:
+    if error is None:
         machine.resume(record, value, "send", 0)
+    else:
+        inner = record.frame.delegate() if record.started and not record.done else None
+        if inner is not None and hasattr(inner, "throw") and not isinstance(error, GeneratorExit):
+            try:
+                return inner.throw(error)
+            except StopIteration as stop:
+                record.frame.end_delegation(stop.value)
+                error = None
+            except BaseException as failure:
+                error = failure
+        _raise_in(machine, record, error)
     while not running.done:
         running.step()
     return running.result
+
+
+def _raise_in(machine: Machine, record: Generator, error: BaseException | None) -> None:
+    """Continue a suspended frame, by raising `error` unless that is None."""
+    if record.done or not record.started:
+        record.finish()
+        assert error is not None
+        raise error
+    inner = record.frame.delegate() if isinstance(error, GeneratorExit) else None
+    machine.proceed(record, "send", 0)
+    if inner is not None and hasattr(inner, "close"):
+        try:
+            inner.close()
+        except BaseException as failure:
+            error = failure
+    if error is not None:
+        machine.unwind(error)
 
 
 def is_reified(value: Any) -> bool:
@@ -103,8 +133,8 @@ def wrap_generator(world: World, real: Any, source: Source) -> Any:
         return None
     record = record_of(real)
     made = world.mirror(Generator(Frame(_NOTHING, {}, []), record.name, record.kind), source)
-    world.generators.append((made, None))
     if record.running:
+        world.generators.append((made, None))
         made.started = made.running = True
         return made
     shape, started = state_of(real)
@@ -115,12 +145,9 @@ def wrap_generator(world: World, real: Any, source: Source) -> Any:
         _, reals = flatten([record.frame])
         for index, (value, local) in enumerate(zip(reals, is_local(shape), strict=True)):
             where = Source("apply", source, (index,), value_of)
-            if type(value) is types.CellType:
-                values.append(world.mirror_cell(value, where))
-            else:
-                values.append(Deferred(value, where) if local else world.wrap(value, where))
+            values.append(Deferred(value, where) if local else world.wrap(value, where))
         (made.frame,) = unflatten(shape, values)
-        world.generators[-1] = (made, _position(made.frame))
+    world.generators.append((made, _position(made.frame)))
     return made
 
 
@@ -155,6 +182,70 @@ def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
     return Recipe("call", set_state, (made, *_state(rebuilder, value)))
 
 
+# ---- exceptions ------------------------------------------------------------------------------------------------------
+
+_LINKS = ("__cause__", "__context__", "__suppress_context__")
+
+
+def wrap_exception(world: World, real: BaseException, source: Source) -> BaseException:
+    """An exception of the outside world as one that the program can raise and catch; what it changes becomes effects."""
+    cls = type(real)
+    args = world.wrap(real.args, Source("attr", source, "args"))
+    made = cls.__new__(cls, *args)
+    made.args = args
+    world.mirror(made, source)
+    world.seen[id(real)] = (real, made, source)  # an exception may be its own context
+    namespace = Source("attr", source, "__dict__")
+    world.guard(namespace, "dict_keys", list(vars(real)))
+    for name, value in vars(real).items():
+        vars(made)[name] = world.wrap(value, Source("dict_value", namespace, name))
+    for name in _LINKS:
+        setattr(made, name, world.wrap(getattr(real, name), Source("attr", source, name)))
+    world.exceptions.append((made, _exception_state(made)))
+    return made
+
+
+def _exception_state(value: BaseException) -> dict[str, Any]:
+    return {**vars(value), "args": value.args, **{name: getattr(value, name) for name in _LINKS}}
+
+
+def exception_effects(rebuilder: Rebuilder) -> list[Effect]:
+    """What the program has changed of exceptions of the outside world."""
+    found = []
+    for made, before in rebuilder.world.exceptions:
+        target = rebuilder.recipe(made)
+        for name, value in _exception_state(made).items():
+            if value is not before.get(name, MISSING):
+                found.append(Effect("setattr", target, name, rebuilder.recipe(value)))
+    return found
+
+
+# ---- super objects: the interpreter has its own ------------------------------------------------------------------------
+
+
+def _super_recipe(rebuilder: Rebuilder, value: Super) -> Recipe:
+    return Recipe("call", super, (rebuilder.recipe(value.cls), rebuilder.recipe(value.owner)))
+
+
+def _wrap_super(world: World, real: Any, source: Source) -> Any:
+    cls = world.wrap(real.__thisclass__, Source("attr", source, "__thisclass__"))
+    return world.mirror(Super(cls, world.wrap(real.__self__, Source("attr", source, "__self__"))), source)
+
+
+# ---- a generator function that is started in eager ----------------------------------------------------------------------
+
+
+def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:
+    made = make_generator(frame.code.qualname)
+    record_of(made).frame = frame
+    vm.finish(frame, made)
+    return True
+
+
 _NOTHING: Any = Concrete([]).machine.frames[0].code
 WRAPPERS[types.GeneratorType] = wrap_generator
 RECIPES[Generator] = _recipe
+WRAPPERS[BaseException] = wrap_exception
+WRAPPERS[super] = _wrap_super
+RECIPES[Super] = _super_recipe
+NATIVE["RETURN_GENERATOR"] = _return_generator

@@ -176,7 +176,7 @@ class _Builder:
             case "global":
                 return [f"{target}[{effect.key!r}] = {value}"]
             case "cell":
-                return [f"{target}.cell_contents = {value}"]
+                return [f"{target}.cell_contents = {value}" if effect.value else f"del {target}.cell_contents"]
             case "list_assign":
                 return [f"{target}[:] = {value}"]
             case "dict_assign" | "set_assign":

@@ -6,7 +6,9 @@ The shape identifies a *program point*; the values are the arguments of the segm
 
 from __future__ import annotations
 
+import functools
 import keyword
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +20,8 @@ from bolide.dynamo.values.outside import MISSING
 from bolide.support.errors import Unsupported, UserFrame
 
 _VALUED = frozenset({"instance", "default"})  # what `then_value` is a value of the program for
+_FINALISED = (Generator, types.GeneratorType)  # to drop them earlier than CPython does could be seen
+_SETS_UP = frozenset({"MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR"})
 
 
 class FrameShape(NamedTuple):
@@ -100,12 +104,12 @@ def flatten(frames: Sequence[Frame]) -> tuple[Shape, list[Any]]:
 
 
 def _flatten(frame: Frame, values: list[Any]) -> FrameShape:
-    if frame.namespace is not None:
-        raise Unsupported("a break inside the body of a class", None)
+    if frame.namespace is not None or frame.pc < _prologue(frame.code):
+        raise Unsupported("a break inside the body of a class, or before a function has begun", None)
     live = live_locals(frame.code)[frame.pc]
     bound = []
     for index, value in enumerate(frame.locals):
-        if live >> index & 1 and value is not MISSING:
+        if value is not MISSING and (live >> index & 1 or type(value) in _FINALISED):
             bound.append(index)
             values.append(value)
     stack = tuple([value is not NULL for value in frame.stack])
@@ -128,6 +132,12 @@ def _flatten(frame: Frame, values: list[Any]) -> FrameShape:
         constant,
         frame.generator is not None,
     )
+
+
+@functools.cache
+def _prologue(code: Code) -> int:
+    """How many instructions set the frame up."""
+    return next(i for i, name in enumerate(code.ops) if name not in _SETS_UP)
 
 
 def unflatten(shape: Shape, values: Sequence[Any]) -> list[Frame]:

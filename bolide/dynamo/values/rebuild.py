@@ -187,7 +187,7 @@ class Rebuilder:
 
     def _empty(self, value: Any, cls: type) -> Recipe | None:
         """A recipe of a mutable container that the program made, without its contents; None for anything else."""
-        if id(value) in self.world.snapshots or cls is Outside or isinstance(value, torch.Tensor):
+        if id(value) in self.world.snapshots or cls is Outside or cls in RECIPES or isinstance(value, torch.Tensor):
             return None
         if cls is types.CellType:
             return Recipe("call", types.CellType)
@@ -237,8 +237,10 @@ class Rebuilder:
             return Recipe("set", None, tuple(self.recipe(item) for item in value))
         if cls is dict:
             return self._dict(value)
-        if isinstance(value, weakref.ref) and id(value) not in self.world.seen:
-            return Recipe("call", cls, (self.recipe(value()),))
+        if cls is weakref.ReferenceType and id(value) not in self.world.seen:
+            referent = value()
+            known = self.world.seen.get(id(referent))
+            return Recipe("call", weakref.ref, (self.recipe(referent if known is None else known[1]),))
         if isinstance(value, (type, enum.Enum, numpy.generic)) or is_opaque(value):
             return Recipe("constant", value)
         return self._object(value, cls)
@@ -357,7 +359,8 @@ class Rebuilder:
                     out.append(Effect(kind, target, None, fresh))
         for cell, before, value in self.world.cells.values():
             if value is not before:
-                out.append(Effect("cell", self.cell(cell), None, self.recipe(value)))
+                contents = None if value is MISSING else self.recipe(value)
+                out.append(Effect("cell", self.cell(cell), None, contents))
         for stream in self.world.streams:
             if stream.taken:
                 parts = (Recipe("source", stream.source), *self.constants(stream.taken))
