@@ -143,7 +143,7 @@ def _place(trace: Trace, family: list[TracedTensor], results: list[Result]) -> d
     group = family[0].group
     if group.source is not None:
         return _aliases(family, "input", group.source, trace.inputs[group.source])
-    if group.base.op == "get_attr":
+    if group.base.op == "get_attr" and group.frozen:
         return _aliases(family, "constant", str(group.base.target), None)
     position = len(results)
     if len(family) == 1 and is_dense(family[0].shape, family[0].stride()):

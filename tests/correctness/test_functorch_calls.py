@@ -472,3 +472,12 @@ def test_a_derivative_that_does_not_exist_is_missed_in_the_backward_as_in_eager(
     torch.testing.assert_close(out, (x * 1.5) // 3)
     with pytest.raises(RuntimeError, match="derivative for aten::floor_divide is not implemented"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_a_tensor_made_of_numbers_is_new_at_each_call(backend):
+    compiled = bolide.compile(lambda x: (torch.tensor([1, 2, 3]), x + 1), backend=backend)
+    x = torch.randn(3)
+    first = compiled(x)[0]
+    first.add_(5)
+    assert compiled(x)[0].tolist() == [1, 2, 3]
