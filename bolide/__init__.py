@@ -12,7 +12,7 @@ from bolide.support.garbage import collector_paused
 
 with collector_paused():  # a collection of all that torch has made takes longer than these imports
     from bolide import dynamo, functorch, inductor
-    from bolide.compiling import compile
+    from bolide.compiling import compile, compile_fx
     from bolide.debug.explain import explain
     from bolide.debug.logs import configure, set_logs
     from bolide.dynamo.backends import list_backends
@@ -24,13 +24,22 @@ with collector_paused():  # a collection of all that torch has made takes longer
         nested_compile_region,
         substitute_in_graph,
     )
+    from bolide.dynamo.sizes import (
+        mark_dynamic,
+        mark_static,
+        mark_static_address,
+        mark_unbacked,
+        maybe_mark_dynamic,
+    )
     from bolide.dynamo.stance import set_stance
     from bolide.dynamo.state import is_compiling, is_dynamo_compiling
+    from bolide.exporting import export, optimize
     from bolide.support.caches import reset
     from bolide.support.errors import (
         BolideError,
         BolideWarning,
         CompileError,
+        ConstraintError,
         RecompileError,
         Unsupported,
     )
@@ -38,6 +47,8 @@ with collector_paused():  # a collection of all that torch has made takes longer
 
 __version__ = "0.1.0"
 
+dynamo.explain, dynamo.export, dynamo.optimize = explain, export, optimize
+inductor.compile = compile_fx
 configure(dict(os.environ))
 keep_dynamo_out()  # also for optimizers that are made before anything is compiled
 
@@ -45,6 +56,7 @@ __all__ = [
     "BolideError",
     "BolideWarning",
     "CompileError",
+    "ConstraintError",
     "RecompileError",
     "Unsupported",
     "allow_in_graph",
@@ -59,6 +71,11 @@ __all__ = [
     "is_compiling",
     "is_dynamo_compiling",
     "list_backends",
+    "mark_dynamic",
+    "mark_static",
+    "mark_static_address",
+    "mark_unbacked",
+    "maybe_mark_dynamic",
     "nested_compile_region",
     "reset",
     "set_logs",

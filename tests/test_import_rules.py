@@ -25,8 +25,9 @@ MAY_IMPORT = {
     "inductor": BASE,
     "backends": BASE | STAGES,
     "compiling": BASE | STAGES | {"backends"},
+    "exporting": BASE | STAGES | {"compiling"},
     "debug": BASE | STAGES | {"compiling"},
-    "__init__": BASE | STAGES | {"compiling", "debug"},
+    "__init__": BASE | STAGES | {"compiling", "debug", "exporting"},
     "demo": BASE | {"__init__", "debug", "inductor"},
     "cli": {"demo", "debug"},
 }

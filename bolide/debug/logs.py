@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import threading
 import time
@@ -53,7 +54,7 @@ def configure(environment: dict[str, str]) -> None:
 def _speak(event: events.Event) -> None:
     for name, text in _TEXTS.get(type(event), ()):
         logger = log.artifact(name)
-        if logger.isEnabledFor(log.logging.DEBUG):
+        if logger.isEnabledFor(logging.DEBUG):
             said = text(event)
             if said:
                 logger.debug("%s", said)

@@ -154,8 +154,8 @@ class DynamoConfig(Config):
     # ---- what is captured, and how
     constant_functions: dict[Callable[..., Any], Any] = option(
         {
-            torch.jit.is_scripting: False,
-            torch.jit.is_tracing: False,
+            torch._jit_internal.is_scripting: False,
+            torch.jit._trace.is_tracing: False,
             torch._C._get_tracing_state: None,
             torch._utils.is_compiling: True,
             torch.compiler.is_compiling: True,

@@ -81,7 +81,7 @@ class Namespace:
     def fresh(self, hint: str) -> str:
         """A name nothing else has; the caller decides what it stands for."""
         self._count += 1
-        return f"{self.prefix}{hint}{self._count}"
+        return f"{self.prefix}{hint if hint.isidentifier() else 'c'}{self._count}"
 
 
 class Reader:

@@ -2,7 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from bolide.inductor.compile_graph import CompiledGraph, compile_graph
 from bolide.inductor.config import config
+from bolide.support.errors import unknown_name
 
-__all__ = ["CompiledGraph", "compile_graph", "config"]
+compile: Callable[..., Any]  # joins all stages: bolide/__init__.py sets it
+
+_MODE_OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {"triton.cudagraphs": True},
+    "max-autotune-no-cudagraphs": {"max_autotune": True},
+    "max-autotune": {"max_autotune": True, "triton.cudagraphs": True},
+}
+
+
+def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> dict[str, Any]:
+    """The options that a mode stands for; without `mode`, those of every mode by name. Sizes that are `dynamic` change
+    nothing.
+
+    Raises ValueError for an unknown mode, with the nearest ones.
+    """
+    if mode is None:
+        return {name: dict(options) for name, options in _MODE_OPTIONS.items()}
+    if mode not in _MODE_OPTIONS:
+        raise ValueError(unknown_name("mode", mode, _MODE_OPTIONS))
+    return dict(_MODE_OPTIONS[mode])
+
+
+def list_options() -> list[str]:
+    """The names of `bolide.inductor.config`."""
+    return list(config.shallow_copy_dict())
+
+
+__all__ = ["CompiledGraph", "compile", "compile_graph", "config", "list_mode_options", "list_options"]

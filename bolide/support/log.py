@@ -51,16 +51,17 @@ def apply(levels: Mapping[str, Any], path: str | None) -> None:
         if name not in known:
             raise ValueError(unknown_name("log", name, known))
     root = logging.getLogger("bolide")
-    for handler in [h for h in root.handlers if isinstance(h, (_Handler, logging.FileHandler))]:
-        root.removeHandler(handler)
-        handler.close()
+    for old in [h for h in root.handlers if isinstance(h, (_Handler, logging.FileHandler))]:
+        root.removeHandler(old)
+        old.close()
     for name in known:
         level = levels.get(name, False)
         chosen = logging.DEBUG if level is True else logging.NOTSET if level is False else level
         (artifact(name) if name in ARTIFACTS else logger(name)).setLevel(chosen)
     if not levels:
         return
-    for handler in [_Handler(), *([logging.FileHandler(path)] if path else [])]:
+    new: list[logging.Handler] = [_Handler(), *([logging.FileHandler(path)] if path else [])]
+    for handler in new:
         handler.setFormatter(logging.Formatter(_FORMAT))
         root.addHandler(handler)
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.trace import Trace, _NonLeaf
 
-_PLAIN = (bool, int, float, complex, str)
+_PLAIN: tuple[Any, ...] = (bool, int, float, complex, str)
 _CONSTANTS = (
     type(None),
     type(...),
@@ -185,7 +185,7 @@ class CallRecorder(TorchFunctionMode):
         return self._numbers[node]
 
     def _constant(self, real: torch.Tensor) -> fx.Node:
-        if torch._C._functorch.is_functorch_wrapped_tensor(real):  # type: ignore[attr-defined]
+        if torch._C._functorch.is_functorch_wrapped_tensor(real):
             raise _Refusal("a transform of torch.func is active")
         known = self._nodes.get(id(real))
         if known is None:
@@ -278,7 +278,7 @@ def _traced(value: Any) -> Iterator[TracedTensor]:
 
 def _check_history(outputs: Sequence[TracedTensor]) -> None:
     """Refuses functions of the user's own in the autograd history, which a graph of calls cannot hold."""
-    own = _NonLeaf._backward_cls  # type: ignore[attr-defined]
+    own = _NonLeaf._backward_cls
     todo: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     seen = set()
     while todo:
