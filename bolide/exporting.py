@@ -1,4 +1,4 @@
-"""`bolide.dynamo.export`: a whole program as one graph module. `bolide.dynamo.optimize`: the older form of `compile`."""
+"""`bolide.dynamo.export`: a program as one graph module. `bolide.dynamo.optimize`: the older form of `compile`."""
 
 from __future__ import annotations
 
