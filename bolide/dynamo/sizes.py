@@ -37,7 +37,7 @@ _REGISTERED = ("_parameters", "_buffers")
 class Mark:
     """What a user said of one dimension of a tensor."""
 
-    kind: str  # "dynamic" (an error if it cannot be), "maybe" (symbolic if possible) or "static"
+    kind: str  # "dynamic" or "unbacked" (an error if it cannot be), "maybe" (symbolic if possible) or "static"
     lo: int | None = None
     hi: int | None = None
 
@@ -86,6 +86,19 @@ def mark_static(t: torch.Tensor, index: Any = None) -> None:
     _mark(t, range(t.dim()) if index is None else index, Mark("static"))
 
 
+def mark_unbacked(t: torch.Tensor, index: Any) -> None:
+    """As `mark_dynamic`, and one compiled version serves sizes of 0 and 1 as well, unless the program treats them
+    otherwise."""
+    _mark(t, index, Mark("unbacked"))
+
+
+def mark_static_address(t: torch.Tensor, guard: bool = True) -> None:
+    """The tensor's memory stays where it is from call to call. Nothing follows from that on the CPU: compiled code
+    reads the address of every tensor at every call."""
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"expected a tensor, not {type(t).__name__}")
+
+
 # ---- what is remembered between captures ----------------------------------------------------------------------------
 
 
@@ -121,7 +134,7 @@ class SizeHistory:
             for place in symbol.places:
                 self.fixed.setdefault(place, set()).add(value)
             what = sources.text(symbol.source)
-            if symbol.marked and not config.allow_ignore_mark_dynamic:
+            if symbol.marked and value > 1 and not config.allow_ignore_mark_dynamic:
                 raise ConstraintError(what, value, where)
             _log.info("%s: %s is fixed at %d: %s", self.name, what, value, where)
             if events.subscribers:
@@ -159,8 +172,8 @@ class Symbols:
                 continue
             if mark is _UNMARKED and not self._changes(value, old):
                 continue
-            bounds = max(mark.lo or 0, 2), mark.hi
-            marked = mark.kind == "dynamic"
+            bounds = 0 if mark.kind == "unbacked" else max(mark.lo or 0, 2), mark.hi
+            marked = mark.kind in ("dynamic", "unbacked")
             key, called = (value, *old, marked, bounds), f"{name}_size{dim}"
             size = self._symbol((source, dim), size_source(source, dim), value, key, called, bounds, marked)
             if isinstance(size, torch.SymInt):
