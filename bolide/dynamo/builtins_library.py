@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo import operations
+from bolide.dynamo import operations, policy
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import refused, runs_natively
@@ -161,6 +161,19 @@ def _plain_data(vm: Machine, value: Any) -> Any:
     return operations.concrete(vm, value) if type(value) in operations.SYMBOLIC else value
 
 
+# ---- what is of the moment -------------------------------------------------------------------------------------------
+
+
+def _moment(function: Any) -> None:
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        raise refused(vm, function)
+
+
+for _function in policy.MOMENT:
+    _moment(_function)
+
+
 # ---- weak references -------------------------------------------------------------------------------------------------
 
 
@@ -169,12 +182,22 @@ def _proxy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("a weak proxy is made", vm.where(), "use weakref.ref", "outside_object")
 
 
-@intercept(weakref.ref)
-def _weak(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    callback = args[1] if len(args) > 1 else None
+def _weak_reference(vm: Machine, cls: type[Any], referent: Any, callback: Any = None) -> Any:
+    """A reference to an outside object is a real one to the real object; a library's callback, which would tidy up
+    when that dies, is left out: what this run makes does not outlive it."""
     if callback is not None and not (type(callback) is types.FunctionType and runs_natively(callback)):
         raise Unsupported("a weak reference with a callback", vm.where(), None, "outside_object")
-    return NATIVE
+    return weakref.ref.__new__(cls, referent.real) if type(referent) is Outside else NATIVE
+
+
+@intercept(weakref.ref)
+def _ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return _weak_reference(vm, weakref.ref, *args)
+
+
+@intercept(weakref.ref.__new__)
+def _new_ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return _weak_reference(vm, *args)
 
 
 # ---- random ----------------------------------------------------------------------------------------------------------
@@ -248,12 +271,6 @@ def _context_get(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(contextvars.ContextVar.set, contextvars.ContextVar.reset)
 def _context_set(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("a context variable is set", vm.where(), "set it outside the compiled function")
-
-
-@intercept(sys.exc_info)
-def _exc_info(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    error = vm.handled()
-    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
 @intercept(sys._getframe, inspect.currentframe, inspect.stack)

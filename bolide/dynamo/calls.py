@@ -189,7 +189,10 @@ def _cached(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: A
 def _weak_reference(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: Any) -> None:
     """The reference itself is guarded, and so is what it refers to; the entry keeps that alive."""
     found = function()
-    if id(function) in vm.world.seen and found is not None:
+    known = vm.world.seen.get(id(found))
+    if known is not None and known[0] is found:
+        found = known[1]
+    elif id(function) in vm.world.seen and found is not None:
         found = vm.world.wrap(found, Source("object", None, None, found))
     frame.stack.append(found)
 

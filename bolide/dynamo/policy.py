@@ -5,11 +5,18 @@ from __future__ import annotations
 import bisect
 import collections
 import contextlib
+import datetime
 import functools
+import gc
 import heapq
 import itertools
+import locale
 import math
 import operator
+import os
+import platform
+import sys
+import threading
 import types
 import weakref
 from typing import Any
@@ -57,9 +64,30 @@ INTERPRETED = (
     "operator.attrgetter",
     "operator.itemgetter",
     "operator.methodcaller",
+    "os.getenv",
+    "os._Environ.",
 )
 # Modules whose functions give another result at every call, or have effects outside of Python's objects.
 REFUSED_MODULES = _names("random time socket subprocess _random io _io shutil tempfile secrets uuid numpy.random")
+
+_OF_THE_MOMENT = {
+    os: "abort chdir chmod cpu_count ctermid execv fork fstat get_terminal_size getcwd getlogin getpid getppid kill "
+    "link listdir lstat makedirs mkdir open pipe popen putenv read readlink remove rename rmdir scandir stat symlink "
+    "system times umask uname unlink unsetenv urandom utime walk write",
+    os.path: "abspath exists expanduser getatime getctime getmtime getsize isdir isfile islink lexists "
+    "realpath samefile",
+    threading: "active_count current_thread enumerate get_ident get_native_id main_thread",
+    sys: "_current_frames getrefcount getsizeof settrace setprofile",
+    gc: "collect get_count get_objects get_referrers get_stats",
+    platform: "node platform uname",
+    locale: "getlocale setlocale",
+    datetime.datetime: "now today utcnow",
+    datetime.date: "today",
+}
+MOMENT: frozenset[Any] = frozenset(
+    getattr(owner, name) for owner, names in _OF_THE_MOMENT.items() for name in names.split() if hasattr(owner, name)
+)
+"""Single functions of that kind."""
 
 # ---- native functions ------------------------------------------------------------------------------------------------
 

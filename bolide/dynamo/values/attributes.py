@@ -184,6 +184,8 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         if kind is classmethod:
             return types.MethodType(found.__func__, cls)
         if kind is functools.cached_property:
+            if outside:
+                owner.namespace.rely_on_absence(name)
             return Call(polyfills.BY_NAME["cached_property_get"], [owner, found.func, found.attrname])
         if hasattr(kind, "__get__"):
             if outside and kind in (types.MethodDescriptorType, types.WrapperDescriptorType):
