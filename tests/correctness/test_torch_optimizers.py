@@ -211,3 +211,22 @@ def test_unused_gradients_are_errors_as_in_eager() -> None:
     x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
     found = bolide.compile(fn, fullgraph=True, backend="aot_eager")(x, w)
     assert torch.equal(found[0], torch.ones(3)) and found[1] is None
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adam foreach"])
+def test_schedules_do_not_recompile(name: str) -> None:
+    kind, options = OPTIMIZERS[name]
+    model = network()
+    twin = copy.deepcopy(model)
+    optimizers = [kind(list(m.parameters()), **{"lr": 0.1, **options}) for m in (model, twin)]
+    schedules = [optim.lr_scheduler.CosineAnnealingLR(optimizer, 20) for optimizer in optimizers]
+    step = bolide.compile(optimizers[1].step, fullgraph=True, backend="aot_eager")
+    for _ in range(12):
+        x = torch.randn(6, 4)
+        for own, optimizer, schedule, take in zip((model, twin), optimizers, schedules, (optimizers[0].step, step)):
+            optimizer.zero_grad()
+            own(x).square().sum().backward()
+            take()
+            schedule.step()
+    torch.testing.assert_close(list(twin.parameters()), list(model.parameters()), atol=1e-5, rtol=1e-5)
+    assert len(step._bolide.entries) <= 3

@@ -674,7 +674,8 @@ class World:
             self.guard(source, "equals", real)
             return real
         self.guard(source, "type", float)
-        tensor = _float_tensor(real)
+        with torch._C._DisableTorchDispatch():  # a real tensor, not one that is recorded
+            tensor = _float_tensor(real)
         self.inputs.append(Source("apply", source, (), _float_tensor))
         self.input_tensors.append(tensor)
         return self.trace.scalar(
