@@ -213,23 +213,6 @@ def _refused(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("globals, locals, eval, exec, open or input", vm.where(), "do this outside the compiled function")
 
 
-@intercept(builtins.__build_class__)
-def _build_class(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """A class statement: its body is interpreted with a namespace of its own, then the metaclass is called natively."""
-    body, name, *bases = args
-    resolved = tuple(types.resolve_bases(bases))
-    meta, namespace, keywords = types.prepare_class(name, resolved, kwargs)
-    if any(type(part) is Outside for part in [*resolved, *keywords.values()]):
-        raise Unsupported("a class statement with outside objects", vm.where())
-    cell = vm.evaluate_body(body, namespace)
-    if resolved != tuple(bases):
-        namespace["__orig_bases__"] = tuple(bases)
-    made = meta(name, resolved, namespace, **keywords)
-    if type(cell) is types.CellType:
-        cell.cell_contents = made
-    return made
-
-
 @intercept(print)
 def _print(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported(

@@ -568,23 +568,3 @@ def _make_function(vm: Machine, frame: Frame, arg: int) -> None:
         function.__annotations__ = dict(zip(annotations[::2], annotations[1::2]))
     vm.own_functions[id(function)] = function
     stack.append(function)
-
-
-@opcode("LOAD_BUILD_CLASS")
-def _load_build_class(vm: Machine, frame: Frame, arg: Any) -> None:
-    frame.stack.append(builtins.__build_class__)
-
-
-@opcode("IMPORT_NAME")
-def _import_name(vm: Machine, frame: Frame, arg: str) -> None:
-    names = frame.stack.pop()
-    level = frame.stack.pop()
-    frame.stack.append(__import__(arg, frame.globals, None, names, level))
-
-
-@opcode("IMPORT_FROM")
-def _import_from(vm: Machine, frame: Frame, arg: str) -> Any:
-    try:
-        return vm.answer(frame, load_attribute(vm, frame.stack[-1], arg))
-    except AttributeError as error:
-        raise ImportError(f"cannot import name {arg!r}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,8 @@ from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Machine, opcode
 from bolide.dynamo.values.outside import MISSING, Outside
 from bolide.support.errors import Unsupported
+
+_Group: Any = getattr(builtins, "BaseExceptionGroup", ())  # from 3.11 on
 
 # ---- handlers --------------------------------------------------------------------------------------------------------
 
@@ -38,7 +41,7 @@ def _classes(wanted: Any, groups: bool) -> Iterator[type]:
             yield from _classes(cls, groups)
         elif not (isinstance(cls, type) and issubclass(cls, BaseException)):
             raise TypeError("catching classes that do not inherit from BaseException is not allowed")
-        elif groups and issubclass(cls, BaseExceptionGroup):
+        elif groups and issubclass(cls, _Group):
             raise TypeError("catching ExceptionGroup with except* is not allowed. Use except instead.")
         else:
             yield cls
@@ -46,8 +49,8 @@ def _classes(wanted: Any, groups: bool) -> Iterator[type]:
 
 def _matches(error: Any, wanted: Any, groups: bool = False) -> bool:
     """As `except` compares: by the classes themselves, `__instancecheck__` has no say."""
-    mro = type(error).__mro__
-    return any([cls in mro for cls in _classes(wanted, groups)])
+    classes = list(_classes(wanted, groups))
+    return any(cls in type(error).__mro__ for cls in classes)
 
 
 @opcode("CHECK_EXC_MATCH")
@@ -62,9 +65,9 @@ def _check_eg_match(vm: Machine, frame: Frame, arg: Any) -> None:
     wanted = frame.stack.pop()
     error = frame.stack.pop()
     if _matches(error, wanted, True):
-        matched: Any = error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("", (error,))
+        matched: Any = error if isinstance(error, _Group) else _Group("", (error,))
         frame.stack += [None, matched]
-    elif isinstance(error, BaseExceptionGroup):
+    elif isinstance(error, _Group):
         matched, rest = error.split(tuple(_classes(wanted, True)))
         frame.stack += [rest, matched]
     else:
@@ -79,7 +82,7 @@ def _prep_reraise_star(vm: Machine, frame: Frame, arg: Any) -> None:
     """(what was caught, what the clauses raised and left over) becomes what goes on, None for nothing."""
     results = [error for error in frame.stack.pop() if error is not None]
     caught = frame.stack.pop()
-    if not isinstance(caught, BaseExceptionGroup):  # a naked exception was wrapped for the clauses
+    if not isinstance(caught, _Group):  # a naked exception was wrapped for the clauses
         frame.stack.append(results[0] if results else None)
         return
     raised = [error for error in results if not _is_part(error, caught)]
@@ -89,14 +92,14 @@ def _prep_reraise_star(vm: Machine, frame: Frame, arg: Any) -> None:
     if raised and rest is not None:
         raised.append(rest)
     if len(raised) > 1:
-        frame.stack.append(BaseExceptionGroup("", raised))
+        frame.stack.append(_Group("", raised))
     else:
         frame.stack.append(raised[0] if raised else rest)
 
 
 def _is_part(error: Any, group: Any) -> bool:
     """Whether an exception group is a part of `group` that `except*` split off, rather than a new exception."""
-    if not isinstance(error, BaseExceptionGroup):
+    if not isinstance(error, _Group):
         return False
     return (error.__traceback__, error.__cause__, error.__context__) == (
         group.__traceback__,
@@ -106,7 +109,7 @@ def _is_part(error: Any, group: Any) -> bool:
 
 
 def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
+    if isinstance(error, _Group):
         return [leaf for part in error.exceptions for leaf in _leaves(part)]
     return [error]
 

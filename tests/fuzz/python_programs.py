@@ -1,4 +1,3 @@
-# ruff: noqa: S311
 """A writer of random Python programs: nested statements over a few typed pools of variables.
 
 Variables of a program: integers a, b, n; a list of integers xs; a dict d; an instance box; a tensor x; the list `log`,
@@ -80,7 +79,6 @@ class Slotted:
     __slots__ = ("p", "q")
     kinds = []
     def __init__(self, p, q=0): self.p = p; self.q = q
-    def __init_subclass__(cls, **k): super().__init_subclass__(**k)
     def __getattr__(self, name):
         if name.startswith("w"): return len(name) + self.p
         raise AttributeError(name)
@@ -168,7 +166,7 @@ class Writer:
             f"operator.add({left}, {right})",
             f"sorted([{left}, {right}, n], key=lambda v: (v % 3, v))[{number} % 3]",
             f"(max(xs, key=lambda v: v % 5) if xs else {left})",
-            f"sum(p * q for p, q in zip(xs, reversed(xs)))",
+            "sum(p * q for p, q in zip(xs, reversed(xs)))",
             f"list(itertools.accumulate([{left}, {right}]))[-1]",
             f"x.numel() * {number} - {left}",
             f"tuple(x.shape)[0] % ({right} % 5 + 1)",
@@ -434,7 +432,13 @@ class Writer:
                 ),
             )
         handlers = self.pick(
-            "KeyError", "(IndexError, ZeroDivisionError)", "ValueError", "Exception", "(TypeError, Oops)", "LookupError", ""
+            "KeyError",
+            "(IndexError, ZeroDivisionError)",
+            "ValueError",
+            "Exception",
+            "(TypeError, Oops)",
+            "LookupError",
+            "",
         )
         if handlers:
             self.emit(indent, f"except {handlers} as error:")
@@ -521,12 +525,19 @@ class Writer:
         self.emit(indent + 1, "try:")
         self.emit(indent + 2, f"r = yield from careful(log, '{name}', {self.rng.randint(1, 3)})")
         self.emit(indent + 2, self.pick("yield r", "r = yield 5; log.append(r)", "return 7"))
-        self.emit(indent + 1, self.pick("finally: log.append('f')", "except Oops as e: log.append(described(e)); yield 9"))
+        self.emit(
+            indent + 1, self.pick("finally: log.append('f')", "except Oops as e: log.append(described(e)); yield 9")
+        )
         self.emit(indent, f"it = {name}(); log.append(next(it))")
         self.emit(indent, "try:")
         for _ in range(self.rng.randint(1, 3)):
             step = self.pick(
-                "it.throw(KeyError(a))", "it.throw(Oops(b))", "it.send(None)", "next(it, 'none')", "it.close()", "it.send(3)"
+                "it.throw(KeyError(a))",
+                "it.throw(Oops(b))",
+                "it.send(None)",
+                "next(it, 'none')",
+                "it.close()",
+                "it.send(3)",
             )
             self.emit(indent + 1, f"log.append({step})")
         self.emit(indent, "except Exception as error: log.append(described(error))")
@@ -559,9 +570,14 @@ class Writer:
         if "try:" in opened:
             if self.rng.random() < 0.6:
                 self.emit(indent + 2, f"except {self.pick('KeyError', 'ZeroDivisionError', 'Exception')} as e:")
-                self.emit(indent + 3, self.pick("log.append(described(e))", "return -2", "continue", "raise Oops(i) from e"))
+                self.emit(
+                    indent + 3, self.pick("log.append(described(e))", "return -2", "continue", "raise Oops(i) from e")
+                )
             self.emit(indent + 2, "finally:")
-            self.emit(indent + 3, self.pick("log.append('fin')", "if i == 2: return 8", "p += 1", "log.append(sys.exc_info()[0])"))
+            self.emit(
+                indent + 3,
+                self.pick("log.append('fin')", "if i == 2: return 8", "p += 1", "log.append(sys.exc_info()[0])"),
+            )
         if self.rng.random() < 0.4:
             self.emit(indent + 1, "else: log.append('else')")
         self.emit(indent + 1, "return p")
