@@ -55,7 +55,7 @@ def _mark(tensor: torch.Tensor, dims: Any, mark: Mark) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected a tensor, not {type(tensor).__name__}")
     marks = dict(marks_of(tensor))
-    for dim in dims if isinstance(dims, (list, tuple)) else (dims,):
+    for dim in (dims,) if isinstance(dims, int) else dims:
         if not -tensor.dim() <= dim < tensor.dim():
             raise IndexError(f"dimension {dim} of a tensor with {tensor.dim()} dimensions cannot be marked")
         dim %= tensor.dim()
