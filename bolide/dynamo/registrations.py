@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bolide.dynamo import (
     builtins,
+    builtins_breaks,
     builtins_iteration,
     builtins_library,
     builtins_torch,
@@ -16,12 +17,14 @@ from bolide.dynamo import (
     text,
     torch_autograd,
     torch_checkpoint,
+    torch_control_flow,
     torch_optimizers,
     torch_tensors,
 )
 
 MODULES = (
     builtins,
+    builtins_breaks,
     builtins_iteration,
     builtins_library,
     builtins_torch,
@@ -34,6 +37,7 @@ MODULES = (
     text,
     torch_autograd,
     torch_checkpoint,
+    torch_control_flow,
     torch_optimizers,
     torch_tensors,
 )

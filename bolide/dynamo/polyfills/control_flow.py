@@ -1,0 +1,69 @@
+"""torch's control-flow operators, written as the Python they stand for.
+
+Loops of known length are unrolled into the graph, derivatives included. A condition that depends on data is the break
+that the same ``if`` or ``while`` would be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+    """`torch.cond`"""
+    return true_fn(*operands) if pred else false_fn(*operands)
+
+
+def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Any) -> Any:
+    """`while_loop`: the body gives the next carried values, one or a tuple of them."""
+    carried = tuple(carried_inputs)
+    while cond_fn(*carried):
+        result = body_fn(*carried)
+        carried = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    return carried
+
+
+def scan(combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> Any:
+    """`scan`: (last carry, results stacked along the first dimension)."""
+    slices, spec = _slices(xs, dim)
+    carry, made = init, []
+    for position in _positions(len(slices), reverse):
+        carry, result = combine_fn(carry, pytree.tree_unflatten(slices[position], spec))
+        made.append(result)
+    return carry, _stacked(made, 0, reverse)
+
+
+def associative_scan(combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise") -> Any:
+    """`associative_scan`: the running combination along `dim`."""
+    slices, spec = _slices(xs, dim)
+    made: list[Any] = []
+    for position in _positions(len(slices), reverse):
+        item = pytree.tree_unflatten(slices[position], spec)
+        made.append(combine_fn(made[-1], item) if made else item)
+    return _stacked(made, dim, reverse)
+
+
+def map_over(f: Any, xs: Any, *args: Any) -> Any:
+    """`map`: f of every slice along the first dimension, stacked."""
+    slices, spec = _slices(xs, 0)
+    return _stacked([f(pytree.tree_unflatten(leaves, spec), *args) for leaves in slices], 0, False)
+
+
+def _slices(xs: Any, dim: int) -> Any:
+    leaves, spec = pytree.tree_flatten(xs)
+    return [list(items) for items in zip(*[leaf.unbind(dim) for leaf in leaves], strict=True)], spec
+
+
+def _positions(count: int, reverse: bool) -> Any:
+    return range(count - 1, -1, -1) if reverse else range(count)
+
+
+def _stacked(made: Any, dim: int, reverse: bool) -> Any:
+    if reverse:
+        made = made[::-1]
+    flat = [pytree.tree_flatten(item) for item in made]
+    spec = flat[0][1]
+    return pytree.tree_unflatten([torch.stack(items, dim) for items in zip(*[leaves for leaves, _ in flat])], spec)
