@@ -102,7 +102,7 @@ def test_one_lowering_serves_all_sizes(function):
     recorder.graph.output(tuple(recorder.nodes[id(result)] for result in results))
     program = lower(fx.GraphModule(torch.nn.Module(), recorder.graph))
     check_program(program)
-    assert program.size_vars == ["b", "t"]
+    assert list(program.size_vars) == ["b", "t"]
     calls = {d.op for d in program.definitions if isinstance(d, Extern)}
     assert calls <= {torch.ops.aten.bmm.default}, calls
     for b, t in ((B, T), (2, 3), (3, 16)):

@@ -151,13 +151,13 @@ class Program:
     """A lowered graph, in a valid order of execution. `results` are Views, ints, Exprs or None, one per element of
     the graph's output tuple.
 
-    `inputs` follow the placeholders that are tensors, then the graph's constants (`get_attr`); `size_vars` the
-    placeholders that are sizes."""
+    `inputs` follow the placeholders that are tensors, then the graph's constants (`get_attr`); `size_vars` names the
+    placeholders that are sizes, and gives the value each had while tracing: what is likely, not what is so."""
 
     inputs: list[Input]
     definitions: list[Definition]
     results: list[Any]
-    size_vars: list[str]
+    size_vars: dict[str, int]
 
     def named(self) -> dict[str, tuple[torch.dtype, tuple[Expr, ...], Layout | None]]:
         """Every buffer: (dtype, shape, declared layout)."""

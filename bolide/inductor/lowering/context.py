@@ -383,7 +383,7 @@ def lower(gm: torch.fx.GraphModule) -> Program:
         gm: as docs/architecture.md's contract of a graph given to a compiler says; every node has ``meta["val"]``.
     """
     ctx = Lowering()
-    size_vars: list[str] = []
+    size_vars: dict[str, int] = {}
     results: list[Any] = []
     write_backs: list[WriteBack] = []
     for node in gm.graph.nodes:
@@ -393,8 +393,8 @@ def lower(gm: torch.fx.GraphModule) -> Program:
             if hasattr(meta, "dtype"):
                 _input(ctx, node, meta)
             else:
-                ctx.values[node] = as_expr(meta) if isinstance(meta, torch.SymInt) else meta
-                size_vars.append(node.name)
+                ctx.values[node] = size = as_expr(meta) if isinstance(meta, torch.SymInt) else meta
+                size_vars[str(size)] = meta.node.hint if isinstance(meta, torch.SymInt) else meta
         elif node.op == "get_attr":
             _input(ctx, node, node.meta.get("val", None) or getattr(gm, node.target))
         elif node.op == "output":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -39,7 +40,7 @@ def choose_libraries(program: Program) -> Program:
         replaced: list[Definition] | None = None
         if isinstance(definition, Extern):
             if definition.op in (aten.mm.default, aten.addmm.default) and externs.prefers_onednn():
-                replaced = _linear(definition, buffers)
+                replaced = _linear(definition, buffers, program.size_vars)
             elif definition.op is aten.convolution_backward.default:
                 replaced = _weight_gradient(definition)
         done += replaced or [definition]
@@ -101,7 +102,7 @@ def _weight_gradient(extern: Extern) -> list[Definition] | None:
     return parts
 
 
-def _linear(extern: Extern, buffers: Buffers) -> list[Definition] | None:
+def _linear(extern: Extern, buffers: Buffers, likely: Mapping[str, int]) -> list[Definition] | None:
     """a @ b (+ bias) as a linear layer with weight b.T, or None where that does not do."""
     bias: Any = None
     args: tuple[Any, ...]
@@ -115,8 +116,7 @@ def _linear(extern: Extern, buffers: Buffers) -> list[Definition] | None:
     else:
         a, b = extern.args
     products = a.shape[0] * a.shape[1] * b.shape[1]
-    large = products.is_const and products.value >= FEWEST_PRODUCTS
-    if extern.dtypes[0] is not torch.float32 or not large:
+    if extern.dtypes[0] is not torch.float32 or products.evaluate(likely) < FEWEST_PRODUCTS:
         return None
     weight = _transposed(b, buffers)
     if not _dense(weight):  # oneDNN then falls back to a loop that is a thousand times slower
