@@ -328,6 +328,14 @@ _TABLE = (
         "bolide.dynamo.config.minimum_call_count is higher.",
         "lower minimum_call_count",
     ),
+    BreakKind(
+        "BR0707",
+        "lazy",
+        "A lazy module has no parameters yet",
+        "Its first call makes them, in eager; the next one is compiled.",
+        "none needed",
+        "user",
+    ),
 )
 
 KINDS: dict[str, BreakKind] = {kind.name: kind for kind in _TABLE}
