@@ -5,9 +5,14 @@ a backend that takes one graph of torch's functions.
 from __future__ import annotations
 
 import functools
+import os
+import re
+import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -78,6 +83,8 @@ def compile_graph(
     """Compile one graph. If the compiler fails, the graph is interpreted by ATen calls instead, unless
     `suppress_errors` is off.
     """
+    if not config.use_lazy_graph_module:
+        graph.code  # noqa: B018  (generates it)
     if events.subscribers:
         events.emit(events.Graph(name, info.kind, graph))
     start = time.perf_counter()
@@ -86,6 +93,8 @@ def compile_graph(
             compiled = compiler(graph, info)
     except Exception as error:
         failure = CompileError(f"{info.kind} graph", name, error)
+        if config.replay_record_enabled:
+            record_failure(config.debug_dir_root, graph, failure)
         if not config.suppress_errors:
             raise failure from error
         warnings.warn(f"{failure}; this graph runs through ATen calls", BolideWarning, stacklevel=2)
@@ -97,6 +106,23 @@ def compile_graph(
     if config.verify_correctness and info.kind != "backward":
         return _verified(compiled, functorch.interpret(graph, info), name)
     return compiled
+
+
+def record_failure(root: str, graph: fx.GraphModule, failure: CompileError) -> str:
+    """Write the code of `graph`, what is known of its values, and the traceback, to a new directory below `root`;
+    returns its path.
+    """
+    os.makedirs(root, exist_ok=True)
+    path = tempfile.mkdtemp(prefix=f"{re.sub(r'[^A-Za-z0-9]+', '_', failure.function)}_", dir=root)
+    metas = "".join(f"{node.name}: {node.meta.get('val')}\n" for node in graph.graph.nodes)
+    files = {
+        "graph.py": graph.code,
+        "values.txt": metas,
+        "error.txt": "".join(traceback.format_exception(failure)),
+    }
+    for name, text in files.items():
+        Path(path, name).write_text(text, encoding="utf-8")
+    return path
 
 
 # ---- one graph of torch's functions ----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from bolide.dynamo.backends import (
 )
 from bolide.dynamo.config import config
 from bolide.dynamo.disabling import disable
+from bolide.dynamo.metrics import get_compilation_metrics
 from bolide.dynamo.sizes import mark_dynamic, mark_static, mark_static_address, mark_unbacked, maybe_mark_dynamic
 from bolide.dynamo.stance import set_stance
 from bolide.dynamo.state import is_compiling, is_dynamo_compiling
@@ -29,6 +30,7 @@ __all__ = [
     "disable",
     "explain",
     "export",
+    "get_compilation_metrics",
     "is_compiling",
     "is_dynamo_compiling",
     "list_backends",

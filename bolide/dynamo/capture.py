@@ -15,6 +15,7 @@ import torch
 from bolide.dynamo import registrations
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
+from bolide.dynamo.config import config
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
 from bolide.dynamo.reified import exception_effects, generator_effects
@@ -24,6 +25,7 @@ from bolide.dynamo.values.outside import CONSTANT_TYPES, MODULE_INTERNALS, Defer
 from bolide.dynamo.values.rebuild import Rebuilder
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing import Trace
+from bolide.tracing.rules import answers
 from bolide.tracing.calls import CallRecorder
 
 REGISTERED = registrations.MODULES  # importing it fills the tables of handlers
@@ -98,6 +100,8 @@ class _Attempt:
         self, start: Start, code: types.CodeType, history: SizeHistory | None, record_calls: bool
     ) -> None:
         self.start, self.code = start, code
+        answers.remember = config.fake_tensor_cache_enabled
+        answers.crosscheck = config.fake_tensor_cache_crosscheck_enabled
         self.trace = Trace()
         self.calls = CallRecorder(self.trace) if record_calls else None
         self.symbols = Symbols(history or SizeHistory("", False), self.trace)

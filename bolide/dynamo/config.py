@@ -167,15 +167,15 @@ class DynamoConfig(Config):
         "Functions whose calls are replaced by a constant while capturing.",
     )
     allowed_functions_module_string_ignorelist: set[str] = option(
-        {"torch.distributions", "torch.testing", "torch._refs", "torch._prims", "torch._decomp"},
-        "Modules of torch whose functions are looked into instead of being called as they are.",
+        {"torch.distributions"},
+        "Beginnings of names of modules whose functions are looked into, though they belong to torch.",
     )
     skipfiles_inline_module_allowlist: dict[Any, Any] = option({}, "Modules that are captured.", note=_LEGACY)
     reorderable_logging_functions: set[Callable[..., Any]] = option(
         set(), "Functions for output (print, warnings.warn) whose calls may wait until the graph has run."
     )
     traceable_tensor_subclasses: set[type] = option(
-        set(), "Subclasses of Tensor that may be captured besides those with a tracing protocol."
+        set(), "Subclasses of Tensor that are captured.", note="no effect: those with a tracing protocol are captured"
     )
     rewrite_assert_with_torch_assert: bool = option(True, "`assert` on a tensor becomes an assertion at run time.")
     only_allow_pt2_compliant_ops: bool = option(
@@ -204,6 +204,7 @@ class DynamoConfig(Config):
         ["stride", "requires_grad", "storage_offset", "layout", "data"]
         + sorted(name for name in dir(torch.Tensor) if name.startswith("is_")),
         "Tensor attributes that a backward written by the user may not ask for in strict mode.",
+        note="for compiled autograd, which is not there yet",
     )
     inject_BUILD_SET_unimplemented_TESTING_ONLY: bool = option(
         False, "Pretend that Python's BUILD_SET operation is unknown, to test breaks."
@@ -254,7 +255,9 @@ class DynamoConfig(Config):
         env=("BOLIDE_REPRO_IGNORE_NON_FP", "TORCHDYNAMO_REPRO_IGNORE_NON_FP"),
         compiled=False,
     )
-    same_two_models_use_fp64: bool = option(True, "Compare results by their distance from float64.", compiled=False)
+    same_two_models_use_fp64: bool = option(
+        True, "Compare results by their distance from float64.", compiled=False, note=_REPRO
+    )
 
     # ---- distributed and CUDA
     optimize_ddp: bool | str = option(

@@ -16,6 +16,7 @@ from torch import fx
 from torch.autograd import forward_ad
 
 from bolide.dynamo import sources
+from bolide.dynamo.config import config
 from bolide.dynamo.program import GlobalState, Guard, ShapeGuard, Source, TensorGuard
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.state import state
@@ -107,6 +108,13 @@ def busy() -> str | None:
     if fx._symbolic_trace._is_fx_tracing_flag:
         return "torch.fx is tracing"
     return None
+
+
+def nested_trace() -> bool:
+    """Whether a tracer of torch's is at work inside which calling a compiled function is an error."""
+    if torch._C._get_tracing_state() is not None:
+        return config.error_on_nested_jit_trace
+    return fx._symbolic_trace._is_fx_tracing_flag and config.error_on_nested_fx_trace
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo import policy
+from bolide.dynamo.config import config
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import PLAIN, SYMBOLIC, concrete, polyfill, python_method
@@ -56,7 +57,11 @@ def runs_as_is(module: str, name: str) -> bool:
 def runs_natively(function: types.FunctionType) -> bool:
     """Whether a Python function belongs to torch or to a part of the standard library that is run as it is."""
     module = function.__globals__.get("__name__")
-    return isinstance(module, str) and runs_as_is(module, function.__qualname__)
+    return (
+        isinstance(module, str)
+        and runs_as_is(module, function.__qualname__)
+        and not module.startswith(tuple(config.allowed_functions_module_string_ignorelist))
+    )
 
 
 def is_native(vm: Machine, function: types.FunctionType) -> bool:

@@ -11,11 +11,14 @@ from typing import Any
 
 from bolide.dynamo import operations
 from bolide.dynamo.bytecode import VERSION
+from bolide.dynamo.config import config
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine, opcode
+from bolide.dynamo.state import is_dynamo_compiling
 from bolide.dynamo.text import format_value
 from bolide.dynamo.values.attributes import delete_attribute, load_attribute, load_super, store_attribute
 from bolide.dynamo.values.outside import MISSING, Deferred, Outside
+from bolide.support.errors import Unsupported
 
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>", "__slots__": ()})()
 
@@ -232,6 +235,8 @@ def _build_list(vm: Machine, frame: Frame, arg: int) -> None:
 
 @opcode("BUILD_SET")
 def _build_set(vm: Machine, frame: Frame, arg: int) -> None:
+    if config.inject_BUILD_SET_unimplemented_TESTING_ONLY and is_dynamo_compiling():
+        raise Unsupported("BUILD_SET is declared unknown", vm.where(), kind="bytecode", operation="BUILD_SET")
     frame.stack.append(set(_pop_many(frame, arg)))
 
 

@@ -46,7 +46,6 @@ INTERPRETED = (
     "torch.utils.checkpoint",
     "torch.utils.hooks.RemovableHandle",
     "torch.optim",
-    "torch.distributions",
     "torch.ao",
     "torch.amp.grad_scaler",
     "collections.abc",

@@ -20,6 +20,7 @@ from typing import Any
 from bolide.dynamo import guards
 from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
+from bolide.dynamo.metrics import CompilationMetrics, compilation_metrics
 from bolide.dynamo.program import Break, Captured, Guard
 from bolide.dynamo.replay import Entry, Runner, make_entry
 from bolide.dynamo.signature import Signature
@@ -27,8 +28,9 @@ from bolide.dynamo.sizes import SizeHistory, shape_guards
 from bolide.dynamo.state import state
 from bolide.support import events, log
 from bolide.support.caches import on_reset
-from bolide.support.errors import BolideWarning, CompileError, RecompileError, Unsupported, UserFrame
+from bolide.support.errors import BolideError, BolideWarning, CompileError, RecompileError, Unsupported, UserFrame
 from bolide.support.garbage import collector_paused
+from bolide.support.profiling import profiled
 
 Backend = Callable[[Captured], Runner]
 
@@ -169,6 +171,12 @@ class Versions(ABC):
         Raises Unsupported, CompileError or RecompileError.
         """
         reason = guards.busy()
+        if guards.nested_trace():
+            raise RuntimeError(
+                f"the compiled function {self.name} is called while {reason}; call the function that it was made from, "
+                "or set bolide.dynamo.config.error_on_nested_fx_trace (error_on_nested_jit_trace) to False: then it "
+                "runs in eager there"
+            )
         if reason is not None:
             raise Unsupported(reason, kind="state", remedy="call the compiled function outside of it")
         with _turn:
@@ -176,8 +184,11 @@ class Versions(ABC):
                 return not self.given_up
             self._check_limits()
             try:
-                with collector_paused():
+                with collector_paused(), profiled(config.cprofile, self.name):
                     self.install(*self._make(args, kwargs))
+            except (Unsupported, CompileError) as error:
+                self._measure(None, 0, 0.0, 0.0, error)
+                raise
             finally:
                 state.stage = None
         return True
@@ -238,9 +249,10 @@ class Versions(ABC):
             captured = self.capture_now(args, kwargs)
         captured.name = self.name
         state.stage = "backend"
+        captured_after = time.perf_counter() - start
         if events.subscribers:
             shown = tuple(map(guards.text, guards.prepare(captured.guards, surroundings)))
-            events.emit(events.Captured(self.name, captured, shown, time.perf_counter() - start))
+            events.emit(events.Captured(self.name, captured, shown, captured_after))
         if captured.ending is not None:
             self._tell_break(captured.ending)
         try:
@@ -254,10 +266,39 @@ class Versions(ABC):
         checks = guards.prepare(known, surroundings)  # backward code of the user's was read meanwhile, too
         following = self.entries[-1].function if self.entries else self.miss
         entry = make_entry(self.signature, captured, checks, run, following)
+        seconds = time.perf_counter() - start
+        self._measure(captured, len(checks), captured_after, seconds)
         if events.subscribers:
             seconds = time.perf_counter() - start
             events.emit(events.Installed(self.name, len(self.entries), entry.source, seconds))
         return entry, captured
+
+    def _measure(
+        self,
+        captured: Captured | None,
+        checks: int,
+        captured_after: float,
+        seconds: float,
+        error: BolideError | None = None,
+    ) -> None:
+        if config.log_compilation_metrics:
+            operations = 0 if captured is None else len(captured.trace.graph.nodes)
+            failure = None if error is None else getattr(error, "reason", str(error))
+            compilation_metrics.append(
+                CompilationMetrics(
+                    self.name, len(self.entries), operations, checks, captured_after, seconds, failure
+                )
+            )
+
+    def _compiled(self, captured: Captured) -> Runner:
+        """The backend's runner. Where grad mode is off at the beginning and a result requires grad all the same, it was
+        switched on meanwhile.
+        """
+        if torch.is_grad_enabled() or not any(output.requires_grad for output in captured.outputs):
+            return self.backend(captured)
+        with torch.enable_grad():
+            run = self.backend(captured)
+        return torch.enable_grad()(run)
 
     def _tell_break(self, ending: Break) -> None:
         _log.info("%s ends in a break: %s (%s)", self.name, ending.reason, ending.where)

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+import pstats
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 import bolide
+from bolide.compiling import TraceBackend
+from bolide.dynamo.backends import register_backend
 from bolide.dynamo.config import DynamoConfig
+from bolide.dynamo.native_calls import runs_natively
 from bolide.support.config import Config, option
+from bolide.tracing.rules import registry
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 PENDING = """
-    log_file_name log_compilation_metrics cprofile debug_dir_root replay_record_enabled verify_correctness
-    minimum_call_count dead_code_elimination raise_on_ctx_manager_usage error_on_nested_jit_trace
-    error_on_nested_fx_trace specialize_int specialize_float assume_static_by_default automatic_dynamic_shapes
-    force_parameter_static_shapes force_nn_module_property_static_shapes allow_ignore_mark_dynamic
-    capture_scalar_outputs capture_dynamic_output_shape_ops prefer_deferred_runtime_asserts_over_guards
-    do_not_emit_runtime_asserts guard_nn_modules guard_nn_modules_using_dict_tags enable_cpp_guard_manager
-    skip_nnmodule_hook_guards constant_functions allowed_functions_module_string_ignorelist
-    reorderable_logging_functions traceable_tensor_subclasses rewrite_assert_with_torch_assert
-    only_allow_pt2_compliant_ops enforce_cond_guards_match trace_numpy numpy_default_float numpy_default_complex
-    numpy_default_int use_numpy_random_stream use_lazy_graph_module _autograd_backward_strict_mode_banned_ops
-    inject_BUILD_SET_unimplemented_TESTING_ONLY fake_tensor_cache_enabled fake_tensor_cache_crosscheck_enabled
-    repro_tolerance repro_ignore_non_fp same_two_models_use_fp64
+    prefer_deferred_runtime_asserts_over_guards do_not_emit_runtime_asserts guard_nn_modules
+    guard_nn_modules_using_dict_tags skip_nnmodule_hook_guards rewrite_assert_with_torch_assert
+    enforce_cond_guards_match trace_numpy numpy_default_float numpy_default_complex numpy_default_int
+    use_numpy_random_stream
 """
 """Options that are declared, and whose effect is still to come."""
 
@@ -131,6 +129,97 @@ def test_constant_functions() -> None:
     with bolide.dynamo.config.patch(constant_functions={setting: 5}):
         torch.testing.assert_close(bolide.compile(lambda x: x * setting(), fullgraph=True)(x), x * 5)
     torch.testing.assert_close(bolide.compile(lambda x: x * setting(), fullgraph=True)(x), x * 2)
+
+
+def test_modules_whose_functions_are_looked_into() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(torch.nn.functional.softsign(x))
+
+    x = torch.randn(3)
+    for ignored in (set(), {"torch.nn.functional"}):
+        with bolide.dynamo.config.patch(allowed_functions_module_string_ignorelist=ignored):
+            torch.testing.assert_close(bolide.compile(f, fullgraph=True)(x), f(x))
+            assert runs_natively(torch.nn.functional.softsign) is not bool(ignored)
+
+
+def test_build_set_can_be_declared_unknown() -> None:
+    def f(x: torch.Tensor, a: int, b: int) -> torch.Tensor:
+        return x * len({a, b})
+
+    with bolide.dynamo.config.patch(inject_BUILD_SET_unimplemented_TESTING_ONLY=True):
+        with pytest.raises(bolide.Unsupported, match="BUILD_SET"):
+            bolide.compile(f, fullgraph=True)(torch.ones(2), 1, 2)
+        broken = bolide.compile(f)
+        torch.testing.assert_close(broken(torch.ones(2), 1, 2), torch.full((2,), 2.0))
+    torch.testing.assert_close(bolide.compile(f, fullgraph=True)(torch.ones(2), 1, 2), torch.full((2,), 2.0))
+
+
+def test_remembered_shapes_can_be_checked_or_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    infer = registry._infer
+    monkeypatch.setattr(registry, "_infer", lambda *given: asked.append(given[0]) or infer(*given))
+
+    def count() -> int:
+        asked.clear()
+        bolide.compile(lambda x: x * 3 + 1, backend="eager", fullgraph=True)(torch.ones(2, 7))
+        return len(asked)
+
+    first, again = count(), count()
+    with bolide.dynamo.config.patch(fake_tensor_cache_enabled=False):
+        forgetful = count()
+    with bolide.dynamo.config.patch(fake_tensor_cache_crosscheck_enabled=True):
+        checked = count()
+    assert again == 0 and forgetful == checked >= first and checked > 0
+
+
+def test_tracing_compiled_functions_is_an_error_unless_allowed() -> None:
+    compiled = bolide.compile(lambda x: x * 2)
+    x = torch.randn(3)
+    with pytest.raises(RuntimeError, match="torch.fx is tracing.*error_on_nested_fx_trace"):
+        torch.fx.symbolic_trace(compiled)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError, match="torch.jit is tracing"):
+            torch.jit.trace(compiled, (x,))
+        with bolide.dynamo.config.patch(error_on_nested_jit_trace=False):
+            torch.testing.assert_close(torch.jit.trace(compiled, (x,))(x), x * 2)
+
+
+def test_compilation_metrics() -> None:
+    bolide.reset()
+    bolide.compile(lambda x: x * 2)(torch.randn(3))
+    with bolide.dynamo.config.patch(log_compilation_metrics=False):
+        bolide.compile(lambda x: x * 3)(torch.randn(3))
+    with pytest.raises(bolide.Unsupported):
+        bolide.compile(lambda x: x.item(), fullgraph=True)(torch.randn(1))
+    good, bad = bolide.dynamo.get_compilation_metrics()
+    assert good.failure is None and good.operations > 0 and good.guards > 0
+    assert 0 < good.capture_seconds <= good.seconds and good.version == 0
+    assert bad.failure is not None and "depends on the data" in bad.failure
+
+
+def test_profiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with bolide.dynamo.config.patch(cprofile=str(tmp_path)):
+        bolide.compile(lambda x: x * 2)(torch.randn(3))
+    (file,) = tmp_path.iterdir()
+    assert pstats.Stats(str(file)).total_calls > 100
+    with bolide.dynamo.config.patch(cprofile=True):
+        bolide.compile(lambda x: x * 2)(torch.randn(3))
+    assert "cumulative" in capsys.readouterr().err
+
+
+def test_failures_are_recorded(tmp_path: Path) -> None:
+    def fails(gm: torch.fx.GraphModule, info: object) -> object:
+        raise ZeroDivisionError("no kernels today")
+
+    register_backend(TraceBackend("failing", fails, "default"), "failing", tags=("debug",))
+    with bolide.dynamo.config.patch(replay_record_enabled=True, debug_dir_root=str(tmp_path)):
+        with pytest.raises(bolide.CompileError):
+            bolide.compile(lambda x: x * 2, backend="failing")(torch.randn(3))
+    (folder,) = tmp_path.iterdir()
+    assert "aten.mul" in (folder / "graph.py").read_text()
+    assert "no kernels today" in (folder / "error.txt").read_text()
+    assert "float32" in (folder / "values.txt").read_text()
 
 
 def test_types_of_options_without_a_value() -> None:

@@ -7,6 +7,7 @@ A rule takes the operation's arguments with a `TensorMeta` in place of each tens
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,19 @@ from bolide.tracing.meta import TensorMeta
 RULES: dict[str, Callable[..., Any]] = {}  # by the name of the overload: looking up 300 overloads costs 10 ms
 _MEMO_LIMIT = 1 << 14
 _memo: dict[Any, Any] = {}
+
+
+@dataclass
+class Answers:
+    """What `infer` does with answers it gave before: whether it gives them again, and whether it checks that it would
+    still come to the same ones.
+    """
+
+    remember: bool = True
+    crosscheck: bool = False
+
+
+answers = Answers()
 _prepared: list[bool] = []
 
 
@@ -49,10 +63,12 @@ def infer(func: Any, args: Any, kwargs: Any, shapes: ShapeEnv | None = None) -> 
         known = memo.get(key, memo)
     except TypeError:  # an argument without a hash
         return _infer(func, operands, options)
-    if known is memo:
+    if known is memo or not answers.remember:
         if len(memo) >= _MEMO_LIMIT:
             memo.clear()
         known = memo[key] = _infer(func, operands, options) if shapes is None else _quietly(shapes, func, operands, options)
+    elif answers.crosscheck and shapes is None and _infer(func, operands, options) != known:
+        raise AssertionError(f"the remembered answer of {func} for {operands} is {known}, asked again it is another one")
     return known
 
 
