@@ -8,7 +8,6 @@ readable one, answers at once while memory is as it was, and otherwise asks the 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from bolide.dynamo.sources import Namespace, Reader, count_uses
 FIRST_RECORDING = 2  # the passing call after which a recording is made
 SETTLED = 32  # after so many passes a change is an event; before, it is a habit
 MOST_PROGRAMS = 64  # for so many different objects under one name
+MOST_DEATHS = 2  # of objects under one name; then they are taken to be new in each call
 MOST_RECORDINGS = 12  # in a row that did not settle; then the readable check stays
 
 
@@ -69,7 +69,7 @@ class Check:
         self.install = install
         self.source, self.readable = readable(names, guards, wanted, title)
         self.habits = pins.Habits()
-        self.records: list[tuple[pins.Record, list[weakref.ref[Any]]]] = []
+        self.records: list[pins.Record] = []
         self.passes = 0
         self.unsettled = 0
         self.deaths = 0
@@ -87,27 +87,37 @@ class Check:
     def record(self, values: Sequence[Any]) -> None:
         """Make native programs for this call and, again, for those of earlier calls that were of other objects."""
         now = self._record(values)
-        before = next((record for record, _ in self.records if record.roots == now.roots), None)
-        if before is not None and before.program.passes < SETTLED:
-            self.unsettled += 1
-            changes = list(pins.changed(before, now))
-            for kind, source in changes:
-                getattr(self.habits, kind).add(source)
-            now = self._record(values) if changes else now
-        elif before is not None:
-            self.unsettled = 0
-        if self._forget_dead(now):
+        gone = self._forget_dead()
+        before = next((record for record in self.records if record.roots == now.roots), None)
+        fresh = {source for record in gone for source in now.roots if source in record.roots}
+        self.deaths += len(gone)
+        changes = set()
+        if before is not None:
+            settled = before.program.passes >= SETTLED
+            self.unsettled = 0 if settled else self.unsettled + 1
+            changes = set() if settled else set(pins.changed(before, now))
+        elif self.deaths >= MOST_DEATHS or len(self.records) >= MOST_PROGRAMS:
+            changes = {("values", source) for source in fresh or now.roots}
+            self.deaths, self.records = 0, []
+        for kind, source in changes:
+            getattr(self.habits, kind).add(source)
+        if changes:
             now = self._record(values)
         if self.unsettled > MOST_RECORDINGS:
             self.records = []
             self.install(self.readable)
             return
-        kept = [(record, roots) for record, roots in self.records if record.roots != now.roots]
-        self.records = [(now, self._references(now, values)), *kept[: MOST_PROGRAMS - 1]]
+        self.records = [now, *(record for record in self.records if record.roots != now.roots)][:MOST_PROGRAMS]
         found = layout()
         assert found is not None
-        programs = [record.program for record, _ in self.records]
+        programs = [record.program for record in self.records]
         self.install(native.make_check(found, len(self.names), programs, self.slow))
+
+    def _forget_dead(self) -> list[pins.Record]:
+        """Drop the records whose objects are gone, and answer them."""
+        gone = [record for record in self.records if record.is_gone()]
+        self.records = [record for record in self.records if not record.is_gone()]
+        return gone
 
     def _record(self, values: Sequence[Any]) -> pins.Record:
         found = layout()
@@ -118,29 +128,3 @@ class Check:
 
     def _rest(self, guards: Sequence[Guard], wanted: Sequence[Source]) -> Callable[..., Any]:
         return readable(self.names, guards, wanted, self.title)[1]
-
-    def _references(self, record: pins.Record, values: Sequence[Any]) -> list[weakref.ref[Any]]:
-        """To the objects that a program is for."""
-        ids = set(record.roots.values())
-        return [weakref.ref(value) for value in values if id(value) in ids and _can_be_watched(value)]
-
-    def _forget_dead(self, now: pins.Record) -> bool:
-        """Drop the programs of objects that are gone. When that happens again and again, names whose objects change
-        are no longer followed; True if they were until now.
-        """
-        alive = [(record, roots) for record, roots in self.records if all(root() is not None for root in roots)]
-        self.deaths += len(self.records) - len(alive)
-        crowded = len(alive) >= MOST_PROGRAMS
-        if self.deaths < 3 and not crowded:
-            self.records = alive
-            return False
-        fresh = {
-            s for record, _ in self.records for s in now.roots if record.roots.get(s, now.roots[s]) != now.roots[s]
-        }
-        self.records, self.deaths = ([] if fresh else alive), 0
-        self.habits.values |= fresh
-        return bool(fresh)
-
-
-def _can_be_watched(value: Any) -> bool:
-    return bool(type(value).__weakrefoffset__)

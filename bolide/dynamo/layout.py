@@ -142,13 +142,15 @@ def slot_offset(slot: types.MemberDescriptorType) -> int | None:
 
 class _Slotted:
     __slots__ = ("first", "second")
+    first: object
+    second: object
 
 
 def _confirm_slots() -> None:
     example = _Slotted()
     example.first, example.second = object(), object()
-    for slot, value in ((_Slotted.first, example.first), (_Slotted.second, example.second)):
-        offset = slot_offset(slot)  # type: ignore[arg-type]
+    for slot, value in ((vars(_Slotted)["first"], example.first), (vars(_Slotted)["second"], example.second)):
+        offset = slot_offset(slot)
         _require(offset is not None and word(id(example) + offset) == id(value), "slots")
 
 
@@ -279,17 +281,18 @@ def _class_version_offset() -> int:
     class Derived(_Plain):
         pass
 
+    count = int(type.__basicsize__) // 4  # type: ignore[call-overload]
+
     def read() -> list[int]:
         getattr(Derived, "__bolide_looks_up__", None)
-        return list((ctypes.c_uint32 * (type.__basicsize__ // 4)).from_address(id(Derived)))
+        return list((ctypes.c_uint32 * count).from_address(id(Derived)))
 
     snapshots = [read()]
     for round_ in range(6):
-        (Derived, _Plain)[round_ % 2].mark = round_  # type: ignore[union-attr]
-        stale = list((ctypes.c_uint32 * (type.__basicsize__ // 4)).from_address(id(Derived)))
+        setattr((Derived, _Plain)[round_ % 2], f"mark{round_ // 2}", round_)
+        stale = list((ctypes.c_uint32 * count).from_address(id(Derived)))
         snapshots.append(read())
         snapshots[-1] = [now if old != before else 0 for now, old, before in zip(snapshots[-1], stale, snapshots[-2])]
-    del _Plain.mark  # type: ignore[attr-defined]
     growing = [i for i in range(len(snapshots[0])) if all(0 < a[i] < b[i] for a, b in itertools.pairwise(snapshots))]
     _require(len(growing) == 1, "tp_version_tag")
     return growing[0] * 4

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from bolide.support.symbols import symbol_address
 
 # Instructions, with their operands. An object is given by its address.
 DONE = 0
-WORDS = 1  # count, then (address, mask, expected) count times
+WORDS = 1  # count, then (address, expected) count times
 TENSORS = 2  # count, then (object, facts) count times
 IS = 3  # slot, object
 TENSOR = 4  # slot, facts
@@ -32,6 +33,7 @@ LIST = 8  # first slot to fill, slot, count
 DICT = 9  # first slot to fill, slot, count, keys: the values of a dict with exactly these keys in this order
 ITEM = 10  # slot to fill, slot, key: a value of a dict
 ATTRIBUTE_IS = 11  # object, name, object
+BITS = 13  # count, then (address, mask, expected) count times
 STATE = 12  # keys of autocast (all off), key of transforms (off), autograd's flags, default dtype, deterministic
 
 # What a tensor has to be ("facts"): class, dim, flags, numbers of words and of sizes, then (offset, mask, expected) for
@@ -65,19 +67,31 @@ declare ptr @_ZN2at13globalContextEv()
 declare i8 @_ZNK2at7Context23deterministicAlgorithmsEv(ptr)
 declare ptr @_ZN5torch3jit6tracer15getTracingStateEv()
 
-define internal i64 @load(ptr %base, i64 %offset) {{
-  %at = getelementptr i8, ptr %base, i64 %offset
-  %value = load i64, ptr %at
-  ret i64 %value
+define internal i1 @words_match(ptr %pairs, i64 %count) {{
+entry:
+  %some = icmp sgt i64 %count, 0
+  br i1 %some, label %loop, label %yes
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %same ]
+  %at = phi ptr [ %pairs, %entry ], [ %following, %same ]
+  %address = load ptr, ptr %at
+  %expected.at = getelementptr i64, ptr %at, i64 1
+  %expected = load i64, ptr %expected.at
+  %found = load i64, ptr %address
+  %equal = icmp eq i64 %found, %expected
+  br i1 %equal, label %same, label %no
+same:
+  %following = getelementptr i64, ptr %at, i64 2
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %loop, label %yes
+yes:
+  ret i1 true
+no:
+  ret i1 false
 }}
 
-define internal i64 @word(ptr %words, i64 %index) {{
-  %at = getelementptr i64, ptr %words, i64 %index
-  %value = load i64, ptr %at
-  ret i64 %value
-}}
-
-define internal i1 @words_match(ptr %triples, i64 %count) {{
+define internal i1 @bits_match(ptr %triples, i64 %count) {{
 entry:
   %some = icmp sgt i64 %count, 0
   br i1 %some, label %loop, label %yes
@@ -106,21 +120,21 @@ no:
 
 define internal i1 @tensor_fits(ptr %object, ptr %facts) {{
 entry:
-  %class = call i64 @load(ptr %object, i64 {type})
+  %class = load.at(ptr %object, i64 {type})
   %class.wanted = load i64, ptr %facts
   %class.same = icmp eq i64 %class, %class.wanted
   br i1 %class.same, label %dims, label %no
 dims:
   %impl.at = getelementptr i8, ptr %object, i64 {impl}
   %impl = load ptr, ptr %impl.at
-  %dim = call i64 @load(ptr %impl, i64 {dims})
-  %dim.wanted = call i64 @word(ptr %facts, i64 1)
+  %dim = load.at(ptr %impl, i64 {dims})
+  %dim.wanted = load.word(ptr %facts, i64 1)
   %dim.same = icmp eq i64 %dim, %dim.wanted
   br i1 %dim.same, label %begin, label %no
 begin:
-  %flags = call i64 @word(ptr %facts, i64 2)
-  %word.count = call i64 @word(ptr %facts, i64 3)
-  %size.count = call i64 @word(ptr %facts, i64 4)
+  %flags = load.word(ptr %facts, i64 2)
+  %word.count = load.word(ptr %facts, i64 3)
+  %size.count = load.word(ptr %facts, i64 4)
   %first = getelementptr i64, ptr %facts, i64 5
   br label %word
 word:
@@ -130,9 +144,9 @@ word:
   br i1 %left, label %compare, label %start.sizes
 compare:
   %offset = load i64, ptr %at
-  %mask = call i64 @word(ptr %at, i64 1)
-  %expected = call i64 @word(ptr %at, i64 2)
-  %found = call i64 @load(ptr %impl, i64 %offset)
+  %mask = load.word(ptr %at, i64 1)
+  %expected = load.word(ptr %at, i64 2)
+  %found = load.at(ptr %impl, i64 %offset)
   %kept = and i64 %found, %mask
   %equal = icmp eq i64 %kept, %expected
   br i1 %equal, label %word.same, label %no
@@ -154,8 +168,8 @@ size:
   br i1 %size.left, label %size.compare, label %autograd
 size.compare:
   %size.offset = load i64, ptr %pair
-  %size.expected = call i64 @word(ptr %pair, i64 1)
-  %size.found = call i64 @load(ptr %base, i64 %size.offset)
+  %size.expected = load.word(ptr %pair, i64 1)
+  %size.found = load.at(ptr %base, i64 %size.offset)
   %size.equal = icmp eq i64 %size.found, %size.expected
   br i1 %size.equal, label %size.same, label %no
 size.same:
@@ -171,7 +185,7 @@ look:
   %flag.at = getelementptr i8, ptr %metadata, i64 {requires_grad}
   %flag = load i8, ptr %flag.at
   %flagged = icmp ne i8 %flag, 0
-  %function = call i64 @load(ptr %metadata, i64 {grad_fn})
+  %function = load.at(ptr %metadata, i64 {grad_fn})
   %made = icmp ne i64 %function, 0
   br label %judge
 judge:
@@ -226,8 +240,8 @@ entry:
   %same = icmp eq ptr %found, %wanted
   br i1 %same, label %yes, label %types
 types:
-  %found.type = call i64 @load(ptr %found, i64 {type})
-  %wanted.type = call i64 @load(ptr %wanted, i64 {type})
+  %found.type = load.at(ptr %found, i64 {type})
+  %wanted.type = load.at(ptr %wanted, i64 {type})
   %alike = icmp eq i64 %found.type, %wanted.type
   br i1 %alike, label %compare, label %no
 compare:
@@ -243,11 +257,11 @@ no:
 define internal i1 @unpack(ptr %slots, ptr %operands, i1 %list) {{
 entry:
   %to = load i64, ptr %operands
-  %from = call i64 @word(ptr %operands, i64 1)
-  %count = call i64 @word(ptr %operands, i64 2)
+  %from = load.word(ptr %operands, i64 1)
+  %count = load.word(ptr %operands, i64 2)
   %object.at = getelementptr ptr, ptr %slots, i64 %from
   %object = load ptr, ptr %object.at
-  %length = call i64 @load(ptr %object, i64 {size})
+  %length = load.at(ptr %object, i64 {size})
   %fits = icmp eq i64 %length, %count
   br i1 %fits, label %start, label %no
 start:
@@ -280,12 +294,12 @@ entry:
   %key.place = alloca ptr
   store i64 0, ptr %position
   %to = load i64, ptr %operands
-  %from = call i64 @word(ptr %operands, i64 1)
-  %count = call i64 @word(ptr %operands, i64 2)
+  %from = load.word(ptr %operands, i64 1)
+  %count = load.word(ptr %operands, i64 2)
   %keys = getelementptr ptr, ptr %operands, i64 3
   %object.at = getelementptr ptr, ptr %slots, i64 %from
   %object = load ptr, ptr %object.at
-  %length = call i64 @load(ptr %object, i64 {size})
+  %length = load.at(ptr %object, i64 {size})
   %fits = icmp eq i64 %length, %count
   br i1 %fits, label %loop, label %no
 loop:
@@ -342,7 +356,7 @@ keys:
   %casts.off = call i8 @_ZN3c104impl31tls_is_dispatch_keyset_excludedENS_14DispatchKeySetE(i64 %casts)
   %casts.bit = and i8 %casts.off, 1
   %a = icmp ne i8 %casts.bit, 0
-  %transforms = call i64 @word(ptr %operands, i64 1)
+  %transforms = load.word(ptr %operands, i64 1)
   %transforms.on = call i8 @_ZN3c104impl31tls_is_dispatch_keyset_includedENS_14DispatchKeySetE(i64 %transforms)
   %transforms.bit = and i8 %transforms.on, 1
   %b = icmp eq i8 %transforms.bit, 0
@@ -351,17 +365,17 @@ keys:
   %autograd = load i8, ptr %autograd.flags.at
   %autograd.byte = zext i8 %autograd to i64
   %autograd.word = and i64 %autograd.byte, {flags_mask}
-  %autograd.wanted = call i64 @word(ptr %operands, i64 2)
+  %autograd.wanted = load.word(ptr %operands, i64 2)
   %c = icmp eq i64 %autograd.word, %autograd.wanted
   %dtype = call i16 @_ZN3c1017get_default_dtypeEv()
   %dtype.word = zext i16 %dtype to i64
-  %dtype.wanted = call i64 @word(ptr %operands, i64 3)
+  %dtype.wanted = load.word(ptr %operands, i64 3)
   %d = icmp eq i64 %dtype.word, %dtype.wanted
   %context = call ptr @_ZN2at13globalContextEv()
   %exact = call i8 @_ZNK2at7Context23deterministicAlgorithmsEv(ptr %context)
   %exact.bit = and i8 %exact, 1
   %exact.word = zext i8 %exact.bit to i64
-  %exact.wanted = call i64 @word(ptr %operands, i64 4)
+  %exact.wanted = load.word(ptr %operands, i64 4)
   %e = icmp eq i64 %exact.word, %exact.wanted
   %ab = and i1 %a, %b
   %cd = and i1 %c, %d
@@ -374,7 +388,7 @@ no:
 
 define internal ptr @collect(ptr %program, ptr %slots, ptr %rest) {{
 entry:
-  %count = call i64 @word(ptr %program, i64 3)
+  %count = load.word(ptr %program, i64 3)
   %results.at = getelementptr ptr, ptr %program, i64 4
   %results = load ptr, ptr %results.at
   %list = call ptr @PyList_New(i64 %count)
@@ -418,7 +432,7 @@ out:
 
 define internal ptr @attempt(ptr %control, ptr %program, ptr %args, i64 %names) {{
 entry:
-  %total = call i64 @word(ptr %program, i64 1)
+  %total = load.word(ptr %program, i64 1)
   %slots = alloca ptr, i64 %total
   br label %copy
 copy:
@@ -446,6 +460,7 @@ step:
   switch i64 %op, label %no [
     i64 {DONE}, label %passed
     i64 {WORDS}, label %words
+    i64 {BITS}, label %bits
     i64 {TENSORS}, label %tensors
     i64 {IS}, label %identity
     i64 {TENSOR}, label %tensor
@@ -460,8 +475,13 @@ step:
   ]
 words:
   %words.ok = call i1 @words_match(ptr %second, i64 %x)
-  %words.three = mul i64 %x, 3
-  %words.size = add i64 %words.three, 2
+  %words.two = mul i64 %x, 2
+  %words.size = add i64 %words.two, 2
+  br label %advance
+bits:
+  %bits.ok = call i1 @bits_match(ptr %second, i64 %x)
+  %bits.three = mul i64 %x, 3
+  %bits.size = add i64 %bits.three, 2
   br label %advance
 tensors:
   %tensors.ok = call i1 @tensors_fit(ptr %second, i64 %x)
@@ -486,7 +506,7 @@ equals:
 field:
   %field.object = load ptr, ptr %slot.x.at
   %field.offset = load i64, ptr %second
-  %field.found = call i64 @load(ptr %field.object, i64 %field.offset)
+  %field.found = load.at(ptr %field.object, i64 %field.offset)
   %field.wanted = load i64, ptr %third
   %field.ok = icmp eq i64 %field.found, %field.wanted
   br label %advance
@@ -520,10 +540,11 @@ state:
   %state.ok = call i1 @state_is(ptr %operands)
   br label %advance
 advance:
-  %ok = phi i1 [ %words.ok, %words ], [ %tensors.ok, %tensors ], [ %is.ok, %identity ], [ %tensor.ok, %tensor ],
-    [ %equals.ok, %equals ], [ %field.ok, %field ], [ %tuple.ok, %tuple ], [ %list.ok, %list ], [ %dict.ok, %dict ],
-    [ %item.ok, %item ], [ %attribute.ok, %attribute ], [ %state.ok, %state ]
-  %size = phi i64 [ %words.size, %words ], [ %tensors.size, %tensors ], [ 3, %identity ], [ 3, %tensor ], [ 3, %equals ],
+  %ok = phi i1 [ %words.ok, %words ], [ %bits.ok, %bits ], [ %tensors.ok, %tensors ], [ %is.ok, %identity ],
+    [ %tensor.ok, %tensor ], [ %equals.ok, %equals ], [ %field.ok, %field ], [ %tuple.ok, %tuple ], [ %list.ok, %list ],
+    [ %dict.ok, %dict ], [ %item.ok, %item ], [ %attribute.ok, %attribute ], [ %state.ok, %state ]
+  %size = phi i64 [ %words.size, %words ], [ %bits.size, %bits ], [ %tensors.size, %tensors ], [ 3, %identity ],
+    [ 3, %tensor ], [ 3, %equals ],
     [ 4, %field ], [ 4, %tuple ], [ 4, %list ], [ %dict.size, %dict ], [ 4, %item ], [ 4, %attribute ], [ 6, %state ]
   %after = getelementptr i64, ptr %at, i64 %size
   br i1 %ok, label %step, label %no
@@ -564,8 +585,8 @@ define ptr @check(ptr %self, ptr %args, i64 %count) {{
 entry:
   %address = call i64 @PyLong_AsLongLong(ptr %self)
   %control = inttoptr i64 %address to ptr
-  %names = call i64 @word(ptr %control, i64 2)
-  %programs = call i64 @word(ptr %control, i64 3)
+  %names = load.word(ptr %control, i64 2)
+  %programs = load.word(ptr %control, i64 3)
   %first = getelementptr ptr, ptr %control, i64 4
   %fits = icmp eq i64 %count, %names
   br i1 %fits, label %loop, label %slow
@@ -598,6 +619,16 @@ ask:
 """
 
 
+_LOAD = re.compile(r"^  (%\S+) = load\.(at|word)\(ptr (\S+), i64 (\S+)\)$", re.MULTILINE)
+
+
+def _expand(found: re.Match[str]) -> str:
+    """The word at an address and an offset in bytes (`load.at`) or in words (`load.word`)."""
+    name, unit, base, offset = found.groups()
+    step = "i8" if unit == "at" else "i64"
+    return f"  {name}.place = getelementptr {step}, ptr {base}, i64 {offset}\n  {name} = load i64, ptr {name}.place"
+
+
 @functools.cache
 def _method(layout: Layout) -> Method:
     text = _TEXT.format(
@@ -619,8 +650,7 @@ def _method(layout: Layout) -> Method:
         leaf=LEAF,
         not_leaf=NOT_LEAF,
     )
-    library = load(text, ("check",), "", "")
-    return Method("check", library, "check")
+    return Method("check", load(_LOAD.sub(_expand, text), ("check",), "", ""), "check")
 
 
 def thread_state(layout: Layout) -> tuple[int, int, int, int]:

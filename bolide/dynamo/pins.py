@@ -13,8 +13,10 @@ stay Python expressions. So do the values that were seen to change while the gua
 
 from __future__ import annotations
 
+import itertools
 import math
 import types
+import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +41,7 @@ IMMUTABLE = frozenset(
 PLAIN_EQUALITY = frozenset([int, str, bytes, float])
 _HEAP_TYPE = 1 << 9
 _MODULE_GETATTR = torch.nn.Module.__getattr__
+_OBJECT_READING = vars(object)["__getattribute__"]
 _MODULE_MEMBERS = ("_parameters", "_buffers", "_modules")
 
 
@@ -58,14 +61,20 @@ class Habits:
 
 @dataclass
 class Record:
-    """What a recording found. `roots`: the names that have to be the same objects. `dicts` and `values`: what was
+    """What a recording found. `roots`: the passed values that have to be the same objects; `watched`: references to
+    those that can be watched. `dicts` and `values`: what was
     relied on, to see at the next recording what has changed: by source, (object's id, version or item's id).
     """
 
     program: native.Program
     roots: dict[Source, int]
+    watched: list[weakref.ref[Any]]
     dicts: dict[Source, tuple[int, int]]
     values: dict[Source, int]
+
+    def is_gone(self) -> bool:
+        """Whether one of the roots is no more (or cannot be watched: then the next recording replaces this one)."""
+        return len(self.watched) < len(self.roots) or any(root() is None for root in self.watched)
 
 
 def is_immutable(value: Any) -> bool:
@@ -83,6 +92,11 @@ def class_attribute(cls: type, name: str) -> Any:
     return MISSING
 
 
+def _own_reading(cls: type) -> bool:
+    """Whether a class has its own way of reading attributes."""
+    return class_attribute(cls, "__getattribute__") is not _OBJECT_READING
+
+
 class Recorder:
     """One recording. `names`: the names of the values; `values`: theirs in this call."""
 
@@ -91,8 +105,9 @@ class Recorder:
         self.habits = habits
         self.slots = {Source("local", None, name): i for i, name in enumerate(names)}
         self.slot_values: list[Any] = list(values)
+        self.unpacked: set[Source] = set()
         self.head: list[int] = []  # instructions over slots
-        self.words: list[int] = []
+        self.words: list[tuple[int, int, int]] = []
         self.tensors: list[int] = []
         self.noted: dict[tuple[int, int], int] = {}
         self.tables: list[array[int]] = []
@@ -118,7 +133,7 @@ class Recorder:
         before = self.noted.get((address, mask))
         if before is None:
             self.noted[address, mask] = expected
-            self.words += (address, mask, expected)
+            self.words.append((address, mask, expected))
         elif before != expected:
             raise Loose
 
@@ -323,7 +338,7 @@ class Recorder:
             offset = places.METHOD_SELF if name == "__self__" else places.METHOD_FUNCTION
             self.note(id(base) + offset, id(value))
             return value
-        if cls.__getattribute__ is not object.__getattribute__:
+        if _own_reading(cls):
             raise Loose
         if name == "__dict__":
             return self.namespace(base, source.base)
@@ -373,37 +388,56 @@ class Recorder:
             raise Loose
         return value
 
-    # ---- values that are passed ----------------------------------------------------------------------------------------
+    # ---- values that are passed -------------------------------------------------------------------------------------
 
     def unpack(self, guards: Iterable[Guard], containers: Iterable[str]) -> None:
-        """Make slots of the items of passed tuples, lists and dicts whose lengths or keys are guarded, so that these
-        may be other objects in each call. `containers`: names that hold a tuple or a dict by the call itself.
-        """
-        kinds: dict[Source, Any] = {Source("local", None, name): None for name in containers}
+        """Make slots of the items of passed tuples, lists and dicts, so that these may be other objects in each call. `containers`: names that hold a tuple or a dict by the call itself."""
         listed = list(guards)
-        for guard in listed:
-            if guard.kind == "type" and guard.expected in (tuple, list, dict) and guard.source is not None:
-                kinds[guard.source] = guard.expected
+        kinds: dict[Source, Any] = {Source("local", None, name): None for name in containers}
+        found = [(g.source, g.expected) for g in listed if g.kind == "type" and g.expected in (tuple, list, dict)]
+        kinds.update((source, kind) for source, kind in found if source is not None)
+        typed: set[Source] = set()
         for guard in listed:
             source = guard.source
-            if source not in kinds or source not in self.slots or guard.kind not in ("length", "dict_keys"):
+            if source is None or not self._typed_slot(source if source in kinds else source.base, kinds, typed):
                 continue
-            assert source is not None
-            value, slot, start = self.slot_values[self.slots[source]], self.slots[source], len(self.slot_values)
-            if kinds[source] is not None:
-                self.head += (native.FIELD, slot, places.TYPE, id(kinds[source]))
-            if guard.kind == "length" and type(value) in (tuple, list):
-                op = native.TUPLE if type(value) is tuple else native.LIST
-                self.head += (op, start, slot, len(value))
-                items: list[tuple[Source, Any]] = [(Source("item", source, i), v) for i, v in enumerate(value)]
-            elif guard.kind == "dict_keys" and type(value) is dict and all(type(k) is str for k in value):
-                self.head += (native.DICT, start, slot, len(value), *map(self.own, value))
-                items = [(Source("dict_value", source, k), v) for k, v in value.items()]
-            else:
-                continue
-            for at, item in items:
-                self.slots[at] = len(self.slot_values)
-                self.slot_values.append(item)
+            if source in kinds and guard.kind in ("length", "dict_keys"):
+                self._unpack_all(source, guard.kind)
+            elif source not in self.slots and source.base in kinds and kinds[source.base] is dict:
+                if source.kind == "dict_value" and is_immutable(source.key):
+                    value = dict.get(self.slot_values[self.slots[source.base]], source.key, MISSING)
+                    if value is not MISSING:
+                        slot = self._new_slot(source, value)
+                        self.head += (native.ITEM, slot, self.slots[source.base], self.own(source.key))
+
+    def _typed_slot(self, source: Source | None, kinds: dict[Source, Any], typed: set[Source]) -> bool:
+        """Whether a source is a slot that holds a container; its class is checked before it is looked into."""
+        if source not in kinds or source not in self.slots:
+            return False
+        assert source is not None
+        if kinds[source] is not None and source not in typed:
+            self.head += (native.FIELD, self.slots[source], places.TYPE, id(kinds[source]))
+        typed.add(source)
+        return True
+
+    def _new_slot(self, source: Source, value: Any) -> int:
+        self.slots.setdefault(source, len(self.slot_values))
+        self.slot_values.append(value)
+        return len(self.slot_values) - 1
+
+    def _unpack_all(self, source: Source, fact: str) -> None:
+        """Slots for all items of a tuple or list of known length or of a dict of known keys."""
+        value, slot, start = self.slot_values[self.slots[source]], self.slots[source], len(self.slot_values)
+        if fact == "length" and type(value) in (tuple, list):
+            self.head += (native.TUPLE if type(value) is tuple else native.LIST, start, slot, len(value))
+            for i, item in enumerate(value):
+                self._new_slot(Source("item", source, i), item)
+            self.unpacked.add(source)
+        elif fact == "dict_keys" and type(value) is dict and all(type(k) is str for k in value):
+            self.head += (native.DICT, start, slot, len(value), *map(self.own, value))
+            for key, item in value.items():
+                self._new_slot(Source("dict_value", source, key), item)
+            self.unpacked.add(source)
 
     def _check_passed(self, guard: Guard) -> bool:
         """Check a guard on a slot by the slot's value; False if it has to be the same object instead."""
@@ -431,15 +465,14 @@ class Recorder:
             self.head += (native.FIELD, slot, places.TYPE, self.own(kind))
             return True
         if guard.kind in ("length", "dict_keys") and kind in (tuple, list, dict):
-            unpacked = any(source.base == guard.source for source in self.slots)
-            return unpacked or (not value and self._check_empty(slot))
+            if guard.source in self.unpacked:
+                return True
+            if guard.kind == "length" or not value:
+                self.head += (native.FIELD, slot, places.SIZE, len(value))
+                return True
         return False
 
-    def _check_empty(self, slot: int) -> bool:
-        self.head += (native.FIELD, slot, places.SIZE, 0)
-        return True
-
-    # ---- guards --------------------------------------------------------------------------------------------------------
+    # ---- guards ------------------------------------------------------------------------------------------------------
 
     def check(self, guard: Guard) -> None:
         """Note what makes a guard hold. Raises Loose, also when it does not hold."""
@@ -520,7 +553,7 @@ class Recorder:
 
     def _check_no_attribute(self, value: Any, name: str, source: Source) -> None:
         cls = type(value)
-        if cls.__getattribute__ is not object.__getattribute__:
+        if _own_reading(cls):
             raise Loose
         self.note_class(value)
         self.note_class_version(cls)
@@ -537,14 +570,16 @@ class Recorder:
 
     def tensor_facts(self, tensor: torch.Tensor, expected: TensorGuard) -> int:
         """The address of what makes a tensor fit."""
-        if not all(type(size) is int for size in (*expected.shape, *expected.stride)):
-            raise Loose
+        shape = [size for size in expected.shape if isinstance(size, int)]
+        stride = [size for size in expected.stride if isinstance(size, int)]
+        if len(shape) + len(stride) != 2 * len(expected.shape):
+            raise Loose  # symbolic sizes
         if not guard_module.tensor_fits(tensor, expected):
             raise Loose
         known = self.facts.get(expected)
         if known is not None:
             return known
-        layout, dims = self.layout, len(expected.shape)
+        layout, dims = self.layout, len(shape)
         far = dims > places.INLINE_DIMS
         flags = native.FAR_SIZES if far else 0
         if expected.requires_grad:
@@ -554,8 +589,8 @@ class Recorder:
         impl = tensor._cdata
         fixed = [(layout.kind, KIND_MASK), (layout.keys, layout.plain_keys)]
         to_strides = dims * places.WORD if far else layout.strides - layout.sizes
-        numbers = [(i * places.WORD, size) for i, size in enumerate(expected.shape)]
-        numbers += [(to_strides + i * places.WORD, stride) for i, stride in enumerate(expected.stride)]
+        numbers = [(i * places.WORD, size) for i, size in enumerate(shape)]
+        numbers += [(to_strides + i * places.WORD, stride) for i, stride in enumerate(stride)]
         table = native.words(
             [self.own(expected.cls), dims, flags, len(fixed), len(numbers)]
             + [part for offset, mask in fixed for part in (offset, mask, word(impl + offset) & mask)]
@@ -577,7 +612,7 @@ class Recorder:
                 module.__dict__, name, Source("object", None, None, module.__dict__), Source("attr", None, name)
             )
 
-    # ---- result --------------------------------------------------------------------------------------------------------
+    # ---- result ------------------------------------------------------------------------------------------------------
 
     def result(self, source: Source) -> tuple[int, int]:
         """Where the value at `source` comes from when everything holds. Raises Loose."""
@@ -586,11 +621,16 @@ class Recorder:
         return -1, id(self.value(source))
 
     def instructions(self) -> list[int]:
-        return [
-            *self.head,
-            *((native.WORDS, len(self.words) // 3, *self.words) if self.words else ()),
-            *((native.TENSORS, len(self.tensors) // 2, *self.tensors) if self.tensors else ()),
-        ]
+        """All of them: slots, then words in the order in which they were noted, then tensors."""
+        out = list(self.head)
+        for plain, group in itertools.groupby(self.words, lambda note: note[1] == ALL):
+            notes = list(group)
+            out += (native.WORDS if plain else native.BITS, len(notes))
+            for address, mask, expected in notes:
+                out += (address, expected) if plain else (address, mask, expected)
+        if self.tensors:
+            out += (native.TENSORS, len(self.tensors) // 2, *self.tensors)
+        return out
 
 
 Rest = Callable[[Sequence[Guard], Sequence[Source]], Callable[..., Any]]
@@ -634,7 +674,9 @@ def record(
         recorder.tables,
         list(recorder.owned.values()),
     )
-    return Record(program, recorder.roots, recorder.dicts, recorder.items)
+    roots = [recorder.slot_values[recorder.slots[source]] for source in recorder.roots]
+    watched = [weakref.ref(root) for root in roots if type(root).__weakrefoffset__]
+    return Record(program, recorder.roots, watched, recorder.dicts, recorder.items)
 
 
 def changed(before: Record, now: Record) -> Iterator[tuple[str, Source]]:

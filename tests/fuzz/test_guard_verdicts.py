@@ -292,8 +292,13 @@ def native_verdict(check: Check, values: tuple[Any, ...]) -> Any:
     """What the recorded programs alone say: the values found, or None."""
     found = layout()
     assert found is not None
-    programs = [record.program for record, _ in check.records]
+    programs = [record.program for record in check.records]
     return native.make_check(found, len(check.names), programs, lambda *_: None)(*values)
+
+
+def same(a: Any, b: Any) -> bool:
+    """The same object, or a number (as a tensor) made of the same one."""
+    return a is b or (type(a) is type(b) and bool(torch.as_tensor(a).dim() == 0 and a == b))
 
 
 def compare(
@@ -305,7 +310,7 @@ def compare(
     if fast is not None:
         assert slow is not None, done
         assert len(fast) == len(slow), done
-        assert all(a is b or (type(a) in (int, float) and a == b) for a, b in zip(fast, slow)), done
+        assert all(map(same, fast, slow)), done
     return slow is not None
 
 
@@ -338,7 +343,7 @@ def test_native_verdicts_are_sound(seed: int) -> None:
     for _ in range(10):
         one_life(rng, verdicts)
     print(verdicts)
-    assert verdicts[True, True] > 30, "hardly a call was passed natively"
+    assert verdicts[True, True] > 20, "hardly a call was passed natively"
     assert verdicts[False, False] > 50, "hardly a change was seen"
 
 

@@ -1,0 +1,239 @@
+"""The native form of a check: when it serves, what it adapts to, and what it must not keep alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bolide
+from bolide.dynamo.checks import Check
+from bolide.dynamo.config import config
+from bolide.dynamo.layout import layout
+from bolide.dynamo.versions import _all
+from bolide.support.errors import BolideWarning
+
+pytestmark = pytest.mark.skipif(layout() is None, reason="this build keeps its objects elsewhere")
+
+
+def compiled(function: Any) -> Any:
+    return bolide.compile(function, backend="eager", fullgraph=True)
+
+
+def checks_of(name: str) -> list[Check]:
+    return [entry.check for versions in _all if versions.name.endswith(name) for entry in versions.entries]
+
+
+def only_check(name: str) -> Check:
+    (check,) = checks_of(name)
+    return check
+
+
+def readable_calls(check: Check, call: Callable[[], Any], times: int = 3) -> int:
+    """How often the readable check is asked while `call` runs `times` times."""
+    plain, asked = check.readable, [0]
+
+    def counting(*values: Any) -> Any:
+        asked[0] += 1
+        return plain(*values)
+
+    check.readable = counting
+    try:
+        for _ in range(times):
+            call()
+    finally:
+        check.readable = plain
+    return asked[0]
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.gain = 2.0
+        self.steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.gain
+
+
+class Stack(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer() for _ in range(count)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    bolide.reset()
+
+
+def warm(call: Callable[[], Any]) -> None:
+    for _ in range(3):
+        call()
+
+
+def test_a_model_is_checked_natively_from_the_third_call_on() -> None:
+    model, x = Stack(3), torch.randn(2, 4)
+    fast = compiled(model)
+    warm(lambda: fast(x))
+    assert readable_calls(only_check("Stack"), lambda: fast(x)) == 0
+    assert not only_check("Stack").habits.values
+
+
+def test_the_program_grows_little_with_the_model() -> None:
+    sizes = []
+    for count in (2, 12):
+        bolide.reset()
+        model, x = Stack(count), torch.randn(2, 4)
+        fast = compiled(model)
+        warm(lambda: fast(x))
+        sizes.append(len(only_check("Stack").records[0].program.words))
+    assert (sizes[1] - sizes[0]) / 10 < 80  # two modules, two parameters: some 20 facts of two or three words
+
+
+CHANGES: dict[str, Callable[[Stack], Any]] = {
+    "class": lambda m: setattr(m.layers[0], "__class__", type("Layer", (Layer,), {})),
+    "class of a library's": lambda m: setattr(m.layers[0].linear, "__class__", type("Linear", (nn.Linear,), {})),
+    "namespace": lambda m: setattr(m.layers[0], "__dict__", {**vars(m.layers[0]), "gain": 3.0}),
+    "namespace item": lambda m: vars(m.layers[0]).update(gain=3.0),
+    "method shadowed": lambda m: vars(m.layers[0].linear).update(forward=lambda x: x),
+    "hook": lambda m: m.layers[1].linear.register_forward_hook(lambda *_: None),
+    "parameter": lambda m: setattr(m.layers[1].linear, "weight", nn.Parameter(torch.randn(4, 4).t())),
+    "data": lambda m: setattr(m.layers[1].linear.weight, "data", torch.randn(4, 4).t()),
+    "frozen": lambda m: m.layers[1].linear.bias.requires_grad_(False),
+    "double": lambda m: m.double(),
+    "layer": lambda m: m.layers.append(Layer()),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_ends_the_native_verdict(name: str) -> None:
+    model, x = Stack(2), torch.randn(2, 4)
+    fast = compiled(model)
+    warm(lambda: fast(x))
+    check = only_check("Stack")
+    CHANGES[name](model)
+    assert check.readable(model, (x,), {}) is None
+    assert check.slow(model, (x,), {}) is None
+    asked = readable_calls(check, lambda: fast(x.to(next(model.parameters()).dtype)), 1)
+    assert asked == 1
+
+
+def test_what_changes_without_being_read_becomes_a_habit() -> None:
+    model, x = Stack(2), torch.randn(2, 4)
+    fast = compiled(model)
+
+    def step() -> None:
+        model.layers[0].steps += 1
+        torch.testing.assert_close(fast(x), model(x))
+
+    for _ in range(8):
+        step()
+    check = only_check("Stack")
+    assert check.habits.dicts
+    assert readable_calls(check, step) == 0
+    model.layers[0].gain = 5.0
+    torch.testing.assert_close(fast(x), model(x))
+
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    scale: float
+
+
+def test_new_objects_in_each_call_are_checked_by_value() -> None:
+    def function(batch: Batch, table: dict[str, torch.Tensor], items: Sequence[torch.Tensor]) -> torch.Tensor:
+        return batch.x * batch.scale + table["b"] + items[0] + len(table)
+
+    fast = compiled(function)
+
+    def call() -> None:
+        x = torch.randn(3)
+        given = Batch(x, 2.0), {"a": x, "b": x + 1}, [x, x]
+        torch.testing.assert_close(fast(*given), function(*given))
+
+    for _ in range(12):
+        call()
+    check = only_check("function")
+    assert readable_calls(check, call) == 0
+    assert len(check.records) == 1
+    x = torch.randn(3)
+    torch.testing.assert_close(fast(Batch(x, 4.0), {"a": x, "b": x}, [x]), x * 4 + x + x + 2)
+
+
+def test_layers_that_share_a_function_have_a_program_each() -> None:
+    def run(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        return layer.linear(x) * layer.gain
+
+    layers, x = [Layer() for _ in range(12)], torch.randn(2, 4)
+    fast = compiled(run)
+
+    def step() -> None:
+        for layer in layers:
+            fast(layer, x)
+
+    warm(step)
+    check = only_check("run")
+    assert len(check.records) == 12
+    assert readable_calls(check, step) == 0
+
+
+def test_models_are_not_kept_alive() -> None:
+    def run(model: Stack, x: torch.Tensor) -> torch.Tensor:
+        return model(x)
+
+    fast, x = compiled(run), torch.randn(2, 4)
+    for _ in range(3):
+        model = Stack(2)
+        gone = weakref.ref(model.layers[0].linear.weight)
+        warm(lambda: fast(model, x))  # noqa: B023
+        del model
+        gc.collect()
+        assert gone() is None
+
+
+def test_the_readable_form_can_be_asked_for() -> None:
+    with config.patch(enable_cpp_guard_manager=False):
+        fast, x = compiled(lambda x: x + 1), torch.randn(3)
+        warm(lambda: fast(x))
+    assert not checks_of("<lambda>")[0].records
+
+
+def test_states_of_the_thread_are_seen() -> None:
+    fast, x = bolide.compile(lambda x: x * 2 + 1, backend="eager"), torch.randn(3, requires_grad=True)
+    warm(lambda: fast(x))
+    with torch.no_grad():
+        assert not fast(x).requires_grad
+    with torch.inference_mode():
+        assert fast(x).is_inference()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fast(x).dtype is torch.float32
+    assert fast(x).requires_grad
+    with bolide.disable():
+        assert readable_calls(checks_of("<lambda>")[0], lambda: fast(x), 1) == 1
+    with pytest.warns(BolideWarning, match="torch.func transform"):
+        torch.testing.assert_close(torch.func.grad(lambda x: fast(x).sum())(x), torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1, 2, 3, 4, 5), (1, 2, 1, 2, 1, 2), (0, 2)])
+def test_tensors_of_any_dimension(shape: tuple[int, ...]) -> None:
+    fast = compiled(lambda x: x + 1)
+    warm(lambda: fast(torch.randn(shape)))
+    check = checks_of("<lambda>")[0]
+    assert readable_calls(check, lambda: fast(torch.randn(shape))) == 0
+    for other in (torch.randn(*shape, 2), torch.randn(shape).double(), torch.randn(shape, requires_grad=True)):
+        assert check.slow(other) is None
+        torch.testing.assert_close(fast(other), other + 1)
