@@ -1,0 +1,106 @@
+"""`reset` is safe at any time: with threads that call, compile and break meanwhile; and after a fork."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bolide
+
+
+def with_break(x: Tensor, scale: int) -> Tensor:
+    y = x * scale
+    if y.sum() > 1e9:
+        return y
+    return y + 1
+
+
+def test_reset_while_threads_call_and_compile() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    fast_model, fast = bolide.compile(model), bolide.compile(with_break)
+    failures: list[BaseException] = []
+    calls = [0]
+    stop = threading.Event()
+
+    def work(scale: int) -> None:
+        try:
+            x = torch.randn(3, 4)
+            while not stop.is_set():
+                torch.testing.assert_close(fast(x, scale), x * scale + 1)
+                torch.testing.assert_close(fast_model(x), model(x))
+                calls[0] += 1
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(scale,)) for scale in (2, 3, 5, 7)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 1.5
+    resets = 0
+    while time.monotonic() < end and not failures:
+        bolide.reset()
+        resets += 1
+        time.sleep(0.02)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert not failures, failures[0]
+    assert resets > 3 and calls[0] > 4
+
+
+def test_reset_inside_of_a_compiled_call_and_from_a_backend() -> None:
+    def resetting(gm: torch.fx.GraphModule, examples: list[Tensor]) -> object:
+        bolide.reset()
+        return gm
+
+    compiled = bolide.compile(with_break, backend=resetting)
+    x = torch.randn(3)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x, 2), x * 2 + 1)
+
+    @bolide.disable
+    def in_the_middle(x: Tensor) -> Tensor:
+        bolide.reset()
+        return x
+
+    broken = bolide.compile(lambda x: in_the_middle(x * 2) + 1)
+    for _ in range(3):
+        torch.testing.assert_close(broken(x), x * 2 + 1)
+
+
+def test_reset_gives_memory_back() -> None:
+    model = nn.Linear(4, 4)
+    compiled = bolide.compile(model)
+    compiled(torch.randn(2, 4))
+    weight = weakref.ref(model.weight)
+    bolide.reset()
+    del model, compiled
+    gc.collect()
+    assert weight() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_calls_and_compiles() -> None:
+    compiled = bolide.compile(with_break)
+    x = torch.randn(3)
+    expected = x * 2 + 1
+    torch.testing.assert_close(compiled(x, 2), expected)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            again = torch.equal(compiled(x, 2), expected)
+            bolide.reset()
+            fresh = torch.equal(compiled(x, 3), x * 3 + 1)
+            code = 0 if again and fresh else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
