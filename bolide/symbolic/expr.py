@@ -734,8 +734,21 @@ def _equality(op: Literal["==", "!="], difference: Expr) -> Cond:
     return Cond(op, difference)
 
 
-def _at_least_zero(a: Expr) -> Cond:
+def _range(a: Expr) -> tuple[int | None, int | None]:
+    """As `bounds`, where need be with variables' symbolic upper bounds in their place: the last index of an axis is
+    less than the axis's extent."""
     lo, hi = a.bounds()
+    if (lo is None or hi is None) and any(atom.hi_expr is not None for mono, _ in a.terms for atom in mono):
+        if hi is None:
+            hi = _upper(a).bounds()[1]
+        if lo is None:
+            least = _upper(-a).bounds()[1]
+            lo = None if least is None else -least
+    return lo, hi
+
+
+def _at_least_zero(a: Expr) -> Cond:
+    lo, hi = _range(a)
     if lo is not None and lo >= 0:
         return Cond(">=", ZERO)
     if hi is not None and hi < 0:
