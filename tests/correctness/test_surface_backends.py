@@ -218,7 +218,7 @@ def test_entry_points_of_other_packages(fresh_registry: None, monkeypatch: pytes
     assert {"theirs", "broken"} <= set(list_backends()) and "bolide" not in list_backends()
     x = torch.randn(2)
     assert torch.equal(bolide.compile(lambda x: x + 1, backend="theirs")(x), x + 1)
-    with pytest.raises(bolide.BolideError, match="backend 'broken'.*cannot be loaded: ModuleNotFoundError"):
+    with pytest.raises(bolide.BolideError, match=r"backend 'broken'.*cannot be loaded: ModuleNotFoundError"):
         bolide.compile(lambda x: x + 1, backend="broken")
 
 

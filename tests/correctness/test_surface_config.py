@@ -175,11 +175,11 @@ def test_remembered_shapes_can_be_checked_or_forgotten(monkeypatch: pytest.Monke
 def test_tracing_compiled_functions_is_an_error_unless_allowed() -> None:
     compiled = bolide.compile(lambda x: x * 2)
     x = torch.randn(3)
-    with pytest.raises(RuntimeError, match="torch.fx is tracing.*error_on_nested_fx_trace"):
+    with pytest.raises(RuntimeError, match=r"torch.fx is tracing.*error_on_nested_fx_trace"):
         torch.fx.symbolic_trace(compiled)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(RuntimeError, match="torch.jit is tracing"):
+        with pytest.raises(RuntimeError, match=r"torch.jit is tracing"):
             torch.jit.trace(compiled, (x,))
         with bolide.dynamo.config.patch(error_on_nested_jit_trace=False):
             torch.testing.assert_close(torch.jit.trace(compiled, (x,))(x), x * 2)
@@ -213,9 +213,9 @@ def test_failures_are_recorded(tmp_path: Path) -> None:
         raise ZeroDivisionError("no kernels today")
 
     register_backend(TraceBackend("failing", fails, "default"), "failing", tags=("debug",))
-    with bolide.dynamo.config.patch(replay_record_enabled=True, debug_dir_root=str(tmp_path)):
-        with pytest.raises(bolide.CompileError):
-            bolide.compile(lambda x: x * 2, backend="failing")(torch.randn(3))
+    recording = bolide.dynamo.config.patch(replay_record_enabled=True, debug_dir_root=str(tmp_path))
+    with recording, pytest.raises(bolide.CompileError):
+        bolide.compile(lambda x: x * 2, backend="failing")(torch.randn(3))
     (folder,) = tmp_path.iterdir()
     assert "aten.mul" in (folder / "graph.py").read_text()
     assert "no kernels today" in (folder / "error.txt").read_text()

@@ -103,7 +103,7 @@ def test_is_compiling_is_true_in_captured_code_only() -> None:
     assert not bolide.is_compiling()
 
 
-# ---- stances ----------------------------------------------------------------------------------------------------------
+# ---- stances ---
 
 
 def compiled_calls(counter: Counter, call: Callable[[Tensor], Tensor], x: Tensor) -> int:
