@@ -16,7 +16,7 @@ with collector_paused():  # a collection of all that torch has made takes longer
     from bolide.debug.explain import explain
     from bolide.debug.logs import configure, set_logs
     from bolide.dynamo.backends import list_backends
-    from bolide.dynamo.disabling import disable
+    from bolide.dynamo.disabling import disable, error_on_graph_break, graph_break
     from bolide.dynamo.marks import (
         allow_in_graph,
         assume_constant_result,
@@ -65,8 +65,10 @@ __all__ = [
     "cudagraph_mark_step_begin",
     "disable",
     "dynamo",
+    "error_on_graph_break",
     "explain",
     "functorch",
+    "graph_break",
     "inductor",
     "is_compiling",
     "is_dynamo_compiling",

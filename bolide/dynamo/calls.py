@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
 import operator
 import types
 import weakref
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bolide.dynamo import policy
+from bolide.dynamo.breaking import refuse_disabled, waits
 from bolide.dynamo.config import config
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Call, Machine
@@ -33,10 +35,31 @@ def intercept(*functions: Any) -> Callable[[Intercept], Intercept]:
 
     def register(handler: Intercept) -> Intercept:
         for function in functions:
-            INTERCEPTS[without_wrapper(function) if isinstance(function, types.FunctionType) else function] = handler
+            if isinstance(function, types.FunctionType):
+                INTERCEPTS[without_wrapper(function)] = handler
+            else:
+                INTERCEPTS[function] = _of_arity(handler, function)
         return handler
 
     return register
+
+
+def _of_arity(handler: Intercept, function: Any) -> Intercept:
+    """The handler of a function written in C, which raises its own TypeError for a wrong number of arguments."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return handler
+    if any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters):
+        return handler
+    low, high = sum(p.default is p.empty for p in parameters), len(parameters)
+
+    def checked(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if not (low <= len(args) + len(kwargs) <= high):
+            function(*args, **kwargs)
+        return handler(vm, args, kwargs)
+
+    return checked
 
 
 def call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
@@ -57,6 +80,9 @@ def call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict
         if cls in HASHABLE:
             if function in config.constant_functions:
                 frame.stack.append(config.constant_functions[function])
+                return None
+            if config.reorderable_logging_functions and waits(vm, function, args, kwargs):
+                frame.stack.append(None)
                 return None
             handler = INTERCEPTS.get(function)
             if handler is not None:
@@ -92,9 +118,11 @@ def _unbound(function: Any) -> Any:
 
 
 def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, args: list[Any], kwargs: Any) -> Any:
-    compiled = function.__dict__.get("_bolide") if function.__dict__ else None
-    if compiled is not None and getattr(compiled, "original", None) is not None:
-        return Call(compiled.original, args, kwargs)
+    if function.__dict__:
+        compiled = function.__dict__.get("_bolide")
+        if compiled is not None and getattr(compiled, "original", None) is not None:
+            return Call(compiled.original, args, kwargs)
+        refuse_disabled(vm, function)
     if function.__module__ in policy.REFUSED_MODULES:
         raise refused(vm, function)
     if is_native(vm, function):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo import registrations
+from bolide.dynamo.breaking import break_is_error
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
 from bolide.dynamo.config import config
@@ -23,10 +24,10 @@ from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.sizes import SizeHistory, Symbols
 from bolide.dynamo.values.outside import CONSTANT_TYPES, MODULE_INTERNALS, Deferred, World
 from bolide.dynamo.values.rebuild import Rebuilder
-from bolide.support.errors import Unsupported, UserFrame
+from bolide.support.errors import Unsupported
 from bolide.tracing import Trace
-from bolide.tracing.rules import answers
 from bolide.tracing.calls import CallRecorder
+from bolide.tracing.rules import answers
 
 REGISTERED = registrations.MODULES  # importing it fills the tables of handlers
 
@@ -70,10 +71,12 @@ def capture_rest(
 def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
     begin = time.perf_counter()
     first = attempt()
-    found = first.run(None, None) if not breaks else _unless_unsupported(first, None, None)
+    found = _unless_unsupported(first, None, None)
     if isinstance(found, Captured):
         return found
-    if found.about.scope != "user":
+    if not breaks or break_is_error(first.machine):
+        found.final = True
+    elif found.about.scope != "user":
         seconds = time.perf_counter() - begin
         stack = tuple(f.code.frame_at(f.pc - 1) for f in first.machine.frames[1:] if not f.code.plumbing)
         ending = Break(found.kind, found.reason, found.operation, found.where, found.remedy, stack, seconds)
@@ -96,9 +99,7 @@ def _unless_unsupported(attempt: _Attempt, stop: int | None, ending: Break | Non
 class _Attempt:
     """One interpretation from the start, with a world of its own."""
 
-    def __init__(
-        self, start: Start, code: types.CodeType, history: SizeHistory | None, record_calls: bool
-    ) -> None:
+    def __init__(self, start: Start, code: types.CodeType, history: SizeHistory | None, record_calls: bool) -> None:
         self.start, self.code = start, code
         answers.remember = config.fake_tensor_cache_enabled
         answers.crosscheck = config.fake_tensor_cache_crosscheck_enabled
@@ -124,7 +125,11 @@ class _Attempt:
         grad_mode = torch.is_grad_enabled()
         shape: Shape | None = None
         try:
-            with self.trace.recording(), self.calls or contextlib.nullcontext(), _native_state(machine):  # modes are left in the reverse order
+            with (
+                self.trace.recording(),
+                self.calls or contextlib.nullcontext(),
+                _native_state(machine),
+            ):  # modes are left in the reverse order
                 self.start(machine)
                 if machine.run(stop):
                     result = machine.frames[0].stack.pop()
@@ -139,9 +144,10 @@ class _Attempt:
             raise Unsupported(
                 f"the program raised {type(error).__name__}: {error}", machine.where(), None, "user_exception"
             ) from error
+        place = machine.where() if shape is not None else decode(self.code).frame_at(-1)
+        world.where = lambda: place  # the machine and its world, which know real tensors, are no cycle any more
         if shape is None:
             ending = None
-            world.where = functools.partial(_definition, self.code)
         rebuilder = Rebuilder(world)
         recipe = rebuilder.recipe(result)
         effects = rebuilder.effects() + generator_effects(rebuilder) + exception_effects(rebuilder)
@@ -179,10 +185,6 @@ def _deferred(machine: Machine, rebuilder: Rebuilder) -> list[Effect]:
 
 def _call_effect(function: Callable[..., Any], *args: Any) -> Effect:
     return Effect("call", None, None, Recipe("call", function, tuple(Recipe("constant", arg) for arg in args)))
-
-
-def _definition(code: types.CodeType) -> UserFrame:
-    return decode(code).frame_at(-1)
 
 
 # ---- starts ----------------------------------------------------------------------------------------------------------
@@ -240,7 +242,11 @@ def _arguments(
     declared = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
     extra = [key for key in kwargs if key not in declared]
     keywords = {}
-    rest = Source("local", None, variadic[bool(code.co_flags & inspect.CO_VARARGS)]) if code.co_flags & inspect.CO_VARKEYWORDS else None
+    rest = (
+        Source("local", None, variadic[bool(code.co_flags & inspect.CO_VARARGS)])
+        if code.co_flags & inspect.CO_VARKEYWORDS
+        else None
+    )
     if rest is not None:
         world.guard(rest, "dict_keys", extra)
     for key, value in kwargs.items():

@@ -30,6 +30,7 @@ class Concrete:
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.machine = Machine(_World(), None, _call)  # type: ignore[arg-type]
+        self.machine.world = _World()  # type: ignore[assignment]  # one that does not know the machine: no cycle
         self.machine.frames += frames
 
     @property
@@ -88,8 +89,26 @@ def _while_handling(handled: BaseException, work: Callable[[], Any]) -> None:
 
 _SCALARS = frozenset({int, float, bool, str, type(None), bytes, complex})
 _LIGHT = frozenset(
-    "POP_TOP STORE_FAST JUMP PUSH_NULL COPY SWAP LOAD_CONST RETURN_VALUE RETURN_CONST POP_JUMP_IF_NONE END_SEND "
-    "POP_JUMP_IF_NOT_NONE PUSH_EXC_INFO POP_EXCEPT CHECK_EXC_MATCH RERAISE IS_OP DELETE_FAST".split()
+    [
+        "POP_TOP",
+        "STORE_FAST",
+        "JUMP",
+        "PUSH_NULL",
+        "COPY",
+        "SWAP",
+        "LOAD_CONST",
+        "RETURN_VALUE",
+        "RETURN_CONST",
+        "POP_JUMP_IF_NONE",
+        "END_SEND",
+        "POP_JUMP_IF_NOT_NONE",
+        "PUSH_EXC_INFO",
+        "POP_EXCEPT",
+        "CHECK_EXC_MATCH",
+        "RERAISE",
+        "IS_OP",
+        "DELETE_FAST",
+    ]
 )
 _LIGHT_ON_SCALARS = {"COMPARE_OP": 2, "BINARY_OP": 2, "CONTAINS_OP": 2, "POP_JUMP_IF_TRUE": 1, "POP_JUMP_IF_FALSE": 1}
 _LIGHT_ON_SCALARS |= {"UNARY_NOT": 1, "UNARY_NEGATIVE": 1}

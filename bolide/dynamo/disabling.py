@@ -1,4 +1,4 @@
-"""`disable`: code that is never compiled."""
+"""What users say about breaks: `disable`, `graph_break`, `error_on_graph_break`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from torch import nn
+
 from bolide.dynamo.state import state
 
 
@@ -14,7 +16,7 @@ class disable:
     """Run code in eager: ``disable(fn)`` and ``@disable`` give a function that runs so, ``with disable():`` a block.
 
     recursive: compiled functions that are called inside run in eager as well. With False only `fn` itself is not
-    captured.
+    captured. Captured code that calls such a function breaks around the call. Of a module, `forward` is marked.
     """
 
     def __new__(cls, fn: Callable[..., Any] | None = None, recursive: bool = True) -> Any:
@@ -34,6 +36,9 @@ class disable:
         state.disabled -= self.recursive
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        if isinstance(fn, nn.Module):
+            fn.forward = self(fn.forward)
+            return fn
         original = getattr(fn, "_bolide", None)
         called = fn if original is None else original.original
 
@@ -44,3 +49,42 @@ class disable:
 
         eager._bolide_disabled = True  # type: ignore[attr-defined]
         return eager
+
+
+def graph_break(msg: str = "") -> None:
+    """Captured code breaks here, in eager nothing happens. `msg` stands in the reason."""
+
+
+class error_on_graph_break:
+    """``with error_on_graph_break(True):`` (also a decorator): a break inside raises `Unsupported` as with
+    ``fullgraph=True``; with False, breaks are allowed again. It holds for compiled functions that are called inside, and
+    for captured code inside of it.
+    """
+
+    def __init__(self, error_on_graph_break: bool) -> None:
+        if not isinstance(error_on_graph_break, bool):
+            raise TypeError(f"error_on_graph_break must be True or False, not {error_on_graph_break!r}")
+        self.wanted = error_on_graph_break
+        self.before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self.before.append(set_break_is_error(self.wanted))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        set_break_is_error(self.before.pop())
+
+    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with error_on_graph_break(self.wanted):
+                return fn(*args, **kwargs)
+
+        return watched
+
+
+def set_break_is_error(value: bool) -> bool:
+    """Whether breaks of this thread are errors from now on; what it was before."""
+    before, state.break_is_error = state.break_is_error, value
+    return before

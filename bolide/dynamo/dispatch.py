@@ -149,8 +149,7 @@ class Dispatcher(Versions):
         name = self.name
         while type(result) is Suspended:
             start = time.perf_counter() if events.subscribers else 0.0
-            running = Concrete(unflatten(result.shape, result.values))
-            del result  # what the program drops is not kept here
+            running = Concrete(result.frames())
             running.advance()
             reached = self.at(running)
             point = None if reached is None else self.point(reached.shape)
@@ -210,11 +209,12 @@ class Point(Versions):
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Go on for real: by one instruction where only that one cannot be captured, else until a point is reached that
-        has entries, or the end.
+        has entries, or a region that is never compiled is left, or to the end.
         """
+        disabled = state.disabled
         running = Concrete(unflatten(self.shape, args))
         running.advance()
-        while not self.single and not running.done:
+        while not self.single and not running.done and state.disabled >= disabled:
             top = running.machine.frames[-1]
             if (top.code, top.pc) in self.root.heads:
                 reached = self.root.at(running)
@@ -240,7 +240,7 @@ class Point(Versions):
     def failed(self, error: Unsupported) -> BaseException | None:
         if error.about.scope == "program" and error.kind != "limit":
             _log.info("%s: one instruction runs in eager: %s (%s)", self.name, error.reason, error.where)
-        elif error.about.scope != "user":
+        elif error.kind == "limit":
             self.warn(error.reason, error.where, error.remedy, error.operation)
         return None
 

@@ -17,7 +17,9 @@ from bolide.dynamo import (
     text,
     torch_autograd,
     torch_checkpoint,
+    torch_control,
     torch_control_flow,
+    torch_numpy,
     torch_optimizers,
     torch_tensors,
 )
@@ -37,7 +39,9 @@ MODULES = (
     text,
     torch_autograd,
     torch_checkpoint,
+    torch_control,
     torch_control_flow,
+    torch_numpy,
     torch_optimizers,
     torch_tensors,
 )

@@ -93,6 +93,11 @@ class Suspended:
     def __init__(self, shape: Shape, values: tuple[Any, ...]) -> None:
         self.shape, self.values = shape, values
 
+    def frames(self) -> list[Frame]:
+        """The frames; the values are theirs alone from here on."""
+        values, self.values = self.values, ()
+        return unflatten(self.shape, values)
+
 
 def flatten(frames: Sequence[Frame]) -> tuple[Shape, list[Any]]:
     """The point at which `frames` (outermost first) stand and the values that are live there.

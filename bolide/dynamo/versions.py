@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from bolide.dynamo import guards
 from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
@@ -114,7 +116,7 @@ class Versions(ABC):
             try:
                 ready = self._compile(args, kwargs)
             except Unsupported as error:
-                if self.fullgraph and error.kind != "user_exception":
+                if (self.fullgraph or error.final) and error.about.scope != "user":
                     raise
                 expected = self.failed(error)
             except CompileError as error:
@@ -256,7 +258,7 @@ class Versions(ABC):
         if captured.ending is not None:
             self._tell_break(captured.ending)
         try:
-            run = self.backend(captured)
+            run = self._compiled(captured)
         except (Unsupported, CompileError):
             raise
         except Exception as error:
@@ -269,7 +271,6 @@ class Versions(ABC):
         seconds = time.perf_counter() - start
         self._measure(captured, len(checks), captured_after, seconds)
         if events.subscribers:
-            seconds = time.perf_counter() - start
             events.emit(events.Installed(self.name, len(self.entries), entry.source, seconds))
         return entry, captured
 
@@ -285,9 +286,7 @@ class Versions(ABC):
             operations = 0 if captured is None else len(captured.trace.graph.nodes)
             failure = None if error is None else getattr(error, "reason", str(error))
             compilation_metrics.append(
-                CompilationMetrics(
-                    self.name, len(self.entries), operations, checks, captured_after, seconds, failure
-                )
+                CompilationMetrics(self.name, len(self.entries), operations, checks, captured_after, seconds, failure)
             )
 
     def _compiled(self, captured: Captured) -> Runner:

@@ -44,7 +44,7 @@ class Unsupported(BolideError):
     user's line; `remedy` is advice.
     `kind` names a `BreakKind`, whose scope says how dispatch treats it: ``user`` (the user's own code raised;
     ``__cause__`` is the exception, eager runs so that it surfaces with its own traceback), ``call`` (only this call
-    cannot be compiled) or ``program``.
+    cannot be compiled) or ``program``. `final`: breaks were not allowed where it was met, so it is the user's error.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Unsupported(BolideError):
         self.remedy = remedy
         self.kind = kind
         self.operation = operation
+        self.final = False
         super().__init__(reason)
 
     @property

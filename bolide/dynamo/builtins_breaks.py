@@ -1,0 +1,30 @@
+"""Calls that break by the user's will."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bolide.dynamo.calls import intercept
+from bolide.dynamo.disabling import disable, graph_break, set_break_is_error
+from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.state import state
+from bolide.support.errors import Unsupported
+
+
+@intercept(graph_break)
+def _graph_break(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    message = str(*args, *kwargs.values()) or "a break was asked for"
+    raise Unsupported(message, vm.where(), kind="graph_break", operation="graph_break()")
+
+
+@intercept(disable.__enter__, disable.__exit__)
+def _disable(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise Unsupported("a region that is never compiled", vm.where(), kind="disabled", operation="with disable()")
+
+
+@intercept(set_break_is_error)
+def _set_break_is_error(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    before = vm.memory.get(set_break_is_error, state.break_is_error)
+    vm.memory[set_break_is_error] = args[0]
+    vm.deferred.append((set_break_is_error, args, {}))
+    return before

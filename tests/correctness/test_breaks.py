@@ -1,0 +1,478 @@
+"""Graph breaks: what runs in eager is one operation, and everything around it stays compiled.
+
+Every program is called three times with fresh inputs, compiled and in eager; results, gradients, printed text, and what
+the arguments look like afterwards must agree. The number of segments says that a break costs only itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import bolide
+from bolide.support import events
+
+PROGRAMS: list[tuple[Callable[..., Any], int]] = []
+
+
+def program(segments: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A program to check, and how many segments three calls of it are made of."""
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        PROGRAMS.append((fn, segments))
+        return fn
+
+    return register
+
+
+def outcome(fn: Callable[..., Any], x: Tensor) -> Any:
+    """Result or exception, gradient, printed text and argument of one call."""
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out):
+            result = fn(x)
+    except Exception as error:
+        return type(error), error.args, out.getvalue()
+    leaves = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
+    if leaves and x.requires_grad:
+        sum(t.sin().sum() for t in leaves).backward()
+    return result, x.grad, out.getvalue(), x
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in structure and, tensors to rounding, in values."""
+    (flat_a, tree_a), (flat_b, tree_b) = pytree.tree_flatten(a), pytree.tree_flatten(b)
+    if tree_a != tree_b:
+        return False
+    return all(
+        isinstance(y, Tensor) and torch.allclose(x, y, rtol=1e-5, atol=1e-6) if isinstance(x, Tensor) else x == y
+        for x, y in zip(flat_a, flat_b, strict=True)
+    )
+
+
+def check(
+    fn: Callable[..., Any], compiled: Callable[..., Any], size: tuple[int, ...] = (4,), grad: bool = True
+) -> None:
+    for _ in range(3):
+        x = torch.randn(size)
+        expected = outcome(fn, x.clone().requires_grad_(grad))
+        actual = outcome(compiled, x.clone().requires_grad_(grad))
+        assert same(actual, expected), (actual, expected)
+
+
+def segments_of(fn: Callable[..., Any], size: tuple[int, ...] = (4,)) -> int:
+    """Check a program, and count its segments."""
+    seen: list[Any] = []
+    compiled = bolide.compile(copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn, backend="aot_eager")
+    with events.subscribed(seen.append):
+        check(fn, compiled, size)
+    assert not [e for e in seen if isinstance(e, events.Fallback)]
+    return sum(isinstance(e, events.Captured) for e in seen)
+
+
+@program(3)
+def two(x: Tensor) -> Tensor:
+    y = x * 2
+    print("a")
+    z = y + 1
+    print("b")
+    return z.sin()
+
+
+def inner(x: Tensor) -> Tensor:
+    y = x.cos()
+    print("inner")
+    return y * 3
+
+
+@program(3)
+def nested(x: Tensor) -> Tensor:
+    return inner(x + 1) + inner(x - 1) * 2
+
+
+@program(4)
+def recursive(x: Tensor, n: int = 3) -> Tensor:
+    if n == 0:
+        return x
+    print("n", n)
+    return recursive(x * 2, n - 1) + 1
+
+
+@program(3)
+def loop(x: Tensor, n: int = 10) -> Tensor:
+    for _ in range(n):
+        x = (x * 2 + 1).sin()
+        print("trip")
+    return x.sin()
+
+
+@program(3)
+def branch(x: Tensor) -> Tensor:
+    x = x - x.detach().sum() * torch.tensor([1.0, -1.0, 1.0, -1.0])
+    if x.detach()[0] > 1e9:
+        return x + 1
+    return x - 1 if x.detach()[0] < 1e9 else x
+
+
+@program(2)
+def modes(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x * 2
+        print(torch.is_grad_enabled())
+        z = y + 1
+    return z + x
+
+
+@program(2)
+def caught_natively(x: Tensor) -> Tensor:
+    try:
+        y = x + 1
+        print(int("zz"))
+    except ValueError as error:
+        y = x * 3
+        print(error)
+    return y.sin()
+
+
+@program(4)
+def handlers(x: Tensor) -> Tensor:
+    try:
+        y = x + 1
+        print("try")
+        raise ValueError("boom", 3)
+    except ValueError as error:
+        print("caught", error.args)
+        y = x * 3
+    finally:
+        print("finally")
+        x = x + 1
+    return y + x
+
+
+@program(4)
+def generator(x: Tensor) -> Tensor:
+    def rows() -> Any:
+        y = x
+        for i in range(3):
+            y = y + i
+            print("g")
+            yield y
+
+    return sum(t.sin() for t in rows())
+
+
+@program(5)
+def delegation(x: Tensor) -> Any:
+    def low() -> Any:
+        y = yield x
+        print("low")
+        y = yield y * 2
+        return y + 1
+
+    def high() -> Any:
+        r = yield from low()
+        print("high")
+        yield r
+
+    g = high()
+    a = next(g)
+    b = g.send(a + 1)
+    print("main")
+    c = g.send(b * 2)
+    print(next(g, "end"))
+    return a, b, c
+
+
+@program(3)
+def comprehension(x: Tensor) -> list[Tensor]:
+    return [t * 2 for t in (x, x + 1) if t.detach().sum() > -1e9]
+
+
+@program(3)
+def closure(x: Tensor) -> Any:
+    total, count = x * 0, 0
+
+    def add(v: Tensor) -> None:
+        nonlocal total, count
+        total = total + v.sin()
+        count += 1
+        print("add")
+        total = total * 2
+
+    add(x)
+    add(x + 1)
+    return total, count
+
+
+@program(2)
+def fresh_function(x: Tensor) -> Tensor:
+    f = lambda v: v * 2 + x  # noqa: E731
+    print("l")
+    return f(x) + f(x + 1)
+
+
+@program(4)
+def views(x: Tensor) -> Any:
+    y = x.clone()
+    y.add_(1)
+    print("a")
+    y.mul_(2)
+    v = y[0]
+    print("b")
+    v.add_(5)
+    return y, v
+
+
+@program(2)
+def random_numbers(x: Tensor) -> Tensor:
+    a = torch.rand(3)
+    print("r")
+    b = torch.rand(3)
+    return x * (a.sum() > 0) * (b.sum() > 0) * (a != b).all()
+
+
+@program(2)
+def containers(x: Tensor) -> Any:
+    d = {"a": x * 2, "n": 3, "l": [x]}
+    print("d")
+    d["b"] = d["a"] + d["n"]
+    d["l"].append(d["b"])
+    return d
+
+
+@program(4)
+def methods(x: Tensor) -> Tensor:
+    class A:
+        def f(self, x: Tensor) -> Tensor:
+            print("A")
+            return x + 1
+
+    class B(A):
+        def f(self, x: Tensor) -> Tensor:
+            y = super().f(x)
+            print("B")
+            return super().f(y) * 2
+
+    return B().f(x)
+
+
+@program(3)
+def frame_functions(x: Tensor) -> Tensor:
+    a, b = x * 2, 3
+    names = sorted(locals())
+    print(names, eval("b + 1"))
+    return a * len(names)
+
+
+@program(2)
+def raises_after_effects(x: Tensor) -> Tensor:
+    print("before")
+    y = x * 2
+    raise KeyError(y.dim())
+
+
+@pytest.mark.parametrize(("fn", "segments"), PROGRAMS, ids=[fn.__name__ for fn, _ in PROGRAMS])
+def test_programs_agree_and_breaks_cost_only_themselves(fn: Callable[..., Any], segments: int) -> None:
+    if fn is raises_after_effects:
+        check(fn, bolide.compile(fn, backend="aot_eager"))
+    else:
+        assert segments_of(fn) == segments
+
+
+def test_trip_count_does_not_matter() -> None:
+    def body(x: Tensor, limit: Tensor) -> Tensor:
+        for i in range(1000):
+            x = x.sin() + 1
+            if i > limit:
+                break
+        return x * 2
+
+    seen: list[Any] = []
+    compiled = bolide.compile(body, backend="aot_eager")
+    counts = []
+    with events.subscribed(seen.append):
+        for limit in (3, 5, 40, 7):
+            x = torch.randn(4)
+            torch.testing.assert_close(compiled(x, torch.tensor(limit)), body(x, torch.tensor(limit)))
+            counts.append(sum(isinstance(e, events.Captured) for e in seen))
+    assert counts[0] == counts[-1] <= 4, counts
+
+
+def test_many_trips_need_no_stack() -> None:
+    def body(x: Tensor, n: int) -> Tensor:
+        for _ in range(n):
+            x = x + 1
+            if x.sum() < -1e9:
+                break
+        return x
+
+    x = torch.zeros(2)
+    torch.testing.assert_close(bolide.compile(body, backend="aot_eager")(x, 3000), x + 3000)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x).relu()
+        self.seen += 1
+        self.calls += 1
+        print("block", self.calls)
+        return self.linear(x)
+
+
+def test_module_state_and_gradients() -> None:
+    eager = nn.Sequential(Block(), Block(), Block())
+    model = copy.deepcopy(eager)
+    check(eager, bolide.compile(model, backend="aot_eager"), (2, 4))
+    assert [b.calls for b in model] == [3, 3, 3]
+    for name, p in eager.named_parameters():
+        torch.testing.assert_close(dict(model.named_parameters())[name].grad, p.grad)
+    for a, b in zip(eager.buffers(), model.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_fullgraph_raises_at_the_first_break() -> None:
+    compiled = bolide.compile(nested, fullgraph=True, backend="aot_eager")
+    with pytest.raises(bolide.Unsupported) as info:
+        compiled(torch.randn(4))
+    assert info.value.where is not None and info.value.where.function == "inner"
+
+
+def test_breaks_are_told_with_their_place_and_are_no_warnings() -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = bolide.explain(nested, backend="aot_eager")(torch.randn(4))
+    assert found.captures == 3 and len(found.breaks) == 2
+    assert all("print" in b.reason and __file__ in b.where and b.remedy for b in found.breaks)
+
+
+def test_an_exception_in_eager_code_keeps_the_users_traceback() -> None:
+    def helper(x: Tensor) -> Tensor:
+        y = x + 1
+        print(int("no"))
+        return y
+
+    def outer(x: Tensor) -> Tensor:
+        return helper(x * 2)
+
+    with pytest.raises(ValueError, match="invalid literal") as info, contextlib.redirect_stdout(io.StringIO()):
+        bolide.compile(outer, backend="aot_eager")(torch.randn(4))
+    names = [entry.name for entry in traceback.extract_tb(info.value.__traceback__)]
+    assert names[-2:] == ["outer", "helper"]
+
+
+def test_memory_of_dead_values_is_released() -> None:
+    alive: list[Any] = []
+
+    @bolide.disable
+    def watch(t: Tensor) -> None:
+        alive.append(weakref.ref(t))
+
+    @bolide.disable
+    def look() -> None:
+        print("released", alive[-1]() is None)
+
+    def body(x: Tensor) -> Tensor:
+        big = x * 2
+        watch(big)
+        y = big.sum()
+        look()
+        return y
+
+    compiled = bolide.compile(body, backend="aot_eager")
+    compiled(torch.randn(4))
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        compiled(torch.randn(4))
+    assert out.getvalue() == "released True\n"
+
+
+def test_disable_breaks_around_the_call() -> None:
+    @bolide.disable
+    def eager_only(x: Tensor) -> Tensor:
+        assert type(x) is Tensor
+        return x + 1
+
+    def body(x: Tensor) -> Tensor:
+        y = eager_only(x.sin())
+        with bolide.disable():
+            y = y * 2
+        return y.cos()
+
+    assert segments_of(body) <= 4
+
+
+def test_breaks_that_are_asked_for() -> None:
+    def body(x: Tensor) -> Tensor:
+        y = x.sin()
+        bolide.graph_break("here")
+        return y.cos()
+
+    assert segments_of(body) == 2
+    found = bolide.explain(body, backend="aot_eager")(torch.randn(4))
+    assert [(b.kind, b.reason) for b in found.breaks] == [("graph_break", "here")]
+
+
+def test_breaks_can_be_errors_for_a_region() -> None:
+    def body(x: Tensor, strict: bool) -> Tensor:
+        print("allowed")
+        with bolide.error_on_graph_break(strict):
+            y = x.sin()
+            print("inside")
+        print("allowed again")
+        return y
+
+    compiled = bolide.compile(body, backend="aot_eager")
+    x = torch.randn(3)
+    with contextlib.redirect_stdout(io.StringIO()):
+        torch.testing.assert_close(compiled(x, False), x.sin())
+        with pytest.raises(bolide.Unsupported, match="print"):
+            compiled(x, True)
+        with bolide.error_on_graph_break(True), pytest.raises(bolide.Unsupported, match="print"):
+            bolide.compile(two, backend="aot_eager")(x)
+        torch.testing.assert_close(compiled(x, False), x.sin())
+
+
+def test_output_may_wait() -> None:
+    def body(x: Tensor) -> Tensor:
+        y = x.clone()
+        print("first", 1)
+        y.add_(1)
+        print("second", y)
+        y.mul_(0)
+        return y + x
+
+    with bolide.dynamo.config.patch(reorderable_logging_functions={print}):
+        assert segments_of(lambda x: body(x.detach())) == 1
+
+
+def test_a_limit_goes_on_in_eager_with_one_warning() -> None:
+    def body(x: Tensor, flag: str) -> Tensor:
+        y = x.sin()
+        print("a")
+        return y * len(flag)
+
+    compiled = bolide.compile(body, backend="aot_eager")
+    x = torch.randn(3)
+    with (
+        bolide.dynamo.config.patch(cache_size_limit=2),
+        pytest.warns(bolide.BolideWarning, match="cache_size_limit") as seen,
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        for n in range(6):
+            torch.testing.assert_close(compiled(x, "z" * n), body(x, "z" * n))
+    assert len(seen) == 1
