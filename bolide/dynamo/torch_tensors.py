@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils.hooks import RemovableHandle
 
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.config import config
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.torch_autograd import later
-from bolide.dynamo.values.outside import Outside, attribute_source
+from bolide.dynamo.values.outside import attribute_source
 from bolide.dynamo.values.tensors import behind, outside_attributes
 from bolide.support.errors import Unsupported
 from bolide.tracing import DataDependent, TracedTensor
@@ -50,15 +49,6 @@ def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     vm.trace.where = vm.where()
     vm.trace.functional_only = "a tensor has a hook"
     return tensor.register_hook(later(vm, hook, "a hook of a tensor"))
-
-
-@intercept(RemovableHandle.remove)
-def _remove_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    handle = args[0]
-    if type(handle) is not RemovableHandle or type(handle.hooks_dict_ref()) is Outside:  # a module's: interpreted
-        return NATIVE
-    handle.remove()
-    return None
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------
