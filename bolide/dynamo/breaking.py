@@ -1,4 +1,4 @@
-"""What capture does by the user's will: functions that are never captured, breaks that are errors, and output that waits
+"""What capture does by the user's will: functions that are never captured, breaks that are errors, output that waits
 until the graph has run.
 """
 

@@ -125,11 +125,8 @@ class _Attempt:
         grad_mode = torch.is_grad_enabled()
         shape: Shape | None = None
         try:
-            with (
-                self.trace.recording(),
-                self.calls or contextlib.nullcontext(),
-                _native_state(machine),
-            ):  # modes are left in the reverse order
+            # modes are left in the reverse order
+            with self.trace.recording(), self.calls or contextlib.nullcontext(), _native_state(machine):
                 self.start(machine)
                 if machine.run(stop):
                     result = machine.frames[0].stack.pop()

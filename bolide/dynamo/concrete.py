@@ -88,28 +88,9 @@ def _while_handling(handled: BaseException, work: Callable[[], Any]) -> None:
 # ---- which instructions are light ------------------------------------------------------------------------------------
 
 _SCALARS = frozenset({int, float, bool, str, type(None), bytes, complex})
-_LIGHT = frozenset(
-    [
-        "POP_TOP",
-        "STORE_FAST",
-        "JUMP",
-        "PUSH_NULL",
-        "COPY",
-        "SWAP",
-        "LOAD_CONST",
-        "RETURN_VALUE",
-        "RETURN_CONST",
-        "POP_JUMP_IF_NONE",
-        "END_SEND",
-        "POP_JUMP_IF_NOT_NONE",
-        "PUSH_EXC_INFO",
-        "POP_EXCEPT",
-        "CHECK_EXC_MATCH",
-        "RERAISE",
-        "IS_OP",
-        "DELETE_FAST",
-    ]
-)
+_STACK_ONLY = "POP_TOP STORE_FAST JUMP PUSH_NULL COPY SWAP LOAD_CONST DELETE_FAST RETURN_VALUE RETURN_CONST END_SEND"
+_ON_IDENTITY = "POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE IS_OP PUSH_EXC_INFO POP_EXCEPT CHECK_EXC_MATCH RERAISE"
+_LIGHT = frozenset(f"{_STACK_ONLY} {_ON_IDENTITY}".split())
 _LIGHT_ON_SCALARS = {"COMPARE_OP": 2, "BINARY_OP": 2, "CONTAINS_OP": 2, "POP_JUMP_IF_TRUE": 1, "POP_JUMP_IF_FALSE": 1}
 _LIGHT_ON_SCALARS |= {"UNARY_NOT": 1, "UNARY_NEGATIVE": 1}
 

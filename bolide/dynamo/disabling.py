@@ -57,8 +57,8 @@ def graph_break(msg: str = "") -> None:
 
 class error_on_graph_break:
     """``with error_on_graph_break(True):`` (also a decorator): a break inside raises `Unsupported` as with
-    ``fullgraph=True``; with False, breaks are allowed again. It holds for compiled functions that are called inside, and
-    for captured code inside of it.
+    ``fullgraph=True``; with False, breaks are allowed again. It holds for compiled functions that are called inside,
+    and for captured code inside of it.
     """
 
     def __init__(self, error_on_graph_break: bool) -> None:

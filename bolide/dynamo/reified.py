@@ -188,7 +188,7 @@ _LINKS = ("__cause__", "__context__", "__suppress_context__")
 
 
 def wrap_exception(world: World, real: BaseException, source: Source) -> BaseException:
-    """An exception of the outside world as one that the program can raise and catch; what it changes becomes effects."""
+    """An exception of the outside world as one that the program can raise and catch; its changes become effects."""
     cls = type(real)
     args = world.wrap(real.args, Source("attr", source, "args"))
     made = cls.__new__(cls, *args)
@@ -220,7 +220,7 @@ def exception_effects(rebuilder: Rebuilder) -> list[Effect]:
     return found
 
 
-# ---- super objects: the interpreter has its own ------------------------------------------------------------------------
+# ---- super objects: the interpreter has its own ----------------------------------------------------------------------
 
 
 def _super_recipe(rebuilder: Rebuilder, value: Super) -> Recipe:
@@ -232,7 +232,7 @@ def _wrap_super(world: World, real: Any, source: Source) -> Any:
     return world.mirror(Super(cls, world.wrap(real.__self__, Source("attr", source, "__self__"))), source)
 
 
-# ---- a generator function that is started in eager ----------------------------------------------------------------------
+# ---- a generator function that is started in eager -------------------------------------------------------------------
 
 
 def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:

@@ -1,5 +1,5 @@
-"""The live state of an interrupted program: its frame stack taken apart into a `Shape` (where each frame stands, what is
-bound) and a flat list of values, and put together again.
+"""The live state of an interrupted program: its frame stack taken apart into a `Shape` (where each frame stands, what
+is bound) and a flat list of values, and put together again.
 
 The shape identifies a *program point*; the values are the arguments of the segment that continues there.
 """
@@ -62,7 +62,7 @@ class Shape:
     def names(self) -> tuple[str, ...]:
         """A distinct identifier for each value, after the user's variables."""
         found: dict[str, None] = {}
-        for depth, frame in enumerate(self.frames):
+        for frame in self.frames:
             names = [frame.code.locals_names[index] for index in frame.bound]
             names += [f"stack{i}" for i, value in enumerate(frame.stack) if value]
             names += [f"error{i}" for i in range(frame.errors)]
@@ -110,7 +110,7 @@ def flatten(frames: Sequence[Frame]) -> tuple[Shape, list[Any]]:
 
 def _flatten(frame: Frame, values: list[Any]) -> FrameShape:
     if frame.namespace is not None or frame.pc < _prologue(frame.code):
-        raise Unsupported("a break inside the body of a class, or before a function has begun", None)
+        raise Unsupported("a break inside the body of a class, or before a function has begun", None, kind="class_statement")
     live = live_locals(frame.code)[frame.pc]
     bound = []
     for index, value in enumerate(frame.locals):

@@ -18,8 +18,10 @@ from bolide.dynamo.config import config
 from bolide.dynamo.dispatch import Dispatcher
 from bolide.dynamo.program import Captured, Effect, Guard, Recipe, Source
 from bolide.support import events
-from bolide.symbolic import ShapeEnv
 from bolide.support.errors import BolideWarning, CompileError, RecompileError, Unsupported
+from bolide.symbolic import ShapeEnv
+
+OUTPUT: Any = SimpleNamespace(requires_grad=False)
 
 
 class Doubler:
@@ -41,7 +43,13 @@ class Doubler:
             else:
                 found.append(Guard(source, "equals", value))
         return Captured(
-            fn.__name__, SimpleNamespace(inputs=[0], shapes=ShapeEnv()), [Source("local", None, "x")], [0], found, Recipe("output", 0), []
+            fn.__name__,
+            SimpleNamespace(inputs=[0], shapes=ShapeEnv()),
+            [Source("local", None, "x")],
+            [OUTPUT],
+            found,
+            Recipe("output", 0),
+            [],
         )
 
     def backend(self, captured: Captured) -> Any:
@@ -240,7 +248,15 @@ def test_recipes_and_effects() -> None:
     result = Recipe("tuple", None, (out, shared, old, Recipe("dict", None, (Recipe("constant", "k"), shared))))
 
     def capture(fn: Any, args: Any, kwargs: Any, history: Any) -> Captured:
-        return Captured("f", SimpleNamespace(inputs=[0], shapes=ShapeEnv()), [Source("local", None, "x")], [0], [], result, effects)
+        return Captured(
+            "f",
+            SimpleNamespace(inputs=[0], shapes=ShapeEnv()),
+            [Source("local", None, "x")],
+            [OUTPUT],
+            [],
+            result,
+            effects,
+        )
 
     f = Dispatcher(lambda x, box: None, capture, Doubler().backend).function
     x = torch.randn(2)
