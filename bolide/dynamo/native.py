@@ -20,21 +20,23 @@ from bolide.dynamo.layout import LIST_ITEMS, SIZE, TUPLE_ITEMS, TYPE, Layout, au
 from bolide.support.engine import Method, load
 from bolide.support.symbols import symbol_address
 
-# Instructions, with their operands. An object is given by its address.
+# Instructions, with their operands. An object is given by its address. Those about the values that are passed come
+# first: when one of them fails, the guards do not hold. When one of the others fails, they still may.
 DONE = 0
-WORDS = 1  # count, then (address, expected) count times
-TENSORS = 2  # count, then (object, facts) count times
-IS = 3  # slot, object
-TENSOR = 4  # slot, facts
-EQUALS = 5  # slot, object of a built-in type: the same, or of the same type and equal
-FIELD = 6  # slot, offset, expected word there
-TUPLE = 7  # first slot to fill, slot, count: the items of a tuple of that length
-LIST = 8  # first slot to fill, slot, count
-DICT = 9  # first slot to fill, slot, count, keys: the values of a dict with exactly these keys in this order
-ITEM = 10  # slot to fill, slot, key: a value of a dict
-ATTRIBUTE_IS = 11  # object, name, object
-BITS = 13  # count, then (address, mask, expected) count times
-STATE = 12  # keys of autocast (all off), key of transforms (off), autograd's flags, default dtype, deterministic
+TENSOR = 1  # slot, facts
+EQUALS = 2  # slot, object of a built-in type: the same, or of the same type and equal
+FIELD = 3  # slot, offset, expected word there
+TUPLE = 4  # first slot to fill, slot, count: the items of a tuple of that length
+LIST = 5  # first slot to fill, slot, count
+DICT = 6  # first slot to fill, slot, count, keys: the values of a dict with exactly these keys in this order
+ITEM = 7  # slot to fill, slot, key: a value of a dict
+FIRST_OF_MEMORY = 8
+IS = 8  # slot, object
+WORDS = 9  # count, then (address, expected) count times
+BITS = 10  # count, then (address, mask, expected) count times
+TENSORS = 11  # count, then (object, facts) count times
+ATTRIBUTE_IS = 12  # object, name, object
+STATE = 13  # keys of autocast (all off), key of transforms (off), autograd's flags, default dtype, deterministic
 
 # What a tensor has to be ("facts"): class, dim, flags, numbers of words and of sizes, then (offset, mask, expected) for
 # each word of the TensorImpl, then (offset, expected) for each size and stride.
@@ -547,7 +549,15 @@ advance:
     [ 3, %tensor ], [ 3, %equals ],
     [ 4, %field ], [ 4, %tuple ], [ 4, %list ], [ %dict.size, %dict ], [ 4, %item ], [ 4, %attribute ], [ 6, %state ]
   %after = getelementptr i64, ptr %at, i64 %size
-  br i1 %ok, label %step, label %no
+  br i1 %ok, label %step, label %failed
+failed:
+  %answered.by.values = icmp ult i64 %op, {FIRST_OF_MEMORY}
+  br i1 %answered.by.values, label %refuse.values, label %no
+refuse.values:
+  %refusal.at = getelementptr ptr, ptr %control, i64 1
+  %refusal = load ptr, ptr %refusal.at
+  call void @Py_IncRef(ptr %refusal)
+  ret ptr %refusal
 passed:
   %rest.at = getelementptr ptr, ptr %program, i64 2
   %rest = load ptr, ptr %rest.at

@@ -391,7 +391,9 @@ class Recorder:
     # ---- values that are passed -------------------------------------------------------------------------------------
 
     def unpack(self, guards: Iterable[Guard], containers: Iterable[str]) -> None:
-        """Make slots of the items of passed tuples, lists and dicts, so that these may be other objects in each call. `containers`: names that hold a tuple or a dict by the call itself."""
+        """Make slots of the items of passed tuples, lists and dicts, so that these may be other objects in each call.
+        `containers`: names that hold a tuple or a dict by the call itself.
+        """
         listed = list(guards)
         kinds: dict[Source, Any] = {Source("local", None, name): None for name in containers}
         found = [(g.source, g.expected) for g in listed if g.kind == "type" and g.expected in (tuple, list, dict)]
@@ -403,12 +405,16 @@ class Recorder:
                 continue
             if source in kinds and guard.kind in ("length", "dict_keys"):
                 self._unpack_all(source, guard.kind)
-            elif source not in self.slots and source.base in kinds and kinds[source.base] is dict:
-                if source.kind == "dict_value" and is_immutable(source.key):
-                    value = dict.get(self.slot_values[self.slots[source.base]], source.key, MISSING)
-                    if value is not MISSING:
-                        slot = self._new_slot(source, value)
-                        self.head += (native.ITEM, slot, self.slots[source.base], self.own(source.key))
+            elif source.base in kinds and source.kind == "dict_value" and is_immutable(source.key):
+                self._look_up(source)
+
+    def _look_up(self, source: Source) -> None:
+        """A slot for one value of a dict that is a slot."""
+        assert source.base is not None
+        table = self.slot_values[self.slots[source.base]]
+        if source not in self.slots and isinstance(table, dict) and dict.__contains__(table, source.key):
+            slot = self._new_slot(source, dict.__getitem__(table, source.key))
+            self.head += (native.ITEM, slot, self.slots[source.base], self.own(source.key))
 
     def _typed_slot(self, source: Source | None, kinds: dict[Source, Any], typed: set[Source]) -> bool:
         """Whether a source is a slot that holds a container; its class is checked before it is looked into."""

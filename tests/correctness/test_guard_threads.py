@@ -1,0 +1,151 @@
+"""Many threads call and compile the same functions at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bolide
+from bolide.dynamo.config import config
+
+THREADS = 8
+
+
+def together(work: Callable[[int], None]) -> None:
+    """Run `work(number)` in all threads at once; the first exception is raised here."""
+    failures: list[BaseException] = []
+    start = threading.Barrier(THREADS)
+
+    def run(number: int) -> None:
+        try:
+            start.wait()
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads), "threads wait for each other"
+    if failures:
+        raise failures[0]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.gain = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 100:
+            raise ValueError("too long")
+        return self.linear(x).relu() * self.gain
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    bolide.reset()
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_one_function_compiles_once(backend: str) -> None:
+    model = Model().eval()
+    fast = bolide.compile(model, backend=backend, dynamic=False)
+    expected = {n: model(torch.full((n, 4), 0.5)) for n in (2, 3, 5)}
+
+    def work(number: int) -> None:
+        with torch.no_grad():
+            for n in (2, 3, 5, 2, 3, 5):
+                torch.testing.assert_close(fast(torch.full((n, 4), 0.5)), expected[n].detach())
+
+    together(work)
+    from bolide.dynamo.versions import _all
+
+    (entries,) = [versions.entries for versions in _all if versions.entries]
+    assert len(entries) == 3
+
+
+def test_several_functions_with_states_of_their_own() -> None:
+    functions = [bolide.compile(lambda x, k=k: x * k + 1, backend="eager") for k in range(3)]
+
+    def work(number: int) -> None:
+        rng = random.Random(number)
+        for _ in range(30):
+            k, x = rng.randrange(3), torch.ones(3, requires_grad=True)
+            with torch.set_grad_enabled(number % 2 == 0):
+                result = functions[k](x)
+            assert result.requires_grad is (number % 2 == 0)
+            torch.testing.assert_close(result.detach(), torch.full((3,), float(k + 1)))
+
+    together(work)
+
+
+def test_exceptions_reach_the_thread_that_raised_them() -> None:
+    model = Model()
+    fast = bolide.compile(model, backend="eager")
+
+    def work(number: int) -> None:
+        for _ in range(10):
+            if number % 2:
+                with pytest.raises(ValueError, match="too long"):
+                    fast(torch.randn(101, 4))
+            else:
+                x = torch.randn(2, 4)
+                torch.testing.assert_close(fast(x), model(x))
+
+    together(work)
+
+
+def test_guards_fail_while_others_call_and_reset() -> None:
+    model = Model()
+    fast = bolide.compile(model, backend="eager")
+    x = torch.randn(2, 4)
+    plain = torch.relu(model.linear(x)).detach()
+
+    def work(number: int) -> None:
+        for step in range(60):
+            if number == 0:
+                model.gain = float(step % 5)
+            elif number == 1 and step % 10 == 0:
+                bolide.reset()
+            else:
+                result = fast(x).detach()
+                assert any(torch.allclose(result, plain * k) for k in (0.0, 1.0, 2.0, 3.0, 4.0))
+
+    with config.patch(cache_size_limit=16), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        together(work)
+
+
+def _in_child(fast: Any, x: torch.Tensor, results: Any) -> None:
+    results.put((fast(x).detach() - 1).sum().item())
+    results.put(bolide.compile(lambda x: x + 2, backend="eager")(x).sum().item())
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
+def test_a_forked_process_calls_and_compiles() -> None:
+    context = multiprocessing.get_context("fork")
+    fast = bolide.compile(lambda x: x * 2 + 1, backend="eager")
+    x = torch.ones(3)
+    for _ in range(3):
+        fast(x)
+    results = context.Queue()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's warning about fork in a process with threads
+        child = context.Process(target=_in_child, args=(fast, x, results))
+        child.start()
+    assert results.get(timeout=60) == 6.0
+    assert results.get(timeout=60) == 9.0
+    child.join(60)
+    assert child.exitcode == 0
