@@ -127,10 +127,8 @@ def _super(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(getattr)
 def _getattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if not isinstance(args[1], str):
-        raise TypeError("attribute name must be string")
     try:
-        result = load_attribute(vm, args[0], args[1])
+        result = load_attribute(vm, args[0], _named(args))
     except AttributeError:
         if len(args) == 2:
             raise
@@ -143,7 +141,7 @@ def _getattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(hasattr)
 def _hasattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     try:
-        result = load_attribute(vm, args[0], args[1])
+        result = load_attribute(vm, args[0], _named(args))
     except AttributeError:
         return False
     return Call(polyfill("has_attribute"), args) if type(result) is Call else True
@@ -151,29 +149,29 @@ def _hasattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(setattr)
 def _setattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return attributes.store_attribute(vm, *args)
+    return attributes.store_attribute(vm, args[0], _named(args), args[2])
 
 
 @intercept(delattr)
 def _delattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return attributes.delete_attribute(vm, *args)
+    return attributes.delete_attribute(vm, args[0], _named(args))
 
 
 @intercept(object.__getattribute__)
 def _object_getattribute(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return attributes.default_attribute(vm, args[0], class_of(args[0]), args[1], False)
+    return attributes.default_attribute(vm, args[0], class_of(args[0]), _named(args), False)
 
 
 @intercept(object.__setattr__)
 def _object_setattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return attributes.default_store(vm, args[0], class_of(args[0]), args[1], args[2])
+    return attributes.default_store(vm, args[0], class_of(args[0]), _named(args), args[2])
 
 
 @intercept(object.__delattr__)
 def _object_delattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     owner = args[0]
     if type(owner) is Outside and owner.attrs is not None:
-        owner.attrs.set(args[1], MISSING)
+        owner.attrs.set(_named(args), MISSING)
     else:
         object.__delattr__(owner, args[1])
     return None
@@ -184,9 +182,20 @@ def _object_init(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return None
 
 
-@intercept(object.__eq__, object.__ne__)
+@intercept(object.__eq__)
 def _object_eq(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return True if args[0] is args[1] else NotImplemented
+
+
+@intercept(object.__ne__)
+def _object_ne(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(polyfill("object_unequal"), args)
+
+
+def _named(args: Args) -> str:
+    if not isinstance(args[1], str):
+        raise TypeError(f"attribute name must be string, not '{class_of(args[1]).__name__}'")
+    return args[1]
 
 
 @intercept(*[vars(object)[name] for name in ("__lt__", "__le__", "__gt__", "__ge__")])
@@ -205,18 +214,29 @@ def _type_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(vars)
 def _vars(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 1:
+        raise Unsupported("vars() without an argument", vm.where(), None, "frame_access")
     return load_attribute(vm, args[0], "__dict__")
 
 
 @intercept(builtins.globals, builtins.locals, builtins.eval, builtins.exec, builtins.open, builtins.input)
 def _refused(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported("globals, locals, eval, exec, open or input", vm.where(), "do this outside the compiled function")
+    raise Unsupported(
+        "globals, locals, eval, exec, open or input",
+        vm.where(),
+        "do this outside the compiled function",
+        kind="frame_access",
+    )
 
 
 @intercept(print)
 def _print(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported(
-        "print writes to the outside world", vm.where(), "print outside the compiled function", operation="print(...)"
+        "print writes to the outside world",
+        vm.where(),
+        "print outside the compiled function",
+        operation="print(...)",
+        kind="side_effect",
     )
 
 
@@ -240,7 +260,7 @@ def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(bool)
 def _bool(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return operations.truth(vm, args[0]) if args else False
+    return operations.truth(vm, args[0]) if len(args) == 1 else bool(*args)
 
 
 def _converted(vm: Machine, function: Any, value: Any) -> Any:
@@ -358,6 +378,16 @@ _extending(list.extend)
 _extending(collections.deque.extend)
 
 
+def _from_keys(cls: Any) -> None:
+    @intercept(cls.fromkeys)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        return Call(polyfill("from_keys"), [cls, *args], kwargs)
+
+
+for _cls in (dict, collections.OrderedDict, collections.defaultdict):
+    _from_keys(_cls)
+
+
 @intercept(dict)
 def _dict(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 1 and operations.python_method(vm.world, class_of(args[0]), "keys") is not None:
@@ -366,13 +396,6 @@ def _dict(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 # ---- dicts of the outside world --------------------------------------------------------------------------------------
-
-
-def _dict_getitem(items: Overlay, key: Any) -> Any:
-    found = items.get(key)
-    if found is MISSING:
-        raise KeyError(key)
-    return found
 
 
 def _dict_get(items: Overlay, key: Any, default: Any = None) -> Any:
@@ -385,12 +408,25 @@ def _dict_contains(items: Overlay, key: Any) -> Any:
 
 
 _LAZY_METHODS: dict[str, Callable[..., Any]] = {
-    "__getitem__": _dict_getitem,
     "get": _dict_get,
     "__contains__": _dict_contains,
     "__len__": Overlay.length,
     "__setitem__": Overlay.set,
 }
+
+
+@intercept(dict.__getitem__)
+def _dict_getitem(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    owner, key = args
+    found = owner.dict_items.get(key) if type(owner) is Outside else dict.get(owner, key, MISSING)
+    if found is not MISSING:
+        return found
+    missing = operations.python_method(vm.world, class_of(owner), "__missing__")
+    if missing is not None:
+        return Call(missing, args)
+    if issubclass(class_of(owner), collections.defaultdict):
+        return Call(polyfill("default_item"), args)
+    raise KeyError(key)
 
 
 def _lazy_or_mapping(vm: Machine, value: Any) -> bool:
@@ -409,15 +445,20 @@ def _dict_method(method: Any, name: str) -> None:
             return Call(polyfill("dict_update"), [owner, tuple(args[1:]), kwargs])
         if type(owner) is not Outside:
             return NATIVE
+        if name == "__ior__":
+            return Call(polyfill("dict_ior"), args)
         lazy = _LAZY_METHODS.get(name)
         if lazy is not None:
             return lazy(owner.dict_items, *args[1:])
-        return getattr(owner.dict_items.materialise(), name)(*args[1:], **kwargs)
+        others = args[1:]
+        if name in ("__or__", "__ror__", "__eq__", "__ne__"):
+            others = [operations.native_view(vm, other) for other in others]
+        return getattr(owner.dict_items.materialise(), name)(*others, **kwargs)
 
 
 _DICT_METHODS = (
-    "__getitem__ get __contains__ __len__ __setitem__ update keys values items pop popitem setdefault clear copy "
-    "__iter__ __delitem__ __reversed__ __eq__ __ne__ __or__ __ror__ move_to_end"
+    "get __contains__ __len__ __setitem__ update keys values items pop popitem setdefault clear copy "
+    "__iter__ __delitem__ __reversed__ __eq__ __ne__ __or__ __ror__ __ior__ move_to_end"
 )
 for _name in _DICT_METHODS.split():
     for _cls in (dict, collections.OrderedDict):

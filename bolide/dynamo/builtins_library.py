@@ -93,6 +93,11 @@ def _update_wrapper(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return Call(polyfill("update_wrapper"), args, kwargs)
 
 
+@intercept(functools.partial.__call__)
+def _call_partial(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(args[0], args[1:], kwargs)
+
+
 @intercept(functools.lru_cache)
 def _lru_cache(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return Call(polyfill("lru_cache"), args, kwargs)
@@ -264,13 +269,13 @@ for _method, _level in [
 def _context_get(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     value = args[0].get(*args[1:])
     if type(value) not in CONSTANT_TYPES:
-        raise Unsupported("a context variable holds an object", vm.where())
+        raise Unsupported("a context variable holds an object", vm.where(), kind="context")
     return value
 
 
 @intercept(contextvars.ContextVar.set, contextvars.ContextVar.reset)
 def _context_set(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported("a context variable is set", vm.where(), "set it outside the compiled function")
+    raise Unsupported("a context variable is set", vm.where(), "set it outside the compiled function", kind="context")
 
 
 @intercept(sys._getframe, inspect.currentframe, inspect.stack)

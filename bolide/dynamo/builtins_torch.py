@@ -28,6 +28,7 @@ def _parameter(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
             "a parameter is made while gradients are recorded",
             vm.where(),
             "make it under torch.no_grad(), or outside the compiled function",
+            kind="parameter",
         )
     return made
 
@@ -55,7 +56,12 @@ def _buffer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     torch.set_autocast_dtype,
 )
 def _torch_state(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported("torch's global state is read or changed", vm.where(), "do this outside the compiled function")
+    raise Unsupported(
+        "torch's global state is read or changed",
+        vm.where(),
+        "do this outside the compiled function",
+        kind="global_state",
+    )
 
 
 _GLOBAL_HOOKS = [

@@ -49,7 +49,7 @@ _CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
 @functools.cache
 def runs_as_is(module: str, name: str) -> bool:
     """Whether what has this qualified name in this module is run natively."""
-    if module.startswith("bolide.tracing."):  # what a traced tensor does
+    if module.startswith(("bolide.tracing.", "bolide.dynamo.values.arrays")):  # what a traced tensor or array does
         return True
     return module.partition(".")[0] in policy.NATIVE_ROOTS and not f"{module}.{name}".startswith(policy.INTERPRETED)
 
@@ -137,7 +137,7 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
     if cls is Outside:
         return _outside(vm, function, arg, is_owner)
     if cls in _CALLABLES:
-        return callback(vm, arg) if _calls(function) else arg
+        return callback(vm, arg) if _calls(function) and not is_owner else arg
     if cls is Generator:
         if keeps_objects(function):
             return arg
@@ -158,7 +158,7 @@ def _takes_symbols(function: Any) -> bool:
 
 
 def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:
-    if keeps_objects(function) and not is_owner:
+    if keeps_objects(function) and not is_owner and not _is_index(vm, function, arg):
         return arg
     if python_method(vm.world, arg.cls, "__iter__") is not None and _iterates(function):
         return Call(None, [])
@@ -166,7 +166,11 @@ def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:
         return arg.items.materialise()
     if type(function) is types.WrapperDescriptorType and function.__objclass__ in _NUMBERS and not is_owner:
         return NotImplemented  # as operators of numbers answer for any other object
-    if callable(arg.real) and type(function) is types.FunctionType and _calls(function):
+    if (
+        callable(arg.real)
+        and (function is functools.cmp_to_key or type(function) is types.FunctionType)
+        and _calls(function)
+    ):
         return callback(vm, arg)
     name = getattr(function, "__qualname__", repr(function))
     raise Unsupported(
@@ -178,10 +182,19 @@ def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:
     )
 
 
+def _is_index(vm: Machine, function: Any, arg: Outside) -> bool:
+    """Whether a method of a sequence may take an object for an index."""
+    owner = getattr(function, "__objclass__", None) or type(getattr(function, "__self__", None))
+    return not issubclass(owner, (dict, set, frozenset)) and (
+        function.__name__ in ("__getitem__", "__setitem__", "__delitem__", "insert", "pop")
+        and python_method(vm.world, arg.cls, "__index__") is not None
+    )
+
+
 def _container_method(function: Any) -> str | None:
     """The name of a built-in container's method, bound or not."""
     owner = getattr(function, "__self__", None)
-    holder = getattr(function, "__objclass__", None) or type(owner)
+    holder = getattr(function, "__objclass__", None) or (owner if isinstance(owner, type) else type(owner))
     if issubclass(holder, _CONTAINERS):
         name: str = function.__name__
         return name

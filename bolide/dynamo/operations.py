@@ -29,6 +29,7 @@ SYMBOLIC: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.Sy
 """Symbolic numbers, and what the program takes them for."""
 
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
+SEEN_AS: dict[type, type] = {**SYMBOLIC}  # the class that the program sees of values of other classes
 
 _DUNDERS: dict[Callable[[Any, Any], Any], tuple[str | None, str, str]] = {}
 for _name in [
@@ -79,7 +80,7 @@ def class_of(value: Any) -> type:
     if cls is Outside:
         outside: type = value.cls
         return outside
-    return SYMBOLIC.get(cls, cls)
+    return SEEN_AS.get(cls, cls)
 
 
 def settled(value: Any) -> Any:
@@ -127,7 +128,9 @@ def native_view(vm: Machine, value: Any) -> Any:
     if type(value) is Outside:
         if value.items is not None:
             return value.items.materialise()
-        raise Unsupported(f"an outside {value.cls.__name__} object is used by a built-in operation", vm.where())
+        raise Unsupported(
+            f"an outside {value.cls.__name__} object is used by a built-in operation", vm.where(), kind="outside_object"
+        )
     return value
 
 
@@ -277,7 +280,7 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
         return Call(method, [owner, key])
     if cls is Outside:
         if owner.items is None:
-            raise Unsupported(f"an item of an outside {real.__name__} object", vm.where())
+            raise Unsupported(f"an item of an outside {real.__name__} object", vm.where(), kind="outside_object")
         key = as_key(vm, key)
         found = owner.items.get(key)
         if found is MISSING:
@@ -306,7 +309,9 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
         return Call(method, [owner, key, value])
     if cls is Outside:
         if owner.items is None:
-            raise Unsupported(f"an item of an outside {real.__name__} object is assigned", vm.where())
+            raise Unsupported(
+                f"an item of an outside {real.__name__} object is assigned", vm.where(), kind="outside_object"
+            )
         owner.items.set(as_key(vm, key), value)
     else:
         owner[key] = value
@@ -321,7 +326,9 @@ def delete_item(vm: Machine, owner: Any, key: Any) -> Any:
         return Call(method, [owner, key])
     if type(owner) is Outside:
         if owner.items is None:
-            raise Unsupported(f"an item of an outside {real.__name__} object is deleted", vm.where())
+            raise Unsupported(
+                f"an item of an outside {real.__name__} object is deleted", vm.where(), kind="outside_object"
+            )
         if owner.items.get(key) is MISSING:
             raise KeyError(key)
         owner.items.set(key, MISSING)

@@ -31,7 +31,8 @@ def _names(text: str) -> frozenset[str]:
 # Modules whose Python functions are run natively: they neither keep state nor call back into the program, or torch
 # itself is what they are.
 NATIVE_ROOTS = _names(
-    "torch inspect re abc _abc typing enum dataclasses os posixpath ntpath genericpath importlib string textwrap types "
+    "torch numpy inspect re abc _abc typing enum dataclasses os posixpath ntpath genericpath importlib string textwrap "
+    "types "
     "numbers copyreg packaging sys threading weakref _weakrefset operator fractions decimal math sre_parse collections "
     "keyword warnings tokenize linecache typing_extensions ast dis opcode copy platform json statistics cmath "
     "_pydecimal _pydatetime datetime calendar"
@@ -75,7 +76,7 @@ _OF_THE_MOMENT = {
     "system times umask uname unlink unsetenv urandom utime walk write",
     os.path: "abspath exists expanduser getatime getctime getmtime getsize isdir isfile islink lexists "
     "realpath samefile",
-    threading: "active_count current_thread enumerate get_ident get_native_id main_thread",
+    threading: "active_count current_thread enumerate get_native_id main_thread",
     sys: "_current_frames getrefcount getsizeof settrace setprofile",
     gc: "collect get_count get_objects get_referrers get_stats",
     platform: "node platform uname",
@@ -93,12 +94,12 @@ MOMENT: frozenset[Any] = frozenset(
 # Methods of containers that store or look up what they are given.
 ITEM_METHODS = _names(
     "append insert index count remove add discard get setdefault pop __setitem__ __getitem__ __delitem__ __contains__ "
-    "appendleft fromkeys move_to_end"
+    "appendleft move_to_end"
 )
 # Methods of containers that iterate over what they are given.
 ITERATING_METHODS = _names(
     "extend extendleft update join union intersection difference symmetric_difference issubset issuperset isdisjoint "
-    "intersection_update difference_update symmetric_difference_update __init__ __ior__ __iadd__ fromkeys"
+    "intersection_update difference_update symmetric_difference_update __init__ __ior__ __iadd__"
 )
 # Functions that only store, look up or identify the objects they are given.
 KEEPERS: frozenset[Any] = frozenset(
@@ -125,3 +126,8 @@ ITERATING: frozenset[Any] = frozenset(
 )
 # Modules whose Python functions, run natively, call the functions they are given.
 CALLING_ROOTS = frozenset({"torch", "re"})
+# Methods of NumPy arrays that are captured.
+ARRAY_METHODS = _names(
+    "all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot fill flatten max mean min "
+    "nonzero prod ptp ravel repeat reshape round searchsorted sort squeeze std sum swapaxes take trace transpose var"
+)

@@ -252,6 +252,12 @@ def equal(left: Any, right: Any) -> Any:
     return left is right if result is NotImplemented else result
 
 
+def object_unequal(left: Any, right: Any) -> Any:
+    """`object.__ne__`."""
+    result = type(left).__eq__(left, right)
+    return result if result is NotImplemented else not result
+
+
 def unequal(left: Any, right: Any) -> Any:
     a: Any = type(left)
     b: Any = type(right)

@@ -121,7 +121,7 @@ def percent(template: Any, values: Any) -> Any:
                 value = str(value) if kind == "s" else repr(value) if kind == "r" else ascii(value)
                 kind = "s"
             out.append((head + kind) % (*sizes, value))
-    if used < len(args) and not hasattr(values, "keys"):
+    if used < len(args) and (isinstance(values, (tuple, str)) or not hasattr(values, "__getitem__")):
         raise TypeError("not all arguments converted during string formatting")
     return "".join(out)
 
@@ -235,6 +235,14 @@ def on_floats(function: Any, args: Any) -> Any:
     return function(*[arg if isinstance(arg, (int, float)) else float(arg) for arg in args])
 
 
+def from_keys(cls: Any, iterable: Any, value: Any = None) -> Any:
+    """`dict.fromkeys`."""
+    made = cls()
+    for key in iterable:
+        made[key] = value
+    return made
+
+
 def make_dict(cls: Any, args: Any, kwargs: Any) -> Any:
     made = cls()
     dict_update(made, args, kwargs)
@@ -277,6 +285,8 @@ def lru_cache(maxsize: Any = 128, typed: Any = False) -> Any:
     """`functools.lru_cache` for a function made by the program."""
     if callable(maxsize):
         return lru_cache_wrapper(maxsize, 128, typed)
+    if maxsize is not None and not isinstance(maxsize, int):
+        raise TypeError("Expected first argument to be an integer, a callable, or None")
 
     def decorate(function: Any) -> Any:
         return lru_cache_wrapper(function, maxsize, typed)
@@ -285,6 +295,8 @@ def lru_cache(maxsize: Any = 128, typed: Any = False) -> Any:
 
 
 def lru_cache_wrapper(function: Any, maxsize: Any, typed: Any) -> Any:
+    if not callable(function):
+        raise TypeError("the first argument must be callable")
     results: Any = {}
     counts = [0, 0]
 

@@ -321,7 +321,10 @@ class Outside:
 
     def _refuse(self, *args: Any) -> Any:
         raise Unsupported(
-            f"native code looks into an outside {self.cls.__name__} object", None, "pass its parts instead"
+            f"native code looks into an outside {self.cls.__name__} object",
+            None,
+            "pass its parts instead",
+            kind="native_call",
         )
 
     __getattr__ = __bool__ = __str__ = __repr__ = __format__ = __lt__ = __le__ = __gt__ = __ge__ = __iter__ = (
@@ -569,16 +572,17 @@ class World:
                 return real
             self.guard(source, "type", cls)
             parts = [self.wrap(item, Source("item", source, i)) for i, item in enumerate(tuple.__iter__(real))]
-            return tuple.__new__(cls, parts) if cls.__flags__ & (1 << 9) else cls(parts)
+            return self.mirror(tuple.__new__(cls, parts) if cls.__flags__ & (1 << 9) else cls(parts), source)
         if cls is functools.partial:
             self.guard(source, "type", cls)
             function = self.wrap(real.func, Source("attr", source, "func"))
             args = self.wrap(real.args, Source("attr", source, "args"))
             keywords = self.wrap(real.keywords, Source("attr", source, "keywords"))
-            return functools.partial(function, *args, **keywords.dict_items.materialise())
+            made = functools.partial(function, *args, **keywords.dict_items.materialise())
+            return self.mirror(made, source)
         if isinstance(real, numpy.generic) or _is_derived_constant(real, cls):
             self.guard(source, "equals", real)
-            return real
+            return self.mirror(real, source)
         if cls is types.MappingProxyType:
             return self._wrap_mapping_proxy(real, source)
         if issubclass(cls, Iterator) and is_readable(real):
@@ -586,8 +590,13 @@ class World:
             stream = Stream(self, real, source)
             self.streams.append(stream)
             return self.mirror(stream.items, source)
-        if cls.__module__ == "numpy":
-            raise Unsupported(f"a NumPy value ({cls.__name__}) is read", self.where(), "pass tensors or Python numbers")
+        if cls.__module__ == "numpy" and cls not in WRAPPERS:
+            raise Unsupported(
+                f"a NumPy value ({cls.__name__}) is read",
+                self.where(),
+                "pass tensors or Python numbers",
+                kind="numpy_value",
+            )
         if not (source.key in MODULE_INTERNALS and source.kind == "attr" and isinstance(real, dict)):
             self.guard(source, "type", cls)
         wrapper = WRAPPERS.get(BaseException if isinstance(real, BaseException) else cls)
@@ -656,7 +665,9 @@ class World:
         groups.append(traced.group)
         if len(groups) > 1:
             if any(group.version for group in groups):
-                raise Unsupported("a tensor is read whose memory was written through another", where, kind="tensor_write")
+                raise Unsupported(
+                    "a tensor is read whose memory was written through another", where, kind="tensor_write"
+                )
             for group in groups:
                 group.shared = True
 
@@ -692,7 +703,7 @@ class World:
             return real
         self.guard(source, "type", tuple)
         self.guard(source, "length", len(real))
-        return tuple([self.wrap(item, Source("item", source, i)) for i, item in enumerate(real)])
+        return self.mirror(tuple([self.wrap(item, Source("item", source, i)) for i, item in enumerate(real)]), source)
 
     def _wrap_list(self, real: Any, cls: type, source: Source) -> Any:
         if cls is list and is_constant(tuple(real)) and self.symbols.is_settled(source, real):
@@ -708,11 +719,14 @@ class World:
 
     def _wrap_set(self, real: Any, cls: type, source: Source) -> Any:
         if not all(is_constant(item) or isinstance(item, type) for item in real):
-            raise Unsupported("a set of objects is read from outside", self.where(), "use a list or a dict")
+            raise Unsupported(
+                "a set of objects is read from outside", self.where(), "use a list or a dict", kind="outside_object"
+            )
         self.guard(source, "equals", cls(real))
         copy = cls(real)
-        if cls is set:
-            self.snapshots[id(copy)] = Snapshot(real, source, copy)
+        if cls is not set:
+            return self.mirror(copy, source)
+        self.snapshots[id(copy)] = Snapshot(real, source, copy)
         return copy
 
     # -- globals and cells
@@ -835,9 +849,7 @@ def _opaque_class(cls: Any) -> bool:
     return cls.__module__ in _OPAQUE_MODULES or cls.__name__ in _OPAQUE_CLASSES
 
 
-_OPAQUE_MODULES = frozenset(
-    {"typing", "contextvars", "_contextvars", "_thread", "operator", "inspect", "logging"}
-)
+_OPAQUE_MODULES = frozenset({"typing", "contextvars", "_contextvars", "_thread", "operator", "inspect", "logging"})
 _OPAQUE_CLASSES = frozenset(
     {"OpOverload", "OpOverloadPacket", "_OpNamespace", "_Ops", "property", "classmethod", "staticmethod"}
     | {"ufunc", "_ArrayFunctionDispatcher", "ReferenceType", "KeyedRef", "WeakMethod"}

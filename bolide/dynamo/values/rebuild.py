@@ -9,6 +9,7 @@ import enum
 import functools
 import gc
 import random
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -37,6 +38,9 @@ from bolide.symbolic import Ratio
 from bolide.tracing import TracedFloat, TracedTensor
 
 
+_RLOCK = type(threading.RLock())
+
+
 def make_instance(cls: Any, attributes: dict[str, Any], items: Any) -> Any:
     """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
     set or tuple subclass."""
@@ -55,6 +59,14 @@ def make_instance(cls: Any, attributes: dict[str, Any], items: Any) -> Any:
         set.update(made, items)
     for name, value in attributes.items():
         object.__setattr__(made, name, value)
+    return made
+
+
+def _derived(cls: Any, base: Any, value: Any, attributes: dict[str, Any]) -> Any:
+    """A new instance of a subclass of int, float, str or bytes."""
+    made = base.__new__(cls, value)
+    for name, item in attributes.items():
+        object.__setattr__(made, name, item)
     return made
 
 
@@ -152,7 +164,11 @@ class Rebuilder:
         mirror = self.world.mirrors.get(id(value))
         if mirror is not None:
             return Recipe("source", mirror[1])
-        if cls in CONSTANT_TYPES and (cls is not torch.Size or all(type(size) is int for size in value)) and (cls is not types.FunctionType or value.__closure__ is None):
+        if (
+            cls in CONSTANT_TYPES
+            and (cls is not torch.Size or all(type(size) is int for size in value))
+            and (cls is not types.FunctionType or value.__closure__ is None)
+        ):
             if cls in BOUND_BUILTINS and is_bound(value):
                 return Recipe("call", getattr, (self.recipe(value.__self__), *self.constants(value.__name__)))
             return Recipe("constant", value)
@@ -241,6 +257,8 @@ class Rebuilder:
             referent = value()
             known = self.world.seen.get(id(referent))
             return Recipe("call", weakref.ref, (self.recipe(referent if known is None else known[1]),))
+        if cls.__module__ == "_thread" and id(value) not in self.world.seen:
+            return Recipe("call", threading.RLock if cls is _RLOCK else threading.Lock)
         if isinstance(value, (type, enum.Enum, numpy.generic)) or is_opaque(value):
             return Recipe("constant", value)
         return self._object(value, cls)
@@ -252,7 +270,9 @@ class Rebuilder:
         if source is not None:
             return Recipe("source", source)
         if isinstance(value, torch.nn.Parameter):
-            return Recipe("call", torch.nn.Parameter, (self._output(value.detach()), *self.constants(value.requires_grad)))
+            return Recipe(
+                "call", torch.nn.Parameter, (self._output(value.detach()), *self.constants(value.requires_grad))
+            )
         if isinstance(value, torch.nn.Buffer):  # type: ignore[arg-type, unused-ignore]
             persistent = ("persistent", Recipe("constant", value.persistent))  # type: ignore[attr-defined]
             return Recipe("call", torch.nn.Buffer, (self._output(value.detach()),), (persistent,))
@@ -277,6 +297,9 @@ class Rebuilder:
         if special is not None:
             return special(self, value)
         if cls is types.MethodType:
+            if type(value.__self__) is TracedTensor:  # the real tensor's own method, whatever a traced one does instead
+                name = Recipe("constant", value.__func__.__name__)
+                return Recipe("call", getattr, (self.recipe(value.__self__), name))
             return Recipe("call", types.MethodType, (self.recipe(value.__func__), self.recipe(value.__self__)))
         if cls is functools.partial:
             args = tuple(self.recipe(item) for item in (value.func, *value.args))
@@ -323,13 +346,20 @@ class Rebuilder:
         module = cls.__module__
         if issubclass(cls, tuple) and not cls.__flags__ & _HEAP_TYPE:  # a structseq, as torch.max returns
             return Recipe("call", cls, (Recipe("tuple", None, tuple(self.recipe(item) for item in value)),))
+        if isinstance(value, (int, float, str, bytes)):
+            base = next(kind for kind in (int, float, str, bytes) if isinstance(value, kind))
+            state = self._dict(_state(value))
+            return Recipe("call", _derived, (*self.constants(cls, base, base.__getnewargs__(value)[0]), state))
         if cls is types.SimpleNamespace:
             return Recipe("call", cls, (), tuple((key, self.recipe(item)) for key, item in vars(value).items()))
         if isinstance(value, random.Random):
             return Recipe("call", _random_generator, self.constants(value.getstate()))
         if not cls.__flags__ & _HEAP_TYPE:  # not a heap type: an iterator, a view, a C object
             raise Unsupported(
-                f"a new {module}.{cls.__name__} leaves the function", self.world.where(), "return a list, tuple or dict"
+                f"a new {module}.{cls.__name__} leaves the function",
+                self.world.where(),
+                "return a list, tuple or dict",
+                kind="escape",
             )
         items: Recipe = Recipe("constant", None)
         if isinstance(value, dict):
