@@ -8,12 +8,18 @@ the radices agree. The result is a renaming of the right space's axes, and split
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 from bolide.inductor.schedule.stages import Space, axis_var
 from bolide.symbolic import Expr
 
+ZERO = Expr.const(0)
+
 Digit = tuple[str, Expr]  # axis and its extent
+
+
+def _weight(coefficient: Expr) -> tuple[int, int]:
+    """What orders the coefficients of digits by size: a product of more sizes is the larger one."""
+    return max(((len(mono), c) for mono, c in coefficient.terms), default=(0, coefficient.offset))
 
 
 class Unifier:
@@ -21,6 +27,7 @@ class Unifier:
 
     def __init__(self, left: Space, right: Space) -> None:
         self._extents: dict[str, Expr] = dict((*left, *right))
+        self._sizes = frozenset().union(*(extent.free_vars for extent in self._extents.values()))
         self._splits: dict[str, tuple[Digit, Digit]] = {}
         self.pairs: dict[str, str] = {}  # right digit -> left digit
         self._paired_left: set[str] = set()
@@ -103,6 +110,8 @@ class Unifier:
         digits: list[tuple[Expr, Digit]] = []
         rest = coord
         for name in coord.free_vars:
+            if name in self._sizes:
+                continue
             extent = self._extents.get(name)
             coefficient = coord.coefficient(name)
             if extent is None or coefficient is None or not coefficient.free_vars.isdisjoint(self._extents):
@@ -111,7 +120,7 @@ class Unifier:
             rest = rest.subs({name: 0})
         if not (rest.is_const and rest.value == 0):
             return None
-        digits.sort(key=lambda digit: -digit[0].value if digit[0].is_const else -inf)
+        digits.sort(key=lambda digit: _weight(digit[0]), reverse=True)
         step = Expr.const(1)
         for coefficient, (_, extent) in reversed(digits):
             if coefficient is not step:
@@ -147,11 +156,14 @@ class Unifier:
 
     @staticmethod
     def _divides(small: Expr, large: Expr) -> bool:
-        return small.is_const and large.is_const and small.value > 0 and large.value % small.value == 0
+        if small.is_const and large.is_const:
+            return small.value > 0 and large.value % small.value == 0
+        return small is not large and (small.bounds()[0] or 0) > 0 and large % small is ZERO
 
     def _split(self, name: str, extent: Expr, low_extent: Expr) -> tuple[Digit, Digit]:
-        high = (f"{name}h{low_extent}", extent // low_extent)
-        low = (f"{name}l{low_extent}", low_extent)
+        size = low_extent.text().replace("*", "x") if len(low_extent.terms) < 2 else f"e{len(self._splits)}"
+        high = (f"{name}h{size}", extent // low_extent)
+        low = (f"{name}l{size}", low_extent)
         self._splits[name] = (high, low)
         self._extents.update((high, low))
         return high, low
