@@ -274,7 +274,7 @@ def _refuse(model: Any, settings: Settings, reason: str, remedy: str) -> Any:
     """`model` itself, with a warning (an error with fullgraph), because nothing of it can be compiled."""
     code = getattr(model, "__code__", None)
     where = UserFrame(code.co_filename, code.co_firstlineno, model.__qualname__) if code else None
-    error = Unsupported(reason, where, remedy)
+    error = Unsupported(reason, where, remedy, kind="generator" if code else "native_call")
     if settings.fullgraph:
         raise error
     warnings.warn(

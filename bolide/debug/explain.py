@@ -368,9 +368,8 @@ def segment_infos(told: list[Any], breaks: list[BreakInfo]) -> Iterator[SegmentI
     ends = iter([b for b in breaks if b.between])
     for event, following in zip(told, [*told[1:], None]):
         if isinstance(event, events.Captured):
-            operations = sum(node.op.startswith("call_") for node in event.program.trace.graph.nodes)
             broken = next(ends) if isinstance(following, events.Break) else None
-            yield SegmentInfo(event.name, operations, event.guards, event.seconds, broken)
+            yield SegmentInfo(event.name, event.operations, event.guards, event.seconds, broken)
 
 
 def break_info(event: events.Break | events.Fallback, told: list[Any]) -> BreakInfo:

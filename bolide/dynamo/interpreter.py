@@ -59,7 +59,10 @@ def _bound(code: Code) -> list[tuple[Handler, Any]]:
         handler = OPCODES.get(name)
         if handler is None:
             raise Unsupported(
-                f"bytecode operation {name}", code.frame_at(index), "move this code out of the compiled function"
+                f"bytecode operation {name}",
+                code.frame_at(index),
+                "move this code out of the compiled function",
+                kind="bytecode",
             )
         out.append((handler, code.args[index]))
     return out
@@ -320,7 +323,7 @@ class Machine:
             frame = inner.frame
             inner = frame.delegate()
         if inner is not None and not isinstance(error, GeneratorExit) and hasattr(inner, "throw"):
-            raise Unsupported("throw into an iterator of the outside", self.where())
+            raise Unsupported("throw into an iterator of the outside", self.where(), kind="iterator")
         _set_context(error, frame.exceptions[-1] if frame.exceptions else None)
         self.unwind(error, fresh=False)
 
@@ -346,7 +349,7 @@ class Machine:
             self.lost = error
         except Exception as error:
             reason = f"a generator that is dropped raises {type(error).__name__}"
-            self.lost = Unsupported(reason, self.where(), "use it up or close it")
+            self.lost = Unsupported(reason, self.where(), "use it up or close it", kind="iterator")
 
 
 def _set_context(error: BaseException, handled: BaseException | None) -> None:

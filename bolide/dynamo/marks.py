@@ -71,6 +71,7 @@ def constant_result(fn: Callable[..., Any], vm: Machine, args: list[Any], kwargs
             vm.where(),
             "give it Python values only",
             operation=f"{getattr(fn, '__qualname__', fn)}(...)",
+            kind="native_call",
         )
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         result = fn(*real, **named)

@@ -33,7 +33,7 @@ def _build_class(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     resolved = tuple(types.resolve_bases(bases))
     meta, namespace, keywords = types.prepare_class(name, resolved, kwargs)
     if any(type(part) is Outside for part in [*resolved, *keywords.values()]):
-        raise Unsupported("a class statement with outside objects", vm.where())
+        raise Unsupported("a class statement with outside objects", vm.where(), kind="class_statement")
     _refuse_hooks(vm, meta, resolved)
     cell = vm.evaluate_body(body, namespace)
     if resolved != tuple(bases):
@@ -65,7 +65,10 @@ def _refuse_hooks(vm: Machine, meta: type, bases: tuple[type, ...]) -> None:
             continue
         if not is_library_namespace(function.__globals__):
             raise Unsupported(
-                f"making a class runs {function.__qualname__}", vm.where(), "define the class outside the function"
+                f"making a class runs {function.__qualname__}",
+                vm.where(),
+                "define the class outside the function",
+                kind="class_statement",
             )
 
 

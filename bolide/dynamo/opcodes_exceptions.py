@@ -147,7 +147,9 @@ def _raise(vm: Machine, frame: Frame, arg: int) -> Any:
     cause = frame.stack.pop() if arg == 2 else MISSING
     error = frame.stack.pop()
     if any(type(part) is Outside and issubclass(part.cls, BaseException) for part in (error, cause)):
-        raise Unsupported("an exception of the outside world is raised", vm.where(), "raise a new one")
+        raise Unsupported(
+            "an exception of the outside world is raised", vm.where(), "raise a new one", kind="outside_object"
+        )
     if isinstance(error, type) and issubclass(error, BaseException):
         if cause is MISSING:  # make the instance, then raise that
             frame.pc -= 1

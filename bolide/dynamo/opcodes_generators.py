@@ -19,7 +19,12 @@ from bolide.support.errors import Unsupported
 def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:
     flags = frame.code.code.co_flags
     if flags & inspect.CO_ASYNC_GENERATOR:
-        raise Unsupported("an asynchronous generator", vm.where(), "iterate over it outside the compiled function")
+        raise Unsupported(
+            "an asynchronous generator",
+            vm.where(),
+            "iterate over it outside the compiled function",
+            kind="asynchronous",
+        )
     kind = "coroutine" if flags & inspect.CO_COROUTINE else "generator"
     generator = Generator(frame, getattr(frame.function, "__qualname__", frame.code.qualname), kind)
     generator.abandon = vm.close_abandoned
@@ -132,7 +137,12 @@ def _get_awaitable(vm: Machine, frame: Frame, arg: Any) -> Any:
         name = operations.class_of(value).__name__
         raise TypeError(f"object {name} can't be used in 'await' expression")
     if not isinstance(getattr(method, "__func__", None), types.FunctionType):
-        raise Unsupported("await of an object of an event loop", vm.where(), "await it outside the compiled function")
+        raise Unsupported(
+            "await of an object of an event loop",
+            vm.where(),
+            "await it outside the compiled function",
+            kind="asynchronous",
+        )
     return vm.call(frame, method, [])
 
 
@@ -170,4 +180,6 @@ def _end_async_for(vm: Machine, frame: Frame, arg: int) -> Any:
 
 @opcode("ASYNC_GEN_WRAP")
 def _async_gen_wrap(vm: Machine, frame: Frame, arg: Any) -> None:
-    raise Unsupported("an asynchronous generator", vm.where(), "iterate over it outside the compiled function")
+    raise Unsupported(
+        "an asynchronous generator", vm.where(), "iterate over it outside the compiled function", kind="asynchronous"
+    )

@@ -19,7 +19,9 @@ def _computed(vm: Machine, function: Any) -> Any:
         return vm.evaluate(function, [])
     except Exception as error:
         raise Unsupported(
-            f"a type parameter whose value raises {type(error).__name__} at its definition", vm.where()
+            f"a type parameter whose value raises {type(error).__name__} at its definition",
+            vm.where(),
+            kind="class_statement",
         ) from error
 
 
@@ -52,7 +54,9 @@ def _typevartuple(vm: Machine, frame: Frame, arg: Any) -> None:
 
 @opcode("SET_TYPEPARAM_DEFAULT")
 def _set_typeparam_default(vm: Machine, frame: Frame, arg: Any) -> None:
-    raise Unsupported("a type parameter with a default", vm.where(), "define it outside the compiled function")
+    raise Unsupported(
+        "a type parameter with a default", vm.where(), "define it outside the compiled function", kind="class_statement"
+    )
 
 
 @opcode("SUBSCRIPT_GENERIC")

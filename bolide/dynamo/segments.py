@@ -110,7 +110,9 @@ def flatten(frames: Sequence[Frame]) -> tuple[Shape, list[Any]]:
 
 def _flatten(frame: Frame, values: list[Any]) -> FrameShape:
     if frame.namespace is not None or frame.pc < _prologue(frame.code):
-        raise Unsupported("a break inside the body of a class, or before a function has begun", None, kind="class_statement")
+        raise Unsupported(
+            "a break inside the body of a class, or before a function has begun", None, kind="class_statement"
+        )
     live = live_locals(frame.code)[frame.pc]
     bound = []
     for index, value in enumerate(frame.locals):

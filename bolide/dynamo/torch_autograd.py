@@ -65,10 +65,12 @@ def later(vm: Machine, function: Any, name: str) -> Callable[..., Any]:
             raise
         except Exception as error:
             reason = f"the backward pass raised {type(error).__name__}: {error}"
-            raise Unsupported(reason, _definition(function), operation=name) from error
-        if (_written(vm.world), len(vm.deferred)) != before:
+            raise Unsupported(reason, _definition(function), operation=name, kind="operator") from error
+        if effects_so_far(vm) != before:
             reason = "something outside is written in the backward pass"
-            raise Unsupported(reason, _definition(function), "return it from the forward instead", operation=name)
+            raise Unsupported(
+                reason, _definition(function), "return it from the forward instead", operation=name, kind="operator"
+            )
         return result
 
     return call

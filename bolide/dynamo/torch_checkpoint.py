@@ -71,7 +71,10 @@ def _begin(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
             policy = None
         elif type(policy) is not Policy:
             raise Unsupported(
-                "a checkpoint with contexts of the program's own", vm.where(), "use selective checkpoint contexts"
+                "a checkpoint with contexts of the program's own",
+                vm.where(),
+                "use selective checkpoint contexts",
+                kind="context",
             )
     return Region(next(iter(reversed(vm.trace.graph.nodes))), policy)
 

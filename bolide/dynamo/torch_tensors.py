@@ -22,7 +22,7 @@ Kwargs = dict[str, Any]
 
 
 def _refused(vm: Machine, operation: str, why: str, remedy: str) -> Unsupported:
-    return Unsupported(why, vm.where(), remedy, operation=operation)
+    return Unsupported(why, vm.where(), remedy, operation=operation, kind="tensor_method")
 
 
 @intercept(torch.Tensor.requires_grad_)

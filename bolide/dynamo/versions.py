@@ -254,7 +254,8 @@ class Versions(ABC):
         captured_after = time.perf_counter() - start
         if events.subscribers:
             shown = tuple(map(guards.text, guards.prepare(captured.guards, surroundings)))
-            events.emit(events.Captured(self.name, captured, shown, captured_after))
+            operations = sum(node.op == "call_function" for node in captured.trace.graph.nodes)
+            events.emit(events.Captured(self.name, captured, shown, captured_after, operations))
         if captured.ending is not None:
             self._tell_break(captured.ending)
         try:

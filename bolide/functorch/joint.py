@@ -76,7 +76,9 @@ def _engine_run(outputs: tuple[Any, ...], tangents: tuple[Any, ...], inputs: tup
         if not str(error).startswith("derivative for "):
             raise
         remedy = "call it under torch.no_grad(), or detach its argument"
-        raise Unsupported(f"the {error}: eager raises only when the backward runs", None, remedy) from error
+        raise Unsupported(
+            f"the {error}: eager raises only when the backward runs", None, remedy, kind="operator"
+        ) from error
     return gradients
 
 

@@ -38,11 +38,14 @@ class Stage(Event):
 
 @dataclass(frozen=True)
 class Captured(Event):
-    """A program was captured; `program` is the `dynamo.program.Captured`, `guards` its assumptions as readable text."""
+    """A program was captured; `program` is the `dynamo.program.Captured`, `guards` its assumptions as readable text,
+    `operations` the number of recorded operations.
+    """
 
     program: Any
     guards: tuple[str, ...]
     seconds: float
+    operations: int
 
 
 @dataclass(frozen=True)

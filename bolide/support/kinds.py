@@ -259,6 +259,13 @@ _TABLE = (
         "bolide.dynamo.config.only_allow_pt2_compliant_ops is set, and the operator lacks the tag pt2_compliant_tag.",
         "add the tag to the operator, or reset the option",
     ),
+    BreakKind(
+        "BR0511",
+        "control_flow",
+        "Control flow written with torch's operators is not captured",
+        "The branches or bodies of torch.cond, while_loop and the like do something that a graph cannot hold.",
+        "let branches compute tensors of equal shapes and dtypes, without effects",
+    ),
     # ---- torch's state
     BreakKind(
         "BR0601",

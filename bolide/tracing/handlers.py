@@ -95,7 +95,7 @@ def view_of(trace: Trace, tensor: Any, func: Any, *args: Any, **kwargs: Any) -> 
         tensor = trace.lift(tensor)
     node = trace.call(func, tensor.node, *args, **kwargs)
     if node.__class__ is not torch.fx.Node:
-        raise Unsupported(f"{func} makes several views", trace.where)
+        raise Unsupported(f"{func} makes several views", trace.where, kind="operator")
     meta = node.meta["val"]
     if tensor.group.version:  # the value of a written view has strides of its own
         meta = infer_from(func, tensor.meta, args, kwargs)
@@ -106,7 +106,7 @@ def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     functional, written, dropped = _functional_form(func)
     targets = [args[slot] if isinstance(slot, int) else kwargs[slot] for slot in written]
     if not all(isinstance(target, torch.Tensor) for target in targets):
-        raise Unsupported(f"{func} writes lists of tensors", trace.where)
+        raise Unsupported(f"{func} writes lists of tensors", trace.where, kind="operator")
     unwrap = trace.unwrap
     nodes = [unwrap(arg) for arg in args]
     options = {key: unwrap(arg) for key, arg in kwargs.items() if key not in dropped}
@@ -123,7 +123,12 @@ def _fit_out(trace: Trace, target: Any, result: torch.fx.Node) -> None:
     """An `out=` argument without elements is resized."""
     known = target.__class__ is TracedTensor and not any(target is given for given in trace.inputs)
     if not known or target.numel():
-        raise Unsupported("an out= argument of another shape than the result", trace.where, "give it the right shape")
+        raise Unsupported(
+            "an out= argument of another shape than the result",
+            trace.where,
+            "give it the right shape",
+            kind="tensor_write",
+        )
     become(target, _full(trace, result.meta["val"].shape, 0, target.dtype, target.device))
 
 
@@ -134,7 +139,7 @@ def _foreach(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     packet = getattr(aten, name, None)
     count = next(len(arg) for arg in args if isinstance(arg, (list, tuple)))
     if packet is None or overload.endswith("out"):
-        raise Unsupported(f"{func} is not captured", trace.where, "use the operation on each tensor")
+        raise Unsupported(f"{func} is not captured", trace.where, "use the operation on each tensor", kind="operator")
     results = []
     for position in range(count):
         own = [arg[position] if _is_per_tensor(arg, count) else arg for arg in args]
@@ -184,7 +189,7 @@ def _find_functional_form(func: Any) -> tuple[Any, list[int | str], set[str]]:
         if not candidate._schema.is_mutable and arguments == wanted:
             slots: list[int | str] = [arg.name if arg.kwarg_only else schema.arguments.index(arg) for arg in written]
             return candidate, slots, out
-    raise Unsupported(f"{func} writes its arguments and has no functional form", operation=str(func))
+    raise Unsupported(f"{func} writes its arguments and has no functional form", operation=str(func), kind="operator")
 
 
 def _data_dependent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
@@ -206,7 +211,10 @@ def _metadata_change(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 def _refuse_of_input(trace: Trace, func: Any, tensor: Any) -> None:
     if tensor.__class__ is not TracedTensor or any(tensor is given for given in trace.inputs):
         raise Unsupported(
-            f"{func} changes the shape of an argument in place", trace.where, "use the function without the underscore"
+            f"{func} changes the shape of an argument in place",
+            trace.where,
+            "use the function without the underscore",
+            kind="tensor_write",
         )
 
 
@@ -225,7 +233,7 @@ def _resize_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _refuse_of_input(trace, func, tensor)
     wanted, present = math.prod(size), tensor.numel()
     if kwargs.get("memory_format") not in (None, torch.contiguous_format, torch.preserve_format):
-        raise Unsupported("resize_ with a memory format", trace.where)
+        raise Unsupported("resize_ with a memory format", trace.where, kind="tensor_write")
     if tuple(size) == tuple(tensor.shape):
         return tensor
     if wanted <= present:
@@ -233,7 +241,9 @@ def _resize_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     elif present == 0:
         become(tensor, _full(trace, size, 0, tensor.dtype, tensor.device))
     else:
-        raise Unsupported("resize_ makes a tensor with elements larger", trace.where, "make a new tensor")
+        raise Unsupported(
+            "resize_ makes a tensor with elements larger", trace.where, "make a new tensor", kind="tensor_write"
+        )
     return tensor
 
 
@@ -243,7 +253,7 @@ def _unrecorded(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _higher_order(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    raise Unsupported(f"the higher-order operator {func} is not captured", trace.where)
+    raise Unsupported(f"the higher-order operator {func} is not captured", trace.where, kind="operator")
 
 
 # ---- views with a treatment of their own --------------------------------------------------------------------------
@@ -264,7 +274,7 @@ def _as_strided(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     offset = tensor.storage_offset() if offset is None else offset
     base = tensor.group.base.meta["val"]
     if base.offset or not is_dense(base.shape, base.stride):
-        raise Unsupported("as_strided of a tensor that does not fill its storage", trace.where)
+        raise Unsupported("as_strided of a tensor that does not fill its storage", trace.where, kind="tensor_write")
     step: ViewStep = (func, (trace.unwrap(size), trace.unwrap(stride), trace.unwrap(offset)), {})
     node = trace.call(func, tensor.group.base, *step[1])
     return TracedTensor.make(trace, node.meta["val"], node, tensor.group, (step,))

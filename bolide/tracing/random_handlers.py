@@ -82,7 +82,10 @@ def _converted(trace: Trace, node: Node, wanted: TensorMeta) -> Node:
 def _no_generator(trace: Trace, kwargs: dict[str, Any]) -> None:
     if kwargs.get("generator") is not None:
         raise Unsupported(
-            "a random number generator of the user's own", trace.where, "use torch.manual_seed and the default one"
+            "a random number generator of the user's own",
+            trace.where,
+            "use torch.manual_seed and the default one",
+            kind="generator_state",
         )
 
 
@@ -143,7 +146,9 @@ def _random_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _no_generator(trace, kwargs)
     target, meta = _target(trace, args[0])
     if len(args) == 1 or args[-1] is None:
-        raise Unsupported("Tensor.random_ over the whole range of its dtype", trace.where, "give it an upper bound")
+        raise Unsupported(
+            "Tensor.random_ over the whole range of its dtype", trace.where, "give it an upper bound", kind="operator"
+        )
     low, high = (args[1], args[2]) if len(args) > 2 else (0, args[1])
     trace.write(target, _integers(trace, meta, low, high))
     return args[0]

@@ -40,6 +40,7 @@ def _rnn_layer(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
             "oneDNN's recurrent layers in 16-bit types are not trained in compiled code on CPUs with AMX",
             trace.where,
             "train the layer in float32",
+            kind="operator",
         )
     op = torch.ops.bolide.rnn_layer.default if training else func
     nodes = [trace.unwrap(arg) for arg in (*args, *kwargs.values())]

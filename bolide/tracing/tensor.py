@@ -144,7 +144,7 @@ class TracedTensor(torch.Tensor):
         try:
             return super().__bool__()
         except DataDependent:
-            raise DataDependent("the truth of a tensor", self._trace.where, "data_branch") from None
+            raise DataDependent("bool(tensor)", self._trace.where, "data_branch") from None
 
     def __format__(self, specification: str) -> str:
         raise DataDependent("formatting a tensor", self._trace.where, "data_text")

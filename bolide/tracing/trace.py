@@ -266,6 +266,7 @@ class Trace:
                 "a tensor that is neither an argument nor made here is written",
                 self.where,
                 "pass the tensor as an argument, or keep it on the module as a buffer",
+                kind="tensor_write",
             )
         old = target.node.meta["val"]
         new = value.meta["val"]
@@ -291,7 +292,7 @@ class Trace:
         for parent, (func, args, kwargs) in zip(reversed(parents), reversed(chain)):
             inverse = INVERSES.get(func.name())
             if inverse is None:
-                raise Unsupported(f"writing through a view made by {func}", self.where)
+                raise Unsupported(f"writing through a view made by {func}", self.where, kind="tensor_write")
             base = self.restride(inverse(self, parent, base, *args, **kwargs), parent.meta["val"])
         group.base = base
         group.version += 1

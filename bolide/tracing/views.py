@@ -63,7 +63,7 @@ def _t(trace: Trace, operand: Node, value: Node) -> Node:
 @_inverse("expand")
 def _expand(trace: Trace, operand: Node, value: Node, *_: Any, **__: Any) -> Node:
     if operand.meta["val"].shape != value.meta["val"].shape:
-        raise Unsupported("an expanded tensor is written in place", trace.where, "clone it first")
+        raise Unsupported("an expanded tensor is written in place", trace.where, "clone it first", kind="tensor_write")
     return value
 
 

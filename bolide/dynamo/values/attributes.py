@@ -319,12 +319,17 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
         return None
     if issubclass(cls, type):
         if type(vm.world.lookup(type(owner), "__setattr__")) is types.FunctionType:
-            raise Unsupported("an attribute of a class with its own __setattr__ is assigned", vm.where())
+            raise Unsupported(
+                "an attribute of a class with its own __setattr__ is assigned", vm.where(), kind="attribute_write"
+            )
         vm.world.store_class_attribute(owner, name, value)
         return None
     if cls in CONSTANT_TYPES:
         raise Unsupported(
-            f"an attribute of {owner!r} is assigned", vm.where(), "assign it outside the compiled function"
+            f"an attribute of {owner!r} is assigned",
+            vm.where(),
+            "assign it outside the compiled function",
+            kind="attribute_write",
         )
     hook = vm.world.lookup(cls, "__setattr__")
     if hook is _MODULE_SETATTR and type(owner) is Outside and _plain_module_store(owner, name, value):
@@ -377,7 +382,9 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
         elif found is MISSING:
             raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
         else:
-            raise Unsupported(f"an attribute of a {cls.__name__} object is assigned", vm.where())
+            raise Unsupported(
+                f"an attribute of a {cls.__name__} object is assigned", vm.where(), kind="attribute_write"
+            )
         return None
     object.__setattr__(owner, name, value)
     return None
@@ -406,7 +413,7 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
         overlay.set(name, MISSING)
         return None
     if issubclass(cls, type):
-        raise Unsupported(f"an attribute of {owner!r} is deleted", vm.where())
+        raise Unsupported(f"an attribute of {owner!r} is deleted", vm.where(), kind="attribute_write")
     object.__delattr__(owner, name)
     return None
 

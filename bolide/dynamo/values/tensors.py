@@ -122,4 +122,10 @@ def released(value: torch.Tensor) -> Any:
 
 def _refused(vm: Machine, name: str, what: str) -> Unsupported:
     operation = f"Tensor.{name}"
-    return Unsupported(f"{operation} {what}", vm.where(), "use it outside the compiled function", operation=operation)
+    return Unsupported(
+        f"{operation} {what}",
+        vm.where(),
+        "use it outside the compiled function",
+        operation=operation,
+        kind="tensor_method",
+    )

@@ -218,7 +218,7 @@ def _metas(result: Any, device: torch.device) -> Any:
     if isinstance(result, torch.Tensor):
         if result.layout is not torch.strided or result.is_quantized:
             kind = "quantised" if result.is_quantized else str(result.layout).removeprefix("torch.")
-            raise Unsupported(f"a {kind} tensor is made")
+            raise Unsupported(f"a {kind} tensor is made", kind="layout")
         return TensorMeta(tuple(result.shape), result.stride(), result.storage_offset(), result.dtype, device)
     if isinstance(result, (tuple, list)):
         return tuple(_metas(item, device) for item in result)
