@@ -1,9 +1,10 @@
 """The sweep: architectures at tiny scale through `bolide.compile`, captured without a break and correct or not.
 
-    python -m benchmarks.zoo [--models A,B] [--backend inductor|eager] [--only inference|training] [--list]
+    python -m benchmarks.zoo [--models A,B] [--backend inductor|eager] [--only inference|training] [--breaks]
 
 Correct means: results and gradients as close to a float64 run as eager's are (times four, plus rounding), and for
-backend ``eager`` equal to eager's bit for bit, where eager itself is reproducible.
+backend ``eager`` equal to eager's bit for bit, where eager itself is reproducible. With ``--breaks`` graph breaks are
+allowed, and counted with their reasons.
 """
 
 from __future__ import annotations
@@ -129,9 +130,10 @@ def _shown(value: Tensor | None) -> str:
 Builder = Callable[[], "tuple[Any, dict[str, Any]]"]
 
 
-def check(name: str, build: Builder, training: bool, backend: str, show: bool = False) -> Verdict:
-    """Build a model, run it in eager, in float64 and compiled, and compare."""
+def check(name: str, build: Builder, training: bool, backend: str, breaks: bool = False, show: bool = False) -> Verdict:
+    """Build a model, run it in eager, in float64 and compiled (in one graph unless `breaks`), and compare."""
     import bolide
+    from bolide.support import events
 
     try:
         module, inputs = build()
@@ -156,10 +158,12 @@ def check(name: str, build: Builder, training: bool, backend: str, show: bool = 
         if exact is not None and len(exact.values) != len(eager.values):
             exact = None
     bolide.reset()
-    compiled = bolide.compile(other, backend=backend, fullgraph=True)
+    compiled = bolide.compile(other, backend=backend, fullgraph=not breaks)
+    met: list[events.Break] = []
     start = time.perf_counter()
     try:
-        found = run(compiled, copy.deepcopy(inputs), training)
+        with events.subscribed(lambda event: met.append(event) if isinstance(event, events.Break) else None):
+            found = run(compiled, copy.deepcopy(inputs), training)
     except bolide.Unsupported as error:
         if show:
             traceback.print_exc()
@@ -175,7 +179,9 @@ def check(name: str, build: Builder, training: bool, backend: str, show: bool = 
     if not compiled._bolide_call._bolide.entries:
         return Verdict(name, training, "error", "runs in eager", seconds)
     wrong = difference(found, eager, exact, backend == "eager") if repeatable else ""
-    detail = wrong or ("" if repeatable else "random: not compared")
+    notes = [wrong or ("" if repeatable else "random: not compared")]
+    notes += [f"broken: {event.reason} ({event.where})" for event in met]
+    detail = "; ".join(filter(None, notes))
     return Verdict(name, training, "wrong" if wrong else "ok", detail, seconds)
 
 
@@ -187,14 +193,16 @@ def _too_slow(*_: Any) -> None:
     raise TimeoutError("took too long")
 
 
-def sweep(names: list[str], backend: str, modes: list[bool], limit: int, show: bool = False) -> Iterator[Verdict]:
+def sweep(
+    names: list[str], backend: str, modes: list[bool], limit: int, breaks: bool = False, show: bool = False
+) -> Iterator[Verdict]:
     """Check each model; one that takes more than `limit` seconds is an error."""
     signal.signal(signal.SIGALRM, _too_slow)
     for name in names:
         for training in modes:
             signal.alarm(limit)
             try:
-                verdict = check(name, partial(zoo_build.build, name), training, backend, show)
+                verdict = check(name, partial(zoo_build.build, name), training, backend, breaks, show)
             except Exception as error:
                 verdict = Verdict(name, training, "error", f"{type(error).__name__}: {error}")
             finally:
@@ -210,6 +218,7 @@ def main() -> None:
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--only", choices=["inference", "training"])
     parser.add_argument("--limit", type=int, default=60, help="seconds for one model")
+    parser.add_argument("--breaks", action="store_true", help="allow graph breaks")
     parser.add_argument("--show", action="store_true", help="print tracebacks")
     arguments = parser.parse_args()
     import transformers
@@ -222,7 +231,7 @@ def main() -> None:
     names = arguments.models.split(",") if arguments.models else zoo_build.class_names()
     modes = {None: [False, True], "inference": [False], "training": [True]}[arguments.only]
     counts: dict[tuple[bool, str], int] = {}
-    for verdict in sweep(names, arguments.backend, modes, arguments.limit, arguments.show):
+    for verdict in sweep(names, arguments.backend, modes, arguments.limit, arguments.breaks, arguments.show):
         counts[verdict.training, verdict.status] = counts.get((verdict.training, verdict.status), 0) + 1
         mode = "train" if verdict.training else "infer"
         detail = " ".join(verdict.detail.split())[:400]
