@@ -33,6 +33,7 @@ with collector_paused():  # a collection of all that torch has made takes longer
     )
     from bolide.dynamo.stance import set_stance
     from bolide.dynamo.state import is_compiling, is_dynamo_compiling
+    from bolide.dynamo.torch_numpy import wrap_numpy
     from bolide.exporting import export, optimize
     from bolide.support.caches import reset
     from bolide.support.errors import (
@@ -83,4 +84,5 @@ __all__ = [
     "set_logs",
     "set_stance",
     "substitute_in_graph",
+    "wrap_numpy",
 ]

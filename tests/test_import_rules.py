@@ -33,7 +33,7 @@ MAY_IMPORT = {
 }
 """docs/architecture.md, "Layout and direction of imports"; a package may always import itself."""
 
-HEAVY = ("llvmlite", "scipy", "torch._decomp")
+HEAVY = ("llvmlite", "scipy", "torch._decomp", "torch._numpy")
 """Imported inside functions, when first needed: importing bolide stays fast."""
 
 LATE = tuple(f"{name}." for name in HEAVY)

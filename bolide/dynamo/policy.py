@@ -128,6 +128,7 @@ ITERATING: frozenset[Any] = frozenset(
 CALLING_ROOTS = frozenset({"torch", "re"})
 # Methods of NumPy arrays that are captured.
 ARRAY_METHODS = _names(
-    "all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot fill flatten max mean min "
-    "nonzero prod ptp ravel repeat reshape round searchsorted sort squeeze std sum swapaxes take trace transpose var"
+    "all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot fill flatten max mean "
+    "min nonzero prod ptp ravel repeat reshape round searchsorted sort squeeze std sum swapaxes take trace transpose "
+    "var"
 )

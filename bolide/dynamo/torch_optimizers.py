@@ -11,7 +11,7 @@ from torch.optim import adagrad, adam, asgd, optimizer, radam, sgd
 from bolide.dynamo import operations
 from bolide.dynamo.calls import INTERCEPTS, NATIVE, SWITCHED, intercept
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.tracing import TracedFloat, TracedTensor
+from bolide.tracing import TracedTensor
 from bolide.tracing.scalars import MATH, compute
 
 Args = list[Any]
@@ -49,15 +49,6 @@ def _in_graph(value: Any) -> Any:
 
 for _function in MATH:
     _math(_function)
-
-
-@intercept(torch.tensor, torch.as_tensor, torch.scalar_tensor)
-def _tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """A float of the graph as a tensor."""
-    if not args or type(args[0]) is not TracedFloat:
-        return NATIVE
-    vm.trace.where = vm.where()
-    return args[0].tensor.to(kwargs.get("dtype") or torch.get_default_dtype(), copy=True)
 
 
 def _capturable(function: Any) -> None:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PENDING = """
     prefer_deferred_runtime_asserts_over_guards do_not_emit_runtime_asserts guard_nn_modules
     guard_nn_modules_using_dict_tags skip_nnmodule_hook_guards rewrite_assert_with_torch_assert
-    enforce_cond_guards_match trace_numpy numpy_default_float numpy_default_complex numpy_default_int
+    enforce_cond_guards_match
     use_numpy_random_stream
 """
 """Options that are declared, and whose effect is still to come."""

@@ -22,12 +22,11 @@ _REFUSED = frozenset(
         "untyped_storage",
         "share_memory_",
         "set_",
-        "numpy",
         "register_post_accumulate_grad_hook",
     ]
 )
 # Methods with an effect outside, or an answer of their own (`torch_tensors`).
-INTERCEPTED = frozenset(["backward", "register_hook", "requires_grad_", "retain_grad", "item"])
+INTERCEPTED = frozenset(["backward", "register_hook", "requires_grad_", "retain_grad", "item", "numpy"])
 
 
 def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
