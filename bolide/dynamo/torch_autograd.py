@@ -13,7 +13,6 @@ from bolide.dynamo.calls import intercept
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.state import state
 from bolide.dynamo.values.attributes import load_attribute
-from bolide.dynamo.values.outside import World
 from bolide.support.errors import Unsupported, UserFrame
 
 Args = list[Any]
@@ -57,7 +56,7 @@ def later(vm: Machine, function: Any, name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if state.stage != "backend":
             return vm.evaluate(function, list(args), kwargs)
-        before = _written(vm.world), len(vm.deferred)
+        before = effects_so_far(vm)
         try:
             result = vm.evaluate(function, list(args), kwargs)
         except Unsupported as error:
@@ -81,9 +80,10 @@ def _definition(function: Any) -> UserFrame | None:
     return UserFrame(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
 
 
-def _written(world: World) -> list[tuple[int, Any, int]]:
-    """What the program has written to the outside world so far, by identity."""
-    written = [(id(overlay), key, id(value)) for overlay in world.overlays for key, value in overlay.changes()]
+def effects_so_far(vm: Machine) -> Any:
+    """What the program has done to the outside world until now, comparable by `==`."""
+    world = vm.world
+    written: list[Any] = [(id(layer), key, id(value)) for layer in world.overlays for key, value in layer.changes()]
     written += [(key, None, id(item)) for key, s in world.snapshots.items() if s.changed() for item in s.copy]
     written += [(key, None, id(value)) for key, (_, before, value) in world.cells.items() if value is not before]
-    return written
+    return written, len(vm.deferred)

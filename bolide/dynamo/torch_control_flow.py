@@ -1,12 +1,11 @@
-"""torch's control-flow operators (`torch.cond`, `while_loop`, `scan`, `associative_scan`, `map`) are interpreted as the
-Python they stand for."""
+"""torch's control-flow operators of known length (`scan`, `associative_scan`, `map`) are interpreted as the Python they
+stand for. (`torch.cond` and `while_loop`: see `torch_control`.)"""
 
 from __future__ import annotations
 
 import types
 from typing import Any
 
-import torch
 from torch import _higher_order_ops as operators
 
 from bolide.dynamo.calls import intercept
@@ -14,8 +13,6 @@ from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.polyfills import control_flow
 
 POLYFILLS: dict[Any, types.FunctionType] = {
-    torch.cond: control_flow.cond,
-    operators.while_loop: control_flow.while_loop,
     operators.scan: control_flow.scan,
     operators.associative_scan: control_flow.associative_scan,
     operators.map: control_flow.map_over,

@@ -133,6 +133,10 @@ class Trace:
         """The data of a tensor computed from constants of the program alone, else None. Must not be changed."""
         return folding.known_tensor(self, tensor)
 
+    def adopt(self, value: Any) -> Any:
+        """A tensor as this trace sees it: there is no other trace around it (see `branches.Part`)."""
+        return value
+
     def mutated_inputs(self) -> list[int]:
         """Positions of the inputs whose storage was written."""
         return [position for position, tensor in enumerate(self.inputs) if tensor.group.version]
@@ -325,7 +329,9 @@ class Trace:
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what the dispatcher hands us: the operation, below autograd and autocast."""
-        if (self.has_scalars or self.shapes.has_floats) and (result := scalars.with_tensors(self, func, args, kwargs)) is not NotImplemented:
+        if (self.has_scalars or self.shapes.has_floats) and (
+            result := scalars.with_tensors(self, func, args, kwargs)
+        ) is not NotImplemented:
             return result
         handler = handlers.HANDLERS.get(func)
         if handler is None:

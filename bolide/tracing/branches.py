@@ -1,0 +1,244 @@
+"""Parts of a program that run or not, or several times, depending on data: graphs of their own, called by an operation.
+
+`Part` records such a piece while a `Trace` is under way; tensors of the outer trace that it uses become its operands.
+`bolide::branch` runs one of two graphs, `bolide::branch_backward` the gradients of the one that ran (computed from the
+operands again), `bolide::repeat` a graph as long as another one says. Graphs are found by number in `TABLES`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from bolide.support.caches import on_reset
+from bolide.support.errors import Unsupported
+from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.tracing.rules.registry import rule
+from bolide.tracing.tensor import AliasGroup, TracedTensor
+from bolide.tracing.trace import Trace
+
+aten = torch.ops.aten
+Run = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
+
+
+class Part(Trace):
+    """A trace inside another one. `operands` are the outer tensors that it reads, in the order of its placeholders."""
+
+    def __init__(self, outer: Trace) -> None:
+        super().__init__()
+        if outer.sizes:
+            raise Unsupported("symbolic sizes around a branch that depends on data", outer.where, kind="control_flow")
+        self.where = outer.where
+        self.operands: list[TracedTensor] = []
+        self._adopted: dict[int, TracedTensor] = {}
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        own = tuple([self.adopt(arg) for arg in args])
+        return super().dispatch(func, own, {key: self.adopt(value) for key, value in kwargs.items()})
+
+    def adopt(self, value: Any) -> Any:
+        """A value of the outer trace, as it is seen here."""
+        if type(value) is TracedTensor and value._trace is not self:
+            known = self._adopted.get(id(value))
+            if known is None:
+                meta = value.meta._replace(requires_grad=False)
+                behind = self._last_input
+                node = self._last_input = self._placeholder("operand", meta, behind)
+                if behind is self._last_placeholder:
+                    self._last_placeholder = node
+                known = TracedTensor.make(self, meta, node, AliasGroup(node, source=len(self.operands)))
+                self._adopted[id(value)] = known
+                self.operands.append(value)
+            return known
+        if type(value) in (list, tuple):
+            return [self.adopt(item) for item in value]
+        return value
+
+    def check(self) -> None:
+        """Raises Unsupported where the part writes to what is outside of it, or draws random numbers."""
+        if any(tensor.group.version for tensor in self._adopted.values()):
+            raise Unsupported(
+                "a branch that depends on data writes to a tensor from outside", self.where, kind="control_flow"
+            )
+        if self._seed is not None:
+            raise Unsupported("a branch that depends on data draws random numbers", self.where, kind="control_flow")
+
+
+def as_function(trace: Trace, results: Sequence[Any]) -> Run:
+    """A trace as a function of one list, its placeholders' values, that gives `results` in fresh memory (None for
+    None)."""
+    nodes = []
+    for result in results:
+        node = None if result is None else trace.restride(result.node, dense(result.meta))
+        nodes.append(node if node is None else trace.call(aten.clone.default, node))
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in trace.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple([None if node is None else copies[node] for node in nodes]))
+    graph.eliminate_dead_code()
+    module = fx.GraphModule(trace.constants, graph)
+    return lambda values: module(*values)
+
+
+def gradients(part: Part, results: Sequence[TracedTensor]) -> tuple[Run, list[int]]:
+    """The gradients of a part with respect to those of its operands that require them (their places are given, too),
+    as a function of the operands and of the tangents of `results`. The part is run once more on new leaves: what the
+    operands are made of is not its business.
+    """
+    tape = Trace()
+    values: dict[fx.Node, Any] = {}
+    leaves: list[TracedTensor] = []
+    operands = iter(part.operands)
+    with tape.recording(), torch.enable_grad(), torch._C._DisableAutocast():
+        for node in part.graph.nodes:
+            if node.op == "placeholder":
+                wanted = next(operands).requires_grad
+                slot = tape._placeholder("operand", node.meta["val"])
+                tape._last_placeholder = slot
+                values[node] = TracedTensor.make(tape, node.meta["val"], slot, requires_grad=wanted)
+                leaves.append(values[node])
+            elif node.op == "get_attr":
+                values[node] = tape.lift(part.constants[str(node.target)])
+            else:
+                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                if node.target is branch:
+                    values[node] = Choice.apply(tape, args[2], args[0], *args[1])  # type: ignore[no-untyped-call]
+                else:
+                    values[node] = node.target(*args, **kwargs)
+        outputs = [values[result.node] for result in results]
+        tangents = [tape.placeholder(dense(result.meta), "tangent") for result in results]
+        pairs = [pair for pair in zip(outputs, tangents) if pair[0].requires_grad]
+        places = [place for place, leaf in enumerate(leaves) if leaf.requires_grad]
+        found: Sequence[Any] = [None] * len(places)
+        if pairs:
+            with torch.no_grad():
+                engine = torch.autograd.Variable._execution_engine
+                found = engine.run_backward(
+                    tuple(output for output, _ in pairs),
+                    tuple(tangent for _, tangent in pairs),
+                    keep_graph=False,
+                    create_graph=False,
+                    inputs=tuple(leaves[place] for place in places),
+                    allow_unreachable=True,
+                    accumulate_grad=False,
+                )
+        return as_function(tape, found), places
+
+
+def dense(meta: TensorMeta) -> TensorMeta:
+    """The meta of a row-major copy."""
+    return TensorMeta(meta.shape, contiguous_strides(meta.shape), 0, meta.dtype, meta.device)
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Two graphs over the same operands: `forward` (if true, if false) gives results like `metas`, `backward` the
+    gradients of the operands at `differentiable`, from the operands and the tangents of the results."""
+
+    forward: tuple[Run, ...]
+    backward: tuple[Run, ...]
+    metas: tuple[TensorMeta, ...]
+    differentiable: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """`goes_on` and `step` take the values that are carried along and further operands; `step` gives the new ones."""
+
+    goes_on: Run
+    step: Run
+    metas: tuple[TensorMeta, ...]
+
+
+TABLES: dict[int, Any] = {}
+_numbers = itertools.count()
+
+
+@on_reset
+def _clear() -> None:
+    TABLES.clear()
+
+
+def enter(table: Any) -> int:
+    """A number under which operations find `table`."""
+    number = next(_numbers)
+    TABLES[number] = table
+    return number
+
+
+def _branch(pred: torch.Tensor, operands: list[torch.Tensor], table: int) -> list[torch.Tensor]:
+    return list(TABLES[table].forward[0 if pred.item() else 1](operands))
+
+
+def _branch_backward(
+    pred: torch.Tensor, operands: list[torch.Tensor], tangents: list[torch.Tensor], table: int
+) -> list[torch.Tensor]:
+    branches: Branches = TABLES[table]
+    found = branches.backward[0 if pred.item() else 1]([*operands, *tangents])
+    wanted = [operands[index] for index in branches.differentiable]
+    return [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(wanted, found)]
+
+
+def _repeat(carried: list[torch.Tensor], operands: list[torch.Tensor], table: int) -> list[torch.Tensor]:
+    repetition: Repetition = TABLES[table]
+    values = [value.clone() for value in carried]
+    while repetition.goes_on([*values, *operands])[0].item():
+        values = list(repetition.step([*values, *operands]))
+    return values
+
+
+_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _name, _arguments, _implementation in (
+    ("branch", "Tensor pred, Tensor[] operands, int table", _branch),
+    ("branch_backward", "Tensor pred, Tensor[] operands, Tensor[] tangents, int table", _branch_backward),
+    ("repeat", "Tensor[] carried, Tensor[] operands, int table", _repeat),
+):
+    _library.define(f"{_name}({_arguments}) -> Tensor[]")
+    _library.impl(_name, _implementation, "CompositeExplicitAutograd")
+
+branch = torch.ops.bolide.branch.default
+branch_backward = torch.ops.bolide.branch_backward.default
+repeat = torch.ops.bolide.repeat.default
+
+
+@rule("bolide::branch")
+def _branch_metas(pred: TensorMeta, operands: list[TensorMeta], table: int) -> list[TensorMeta]:
+    return list(TABLES[table].metas)
+
+
+@rule("bolide::branch_backward")
+def _gradient_metas(
+    pred: TensorMeta, operands: list[TensorMeta], tangents: list[TensorMeta], table: int
+) -> list[TensorMeta]:
+    return [dense(operands[index]) for index in TABLES[table].differentiable]
+
+
+@rule("bolide::repeat")
+def _repeat_metas(carried: list[TensorMeta], operands: list[TensorMeta], table: int) -> list[TensorMeta]:
+    return list(TABLES[table].metas)
+
+
+class Choice(torch.autograd.Function):
+    """The operation `bolide::branch` on traced tensors, with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, trace: Trace, table: int, pred: TracedTensor, *operands: TracedTensor) -> Any:
+        ctx.trace, ctx.table, ctx.pred = trace, table, trace.adopt(pred).node
+        ctx.operands = [trace.adopt(operand).node for operand in operands]
+        return trace.wrap(trace.call(branch, ctx.pred, ctx.operands, table))
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: TracedTensor) -> Any:
+        trace: Trace = ctx.trace
+        nodes = [trace.adopt(tangent).node for tangent in tangents]
+        found = trace.call(branch_backward, ctx.pred, ctx.operands, nodes, ctx.table)
+        gradients: list[Any] = [None] * len(ctx.operands)
+        for index, gradient in zip(TABLES[ctx.table].differentiable, found):
+            gradients[index] = trace.wrap(gradient)
+        return (None, None, None, *gradients)
