@@ -41,7 +41,12 @@ def penalty(model, x):
 
 
 @pytest.mark.parametrize(
-    "make, shape", [(small, (5, 6)), (convolutional, (3, 3, 6, 6)), (Attention, (2, 7, 16))], ids=lambda v: str(v)
+    ("make", "shape"),
+    [
+        pytest.param(small, (5, 6), id="linear"),
+        pytest.param(convolutional, (3, 3, 6, 6), id="convolutional"),
+        pytest.param(Attention, (2, 7, 16), id="attention"),
+    ],
 )
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 def test_a_gradient_penalty_trains_as_in_eager(make, shape, backend):
