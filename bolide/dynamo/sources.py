@@ -10,6 +10,9 @@ from typing import Any
 
 from bolide.dynamo.program import Source
 
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>", "__slots__": ()})()
+"""What a guarded path gives where a dict has no such key: no guard accepts it."""
+
 
 def text(source: Source) -> str:
     """The path as a user would write it: ``self.layers[0].weight``."""
@@ -140,7 +143,9 @@ class Reader:
             case "apply":
                 return f"{reference(source.obj, 'f')}({', '.join([base, *map(constant, source.key)])})"
             case "dict_value" if source.base not in self.plain_dicts and source.base.key not in MODULE_DICTS:
-                return f"{constant(dict.__getitem__, 'dictitem')}({base}, {constant(source.key, 'k')})"
+                # not dict.__getitem__, which calls the __missing__ of subclasses: a defaultdict would grow
+                key, absent = constant(source.key, "k"), constant(ABSENT, "absent")
+                return f"{constant(dict.get, 'dictget')}({base}, {key}, {absent})"
             case _:
                 return f"{base}[{constant(source.key, 'k')}]"
 
