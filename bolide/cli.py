@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+from pathlib import Path
+
 import click
 
+from bolide.debug.explain import Collector
 from bolide.debug.info import info
+from bolide.debug.report import report_of, write_report
 from bolide.demo.command import demo
 
 
@@ -19,6 +25,27 @@ def show_info() -> None:
     """Versions and host features, for bug reports."""
     for name, value in info().items():
         click.echo(f"{name}: {value}")
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--html", type=click.Path(dir_okay=False), help="Write a report to this file instead of printing.")
+def explain(script: str, arguments: tuple[str, ...], html: str | None) -> None:
+    """Run SCRIPT, and tell what bolide compiled in it, what broke and why."""
+    collector = Collector(script)
+    before = sys.argv
+    sys.argv = [script, *arguments]
+    try:
+        with collector.listening():
+            runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv = before
+        found = collector.explanation()
+        if html:
+            write_report(report_of(found), Path(html))
+        else:
+            click.echo(str(found))
 
 
 main.add_command(demo)

@@ -13,7 +13,7 @@ from bolide.debug.explain import Explanation, GraphInfo, total_by_stage
 from bolide.debug.info import info
 from bolide.debug.plots import Curve, line_chart
 
-__all__ = ["Curve", "Report", "render_report", "write_report"]
+__all__ = ["Curve", "Report", "render_report", "report_of", "write_report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,13 @@ class Report:
     losses: Sequence[Curve]
     step_ms: Sequence[Curve]
     explanation: Explanation
+
+
+def report_of(explanation: Explanation) -> Report:
+    """A report of nothing but an explanation."""
+    e = explanation
+    summary = f"{e.captures} segments, {len(e.breaks)} breaks, {len(e.recompiles)} recompilations, {e.seconds:.2f} s"
+    return Report(f"bolide: {e.function}", summary, (), (), (), (), e)
 
 
 def render_report(report: Report) -> str:
