@@ -94,7 +94,7 @@ def _picking(run: Run, part: Part, place: dict[int, int]) -> Run:
 def _gradients(part: Part, results: list[TracedTensor], place: dict[int, int], wanted: list[int]) -> Run:
     """The gradients of the `wanted` ones of all operands, None where the part does not read one."""
     if part.functional_only is not None:
-        raise Unsupported(f"a branch that depends on data is differentiated: {part.functional_only}", part.where)
+        raise Unsupported(f"a branch that depends on data is differentiated: {part.functional_only}", part.where, kind="control_flow")
     run, found = gradients(part, results)
     where = {place[id(part.operands[own])]: position for position, own in enumerate(found)}
     picked = _picking(run, part, place)
