@@ -21,6 +21,7 @@ from bolide.dynamo.backends import CompilerFn, lookup_backend, register_backend,
 from bolide.dynamo.capture import capture, capture_rest
 from bolide.dynamo.config import config
 from bolide.dynamo.dispatch import Dispatcher
+from bolide.dynamo.guard_filters import GuardFilter
 from bolide.dynamo.program import Captured
 from bolide.dynamo.replay import Runner
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
@@ -42,6 +43,7 @@ class Settings:
     dynamic: bool | None
     backend: CompilerFn
     options: tuple[tuple[str, Any], ...]
+    guard_filter: GuardFilter | None = None
 
 
 # ---- backends --------------------------------------------------------------------------------------------------------
@@ -159,7 +161,8 @@ def compile(
     `bolide.dynamo.list_backends(None)`; or a callable ``(gm: fx.GraphModule, example_inputs: list[Tensor]) ->
     callable``, which gets `mode` and `options` as keywords if they are given.
     mode: ``default``, ``reduce-overhead``, ``max-autotune`` or ``max-autotune-no-cudagraphs``; excludes `options`.
-    options: values for `bolide.inductor.config` while compiling.
+    options: values for `bolide.inductor.config` while compiling; ``guard_filter_fn`` (see
+    `bolide.dynamo.guard_filters`) chooses which guards are kept.
     disable: return `model` as it is.
 
     Raises TypeError for what cannot be called or has the wrong type, ValueError for unknown names, with the nearest
@@ -187,16 +190,20 @@ def _settings(fullgraph: Any, dynamic: Any, backend: Any, mode: Any, options: An
         raise TypeError(
             f"options must be a dict of bolide.inductor.config names and values, not {type(options).__name__}"
         )
-    if not isinstance(compiler, TraceBackend):
-        given = {"mode": mode if mode != "default" else None, "options": dict(options) if options else None}
-        return Settings(fullgraph, dynamic, compiler, tuple((k, v) for k, v in given.items() if v is not None))
     chosen = dict(options or MODES[mode or "default"])
+    guard_filter = chosen.pop("guard_filter_fn", None)
+    if guard_filter is not None and not callable(guard_filter):
+        raise TypeError(f"guard_filter_fn must be a function, not {guard_filter!r}")
+    if not isinstance(compiler, TraceBackend):
+        given = {"mode": mode if mode != "default" else None, "options": chosen if options and chosen else None}
+        passed = tuple((k, v) for k, v in given.items() if v is not None)
+        return Settings(fullgraph, dynamic, compiler, passed, guard_filter)
     known = inductor.config.shallow_copy_dict()
     for name in chosen:
         if name not in known:
             raise ValueError(unknown_name("option", name, known))
     inductor.config.patch(chosen)
-    return Settings(fullgraph, dynamic, compiler, tuple(chosen.items()))
+    return Settings(fullgraph, dynamic, compiler, tuple(chosen.items()), guard_filter)
 
 
 def _compile(model: Any, settings: Settings, disable: bool) -> Any:
@@ -267,6 +274,7 @@ def _dispatcher(
         place=place,
         fullgraph=settings.fullgraph,
         dynamic=settings.dynamic,
+        guard_filter=settings.guard_filter,
     )
 
 

@@ -18,6 +18,7 @@ from bolide.dynamo.bytecode import Code
 from bolide.dynamo.capture import capture_rest
 from bolide.dynamo.concrete import Concrete
 from bolide.dynamo.config import config
+from bolide.dynamo.guard_filters import GuardFilter
 from bolide.dynamo.program import Captured
 from bolide.dynamo.replay import Entry
 from bolide.dynamo.segments import Shape, Suspended, flatten, unflatten
@@ -66,6 +67,7 @@ class Dispatcher(Versions):
         place: types.CodeType | None = None,
         fullgraph: bool = False,
         dynamic: bool | None = None,
+        guard_filter: GuardFilter | None = None,
     ) -> None:
         self.original = original
         self.capture, self.rest = capture, rest
@@ -81,6 +83,7 @@ class Dispatcher(Versions):
             backend,
             fullgraph,
             dynamic,
+            guard_filter,
         )
 
     def _public(self, name: str, signature: Signature) -> types.FunctionType:
@@ -197,6 +200,7 @@ class Point(Versions):
             root.backend,
             root.fullgraph,
             root.dynamic,
+            root.guard_filter,
         )
 
     def reset(self) -> None:

@@ -23,6 +23,7 @@ from bolide.dynamo import guards
 from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
 from bolide.dynamo.metrics import CompilationMetrics, compilation_metrics
+from bolide.dynamo.guard_filters import GuardFilter, select
 from bolide.dynamo.program import Break, Captured, Guard
 from bolide.dynamo.replay import Entry, Runner, make_entry
 from bolide.dynamo.signature import Signature
@@ -63,10 +64,11 @@ class Versions(ABC):
         backend: Backend,
         fullgraph: bool,
         dynamic: bool | None,
+        guard_filter: GuardFilter | None = None,
     ) -> None:
         self.name, self.key, self.place, self.signature = name, key, place, signature
         self.backend, self.fullgraph = backend, fullgraph
-        self.dynamic = dynamic
+        self.dynamic, self.guard_filter = dynamic, guard_filter
         self.reset()
         _all.add(self)
 
@@ -267,6 +269,7 @@ class Versions(ABC):
         self.sizes.fix(captured)
         known = [*captured.guards, *shape_guards(captured)]
         checks = guards.prepare(known, surroundings)  # backward code of the user's was read meanwhile, too
+        checks = select(checks, self.guard_filter)
         following = self.entries[-1].function if self.entries else self.miss
         entry = make_entry(self.signature, captured, checks, run, following)
         seconds = time.perf_counter() - start
