@@ -93,6 +93,7 @@ def _unless_unsupported(attempt: _Attempt, stop: int | None, ending: Break | Non
     try:
         return attempt.run(stop, ending)
     except Unsupported as error:
+        attempt.world.release()
         return error
 
 
@@ -167,6 +168,7 @@ class _Attempt:
             examples=world.input_tensors if self.calls else (),
             shape=shape,
             ending=ending,
+            release=world.release,
         )
 
 
@@ -266,29 +268,28 @@ def _guard_defaults(world: World, function: types.FunctionType, given: tuple[str
 
 def _guard_aliasing(world: World, trace: Trace) -> None:
     """When an input is written to, no other input may share its memory."""
-    mutated = trace.mutated_inputs()
+    mutated = [i for i in trace.mutated_inputs() if world.input_tensors[i].numel()]
     if not mutated:
         return
     storages: dict[int, list[int]] = {}
     for i, tensor in enumerate(world.input_tensors):
         if tensor.numel():
             storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
-    for i in mutated:
-        shared = (
-            storages.get(world.input_tensors[i].untyped_storage().data_ptr(), [])
-            if world.input_tensors[i].numel()
-            else []
+    if any(len(storages[world.input_tensors[i].untyped_storage().data_ptr()]) > 1 for i in mutated):
+        raise Unsupported(
+            "an input that is written to shares its memory with another one",
+            world.where(),
+            "clone one of them",
+            "input",
         )
-        if len(shared) > 1:
-            raise Unsupported(
-                "an input that is written to shares its memory with another one",
-                world.where(),
-                "clone one of them",
-                "input",
-            )
     loose = [i for i, source in enumerate(world.inputs) if i in mutated or not _is_member(source)]
-    if len(loose) > 1:
-        world.guards.append(Guard(None, "not_aliased", tuple(world.inputs[i] for i in loose)))
+    families = [[i for i in family if i in loose] for family in storages.values()]
+    groups = [loose]
+    if any(len(family) > 1 for family in families):  # inputs that are only read share memory with each other
+        groups = [[i, j] for i in mutated for j in loose if i != j]
+    for group in groups:
+        if len(group) > 1:
+            world.guards.append(Guard(None, "not_aliased", tuple(world.inputs[i] for i in group)))
 
 
 def _guard_identities(world: World) -> None:
