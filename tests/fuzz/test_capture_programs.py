@@ -47,6 +47,8 @@ def plain(value: Any) -> Any:
         return [(plain(k), plain(v)) for k, v in value.items()]
     if isinstance(value, (list, tuple)):
         return [type(value).__name__, *map(plain, value)]
+    if isinstance(value, type):
+        return value.__name__
     if hasattr(value, "rest"):
         return (type(value).__name__, plain(vars(value)))
     return value

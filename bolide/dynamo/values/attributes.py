@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo import polyfills
+from bolide.dynamo.bytecode import VERSION
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import SYMBOLIC, concrete
@@ -368,7 +369,7 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
     found = vm.world.lookup(cls, name)
     if type(found) is property:
         if found.fset is None:
-            raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no setter")
+            found.__set__(owner.real if type(owner) is Outside else owner, value)  # raises
         return Call(found.fset, [owner, value])
     if found is not MISSING and type(getattr(type(found), "__set__", None)) is types.FunctionType:
         return Call(type(found).__set__, [found, owner, value])
@@ -409,7 +410,8 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
                 if type(members) is Outside and members.dict_items.peek(name) is not MISSING:
                     overlay = members.items
         if overlay is None or overlay.peek(name) is MISSING:
-            raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
+            text = f"'{cls.__name__}' object has no attribute '{name}'"
+            raise AttributeError(name if VERSION == (3, 10) else text)
         overlay.set(name, MISSING)
         return None
     if issubclass(cls, type):

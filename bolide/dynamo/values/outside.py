@@ -299,7 +299,7 @@ class Outside:
                 n
                 for base in self.cls.__mro__
                 for n, d in base.__dict__.items()
-                if type(d) in _SLOT_TYPES and n != "__dict__"
+                if type(d) in _SLOT_TYPES and n not in ("__dict__", "__weakref__")
             ]
             values = {name: getattr(self.real, name) for name in names if hasattr(self.real, name)}
             self.slot_values = world.overlay(values, self.source, attribute_source)
@@ -808,6 +808,10 @@ class World:
         """Note that `value` stands for the outside object at `source`; it is given back."""
         self.mirrors[id(value)] = (value, source)
         return value
+
+    def release(self) -> None:
+        """Let go of everything real: the capture is over, and the program's objects live no longer because of it."""
+        self.__dict__.clear()
 
     def new_cell(self) -> types.CellType:
         cell = types.CellType()
