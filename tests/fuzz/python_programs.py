@@ -201,7 +201,7 @@ class Writer:
             f"{a} != {b} > -3",
             f"Note({a})",
             f"{a} not in Note({b})",
-            f"{a} is not None",
+            f"{self.pick('a', 'box', 'd')} is not None",
             "x.shape[-1] == 4 and x.dtype is torch.float32",
             f"hasattr(Slotted({a}), {self.pick(repr('wx'), repr('p'), repr('zz'))})",
             "callable(f)",
