@@ -6,6 +6,7 @@ A rule takes the operation's arguments with a `TensorMeta` in place of each tens
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from bolide.support.errors import Unsupported
 from bolide.symbolic import ShapeEnv
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
 from bolide.tracing.meta import TensorMeta
+from bolide.tracing.rules.probing import by_probes
 
 RULES: dict[str, Callable[..., Any]] = {}  # by the name of the overload: looking up 300 overloads costs 10 ms
 _MEMO_LIMIT = 1 << 14
@@ -66,9 +68,13 @@ def infer(func: Any, args: Any, kwargs: Any, shapes: ShapeEnv | None = None) -> 
     if known is memo or not answers.remember:
         if len(memo) >= _MEMO_LIMIT:
             memo.clear()
-        known = memo[key] = _infer(func, operands, options) if shapes is None else _quietly(shapes, func, operands, options)
+        known = memo[key] = (
+            _infer(func, operands, options) if shapes is None else _quietly(shapes, func, operands, options)
+        )
     elif answers.crosscheck and shapes is None and _infer(func, operands, options) != known:
-        raise AssertionError(f"the remembered answer of {func} for {operands} is {known}, asked again it is another one")
+        raise AssertionError(
+            f"the remembered answer of {func} for {operands} is {known}, asked again it is another one"
+        )
     return known
 
 
@@ -121,12 +127,19 @@ def _key(arg: Any) -> Any:
 
 def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
     """The metas of the results by asking torch: the CPU kernel on zeros when that is little work, else the meta kernel.
-    Symbolic sizes are fixed.
+    Symbolic sizes are probed (see `probing`), and fixed if that tells nothing.
 
     Meta kernels are often Python reference implementations, slow to run and slower to import. An operation that
     refuses zeros (the inverse of a matrix, say) is asked of its meta kernel as well.
     """
-    args, kwargs = _fixed(args), _fixed(kwargs)
+    if _is_symbolic(args) or _is_symbolic(kwargs):
+        found = by_probes(functools.partial(_ask, func), args, kwargs)
+        if found is not None:
+            return found
+    return _ask(func, _fixed(args), _fixed(kwargs))
+
+
+def _ask(func: Any, args: Any, kwargs: Any) -> Any:
     tensors = _tensors([*args, *kwargs.values()])
     if all(meta.device.type == "cpu" and _is_small(meta) for meta in tensors):
         try:
@@ -140,6 +153,14 @@ def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
                 pass
             raise
     return by_meta_kernel(func, args, kwargs)
+
+
+def _is_symbolic(value: Any) -> bool:
+    if value.__class__ is dict:
+        return any(map(_is_symbolic, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_is_symbolic, value))
+    return value.__class__ is torch.SymInt
 
 
 def _fixed(value: Any) -> Any:
