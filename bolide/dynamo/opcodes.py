@@ -278,7 +278,7 @@ def _set_add(vm: Machine, frame: Frame, arg: int) -> None:
 def _map_add(vm: Machine, frame: Frame, arg: int) -> None:
     value = frame.stack.pop()
     key = frame.stack.pop()
-    frame.stack[-arg][key] = value
+    operations.set_item(vm, frame.stack[-arg], key, value)
 
 
 def is_iterable(vm: Machine, value: Any) -> bool:

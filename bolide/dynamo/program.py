@@ -7,7 +7,7 @@ recipes replayed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -204,5 +204,6 @@ class Captured:
     sizes: list[Symbol] = field(default_factory=list)
     shape: Any = None
     ending: Break | None = None
+    release: Callable[[], None] = lambda: None  # to be called when the backend is done: lets go of the call's objects
     calls: Any = None  # the `tracing.calls.CallRecorder`, where a graph of torch's functions is wanted
     examples: Sequence[torch.Tensor] = ()  # the real tensors of this call, in the order of `inputs`

@@ -16,7 +16,7 @@ from bolide.dynamo.bytecode import Code
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.liveness import live_locals
 from bolide.dynamo.opcodes import NULL
-from bolide.dynamo.values.outside import MISSING
+from bolide.dynamo.values.outside import MISSING, Deferred, Outside
 from bolide.support.errors import Unsupported, UserFrame
 
 _VALUED = frozenset({"instance", "default"})  # what `then_value` is a value of the program for
@@ -116,7 +116,7 @@ def _flatten(frame: Frame, values: list[Any]) -> FrameShape:
     live = live_locals(frame.code)[frame.pc]
     bound = []
     for index, value in enumerate(frame.locals):
-        if value is not MISSING and (live >> index & 1 or type(value) in _FINALISED):
+        if value is not MISSING and (live >> index & 1 or _is_finalised(value)):
             bound.append(index)
             values.append(value)
     stack = tuple([value is not NULL for value in frame.stack])
@@ -139,6 +139,11 @@ def _flatten(frame: Frame, values: list[Any]) -> FrameShape:
         constant,
         frame.generator is not None,
     )
+
+
+def _is_finalised(value: Any) -> bool:
+    cls = type(value.real) if type(value) in (Deferred, Outside) else type(value)
+    return cls in _FINALISED
 
 
 @functools.cache

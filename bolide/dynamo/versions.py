@@ -272,6 +272,7 @@ class Versions(ABC):
         checks = select(checks, self.guard_filter)
         following = self.entries[-1].function if self.entries else self.miss
         entry = make_entry(self.signature, captured, checks, run, following)
+        captured.release()
         seconds = time.perf_counter() - start
         self._measure(captured, len(checks), captured_after, seconds)
         if events.subscribers:

@@ -230,7 +230,10 @@ def _own_attribute(owner: Any, name: str) -> Any:
 
 def _slot(vm: Machine, owner: Any, name: str) -> Any:
     if type(owner) is not Outside:
-        return object.__getattribute__(owner, name)
+        found = object.__getattribute__(owner, name)
+        if name == "__dict__":
+            vm.world.namespaces[id(found)] = owner
+        return found
     if name == "__dict__":
         return outside_namespace(vm, owner)
     overlay = owner.slots(vm.world)
@@ -271,8 +274,10 @@ def _module_member(vm: Machine, owner: Outside, cls: type, name: str) -> Any:
             value = members.dict_items.peek(name) if type(members) is Outside else members.get(name, MISSING)
             if value is not MISSING:
                 return value
-            if type(members) is Outside:
-                members.dict_items.rely_on_absence(name)
+    for holder in ("_parameters", "_buffers", "_modules"):
+        members = owner.namespace.peek(holder)
+        if type(members) is Outside:
+            members.dict_items.rely_on_absence(name)
     vm.world.rely_on_missing(owner, name)
     raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
 

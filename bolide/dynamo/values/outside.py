@@ -415,6 +415,8 @@ class World:
         self.exceptions: list[tuple[BaseException, dict[str, Any]]] = []  # those of outside, and their state at first
         self.generators: list[tuple[Any, Any]] = []  # those that live across a break, and where they stood
         self.storages: dict[int, list[AliasGroup]] = {}  # the inputs by address
+        self.overlay_of: dict[int, Overlay] = {}  # by id of the real dict
+        self.namespaces: dict[int, Any] = {}  # id of a `__dict__` that the program has asked for -> whose it is
         self.mirrors: dict[int, tuple[Any, Source]] = {}  # id(value) -> value, the outside object it stands for
         self.where: Callable[[], UserFrame | None] = lambda: None
         self.evaluate: Callable[[Any, list[Any]], Any] = _no_machine
@@ -433,8 +435,10 @@ class World:
     def overlay(
         self, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source], owner: Any = None
     ) -> Overlay:
-        found = Overlay(self, real, source, child, owner)
-        self.overlays.append(found)
+        found = self.overlay_of.get(id(real))  # an object and its `__dict__` may come from different places
+        if found is None:
+            found = self.overlay_of[id(real)] = Overlay(self, real, source, child, owner)
+            self.overlays.append(found)
         return found
 
     def lookup(self, cls: type, name: str) -> Any:

@@ -252,6 +252,9 @@ class Rebuilder:
         if cls is set:
             return Recipe("set", None, tuple(self.recipe(item) for item in value))
         if cls is dict:
+            owner = self.world.namespaces.get(id(value))
+            if owner is not None:
+                return Recipe("call", getattr, (self.recipe(owner), *self.constants("__dict__")))
             return self._dict(value)
         if cls is weakref.ReferenceType and id(value) not in self.world.seen:
             referent = value()
