@@ -114,7 +114,8 @@ class Recorder:
         self.facts: dict[Any, int] = {}
         self.owned: dict[int, Any] = {}
         self.pinned: dict[Source, Any] = {}
-        self.dict_homes: dict[int, Any] = {}
+        self.dict_homes: dict[int, dict[str, Any]] = {}
+        self.versions: set[type] = set()
         self.roots: dict[Source, int] = {}
         self.dicts: dict[Source, tuple[int, int]] = {}
         self.items: dict[Source, int] = {}
@@ -143,7 +144,7 @@ class Recorder:
 
     def note_class_version(self, cls: type) -> None:
         """Nothing that is looked up in `cls` or its bases may change."""
-        if not cls.__flags__ & _HEAP_TYPE:
+        if cls in self.versions or not cls.__flags__ & _HEAP_TYPE:
             return
         version = places.class_version(cls, self.layout.class_version)
         address = id(cls) + self.layout.class_version
@@ -152,21 +153,27 @@ class Recorder:
             raise Loose
         self.own(cls)
         self.note(aligned, version << shift, 0xFFFFFFFF << shift)
+        self.versions.add(cls)
 
     # ---- dicts -------------------------------------------------------------------------------------------------------
 
-    def namespace(self, owner: Any, source: Source) -> dict[str, Any]:
+    def namespace(self, owner: Any) -> dict[str, Any]:
         """The `__dict__` of an instance or module, which stays the same object."""
-        namespace = object.__getattribute__(owner, "__dict__")
+        known = self.dict_homes.get(id(owner))
+        if known is not None:
+            return known
+        try:
+            namespace: dict[str, Any] = object.__getattribute__(owner, "__dict__")
+        except AttributeError:  # of a class with nothing but slots
+            raise Loose from None
         if type(namespace) is not dict:
             raise Loose
-        if id(owner) not in self.dict_homes:
-            self.note_class(owner)
-            place = places.instance_dict_place(owner)
-            if place is None:
-                raise Loose
-            self.note(place, id(namespace))
-            self.dict_homes[id(owner)] = owner
+        self.note_class(owner)
+        place = places.instance_dict_place(owner)
+        if place is None:
+            raise Loose
+        self.note(place, id(namespace))
+        self.dict_homes[id(owner)] = namespace
         return namespace
 
     def busy(self, table: dict[Any, Any], source: Source) -> bool:
@@ -177,6 +184,8 @@ class Recorder:
 
     def note_dict(self, table: dict[Any, Any], source: Source) -> None:
         """Nothing in a dict may change."""
+        if self.dicts.get(source, (0, 0))[0] == id(table):
+            return
         version = word(id(table) + places.DICT_VERSION)
         self.note(id(table) + places.DICT_VERSION, version)
         self.dicts[source] = (id(table), version)
@@ -295,9 +304,9 @@ class Recorder:
                 self.note_class(base)
                 return type(base)
             case "namespace":
-                return self.namespace(base, source.base)
+                return self.namespace(base)
             case "member":
-                return self.note_item(self.namespace(base, source.base), source.key, source.base, source)
+                return self.note_item(self.namespace(base), source.key, source.base, source)
             case "attr":
                 return self._attribute(base, source)
             case "dict_value" | "item" if isinstance(base, dict):
@@ -329,7 +338,7 @@ class Recorder:
         name, cls = source.key, type(base)
         assert source.base is not None
         if cls is types.ModuleType:
-            return self.note_item(self.namespace(base, source.base), name, source.base, source)
+            return self.note_item(self.namespace(base), name, source.base, source)
         if isinstance(base, type):
             return self._class_attribute(base, name)
         if cls is types.MethodType and name in ("__self__", "__func__"):
@@ -341,7 +350,7 @@ class Recorder:
         if _own_reading(cls):
             raise Loose
         if name == "__dict__":
-            return self.namespace(base, source.base)
+            return self.namespace(base)
         self.note_class(base)
         self.note_class_version(cls)
         shared = class_attribute(cls, name)
@@ -350,7 +359,7 @@ class Recorder:
             return self._slot_value(base, shared)
         if shared is not MISSING and (hasattr(kind, "__set__") or hasattr(kind, "__delete__")):
             raise Loose
-        namespace = self.namespace(base, source.base)
+        namespace = self.namespace(base)
         if dict.__contains__(namespace, name):
             return self.note_item(namespace, name, source.base, source)
         if shared is MISSING or hasattr(kind, "__get__"):
@@ -568,7 +577,7 @@ class Recorder:
         hook = class_attribute(cls, "__getattr__")
         if hook is not MISSING and hook is not _MODULE_GETATTR:
             raise Loose
-        self.note_absent(self.namespace(value, source), name, source)
+        self.note_absent(self.namespace(value), name, source)
         if hook is _MODULE_GETATTR:
             for holder in _MODULE_MEMBERS:
                 at = Source("member", source, holder)
