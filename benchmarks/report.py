@@ -105,17 +105,52 @@ def first(rows: list[Row]) -> list[str]:
     return text + table(header, lines) + notes(problems)
 
 
-def memory(rows: list[Row]) -> list[str]:
+def capture(rows: list[Row]) -> list[str]:
     found: dict[str, dict[str, Row]] = {}
     for row in rows:
         found.setdefault(title(row["spec"]), {})[row["spec"]["compiler"]] = row["result"]
     lines, problems = [], []
     for name, by in found.items():
         problems += [f"- {name}: {c}: {r['error']}" for c, r in by.items() if "error" in r]
-        mib = {c: r["step"] / 2**20 for c, r in by.items() if "step" in r}
-        left = {c: r["left"] / 2**20 for c, r in by.items() if "left" in r}
-        share = mib["bolide"] / mib["eager"] if mib.get("eager") and "bolide" in mib else None
-        cells = [name, *(number(mib.get(c)) for c in ("eager", "torch", "bolide")), number(share)]
+        torch_s, bolide_s = (by.get(c, {}).get("seconds") for c in ("torch", "bolide"))
+        share = torch_s / bolide_s if torch_s and bolide_s else None
+        lines.append([name, number(torch_s), number(bolide_s), number(share)])
+    text = [
+        "## Capture",
+        "",
+        'Seconds that capture alone adds to the first call (`backend="eager"`: no derivatives, no code), after a',
+        "trivial function was compiled.",
+        "",
+    ]
+    return text + table(["model", "TorchDynamo s", "bolide s", "×"], lines) + notes(problems)
+
+
+def peaks(rows: list[Row]) -> dict[tuple[str, str], dict[str, Row]]:
+    """By model and scale, then by compiler, the medians over the processes of ``step`` and ``left`` in MiB."""
+    found: dict[tuple[str, str], dict[str, dict[str, list[float]]]] = {}
+    for row in rows:
+        if row["measurement"] == "memory" and "step" in row["result"] and row["spec"]["dtype"] == "float32":
+            by = found.setdefault((row["spec"]["model"], row["spec"]["scale"]), {})
+            for part in ("step", "left"):
+                values = by.setdefault(row["spec"]["compiler"], {}).setdefault(part, [])
+                values.append(row["result"][part] / 2**20)
+    return {
+        model: {c: {part: statistics.median(values) for part, values in parts.items()} for c, parts in by.items()}
+        for model, by in found.items()
+    }
+
+
+def memory(rows: list[Row]) -> list[str]:
+    problems = [
+        f"- {title(row['spec'])}: {row['spec']['compiler']}: {row['result']['error']}"
+        for row in rows
+        if "error" in row["result"]
+    ]
+    lines = []
+    for (name, scale), by in peaks(rows).items():
+        step, left = ({c: parts[part] for c, parts in by.items()} for part in ("step", "left"))
+        share = step["bolide"] / step["eager"] if "eager" in step and "bolide" in step else None
+        cells = [f"{name} train ({scale})", *(number(step.get(c)) for c in ("eager", "torch", "bolide")), number(share)]
         lines.append([*cells, number(left.get("torch")), number(left.get("bolide"))])
     header = [
         "model",
@@ -130,7 +165,8 @@ def memory(rows: list[Row]) -> list[str]:
         "## Peak memory in training",
         "",
         "The peak of the resident set during a warm step above what was resident before it: activations, gradients and",
-        "scratch of every library (the kernel's high-water mark, with malloc set to return freed tensors at once).",
+        "scratch of every library (the kernel's high-water mark, with malloc set to return freed tensors at once);",
+        "medians over three processes, which differ by about 2 %.",
         "*Left* is what compiling left resident for good: the compiler's own code and data, and pools.",
         "",
     ]
@@ -184,6 +220,7 @@ def overhead(rows: list[Row]) -> list[str]:
 def summary(rows: dict[str, Row]) -> list[str]:
     """One row for each float32 model: what the other sections say in full."""
     models = {(r["spec"]["model"], r["spec"]["scale"]): None for r in rows.values() if r["measurement"] in TIMED}
+    measured = peaks(list(rows.values()))
 
     def result(measurement: str, model: tuple[str, str], mode: str, compiler: str = "") -> Row:
         name, scale = model
@@ -198,7 +235,7 @@ def summary(rows: dict[str, Row]) -> list[str]:
         return " / ".join(map(number, seconds))
 
     def peak(model: tuple[str, str]) -> str:
-        eager, fast = (result("memory", model, "train", c).get("step") for c in ("eager", "bolide"))
+        eager, fast = (measured.get(model, {}).get(c, {}).get("step") for c in ("eager", "bolide"))
         return number(fast / eager) if fast and eager else "–"
 
     header = ["model", "inference: × eager", "× torch.compile", "train: × eager", "× torch.compile"]
@@ -215,6 +252,7 @@ TIMED = ("steady", "first", "memory")
 SECTIONS = (
     (("steady",), steady),
     (("first",), first),
+    (("capture",), capture),
     (("memory",), memory),
     (("kernels",), kernels),
     (("tiny", "imports", "modules", "fusion"), overhead),

@@ -77,12 +77,14 @@ def plan(
                 spec = {**base, "model": name, "mode": mode, "dtype": dtype}
                 if "first" in kinds:
                     tasks += [("first", {**spec, "compiler": c}) for c in compilers if c != "eager"]
+                if "capture" in kinds and mode == "inference":
+                    tasks += [("capture", {**spec, "compiler": c}) for c in compilers if c != "eager"]
                 if "steady" in kinds:
                     tasks.append(("steady", spec))
                 if "kernels" in kinds and bolide:
                     tasks.append(("kernels", spec))
                 if "memory" in kinds and mode == "train":
-                    tasks += [("memory", {**spec, "compiler": c}) for c in compilers]
+                    tasks += [("memory", {**spec, "compiler": c, "repeat": i}) for i in range(3) for c in compilers]
     return tasks
 
 
@@ -121,7 +123,7 @@ def key(measurement: str, spec: dict[str, Any]) -> str:
 @click.option("--scale", type=click.Choice(list(SCALES)), default="small", show_default=True)
 @click.option("--modes", default="inference,train", show_default=True)
 @click.option("--dtypes", default="float32", help="Of float32, bfloat16, autocast.", show_default=True)
-@click.option("--measure", "kinds", default="overhead,steady,first,kernels,memory", show_default=True)
+@click.option("--measure", "kinds", default="overhead,steady,first,capture,kernels,memory", show_default=True)
 @click.option("--compilers", default=",".join(COMPILERS), show_default=True)
 @click.option("--rounds", default=15, show_default=True, help="Interleaved rounds; figures are medians over them.")
 @click.option("--seconds", default=1.5, show_default=True, help="Time for the steady state of each compiler.")
@@ -156,7 +158,7 @@ def main(
         scale,
         choose(modes, ("inference", "train"), "mode"),
         choose(dtypes, ("float32", "bfloat16", "autocast"), "dtype"),
-        choose(kinds, ("overhead", "steady", "first", "kernels", "memory"), "measurement"),
+        choose(kinds, ("overhead", "steady", "first", "capture", "kernels", "memory"), "measurement"),
         chosen,
     )
     data_path = output.with_suffix(".json")

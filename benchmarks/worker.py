@@ -6,6 +6,7 @@ Measurements never share a process, so that none sees another's caches, imports 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import math
@@ -228,6 +229,29 @@ def first(spec: dict[str, Any]) -> dict[str, Any]:
     return {"compile": compile_seconds, "once": once, "total": compile_seconds + once, "calls": times, "notes": warned}
 
 
+def capture(spec: dict[str, Any]) -> dict[str, Any]:
+    """Seconds that capture adds to the first call of a fresh process: backend ``eager``, so no code is generated, in
+    inference, after a trivial function was compiled."""
+    workload = prepared(spec)
+    step = stepper(workload, workload.module, "inference", spec["dtype"])
+    for _ in range(2):
+        step()
+    if spec["compiler"] == "torch":
+        make = functools.partial(torch.compile, backend="eager")
+    else:
+        import bolide
+
+        make = functools.partial(bolide.compile, backend="eager")
+    make(lambda t: t + 1)(torch.ones(8))
+    step = stepper(workload, make(workload.module), "inference", spec["dtype"])
+    times = []
+    for _ in range(4):
+        begin = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begin)
+    return {"seconds": times[0] - min(times[1:])}
+
+
 def resident(field: str) -> int:
     """A field of /proc/self/status in bytes."""
     with open("/proc/self/status") as status:
@@ -340,7 +364,7 @@ def kernels(spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-MEASUREMENTS = {f.__name__: f for f in (steady, first, memory, kernels, tiny, imports, modules, fusion)}
+MEASUREMENTS = {f.__name__: f for f in (steady, first, capture, memory, kernels, tiny, imports, modules, fusion)}
 
 
 def main() -> None:
