@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from bolide.dynamo.calls import intercept
+from bolide.dynamo import modes
+from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.disabling import disable, graph_break, set_break_is_error
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.state import state
+from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 
 
@@ -28,3 +30,11 @@ def _set_break_is_error(vm: Machine, args: list[Any], kwargs: dict[str, Any]) ->
     vm.memory[set_break_is_error] = args[0]
     vm.deferred.append((set_break_is_error, args, {}))
     return before
+
+
+@intercept(*[method for cls in modes.HOLDERS for method in (cls.__enter__, cls.__exit__)])
+def _leave_native(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if type(args[0]) is Outside:
+        name = f"{args[0].cls.__qualname__}.__exit__"
+        raise Unsupported("a native context is entered or left", vm.where(), kind="context", operation=name)
+    return NATIVE

@@ -45,15 +45,12 @@ def _buffer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     torch.initial_seed,
     torch.set_rng_state,
     torch.get_rng_state,
-    torch.set_default_dtype,
     torch.set_default_device,
     torch.set_num_threads,
     torch.use_deterministic_algorithms,
     torch.save,
     torch.load,
     torch.autograd.backward,
-    torch.set_autocast_enabled,
-    torch.set_autocast_dtype,
 )
 def _torch_state(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported(

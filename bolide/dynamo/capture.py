@@ -10,9 +10,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
-from bolide.dynamo import registrations
+from bolide.dynamo import modes, registrations
 from bolide.dynamo.breaking import break_is_error
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
@@ -115,16 +113,23 @@ class _Attempt:
 
     def stops(self) -> list[int]:
         """Where the segment may end after this attempt was stopped by something unsupported: in front of that
-        instruction, or of one of the calls that have led to it, innermost first. Instruction 0 is no end.
+        instruction, or of one of the calls that have led to it, innermost first; where the state cannot be rebuilt at
+        any of them, ever earlier. Instruction 0 is no end.
         """
-        frames = self.machine.frames[1:-1]
-        found = [self.machine.tick, *(frame.tick for frame in reversed(frames))] if self.machine.started else []
-        return sorted({stop for stop in found if stop > 0}, reverse=True)
+        if not self.machine.started:
+            return []
+        calls = {frame.tick for frame in self.machine.frames[1:-1]}
+        found = sorted({stop for stop in (self.machine.tick, *calls) if stop > 0}, reverse=True)
+        earlier = found[-1] // 2 if found else 0
+        while earlier > 0:
+            found.append(earlier)
+            earlier //= 2
+        return found
 
     def run(self, stop: int | None, ending: Break | None) -> Captured:
         """Interpret to the end, or to the instruction number `stop`, where the segment ends for the reason `ending`."""
         machine, world = self.machine, self.world
-        grad_mode = torch.is_grad_enabled()
+        before = modes.settings()
         shape: Shape | None = None
         try:
             # modes are left in the reverse order
@@ -135,7 +140,9 @@ class _Attempt:
                 else:
                     shape, values = flatten(machine.frames[1:])
                     result = tuple(values)
-                grad_after = torch.is_grad_enabled()
+                changed = modes.changed(before, modes.settings())
+                if any(isinstance(manager, modes.HOLDERS) for manager in machine.entered):
+                    raise Unsupported("a native context is entered before a break and left after it", kind="context")
         except Unsupported as error:
             error.where = error.where or machine.where()
             raise
@@ -151,9 +158,8 @@ class _Attempt:
         recipe = rebuilder.recipe(result)
         effects = rebuilder.effects() + generator_effects(rebuilder) + exception_effects(rebuilder)
         effects += _deferred(machine, rebuilder)
+        effects += [_call_effect(setter, *args) for setter, args in changed]
         effects = [*rebuilder.fills, *effects]
-        if grad_after != grad_mode:
-            effects.append(_call_effect(torch._C._set_grad_enabled, grad_after))
         _guard_aliasing(world, self.trace)
         _guard_identities(world)
         return Captured(
@@ -295,19 +301,13 @@ def _guard_aliasing(world: World, trace: Trace) -> None:
 
 def _guard_identities(world: World) -> None:
     """An outside object that is written to must not be one of the others of its class that were read."""
-    changed = {id(s.real): s.source for s in world.snapshots.values() if s.changed()}
-    for overlay in world.overlays:
-        if overlay.owner is not None and overlay.changes():
-            changed[id(overlay.owner)] = overlay.source
-    for key, source in changed.items():
-        for real, _, other in world.seen.values():
-            written = world.seen.get(key)
-            if (
-                written is None
-                or real is written[0]
-                or type(real) is not type(written[0])
-                or type(real) in CONSTANT_TYPES
-            ):
+    changed = [(s.real, s.source) for s in world.snapshots.values() if s.changed()]
+    changed += [(o.owner, o.source) for o in world.overlays if id(o.owner) in world.seen and o.changes()]
+    grown = [(g.real, g.source) for g in world.lists_grown.values()]
+    read = [*((real, source) for real, _, source in world.seen.values()), *grown]
+    for written, source in changed + grown:
+        for real, other in read:
+            if real is written or type(real) is not type(written) or type(real) in CONSTANT_TYPES:
                 continue
             if other.key not in MODULE_INTERNALS and not (other.kind == "object" and source.kind == "object"):
                 world.guards.append(Guard(other, "distinct", source))
@@ -320,10 +320,10 @@ def _is_member(source: Source) -> bool:
 @contextlib.contextmanager
 def _native_state(machine: Machine) -> Iterator[None]:
     """Puts torch's global modes back, whatever the program did and wherever it stopped."""
-    grad = torch.is_grad_enabled()
+    before = modes.settings()
     try:
         yield
     finally:
         for manager in reversed(machine.entered):
             manager.__exit__(None, None, None)
-        torch._C._set_grad_enabled(grad)
+        modes.apply(modes.changed(modes.settings(), before))

@@ -79,6 +79,8 @@ def _random_generator(state: Any) -> random.Random:
 def make_exception(cls: type, args: tuple[Any, ...], attributes: dict[str, Any], links: tuple[Any, ...]) -> Any:
     """A new exception; `links` are its cause, its context and whether the context is suppressed."""
     made = cls.__new__(cls, *args)
+    if type(cls.__init__) is not types.FunctionType:
+        cls.__init__(made, *args)  # sets what `args` alone does not hold: a StopIteration's value, an OSError's file
     made.__dict__.update(attributes)
     made.__cause__, made.__context__, made.__suppress_context__ = links
     return made
@@ -279,6 +281,9 @@ class Rebuilder:
         if isinstance(value, torch.nn.Buffer):  # type: ignore[arg-type, unused-ignore]
             persistent = ("persistent", Recipe("constant", value.persistent))  # type: ignore[attr-defined]
             return Recipe("call", torch.nn.Buffer, (self._output(value.detach()),), (persistent,))
+        if value.requires_grad and value.is_leaf:
+            where = self.world.where()
+            raise Unsupported("a tensor made inside becomes a new leaf that requires grad", where, kind="new_leaf")
         if self.world.trace.spent and is_spent(value):
             return Recipe("call", released, (self._output(detached(value)),))
         return self._output(value)
@@ -322,7 +327,8 @@ class Rebuilder:
             return Recipe("call", collections.defaultdict, (self.recipe(value.default_factory), self._dict(value)))
         if isinstance(value, BaseException):
             links = (value.__cause__, value.__context__, value.__suppress_context__)
-            parts = (self.recipe(value.args), self._dict(value.__dict__), self.recipe(links))
+            given = OSError.__reduce__(value)[1] if isinstance(value, OSError) else value.args  # with its file names
+            parts = (self.recipe(given), self._dict(value.__dict__), self.recipe(links))
             return Recipe("call", make_exception, (Recipe("constant", cls), *parts))
         if cls in REDUCIBLE:
             return Recipe("call", restored, tuple(self.recipe(part) for part in reduced(value)))
@@ -394,6 +400,12 @@ class Rebuilder:
             if value is not before:
                 contents = None if value is MISSING else self.recipe(value)
                 out.append(Effect("cell", self.cell(cell), None, contents))
+        for grown in self.world.lists_grown.values():
+            if grown.items and not grown.whole:
+                fresh = Recipe("list", None, tuple(self.recipe(item) for item in grown.items))
+                out.append(
+                    Effect("call", None, None, Recipe("call", list.extend, (Recipe("source", grown.source), fresh)))
+                )
         for stream in self.world.streams:
             if stream.taken:
                 parts = (Recipe("source", stream.source), *self.constants(stream.taken))
