@@ -97,7 +97,8 @@ class Unifier:
                     (name, *others), divisor = atom.args[0].free_vars or ("",), atom.args[1]
                     extent = self._extents.get(name)
                     free = name not in self.pairs and name not in self._paired_left
-                    if extent is not None and not others and free and self._divides(divisor, extent):
+                    whole = divisor is extent  # splitting by that leaves the axis as it is
+                    if extent is not None and not others and free and not whole and self._divides(divisor, extent):
                         return name, extent, divisor
         return None
 
