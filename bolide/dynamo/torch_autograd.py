@@ -14,6 +14,7 @@ from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.state import state
 from bolide.dynamo.values.attributes import load_attribute
 from bolide.support.errors import Unsupported, UserFrame
+from bolide.tracing.calls import CallRecorder
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -31,8 +32,24 @@ def _apply(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if interpreted is None:
         interpreted = vm.memory[function] = _interpreted(vm, function)
     vm.trace.where = vm.where()
-    vm.trace.functional_only = "an autograd.Function has a backward of its own"
-    return interpreted.apply(*values, **kwargs)
+    recorder = vm.memory.get(CallRecorder)
+    if recorder is None:
+        return interpreted.apply(*values, **kwargs)
+    before = effects_so_far(vm)
+    result = recorder.as_one(_caller(function), values, functools.partial(interpreted.apply, *values, **kwargs))
+    if kwargs or effects_so_far(vm) != before or id(function.forward) in vm.own_functions:
+        recorder.refusal = "an autograd.Function that a graph cannot call"
+    return result
+
+
+def _caller(function: Any) -> Callable[..., Any]:
+    """`Function.apply` as a function with a name, which printed graphs need."""
+
+    def apply(*args: Any) -> Any:
+        return function.apply(*args)
+
+    apply.__name__, apply.__module__ = f"{function.__name__}_apply", function.__module__
+    return apply
 
 
 def _interpreted(vm: Machine, function: Any) -> Any:
@@ -56,7 +73,7 @@ def later(vm: Machine, function: Any, name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if state.stage != "backend":
             return vm.evaluate(function, list(args), kwargs)
-        before = effects_so_far(vm)
+        before = effects_so_far(vm), _held(function)
         try:
             result = vm.evaluate(function, list(args), kwargs)
         except Unsupported as error:
@@ -65,7 +82,7 @@ def later(vm: Machine, function: Any, name: str) -> Callable[..., Any]:
         except Exception as error:
             reason = f"the backward pass raised {type(error).__name__}: {error}"
             raise Unsupported(reason, _definition(function), operation=name, kind="operator") from error
-        if effects_so_far(vm) != before:
+        if (effects_so_far(vm), _held(function)) != before:
             reason = "something outside is written in the backward pass"
             raise Unsupported(
                 reason, _definition(function), "return it from the forward instead", operation=name, kind="operator"
@@ -80,10 +97,36 @@ def _definition(function: Any) -> UserFrame | None:
     return UserFrame(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
 
 
+def _held(function: Any) -> list[Any]:
+    """What is in the containers that a function closes over, by identity: those that the program has made may have left
+    it already."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    waiting = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
+    while waiting:
+        value = waiting.pop()
+        if id(value) not in seen and type(value) in (list, tuple, set, dict):
+            seen.add(id(value))
+            items = [*value.keys(), *value.values()] if type(value) is dict else list(value)
+            found.append((id(value), [id(item) for item in items]))
+            waiting += items
+    return found
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
 def effects_so_far(vm: Machine) -> Any:
     """What the program has done to the outside world until now, comparable by `==`."""
     world = vm.world
     written: list[Any] = [(id(layer), key, id(value)) for layer in world.overlays for key, value in layer.changes()]
     written += [(key, None, id(item)) for key, s in world.snapshots.items() if s.changed() for item in s.copy]
     written += [(key, None, id(value)) for key, (_, before, value) in world.cells.items() if value is not before]
+    written += [(key, None, id(item)) for key, grown in world.lists_grown.items() for item in grown.items]
+    written += [(id(stream), None, stream.taken) for stream in world.streams if stream.taken]
     return written, len(vm.deferred)

@@ -7,15 +7,16 @@ What a graph of calls could not do faithfully is refused (`CallRecorder.refusal`
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy
 import torch
 from torch import fx
 from torch.autograd.function import BackwardCFunction
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.trace import Trace, _NonLeaf
@@ -60,6 +61,7 @@ class CallRecorder(TorchFunctionMode):
         self._nodes: dict[int, tuple[Any, fx.Node]] = {}
         self._numbers: dict[fx.Node, fx.Node] = {}
         self._start = self._state = _surroundings()
+        self._remade: set[Any] = set()  # autograd's nodes of user's functions that recorded calls make again
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -69,18 +71,32 @@ class CallRecorder(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        return self._record(func, args, kwargs, functools.partial(func, *args, **kwargs))
+
+    def as_one(self, func: Any, args: Sequence[Any], compute: Callable[[], Any]) -> Any:
+        """What `compute` returns, recorded as one call of `func`, whatever torch's functions are called meanwhile."""
+        if _get_current_function_mode() is not self:
+            self.refusal = "a torch function mode of the program's own"
+            return compute()
+        with _pop_mode_temporarily():
+            return self._record(func, tuple(args), {}, compute)
+
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], compute: Callable[[], Any]) -> Any:
         if self.refusal is not None:
-            return func(*args, **kwargs)
+            return compute()
         state = _surroundings()
-        written = [(t.group, t.group.version) for t in _traced((args, kwargs))]
+        operands = list(_traced((args, kwargs)))
+        written = [(t.group, t.group.version) for t in operands]
+        before = [t.grad_fn for t in operands]
         last = next(iter(reversed(self.trace.graph.nodes)), None)
-        result = func(*args, **kwargs)
+        result = compute()
         effect = any(group.version != version for group, version in written) or self._draws_since(last)
         made = list(_traced(result))
         if effect or made:
             try:
                 self._enter(state)
                 self._bind(result, self._node(func, args, kwargs), effect)
+                self._remade.update(_own_nodes([t.grad_fn for t in made], before))
             except _Refusal as refusal:
                 self.refusal = str(refusal)
         return result
@@ -210,7 +226,8 @@ class CallRecorder(TorchFunctionMode):
         try:
             self.refusal = self.refusal or self.trace.functional_only
             if self.refusal is None:
-                _check_history(outputs)
+                for node in _own_nodes([tensor.grad_fn for tensor in outputs], self._remade):
+                    raise _Refusal(f"the history has a function of the user's own, {type(node).__name__}")
                 results = tuple(self._tensor(tensor) for tensor in outputs)
                 self._enter(self._start)
         except _Refusal as refusal:
@@ -276,19 +293,18 @@ def _traced(value: Any) -> Iterator[TracedTensor]:
             yield from _traced(item)
 
 
-def _check_history(outputs: Sequence[TracedTensor]) -> None:
-    """Refuses functions of the user's own in the autograd history, which a graph of calls cannot hold."""
-    own = _NonLeaf._backward_cls
-    todo: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-    seen = set()
+def _own_nodes(roots: Iterable[Any], known: Iterable[Any]) -> Iterator[Any]:
+    """The nodes of `autograd.Function`s that lead to `roots`; nothing is looked for behind what is `known`."""
+    seen = {None, *known}
+    todo = list(roots)
     while todo:
         node = todo.pop()
         if node in seen:
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction) and not isinstance(node, own):
-            raise _Refusal("an autograd.Function of the user's own")
-        todo += [following for following, _ in node.next_functions if following is not None]
+        if isinstance(node, BackwardCFunction) and not isinstance(node, _NonLeaf._backward_cls):
+            yield node
+        todo += [following for following, _ in node.next_functions]
 
 
 __all__ = ["CallRecorder"]

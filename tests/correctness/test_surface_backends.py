@@ -119,11 +119,43 @@ class Tripled(torch.autograd.Function):
 def test_where_a_graph_of_functions_would_be_wrong_functional_graphs_are_given() -> None:
     backend = Recording()
     x = torch.randn(3, requires_grad=True)
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        y.register_hook(lambda grad: grad * 3)
+        return y + 1
+
+    y = bolide.compile(f, backend=backend, fullgraph=True)(x)
+    y.sum().backward()
+    assert torch.equal(y, x * 2 + 1) and torch.equal(x.grad, torch.full((3,), 6.0))
+    assert len(backend.graphs) == 2  # forward and backward
+    assert all("aten" in gm.code for gm in backend.graphs)
+
+
+def test_functions_with_a_backward_of_their_own_are_one_call() -> None:
+    backend = Recording()
+    x = torch.randn(3, requires_grad=True)
     y = bolide.compile(lambda x: Tripled.apply(x) + 1, backend=backend, fullgraph=True)(x)
     y.sum().backward()
     assert torch.equal(y, x * 2 + 1) and torch.equal(x.grad, torch.full((3,), 3.0))
-    assert len(backend.graphs) == 2  # forward and backward
-    assert all("aten" in gm.code for gm in backend.graphs)
+    (gm,) = backend.graphs
+    assert "Tripled_apply" in gm.code and "mul" not in gm.code
+    seen: list[int] = []
+
+    class Counting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            seen.append(1)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 3
+
+    compiled = bolide.compile(lambda x: Counting.apply(x), backend="eager", fullgraph=True)
+    compiled(x)
+    compiled(x)
+    assert seen == [1, 1]  # its effect happens once a call, not twice
 
 
 def test_modes_are_put_back_when_a_graph_raises() -> None:
