@@ -10,6 +10,7 @@ from typing import Any
 
 from bolide.dynamo.config import config
 from bolide.dynamo.disabling import set_break_is_error
+from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.state import state
 from bolide.dynamo.values.outside import CONSTANT_TYPES
@@ -64,3 +65,29 @@ def _kept(value: Any) -> Any:
     if cls not in CONSTANT_TYPES:
         raise TypeError
     return value
+
+
+def check_assertion(condition: Any, args: tuple[Any, ...]) -> None:
+    """An ``assert`` of the program, made when the graph has run."""
+    if not condition:
+        raise AssertionError(*args)
+
+
+def asserts(vm: Machine, frame: Frame, condition: Any) -> bool:
+    """Whether the branch that the top frame is at, with data deciding, is that of an ``assert`` with a constant message;
+    if so the condition is looked at when the graph has run, before any other effect.
+    """
+    code, at = frame.code, frame.pc
+    if not config.rewrite_assert_with_torch_assert or code.ops[at] != "LOAD_ASSERTION_ERROR":
+        return False
+    if type(condition) is not TracedTensor or condition.numel() != 1:
+        return False
+    rest = code.ops[at + 1 : at + 4]
+    if rest[0] == "RAISE_VARARGS":
+        message: tuple[Any, ...] = ()
+    elif rest[0] == "LOAD_CONST" and rest[1].startswith("CALL") and rest[2] == "RAISE_VARARGS":
+        message = (code.args[at + 1],)
+    else:
+        return False
+    vm.memory.setdefault(check_assertion, []).append((condition.detach().clone(), message))
+    return True

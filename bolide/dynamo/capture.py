@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bolide.dynamo import modes, registrations
-from bolide.dynamo.breaking import break_is_error
+from bolide.dynamo.breaking import break_is_error, check_assertion
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
 from bolide.dynamo.config import config
@@ -159,7 +159,7 @@ class _Attempt:
         effects = rebuilder.effects() + generator_effects(rebuilder) + exception_effects(rebuilder)
         effects += _deferred(machine, rebuilder)
         effects += [_call_effect(setter, *args) for setter, args in changed]
-        effects = [*rebuilder.fills, *effects]
+        effects = [*_assertions(machine, rebuilder), *rebuilder.fills, *effects]
         _guard_aliasing(world, self.trace)
         _guard_identities(world)
         return Captured(
@@ -186,6 +186,15 @@ def _deferred(machine: Machine, rebuilder: Rebuilder) -> list[Effect]:
         parts = tuple(rebuilder.recipe(arg) for arg in args)
         named = tuple((key, rebuilder.recipe(value)) for key, value in kwargs.items())
         found.append(Effect("call", None, None, Recipe("call", function, parts, named)))
+    return found
+
+
+def _assertions(machine: Machine, rebuilder: Rebuilder) -> list[Effect]:
+    """The program's assertions about data."""
+    found = []
+    for condition, message in machine.memory.get(check_assertion, ()):
+        parts = (rebuilder.recipe(condition), *rebuilder.constants(message))
+        found.append(Effect("call", None, None, Recipe("call", check_assertion, parts)))
     return found
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from bolide.dynamo import operations
+from bolide.dynamo.breaking import asserts
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine, opcode
 from bolide.dynamo.opcodes import NULL, _pop_many, described, is_iterable
 from bolide.dynamo.values.outside import MISSING
+from bolide.tracing import DataDependent
 
 # ---- jumps and loops -------------------------------------------------------------------------------------------------
 
@@ -21,7 +23,12 @@ def _jump(vm: Machine, frame: Frame, arg: int) -> None:
 def _branch(vm: Machine, frame: Frame, target: int, wanted: bool) -> Any:
     value = frame.stack.pop()
     if value is not True and value is not False:
-        value = operations.truth(vm, value)
+        try:
+            value = operations.truth(vm, value)
+        except DataDependent:
+            if not (wanted and asserts(vm, frame, value)):
+                raise
+            value = True
         if type(value) is Call:  # interpret __bool__ or __len__, then branch on its result
             frame.pc -= 1
             return vm.answer(frame, value)

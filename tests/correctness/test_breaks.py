@@ -476,3 +476,38 @@ def test_a_limit_goes_on_in_eager_with_one_warning() -> None:
         for n in range(6):
             torch.testing.assert_close(compiled(x, "z" * n), body(x, "z" * n))
     assert len(seen) == 1
+
+
+def test_assertions_about_data_are_made_at_run_time() -> None:
+    source = "def body(x):\n    y = x.sin()\n    assert y.sum() < 100, 'too large'\n    return y * 2\n"
+    scope: dict[str, Any] = {}
+    exec(source, scope)  # pytest rewrites the assertions of this file
+    body = scope["body"]
+    compiled = bolide.compile(body, backend="aot_eager", fullgraph=True)
+    x = torch.randn(4)
+    torch.testing.assert_close(compiled(x), body(x))
+    with pytest.raises(AssertionError, match="too large"):
+        compiled(torch.full((4,), torch.nan))
+    with bolide.dynamo.config.patch(rewrite_assert_with_torch_assert=False), pytest.raises(bolide.Unsupported):
+        bolide.compile(body, backend="aot_eager", fullgraph=True)(x)
+
+
+@pytest.mark.parametrize("manager", ["autocast", "no_grad", "inference_mode", "record_function"])
+def test_torch_contexts_around_a_break(manager: str) -> None:
+    linear = nn.Linear(4, 4)
+    make = {
+        "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        "no_grad": torch.no_grad,
+        "inference_mode": torch.inference_mode,
+        "record_function": lambda: torch.profiler.record_function("region"),
+    }[manager]
+
+    def body(x: Tensor) -> Any:
+        with make():
+            y = linear(x)
+            print(y.dtype, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+            z = linear(y.to(x.dtype))
+        return z.float().sum().item(), linear(x)
+
+    check(body, bolide.compile(body, backend="aot_eager"), (2, 4))
+    assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 PENDING = """
     prefer_deferred_runtime_asserts_over_guards do_not_emit_runtime_asserts guard_nn_modules
-    guard_nn_modules_using_dict_tags skip_nnmodule_hook_guards rewrite_assert_with_torch_assert
+    guard_nn_modules_using_dict_tags skip_nnmodule_hook_guards
     enforce_cond_guards_match
     use_numpy_random_stream
 """
