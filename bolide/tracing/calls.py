@@ -75,7 +75,7 @@ class CallRecorder(TorchFunctionMode):
 
     def as_one(self, func: Any, args: Sequence[Any], compute: Callable[[], Any]) -> Any:
         """What `compute` returns, recorded as one call of `func`, whatever torch's functions are called meanwhile."""
-        if _get_current_function_mode() is not self:
+        if _get_current_function_mode() is not self:  # type: ignore[no-untyped-call]
             self.refusal = "a torch function mode of the program's own"
             return compute()
         with _pop_mode_temporarily():
