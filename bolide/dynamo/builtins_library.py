@@ -25,7 +25,7 @@ import torch
 from bolide.dynamo import operations, policy
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.native_calls import refused, runs_natively
+from bolide.dynamo.native_calls import concrete_data, refused, runs_natively
 from bolide.dynamo.operations import class_of, is_plain, polyfill
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, is_opaque
@@ -151,19 +151,8 @@ _COPIED = frozenset(
 
 @intercept(json.dumps)
 def _dumps(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    data = _plain_data(vm, args[0])
+    data = concrete_data(vm, args[0])
     return json.dumps(data, **kwargs) if is_plain([data, *kwargs.values()]) else NATIVE
-
-
-def _plain_data(vm: Machine, value: Any) -> Any:
-    """Containers with numbers in place of symbolic ones."""
-    if type(value) is Outside and value.items is not None:
-        value = value.items.materialise()
-    if type(value) is dict:
-        return {_plain_data(vm, key): _plain_data(vm, item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return [_plain_data(vm, item) for item in value]
-    return operations.concrete(vm, value) if type(value) in operations.SYMBOLIC else value
 
 
 # ---- what is of the moment -------------------------------------------------------------------------------------------

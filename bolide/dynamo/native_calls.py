@@ -38,9 +38,17 @@ HASHABLE = frozenset(
 )
 """Classes of callables that are looked up in tables."""
 
-_SIMPLE = (PLAIN - {types.FunctionType}) | {TracedTensor, torch.dtype, torch.memory_format, torch.layout, type}
+_SIMPLE = (PLAIN - {types.FunctionType, list, tuple, dict}) | {
+    TracedTensor,
+    torch.dtype,
+    torch.memory_format,
+    torch.layout,
+    type,
+}
 _SIMPLE |= {types.BuiltinFunctionType, types.MethodDescriptorType}
 _CONTAINERS = (list, dict, set, frozenset, collections.deque, str, bytes, bytearray)
+_DATA = (list, tuple, dict, collections.deque)
+_STAND_INS = ("Outside", "ProgramIterator", "SymInt", "TracedFloat")
 _NUMBERS = (int, float, complex, bool)
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
@@ -113,7 +121,13 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
     if _module_of(function) in policy.REFUSED_MODULES:
         raise refused(vm, function)
     vm.trace.where = vm.where()
-    frame.stack.append(function(*(prepared or args), **words))
+    try:
+        result = function(*(prepared or args), **words)
+    except TypeError as error:
+        if any(stand_in in str(error) for stand_in in _STAND_INS):  # it looked into a container and took one for itself
+            raise _given(vm, function, "an outside object") from error
+        raise
+    frame.stack.append(result)
     return None
 
 
@@ -142,6 +156,8 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
         if keeps_objects(function):
             return arg
         return Call(None, []) if _iterates(function) else ProgramIterator(vm, arg)
+    if cls in _DATA and type(function) is types.FunctionType and not _takes_symbols(function):
+        return concrete_data(vm, arg)
     if not isinstance(arg, (type, list, tuple)) and _iterates(function):
         return Call(None, []) if python_method(vm.world, cls, "__iter__") is not None else arg
     return arg
@@ -172,14 +188,28 @@ def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:
         and _calls(function)
     ):
         return callback(vm, arg)
-    name = getattr(function, "__qualname__", repr(function))
-    raise Unsupported(
-        f"an outside {arg.cls.__name__} object is given to native code",
-        vm.where(),
-        None,
-        "native_call",
-        operation=f"{name}(...)",
-    )
+    raise _given(vm, function, f"an outside {arg.cls.__name__} object")
+
+
+def _given(vm: Machine, function: Any, what: str) -> Unsupported:
+    name = f"{getattr(function, '__qualname__', repr(function))}(...)"
+    return Unsupported(f"{what} is given to native code", vm.where(), None, "native_call", operation=name)
+
+
+def concrete_data(vm: Machine, value: Any) -> Any:
+    """Containers with numbers in place of symbolic ones; others as they are."""
+    cls = type(value)
+    if cls in SYMBOLIC:
+        return concrete(vm, value)
+    if cls is Outside and value.items is not None:
+        return concrete_data(vm, value.items.materialise())
+    if cls is dict:
+        parts = {concrete_data(vm, key): concrete_data(vm, item) for key, item in value.items()}
+        return parts if any(a is not b for a, b in zip(parts.values(), value.values())) else value
+    if cls in (list, tuple, collections.deque):
+        items = [concrete_data(vm, item) for item in value]
+        return cls(items) if any(a is not b for a, b in zip(items, value)) else value
+    return value
 
 
 def _is_index(vm: Machine, function: Any, arg: Outside) -> bool:
@@ -206,6 +236,8 @@ def keeps_objects(function: Any) -> bool:
     name = _container_method(function)
     if name is not None:
         return name in policy.ITEM_METHODS
+    if isinstance(function, type) and issubclass(function, BaseException):
+        return True
     return type(function) in HASHABLE and function in policy.KEEPERS
 
 

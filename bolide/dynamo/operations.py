@@ -28,6 +28,8 @@ _HASHING = (dict, set, frozenset)
 SYMBOLIC: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, TracedFloat: float}
 """Symbolic numbers, and what the program takes them for."""
 
+_POWERS = (operator.pow, operator.ipow)
+_INTEGERS = (int, torch.SymInt)
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
 SEEN_AS: dict[type, type] = {**SYMBOLIC}  # the class that the program sees of values of other classes
 
@@ -81,6 +83,11 @@ def class_of(value: Any) -> type:
         outside: type = value.cls
         return outside
     return SEEN_AS.get(cls, cls)
+
+
+def _in_graph(value: Any) -> Any:
+    """A number made of sizes as one of the graph (torch's own power of those imports sympy)."""
+    return value.node.in_graph() if type(value) in (torch.SymInt, torch.SymFloat) else value
 
 
 def settled(value: Any) -> Any:
@@ -147,6 +154,8 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         return op(left, right)
     if a in _PLAIN_OR_TENSOR and b in _PLAIN_OR_TENSOR:
         vm.trace.where = vm.where()
+        if op in _POWERS and not (a in _INTEGERS and b in _INTEGERS):
+            left, right = _in_graph(left), _in_graph(right)
         result = op(left, right)
         return settled(result) if type(result) in SYMBOLIC else result
     if a is str and op is operator.mod:
@@ -350,7 +359,7 @@ def native_iterable(vm: Machine, value: Any) -> Any:
     real = class_of(value)
     method = vm.world.lookup(real, "__iter__")
     if type(method) is types.FunctionType or (
-        method is MISSING and vm.world.lookup(real, "__getitem__") is not MISSING
+        method is MISSING and python_method(vm.world, real, "__getitem__") is not None
     ):
         return MISSING
     return native_view(vm, value)

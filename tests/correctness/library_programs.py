@@ -7,7 +7,7 @@ a program; indented lines continue it. The value of its last expression is its r
 
 PRELUDE = """
 import abc, bisect, cmath, collections, contextlib, copy, dataclasses, datetime, enum, functools, heapq, inspect, io
-import itertools, json, logging, math, numbers, operator, os, random, re, statistics, string, sys, textwrap, time
+import itertools, json, logging, math, numbers, numpy, operator, os, random, re, statistics, string, sys, textwrap, time
 import types, typing, warnings, weakref
 import torch
 
@@ -247,6 +247,28 @@ def tagged(log, name):
     finally:
         log.append("-" + name)
 
+KEY = Box(77)
+
+class Calls:
+    def __init__(self, n): self.n = n; self.seen = []
+    def __call__(self, v): self.seen.append(self.n); return v * self.n
+
+def cyclic(v):
+    made = Plain(v); made.me = made; made.items = [made, {"me": made}]
+    return made
+
+def closure(v, n):
+    state = [n]
+    def inner(k=1):
+        state[0] += k
+        return v * state[0]
+    return inner
+
+def with_attributes(n):
+    def made(k): return k + made.n
+    made.n = n; made.log = []
+    return made
+
 def traced(function):
     @functools.wraps(function)
     def wrapper(*args, **kwargs): return function(*args, **kwargs)
@@ -335,7 +357,98 @@ VALUES = {
     "err": "ValueError('bad', 3)",
     "tm": "string.Template('$a and ${b}')",
     "fm": "types.MappingProxyType({'a': x})",
-    "cv": "types.SimpleNamespace",
+    "dk": "{KEY: x, Color.RED: 1, Box: 2, (1, 'a'): 3, add: 4}",
+    "so": "{KEY, Color.RED, Box}",
+    "lo": "[KEY, Box(2), [Box(3), {'k': Box(4)}]]",
+    "cyc": "cyclic(x)",
+    "gen": "numbers_up_to(3)",
+    "it": "iter([1, x, 3])",
+    "ze": "zip([1, 2, 3], [4, 5, 6])",
+    "wr": "weakref.ref(KEY)",
+    "wkd": "weakref.WeakKeyDictionary({KEY: x})",
+    "ddf": "collections.defaultdict(lambda: [1], a=x)",
+    "cl": "closure(x, 3)",
+    "fa": "with_attributes(4)",
+    "bc": "Box.of",
+    "sb": "super(Sub, Sub(3)).get",
+    "caller": "Calls(2)",
+    "np_": "numpy.float64(1.5)",
+    "deep": "{'a': [1, {'b': (x, [2])}], 'c': Plain(Plain([3]))}",
+    "stack": "contextlib.ExitStack()",
+    "ba2": "[bytearray(b'ab')]",
+}
+
+# Other values of the same classes, for a second call.
+OTHERS = {
+    **VALUES,
+    "n": "2",
+    "h": "-1.25",
+    "z": "2 - 1j",
+    "s": "'xa b'",
+    "b": "b'cba'",
+    "ns": "[3, 1, 2, 5]",
+    "fs": "[1.5, 0.5]",
+    "ss": "['q', 'b']",
+    "xs": "[1, x + 1, 'k', 3]",
+    "ts": "[x, x - 1]",
+    "t": "(2, x, 'k')",
+    "tn": "(3, 2, 1)",
+    "d": "{'a': 2, 'b': x}",
+    "dn": "{'b': 1, 'a': 2}",
+    "st": "{1, 2, 4}",
+    "fz": "frozenset({1})",
+    "r": "range(1, 9, 2)",
+    "sl": "slice(0, 2)",
+    "ds": "torch.float64",
+    "o": "Box(4, 'r')",
+    "p": "Sub(2, x)",
+    "plain": "Plain(x * 2)",
+    "slot": "Slotted([1])",
+    "wm": "WithMeta(3)",
+    "dq": "collections.deque([x, 2])",
+    "dm": "collections.deque([4, 2], maxlen=2)",
+    "od": "collections.OrderedDict([('c', 3), ('b', x), ('a', 1)])",
+    "dd": "collections.defaultdict(set, a=[x, x])",
+    "cn": "collections.Counter('abbc')",
+    "cm": "collections.ChainMap({'b': x}, {'a': 1, 'b': 2})",
+    "ud": "MyUserDict(a=2)",
+    "miss": "Default(a=2, b=3)",
+    "ml": "MyList([1, 2, 4])",
+    "mt": "MyTuple(2, x)",
+    "mi": "MyInt(5)",
+    "ms": "MyStr('ho')",
+    "nt": "Pair(2, x)",
+    "ty": "Typ(x, 4)",
+    "pt": "Point(x, 3)",
+    "fr": "Frozen(2)",
+    "sp": "SlotPoint(x, 4)",
+    "col": "Color.GREEN",
+    "lv": "Level.LOW",
+    "pm": "Perm.R | Perm.X",
+    "md": "Mode.SLOW",
+    "rk": "Rank(3)",
+    "ns_": "types.SimpleNamespace(a=2, b=x)",
+    "part": "functools.partial(varied, 2, d=x, e=1)",
+    "bm": "Box(6).get",
+    "pat": "re.compile('(b)(c)?')",
+    "size": "torch.Size([3, 2])",
+    "err": "ValueError('worse')",
+    "tm": "string.Template('${a}$b')",
+    "fm": "types.MappingProxyType({'a': x, 'c': 1})",
+    "dk": "{KEY: x + 1, Color.GREEN: 1, Box: 5, (1, 'b'): 3}",
+    "so": "{Color.RED, Box, 3}",
+    "lo": "[Box(2), KEY, [Box(5), {'k': Box(4)}]]",
+    "gen": "numbers_up_to(2)",
+    "it": "iter([2, x])",
+    "ze": "zip([1, 2], [4, 5])",
+    "wkd": "weakref.WeakKeyDictionary()",
+    "ddf": "collections.defaultdict(lambda: [2], b=x)",
+    "cl": "closure(x, 4)",
+    "fa": "with_attributes(5)",
+    "sb": "super(Sub, Sub(4)).get",
+    "caller": "Calls(3)",
+    "np_": "numpy.float64(-1.5)",
+    "deep": "{'a': [1, {'b': (x, [2, 4])}], 'c': Plain(Plain([5]))}",
 }
 
 PROGRAMS = {}
@@ -469,7 +582,7 @@ float operators  h + 1, h // 2, h % 2, -h % 3, h ** 2, h > 2, h == 2.5, 1e300 * 
 float, overflow  2.0 ** 5000
 complex methods  z.real, z.imag, z.conjugate(), z * z, z + 1, abs(z), z == 1 + 2j, z ** 2
 bool operators  True + True, True & False, not n, True ^ True, ~5
-numbers with tensors  n * x, x * n, h - x, x / n, x ** n, n ** x, x.detach() // n, x % n, n - x, -x, x == n, x > h, n < x
+numbers with tensors  n * x, x * n, h - x, x / n, x ** 3, 3 ** x, x.detach() // n, x % n, n - x, -x, x == n, x > h, n < x
 """
 
 PROGRAMS["str"] = """
@@ -698,7 +811,7 @@ partial of methods  functools.partial(o.get, 2)(), functools.partial(Box.of, 3)(
 partial in map  list(map(functools.partial(add, 1), ns)), sorted(ns, key=functools.partial(operator.mul, -1))
 partialmethod  desc.bound(2)
 lru_cache  cached_sum(1), cached_sum(1, b=n), cached_sum(1), cached_const(n)
-lru_cache over tensors  cached_sum(x, 1)
+lru_cache over tensors  cached_sum(x, 1) + 0
 lru_cache made inside  calls = []
   @functools.lru_cache(maxsize=None)
   def f(v): calls.append(v); return v + 1
@@ -1094,4 +1207,44 @@ global facts  torch.is_grad_enabled(), torch.get_default_dtype(), torch.cuda.is_
 dtypes and factories  torch.tensor(ns), torch.tensor(h), torch.as_tensor(fs), torch.arange(n), torch.full((n,), h), torch.zeros_like(x), torch.tensor([[1, 2], [3, 4]]), torch.empty(0).shape, torch.eye(n), torch.linspace(0, 1, n)
 tensor of tensors  torch.tensor([v.shape[0] for v in ts]), torch.stack([x, x]).shape
 functions as values  fns = {'relu': torch.relu, 'sum': torch.sum}; fns['relu'](x), [f(x) for f in (torch.sin, torch.nn.functional.gelu)], (lambda f: f(x))(torch.Tensor.abs)
+"""
+
+PROGRAMS["objects from outside"] = """
+dict keyed by objects  dk[KEY], dk[Color.RED], dk.get(Box), (1, 'a') in dk, len(dk), Box(77) in dk, dk.get(o, 0)
+dict keyed by objects, iterated  [k is KEY for k in dk], list(dk.values())[0], [k for k, v in dk.items() if v is x]
+dict keyed by objects, written  dk[o] = 5; dk[KEY] = 6; dk.pop(Box); dk[o], len(dk)
+set of objects  KEY in so, Box in so, Color.GREEN in so, len(so), o in so
+set of objects, changed  so.add(o); so.discard(KEY); o in so, KEY in so
+list of objects  lo[0] is KEY, lo[1].v, lo[2][0].get(1), lo[2][1]['k'].v, [q.v for q in lo[:2]], Box(2) in lo, len(lo)
+list of objects, changed  lo[1].v = 9; lo[2].append(x); lo[2][1]['z'] = lo[1]; lo[0].v
+object in cycles  cyc.me is cyc, cyc.items[0] is cyc, cyc.items[1]['me'].v; cyc.me.w = 1; cyc.w
+object in cycles, returned  cyc
+deep structure  deep['a'][1]['b'][0] + 1, deep['c'].v.v[0], deep['a'][1]['b'][1]; deep['c'].v.v.append(x); deep['c'].w = deep['a']
+identity of parts  q = deep['a'][1]; q is deep['a'][1], {'w': q, 'z': deep['a']}
+generator  next(gen), list(gen)
+generator in a loop  out = []
+  for k in gen: out.append(k * x)
+  out
+iterator  next(it), list(it)
+iterator, partly used  a = next(it); a
+iterator over pairs  next(ze), [a + c for a, c in ze]
+weak reference  wr() is KEY, wr().v
+weak dictionary  KEY in wkd, len(wkd), wkd.get(KEY)
+weak dictionary, written  wkd[o] = 1; wkd[o], len(wkd)
+defaultdict with a function  ddf['a'] if 'a' in ddf else 0, ddf['zz'], ddf
+closure with state  cl(), cl(2)
+function with attributes  fa(1), fa.n; fa.log.append(2); fa.log
+function attribute written  fa.n = 9; fa(1)
+bound class method  bc(3).rest, bc.__self__ is Box
+method of super  sb(1), sb()
+callable object with state  caller(x), caller(2), caller.seen
+numpy scalar  np_ + 1, float(np_), np_ * x, np_ > 0, int(np_)
+class attributes written  Registered.found.append(n); Registered.found[-1], Registered.found.pop()
+method replaced on an instance  o.get = lambda k=0: k * 100; o.get(2), o.get(), Box.get(o, 1)
+method replaced on a class  Plain.extra = lambda self: self.v; a = plain.extra(); del Plain.extra; a, hasattr(Plain, 'extra')
+attribute deleted and set  del plain.v; plain.v = 3; plain.v, hasattr(plain, 'v')
+exit stack  stack.callback(ns.append, 9); stack.close(); ns
+module state  mod.training, mod.eval().training, [k for k, _ in mod.named_parameters()], mod.weight.shape, mod.in_features
+module attribute  mod.extra = 3; mod.extra, mod(x)
+modules in containers  q = {'m': mod}; r1 = [mod, mod]; q['m'](x), r1[0] is r1[1], mod in r1
 """

@@ -12,13 +12,15 @@ import ast
 import collections
 import enum
 import pathlib
+import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -27,7 +29,7 @@ from bolide.dynamo.capture import capture
 from bolide.support.errors import BolideWarning, Unsupported
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from library_programs import PRELUDE, PROGRAMS, VALUES
+from library_programs import OTHERS, PRELUDE, PROGRAMS, VALUES
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "python-coverage.md"
 PLACES = ("made inside", "argument", "global")
@@ -50,11 +52,6 @@ class Row:
     name: str
     body: tuple[ast.stmt, ...]
     values: tuple[str, ...]  # the names of VALUES that it uses
-
-    @property
-    def tensors(self) -> list[str]:
-        """The tensors that it takes: `x`, `m`, and those that its values are made of."""
-        return ["x", "m"]
 
 
 def rows(topic: str) -> Iterator[Row]:
@@ -108,11 +105,11 @@ def make(row: Row, place: str) -> Any:
     return namespace["program"]
 
 
-def values(row: Row, seed: int) -> dict[str, Any]:
+def values(row: Row, seed: int, expressions: dict[str, str]) -> dict[str, Any]:
     """Fresh tensors and values of a row."""
     torch.manual_seed(seed)
     scope = dict(MODULE.__dict__, x=torch.randn(3, requires_grad=True), m=torch.randn(2, 3))
-    made = {name: eval(VALUES[name], scope) for name in row.values}
+    made = {name: eval(expressions[name], scope) for name in row.values}
     return {"x": scope["x"], "m": scope["m"], **made}
 
 
@@ -130,10 +127,15 @@ class Describer:
             return value
         if cls is float:
             return ("float", value.hex())
+        if isinstance(value, numpy.generic):
+            return (cls.__name__, value.item())
         if isinstance(value, (type, enum.Enum, types.BuiltinFunctionType, torch.dtype, torch.device, torch.Size)):
             return (cls.__name__, getattr(value, "__qualname__", None) or repr(value))
-        if cls is tuple:
-            return ("tuple", *self.parts(value))
+        if cls in (tuple, range, slice, types.GenericAlias, types.MethodType) or cls.__module__ in (
+            "operator",
+            "decimal",
+        ):
+            return (cls.__name__, *self.parts(value))  # nobody relies on their identity
         if id(value) in self.known:
             return ("same", self.known[id(value)][0])
         self.known[id(value)] = (len(self.known), value)
@@ -180,10 +182,20 @@ class Describer:
         return state
 
 
-def outcome(row: Row, place: str, seed: int, runner: Callable[[Any], Any]) -> Any:
-    """(result or exception, outside values afterwards) of one run."""
-    program = make(row, place)
-    given = values(row, seed)
+def _message(error: BaseException) -> str:
+    """Without memory addresses; a tensor is a tensor."""
+    return re.sub(r"0x[0-9a-f]+", "0x", str(error)).replace("TracedTensor", "Tensor")
+
+
+def _alike(error: BaseException, expected: BaseException) -> bool:
+    """Whether capture met the exception that eager raises."""
+    return (type(error), _message(error)) == (type(expected), _message(expected))
+
+
+def outcome(row: Row, place: str, given: dict[str, Any], program: Any, function: Any) -> Any:
+    """(result or exception of each of two calls of `function`, outside values afterwards). `function` is `program` or
+    made of it; the second call gets the values as the first has left them.
+    """
     tensors = [given["x"], given["m"]]
     names = row.values if place != "made inside" else ()
     if place == "global":
@@ -195,20 +207,25 @@ def outcome(row: Row, place: str, seed: int, runner: Callable[[Any], Any]) -> An
     for name in names:
         describe.known.setdefault(id(given[name]), (len(describe.known), given[name]))
     before = dict(describe.known)
-    try:
-        result: Any = ("returns", describe(runner(program)(*args)))
-    except Unsupported:
-        raise
-    except (Exception, SystemExit) as error:
-        result = ("raises", type(error).__name__, str(error).replace("TracedTensor", "Tensor"))
+    results: list[Any] = []
+    for _ in range(1 if place == "made inside" else 2):
+        try:
+            results.append(("returns", describe(function(*args))))
+        except Unsupported:
+            if not results:
+                raise
+            return None
+        except (Exception, SystemExit) as error:
+            results.append(("raises", type(error).__name__, _message(error)))
     after = Describer()
     after.known = {key: entry for key, entry in before.items() if isinstance(entry[1], torch.Tensor)}
     current = [program.__globals__[name] if place == "global" else given[name] for name in names]
-    return result, [after(value) for value in current]
+    return results, [after(value) for value in current]
 
 
-def compiled(program: Any) -> Any:
-    """The captured form of a program. An exception that it raises under capture is checked to be eager's own."""
+def checked(program: Any) -> Any:
+    """The compiled program; an exception that it raises under capture must be eager's own."""
+    compiled = bolide.compile(program, backend="aot_eager", fullgraph=True)
 
     def run(*args: Any) -> Any:
         error = raised_under_capture(program, args)
@@ -216,11 +233,10 @@ def compiled(program: Any) -> Any:
             try:
                 program(*args)
             except (Exception, SystemExit) as expected:
-                text = str(error).replace("TracedTensor", "Tensor")
-                assert (type(error), text) == (type(expected), str(expected)), f"raised {error!r}"
+                assert _alike(error, expected), f"raised {error!r}"
                 raise
             raise AssertionError(f"only the captured program raises {error!r}") from error
-        return bolide.compile(program, backend="aot_eager", fullgraph=True)(*args)
+        return compiled(*args)
 
     return run
 
@@ -236,13 +252,22 @@ def raised_under_capture(program: Any, args: tuple[Any, ...]) -> BaseException |
 
 
 def verdict(row: Row, place: str, seed: int) -> str:
-    """ "" when captured and right, else the reason why it is not captured. Raises AssertionError when wrong."""
-    expected = outcome(row, place, seed, lambda program: program)
-    try:
-        actual = outcome(row, place, seed, compiled)
-    except Unsupported as error:
-        return error.reason
-    assert actual == expected, f"{row.topic}: {row.name}, {place}\nexpected {expected}\nactual   {actual}"
+    """ "" when captured and right, else the reason why it is not captured. Raises AssertionError when wrong.
+
+    What was captured is then called with other values, and with the first ones again: guards must tell them apart."""
+    program, plain = make(row, place), make(row, place)
+    function = checked(program)
+    calls = [(seed, VALUES)] if place == "made inside" else [(seed, VALUES), (seed + 1, OTHERS), (seed, VALUES)]
+    for number, (numbers, expressions) in enumerate(calls):
+        expected = outcome(row, place, values(row, numbers, expressions), plain, plain)
+        try:
+            actual = outcome(row, place, values(row, numbers, expressions), program, function)
+        except Unsupported as error:
+            if number == 0:
+                return re.sub(r" at 0x[0-9a-f]+", "", error.reason)
+            continue
+        title = f"{row.topic}: {row.name}, {place}, call {number + 1}"
+        assert actual is None or actual == expected, f"{title}\nexpected {expected}\nactual   {actual}"
     return ""
 
 
@@ -291,10 +316,11 @@ def test_the_library_agrees_with_cpython_and_the_page(topic: str, seed: int) -> 
 
 def _first_difference(message: str) -> str:
     """The two outcomes of a failed row from where they part."""
-    _, expected, actual = message.split("\n", 2)
+    title, expected, actual = message.split("\n", 2)
     expected, actual = expected[9:], actual[9:]
     at = next((i for i, (a, b) in enumerate(zip(expected, actual)) if a != b), 0)
-    return f"\n    expected …{expected[max(0, at - 60) : at + 200]}\n    actual   …{actual[max(0, at - 60) : at + 200]}"
+    shown = slice(max(0, at - 60), at + 200)
+    return f" {title[-6:]}\n    expected …{expected[shown]}\n    actual   …{actual[shown]}"
 
 
 def _by_hand(arguments: list[str]) -> None:

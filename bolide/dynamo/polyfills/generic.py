@@ -44,7 +44,8 @@ def iterate(iterable: Any) -> Any:
 
 def drained_call(function: Any, args: Any, kwargs: Any) -> Any:
     """A call of a native function with the lazy iterables among its arguments turned into lists first."""
-    return function(*[drain(arg) if is_lazy(arg) else arg for arg in args], **kwargs)
+    words = {key: drain(arg) if is_lazy(arg) else arg for key, arg in kwargs.items()}
+    return function(*[drain(arg) if is_lazy(arg) else arg for arg in args], **words)
 
 
 def next_item(iterator: Any, *default: Any) -> Any:

@@ -29,6 +29,7 @@ from bolide.dynamo.values.outside import (
     Overlay,
     World,
     is_bound,
+    is_constant,
     is_opaque,
     own_namespace,
 )
@@ -36,7 +37,6 @@ from bolide.dynamo.values.tensors import detached, is_spent, released
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Ratio
 from bolide.tracing import TracedFloat, TracedTensor
-
 
 _RLOCK = type(threading.RLock())
 
@@ -145,6 +145,25 @@ _VIEWS: dict[type, Any] = {
 _HEAP_TYPE = 1 << 9  # of cls.__flags__: a class made by a class statement
 
 
+def _is_self_contained(cls: type) -> bool:
+    """Whether a class made by the program has nothing of the call that made it: it can stay what it is."""
+    for value in vars(cls).values():
+        parts = (
+            (value.fget, value.fset, value.fdel) if type(value) is property else (getattr(value, "__func__", value),)
+        )
+        for part in parts:
+            if type(part) is types.FunctionType:
+                held = [*(part.__defaults__ or ()), *(part.__kwdefaults__ or {}).values()]
+                if set(part.__code__.co_freevars) - {"__class__"} or not all(type(v) in CONSTANT_TYPES for v in held):
+                    return False
+            elif type(part) not in _CLASS_PARTS and not is_constant(part):
+                return False
+    return True
+
+
+_CLASS_PARTS = frozenset({types.GetSetDescriptorType, types.MemberDescriptorType, types.BuiltinFunctionType, type})
+
+
 class Rebuilder:
     """Makes recipes. The same value always gives the same Recipe object, so identity among results is kept."""
 
@@ -163,13 +182,16 @@ class Rebuilder:
         cls = type(value)
         if cls is Deferred:
             return Recipe("source", value.source)
+        if self.world.own_classes:
+            self._check_class(self.world.own_classes.get(id(value)) or self.world.own_classes.get(id(cls)))
         mirror = self.world.mirrors.get(id(value))
         if mirror is not None:
             return Recipe("source", mirror[1])
         if (
             cls in CONSTANT_TYPES
             and (cls is not torch.Size or all(type(size) is int for size in value))
-            and (cls is not types.FunctionType or value.__closure__ is None)
+            and (cls is not types.FunctionType or id(value) not in self.world.own_functions)
+            and cls is not slice
         ):
             if cls in BOUND_BUILTINS and is_bound(value):
                 return Recipe("call", getattr, (self.recipe(value.__self__), *self.constants(value.__name__)))
@@ -188,6 +210,15 @@ class Rebuilder:
         while self.unfilled:
             self._fill(*self.unfilled.pop())
         return made
+
+    def _check_class(self, cls: type | None) -> None:
+        if cls is not None and not _is_self_contained(cls):
+            raise Unsupported(
+                f"class {cls.__name__}, made in the function, leaves it with values of this call",
+                self.world.where(),
+                "define the class outside the function",
+                "escape",
+            )
 
     def _new(self, value: Any, cls: type) -> Recipe:
         if id(value) in self.active:
@@ -247,6 +278,8 @@ class Rebuilder:
             return Recipe("constant", value.node.value())
         if cls is torch.Size:
             return Recipe("call", torch.Size, (self.recipe(tuple(value)),))
+        if cls is slice:
+            return Recipe("call", slice, (self.recipe(value.start), self.recipe(value.stop), self.recipe(value.step)))
         if cls is list:
             return Recipe("list", None, tuple(self.recipe(item) for item in value))
         if cls is tuple:
