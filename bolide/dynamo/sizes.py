@@ -208,8 +208,16 @@ class Symbols:
         """Whether a container of constants has been the same in every capture so far, so that it may be guarded as a
         whole."""
         self.met[Source("attr", source, None)] = (tuple(value),)
+        self._meet_items(source, value)
         past = self.history.past(Source("attr", source, None), 1)
         return all(old is None or old[0] == tuple(value) for old in past)
+
+    def _meet_items(self, source: Source, value: Any) -> None:
+        for place, item in enumerate(value):
+            if type(item) is int or type(item) is float:
+                self.met[Source("item", source, place)] = (item,)
+            elif type(item) is tuple:
+                self._meet_items(Source("item", source, place), item)
 
     def _may_change(self, real: torch.Tensor, source: Source) -> bool:
         if not config.automatic_dynamic_shapes and self.history.dynamic is None and config.assume_static_by_default:

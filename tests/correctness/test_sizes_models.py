@@ -1,0 +1,54 @@
+"""Models called with batches and sequences (or images) of changing size: each dimension's second size compiles once
+more, later ones never; results and gradients are eager's."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import bolide
+from benchmarks import models
+from tests.correctness.test_models import run, strides, without_dropout
+
+SIZES = ((4, 12), (5, 12), (5, 13), (3, 17), (7, 5), (2, 2), (11, 24))  # batch, sequence
+#: model, and the versions it takes: one, one for each dimension that changes, and those for sizes that are special to it
+VERSIONS = {"mlp": 2, "gpt2": 3, "bert": 3, "llama": 3, "vit": 2, "t5": 5, "resnet18": 3}
+CASES = [(name, training) for name in VERSIONS for training in (False, True) if not (training and name == "t5")]
+
+
+def scale(name: str, batch: int, length: int) -> models.Scale:
+    sizes = replace(models.SCALES["tiny"], batch=batch, sequence=length)
+    return replace(sizes, image=48 + 16 * (length % 3)) if name == "resnet18" else sizes
+
+
+def build(name: str, sizes: models.Scale) -> models.Workload:
+    torch.manual_seed(0)
+    return models.BUILDERS[name](sizes)
+
+
+@pytest.mark.parametrize(("name", "training"), CASES)
+def test_model(name: str, training: bool) -> None:
+    module = without_dropout(build(name, replace(scale(name, 2, 64))).module)
+    compiled: Any = bolide.compile(copy.deepcopy(module), fullgraph=True)
+    start = copy.deepcopy(module.state_dict())
+    for batch, length in SIZES:
+        work = build(name, scale(name, batch, length))
+        for each in (module, compiled):
+            each.load_state_dict(start)
+            each.zero_grad(set_to_none=True)
+        found = run(work, compiled, training, torch.float32, False)
+        exact = run(work, copy.deepcopy(module).double(), training, torch.float64, False)
+        expected = run(work, module, training, torch.float32, False)
+        largest = max(float(t.double().abs().max()) for t in exact[training:] if t.is_floating_point())
+        for ours, eager, true in zip(found, expected, exact):
+            assert (ours.shape, ours.dtype, strides(ours)) == (eager.shape, eager.dtype, strides(eager))
+            if true.is_floating_point():
+                true = true.double()
+                allowed = 4 * (eager - true).norm() + 2e-5 * (true.norm() + 0.01 * largest * true.numel() ** 0.5)
+                assert (ours - true).norm() <= allowed, (batch, length)
+    made = len(compiled._bolide_call._bolide.entries)
+    assert made == VERSIONS[name]
