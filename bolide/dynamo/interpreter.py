@@ -68,6 +68,8 @@ def _bound(code: Code) -> list[tuple[Handler, Any]]:
     return out
 
 
+# Instructions that push something of the outside world as it is found.
+_PUSHES = frozenset(["LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR", "BINARY_SUBSCR"])
 _SCRATCH = decode((lambda: None).__code__)
 
 
@@ -87,9 +89,11 @@ class Machine:
         self.own_functions: dict[int, Any] = {}  # functions made by the program, by id
         self.entered: list[Any] = []  # native context managers that are entered now
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls to be made after the graph has run
+        self.required: list[tuple[Any, list[Any], dict[str, Any]]] = []  # checks of data, made before any effect
         self.memory: dict[Any, Any] = {}  # what intercepts remember for the length of this run
         self._dispatch = dispatch
         world.where = self.where
+        world.appends = self._appends
         world.evaluate = self.evaluate
 
     # -- where we are
@@ -140,8 +144,19 @@ class Machine:
         """A fast local, MISSING when unbound; one of a continued frame is wrapped now."""
         value = frame.locals[index]
         if type(value) is Deferred:
+            grown = self.world.grown(value.real, value.source)
+            if grown is not None:
+                return grown
             value = frame.locals[index] = self.world.wrap(value.real, value.source)
         return value
+
+    def _appends(self) -> bool:
+        """Whether the present instruction pushes a value of which the next one takes the attribute `append`."""
+        frame = self.frames[-1]
+        code, at = frame.code, frame.pc
+        if not 0 < at < len(code.ops) or code.ops[at] not in ("LOAD_METHOD", "LOAD_ATTR") or code.args[at] != "append":
+            return False
+        return code.ops[at - 1] in _PUSHES
 
     def evaluate_body(self, function: types.FunctionType, namespace: Any) -> Any:
         """Run the body of a class statement on `namespace`; what it returns is the `__class__` cell or None."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import bolide
+from bolide.support import events
 from tests.object_tools import agree, describe
 
 
@@ -268,3 +269,82 @@ def known_data(x: Any) -> Any:
 
 def test_constants_of_the_program_answer_questions_about_their_data() -> None:
     agree(known_data, lambda: (X,))
+
+
+HISTORY: list[Any] = []
+
+
+def append_to_attribute(box: Any, x: Any) -> Any:
+    box.items.append(x + 1)
+    box.table["items"].append(x)
+    return x * 2
+
+
+def append_and_read(box: Any, x: Any) -> Any:
+    box.items.append(x + 1)
+    put = box.items.append
+    total = sum(item.sum() for item in box.items)
+    put(total)
+    box.items.append(len(box.items))
+    return total, box.items[-1]
+
+
+def append_under_two_names(box: Any, x: Any) -> Any:
+    box.items.append(x)
+    same = box.same
+    box.items.append(len(same))
+    return same[-2] is x, same is box.items
+
+
+def append_to_a_global(box: Any, x: Any) -> Any:
+    HISTORY.append(x)
+    return x + 1
+
+
+@pytest.mark.parametrize("program", [append_to_attribute, append_and_read, append_under_two_names, append_to_a_global])
+def test_outside_lists_grow(program: Callable[..., Any]) -> None:
+    def make() -> tuple[Any, ...]:
+        items = [X, X * 2]
+        return Box(items=items, same=items, table={"items": []}), X
+
+    agree(program, make)
+
+
+@pytest.mark.parametrize("program", [append_to_attribute, append_to_a_global])
+def test_a_list_that_only_grows_makes_no_new_version(program: Callable[..., Any]) -> None:
+    box = Box(items=[], same=[], table={"items": []})
+    compiled: Any = bolide.compile(program, backend="eager", fullgraph=True)
+    HISTORY.clear()
+    for call in range(4):
+        compiled(box, X * call)
+    assert len(compiled._bolide.entries) == 1
+    grown = box.items if program is append_to_attribute else HISTORY  # type: ignore[attr-defined]
+    assert len(grown) == 4 and torch.equal(grown[3], X * 3 + (program is append_to_attribute))
+
+
+def test_a_list_that_grows_is_guarded_to_be_no_other() -> None:
+    def program(a: Any, b: Any, x: Any) -> Any:
+        a.items.append(x)
+        return x * len(b.items)
+
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(Box(items=[]), Box(items=[1]), X), X)
+    shared = [1]
+    assert torch.equal(compiled(Box(items=shared), Box(items=shared), X), X * 2)
+
+
+def test_a_broken_loop_that_appends_is_compiled_once() -> None:
+    def program(items: Any, x: Any) -> Any:
+        out = []
+        for item in items:
+            x = x * 2 + item
+            if x.sum() > 0:
+                x = x + 1
+            out.append(x)
+        return out
+
+    items = [X * i for i in range(6)]
+    captured: list[Any] = []
+    with events.subscribed(lambda event: captured.append(event) if isinstance(event, events.Captured) else None):
+        found = bolide.compile(program, backend="eager")(items, X)
+    assert describe(found) == describe(program(items, X)) and len(captured) <= 4

@@ -153,7 +153,11 @@ class Overlay:
         found = self.known.get(key, MISSING)
         if found is MISSING and key not in self.known:
             if dict.__contains__(self.real, key):
-                found = self.world.wrap(dict.__getitem__(self.real, key), self.child(self.source, key))
+                real, source = dict.__getitem__(self.real, key), self.child(self.source, key)
+                grown = self.world.grown(real, source)
+                if grown is not None:
+                    return grown
+                found = self.world.wrap(real, source)
             else:
                 self.world.guard(self.itself, "has_key", (key, False))
             self.known[key] = self.original[key] = found
@@ -358,6 +362,18 @@ class Snapshot:
         return len(self.before) != len(self.copy) or any(a is not b for a, b in zip(self.before, self.copy))
 
 
+class Grown:
+    """An outside list of which the program has only asked for `append`: what it has appended. Neither its items nor
+    their number are guarded, so a list that grows at every call makes no new version."""
+
+    __slots__ = ("items", "real", "source", "whole")
+
+    def __init__(self, real: list[Any], source: Source) -> None:
+        self.real, self.source = real, source
+        self.items: list[Any] = []
+        self.whole = False  # the list has been read since: `items` stands for all of it
+
+
 _NO_NAMESPACE: dict[str, Any] = {}
 
 
@@ -412,6 +428,8 @@ class World:
         self.cells: dict[int, tuple[types.CellType, Any, Any]] = {}  # id(cell) -> (cell, original, value)
         self.own_cells: dict[int, types.CellType] = {}
         self.streams: list[Stream] = []
+        self.lists_grown: dict[int, Grown] = {}  # by id of the list
+        self.appends: Callable[[], bool] = lambda: False  # whether what is read now is only asked for its `append`
         self.exceptions: list[tuple[BaseException, dict[str, Any]]] = []  # those of outside, and their state at first
         self.generators: list[tuple[Any, Any]] = []  # those that live across a break, and where they stood
         self.storages: dict[int, list[AliasGroup]] = {}  # the inputs by address
@@ -421,6 +439,7 @@ class World:
         self.where: Callable[[], UserFrame | None] = lambda: None
         self.evaluate: Callable[[Any, list[Any]], Any] = _no_machine
         self.own_functions: dict[int, Any] = {}
+        self.own_classes: dict[int, type] = {}  # classes made by the program, by id
         self.once: set[Any] = set()  # what has been guarded already
         self.places: dict[int, int] = {}  # id of a traced input -> its index
         self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
@@ -718,8 +737,27 @@ class World:
             self.guard(source, "length", len(real))
             items = [self.wrap(item, Source("item", source, i)) for i, item in enumerate(real)]
             copy = items if cls is list else collections.deque(items, real.maxlen)
-        self.snapshots[id(copy)] = Snapshot(real, source, copy)
+        snapshot = Snapshot(real, source, copy)
+        grown = self.lists_grown.get(id(real))
+        if grown is not None:
+            grown.whole = True
+            grown.items[:0] = copy
+            snapshot.copy = copy = grown.items
+        self.snapshots[id(copy)] = snapshot
         return copy
+
+    def grown(self, real: Any, source: Source) -> Any:
+        """A list in place of `real`, whose items the program appends; None when it is not read just for that."""
+        if type(real) is not list or id(real) in self.seen or not self.appends():
+            return None
+        known = self.lists_grown.get(id(real))
+        if known is None:
+            known = self.lists_grown[id(real)] = Grown(real, source)
+            self.guard(source, "type", list)
+            self.mirror(known.items, source)
+        elif known.source != source:
+            self.guard(source, "same", known.source)
+        return known.items
 
     def _wrap_set(self, real: Any, cls: type, source: Source) -> Any:
         if not all(is_constant(item) or isinstance(item, type) for item in real):
@@ -747,6 +785,9 @@ class World:
         if name not in namespace:
             return MISSING
         real = namespace[name]
+        grown = self.grown(real, Source("global", None, (id(namespace), name), namespace))
+        if grown is not None:
+            return grown
         if self.trusted[id(namespace)]:
             value = self.trust(real, Source("global", None, (id(namespace), name), namespace))
         else:
@@ -783,6 +824,9 @@ class World:
             if mirror is not None:
                 source = attribute_source(mirror[1], "cell_contents")
             try:
+                grown = self.grown(cell.cell_contents, source)
+                if grown is not None:
+                    return grown
                 value = self.wrap(cell.cell_contents, source)
             except ValueError:
                 value = MISSING
@@ -801,6 +845,13 @@ class World:
 
     def store_class_attribute(self, cls: type, name: str, value: Any) -> None:
         """Assign (or with MISSING delete) an attribute of a class."""
+        if id(cls) in self.own_classes:
+            if value is MISSING:
+                type.__delattr__(cls, name)
+            else:
+                type.__setattr__(cls, name, value)
+            self.mro_cache.clear()
+            return
         overlay = self.classes.get(cls)
         if overlay is None:
             source = Source("object", None, None, cls)
