@@ -18,12 +18,14 @@ from bolide import functorch, inductor
 from bolide.backends import GraphCompiler, Partition, run_calls, run_trace
 from bolide.dynamo import module as modules
 from bolide.dynamo.backends import CompilerFn, lookup_backend, register_backend, register_debug_backend
+from bolide.dynamo.calls import intercept
 from bolide.dynamo.capture import capture, capture_rest
 from bolide.dynamo.config import config
 from bolide.dynamo.dispatch import Dispatcher
 from bolide.dynamo.guard_filters import GuardFilter
 from bolide.dynamo.program import Captured
 from bolide.dynamo.replay import Runner
+from bolide.dynamo.torch_nested import nested_compile
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -291,3 +293,6 @@ def _refuse(model: Any, settings: Settings, reason: str, remedy: str) -> Any:
         stacklevel=4,
     )
     return model
+
+
+intercept(compile)(nested_compile)

@@ -19,7 +19,7 @@ from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import BUILTIN_TYPES, HASHABLE, is_native, native, refused, runs_as_is, runs_natively
 from bolide.dynamo.operations import PLAIN, polyfill
 from bolide.dynamo.program import Source
-from bolide.dynamo.values.outside import MISSING, Outside, is_library_namespace
+from bolide.dynamo.values.outside import MISSING, Outside, attribute_source, is_library_namespace
 from bolide.support.errors import Unsupported
 from bolide.tracing import without_wrapper
 
@@ -123,6 +123,11 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
         if compiled is not None and getattr(compiled, "original", None) is not None:
             return Call(compiled.original, args, kwargs)
         refuse_disabled(vm, function)
+        inlined = function.__dict__.get("_torchdynamo_inline")  # what torch.compile has wrapped
+        if inlined is not None:
+            if type(inlined) is not types.FunctionType:
+                inlined = vm.world.wrap(inlined, attribute_source(vm.world.source_of(function), "_torchdynamo_inline"))
+            return Call(inlined, args, kwargs)
     if function.__module__ in policy.REFUSED_MODULES:
         raise refused(vm, function)
     if is_native(vm, function):

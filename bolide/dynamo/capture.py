@@ -7,7 +7,7 @@ import functools
 import inspect
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from bolide.dynamo import modes, registrations
@@ -157,9 +157,10 @@ class _Attempt:
         rebuilder = Rebuilder(world)
         recipe = rebuilder.recipe(result)
         effects = rebuilder.effects() + generator_effects(rebuilder) + exception_effects(rebuilder)
-        effects += _deferred(machine, rebuilder)
+        effects += _deferred(machine.deferred, rebuilder)
         effects += [_call_effect(setter, *args) for setter, args in changed]
-        effects = [*_assertions(machine, rebuilder), *rebuilder.fills, *effects]
+        checks = _assertions(machine, rebuilder) + _deferred(machine.required, rebuilder)
+        effects = [*checks, *rebuilder.fills, *effects]
         _guard_aliasing(world, self.trace)
         _guard_identities(world)
         return Captured(
@@ -179,10 +180,10 @@ class _Attempt:
         )
 
 
-def _deferred(machine: Machine, rebuilder: Rebuilder) -> list[Effect]:
+def _deferred(calls: Iterable[tuple[Any, list[Any], dict[str, Any]]], rebuilder: Rebuilder) -> list[Effect]:
     """The calls that were put off until the graph has run."""
     found = []
-    for function, args, kwargs in machine.deferred:
+    for function, args, kwargs in calls:
         parts = tuple(rebuilder.recipe(arg) for arg in args)
         named = tuple((key, rebuilder.recipe(value)) for key, value in kwargs.items())
         found.append(Effect("call", None, None, Recipe("call", function, parts, named)))

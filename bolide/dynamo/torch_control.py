@@ -16,6 +16,7 @@ from bolide.dynamo.torch_autograd import effects_so_far
 from bolide.support.errors import Unsupported
 from bolide.tracing import TensorMeta, TracedTensor, branches
 from bolide.tracing.branches import Branches, Choice, Part, Repetition, Run, as_function, gradients
+from bolide.tracing.tables import enter
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -50,7 +51,7 @@ def _cond(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         tuple(metas[0]),
         tuple(differentiable),
     )
-    made = Choice.apply(vm.trace, branches.enter(table), pred, *outer)  # type: ignore[no-untyped-call]
+    made = Choice.apply(vm.trace, enter(table), pred, *outer)  # type: ignore[no-untyped-call]
     return pytree.tree_unflatten(list(made), specs[0])
 
 
@@ -94,7 +95,9 @@ def _picking(run: Run, part: Part, place: dict[int, int]) -> Run:
 def _gradients(part: Part, results: list[TracedTensor], place: dict[int, int], wanted: list[int]) -> Run:
     """The gradients of the `wanted` ones of all operands, None where the part does not read one."""
     if part.functional_only is not None:
-        raise Unsupported(f"a branch that depends on data is differentiated: {part.functional_only}", part.where, kind="control_flow")
+        raise Unsupported(
+            f"a branch that depends on data is differentiated: {part.functional_only}", part.where, kind="control_flow"
+        )
     run, found = gradients(part, results)
     where = {place[id(part.operands[own])]: position for position, own in enumerate(found)}
     picked = _picking(run, part, place)
@@ -127,7 +130,7 @@ def _while(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     outer = [*carried, *others.values()]
     place = {id(operand): index for index, operand in enumerate(outer)}
     runs = [_picking(as_function(part, results), part, place) for part, results in parts]
-    table = branches.enter(Repetition(runs[0], runs[1], tuple(_meta(result) for result in parts[1][1])))
+    table = enter(Repetition(runs[0], runs[1], tuple(_meta(result) for result in parts[1][1])))
     nodes = [vm.trace.adopt(operand).node for operand in outer]
     made = vm.trace.call(branches.repeat, nodes[: len(carried)], nodes[len(carried) :], table)
     return tuple(vm.trace.wrap(made))

@@ -196,4 +196,6 @@ def _target_is_impure(target: Any) -> bool:
         return False
     if target._schema.is_mutable or (target.namespace == "bolide" and target._opname == "rng_seed"):
         return True
+    if target.namespace == "_c10d_functional":  # other processes wait for it
+        return True
     return torch.Tag.nondeterministic_seeded in target.tags

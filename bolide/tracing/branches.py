@@ -7,7 +7,6 @@ operands again), `bolide::repeat` a graph as long as another one says. Graphs ar
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from bolide.support.caches import on_reset
 from bolide.support.errors import Unsupported
 from bolide.tracing.meta import TensorMeta, contiguous_strides
 from bolide.tracing.rules.registry import rule
+from bolide.tracing.tables import TABLES
 from bolide.tracing.tensor import AliasGroup, TracedTensor
 from bolide.tracing.trace import Trace
 
@@ -156,22 +155,6 @@ class Repetition:
     metas: tuple[TensorMeta, ...]
 
 
-TABLES: dict[int, Any] = {}
-_numbers = itertools.count()
-
-
-@on_reset
-def _clear() -> None:
-    TABLES.clear()
-
-
-def enter(table: Any) -> int:
-    """A number under which operations find `table`."""
-    number = next(_numbers)
-    TABLES[number] = table
-    return number
-
-
 def _branch(pred: torch.Tensor, operands: list[torch.Tensor], table: int) -> list[torch.Tensor]:
     return list(TABLES[table].forward[0 if pred.item() else 1](operands))
 
@@ -236,6 +219,9 @@ class Choice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: TracedTensor) -> Any:
         trace: Trace = ctx.trace
+        if torch.is_grad_enabled():
+            reason = "gradients of gradients of a branch that depends on data"
+            raise Unsupported(reason, trace.where, kind="control_flow")
         nodes = [trace.adopt(tangent).node for tangent in tangents]
         found = trace.call(branch_backward, ctx.pred, ctx.operands, nodes, ctx.table)
         gradients: list[Any] = [None] * len(ctx.operands)

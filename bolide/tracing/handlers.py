@@ -15,6 +15,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
+from bolide.tracing import writing_ops
 from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides, hint_of, same_sizes
 from bolide.tracing.rules.common import format_strides, is_dense, like_strides
 from bolide.tracing.rules.registry import infer_from, qualified
@@ -50,6 +51,8 @@ def classify(func: Any) -> Handler:
         return own
     if schema.name.startswith("profiler::"):
         return _unrecorded
+    if schema.name.startswith("c10d::"):
+        return _collective
     if schema.name.startswith("aten::_foreach_"):
         return _foreach
     tags = func.tags
@@ -103,10 +106,13 @@ def view_of(trace: Trace, tensor: Any, func: Any, *args: Any, **kwargs: Any) -> 
 
 
 def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    functional, written, dropped = _functional_form(func)
+    form = _functional_form(func)
+    if form is None:
+        return writing_ops.call_on_copies(trace, func, args, kwargs)
+    functional, written, dropped = form
     targets = [args[slot] if isinstance(slot, int) else kwargs[slot] for slot in written]
     if not all(isinstance(target, torch.Tensor) for target in targets):
-        raise Unsupported(f"{func} writes lists of tensors", trace.where, kind="operator")
+        return writing_ops.call_on_copies(trace, func, args, kwargs)
     unwrap = trace.unwrap
     nodes = [unwrap(arg) for arg in args]
     options = {key: unwrap(arg) for key, arg in kwargs.items() if key not in dropped}
@@ -164,19 +170,19 @@ def _is_per_tensor(arg: Any, count: int) -> bool:
     return isinstance(arg, (list, tuple)) and len(arg) == count
 
 
-_forms: dict[Any, tuple[Any, list[int | str], set[str]]] = {}
+_Form = tuple[Any, "list[int | str]", "set[str]"]
+_forms: dict[Any, _Form | None] = {}
 
 
-def _functional_form(func: Any) -> tuple[Any, list[int | str], set[str]]:
+def _functional_form(func: Any) -> _Form | None:
     """(the overload that computes the same without writing, the arguments written in the order of its results, the
-    keyword arguments it lacks)."""
-    form = _forms.get(func)
-    if form is None:
-        form = _forms[func] = _find_functional_form(func)
-    return form
+    keyword arguments it lacks); None if there is none."""
+    if func not in _forms:
+        _forms[func] = _find_functional_form(func)
+    return _forms[func]
 
 
-def _find_functional_form(func: Any) -> tuple[Any, list[int | str], set[str]]:
+def _find_functional_form(func: Any) -> _Form | None:
     schema = func._schema
     written = [arg for arg in schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
     out = {arg.name for arg in written if arg.kwarg_only}
@@ -189,7 +195,7 @@ def _find_functional_form(func: Any) -> tuple[Any, list[int | str], set[str]]:
         if not candidate._schema.is_mutable and arguments == wanted:
             slots: list[int | str] = [arg.name if arg.kwarg_only else schema.arguments.index(arg) for arg in written]
             return candidate, slots, out
-    raise Unsupported(f"{func} writes its arguments and has no functional form", operation=str(func), kind="operator")
+    return None
 
 
 def _data_dependent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
@@ -245,6 +251,16 @@ def _resize_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
             "resize_ makes a tensor with elements larger", trace.where, "make a new tensor", kind="tensor_write"
         )
     return tensor
+
+
+def _collective(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    raise Unsupported(
+        "a collective writes its argument and answers a handle",
+        trace.where,
+        "use torch.distributed._functional_collectives",
+        kind="operator",
+        operation=str(func),
+    )
 
 
 def _unrecorded(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:

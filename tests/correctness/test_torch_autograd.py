@@ -3,6 +3,7 @@ one."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -229,7 +230,8 @@ class Raises(torch.autograd.Function):
 def test_effects_in_the_backward_are_not_captured() -> None:
     CALLS.clear()
     x = torch.randn(3, requires_grad=True)
-    with contextlib.suppress(bolide.support.errors.BolideWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bolide.support.errors.BolideWarning)
         y = bolide.compile(lambda x: Writes.apply(x), backend="aot_eager")(x)
     assert CALLS == []
     y.sum().backward()
@@ -238,7 +240,8 @@ def test_effects_in_the_backward_are_not_captured() -> None:
 
 def test_exceptions_of_the_backward_come_when_it_runs() -> None:
     x = torch.randn(3, requires_grad=True)
-    with contextlib.suppress(bolide.support.errors.BolideWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bolide.support.errors.BolideWarning)
         y = bolide.compile(lambda x: Raises.apply(x), backend="aot_eager")(x)
     with pytest.raises(ValueError, match="no backward today"):
         y.sum().backward()

@@ -1,0 +1,103 @@
+"""Operations that write their arguments and have no functional form (users' operators, lists that are written): in the
+graph they are ``bolide::functional``, which lets them write to copies and gives the copies as results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from bolide.support.errors import Unsupported
+from bolide.tracing.meta import TensorMeta
+from bolide.tracing.rules import infer
+from bolide.tracing.rules.common import like_strides
+from bolide.tracing.rules.registry import rule
+from bolide.tracing.tables import TABLES, enter
+from bolide.tracing.tensor import TracedTensor
+
+if TYPE_CHECKING:
+    from bolide.tracing.trace import Trace
+
+
+class Writing(NamedTuple):
+    """One call: the operation, its arguments in flat form (a tensor is None there), the places of the tensors, which of
+    these are written (as positions among the tensors), and the metas of all results: the operation's own `returned`
+    ones that are no argument, then the copies."""
+
+    func: Any
+    leaves: list[Any]
+    spec: Any
+    places: list[int]
+    written: list[int]
+    returned: int
+    metas: list[TensorMeta]
+
+
+def call_on_copies(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Records a call of `func`; the result is as the operation's. Raises Unsupported where it returns what it was
+    given."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaves[place] for place in places]
+    targets = {id(leaf) for leaf in pytree.tree_leaves(_written(func, args, kwargs)) if isinstance(leaf, torch.Tensor)}
+    written = [position for position, tensor in enumerate(tensors) if id(tensor) in targets]
+    nodes = [trace.unwrap(tensor) for tensor in tensors]
+    plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    metas: list[TensorMeta] = []
+    if func._schema.returns:
+        if any(value.alias_info is not None for value in func._schema.returns):
+            raise Unsupported(f"{func} returns an argument that it writes", trace.where, kind="operator")
+        full = list(plain)
+        for place, node in zip(places, nodes):
+            full[place] = node
+        node_args, node_kwargs = pytree.tree_unflatten(full, spec)
+        found = infer(func, node_args, node_kwargs)
+        metas = [found] if isinstance(found, TensorMeta) else list(found)
+    returned = len(metas)
+    for position in written:
+        meta = nodes[position].meta["val"]
+        metas.append(TensorMeta(meta.shape, like_strides(meta), 0, meta.dtype, meta.device))
+    table = enter(Writing(func, plain, spec, places, written, returned, metas))
+    results = trace.call(functional, nodes, table)
+    for position, node in zip(written, results[returned:]):
+        target = tensors[position]
+        trace.write(target if target.__class__ is TracedTensor else trace.lift(target), node)
+    made = [trace.wrap(node) for node in results[:returned]]
+    return None if not made else made[0] if len(func._schema.returns) == 1 else tuple(made)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    arguments = func._schema.arguments
+    named = {**dict(zip([argument.name for argument in arguments], args)), **kwargs}
+    return [
+        named[argument.name]
+        for argument in arguments
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in named
+    ]
+
+
+def _functional(tensors: Sequence[torch.Tensor], table: int) -> list[torch.Tensor]:
+    call: Writing = TABLES[table]
+    own = list(tensors)
+    for position in call.written:
+        own[position] = own[position].clone()
+    leaves = list(call.leaves)
+    for place, tensor in zip(call.places, own):
+        leaves[place] = tensor
+    args, kwargs = pytree.tree_unflatten(leaves, call.spec)
+    result = call.func(*args, **kwargs)
+    returned = [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
+    return [*returned, *[own[position] for position in call.written]]
+
+
+_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("functional(Tensor[] tensors, int table) -> Tensor[]")
+_library.impl("functional", _functional, "CompositeExplicitAutograd")
+functional = torch.ops.bolide.functional.default
+
+
+@rule("bolide::functional")
+def _metas(tensors: list[TensorMeta], table: int) -> list[TensorMeta]:
+    return list(TABLES[table].metas)
