@@ -124,14 +124,16 @@ class DynamoConfig(Config):
         env=("BOLIDE_CAPTURE_DYNAMIC_OUTPUT_SHAPE_OPS", "TORCHDYNAMO_CAPTURE_DYNAMIC_OUTPUT_SHAPE_OPS"),
     )
     prefer_deferred_runtime_asserts_over_guards: bool = option(
-        False, "Conditions on symbolic sizes become assertions at run time instead of guards."
+        False,
+        "Conditions on symbolic sizes become assertions at run time instead of guards.",
+        note="conditions on sizes are guards, conditions on data assertions",
     )
     _allow_complex_guards_as_runtime_asserts: bool = option(
         False, "Conditions that cannot be solved become assertions at run time.", note="every condition is a guard here"
     )
     do_not_emit_runtime_asserts: bool = option(
         False,
-        "torch._check on data informs the compiler without a check at run time.",
+        "Assertions on data are not checked at run time.",
         env=("BOLIDE_DO_NOT_EMIT_RUNTIME_ASSERTS", "TORCH_DYNAMO_DO_NOT_EMIT_RUNTIME_ASSERTS"),
     )
     force_unspec_int_unbacked_size_like_on_torchrec_kjt: bool = option(
@@ -141,7 +143,9 @@ class DynamoConfig(Config):
     # ---- guards
     guard_nn_modules: bool = option(True, "What a module holds is guarded; off: modules are taken as unchanging.")
     guard_nn_modules_using_dict_tags: bool = option(
-        True, "Guards of modules are skipped while version tags say that nothing changed."
+        True,
+        "Guards of modules are skipped while version tags say that nothing changed.",
+        note="part of the native check: enable_cpp_guard_manager",
     )
     enable_cpp_guard_manager: bool = option(True, "Check guards natively; off: by the readable Python program.")
     skip_nnmodule_hook_guards: bool = option(
@@ -182,7 +186,9 @@ class DynamoConfig(Config):
         False, "Custom operators without the tag pt2_compliant_tag break instead of being captured."
     )
     allow_rnn: bool = option(False, "RNN, LSTM and GRU layers are captured.", note=_ALWAYS)
-    enforce_cond_guards_match: bool = option(True, "Both branches of torch.cond must need the same guards.")
+    enforce_cond_guards_match: bool = option(
+        True, "Both branches of torch.cond must need the same guards.", note="the guards of both are checked"
+    )
     capture_autograd_function: bool = option(True, "autograd.Function is captured.", note=_ALWAYS)
     capture_func_transforms: bool = option(True, "torch.func's transforms are captured.", note=_ALWAYS)
     trace_numpy: bool = option(True, "NumPy functions are captured as tensor operations.")
@@ -191,7 +197,9 @@ class DynamoConfig(Config):
         "complex128", "NumPy's default complex type.", choices=("complex128", "complex64")
     )
     numpy_default_int: str = option("int64", "NumPy's default integer type.", choices=("int64", "int32"))
-    use_numpy_random_stream: bool = option(False, "NumPy's random functions draw from NumPy's own generator.")
+    use_numpy_random_stream: bool = option(
+        False, "NumPy's random functions draw from NumPy's own generator.", note="always so: they run in eager"
+    )
     use_lazy_graph_module: bool = option(
         True,
         "The Python code of graph modules is generated when it is first needed.",
