@@ -201,7 +201,7 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
         return _global_conditions(guard.expected, constant)
     if guard.kind == "not_aliased":
         read = ", ".join(map(reader.read, guard.expected))
-        return [f"{constant(_disjoint, 'disjoint')}(({read},))"]
+        return [f"{constant(disjoint, 'disjoint')}(({read},))"]
     if guard.kind == "shape":
         values = {name: reader.read(source) for name, source in guard.expected.symbols}
         return [sources.with_symbols(guard.expected.condition.text(), values)]
@@ -374,7 +374,7 @@ def _ints(values: Sequence[int | Expr], symbols: Mapping[str, str] | None = None
     return f"({', '.join(texts)}{',' if len(values) == 1 else ''})"
 
 
-def _disjoint(tensors: Sequence[torch.Tensor]) -> bool:
+def disjoint(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether no two of `tensors` share a storage; empty ones share nothing."""
     addresses = [address for t in tensors if (address := t.untyped_storage().data_ptr())]
     return len(set(addresses)) == len(addresses)

@@ -59,6 +59,7 @@ class Layout:
     impl: int
     metadata: int
     storage: int
+    storage_data: int  # of a StorageImpl: the address of the memory
     dims: int
     sizes: int
     strides: int
@@ -321,6 +322,10 @@ def _tensor_offsets() -> dict[str, int]:
     _require(words[dims // WORD] == 5 and strides == sizes + INLINE_DIMS * WORD, "dim")
     keys = _find(words, [torch._C._dispatch_keys(example).raw_repr()], "dispatch keys")
     storage = _find(words, [example.untyped_storage()._cdata], "storage")
+    memory = example.untyped_storage()
+    inside = _words(memory._cdata, _allocated(memory._cdata, 48) // WORD)
+    _require(memory.data_ptr() in inside, "data")
+    storage_data = inside.index(memory.data_ptr()) * WORD  # the owner of the memory, later, may be the same pointer
     many = torch.empty_strided((2, 3, 4, 5, 6, 7), (11, 12, 13, 14, 15, 16))
     outside = word(many._cdata + sizes)
     _require(word(many._cdata + dims) == 6, "dim of many")
@@ -334,6 +339,7 @@ def _tensor_offsets() -> dict[str, int]:
     return {
         "impl": impl,
         "storage": storage,
+        "storage_data": storage_data,
         "dims": dims,
         "sizes": sizes,
         "strides": strides,

@@ -36,6 +36,10 @@ WORDS = 9  # count, then (address, expected) count times
 BITS = 10  # count, then (address, mask, expected) count times
 TENSORS = 11  # count, then (object, facts) count times
 ATTRIBUTE_IS = 12  # object, name, object
+ATTRIBUTE = 14  # slot to fill, object, name: an attribute that is read by native code
+APART = (
+    15  # size of a table (a power of two), count, then (slot or -1, object) count times: tensors that share no memory
+)
 STATE = 13  # keys of autocast (all off), key of transforms (off), autograd's flags, default dtype, deterministic
 
 # What a tensor has to be ("facts"): class, dim, flags, numbers of words and of sizes, then (offset, mask, expected) for
@@ -56,6 +60,7 @@ declare ptr @PyObject_GetAttr(ptr, ptr)
 declare ptr @PyErr_Occurred()
 declare void @PyErr_Clear()
 declare ptr @PyList_New(i64)
+declare i32 @PyList_Append(ptr, ptr)
 declare ptr @PyList_GetItem(ptr, i64)
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
@@ -343,6 +348,112 @@ compare:
   ret i1 %same
 }}
 
+define internal i1 @read_attribute(ptr %slots, ptr %operands, ptr %temporaries) {{
+entry:
+  %slot = load i64, ptr %operands
+  %object = load.word(ptr %operands, i64 1)
+  %name = load.word(ptr %operands, i64 2)
+  %object.pointer = inttoptr i64 %object to ptr
+  %name.pointer = inttoptr i64 %name to ptr
+  %found = call ptr @PyObject_GetAttr(ptr %object.pointer, ptr %name.pointer)
+  %missing = icmp eq ptr %found, null
+  br i1 %missing, label %forget, label %keep
+keep:
+  %before = load ptr, ptr %temporaries
+  %first = icmp eq ptr %before, null
+  br i1 %first, label %start, label %append
+start:
+  %fresh = call ptr @PyList_New(i64 0)
+  store ptr %fresh, ptr %temporaries
+  %failed = icmp eq ptr %fresh, null
+  br i1 %failed, label %drop, label %append
+drop:
+  call void @Py_DecRef(ptr %found)
+  br label %forget
+append:
+  %list = load ptr, ptr %temporaries
+  %answer = call i32 @PyList_Append(ptr %list, ptr %found)
+  call void @Py_DecRef(ptr %found)
+  %refused = icmp ne i32 %answer, 0
+  br i1 %refused, label %forget, label %fill
+fill:
+  %place = getelementptr ptr, ptr %slots, i64 %slot
+  store ptr %found, ptr %place
+  ret i1 true
+forget:
+  call void @PyErr_Clear()
+  ret i1 false
+}}
+
+define internal i1 @apart(ptr %slots, ptr %operands) {{
+entry:
+  %size = load i64, ptr %operands
+  %count = load.word(ptr %operands, i64 1)
+  %pairs = getelementptr i64, ptr %operands, i64 2
+  %table = alloca i64, i64 %size
+  %mask = sub i64 %size, 1
+  br label %clear
+clear:
+  %c = phi i64 [ 0, %entry ], [ %c.next, %clear ]
+  %c.at = getelementptr i64, ptr %table, i64 %c
+  store i64 0, ptr %c.at
+  %c.next = add i64 %c, 1
+  %c.more = icmp slt i64 %c.next, %size
+  br i1 %c.more, label %clear, label %loop
+loop:
+  %i = phi i64 [ 0, %clear ], [ %next, %advance ]
+  %left = icmp slt i64 %i, %count
+  br i1 %left, label %choose, label %yes
+choose:
+  %two = mul i64 %i, 2
+  %pair = getelementptr i64, ptr %pairs, i64 %two
+  %slot = load i64, ptr %pair
+  %pinned = icmp slt i64 %slot, 0
+  br i1 %pinned, label %from.object, label %from.slot
+from.object:
+  %object.at = getelementptr i64, ptr %pair, i64 1
+  %object = load ptr, ptr %object.at
+  br label %look
+from.slot:
+  %slot.at = getelementptr ptr, ptr %slots, i64 %slot
+  %passed = load ptr, ptr %slot.at
+  br label %look
+look:
+  %tensor = phi ptr [ %object, %from.object ], [ %passed, %from.slot ]
+  %impl = load.at(ptr %tensor, i64 {impl})
+  %impl.pointer = inttoptr i64 %impl to ptr
+  %storage = load.at(ptr %impl.pointer, i64 {storage})
+  %storage.pointer = inttoptr i64 %storage to ptr
+  %data = load.at(ptr %storage.pointer, i64 {storage_data})
+  %empty = icmp eq i64 %data, 0
+  br i1 %empty, label %advance, label %hash
+hash:
+  %mixed = mul i64 %data, -7046029254386353131
+  %high = lshr i64 %mixed, 32
+  br label %probe
+probe:
+  %number = phi i64 [ %high, %hash ], [ %following, %taken ]
+  %index = and i64 %number, %mask
+  %entry.at = getelementptr i64, ptr %table, i64 %index
+  %found = load i64, ptr %entry.at
+  %free = icmp eq i64 %found, 0
+  br i1 %free, label %insert, label %taken
+taken:
+  %following = add i64 %number, 1
+  %shared = icmp eq i64 %found, %data
+  br i1 %shared, label %no, label %probe
+insert:
+  store i64 %data, ptr %entry.at
+  br label %advance
+advance:
+  %next = add i64 %i, 1
+  br label %loop
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+
 define internal i1 @state_is(ptr %operands) {{
 entry:
   %modes = call i64 @_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv()
@@ -433,6 +544,20 @@ out:
 }}
 
 define internal ptr @attempt(ptr %control, ptr %program, ptr %args, i64 %names) {{
+  %temporaries = alloca ptr
+  store ptr null, ptr %temporaries
+  %result = call ptr @execute(ptr %control, ptr %program, ptr %args, i64 %names, ptr %temporaries)
+  %list = load ptr, ptr %temporaries
+  %none = icmp eq ptr %list, null
+  br i1 %none, label %done, label %drop
+drop:
+  call void @Py_DecRef(ptr %list)
+  br label %done
+done:
+  ret ptr %result
+}}
+
+define internal ptr @execute(ptr %control, ptr %program, ptr %args, i64 %names, ptr %temporaries) {{
 entry:
   %total = load.word(ptr %program, i64 1)
   %slots = alloca ptr, i64 %total
@@ -474,6 +599,8 @@ step:
     i64 {ITEM}, label %item
     i64 {ATTRIBUTE_IS}, label %attribute
     i64 {STATE}, label %state
+    i64 {ATTRIBUTE}, label %read
+    i64 {APART}, label %apart
   ]
 words:
   %words.ok = call i1 @words_match(ptr %second, i64 %x)
@@ -538,16 +665,27 @@ attribute:
   %attribute.wanted = load ptr, ptr %third
   %attribute.ok = call i1 @attribute_is(ptr %attribute.object, ptr %attribute.name, ptr %attribute.wanted)
   br label %advance
+read:
+  %read.ok = call i1 @read_attribute(ptr %slots, ptr %operands, ptr %temporaries)
+  br label %advance
+apart:
+  %apart.ok = call i1 @apart(ptr %slots, ptr %operands)
+  %apart.count = load i64, ptr %second
+  %apart.two = mul i64 %apart.count, 2
+  %apart.size = add i64 %apart.two, 3
+  br label %advance
 state:
   %state.ok = call i1 @state_is(ptr %operands)
   br label %advance
 advance:
   %ok = phi i1 [ %words.ok, %words ], [ %bits.ok, %bits ], [ %tensors.ok, %tensors ], [ %is.ok, %identity ],
     [ %tensor.ok, %tensor ], [ %equals.ok, %equals ], [ %field.ok, %field ], [ %tuple.ok, %tuple ], [ %list.ok, %list ],
-    [ %dict.ok, %dict ], [ %item.ok, %item ], [ %attribute.ok, %attribute ], [ %state.ok, %state ]
+    [ %dict.ok, %dict ], [ %item.ok, %item ], [ %attribute.ok, %attribute ], [ %state.ok, %state ],
+    [ %read.ok, %read ], [ %apart.ok, %apart ]
   %size = phi i64 [ %words.size, %words ], [ %bits.size, %bits ], [ %tensors.size, %tensors ], [ 3, %identity ],
     [ 3, %tensor ], [ 3, %equals ],
-    [ 4, %field ], [ 4, %tuple ], [ 4, %list ], [ %dict.size, %dict ], [ 4, %item ], [ 4, %attribute ], [ 6, %state ]
+    [ 4, %field ], [ 4, %tuple ], [ 4, %list ], [ %dict.size, %dict ], [ 4, %item ], [ 4, %attribute ],
+    [ 6, %state ], [ 4, %read ], [ %apart.size, %apart ]
   %after = getelementptr i64, ptr %at, i64 %size
   br i1 %ok, label %step, label %failed
 failed:
@@ -648,6 +786,8 @@ def _method(layout: Layout) -> Method:
         tuple_items=TUPLE_ITEMS,
         list_items=LIST_ITEMS,
         impl=layout.impl,
+        storage=layout.storage,
+        storage_data=layout.storage_data,
         dims=layout.dims,
         sizes=layout.sizes,
         metadata=layout.metadata,

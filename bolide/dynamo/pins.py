@@ -38,6 +38,7 @@ IMMUTABLE = frozenset(
     [int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented), torch.dtype, torch.device]
     + [torch.layout, torch.memory_format, torch.Size, range, types.CodeType, types.BuiltinFunctionType]
 )
+MOST_APART = 4096  # tensors in one guard
 PLAIN_EQUALITY = frozenset([int, str, bytes, float])
 _HEAP_TYPE = 1 << 9
 _MODULE_GETATTR = torch.nn.Module.__getattr__
@@ -106,6 +107,9 @@ class Recorder:
         self.slots = {Source("local", None, name): i for i, name in enumerate(names)}
         self.slot_values: list[Any] = list(values)
         self.unpacked: set[Source] = set()
+        self.tail: list[int] = []  # instructions over what is read from objects that words have led to
+        self.checked: set[Source] = set()  # tensors
+        self.late: set[int] = set()  # slots that these fill
         self.head: list[int] = []  # instructions over slots
         self.words: list[tuple[int, int, int]] = []
         self.tensors: list[int] = []
@@ -273,6 +277,8 @@ class Recorder:
         if source in self.habits.values:
             raise Loose
         if source in self.slots:
+            if self.slots[source] in self.late:
+                raise Loose
             value = self.slot_values[self.slots[source]]
             self.head += (native.IS, self.slots[source], id(value))
             self.roots[source] = id(value)
@@ -460,30 +466,31 @@ class Recorder:
         slot = self.slots[guard.source]
         value, expected = self.slot_values[slot], guard.expected
         kind = type(value)
+        code = self.tail if slot in self.late else self.head
         if guard.kind == "tensor":
-            self.head += (native.TENSOR, slot, self.tensor_facts(value, expected))
+            code += (native.TENSOR, slot, self.tensor_facts(value, expected))
             return True
         if guard.kind == "equals":
             if not guard_module.same_constant(value, expected):
                 raise Loose
             if value is None or value is True or value is False or kind in (torch.dtype, torch.layout):
-                self.head += (native.IS, slot, self.own(value))
+                code += (native.IS, slot, self.own(value))
             elif kind in PLAIN_EQUALITY and not (kind is float and (value == 0.0 or math.isnan(value))):
-                self.head += (native.EQUALS, slot, self.own(value))
+                code += (native.EQUALS, slot, self.own(value))
             else:
                 raise Loose
             return True
         if guard.kind == "is" and value is expected:
-            self.head += (native.IS, slot, self.own(expected))
+            code += (native.IS, slot, self.own(expected))
             return True
         if guard.kind == "type" and kind is expected:
-            self.head += (native.FIELD, slot, places.TYPE, self.own(kind))
+            code += (native.FIELD, slot, places.TYPE, self.own(kind))
             return True
         if guard.kind in ("length", "dict_keys") and kind in (tuple, list, dict):
             if guard.source in self.unpacked:
                 return True
             if guard.kind == "length" or not value:
-                self.head += (native.FIELD, slot, places.SIZE, len(value))
+                code += (native.FIELD, slot, places.SIZE, len(value))
                 return True
         return False
 
@@ -494,9 +501,16 @@ class Recorder:
         if guard.kind == "global_state":
             self._check_state(guard.expected)
             return
+        if guard.kind == "not_aliased":
+            self._check_apart(guard.expected)
+            return
         source, expected = guard.source, guard.expected
         if source is None:
             raise Loose
+        if guard.kind == "tensor":
+            self.checked.add(source)
+        if source.kind == "attr" and source.key == "grad" and source not in self.slots:
+            self._read_gradient(source)
         if source in self.slots and self._check_passed(guard):
             return
         if guard.kind in ("same", "distinct"):
@@ -537,6 +551,31 @@ class Recorder:
                 self.tensors += (id(value), self.tensor_facts(value, expected))
             case _:
                 raise Loose
+
+    def _check_apart(self, sources: Sequence[Source]) -> None:
+        """No two of these tensors, each of which has a guard of its own, share memory."""
+        if not self.checked.issuperset(sources) or len(sources) > MOST_APART:
+            raise Loose
+        operands: list[int] = []
+        tensors = []
+        for source in sources:
+            slot = self.slots.get(source, -1)
+            tensors.append(self.slot_values[slot] if slot >= 0 else self.value(source))
+            operands += (slot, id(tensors[-1]))
+        if not guard_module.disjoint(tensors):
+            raise Loose
+        self.tail += (native.APART, 1 << (2 * len(sources)).bit_length(), len(sources), *operands)
+
+    def _read_gradient(self, source: Source) -> None:
+        """A slot for the gradient of a tensor: it is a new tensor after each backward."""
+        assert source.base is not None
+        owner = self.value(source.base)
+        if type(owner) not in guard_module.TENSOR_TYPES:
+            raise Loose
+        self.note_class(owner)
+        slot = self._new_slot(source, owner.grad)
+        self.late.add(slot)
+        self.tail += (native.ATTRIBUTE, slot, id(owner), self.own("grad"))
 
     @staticmethod
     def _namespace_source(source: Source) -> Source:
@@ -645,7 +684,7 @@ class Recorder:
                 out += (address, expected) if plain else (address, mask, expected)
         if self.tensors:
             out += (native.TENSORS, len(self.tensors) // 2, *self.tensors)
-        return out
+        return [*out, *self.tail]
 
 
 Rest = Callable[[Sequence[Guard], Sequence[Source]], Callable[..., Any]]

@@ -142,7 +142,14 @@ def test_other_arguments_are_refused_without_the_readable_check() -> None:
             fast(x, n, [x])
     first = checks_of("run")[0]
     assert readable_calls(first, lambda: fast(x, 4, [x])) == 0
-    for other in ((x, 4, [x]), (x, 3.0, [x]), (x, True, [x]), (x, 3, [x, x]), (x, 3, (x,)), (torch.randn(4, 2).t(), 3, [x])):
+    for other in (
+        (x, 4, [x]),
+        (x, 3.0, [x]),
+        (x, True, [x]),
+        (x, 3, [x, x]),
+        (x, 3, (x,)),
+        (torch.randn(4, 2).t(), 3, [x]),
+    ):
         assert first.readable(*other) is None
         torch.testing.assert_close(fast(*other), run(*other))
 
@@ -254,3 +261,55 @@ def test_tensors_of_any_dimension(shape: tuple[int, ...]) -> None:
     for other in (torch.randn(*shape, 2), torch.randn(shape).double(), torch.randn(shape, requires_grad=True)):
         assert check.slow(other) is None
         torch.testing.assert_close(fast(other), other + 1)
+
+
+def test_gradients_are_followed_though_new_in_each_step() -> None:
+    weights = [nn.Parameter(torch.randn(3)) for _ in range(3)]
+
+    def step() -> None:
+        with torch.no_grad():
+            for weight in weights:
+                if weight.grad is not None:
+                    weight.sub_(weight.grad * 0.5)
+
+    fast = compiled(step)
+
+    def train(sizes: tuple[float, ...] = (1.0, 2.0, 3.0)) -> None:
+        for weight, size in zip(weights, sizes):
+            weight.grad = torch.full((3,), size)
+        before = [weight.detach().clone() for weight in weights]
+        fast()
+        for weight, size, old in zip(weights, sizes, before):
+            torch.testing.assert_close(weight.detach(), old - size * 0.5)
+
+    for _ in range(4):
+        train()
+    check = checks_of("step")[0]
+    assert readable_calls(check, train) == 0
+    weights[1].grad = None
+    assert check.slow() is None
+    before = weights[1].detach().clone()
+    fast()
+    assert weights[1].equal(before)
+    weights[1].grad = weights[0].grad
+    assert check.slow() is None
+    train()
+
+
+def test_memory_that_is_shared_is_seen() -> None:
+    def write(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        x.add_(y)
+        return bias + y
+
+    fast, bias = compiled(write), nn.Parameter(torch.randn(4))
+    for _ in range(4):
+        fast(torch.randn(4), torch.randn(4), bias)
+    check = checks_of("write")[0]
+    assert readable_calls(check, lambda: fast(torch.randn(4), torch.randn(4), bias)) == 0
+    x, empty = torch.randn(4), torch.empty(0)
+    for a, b in ((x, x), (x, x.view(2, 2).view(4)), (bias.detach(), x), (x, bias.detach())):
+        assert check.readable(a, b, bias) is None
+        assert check.slow(a, b, bias) is None
+        assert readable_calls(check, lambda: fast(torch.randn(4), torch.randn(4), bias)) == 0
+    assert check.readable(empty, empty, bias) is None  # other sizes
+    torch.testing.assert_close(fast(x, torch.ones(4), bias), bias + 1)
