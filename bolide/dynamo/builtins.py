@@ -40,7 +40,9 @@ def _type(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         if type(args[0]) is Generator:
             return types.GeneratorType
         return class_of(args[0])
-    return type(*args, **kwargs)
+    made = type(*args, **kwargs)
+    vm.world.own_classes[id(made)] = made
+    return made
 
 
 def _real(value: Any) -> Any:
@@ -270,7 +272,7 @@ def _converted(vm: Machine, function: Any, value: Any) -> Any:
     if is_int and function in (int, operator.index):
         return value
     if is_int and function is float:
-        return torch.sym_float(value)
+        return torch.sym_float(value)  # type: ignore[no-untyped-call]
     if function is int and type(value) is torch.SymFloat:
         return math.trunc(value)
     return function(value)

@@ -42,6 +42,7 @@ def _build_class(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     for key in named:
         namespace[key] = None
     made = meta(name, resolved, namespace, **keywords)
+    vm.world.own_classes[id(made)] = made
     for key, value in named.items():
         type.__setattr__(made, key, value)
     if type(cell) is types.CellType:

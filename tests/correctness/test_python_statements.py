@@ -902,6 +902,25 @@ def patterns(x):
     return x, log
 
 
+@program
+def classes_with_values_of_the_call(x):
+    class C:
+        items = [x]
+        noted = []
+        n = x.shape[0] * 2
+
+        def get(self):
+            return self.n + len(self.noted)
+
+    C.noted.append(x + 1)
+    C.z = 3
+    C().items.append(2)
+    D = type("D", (C,), {"w": [x]})
+    D.w.append(1)
+    del C.z
+    return x, [len(C.items), hasattr(C, "z"), C().get(), len(D.w), D().n, (C.noted[0] * 2).shape]
+
+
 GROUPS = """
 def groups(x):
     log = []
@@ -970,3 +989,48 @@ def test_agrees_with_cpython(function: Callable[..., Any]) -> None:
     for number, (wanted, got) in enumerate(zip(expected, log)):
         assert got == wanted, f"entry {number}: {got} instead of {wanted}"
     assert log == expected and torch.equal(result, function(x)[0])
+
+
+def test_a_class_does_not_leave_with_values_of_the_call() -> None:
+    def holds_a_tensor(x):
+        class C:
+            t = x * 2
+
+        return C
+
+    def closes_over_one(x):
+        y = x * 2
+
+        class C:
+            def get(self):
+                return y
+
+        return C()
+
+    def holds_nothing(x):
+        class C:
+            def __init__(self, v):
+                self.v = v
+
+        return C(x)
+
+    x = torch.rand(3)
+    for function in (holds_a_tensor, closes_over_one):
+        with pytest.raises(bolide.support.errors.Unsupported, match="made in the function"):
+            bolide.compile(function, backend="eager", fullgraph=True)(x)
+    assert torch.equal(bolide.compile(holds_nothing, backend="eager", fullgraph=True)(x).v, x)
+
+
+def test_a_traceback_shows_the_lines_of_the_program() -> None:
+    def inner(x):
+        print("before")
+        return x.nothing
+
+    def outer(x):
+        return inner(x + 1)
+
+    with pytest.raises(AttributeError) as caught:
+        bolide.compile(outer, backend="eager")(torch.rand(3))
+    names = [entry.name for entry in caught.traceback]
+    assert names[-2:] == ["outer", "inner"]
+    assert caught.traceback[-1].lineno == inner.__code__.co_firstlineno + 1

@@ -85,28 +85,33 @@ def raised_by_capture(namespace: dict[str, Any], args: list[Any]) -> Any:
     return None
 
 
+CALLS = 3
+
+
 def check(seed: int, broken: bool = False) -> str:
-    """ "returns", "raises", or what capture does not support. Raises AssertionError on a difference."""
+    """ "agrees", or what capture does not support. Raises AssertionError on a difference.
+
+    The compiled program is called three times, with two sets of arguments: later calls meet guards, and globals that the
+    ones before have changed."""
     source = Writer(seed, broken).program()
-    namespace = namespace_of(source, seed)
-    expected = outcome(namespace, namespace["program"], arguments(seed, namespace))
-    namespace = namespace_of(source, seed)
-    args = arguments(seed, namespace)
+    text = f"seed {seed}\n{source[len(PRELUDE) :]}"
+    plainly, captured = namespace_of(source, seed), namespace_of(source, seed)
+    function = bolide.compile(captured["program"], backend="aot_eager", fullgraph=not broken)
     try:
-        if not broken and expected[0][0] == "raises":
-            actual: Any = raised_by_capture(namespace, args)
-            before = namespace_of(source, seed)
-            untouched = plain(args[3:]) == plain(arguments(seed, before)[3:]) and all(
-                plain(namespace[name]) == plain(before[name]) for name in ("STATE", "TOTAL")
-            )
-            assert untouched, f"seed {seed}: capture changed something\n{source[len(PRELUDE) :]}"
-            expected = expected[0][1]
-        else:
-            function = bolide.compile(namespace["program"], backend="aot_eager", fullgraph=not broken)
-            actual = outcome(namespace, function, args)
+        for number in range(CALLS):
+            values = seed + number % 2
+            args = arguments(values, captured)
+            before = plain([args[3:], captured["STATE"], captured["TOTAL"]])
+            expected = outcome(plainly, plainly["program"], arguments(values, plainly))
+            if not broken and expected[0][0] == "raises":
+                raised = raised_by_capture(captured, args)
+                assert raised == expected[0][1], f"{text}\nexpected {expected}\nraised {raised}"
+                after = plain([args[3:], captured["STATE"], captured["TOTAL"]])
+                assert after == before, f"{text}\ncapture changed something\nbefore {before}\nafter {after}"
+            actual = outcome(captured, function, args)
+            assert actual == expected, f"{text}\ncall {number}\nexpected {expected}\nactual   {actual}"
     except Unsupported as error:
         return error.reason
-    assert actual == expected, f"seed {seed}\n{source[len(PRELUDE) :]}\nexpected {expected}\nactual   {actual}"
     return "agrees"
 
 

@@ -135,6 +135,8 @@ def _class_value(vm: Machine, cls: type, name: str, value: Any) -> Any:
     """A plain value stored on a class."""
     if type(value) in (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType):
         return value
+    if vm.world.own_classes and any(name in base.__dict__ and id(base) in vm.world.own_classes for base in cls.__mro__):
+        return value
     source = attribute_source(Source("object", None, None, cls), name)
     if is_library_class(cls):
         return vm.world.trust(value, source)
@@ -418,6 +420,9 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
             text = f"'{cls.__name__}' object has no attribute '{name}'"
             raise AttributeError(name if VERSION == (3, 10) else text)
         overlay.set(name, MISSING)
+        return None
+    if id(owner) in vm.world.own_classes:
+        vm.world.store_class_attribute(owner, name, MISSING)
         return None
     if issubclass(cls, type):
         raise Unsupported(f"an attribute of {owner!r} is deleted", vm.where(), kind="attribute_write")

@@ -19,7 +19,7 @@ import numpy
 import torch
 
 from bolide.dynamo.program import Effect, Recipe
-from bolide.dynamo.values.iterators import REDUCIBLE, advance, reduced, restored
+from bolide.dynamo.values.iterators import REDUCIBLE, advance, reduced, restored, set_position
 from bolide.dynamo.values.outside import (
     BOUND_BUILTINS,
     CONSTANT_TYPES,
@@ -79,8 +79,9 @@ def _random_generator(state: Any) -> random.Random:
 def make_exception(cls: type, args: tuple[Any, ...], attributes: dict[str, Any], links: tuple[Any, ...]) -> Any:
     """A new exception; `links` are its cause, its context and whether the context is suppressed."""
     made = cls.__new__(cls, *args)
-    if type(cls.__init__) is not types.FunctionType:
-        cls.__init__(made, *args)  # sets what `args` alone does not hold: a StopIteration's value, an OSError's file
+    initialise: Any = getattr(cls, "__init__")  # noqa: B009
+    if type(initialise) is not types.FunctionType:
+        initialise(made, *args)  # sets what `args` alone does not hold: a StopIteration's value, an OSError's file
     made.__dict__.update(attributes)
     made.__cause__, made.__context__, made.__suppress_context__ = links
     return made
@@ -175,6 +176,7 @@ class Rebuilder:
         self.split = False  # make containers empty first: a value contains itself
         self.unfilled: list[tuple[Any, type, Recipe]] = []
         self.fills: list[Effect] = []
+        self.positions: list[Effect] = []  # of iterators, after the fills
         self.input_of = {id(t): world.inputs[i] for i, t in enumerate(world.trace.inputs)}
 
     def recipe(self, value: Any) -> Recipe:
@@ -364,7 +366,12 @@ class Rebuilder:
             parts = (self.recipe(given), self._dict(value.__dict__), self.recipe(links))
             return Recipe("call", make_exception, (Recipe("constant", cls), *parts))
         if cls in REDUCIBLE:
-            return Recipe("call", restored, tuple(self.recipe(part) for part in reduced(value)))
+            function, args, state = map(self.recipe, reduced(value))
+            if self.split and state.value is not None:  # what it iterates over may still be empty
+                made = Recipe("call", restored, (function, args, Recipe("constant", None)))
+                self.positions.append(Effect("call", None, None, Recipe("call", set_position, (made, state))))
+                return made
+            return Recipe("call", restored, (function, args, state))
         if cls in _VIEWS:
             return Recipe("call", _VIEWS[cls], (self.recipe(gc.get_referents(value)[0]),))
         if isinstance(value, frozenset):
@@ -389,7 +396,7 @@ class Rebuilder:
         if issubclass(cls, tuple) and not cls.__flags__ & _HEAP_TYPE:  # a structseq, as torch.max returns
             return Recipe("call", cls, (Recipe("tuple", None, tuple(self.recipe(item) for item in value)),))
         if isinstance(value, (int, float, str, bytes)):
-            base = next(kind for kind in (int, float, str, bytes) if isinstance(value, kind))
+            base: Any = next(kind for kind in (int, float, str, bytes) if isinstance(value, kind))
             state = self._dict(_state(value))
             return Recipe("call", _derived, (*self.constants(cls, base, base.__getnewargs__(value)[0]), state))
         if cls is types.SimpleNamespace:
