@@ -74,7 +74,7 @@ def check_assertion(condition: Any, args: tuple[Any, ...]) -> None:
 
 
 def asserts(vm: Machine, frame: Frame, condition: Any) -> bool:
-    """Whether the branch that the top frame is at, with data deciding, is that of an ``assert`` with a constant message;
+    """Whether the branch that the top frame is at, data deciding, is that of an ``assert`` with a constant message;
     if so the condition is looked at when the graph has run, before any other effect.
     """
     code, at = frame.code, frame.pc

@@ -160,7 +160,7 @@ class _Attempt:
         effects += _deferred(machine.deferred, rebuilder)
         effects += [_call_effect(setter, *args) for setter, args in changed]
         checks = _assertions(machine, rebuilder) + _deferred(machine.required, rebuilder)
-        effects = [*checks, *rebuilder.fills, *effects]
+        effects = [*checks, *rebuilder.fills, *rebuilder.positions, *effects]
         _guard_aliasing(world, self.trace)
         _guard_identities(world)
         return Captured(

@@ -40,10 +40,15 @@ def restored(function: Any, args: Any, state: Any) -> Any:
     """The inverse of `reduced`."""
     made = function(*args)
     if state is not None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            made.__setstate__(state)
+        set_position(made, state)
     return made
+
+
+def set_position(iterator: Any, state: Any) -> None:
+    """Put an iterator where `reduced` has found another one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        iterator.__setstate__(state)
 
 
 def _clone(value: Any) -> Any:

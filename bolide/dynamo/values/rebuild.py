@@ -366,8 +366,9 @@ class Rebuilder:
             parts = (self.recipe(given), self._dict(value.__dict__), self.recipe(links))
             return Recipe("call", make_exception, (Recipe("constant", cls), *parts))
         if cls in REDUCIBLE:
-            function, args, state = map(self.recipe, reduced(value))
-            if self.split and state.value is not None:  # what it iterates over may still be empty
+            parts = reduced(value)
+            function, args, state = map(self.recipe, parts)
+            if self.split and parts[2] is not None:  # what it iterates over may still be empty
                 made = Recipe("call", restored, (function, args, Recipe("constant", None)))
                 self.positions.append(Effect("call", None, None, Recipe("call", set_position, (made, state))))
                 return made
