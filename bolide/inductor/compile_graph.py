@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
@@ -116,7 +116,7 @@ def _record_layouts(gm: torch.fx.GraphModule, strides: Sequence[tuple[Expr, ...]
         if stride is not None and all(s.is_const for s in stride):
             actual = tuple([s.value for s in stride])
             if actual != tuple(node.meta["val"].stride):
-                node.meta["val"] = replace(node.meta["val"], stride=actual)
+                node.meta["val"] = node.meta["val"]._replace(stride=actual)
 
 
 def argument_names(gm: torch.fx.GraphModule) -> tuple[str, ...]:
