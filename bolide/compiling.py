@@ -26,6 +26,7 @@ from bolide.dynamo.guard_filters import GuardFilter
 from bolide.dynamo.program import Captured
 from bolide.dynamo.replay import Runner
 from bolide.dynamo.torch_nested import nested_compile
+from bolide.support import events
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -158,7 +159,8 @@ def compile(
     a module that shares everything with it.
     fullgraph: raise `Unsupported` at the first thing that cannot be captured, instead of running in eager with a
     warning.
-    dynamic: accepted for compatibility; sizes are fixed in each compiled version at present.
+    dynamic: None: a size, integer or float that differs from the first call's is symbolic from the next compiled
+    version on; True: all sizes, and integers among the arguments, are symbolic from the start; False: none ever.
     backend: ``inductor``; for debugging ``eager`` (torch's functions), ``aot_eager`` (ATen calls); any other name of
     `bolide.dynamo.list_backends(None)`; or a callable ``(gm: fx.GraphModule, example_inputs: list[Tensor]) ->
     callable``, which gets `mode` and `options` as keywords if they are given.
@@ -287,11 +289,10 @@ def _refuse(model: Any, settings: Settings, reason: str, remedy: str) -> Any:
     error = Unsupported(reason, where, remedy, kind="generator" if code else "native_call")
     if settings.fullgraph:
         raise error
-    warnings.warn(
-        f"{getattr(model, '__qualname__', type(model).__qualname__)} runs in eager: {error}",
-        BolideWarning,
-        stacklevel=4,
-    )
+    name = getattr(model, "__qualname__", type(model).__qualname__)
+    if events.subscribers:
+        events.emit(events.Skipped(name, name, reason, where))
+    warnings.warn(f"{name} runs in eager: {error}", BolideWarning, stacklevel=4)
     return model
 
 

@@ -52,6 +52,26 @@ def test_artifacts(caplog: pytest.LogCaptureFixture) -> None:
     assert not messages(caplog, "entry_code")
 
 
+def test_sizes_that_are_fixed_and_functions_that_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    def unrolled(x: Tensor) -> Tensor:
+        for _ in range(x.shape[0]):
+            x = x + 1
+        return x
+
+    def numbers() -> Iterator[int]:
+        yield 1
+
+    bolide.set_logs(dynamic=True, graph_breaks=True)
+    compiled = bolide.compile(unrolled)
+    for size in (3, 4):
+        compiled(torch.ones(size))
+    with pytest.warns(bolide.BolideWarning):
+        bolide.compile(numbers)
+    told = messages(caplog, "dynamic")
+    assert "x.shape[0] is fixed at 4" in told and __file__ in told
+    assert "numbers is not captured (it is a generator" in messages(caplog, "graph_breaks")
+
+
 def test_a_file_receives_the_logs_too(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     with bolide.dynamo.config.patch(log_file_name=str(path)):
