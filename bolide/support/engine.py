@@ -108,7 +108,7 @@ class _MethodDef(ctypes.Structure):
 
 class Method:
     """Native code that Python functions are made of: ``PyObject *(PyObject *self, PyObject **args, Py_ssize_t count)``.
-    It has to outlive the functions that `bind` makes.
+    The functions that `bind` makes keep it alive.
     """
 
     FASTCALL = 0x0080
@@ -123,5 +123,5 @@ class Method:
         new.restype = ctypes.py_object
         new.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
         # The last argument is what CPython calls the function's module: any object.
-        made: Callable[..., Any] = new(ctypes.addressof(self.definition), word, owned)
+        made: Callable[..., Any] = new(ctypes.addressof(self.definition), word, (self, owned))
         return made

@@ -128,6 +128,27 @@ def test_guards_fail_while_others_call_and_reset() -> None:
         together(work)
 
 
+def test_segments_of_a_broken_function() -> None:
+    def inner(x: torch.Tensor, k: int) -> torch.Tensor:
+        y = x * k
+        bolide.graph_break()
+        return y + 1
+
+    def outer(x: torch.Tensor, count: int) -> torch.Tensor:
+        for k in range(count):
+            x = inner(x, k + 1)
+        return x.relu()
+
+    fast = bolide.compile(outer, backend="eager")
+
+    def work(number: int) -> None:
+        for step in range(12):
+            x, count = torch.randn(3), (number + step) % 3 + 1
+            torch.testing.assert_close(fast(x, count), outer(x, count))
+
+    together(work)
+
+
 def _in_child(fast: Any, x: torch.Tensor, results: Any) -> None:
     results.put((fast(x).detach() - 1).sum().item())
     results.put(bolide.compile(lambda x: x + 2, backend="eager")(x).sum().item())
