@@ -23,6 +23,7 @@ from bolide.dynamo import (
     torch_nested,
     torch_numpy,
     torch_optimizers,
+    torch_sizes,
     torch_tensors,
 )
 
@@ -47,5 +48,6 @@ MODULES = (
     torch_nested,
     torch_numpy,
     torch_optimizers,
+    torch_sizes,
     torch_tensors,
 )
