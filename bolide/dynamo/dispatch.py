@@ -134,7 +134,7 @@ class Dispatcher(Versions):
             where = error.where or self.place
             events.emit(events.Fallback(self.name, error.reason, error.kind, where, error.remedy, error))
         if error.about.scope == "call":
-            self.warn(error.reason, error.where, error.remedy, error.operation)
+            self.warn(error)
             return None
         self._failures[error.reason, error.where] += 1
         if error.about.scope == "user":
@@ -143,7 +143,7 @@ class Dispatcher(Versions):
         self.given_up |= (
             self._failures[error.reason, error.where] > 1 or self._failures.total() >= config.cache_size_limit
         )
-        self.warn(error.reason, error.where, error.remedy, error.operation)
+        self.warn(error)
         return None
 
     def resume(self, result: Any) -> Any:
@@ -245,8 +245,8 @@ class Point(Versions):
         if error.about.scope == "program" and error.kind != "limit":
             _log.info("%s: one instruction runs in eager: %s (%s)", self.name, error.reason, error.where)
         elif error.kind == "limit":
-            self.warn(error.reason, error.where, error.remedy, error.operation)
+            self.warn(error)
         return None
 
-    def warn(self, reason: str, where: UserFrame | None, remedy: str | None, operation: str | None = None) -> None:
-        self.root.warn(reason, where, remedy, operation)
+    def warn(self, error: Unsupported) -> None:
+        self.root.warn(error)

@@ -31,7 +31,15 @@ from bolide.dynamo.sizes import SizeHistory, shape_guards
 from bolide.dynamo.state import state
 from bolide.support import events, log
 from bolide.support.caches import on_reset
-from bolide.support.errors import BolideError, BolideWarning, CompileError, RecompileError, Unsupported, UserFrame
+from bolide.support.errors import (
+    BolideError,
+    BolideWarning,
+    CompileError,
+    RecompileError,
+    Unsupported,
+    UserFrame,
+    describe,
+)
 from bolide.support.garbage import collector_paused
 from bolide.support.profiling import profiled
 
@@ -129,7 +137,8 @@ class Versions(ABC):
             return self._enter(args, kwargs)
         result = self.eager(args, kwargs)
         if expected is not None:
-            self.warn(f"capture met {type(expected).__name__}: {expected}, which eager did not raise", None, None)
+            reason = f"capture met {type(expected).__name__}: {expected}, which eager did not raise"
+            self.warn(Unsupported(reason, kind="bug"))
         return result
 
     def _stays_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -319,20 +328,17 @@ class Versions(ABC):
         self._failures["bug"] += 1
         self.given_up |= self._failures["bug"] > 1
         detail = "".join(traceback.format_exception(error)) if config.verbose else ""
-        remedy = "please report it; BOLIDE_VERBOSE=1 shows the traceback, suppress_errors=False raises it"
-        self.warn(f"{error}{detail and chr(10) + detail}", None, remedy)
+        self.warn(Unsupported(f"{error}{detail and chr(10) + detail}", kind="bug"))
 
-    def warn(self, reason: str, where: UserFrame | None, remedy: str | None, operation: str | None = None) -> None:
+    def warn(self, error: Unsupported) -> None:
         """One warning for each reason."""
-        if reason in self._warned:
+        e = error
+        if e.reason in self._warned:
             return
-        self._warned.add(reason)
-        lines = [f"{self.name} runs in eager: {reason}"]
-        lines += [f"  operation: {operation}"] if operation else []
-        lines += [f"  at: {where}"] if where else []
-        lines += [f"  remedy: {remedy}"] if remedy else []
-        place = where or self.place
-        warnings.warn_explicit("\n".join(lines), BolideWarning, place.file, place.line)
+        self._warned.add(e.reason)
+        text = describe(f"{self.name} runs in eager", e.kind, e.reason, e.operation, e.where, e.remedy)
+        place = e.where or self.place
+        warnings.warn_explicit(text, BolideWarning, place.file, place.line)
 
 
 def _at(where: UserFrame | None) -> str:
