@@ -328,7 +328,8 @@ class Machine:
             raise ValueError(f"{generator.kind} already executing")
         if generator.done or not generator.started:
             generator.finish()
-            raise error
+            self.unwind(error, fresh=False)  # the generator has no frame any more that could handle something
+            return
         self.proceed(generator, "stop", None)
         frame = generator.frame
         inner = frame.delegate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from typing import Any
 
@@ -388,7 +389,8 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
         elif owner.attrs is not None:
             owner.attrs.set(name, value)
         elif found is MISSING:
-            raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
+            suffix = " and no __dict__ for setting new attributes" if sys.version_info >= (3, 13) else ""
+            raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'{suffix}")
         else:
             raise Unsupported(
                 f"an attribute of a {cls.__name__} object is assigned", vm.where(), kind="attribute_write"

@@ -12,7 +12,7 @@ import random
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy
@@ -143,6 +143,7 @@ _VIEWS: dict[type, Any] = {
     for made in ({}, collections.OrderedDict())  # type: ignore[var-annotated]
     for name in ("keys", "values", "items")
 }
+_VALUES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 _HEAP_TYPE = 1 << 9  # of cls.__flags__: a class made by a class statement
 
 
@@ -238,11 +239,13 @@ class Rebuilder:
 
     def _empty(self, value: Any, cls: type) -> Recipe | None:
         """A recipe of a mutable container that the program made, without its contents; None for anything else."""
-        if id(value) in self.world.snapshots or cls is Outside or cls in RECIPES or isinstance(value, torch.Tensor):
+        if id(value) in self.world.snapshots or cls is Outside or cls in RECIPES or isinstance(value, _VALUES):
             return None
         if cls is types.CellType:
             return Recipe("call", types.CellType)
-        if cls in (list, dict, collections.OrderedDict, collections.deque):
+        if cls is collections.deque:
+            return Recipe("call", cls, self.constants((), value.maxlen))
+        if cls in (list, dict, collections.OrderedDict):
             return Recipe("call", cls)
         if cls.__flags__ & _HEAP_TYPE and not isinstance(value, (tuple, type, enum.Enum, BaseException)):
             return Recipe("call", cls.__new__, (Recipe("constant", cls),))
@@ -283,7 +286,7 @@ class Rebuilder:
         if cls is slice:
             return Recipe("call", slice, (self.recipe(value.start), self.recipe(value.stop), self.recipe(value.step)))
         if cls is list:
-            return Recipe("list", None, tuple(self.recipe(item) for item in value))
+            return self._list(value)
         if cls is tuple:
             return Recipe("tuple", None, tuple(self.recipe(item) for item in value))
         if cls is set:
@@ -327,6 +330,9 @@ class Rebuilder:
         self.outputs.append(value)
         return Recipe("output", len(self.outputs) - 1)
 
+    def _list(self, items: Iterable[Any]) -> Recipe:
+        return Recipe("list", None, tuple(self.recipe(item) for item in items))
+
     def _dict(self, value: dict[Any, Any]) -> Recipe:
         parts: list[Recipe] = []
         for key, item in value.items():
@@ -355,7 +361,7 @@ class Rebuilder:
             except ValueError:
                 return Recipe("call", types.CellType)
         if cls is collections.deque:
-            return Recipe("call", collections.deque, (self.recipe(list(value)), *self.constants(value.maxlen)))
+            return Recipe("call", collections.deque, (self._list(value), *self.constants(value.maxlen)))
         if cls is collections.OrderedDict:
             return Recipe("call", collections.OrderedDict, (self._dict(value),))
         if cls is collections.defaultdict:
@@ -376,7 +382,7 @@ class Rebuilder:
         if cls in _VIEWS:
             return Recipe("call", _VIEWS[cls], (self.recipe(gc.get_referents(value)[0]),))
         if isinstance(value, frozenset):
-            return Recipe("call", frozenset, (self.recipe(list(value)),))
+            return Recipe("call", frozenset, (self._list(value),))
         return self._instance(value, cls)
 
     def _function(self, value: types.FunctionType) -> Recipe:
