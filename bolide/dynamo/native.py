@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
+import threading
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -777,6 +778,9 @@ def _expand(found: re.Match[str]) -> str:
     return f"  {name}.place = getelementptr {step}, ptr {base}, i64 {offset}\n  {name} = load i64, ptr {name}.place"
 
 
+_loading = threading.Lock()
+
+
 @functools.cache
 def _method(layout: Layout) -> Method:
     text = _TEXT.format(
@@ -863,4 +867,6 @@ def make_check(
     answer.
     """
     control = words([id(readable), id(None), names, len(programs), *(program.address for program in programs)])
-    return _method(layout).bind(address(control), (control, tuple(programs), readable))
+    with _loading:
+        method = _method(layout)
+    return method.bind(address(control), (control, tuple(programs), readable))
