@@ -22,8 +22,8 @@ import torch
 from bolide.dynamo import guards
 from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
-from bolide.dynamo.metrics import CompilationMetrics, compilation_metrics
 from bolide.dynamo.guard_filters import GuardFilter, select
+from bolide.dynamo.metrics import CompilationMetrics, compilation_metrics
 from bolide.dynamo.program import Break, Captured, Guard
 from bolide.dynamo.replay import Entry, Runner, make_entry
 from bolide.dynamo.signature import Signature

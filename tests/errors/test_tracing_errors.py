@@ -54,7 +54,7 @@ def test_refused_as_in_eager(name: str) -> None:
 
 
 DATA_DEPENDENT: dict[str, Callable[[torch.Tensor], Any]] = {
-    "item": lambda x: x.sum().item(),
+    "item": lambda x: x.long().sum().item(),
     "truth value": lambda x: bool(x.sum() > 0),
     "nonzero": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 0],
