@@ -408,10 +408,10 @@ def _full(trace: Trace, shape: Any, value: Any, dtype: torch.dtype, device: torc
     return trace.wrap(trace.filled(wanted, value))
 
 
-_CONSTANT = {"zeros": 0, "empty": 0, "ones": 1, "empty_strided": 0}
+_CONSTANT = {"zeros": 0, "empty": 0, "ones": 1, "empty_strided": 0, "_efficientzerotensor": 0}
 
 
-@handler("zeros", "ones", "empty.memory_format", "empty_strided", "full")
+@handler("zeros", "ones", "empty.memory_format", "empty_strided", "full", "_efficientzerotensor")
 def _factory(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     name = func._schema.name.removeprefix("aten::")
     value = args[1] if name == "full" else _CONSTANT[name]

@@ -1,9 +1,9 @@
 """Floats that are computed in the graph: Python numbers that stand for 0-dim float64 tensors.
 
 A `TracedFloat` is what the program holds for a float that is data (an optimizer's step count) or that changes from
-call to call (a learning rate). Arithmetic on it is recorded. ATen takes it wherever it takes a number; operations that do are
-recorded with the tensor in the number's place (`with_tensors`). What must know the value (a comparison, `int`) asks
-`TracedFloat.__float__`.
+call to call (a learning rate). Arithmetic on it is recorded. ATen takes it wherever it takes a number; operations that
+are given one are recorded with the tensor in the number's place (`with_tensors`). What must know the value (a
+comparison, `int`) asks `TracedFloat.__float__`.
 """
 
 from __future__ import annotations
@@ -192,9 +192,12 @@ for _name, _function in {
     _arithmetic(_name, _function)
 for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
     _compared(_name)
-TracedFloat.__neg__ = lambda self: compute(torch.neg, self, known=lambda a: -a)  # type: ignore[method-assign]
-TracedFloat.__pos__ = lambda self: self  # type: ignore[attr-defined]
-TracedFloat.__abs__ = lambda self: compute(torch.abs, self, known=abs)  # type: ignore[attr-defined]
+for _name, _unary in {
+    "__neg__": lambda self: compute(torch.neg, self, known=lambda a: -a),
+    "__pos__": lambda self: self,
+    "__abs__": lambda self: compute(torch.abs, self, known=abs),
+}.items():
+    setattr(TracedFloat, _name, _unary)
 
 #: functions of `math` that have one of a tensor
 MATH: dict[Callable[..., Any], Callable[..., Any]] = {

@@ -162,8 +162,14 @@ def modes(x: torch.Tensor) -> Any:
         return x + torch.ones(5)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+IN_MACHINE_CODE = ("jacobian_vector", "hessian_vector", "gradients_per_sample", "hooks", "distributions")
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*[(name, backend) for name in PROGRAMS for backend in ("eager", "aot_eager")]]
+    + [(name, "inductor") for name in IN_MACHINE_CODE],
+)
 def test_program(name: str, backend: str) -> None:
     fn = PROGRAMS[name]
     compiled = bolide.compile(fn, fullgraph=True, backend=backend)
