@@ -58,9 +58,10 @@ def _unary(function: Any) -> Callable[..., Any]:
     return lambda vm, value: operations.unary(vm, function, value)
 
 
+_UNARY: tuple[Any, ...] = (operator.neg, operator.pos, operator.invert)
 for _function in operations.BINARY_OPERATORS:
     _operator(_function, _binary(_function))
-for _function in (operator.neg, operator.pos, operator.invert):
+for _function in _UNARY:
     _operator(_function, _unary(_function))
 _operator(operator.getitem, operations.get_item)
 _operator(operator.setitem, operations.set_item)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import logging
 import operator
 import types
 import weakref
@@ -17,7 +18,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import BUILTIN_TYPES, HASHABLE, is_native, native, refused, runs_as_is, runs_natively
-from bolide.dynamo.operations import PLAIN, polyfill
+from bolide.dynamo.operations import PLAIN, class_of, polyfill
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.outside import MISSING, Outside, attribute_source, is_library_namespace
 from bolide.support.errors import Unsupported
@@ -213,7 +214,12 @@ def _partial(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: 
 
 
 def _cached(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: Any) -> Any:
-    """A cache of the user's is passed by: what it holds is not known to last."""
+    """A cache of the user's is passed by: what it holds is not known to last. A logger's, such as `warning_once`, says
+    what it says once, after the graph has run."""
+    if args and issubclass(class_of(args[0]), logging.Logger):
+        vm.deferred.append((function, args, kwargs or {}))
+        frame.stack.append(None)
+        return None
     if runs_natively_cached(function) and all(type(a) in PLAIN for a in args):
         return native(vm, frame, function, args, kwargs)
     return Call(function.__wrapped__, args, kwargs)

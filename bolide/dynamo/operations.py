@@ -67,7 +67,11 @@ _COMPARISON_SYMBOLS = {
 }
 
 
-_SEQUENCE_EQUALITY = {(list, list): "sequences_equal", (tuple, tuple): "sequences_equal", (dict, dict): "dicts_equal"}
+_SEQUENCE_EQUALITY: dict[Any, str] = {
+    (list, list): "sequences_equal",
+    (tuple, tuple): "sequences_equal",
+    (dict, dict): "dicts_equal",
+}
 
 
 def polyfill(name: str) -> types.FunctionType:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ast
 import collections
 import enum
+import functools
+import logging
 import pathlib
 import re
 import sys
@@ -86,20 +88,10 @@ def make(row: Row, place: str) -> Any:
     changed = [name for name in row.values if name in stored] if place == "global" else []
     if changed:
         body.insert(0, ast.Global(changed))
-    source = ast.Module(
-        [
-            ast.FunctionDef(
-                name="program",
-                args=ast.arguments(
-                    posonlyargs=[], args=[ast.arg(name) for name in names], kwonlyargs=[], kw_defaults=[], defaults=[]
-                ),
-                body=body,
-                decorator_list=[],
-                type_params=[],
-            )
-        ],
-        [],
-    )
+    source = ast.parse(f"def program({', '.join(names)}): pass")
+    definition = source.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.body = body
     namespace = dict(MODULE.__dict__, __name__="library_program", __file__="library_program.py")
     exec(compile(ast.fix_missing_locations(source), f"<{row.topic}: {row.name}>", "exec", dont_inherit=True), namespace)
     return namespace["program"]
@@ -312,6 +304,29 @@ def test_the_library_agrees_with_cpython_and_the_page(topic: str, seed: int) -> 
         cells = [found[topic, row.name, place] or "yes" for place in PLACES]
         line = "| " + " | ".join(cell.replace("|", "\\|") for cell in [row.name, *cells]) + " |"
         assert line in section, f"docs/python-coverage.md is out of date: {line}"
+
+
+class _Once(logging.Logger):
+    @functools.lru_cache(None)  # noqa: B019
+    def warning_once(self, *args: Any) -> None:
+        self.warning(*args)
+
+
+def test_a_cached_method_of_a_logger_speaks_once() -> None:
+    logger = _Once("bolide.tests.once")
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        logger.warning_once("said %s", "once")
+        return x + 1
+
+    function = bolide.compile(program, backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        function(torch.randn(3))
+    assert said == ["said once"]
 
 
 def _first_difference(message: str) -> str:

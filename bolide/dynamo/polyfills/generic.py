@@ -255,7 +255,8 @@ def equal(left: Any, right: Any) -> Any:
 
 def object_unequal(left: Any, right: Any) -> Any:
     """`object.__ne__`."""
-    result = type(left).__eq__(left, right)
+    cls: Any = type(left)
+    result = cls.__eq__(left, right)
     return result if result is NotImplemented else not result
 
 

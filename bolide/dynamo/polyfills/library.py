@@ -266,7 +266,8 @@ def via_special(name: Any, function: Any, args: Any, kind: Any) -> Any:
 
 
 def hash_of(value: Any) -> Any:
-    result = type(value).__hash__(value)
+    cls: Any = type(value)
+    result = cls.__hash__(value)
     if not isinstance(result, int):
         raise TypeError("__hash__ method should return an integer")
     return hash(result)
