@@ -120,10 +120,10 @@ class SymNode:
     # ---- what it is -----------------------------------------------------------------------------------------------
 
     def is_int(self) -> bool:
-        return isinstance(self.expr, Expr)
+        return self.expr.__class__ is Expr
 
     def is_bool(self) -> bool:
-        return isinstance(self.expr, Cond)
+        return self.expr.__class__ is Cond
 
     def is_float(self) -> bool:
         return isinstance(self.expr, (float, Ratio))
@@ -146,7 +146,8 @@ class SymNode:
         return True
 
     def maybe_as_int(self) -> int | None:
-        return self.expr.value if isinstance(self.expr, Expr) and self.expr.is_const else None
+        expr = self.expr
+        return expr.offset if expr.__class__ is Expr and not expr.terms else None  # type: ignore[union-attr]
 
     constant_int = maybe_as_int
 
@@ -221,12 +222,18 @@ class SymNode:
         return SymNode(self.env, condition, condition.evaluate(self.env.hints))
 
     def add(self, other: SymNode) -> SymNode:
+        a, b = self.expr, other.expr
+        if a.__class__ is Expr and b.__class__ is Expr:  # C++ asks for this thousands of times: no detours
+            return SymNode(self.env, a + b, self.hint + other.hint)  # type: ignore[operator]
         return self._arithmetic("+", other)
 
     def sub(self, other: SymNode) -> SymNode:
         return self._arithmetic("-", other)
 
     def mul(self, other: SymNode) -> SymNode:
+        a, b = self.expr, other.expr
+        if a.__class__ is Expr and b.__class__ is Expr:
+            return SymNode(self.env, a * b, self.hint * other.hint)  # type: ignore[operator]
         return self._arithmetic("*", other)
 
     def mod(self, other: SymNode) -> SymNode:
@@ -393,11 +400,14 @@ class SymNode:
         return self._compare("ge", other)
 
     def _compare(self, op: str, other: SymNode) -> SymNode:
+        a, b = self.expr, other.expr
+        if a.__class__ is Expr and b.__class__ is Expr:
+            return SymNode(self.env, getattr(a, op)(b), getattr(operator, op)(self.hint, other.hint))
         if self.is_float() or other.is_float():
-            a, b = self._ratio(), other._ratio() if isinstance(other, SymNode) else None
-            if a is None or b is None or not a.exact or not b.exact:
+            x, y = self._ratio(), other._ratio() if isinstance(other, SymNode) else None
+            if x is None or y is None or not x.exact or not y.exact:
                 return self.wrap_bool(getattr(self.guard_float(), f"__{op}__")(other.guard_float()))
-            return self._cond(getattr(a.over * b.under, op)(b.over * a.under))
+            return self._cond(getattr(x.over * y.under, op)(y.over * x.under))
         return self._cond(getattr(self._integer(), op)(other._integer()))
 
     def and_(self, other: SymNode) -> SymNode:
@@ -459,12 +469,13 @@ class SymNode:
         return self.wrap_bool(self._in_order(sizes, strides, order))
 
     def _in_order(self, sizes: Any, strides: Any, order: Any) -> bool:
+        """Whether strides are those of dense memory in this order, for all sizes; no guard comes of it."""
         step = Expr.const(1)
         for dim in order:
             size = sizes[dim]._integer()
-            if self.env.holds(size.eq(1)):
+            if size.is_const and size.value == 1:
                 continue
-            if not self.env.holds(strides[dim]._integer().eq(step)):
+            if strides[dim]._integer() is not step:
                 return False
             step = step * size
         return True
