@@ -4,7 +4,6 @@ read from the environment under bolide's name or PyTorch's. `note` says of an op
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,6 @@ _DISTRIBUTED = "used by distributed training, which is not there yet"
 _ALWAYS = "always so here"
 
 
-def _debug_directory() -> str:
-    root = os.environ.get("BOLIDE_DEBUG_DIR") or os.environ.get("TORCH_COMPILE_DEBUG_DIR") or os.getcwd()
-    return os.path.join(root, "bolide_debug")
-
-
 class DynamoConfig(Config):
     # ---- what is said, and where
     log_file_name: str | None = option(
@@ -37,25 +31,30 @@ class DynamoConfig(Config):
         compiled=False,
     )
     log_compilation_metrics: bool = option(
-        True, "Keep figures of every compilation (bolide.dynamo.compilation_metrics).", compiled=False
+        True, "Keep figures of every compilation (bolide.dynamo.get_compilation_metrics()).", compiled=False
     )
     report_guard_failures: bool = option(
         True, "Say which guard failed.", compiled=False, note="always said, to logs and explain"
     )
     cprofile: bool | str = option(
         False,
-        "Profile each compilation; a name of a file receives the profile, True prints it.",
+        "Profile each compilation; a string names the directory that receives it, True prints it.",
         env=("BOLIDE_CPROFILE", "TORCH_COMPILE_CPROFILE"),
         compiled=False,
         types=(str,),
     )
     base_dir: str = option(
         str(Path(__file__).resolve().parent.parent.parent),
-        "The directory that holds the package; paths in messages are shown relative to it.",
+        "The directory that holds the package.",
         compiled=False,
         note="for tools; messages show whole paths, which editors can open",
     )
-    debug_dir_root: str = option(_debug_directory(), "Where files for debugging are written.", compiled=False)
+    debug_dir_root: str = option(
+        "bolide_debug",
+        "The directory where files for debugging are written.",
+        env=("BOLIDE_DEBUG_DIR", "TORCH_COMPILE_DEBUG_DIR"),
+        compiled=False,
+    )
     replay_record_enabled: bool = option(
         False,
         "When bolide fails, write the graph and the metadata of its inputs below debug_dir_root.",

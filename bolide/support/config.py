@@ -115,6 +115,18 @@ class Config:
         declared = self._declared(name)
         return f"{declared.doc} ({declared.note})" if declared.note else declared.doc
 
+    def markdown(self) -> str:
+        """A table of the options: name, default, environment variables, documentation."""
+        lines = ["| option | default | environment | meaning |", "|---|---|---|---|"]
+        for name, declared in self._options.items():
+            default = (
+                sorted(map(_plain, declared.default)) if isinstance(declared.default, _NAMED) else declared.default
+            )
+            shown = f"`{default!r}`" if len(repr(default)) <= 40 and "/" not in repr(default) else "see the source"
+            names = ", ".join(f"`{variable}`" for variable in declared.env)
+            lines.append(f"| `{name}` | {shown} | {names} | {self.describe(name)} |")
+        return "\n".join(lines) + "\n"
+
     def shallow_copy_dict(self) -> dict[str, Any]:
         """Every option and its present value."""
         return {name: getattr(self, name) for name in self._options}

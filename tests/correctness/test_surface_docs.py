@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import bolide
+from bolide.dynamo.config import DynamoConfig
 from bolide.support import log
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "breaks-and-recompilations.md"
@@ -40,6 +41,11 @@ def test_the_page_shows_what_is_printed(tmp_path: Path, caplog: pytest.LogCaptur
     for shown in blocks("text"):
         for line in filter(None, map(masked, shown.splitlines())):
             assert any(found.startswith(line) for found in lines), f"{line!r} is not printed:\n{told}"
+
+
+def test_the_table_of_options_is_that_of_the_code() -> None:
+    page = (PAGE.parent / "options.md").read_text()
+    assert DynamoConfig({}).markdown() in page
 
 
 def test_every_log_is_listed() -> None:
