@@ -31,6 +31,7 @@ from bolide.tracing import TracedTensor
 _MODULE_GETATTR = torch.nn.Module.__getattr__
 _MODULE_SETATTR = torch.nn.Module.__setattr__
 _MODULE_DELATTR = torch.nn.Module.__delattr__
+_METHOD_TYPES = (types.MethodDescriptorType, types.WrapperDescriptorType, functools._lru_cache_wrapper)
 _SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
@@ -172,7 +173,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         and hasattr(kind, "__set__")
         and hasattr(kind, "__get__")
     ):
-        return _descriptor(found, owner, cls)
+        return _descriptor(vm, found, owner, cls)
     value = _own_attribute(owner, name)
     if value is not MISSING:
         return value
@@ -192,9 +193,9 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
                 owner.namespace.rely_on_absence(name)
             return Call(polyfills.BY_NAME["cached_property_get"], [owner, found.func, found.attrname])
         if hasattr(kind, "__get__"):
-            if outside and kind in (types.MethodDescriptorType, types.WrapperDescriptorType):
+            if outside and kind in _METHOD_TYPES:
                 return types.MethodType(found, owner)
-            return _descriptor(found, owner, cls)
+            return _descriptor(vm, found, owner, cls)
         return _default_of_class(vm, owner, cls, name, found)
     if fallback:
         hook = world.lookup(cls, "__getattr__")
@@ -260,12 +261,12 @@ def outside_namespace(vm: Machine, owner: Outside) -> Outside:
     return found
 
 
-def _descriptor(found: Any, owner: Any, cls: type) -> Any:
+def _descriptor(vm: Machine, found: Any, owner: Any, cls: type) -> Any:
     getter = type(found).__get__
     if type(getter) is types.FunctionType:
         return Call(getter, [found, owner, cls])
     if type(owner) is Outside:
-        raise AttributeError(f"descriptor of type {type(found).__name__}")
+        raise Unsupported(f"a descriptor of type {type(found).__name__}", vm.where(), kind="outside_object")
     return getter(found, owner, cls)
 
 
