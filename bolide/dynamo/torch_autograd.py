@@ -31,7 +31,7 @@ def _apply(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     interpreted = vm.memory.get(function)
     if interpreted is None:
         interpreted = vm.memory[function] = _interpreted(vm, function)
-    vm.trace.where = vm.where()
+    vm.trace.where, vm.trace.own_gradients = vm.where(), True
     recorder = vm.memory.get(CallRecorder)
     if recorder is None:
         return interpreted.apply(*values, **kwargs)

@@ -51,6 +51,7 @@ def _cond(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         tuple(metas[0]),
         tuple(differentiable),
     )
+    vm.world.trace.own_gradients = True
     made = Choice.apply(vm.trace, enter(table), pred, *outer)  # type: ignore[no-untyped-call]
     return pytree.tree_unflatten(list(made), specs[0])
 

@@ -47,7 +47,7 @@ def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if vm.world.input_place(tensor) is not None:
         raise _refused(vm, "Tensor.register_hook", "a hook is put on an input", "register it before the call")
     vm.trace.where = vm.where()
-    vm.trace.functional_only = "a tensor has a hook"
+    vm.trace.functional_only, vm.trace.own_gradients = "a tensor has a hook", True
     return tensor.register_hook(later(vm, hook, "a hook of a tensor"))
 
 

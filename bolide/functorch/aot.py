@@ -130,7 +130,7 @@ def _compile_training(
         partition=strategy,
         name=f"{name}.backward",
     )
-    twice = second_order(parts.forward, joint.outputs, trace.constants, again)
+    twice = None if trace.own_gradients else second_order(parts.forward, joint.outputs, trace.constants, again)
     return differentiable(forward, backward_for, twice, crossing)
 
 

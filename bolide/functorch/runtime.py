@@ -133,7 +133,7 @@ BackwardFor = Callable[[tuple[int, ...]], CompiledGraph]
 
 
 def differentiable(
-    run: CompiledGraph, backward_for: BackwardFor, twice: SecondOrder, crossing: Crossing
+    run: CompiledGraph, backward_for: BackwardFor, twice: SecondOrder | None, crossing: Crossing
 ) -> CompiledGraph:
     """Makes the forward graph one node of autograd's graph.
 
@@ -164,9 +164,10 @@ def differentiable(
 
         @staticmethod
         def backward(ctx: Any, *tangents: Any) -> Any:
+            inputs: Sequence[Any] | None = None
             if torch.is_grad_enabled():
                 inputs = _recalled(ctx, crossing)
-                gradients = None if inputs is None else twice(inputs, ctx.seed, tangents)
+                gradients = None if inputs is None or twice is None else twice(inputs, ctx.seed, tangents)
                 if gradients is not None:
                     return gradients
             values = [*ctx.saved_tensors, *ctx.numbers]
@@ -181,7 +182,7 @@ def differentiable(
                 run_backward = without_autocast(run_backward)
             if not torch.is_grad_enabled():
                 return tuple(run_backward(values))
-            return _not_twice(without_grad(run_backward)(values))
+            return _not_twice(without_grad(run_backward)(values), inputs or ())
 
     apply = CompiledFunction.apply
 
@@ -233,17 +234,29 @@ def _recalled(ctx: Any, crossing: Crossing) -> list[Any] | None:
     return inputs if now == ctx.versions else None
 
 
-def _not_twice(gradients: Sequence[Any]) -> tuple[Any, ...]:
+def _not_twice(gradients: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Gradients that raise when they are differentiated again."""
     message = (
         "bolide: this backward pass of a compiled function was asked for with create_graph=True and is now "
-        "differentiated itself, but it cannot be: an input of the forward was written to or dropped since, or one of "
-        "its operations has no second derivative. Remedy: keep the inputs as they were, run this function without "
+        "differentiated itself, but it cannot be: an input of the forward was written to or dropped since, one of its "
+        "operations has no second derivative, or its backward is the program's own (an autograd.Function, a hook, a "
+        "branch on data). Remedy: keep the inputs as they were, run this function without "
         "bolide.compile, or leave out create_graph=True."
     )
-    present = [gradient.detach().requires_grad_() for gradient in gradients if gradient is not None]
-    delayed = torch._C._functions.DelayedError(message, len(present))(*present)
-    rest = iter(delayed if isinstance(delayed, (tuple, list)) else (delayed,))
+    present = [gradient.detach() for gradient in gradients if gradient is not None]
+    roots = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *values: torch.Tensor) -> Any:
+            return tuple([value.view_as(value) for value in values[: len(present)]])
+
+        @staticmethod
+        def backward(ctx: Any, *tangents: Any) -> Any:
+            raise RuntimeError(message)
+
+    leaves = present if roots else [value.requires_grad_() for value in present]
+    rest = iter(Once.apply(*leaves, *roots))  # type: ignore[no-untyped-call]
     return tuple([None if gradient is None else next(rest) for gradient in gradients])
 
 

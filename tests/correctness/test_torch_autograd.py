@@ -258,3 +258,19 @@ def test_functions_under_decorators_of_torch_are_interpreted(monkeypatch: pytest
     for scale in (2.0, 5.0):
         monkeypatch.setitem(globals(), "SCALE", scale)
         assert torch.equal(compiled(x), x * scale)
+
+
+def test_own_gradients_are_not_replaced_by_derivatives_of_the_forward() -> None:
+    def hooked(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        y.register_hook(lambda grad: grad * 3)
+        return y * 2
+
+    x = torch.randn(4, requires_grad=True)
+    for fn in (hooked, lambda x: NewStyle.apply(x.sin(), 3)):
+        (expected,) = torch.autograd.grad(fn(x).sum(), x)
+        out = bolide.compile(fn, fullgraph=True, backend="aot_eager")(x)
+        (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        torch.testing.assert_close(gradient, expected)
+        with pytest.raises(RuntimeError, match="the program's own"):
+            torch.autograd.grad(gradient.sum() + x.sum(), x)
