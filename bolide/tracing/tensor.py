@@ -37,6 +37,9 @@ class AliasGroup:
 ViewStep = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
+_ANY_SIZE = 1 << 40
+
+
 class TracedTensor(torch.Tensor):
     """A tensor that holds no data: what is done with it is recorded in its trace. `chain` leads from the base of its
     storage to it."""
@@ -69,6 +72,7 @@ class TracedTensor(torch.Tensor):
             torch.strided,
             meta[4],
             requires_grad=requires_grad,
+            storage_size=_ANY_SIZE if trace.sizes else None,  # sparing C++ a sum over symbolic sizes
         )
         tensor._trace = trace
         tensor.group = group = group if group is not None else AliasGroup(node)
