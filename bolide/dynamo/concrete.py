@@ -29,7 +29,7 @@ class Concrete:
     """
 
     def __init__(self, frames: Sequence[Frame]) -> None:
-        self.machine = Machine(_World(), None, _call)  # type: ignore[arg-type]
+        self.machine = Machine(_World(), _NoTrace(), _call)  # type: ignore[arg-type]
         self.machine.world = _World()  # type: ignore[assignment]  # one that does not know the machine: no cycle
         self.machine.frames += frames
 
@@ -112,6 +112,12 @@ def _is_light(frame: Frame) -> bool:
 
 
 # ---- the world, seen directly ----------------------------------------------------------------------------------------
+
+
+class _NoTrace:
+    """Handlers say where they are before they call torch."""
+
+    where: Any = None
 
 
 class _World:

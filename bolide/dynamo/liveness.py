@@ -33,6 +33,18 @@ def live_locals(code: Code) -> list[int]:
     return live[:count]
 
 
+def live_during_call(code: Code, pc: int, other: int | None) -> int:
+    """What is live in a frame whose last instruction, in front of `pc`, is a call that has not come back: it may raise,
+    and the call of a generator may end at `other`.
+    """
+    live = live_locals(code)
+    bits = live[pc] | (0 if other is None else live[other])
+    for entry in code.exceptions:
+        if entry.start <= pc - 1 < entry.end:
+            bits |= live[entry.target]
+    return bits
+
+
 def _always(code: Code) -> int:
     everything = (1 << len(code.locals_names)) - 1
     names = code.code.co_names

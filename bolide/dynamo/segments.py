@@ -7,6 +7,7 @@ The shape identifies a *program point*; the values are the arguments of the segm
 from __future__ import annotations
 
 import functools
+import itertools
 import keyword
 import types
 from collections.abc import Iterable, Sequence
@@ -14,12 +15,13 @@ from typing import Any, NamedTuple
 
 from bolide.dynamo.bytecode import Code
 from bolide.dynamo.frames import Frame, Generator
-from bolide.dynamo.liveness import live_locals
+from bolide.dynamo.liveness import live_during_call, live_locals
 from bolide.dynamo.opcodes import NULL
 from bolide.dynamo.values.outside import MISSING, Deferred, Outside
 from bolide.support.errors import Unsupported, UserFrame
 
 _VALUED = frozenset({"instance", "default"})  # what `then_value` is a value of the program for
+_JUMPING = frozenset({"for", "send"})  # `then_value` says where the caller goes on when the generator returns
 _FINALISED = (Generator, types.GeneratorType)  # to drop them earlier than CPython does could be seen
 _SETS_UP = frozenset({"MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR"})
 
@@ -104,16 +106,19 @@ def flatten(frames: Sequence[Frame]) -> tuple[Shape, list[Any]]:
 
     Raises Unsupported for frames that cannot be taken apart."""
     values: list[Any] = []
-    shapes = tuple([_flatten(frame, values) for frame in frames])
+    shapes = tuple([_flatten(*pair, values) for pair in itertools.zip_longest(frames, frames[1:])])
     return Shape(shapes, tuple([frame.globals for frame in frames])), values
 
 
-def _flatten(frame: Frame, values: list[Any]) -> FrameShape:
+def _flatten(frame: Frame, callee: Frame | None, values: list[Any]) -> FrameShape:
     if frame.namespace is not None or frame.pc < _prologue(frame.code):
         raise Unsupported(
             "a break inside the body of a class, or before a function has begun", None, kind="class_statement"
         )
-    live = live_locals(frame.code)[frame.pc]
+    if callee is None:
+        live = live_locals(frame.code)[frame.pc]
+    else:
+        live = live_during_call(frame.code, frame.pc, callee.then_value if callee.then in _JUMPING else None)
     bound = []
     for index, value in enumerate(frame.locals):
         if value is not MISSING and (live >> index & 1 or _is_finalised(value)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import traceback
 import weakref
@@ -511,3 +512,28 @@ def test_torch_contexts_around_a_break(manager: str) -> None:
 
     check(body, bolide.compile(body, backend="aot_eager"), (2, 4))
     assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+
+def test_values_that_only_a_handler_or_the_end_of_a_generator_needs_stay() -> None:
+    def may_fail(x: Tensor, fail: bool) -> Tensor:
+        print("in")
+        return x[5] if fail else x * 2
+
+    def body(x: Tensor, fail: bool) -> Any:
+        kept, last = x + 1, x - 1
+        try:
+            kept = may_fail(x, fail)
+        except IndexError:
+            return kept * 3
+
+        def rows() -> Any:
+            for i in range(2):
+                print("row")
+                yield x * i
+
+        for row in rows():
+            last = row + 2
+        return kept, last
+
+    for fail in (True, False):
+        check(functools.partial(body, fail=fail), bolide.compile(lambda x: body(x, fail), backend="aot_eager"))

@@ -1,0 +1,92 @@
+"""Random programs that break at random instructions: wherever a segment ends, the program goes on as in CPython.
+
+`python tests/fuzz/test_breaks_anywhere.py COUNT [SEED]` runs many by hand.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from python_programs import PRELUDE, Writer
+from test_capture_programs import arguments, namespace_of, outcome
+
+import bolide
+from bolide.dynamo.config import config
+from bolide.dynamo.interpreter import Machine
+from bolide.support.errors import Unsupported
+
+# A generator that is dropped while suspended is closed at the end of a segment (see Breaks in docs/architecture.md), so
+# the one of these programs has no `finally`.
+FINALLY = "    finally:\n        log.append(name)\n"
+
+
+@contextmanager
+def breaking_anywhere(seed: int, longest: int) -> Iterator[None]:
+    """Inside, each segment ends after a random number of instructions."""
+    rng = random.Random(seed)
+    run = Machine.run
+
+    def interrupted(self: Machine, stop: int | None = None) -> bool:
+        if stop is not None:
+            return run(self, stop)
+        begins = len(self.frames) == 2 and self.frames[1].pc == 0
+        limit = rng.randrange(1, longest) + (20 if begins else 0)  # a function that does not even begin is no test
+        if run(self, limit):
+            return True
+        self.tick = limit
+        raise Unsupported("here", kind="graph_break")
+
+    Machine.run = interrupted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Machine.run = run  # type: ignore[method-assign]
+
+
+def check(seed: int) -> str:
+    """ "same". Raises AssertionError on a difference."""
+    source = Writer(seed).program()
+    body = source[len(PRELUDE) :]
+    assert FINALLY in source
+    source = source.replace(FINALLY, "    log.append(name)\n", 1)
+    bolide.reset()
+    plain, captured = namespace_of(source, seed), namespace_of(source, seed)
+    expected = outcome(plain, plain["program"], arguments(seed, plain))
+    with breaking_anywhere(seed, 60), config.patch(cache_size_limit=1000, accumulated_cache_size_limit=100000):
+        compiled = bolide.compile(captured["program"], backend="aot_eager")
+        actual = outcome(captured, compiled, arguments(seed, captured))
+    assert actual == expected, f"seed {seed}\n{body}\nexpected {expected}\nactual   {actual}"
+    return "same"
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_segment_may_end_anywhere(number: int) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print("seed", seed)
+    check(seed)
+
+
+if __name__ == "__main__":
+    import traceback
+    import warnings
+    from collections import Counter
+
+    warnings.simplefilter("ignore")
+    config.suppress_errors = False
+    counts: Counter[str] = Counter()
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    for number in range(first, first + int(sys.argv[1])):
+        try:
+            counts[check(number)] += 1
+        except BaseException as failure:
+            counts[f"DIFFERENT {type(failure).__name__}"] += 1
+            print(
+                f"seed {number}",
+                "".join(traceback.format_exception_only(failure))[:1500] if counts.total() < 300 else "",
+            )
+    for reason, count in counts.most_common():
+        print(count, reason)
