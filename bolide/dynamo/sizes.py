@@ -227,7 +227,7 @@ class Symbols:
         registered = source.kind == "dict_value" and source.base is not None and source.base.key in _REGISTERED
         return not (registered and config.force_nn_module_property_static_shapes)
 
-    def _changes(self, value: float, past: Sequence[float | None], eager: bool = True) -> bool:
+    def _changes(self, value: float, past: Sequence[Any], eager: bool = True) -> bool:
         """Whether there have been other values; if asked for (and for what is `eager`), one is enough."""
         if eager and (self.history.dynamic or not config.assume_static_by_default):
             return True

@@ -147,7 +147,7 @@ class SymNode:
 
     def maybe_as_int(self) -> int | None:
         expr = self.expr
-        return expr.offset if expr.__class__ is Expr and not expr.terms else None  # type: ignore[union-attr]
+        return expr.offset if expr.__class__ is Expr and not expr.terms else None
 
     constant_int = maybe_as_int
 
@@ -221,25 +221,25 @@ class SymNode:
     def _cond(self, condition: Cond) -> SymNode:
         return SymNode(self.env, condition, condition.evaluate(self.env.hints))
 
-    def add(self, other: SymNode) -> SymNode:
+    def add(self, other: SymNode) -> Any:
         a, b = self.expr, other.expr
         if a.__class__ is Expr and b.__class__ is Expr:  # C++ asks for this thousands of times: no detours
-            return SymNode(self.env, a + b, self.hint + other.hint)  # type: ignore[operator]
+            return SymNode(self.env, a + b, self.hint + other.hint)
         return self._arithmetic("+", other)
 
-    def sub(self, other: SymNode) -> SymNode:
+    def sub(self, other: SymNode) -> Any:
         return self._arithmetic("-", other)
 
-    def mul(self, other: SymNode) -> SymNode:
+    def mul(self, other: SymNode) -> Any:
         a, b = self.expr, other.expr
         if a.__class__ is Expr and b.__class__ is Expr:
-            return SymNode(self.env, a * b, self.hint * other.hint)  # type: ignore[operator]
+            return SymNode(self.env, a * b, self.hint * other.hint)
         return self._arithmetic("*", other)
 
-    def mod(self, other: SymNode) -> SymNode:
+    def mod(self, other: SymNode) -> Any:
         return self._arithmetic("%", other)
 
-    def int_floordiv(self, other: SymNode) -> SymNode:
+    def int_floordiv(self, other: SymNode) -> Any:
         return self._arithmetic("//", other)
 
     floordiv = int_floordiv

@@ -23,7 +23,8 @@ _installed: list[Any] = []
 def install() -> None:
     """Put our kernels before torch's (once per process)."""
     if not _installed:
-        for op, kernel in {aten.matmul.default: matmul, aten.max_pool1d.default: max_pool1d}.items():
+        ours: dict[Any, Callable[..., Any]] = {aten.matmul.default: matmul, aten.max_pool1d.default: max_pool1d}
+        for op, kernel in ours.items():
             _installed.append(op)
             op.py_kernels[_COMPOSITE] = _of_traced(kernel, op, op.py_kernels.get(_COMPOSITE))
             op._dispatch_cache.clear()

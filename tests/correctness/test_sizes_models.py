@@ -15,7 +15,7 @@ from benchmarks import models
 from tests.correctness.test_models import run, strides, without_dropout
 
 SIZES = ((4, 12), (5, 12), (5, 13), (3, 17), (7, 5), (2, 2), (11, 24))  # batch, sequence
-#: model, and the versions it takes: one, one for each dimension that changes, and those for sizes that are special to it
+#: model, and the versions it takes: one, one for each dimension that changes, those for sizes that are special to it
 VERSIONS = {"mlp": 2, "gpt2": 3, "bert": 3, "llama": 3, "vit": 2, "t5": 5, "resnet18": 3}
 CASES = [(name, training) for name in VERSIONS for training in (False, True) if not (training and name == "t5")]
 

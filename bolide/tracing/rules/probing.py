@@ -87,5 +87,3 @@ def _valued(value: Any, values: Values) -> Any:
     if cls is dict:
         return {key: _valued(item, values) for key, item in value.items()}
     return cls(_valued(item, values) for item in value) if cls is list or cls is tuple else value
-
-
