@@ -47,7 +47,7 @@ _TABLE = (
         "BR0102",
         "data_value",
         "A Python number is read from a tensor",
-        "`.item()`, `int()`, `float()`, `.tolist()` need the data of a tensor, which exists only after the graph has run.",
+        "`.item()`, `int()`, `float()`, `.tolist()` need the data of a tensor, which exist when the graph has run.",
         "keep it a tensor, or set bolide.dynamo.config.capture_scalar_outputs",
     ),
     BreakKind(
@@ -353,9 +353,9 @@ def markdown() -> str:
     lines = [
         "# Kinds of breaks",
         "",
-        "What capture cannot take into a graph runs in eager, and says why: in errors (`fullgraph=True`), warnings, logs",
-        "(`BOLIDE_LOGS=graph_breaks`) and `bolide.explain`. Each reason has a kind with a stable code. This page is made",
-        "from `bolide/support/kinds.py`; a test keeps it so.",
+        "What capture cannot take into a graph runs in eager, and says why: in errors (`fullgraph=True`), warnings,",
+        "logs (`BOLIDE_LOGS=graph_breaks`) and `bolide.explain`. Each reason has a kind with a stable code. This page is",
+        "made from `bolide/support/kinds.py`; a test keeps it so.",
     ]
     for kind in _TABLE:
         lines += ["", f"## {kind.code} {kind.title}", "", f"`{kind.name}`: {kind.explanation}", ""]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import cProfile
 import contextlib
+import cProfile
 import itertools
 import os
 import pstats
