@@ -354,8 +354,8 @@ def markdown() -> str:
         "# Kinds of breaks",
         "",
         "What capture cannot take into a graph runs in eager, and says why: in errors (`fullgraph=True`), warnings,",
-        "logs (`BOLIDE_LOGS=graph_breaks`) and `bolide.explain`. Each reason has a kind with a stable code. This page is",
-        "made from `bolide/support/kinds.py`; a test keeps it so.",
+        "logs (`BOLIDE_LOGS=graph_breaks`) and `bolide.explain`. Each reason has a kind with a stable code. This page",
+        "is made from `bolide/support/kinds.py`; a test keeps it so.",
     ]
     for kind in _TABLE:
         lines += ["", f"## {kind.code} {kind.title}", "", f"`{kind.name}`: {kind.explanation}", ""]
