@@ -235,7 +235,7 @@ def test_global_modes_are_put_back_when_capture_stops() -> None:
         return x
 
     with pytest.raises(Unsupported):
-        capture(function, (torch.ones(3),), {})
+        capture(function, (torch.ones(3),), {}, breaks=False)
     assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not torch.is_autocast_enabled("cpu")
 
 
@@ -251,17 +251,12 @@ def test_global_modes_are_put_back_when_capture_stops() -> None:
         (lambda x: f"{x}", "text of a tensor"),
         (lambda x: "%s" % (x,), "text of a tensor"),  # noqa: UP031
         (lambda x: x.data_ptr(), "data_ptr"),
-        (lambda x: x.backward(), "backward"),
-        (lambda x: x.numpy(), "numpy"),
         (lambda x: x.requires_grad_(), "requires_grad_"),
-        (lambda x: setattr(x, "mark", 1), "mark"),
-        (lambda x: (i for i in range(3)), "generator"),
         (lambda x: eval("x + 1"), "eval"),
-        (lambda x: iter([x]), "iterator"),
     ],
 )
 def test_what_is_not_captured_says_where_and_why(function: Callable[..., Any], reason: str) -> None:
     with pytest.raises(Unsupported) as raised:
-        capture(function, (torch.ones(()),), {})
+        capture(function, (torch.ones(()),), {}, breaks=False)
     assert reason in str(raised.value)
     assert raised.value.where is not None and raised.value.where.file == __file__
