@@ -162,7 +162,7 @@ def _video(config: Any) -> Tensor:
 
 
 def _series(config: Any) -> Tensor:
-    channels: int = getattr(config, "num_input_channels", None) or getattr(config, "input_size", 1)
+    channels: int = getattr(config, "num_input_channels", None) or getattr(config, "input_size", None) or 1
     length = getattr(config, "context_length", None) or SEQUENCE
     return torch.randn(BATCH, length, channels) if channels > 1 else torch.randn(BATCH, length)
 

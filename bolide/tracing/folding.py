@@ -23,7 +23,7 @@ def known_tensor(trace: Trace, tensor: Any) -> torch.Tensor | None:
     if tensor.__class__ is not TracedTensor:
         return None
     value = _known(trace, tensor.node, DEEPEST)
-    return None if value is _UNKNOWN else value  # type: ignore[no-any-return]
+    return None if value is _UNKNOWN else value
 
 
 def _known(trace: Trace, value: Any, depth: int) -> Any:

@@ -203,14 +203,18 @@ def _data_dependent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     if any(value is None and arg is not None for value, arg in zip(known, args)):
         raise DataDependent(str(func), trace.where, "data_shape")
     result = func(*known, **kwargs)
-    return pytree.tree_map(lambda leaf: trace.lift(leaf, private=True) if isinstance(leaf, torch.Tensor) else leaf, result)
+    return pytree.tree_map(
+        lambda leaf: trace.lift(leaf, private=True) if isinstance(leaf, torch.Tensor) else leaf, result
+    )
 
 
 def _metadata_change(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """`t_`, `unsqueeze_`, …: the tensor becomes the view that the function without the underscore makes."""
     _refuse_of_input(trace, func, args[0])
-    view: Any = _functional_form(func)[0]
-    become(args[0], trace.dispatch(view, args, kwargs))
+    form = _functional_form(func)
+    if form is None:
+        raise Unsupported(f"{func} changes a tensor's metadata in place", trace.where, operation=str(func))
+    become(args[0], trace.dispatch(form[0], args, kwargs))
     return args[0]
 
 
@@ -417,7 +421,9 @@ def _factory(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     value = args[1] if name == "full" else _CONSTANT[name]
     dtype, device = _options(kwargs)
     if name == "full" and kwargs.get("dtype") is None:
-        dtype = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, (int, torch.SymInt)) else dtype
+        dtype = (
+            torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, (int, torch.SymInt)) else dtype
+        )
     stride = args[1] if name == "empty_strided" else None
     if kwargs.get("memory_format") not in (None, torch.contiguous_format):
         stride = format_strides(tuple(args[0]), kwargs["memory_format"])
@@ -477,10 +483,10 @@ def _item(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 def _equal(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     if args[0].shape != args[1].shape:
         return False
-    known = [trace.known(arg) for arg in args]
-    if any(value is None for value in known):
+    left, right = (trace.known(arg) for arg in args)
+    if left is None or right is None:
         raise DataDependent("torch.equal", trace.where)
-    return torch.equal(*known)
+    return torch.equal(left, right)
 
 
 @handler("is_same_size")

@@ -219,7 +219,8 @@ def _default_of_class(vm: Machine, owner: Any, cls: type, name: str, found: Any)
         return found
     if type(owner) is not Outside:
         return _class_value(vm, cls, name, found)
-    if cls.__getattribute__ is object.__getattribute__ or owner.attrs is None:
+    plain: Any = object.__getattribute__
+    if cls.__getattribute__ is plain or owner.attrs is None:
         return vm.world.wrap(found, attribute_source(owner.source, name))
     owner.attrs.rely_on_absence(name)
     return _class_value(vm, cls, name, found)

@@ -4,14 +4,10 @@ written to it (effects)."""
 from __future__ import annotations
 
 import collections
-import datetime
-import decimal
 import enum
 import functools
 import operator
-import os
 import re
-import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,95 +20,25 @@ from bolide.dynamo.guards import tensor_guard
 from bolide.dynamo.program import Guard, GuardKind, Source
 from bolide.dynamo.sizes import SizeHistory, Symbols, as_exprs
 from bolide.dynamo.values.iterators import Stream, is_readable
+from bolide.dynamo.values.kinds import (
+    BOUND_BUILTINS,
+    CONSTANT_TYPES,
+    IDENTITY,
+    MISSING,
+    MODULE_INTERNALS,
+    NO_NAMESPACE,
+    SLOT_TYPES,
+    is_bound,
+    is_constant,
+    is_derived_constant,
+    is_library_class,
+    is_library_namespace,
+    is_opaque,
+    own_namespace,
+)
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor, UserFrame
 from bolide.tracing.tensor import AliasGroup
-
-MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>", "__slots__": ()})()
-
-_LIBRARY_ROOT = os.path.dirname(os.__file__) + os.sep
-_OWN_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_POLYFILLS = os.path.join(_OWN_ROOT, "dynamo", "polyfills")
-
-IDENTITY_CONSTANTS: tuple[type, ...] = (
-    type(None),
-    bool,
-    type(Ellipsis),
-    type(NotImplemented),
-    torch.dtype,
-    torch.layout,
-    torch.memory_format,
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.ClassMethodDescriptorType,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.CodeType,
-    types.FunctionType,
-    types.ModuleType,
-    re.Pattern,
-    types.GenericAlias,
-    types.UnionType,
-    functools._lru_cache_wrapper,
-)
-EQUAL_CONSTANTS: tuple[type, ...] = (
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    torch.device,
-    range,
-    torch.Size,
-    torch.finfo,
-    torch.iinfo,
-    datetime.date,
-    datetime.datetime,
-    datetime.time,
-    datetime.timedelta,
-    decimal.Decimal,
-)
-CONSTANT_TYPES = frozenset(IDENTITY_CONSTANTS + EQUAL_CONSTANTS + (slice,))
-BOUND_BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
-
-
-def is_bound(function: Any) -> bool:
-    """Whether a function written in C is a method of some object (rather than of a class or a module)."""
-    return not isinstance(function.__self__, (type(None), type, types.ModuleType))
-
-
-@functools.cache
-def is_library_file(filename: str) -> bool:
-    """Whether a source file belongs to an installed package, to the standard library or to bolide's own polyfills."""
-    if filename.startswith(("<frozen", _POLYFILLS)):
-        return True
-    return "site-packages" in filename or "dist-packages" in filename or filename.startswith(_LIBRARY_ROOT)
-
-
-def is_library_namespace(namespace: dict[str, Any]) -> bool:
-    """Whether module globals belong to a library, whose functions, classes and constants are trusted not to change."""
-    filename = namespace.get("__file__")
-    if filename is None:
-        return namespace.get("__name__") in sys.builtin_module_names
-    return is_library_file(filename)
-
-
-@functools.cache
-def is_library_class(cls: type) -> bool:
-    module = sys.modules.get(cls.__module__)
-    return module is not None and (cls.__module__ == "builtins" or is_library_namespace(module.__dict__))
-
-
-_SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
-
-
-def _is_derived_constant(real: Any, cls: type) -> bool:
-    """Whether an instance of a subclass of int, float, str or bytes is nothing but that."""
-    if not issubclass(cls, (int, float, str, bytes)) or own_namespace(real):
-        return False
-    return type(cls.__eq__) is not types.FunctionType
 
 
 class Overlay:
@@ -136,7 +62,8 @@ class Overlay:
         self.itself = source
         if child is attribute_source:
             self.itself = attribute_source(source, "__dict__")
-            if not isinstance(owner, type) and type(owner).__getattribute__ is not object.__getattribute__:
+            plain: Any = object.__getattribute__
+            if not isinstance(owner, type) and type(owner).__getattribute__ is not plain:
                 self.child, self.itself = member_source, Source("namespace", source, None)
         self.known: dict[Any, Any] = {}
         self.original: dict[Any, Any] = {}
@@ -271,10 +198,11 @@ class Outside:
     __slots__ = ("__weakref__", "attrs", "cls", "items", "real", "slot_values", "source", "world")
 
     def __init__(self, world: World, real: Any, source: Source) -> None:
-        self.real, self.source, self.cls = real, source, type(real)
+        self.real, self.source = real, source
+        self.cls: Any = type(real)
         namespace = own_namespace(real)
         self.attrs: Overlay | None = None
-        if namespace is not _NO_NAMESPACE:
+        if namespace is not NO_NAMESPACE:
             self.attrs = world.overlay(namespace, source, attribute_source, real)
         self.items: Overlay | None = None
         if isinstance(real, dict):
@@ -303,7 +231,7 @@ class Outside:
                 n
                 for base in self.cls.__mro__
                 for n, d in base.__dict__.items()
-                if type(d) in _SLOT_TYPES and n not in ("__dict__", "__weakref__")
+                if type(d) in SLOT_TYPES and n not in ("__dict__", "__weakref__")
             ]
             values = {name: getattr(self.real, name) for name in names if hasattr(self.real, name)}
             self.slot_values = world.overlay(values, self.source, attribute_source)
@@ -372,18 +300,6 @@ class Grown:
         self.real, self.source = real, source
         self.items: list[Any] = []
         self.whole = False  # the list has been read since: `items` stands for all of it
-
-
-_NO_NAMESPACE: dict[str, Any] = {}
-
-
-def own_namespace(owner: Any) -> dict[str, Any]:
-    """An instance's `__dict__`, past any `__getattribute__` of its class; an empty dict when it has none."""
-    try:
-        namespace = object.__getattribute__(owner, "__dict__")
-    except AttributeError:
-        return _NO_NAMESPACE
-    return namespace if type(namespace) is dict else _NO_NAMESPACE
 
 
 def attribute_source(base: Source, name: Any) -> Source:
@@ -541,7 +457,7 @@ class World:
         if cls in CONSTANT_TYPES and not (cls is types.FunctionType and _is_made_anew(real, source)):
             if cls in BOUND_BUILTINS and is_bound(real):
                 return self._wrap_bound(real, source)
-            if cls is slice or cls in _IDENTITY:
+            if cls is slice or cls in IDENTITY:
                 self.guard(source, "is", real)
             else:
                 self.guard(source, "equals", real)
@@ -603,7 +519,7 @@ class World:
             keywords = self.wrap(real.keywords, Source("attr", source, "keywords"))
             made = functools.partial(function, *args, **keywords.dict_items.materialise())
             return self.mirror(made, source)
-        if isinstance(real, numpy.generic) or _is_derived_constant(real, cls):
+        if isinstance(real, numpy.generic) or is_derived_constant(real, cls):
             self.guard(source, "equals", real)
             return self.mirror(real, source)
         if cls is types.MappingProxyType:
@@ -696,7 +612,7 @@ class World:
 
     def _wrap_int(self, real: int, source: Source) -> Any:
         value = self.symbols.of_int(source, real, source_name(source))
-        if type(value) is int:
+        if isinstance(value, int):
             self.guard(source, "equals", value)
         else:
             self.guard(source, "integer", value.node.expr.bounds())
@@ -874,52 +790,6 @@ class World:
         return cell
 
 
-# Attributes that every torch.nn.Module has and that are dicts by its construction.
-MODULE_INTERNALS = frozenset(
-    [
-        "_parameters",
-        "_buffers",
-        "_modules",
-        "_backward_hooks",
-        "_backward_pre_hooks",
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_forward_hooks_with_kwargs",
-        "_forward_hooks_always_called",
-        "_forward_pre_hooks_with_kwargs",
-    ]
-)
-_IDENTITY = frozenset(IDENTITY_CONSTANTS)
-
-
-def is_constant(value: Any) -> bool:
-    """Whether a value is immutable all the way down and can be compared by `==`."""
-    cls = type(value)
-    if cls is tuple or cls is frozenset:
-        return all(is_constant(item) for item in value)
-    return cls in CONSTANT_TYPES and not (cls in BOUND_BUILTINS and is_bound(value))
-
-
-@functools.cache
-def _opaque_class(cls: Any) -> bool:
-    """Classes of the standard library, of torch and of NumPy whose instances are immutable or mere handles: compared by
-    identity.
-    """
-    return cls.__module__ in _OPAQUE_MODULES or cls.__name__ in _OPAQUE_CLASSES
-
-
-_OPAQUE_MODULES = frozenset({"typing", "contextvars", "_contextvars", "_thread", "operator", "inspect", "logging"})
-_OPAQUE_CLASSES = frozenset(
-    {"OpOverload", "OpOverloadPacket", "_OpNamespace", "_Ops", "property", "classmethod", "staticmethod"}
-    | {"ufunc", "_ArrayFunctionDispatcher", "ReferenceType", "KeyedRef", "WeakMethod"}
-)
-
-
-def is_opaque(real: Any) -> bool:
-    cls: Any = type(real)
-    return _opaque_class(cls)
-
-
 def _is_made_anew(function: types.FunctionType, source: Source) -> bool:
     """Whether a function was probably made for this call only: a nested one that comes from the call's values."""
     if source.kind == "attr" and source.key not in ("cell_contents", "__func__"):
@@ -941,3 +811,23 @@ def source_name(source: Source) -> str:
             parts.append(str(key))
         at = at.base
     return re.sub(r"\W", "_", "_".join(reversed(parts))) or "input"
+
+
+__all__ = [
+    "BOUND_BUILTINS",
+    "CONSTANT_TYPES",
+    "MISSING",
+    "MODULE_INTERNALS",
+    "WRAPPERS",
+    "Deferred",
+    "Outside",
+    "Overlay",
+    "World",
+    "attribute_source",
+    "is_bound",
+    "is_constant",
+    "is_library_class",
+    "is_library_namespace",
+    "is_opaque",
+    "own_namespace",
+]

@@ -317,7 +317,7 @@ class Rebuilder:
                 "call", torch.nn.Parameter, (self._output(value.detach()), *self.constants(value.requires_grad))
             )
         if isinstance(value, torch.nn.Buffer):  # type: ignore[arg-type, unused-ignore]
-            persistent = ("persistent", Recipe("constant", value.persistent))  # type: ignore[attr-defined]
+            persistent = ("persistent", Recipe("constant", value.persistent))
             return Recipe("call", torch.nn.Buffer, (self._output(value.detach()),), (persistent,))
         if value.requires_grad and value.is_leaf:
             where = self.world.where()
@@ -326,7 +326,7 @@ class Rebuilder:
             return Recipe("call", released, (self._output(detached(value)),))
         return self._output(value)
 
-    def _output(self, value: TracedTensor) -> Recipe:
+    def _output(self, value: Any) -> Recipe:
         self.outputs.append(value)
         return Recipe("output", len(self.outputs) - 1)
 
@@ -372,13 +372,13 @@ class Rebuilder:
             parts = (self.recipe(given), self._dict(value.__dict__), self.recipe(links))
             return Recipe("call", make_exception, (Recipe("constant", cls), *parts))
         if cls in REDUCIBLE:
-            parts = reduced(value)
-            function, args, state = map(self.recipe, parts)
-            if self.split and parts[2] is not None:  # what it iterates over may still be empty
-                made = Recipe("call", restored, (function, args, Recipe("constant", None)))
+            pieces = reduced(value)
+            function, inner, state = map(self.recipe, pieces)
+            if self.split and pieces[2] is not None:  # what it iterates over may still be empty
+                made = Recipe("call", restored, (function, inner, Recipe("constant", None)))
                 self.positions.append(Effect("call", None, None, Recipe("call", set_position, (made, state))))
                 return made
-            return Recipe("call", restored, (function, args, state))
+            return Recipe("call", restored, (function, inner, state))
         if cls in _VIEWS:
             return Recipe("call", _VIEWS[cls], (self.recipe(gc.get_referents(value)[0]),))
         if isinstance(value, frozenset):

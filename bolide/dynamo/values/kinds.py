@@ -1,0 +1,158 @@
+"""What is known of a value by its class or by where it comes from: constants, opaque handles, libraries."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import functools
+import os
+import re
+import sys
+import types
+from typing import Any
+
+import torch
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>", "__slots__": ()})()
+
+_LIBRARY_ROOT = os.path.dirname(os.__file__) + os.sep
+_OWN_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_POLYFILLS = os.path.join(_OWN_ROOT, "dynamo", "polyfills")
+
+IDENTITY_CONSTANTS: tuple[type, ...] = (
+    type(None),
+    bool,
+    type(Ellipsis),
+    type(NotImplemented),
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.CodeType,
+    types.FunctionType,
+    types.ModuleType,
+    re.Pattern,
+    types.GenericAlias,
+    types.UnionType,
+    functools._lru_cache_wrapper,
+)
+EQUAL_CONSTANTS: tuple[type, ...] = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.device,
+    range,
+    torch.Size,
+    torch.finfo,
+    torch.iinfo,
+    datetime.date,
+    datetime.datetime,
+    datetime.time,
+    datetime.timedelta,
+    decimal.Decimal,
+)
+CONSTANT_TYPES = frozenset(IDENTITY_CONSTANTS + EQUAL_CONSTANTS + (slice,))
+BOUND_BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
+
+
+def is_bound(function: Any) -> bool:
+    """Whether a function written in C is a method of some object (rather than of a class or a module)."""
+    return not isinstance(function.__self__, (type(None), type, types.ModuleType))
+
+
+@functools.cache
+def is_library_file(filename: str) -> bool:
+    """Whether a source file belongs to an installed package, to the standard library or to bolide's own polyfills."""
+    if filename.startswith(("<frozen", _POLYFILLS)):
+        return True
+    return "site-packages" in filename or "dist-packages" in filename or filename.startswith(_LIBRARY_ROOT)
+
+
+def is_library_namespace(namespace: dict[str, Any]) -> bool:
+    """Whether module globals belong to a library, whose functions, classes and constants are trusted not to change."""
+    filename = namespace.get("__file__")
+    if filename is None:
+        return namespace.get("__name__") in sys.builtin_module_names
+    return is_library_file(filename)
+
+
+@functools.cache
+def is_library_class(cls: type) -> bool:
+    module = sys.modules.get(cls.__module__)
+    return module is not None and (cls.__module__ == "builtins" or is_library_namespace(module.__dict__))
+
+
+SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def is_derived_constant(real: Any, cls: type) -> bool:
+    """Whether an instance of a subclass of int, float, str or bytes is nothing but that."""
+    if not issubclass(cls, (int, float, str, bytes)) or own_namespace(real):
+        return False
+    return type(cls.__eq__) is not types.FunctionType
+
+
+NO_NAMESPACE: dict[str, Any] = {}
+
+
+def own_namespace(owner: Any) -> dict[str, Any]:
+    """An instance's `__dict__`, past any `__getattribute__` of its class; an empty dict when it has none."""
+    try:
+        namespace = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return NO_NAMESPACE
+    return namespace if type(namespace) is dict else NO_NAMESPACE
+
+
+# Attributes that every torch.nn.Module has and that are dicts by its construction.
+MODULE_INTERNALS = frozenset(
+    [
+        "_parameters",
+        "_buffers",
+        "_modules",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks_with_kwargs",
+    ]
+)
+IDENTITY = frozenset(IDENTITY_CONSTANTS)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value is immutable all the way down and can be compared by `==`."""
+    cls = type(value)
+    if cls is tuple or cls is frozenset:
+        return all(is_constant(item) for item in value)
+    return cls in CONSTANT_TYPES and not (cls in BOUND_BUILTINS and is_bound(value))
+
+
+@functools.cache
+def _opaque_class(cls: Any) -> bool:
+    """Classes of the standard library, of torch and of NumPy whose instances are immutable or mere handles: compared by
+    identity.
+    """
+    return cls.__module__ in _OPAQUE_MODULES or cls.__name__ in _OPAQUE_CLASSES
+
+
+_OPAQUE_MODULES = frozenset({"typing", "contextvars", "_contextvars", "_thread", "operator", "inspect", "logging"})
+_OPAQUE_CLASSES = frozenset(
+    {"OpOverload", "OpOverloadPacket", "_OpNamespace", "_Ops", "property", "classmethod", "staticmethod"}
+    | {"ufunc", "_ArrayFunctionDispatcher", "ReferenceType", "KeyedRef", "WeakMethod"}
+)
+
+
+def is_opaque(real: Any) -> bool:
+    cls: Any = type(real)
+    return _opaque_class(cls)
