@@ -419,7 +419,7 @@ _LAZY_METHODS: dict[str, Callable[..., Any]] = {
 
 @intercept(dict.__getitem__)
 def _dict_getitem(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    owner, key = args
+    owner, key = args[0], operations.as_key(vm, args[1])
     found = owner.dict_items.get(key) if type(owner) is Outside else dict.get(owner, key, MISSING)
     if found is not MISSING:
         return found
@@ -443,15 +443,18 @@ def _dict_method(method: Any, name: str) -> None:
     @intercept(method)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         owner = args[0]
-        if name == "update" and (type(owner) is Outside or any(_lazy_or_mapping(vm, arg) for arg in args)):
-            return Call(polyfill("dict_update"), [owner, tuple(args[1:]), kwargs])
+        if name in ("update", "__ior__") and (
+            type(owner) is Outside or any(_lazy_or_mapping(vm, arg) for arg in args[1:])
+        ):
+            if name == "update":
+                return Call(polyfill("dict_update"), [owner, tuple(args[1:]), kwargs])
+            return Call(polyfill("dict_ior"), args)
         if type(owner) is not Outside:
             return NATIVE
-        if name == "__ior__":
-            return Call(polyfill("dict_ior"), args)
         lazy = _LAZY_METHODS.get(name)
         if lazy is not None:
-            return lazy(owner.dict_items, *args[1:])
+            keyed = [operations.as_key(vm, key) for key in args[1:2]]
+            return lazy(owner.dict_items, *keyed, *args[2:])
         others = args[1:]
         if name in ("__or__", "__ror__", "__eq__", "__ne__"):
             others = [operations.native_view(vm, other) for other in others]

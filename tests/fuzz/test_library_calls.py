@@ -50,7 +50,16 @@ BUILTINS = [name for name in dir(builtins) if callable(getattr(builtins, name)) 
 LEFT_OUT = {"hash", "id", "count", "cycle", "repeat", "mro", "__sizeof__", "__dir__", "__subclasses__", "copy"}
 LEFT_OUT |= {"breakpoint", "compile", "copyright", "credits", "eval", "exec", "exit", "globals", "help", "input"}
 LEFT_OUT |= {"license", "locals", "open", "print", "quit", "aiter", "anext", "memoryview", "super", "object", "iter"}
-LEFT_OUT |= {"KeyboardInterrupt", "GeneratorExit", "SystemExit", "cmp_to_key", "format_map", "dir", "__init_subclass__"}
+LEFT_OUT |= {
+    "KeyboardInterrupt",
+    "GeneratorExit",
+    "SystemExit",
+    "cmp_to_key",
+    "tee",
+    "format_map",
+    "dir",
+    "__init_subclass__",
+}
 LEFT_OUT |= {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__class_getitem__", "__subclasshook__"}
 LEFT_OUT |= {"__setattr__", "__delattr__", "__getattribute__", "property", "staticmethod", "classmethod", "keys"}
 LEFT_OUT |= {
@@ -147,6 +156,8 @@ def _classes() -> dict[str, type]:
 def _fits(value: str, owner: str) -> bool:
     cls = next((c for c in TYPES if owner in (c.__name__, f"{c.__module__}.{c.__qualname__}")), None)
     known = _classes().get(value)
+    if cls is dict and known is collections.OrderedDict:
+        return False  # the methods of dict break an OrderedDict
     return cls is not None and known is not None and issubclass(known, cls) and cls not in (object, type)
 
 
