@@ -94,7 +94,7 @@ def record_of(value: Any) -> Generator:
 
 def make_generator(name: str) -> NativeGenerator[Any, Any, Any]:
     """A generator whose state is still to be set."""
-    made = _body(Generator(Frame(_NOTHING, {}, []), name))
+    made: Any = _body(Generator(Frame(_NOTHING, {}, []), name))
     made.__name__ = name.rpartition(".")[2]
     made.__qualname__ = name
     next(made)  # to where it waits to be resumed

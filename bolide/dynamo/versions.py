@@ -307,6 +307,8 @@ class Versions(ABC):
         """The backend's runner. Where grad mode is off at the beginning and a result requires grad all the same, it was
         switched on meanwhile.
         """
+        if captured.calls is not None:  # a graph of calls switches modes itself
+            return self.backend(captured)
         if torch.is_grad_enabled() or not any(output.requires_grad for output in captured.outputs):
             return self.backend(captured)
         with torch.enable_grad():

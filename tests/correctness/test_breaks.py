@@ -536,4 +536,5 @@ def test_values_that_only_a_handler_or_the_end_of_a_generator_needs_stay() -> No
         return kept, last
 
     for fail in (True, False):
-        check(functools.partial(body, fail=fail), bolide.compile(lambda x: body(x, fail), backend="aot_eager"))
+        program = functools.partial(body, fail=fail)
+        check(program, bolide.compile(program, backend="aot_eager"))
