@@ -6,9 +6,10 @@ and lines. What the versions spell differently is normalised (`bytecode_forms`),
 - jumps are absolute indices into the instruction list, forward and backward forms have one name (`JUMP`,
   `POP_JUMP_IF_TRUE`, …);
 - names, constants, comparison and arithmetic operators are resolved to the objects themselves;
-- fused instructions are taken apart, inline caches, `EXTENDED_ARG`, `NOP`, `RESUME` and the like are gone (jumps to them
-  go to what follows);
-- exceptions are handled by a table over instruction indices; for 3.10 it is derived from the blocks (`bytecode_blocks`).
+- fused instructions are taken apart, inline caches, `EXTENDED_ARG`, `NOP`, `RESUME` and the like are gone (jumps to
+  them go to what follows);
+- exceptions are handled by a table over instruction indices; that of 3.10 is derived from its blocks
+  (`bytecode_blocks`).
 
 Decoding is cached per code object.
 """

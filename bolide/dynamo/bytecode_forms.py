@@ -64,17 +64,41 @@ NEVER: dict[str, str] = {
     "ENTER_EXECUTOR": "co_code shows the instruction it replaced",
     "EXIT_INIT_CHECK": "only in frames made by C code",
     **dict.fromkeys(
-        "JUMP JUMP_NO_INTERRUPT LOAD_METHOD LOAD_SUPER_METHOD LOAD_ZERO_SUPER_ATTR LOAD_ZERO_SUPER_METHOD "
-        "POP_BLOCK SETUP_CLEANUP SETUP_FINALLY SETUP_WITH STORE_FAST_MAYBE_NULL LOAD_CLOSURE".split(),
+        [
+            "JUMP",
+            "JUMP_NO_INTERRUPT",
+            "LOAD_METHOD",
+            "LOAD_SUPER_METHOD",
+            "LOAD_ZERO_SUPER_ATTR",
+            "LOAD_ZERO_SUPER_METHOD",
+            "POP_BLOCK",
+            "SETUP_CLEANUP",
+            "SETUP_FINALLY",
+            "SETUP_WITH",
+            "STORE_FAST_MAYBE_NULL",
+            "LOAD_CLOSURE",
+        ],
         "only inside the compiler (pseudo-instruction)",
     ),
 }
-"""Names of `dis.opmap` that no code object shows, and why. From 3.12 on the pseudo-instructions are among them; INSTRUMENTED_*
-are shown by `co_code` as what they stand for."""
+"""Names of `dis.opmap` that no code object shows, and why. From 3.12 on the pseudo-instructions are among them;
+INSTRUMENTED_* are shown by `co_code` as what they stand for."""
 
-_BINARY_NAMES = (
-    "ADD AND FLOOR_DIVIDE LSHIFT MATRIX_MULTIPLY MULTIPLY MODULO OR POWER RSHIFT SUBTRACT TRUE_DIVIDE XOR".split()
-)
+_BINARY_NAMES = [
+    "ADD",
+    "AND",
+    "FLOOR_DIVIDE",
+    "LSHIFT",
+    "MATRIX_MULTIPLY",
+    "MULTIPLY",
+    "MODULO",
+    "OR",
+    "POWER",
+    "RSHIFT",
+    "SUBTRACT",
+    "TRUE_DIVIDE",
+    "XOR",
+]
 _BINARY_SIGNS = ["+", "&", "//", "<<", "@", "*", "%", "|", "**", ">>", "-", "/", "^"]
 _BINARY: list[Callable[[Any, Any], Any]] = [
     operator.add,
@@ -219,8 +243,8 @@ def _constant(code: types.CodeType, raw: Raw) -> list[Part]:
 
 
 @_form(
-    *"STORE_NAME DELETE_NAME LOAD_NAME STORE_GLOBAL DELETE_GLOBAL STORE_ATTR DELETE_ATTR".split(),
-    *"LOAD_FROM_DICT_OR_GLOBALS IMPORT_NAME IMPORT_FROM".split(),
+    *["STORE_NAME", "DELETE_NAME", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR"],
+    *["LOAD_FROM_DICT_OR_GLOBALS", "IMPORT_NAME", "IMPORT_FROM"],
 )
 def _name(code: types.CodeType, raw: Raw) -> list[Part]:
     return [(raw.name, code.co_names[raw.arg])]
@@ -379,8 +403,8 @@ def _make_function_old(code: types.CodeType, raw: Raw) -> list[Part]:
 # ---- blocks and exceptions of 3.10 -----------------------------------------------------------------------------------
 
 HANDLER: list[Part] = [("PUSH_EXC_INFO", None), *[("LOAD_CONST", None), ("SWAP", 2)] * 3, ("COPY", 1)]
-"""What stands before a handler of 3.10: the exceptions that it expects as (traceback, value, type) each. The last of the
-six is the exception in the place of its type."""
+"""What stands before a handler of 3.10: the exceptions that it expects as (traceback, value, type) each. The last of
+the six is the exception in the place of its type."""
 
 _fixed("SETUP_FINALLY", until=(3, 10))
 _fixed("SETUP_ASYNC_WITH", until=(3, 10))

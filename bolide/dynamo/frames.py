@@ -16,8 +16,8 @@ class Frame:
     `pc` is the index of the next instruction; `locals` are CPython's fast locals (variables, cells, free variables),
     MISSING when unbound; `exceptions` are the handled exceptions (`PUSH_EXC_INFO`); `then` says what becomes of the
     result (see `Machine.finish`): "push" onto the caller's stack, "drop", or "instance" (push `then_value` instead, as
-    after `__init__`). `generator` is set while the frame runs as the body of one. `namespace` is the local namespace of a
-    class body. `tick` is the number of its last instruction after which another frame was on top.
+    after `__init__`). `generator` is set while the frame runs as the body of one. `namespace` is the local namespace of
+    a class body. `tick` is the number of its last instruction after which another frame was on top.
     """
 
     __slots__ = (
@@ -81,9 +81,9 @@ class Generator:
         self.frame.generator, self.frame.locals, self.frame.stack = None, [], []
 
     def __del__(self) -> None:
-        if self.abandon is not None and self.started and not (self.done or self.running):
-            if self.frame.code.handler(self.frame.pc - 1) is not None:
-                self.abandon(self)
+        suspended = self.started and not (self.done or self.running)
+        if self.abandon is not None and suspended and self.frame.code.handler(self.frame.pc - 1) is not None:
+            self.abandon(self)
 
 
 def bind(function: types.FunctionType, args: list[Any], kwargs: dict[str, Any] | None) -> list[Any]:

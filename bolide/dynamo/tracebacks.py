@@ -22,8 +22,8 @@ def _stub() -> Iterator[None]:
 
 
 def add_entry(error: BaseException, code: Code, index: int) -> None:
-    """Note that `error` passes through a frame of `code` at instruction `index`. What the traceback says of bolide's own
-    frames is dropped."""
+    """Note that `error` passes through a frame of `code` at instruction `index`. What the traceback says of bolide's
+    own frames is dropped."""
     trace = _foreign(error.__traceback__)
     if not code.code.co_filename.startswith(_OURS):
         line = code.lines[index] if 0 <= index < len(code.lines) else code.code.co_firstlineno

@@ -1,4 +1,4 @@
-# ruff: noqa: B018, B904, F821, F841, SIM105, SIM117, E701, E702 -- the programs use what they test
+# ruff: noqa: B016, B018, B023, B030, B904, E731, F821, F841, PIE804, RET503, RUF059, SIM105, UP037 -- they use what they test
 """Statements of Python down to their corners: what is raised, with which text, cause and context, in which order things
 happen. Captured without a break, each program must give what CPython gives. PYTEST_DONT_REWRITE: that would put calls
 of `locals` into the programs."""

@@ -91,8 +91,8 @@ CALLS = 3
 def check(seed: int, broken: bool = False) -> str:
     """ "agrees", or what capture does not support. Raises AssertionError on a difference.
 
-    The compiled program is called three times, with two sets of arguments: later calls meet guards, and globals that the
-    ones before have changed."""
+    The compiled program is called three times, with two sets of arguments: later calls meet guards, and globals that
+    the ones before have changed."""
     source = Writer(seed, broken).program()
     text = f"seed {seed}\n{source[len(PRELUDE) :]}"
     plainly, captured = namespace_of(source, seed), namespace_of(source, seed)

@@ -27,7 +27,8 @@ def delegate_of_generator(generator: Any) -> Any:
 
 
 def raise_in_generator(generator: Any, error: Any) -> Any:
-    """Continue a generator, or the generator of the program's own that it yields from, by raising `error` (primitive)."""
+    """Continue a generator, or the generator of the program's own that it yields from, by raising `error`
+    (primitive)."""
     return generator.throw(error)
 
 
