@@ -13,7 +13,7 @@ from bolide.dynamo.disabling import set_break_is_error
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.state import state
-from bolide.dynamo.values.outside import CONSTANT_TYPES
+from bolide.dynamo.values.kinds import CONSTANT_TYPES
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 

@@ -20,7 +20,8 @@ from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
 from bolide.dynamo.reified import exception_effects, generator_effects
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.sizes import SizeHistory, Symbols
-from bolide.dynamo.values.outside import CONSTANT_TYPES, MODULE_INTERNALS, Deferred, World
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, MODULE_INTERNALS
+from bolide.dynamo.values.outside import Deferred, World
 from bolide.dynamo.values.rebuild import Rebuilder
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace

@@ -18,7 +18,7 @@ from typing import Any
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import OPCODES, Handler, Machine
 from bolide.dynamo.opcodes import NULL
-from bolide.dynamo.values.outside import MISSING
+from bolide.dynamo.values.kinds import MISSING
 
 NATIVE: dict[str, Handler] = {}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bolide.dynamo.bytecode import Code, decode
-from bolide.dynamo.values.outside import MISSING
+from bolide.dynamo.values.kinds import MISSING
 
 
 class Frame:

@@ -19,7 +19,8 @@ from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Effect, Recipe, Source
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.values.attributes import Super
-from bolide.dynamo.values.outside import MISSING, WRAPPERS, Deferred, World
+from bolide.dynamo.values.kinds import MISSING
+from bolide.dynamo.values.outside import WRAPPERS, Deferred, World
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
 
@@ -92,7 +93,7 @@ def record_of(value: Any) -> Generator:
     return record
 
 
-def make_generator(name: str) -> NativeGenerator[Any, Any, Any]:
+def make_generator(name: str) -> Any:
     """A generator whose state is still to be set."""
     made: Any = _body(Generator(Frame(_NOTHING, {}, []), name))
     made.__name__ = name.rpartition(".")[2]

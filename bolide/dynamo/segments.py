@@ -17,7 +17,8 @@ from bolide.dynamo.bytecode import Code
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.liveness import live_during_call, live_locals
 from bolide.dynamo.opcodes import NULL
-from bolide.dynamo.values.outside import MISSING, Deferred, Outside
+from bolide.dynamo.values.kinds import MISSING
+from bolide.dynamo.values.outside import Deferred, Outside
 from bolide.support.errors import Unsupported, UserFrame
 
 _VALUED = frozenset({"instance", "default"})  # what `then_value` is a value of the program for
