@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.autograd import forward_ad
+from torch.nn.parameter import is_lazy
 
 from bolide.dynamo import sources
 from bolide.dynamo.config import config
@@ -34,7 +35,7 @@ def tensor_guard(real: torch.Tensor, where: UserFrame | None = None) -> TensorGu
     """What has to stay true of `real`. Raises Unsupported (kind ``input``) for a tensor that cannot be compiled."""
     refusal = _refusal(real)
     if refusal is not None:
-        raise Unsupported(refusal[0], where, refusal[1], kind="input")
+        raise Unsupported(refusal[0], where, refusal[1], kind="lazy" if is_lazy(real) else "input")
     return TensorGuard(
         type(real), real.dtype, real.device, real.requires_grad, real.is_leaf, tuple(real.shape), tuple(real.stride())
     )

@@ -29,8 +29,8 @@ class Source:
     (key: free variable name; `obj` holds the cell), ``object`` (a live Python object held by `obj`, e.g. an imported
     module), ``attr`` (key: name), ``item`` (key: a constant), ``type`` (`type(base)`), ``dict_value`` (key: a
     constant; reads a ``dict`` bypassing user-defined ``__getitem__``), ``apply`` (`obj(base, *key)`: a function that
-    changes nothing, and constants), ``member`` and ``namespace`` (key: name, None): an item of an instance's ``__dict__``
-    and the ``__dict__`` itself, past any ``__getattribute__`` of its class.
+    changes nothing, and constants), ``member`` and ``namespace`` (key: name, None): an item of an instance's
+    ``__dict__`` and the ``__dict__`` itself, past any ``__getattribute__`` of its class.
     Two sources are equal when they are the same path: same kinds and keys, the same objects held.
     """
 
@@ -158,7 +158,8 @@ class Effect:
 
     kinds: ``setattr`` (target, key, value), ``delattr``, ``setitem`` (target, key recipe, value), ``delitem``,
     ``list_assign`` (target[:] = value), ``dict_assign`` (clear and update), ``set_assign``, ``global`` (target: the
-    module dict), ``cell`` (target: the cell; without a value it is emptied), ``call`` (value: a recipe whose evaluation is the effect).
+    module dict), ``cell`` (target: the cell; without a value it is emptied), ``call`` (value: a recipe whose
+    evaluation is the effect).
     """
 
     kind: Literal[

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bolide.dynamo.checks import Check
-from bolide.dynamo.program import Captured, Effect, Guard, Recipe, Source
+from bolide.dynamo.program import Captured, Effect, Guard, Recipe
 from bolide.dynamo.segments import Suspended
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.sources import Namespace, with_symbols

@@ -188,7 +188,7 @@ def _drops_nothing(node: fx.Node) -> bool:
         return False
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = {**dict(zip(names, node.args)), **node.kwargs}
-    return given.get("dropout_p", 0.0) == 0
+    return bool(given.get("dropout_p", 0.0) == 0)
 
 
 def _target_is_impure(target: Any) -> bool:

@@ -213,7 +213,9 @@ def _metadata_change(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     _refuse_of_input(trace, func, args[0])
     form = _functional_form(func)
     if form is None:
-        raise Unsupported(f"{func} changes a tensor's metadata in place", trace.where, operation=str(func))
+        raise Unsupported(
+            f"{func} changes a tensor's metadata in place", trace.where, None, "metadata", operation=str(func)
+        )
     become(args[0], trace.dispatch(form[0], args, kwargs))
     return args[0]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bolide.tracing.trace import Trace
 
 aten = torch.ops.aten
-Pin = Callable[[], None]
+Pin = Callable[[], object]
 
 
 class ScalarNode:

@@ -235,9 +235,9 @@ class Trace:
         """A Python float whose value is that of a 0-dim tensor of the graph (see `scalars`)."""
         self.has_scalars, self.functional_only = True, "numbers are computed in the graph"
         with torch.no_grad():
-            value = tensor.detach().to(torch.float64)
+            value: Any = tensor.detach().to(torch.float64)
             value = value.clone() if value.group is tensor.group else value  # later writes do not change a number
-        return scalars.TracedFloat(value, hint, pins)  # type: ignore[arg-type]
+        return scalars.TracedFloat(value, hint, pins)
 
     def seed(self) -> tuple[torch.fx.Node, int]:
         """The seed's node and the number of the next draw."""

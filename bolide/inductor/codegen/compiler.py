@@ -12,9 +12,9 @@ from bolide.inductor.codegen.structure import structure
 from bolide.inductor.codegen.target import Target, host_target
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.ir.verify import verify
-from bolide.support.engine import Library, load
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.support.caches import on_reset
+from bolide.support.engine import Library, load
 
 ENTRY = "kernel"
 
