@@ -214,7 +214,7 @@ def _metadata_change(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     form = _functional_form(func)
     if form is None:
         raise Unsupported(
-            f"{func} changes a tensor's metadata in place", trace.where, None, "metadata", operation=str(func)
+            f"{func} changes a tensor's metadata in place", trace.where, None, "tensor_method", operation=str(func)
         )
     become(args[0], trace.dispatch(form[0], args, kwargs))
     return args[0]
