@@ -45,18 +45,24 @@ def intercept(*functions: Any) -> Callable[[Intercept], Intercept]:
     return register
 
 
-def _of_arity(handler: Intercept, function: Any) -> Intercept:
-    """The handler of a function written in C, which raises its own TypeError for a wrong number of arguments."""
+@functools.cache  # when first called: signatures take a third of importing everything
+def _arity(function: Any) -> tuple[int, int] | None:
+    """The least and the most arguments of a function written in C; None if it does not say or takes any number."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return handler
+        return None
     if any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters):
-        return handler
-    low, high = sum(p.default is p.empty for p in parameters), len(parameters)
+        return None
+    return sum(p.default is p.empty for p in parameters), len(parameters)
+
+
+def _of_arity(handler: Intercept, function: Any) -> Intercept:
+    """The handler of a function written in C, which raises its own TypeError for a wrong number of arguments."""
 
     def checked(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if not (low <= len(args) + len(kwargs) <= high):
+        bounds = _arity(function)
+        if bounds is not None and not (bounds[0] <= len(args) + len(kwargs) <= bounds[1]):
             function(*args, **kwargs)
         return handler(vm, args, kwargs)
 
