@@ -157,11 +157,12 @@ class _Attempt:
             ending = None
         rebuilder = Rebuilder(world)
         recipe = rebuilder.recipe(result)
-        effects = rebuilder.effects() + generator_effects(rebuilder) + exception_effects(rebuilder)
+        written = rebuilder.effects()
+        effects = generator_effects(rebuilder) + exception_effects(rebuilder)
         effects += _deferred(machine.deferred, rebuilder)
         effects += [_call_effect(setter, *args) for setter, args in changed]
         checks = _assertions(machine, rebuilder) + _deferred(machine.required, rebuilder)
-        effects = [*checks, *rebuilder.fills, *rebuilder.positions, *effects]
+        effects = [*checks, *rebuilder.fills, *written, *rebuilder.positions, *effects]
         _guard_aliasing(world, self.trace)
         _guard_identities(world)
         return Captured(

@@ -403,6 +403,9 @@ def _before_with(vm: Machine, frame: Frame, arg: Any) -> None:
 
 @_native("YIELD_VALUE")
 def _yield_value(vm: Machine, frame: Frame, arg: Any) -> None:
-    if frame.generator is not None:
-        frame.generator.native = None
+    generator = frame.generator
+    native = None if generator is None else generator.native  # if this is its last reference, it is closed below
+    if generator is not None:
+        generator.native = None
     OPCODES["YIELD_VALUE"](vm, frame, arg)
+    del native

@@ -105,7 +105,7 @@ def make_generator(name: str) -> Any:
 def set_state(generator: Any, shape: Shape | None, started: bool, values: tuple[Any, ...]) -> Any:
     """Give a generator the state that captured code has left it in; without a shape it is exhausted."""
     record = record_of(generator)
-    record.running = False
+    record.running, record.native = False, None  # a record that refers to its generator would keep it alive
     record.started = started
     if shape is None:
         record.finish()

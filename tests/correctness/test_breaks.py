@@ -538,3 +538,31 @@ def test_values_that_only_a_handler_or_the_end_of_a_generator_needs_stay() -> No
     for fail in (True, False):
         program = functools.partial(body, fail=fail)
         check(program, bolide.compile(program, backend="aot_eager"))
+
+
+def test_an_iterator_made_in_front_of_a_break_stands_behind_what_the_list_has_got_meanwhile() -> None:
+    def body(x: Tensor) -> Any:
+        items: list[int] = []
+        print("made")
+        items.append(1)
+        items.append(2)
+        rest = iter(items)
+        first = next(rest)
+        print("drawn", first)
+        return [first, *rest], x + first
+
+    check(body, bolide.compile(body, backend="aot_eager"))
+
+
+def test_a_generator_that_is_dropped_when_it_has_yielded_gives_its_item() -> None:
+    def body(x: Tensor) -> Any:
+        def items() -> Any:
+            try:
+                print("started")
+                yield x + 1
+            finally:
+                print("closed")
+
+        return next(items(), None), x * 2
+
+    check(body, bolide.compile(body, backend="aot_eager"))

@@ -177,7 +177,7 @@ class Rebuilder:
         self.split = False  # make containers empty first: a value contains itself
         self.unfilled: list[tuple[Any, type, Recipe]] = []
         self.fills: list[Effect] = []
-        self.positions: list[Effect] = []  # of iterators, after the fills
+        self.positions: list[Effect] = []  # of iterators, after the fills and what is written to lists
         self.input_of = {id(t): world.inputs[i] for i, t in enumerate(world.trace.inputs)}
 
     def recipe(self, value: Any) -> Recipe:
@@ -258,6 +258,9 @@ class Rebuilder:
             return
         full = self._make(value, cls)
         self.fills.append(Effect("call", None, None, Recipe("call", fill_instance, (empty, full))))
+
+    def _is_outside(self, value: Any) -> bool:
+        return id(value) in self.world.snapshots or id(value) in self.world.mirrors
 
     def constants(self, *values: Any) -> tuple[Recipe, ...]:
         return tuple(Recipe("constant", value) for value in values)
@@ -374,7 +377,8 @@ class Rebuilder:
         if cls in REDUCIBLE:
             pieces = reduced(value)
             function, inner, state = map(self.recipe, pieces)
-            if self.split and pieces[2] is not None:  # what it iterates over may still be empty
+            # an iterator cannot be put behind what it iterates over has now: that may still be filled or grow
+            if pieces[2] is not None and (self.split or any(map(self._is_outside, pieces[1]))):
                 made = Recipe("call", restored, (function, inner, Recipe("constant", None)))
                 self.positions.append(Effect("call", None, None, Recipe("call", set_position, (made, state))))
                 return made
