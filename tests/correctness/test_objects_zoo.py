@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from functools import partial
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from benchmarks import zoo, zoo_build
 
@@ -36,3 +40,26 @@ def test_captured_whole_and_equal_to_eager(name: str, training: bool) -> None:
 def test_breaks_on_data_are_only_breaks(name: str) -> None:
     verdict = zoo.check(name, partial(zoo_build.build, name), True, "eager", breaks=True)
     assert verdict.status == "ok" and "broken" in verdict.detail, verdict
+
+
+class SlowInFloat64(nn.Module):
+    """Stands for a model whose float64 run meets the time limit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.dtype is torch.float64:
+            time.sleep(20)
+        return x * self.weight
+
+
+def test_a_model_that_meets_its_limit_is_not_judged_without_its_float64_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "build", lambda name, training: (SlowInFloat64(), {"x": torch.randn(8)}))
+    handler = signal.getsignal(signal.SIGALRM)
+    try:
+        (verdict,) = zoo.sweep(["slow"], "inductor", [True], limit=2)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    assert verdict.status == "error" and "TookTooLong" in verdict.detail, verdict
