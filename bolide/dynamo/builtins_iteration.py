@@ -20,6 +20,7 @@ from bolide.dynamo.calls import SWITCHED, intercept
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import class_of, polyfill
+from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.polyfills import generic
 from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside
 from bolide.tracing import TracedTensor
@@ -117,7 +118,7 @@ def _plain_iterable(value: Any) -> bool:
 def _plain_argument(value: Any) -> bool:
     """Whether native code that calls functions and looks at items does nothing of the program's with `value`."""
     if isinstance(value, type):
-        return not value.__flags__ & (1 << 9)  # not a class of Python's
+        return not is_python_class(value)
     if type(value) in _SEQUENCES:
         return all(map(_plain, value))
     return type(value) in CONSTANT_TYPES and not callable(value)

@@ -136,7 +136,7 @@ def _copies_itself(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if is_opaque(value):
         return True
     cls = class_of(value)
-    if not (cls.__flags__ & (1 << 9) or cls in _COPIED):
+    if not (policy.is_python_class(cls) or cls in _COPIED):
         raise Unsupported(f"a copy of a {cls.__name__}", vm.where(), None, "native_call")
     return False
 

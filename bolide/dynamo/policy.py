@@ -132,3 +132,10 @@ ARRAY_METHODS = _names(
     "min nonzero prod ptp ravel repeat reshape round searchsorted sort squeeze std sum swapaxes take trace transpose "
     "var"
 )
+
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # of `cls.__flags__`
+
+
+def is_python_class(cls: type) -> bool:
+    """Whether a class was made by Python code: classes of C code are static, or cannot be changed."""
+    return cls.__flags__ & (_HEAP_TYPE | _IMMUTABLE_TYPE) == _HEAP_TYPE

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import io
+import itertools
 import traceback
 import weakref
 from collections.abc import Callable
@@ -566,3 +567,33 @@ def test_a_generator_that_is_dropped_when_it_has_yielded_gives_its_item() -> Non
         return next(items(), None), x * 2
 
     check(body, bolide.compile(body, backend="aot_eager"))
+
+
+def test_a_loop_sees_what_its_body_adds_to_the_list_or_changes_in_the_dict() -> None:
+    def body(x: Tensor) -> Any:
+        queue, seen, table = [3], [], {"a": 1, "b": 2}
+        for i in queue:
+            print(i)
+            seen.append(x * i)
+            if i:
+                queue.append(i - 1)
+                queue.append(0)
+        for key, value in table.items():
+            print(key)
+            table["b"] = value + 5
+        return seen, queue, table
+
+    check(body, bolide.compile(body, backend="aot_eager"))
+
+
+def test_an_iterator_of_c_code_that_lives_across_a_break_is_not_taken_for_an_instance():
+    def program(x):
+        it = itertools.accumulate([1, 2, 3])
+        first = next(it)
+        bolide.graph_break()
+        return x + first, list(it)
+
+    x = torch.randn(2)
+    got = bolide.compile(program)(x)
+    torch.testing.assert_close(got[0], x + 1)
+    assert got[1] == [3, 6]

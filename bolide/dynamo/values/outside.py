@@ -17,6 +17,7 @@ import numpy
 import torch
 
 from bolide.dynamo.guards import tensor_guard
+from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program import Guard, GuardKind, Source
 from bolide.dynamo.sizes import SizeHistory, Symbols, as_exprs
 from bolide.dynamo.values.iterators import Stream, is_readable
@@ -506,12 +507,12 @@ class World:
             function = self.wrap(real.__func__, Source("attr", source, "__func__"))
             return types.MethodType(function, owner)
         if isinstance(real, tuple):  # namedtuples and structseqs
-            if not cls.__flags__ & (1 << 9) and is_constant(tuple(real)):
+            if not is_python_class(cls) and is_constant(tuple(real)):
                 self.guard(source, "is", real)
                 return real
             self.guard(source, "type", cls)
             parts = [self.wrap(item, Source("item", source, i)) for i, item in enumerate(tuple.__iter__(real))]
-            return self.mirror(tuple.__new__(cls, parts) if cls.__flags__ & (1 << 9) else cls(parts), source)
+            return self.mirror(tuple.__new__(cls, parts) if is_python_class(cls) else cls(parts), source)
         if cls is functools.partial:
             self.guard(source, "type", cls)
             function = self.wrap(real.func, Source("attr", source, "func"))

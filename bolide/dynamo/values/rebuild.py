@@ -8,6 +8,7 @@ import contextlib
 import enum
 import functools
 import gc
+import operator
 import random
 import threading
 import types
@@ -18,8 +19,17 @@ from typing import Any
 import numpy
 import torch
 
+from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program import Effect, Recipe
-from bolide.dynamo.values.iterators import REDUCIBLE, advance, reduced, restored, set_position
+from bolide.dynamo.values.iterators import (
+    DICT_ITERATORS,
+    REDUCIBLE,
+    advance,
+    dict_iterator,
+    reduced,
+    restored,
+    set_position,
+)
 from bolide.dynamo.values.outside import (
     BOUND_BUILTINS,
     CONSTANT_TYPES,
@@ -144,7 +154,6 @@ _VIEWS: dict[type, Any] = {
     for name in ("keys", "values", "items")
 }
 _VALUES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-_HEAP_TYPE = 1 << 9  # of cls.__flags__: a class made by a class statement
 
 
 def _is_self_contained(cls: type) -> bool:
@@ -247,7 +256,7 @@ class Rebuilder:
             return Recipe("call", cls, self.constants((), value.maxlen))
         if cls in (list, dict, collections.OrderedDict):
             return Recipe("call", cls)
-        if cls.__flags__ & _HEAP_TYPE and not isinstance(value, (tuple, type, enum.Enum, BaseException)):
+        if is_python_class(cls) and not isinstance(value, (tuple, type, enum.Enum, BaseException)):
             return Recipe("call", cls.__new__, (Recipe("constant", cls),))
         return None
 
@@ -374,6 +383,11 @@ class Rebuilder:
             given = OSError.__reduce__(value)[1] if isinstance(value, OSError) else value.args  # with its file names
             parts = (self.recipe(given), self._dict(value.__dict__), self.recipe(links))
             return Recipe("call", make_exception, (Recipe("constant", cls), *parts))
+        if cls in DICT_ITERATORS and not self.split and operator.length_hint(value):
+            owner = gc.get_referents(value)[0]  # `reduced` would only have the items that there are now
+            drawn = len(owner) - operator.length_hint(value)
+            parts = self.constants(*DICT_ITERATORS[cls], drawn)
+            return Recipe("call", dict_iterator, (self.recipe(owner), *parts))
         if cls in REDUCIBLE:
             pieces = reduced(value)
             function, inner, state = map(self.recipe, pieces)
@@ -404,7 +418,7 @@ class Rebuilder:
 
     def _instance(self, value: Any, cls: type) -> Recipe:
         module = cls.__module__
-        if issubclass(cls, tuple) and not cls.__flags__ & _HEAP_TYPE:  # a structseq, as torch.max returns
+        if issubclass(cls, tuple) and not is_python_class(cls):  # a structseq, as torch.max returns
             return Recipe("call", cls, (Recipe("tuple", None, tuple(self.recipe(item) for item in value)),))
         if isinstance(value, (int, float, str, bytes)):
             base: Any = next(kind for kind in (int, float, str, bytes) if isinstance(value, kind))
@@ -414,7 +428,7 @@ class Rebuilder:
             return Recipe("call", cls, (), tuple((key, self.recipe(item)) for key, item in vars(value).items()))
         if isinstance(value, random.Random):
             return Recipe("call", _random_generator, self.constants(value.getstate()))
-        if not cls.__flags__ & _HEAP_TYPE:  # not a heap type: an iterator, a view, a C object
+        if not is_python_class(cls):  # an iterator, a view, a C object
             raise Unsupported(
                 f"a new {module}.{cls.__name__} leaves the function",
                 self.world.where(),
