@@ -3,12 +3,14 @@ consumed while capturing."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bolide.dynamo.program import Source
+from bolide.support.errors import Unsupported
 
 if TYPE_CHECKING:
     from bolide.dynamo.values.outside import World
@@ -26,6 +28,23 @@ REDUCIBLE: frozenset[type] = frozenset(
     + [itertools.chain, itertools.product, itertools.permutations, itertools.combinations]
     + [itertools.combinations_with_replacement, itertools.zip_longest, itertools.pairwise, itertools.compress]
 )
+
+_FORMS = [(name, backwards) for name in ("keys", "values", "items") for backwards in (False, True)]
+
+
+def _over_dict(owner: dict[Any, Any], name: str, backwards: bool) -> Iterator[Any]:
+    view = getattr(dict, name)(owner)
+    return reversed(view) if backwards else iter(view)
+
+
+DICT_ITERATORS: dict[type, tuple[str, bool]] = {type(_over_dict({}, *form)): form for form in _FORMS}
+
+
+def dict_iterator(owner: dict[Any, Any], name: str, backwards: bool, drawn: int) -> Iterator[Any]:
+    """An iterator over a dict that has given `drawn` of its items."""
+    made = _over_dict(owner, name, backwards)
+    advance(made, drawn)
+    return made
 
 
 def reduced(iterator: Any) -> tuple[Any, ...]:
@@ -78,6 +97,14 @@ def advance(iterator: Any, count: int) -> None:
     next(itertools.islice(iterator, count, count), None)
 
 
+def _iterated(iterator: Any) -> list[Any]:
+    """The containers that an iterator draws from, through other iterators too."""
+    found: list[Any] = []
+    for part in gc.get_referents(iterator):
+        found += _iterated(part) if type(part) in REDUCIBLE else [part]
+    return found
+
+
 class Stream:
     """An iterator of the outside world: the program draws from `items`, a generator; `taken` says how often it did."""
 
@@ -90,6 +117,9 @@ class Stream:
     def _read(self, world: World) -> Iterator[Any]:
         """Guards each item when it is drawn, and the end when it is found, but not how far the iterator was before."""
         while True:
+            if any(map(world.is_written, _iterated(self.real))):
+                reason = "an iterator goes on over what has been written to since the break in front"
+                raise Unsupported(reason, world.where(), "iterate over a copy", kind="iterator")
             item = peek(self.real, self.taken)
             source = Source("apply", self.source, (self.taken,), peek)
             self.taken += 1

@@ -663,6 +663,14 @@ class World:
         self.snapshots[id(copy)] = snapshot
         return copy
 
+    def is_written(self, real: Any) -> bool:
+        """Whether the program has written to an outside list, set, deque or dict."""
+        grown, overlay, seen = self.lists_grown.get(id(real)), self.overlay_of.get(id(real)), self.seen.get(id(real))
+        if grown is not None and not grown.whole:
+            return bool(grown.items)
+        snapshot = None if seen is None else self.snapshots.get(id(seen[1]))
+        return (snapshot is not None and snapshot.changed()) or (overlay is not None and any(overlay.changes()))
+
     def grown(self, real: Any, source: Source) -> Any:
         """A list in place of `real`, whose items the program appends; None when it is not read just for that."""
         if type(real) is not list or id(real) in self.seen or not self.appends():
