@@ -203,6 +203,9 @@ def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwar
     if known is not None:
         return known(vm, frame, function, args, kwargs)
     real = function.cls if cls is Outside else cls
+    if cls is Outside and hasattr(function.real, "_torchdynamo_inline"):  # a function that TorchScript has compiled
+        vm.world.guard(function.source, "is", function.real)
+        return Call(function.real._torchdynamo_inline, args, kwargs)
     method = vm.world.lookup(real, "__call__")
     if type(method) is types.FunctionType:
         if runs_natively(method) and cls is not Outside:

@@ -289,3 +289,14 @@ def test_parameters_of_distributions_are_checked() -> None:
     with pytest.raises(ValueError, match="parameter scale of distribution Normal"):
         compiled(mean, -torch.ones(3))
     assert not effects
+
+
+@torch.jit.script
+def scripted(x, n: int):
+    return x * n + 1
+
+
+def test_a_scripted_function_is_the_python_function_it_was_made_from():
+    compiled = bolide.compile(lambda x: scripted(x, 2) * 3, fullgraph=True)
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(x), (x * 2 + 1) * 3)
