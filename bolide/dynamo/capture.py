@@ -82,9 +82,13 @@ def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
         for stop in first.stops():
             captured = _unless_unsupported(attempt(), stop, ending)
             if isinstance(captured, Captured):
+                del found  # its traceback leads to this frame: a cycle would keep the program's values alive
                 return captured
             # the state there cannot be rebuilt: earlier
-    raise found
+    try:
+        raise found
+    finally:
+        del found, first, attempt  # as above
 
 
 def _unless_unsupported(attempt: _Attempt, stop: int | None, ending: Break | None) -> Captured | Unsupported:

@@ -597,3 +597,21 @@ def test_an_iterator_of_c_code_that_lives_across_a_break_is_not_taken_for_an_ins
     got = bolide.compile(program)(x)
     torch.testing.assert_close(got[0], x + 1)
     assert got[1] == [3, 6]
+
+
+def test_a_generator_dropped_in_front_of_a_segment_is_closed_at_once_in_the_first_call_too() -> None:
+    def body(x: Tensor) -> Any:
+        def items() -> Any:
+            try:
+                yield from range(3)
+            finally:
+                print("closed")
+
+        for i in items():
+            print(i)
+            if i:
+                break
+        print("after")
+        return x * 2
+
+    check(body, bolide.compile(body, backend="aot_eager"))
