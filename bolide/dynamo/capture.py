@@ -305,7 +305,9 @@ def _guard_aliasing(world: World, trace: Trace) -> None:
             "clone one of them",
             "input",
         )
-    loose = [i for i, source in enumerate(world.inputs) if i in mutated or not _is_member(source)]
+    # Members of modules do not share memory with members, but an argument that is written to may be part of one.
+    every = not all(_is_member(world.inputs[i]) for i in mutated)
+    loose = [i for i, source in enumerate(world.inputs) if every or i in mutated or not _is_member(source)]
     families = [[i for i in family if i in loose] for family in storages.values()]
     groups = [loose]
     if any(len(family) > 1 for family in families):  # inputs that are only read share memory with each other

@@ -260,3 +260,22 @@ def test_what_is_not_captured_says_where_and_why(function: Callable[..., Any], r
         capture(function, (torch.ones(()),), {}, breaks=False)
     assert reason in str(raised.value)
     assert raised.value.where is not None and raised.value.where.file == __file__
+
+
+def test_an_argument_that_is_written_to_may_not_share_memory_with_a_parameter() -> None:
+    layer = torch.nn.Linear(3, 3)
+
+    def program(m, x, y):
+        x.add_(y)
+        return m(y) + x
+
+    compiled = bolide.compile(program)
+    x, y = torch.randn(3, 3), torch.randn(3, 3)
+    with torch.no_grad():
+        for shared in (x, layer.weight.detach()):
+            before, weight = shared.clone(), layer.weight.detach().clone()
+            got = compiled(layer, shared, y)
+            changed = before + y
+            used = changed if shared is not x else weight
+            torch.testing.assert_close(got, torch.nn.functional.linear(y, used, layer.bias) + changed)
+            torch.testing.assert_close(shared, changed)
