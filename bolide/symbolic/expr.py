@@ -561,7 +561,7 @@ def _narrow(r: Expr, b: int) -> tuple[int, Expr, Expr] | None:
 def _floordiv(a: Expr, b: Expr) -> Expr:
     if b.is_const:
         if b.offset == 0:
-            raise ZeroDivisionError(f"{a.text()} // 0")
+            return Expr.const(1 // 0)  # Python's own error
         if b.offset < 0:
             return -a // -b.offset
         if b.offset == 1:
@@ -600,7 +600,7 @@ def _floordiv(a: Expr, b: Expr) -> Expr:
 def _mod(a: Expr, b: Expr) -> Expr:
     if b.is_const:
         if b.offset == 0:
-            raise ZeroDivisionError(f"{a.text()} % 0")
+            return Expr.const(1 % 0)  # Python's own error
         if b.offset < 0:
             return -(-a % -b.offset)
         if b.offset == 1:

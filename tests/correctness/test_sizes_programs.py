@@ -344,3 +344,15 @@ def test_sympy_stays_out() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_division_by_a_number_that_becomes_zero_raises_pythons_error():
+    def program(x, n):
+        return x + 7 // n, 7 % max(n, 1)
+
+    compiled = bolide.compile(program)
+    x = torch.randn(2)
+    for n in (2, 3, 5):
+        assert torch.equal(compiled(x, n)[0], x + 7 // n)
+    with pytest.raises(ZeroDivisionError, match="integer division or modulo by zero"):
+        compiled(x, 0)
