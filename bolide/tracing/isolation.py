@@ -51,8 +51,13 @@ _OWN_STEP = _step_code(None)
 
 def without_wrapper(function: FunctionType) -> FunctionType:
     """The function that torch wrapped to switch torch._dynamo off inside it; any other function as it is. Loading
-    torch._dynamo wraps more of torch's functions, among them `torch.manual_seed`."""
-    return function.__wrapped__ if function.__code__ is _DISABLED else function  # type: ignore[attr-defined, no-any-return]
+    torch._dynamo wraps more of torch's functions, among them `torch.manual_seed`; its first compilation marks the
+    optimizers' own as never to be compiled."""
+    if function.__code__ is _DISABLED:
+        return function.__wrapped__  # type: ignore[attr-defined, no-any-return]
+    original: Any = function.__dict__.get("_torchdynamo_orig_callable")
+    own = original is not None and str(original.__module__).startswith("torch.")
+    return original if own and function.__dict__.get("_torchdynamo_disable") else function
 
 
 class _Restore:

@@ -275,7 +275,9 @@ print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in
     assert found.stdout.strip() == "[]"
 
 
-def test_parameters_of_distributions_are_checked() -> None:
+def test_parameters_of_distributions_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch.compile switches this off for the whole process
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     effects: list[int] = []
 
     def fn(mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -231,3 +231,14 @@ def test_schedules_do_not_recompile(name: str) -> None:
             schedule.step()
     torch.testing.assert_close(list(twin.parameters()), list(model.parameters()), atol=1e-5, rtol=1e-5)
     assert len(step._bolide.entries) <= 3
+
+
+def test_after_torch_compile_has_marked_torchs_functions() -> None:
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    w = torch.randn(3, requires_grad=True)
+    w.grad = torch.randn(3)
+    optimizer = torch.optim.Adam([w], lr=0.1)
+    step = bolide.compile(optimizer.step, fullgraph=True)
+    before = w.detach().clone()
+    step()
+    torch.testing.assert_close(w.detach(), before - 0.1 * w.grad.sign(), rtol=1e-4, atol=1e-4)

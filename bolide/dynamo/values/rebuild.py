@@ -386,11 +386,11 @@ class Rebuilder:
         if cls in DICT_ITERATORS and not self.split and operator.length_hint(value):
             owner = gc.get_referents(value)[0]  # `reduced` would only have the items that there are now
             drawn = len(owner) - operator.length_hint(value)
-            parts = self.constants(*DICT_ITERATORS[cls], drawn)
+            position = self.constants(*DICT_ITERATORS[cls], drawn)
             outside = next((o for o in self.world.overlays if o.complete is owner), None)
             if outside is None or len(outside.real) == len(owner):
                 made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
-                return Recipe("call", dict_iterator, (made, *parts))
+                return Recipe("call", dict_iterator, (made, *position))
         if cls in REDUCIBLE:
             pieces = reduced(value)
             function, inner, state = map(self.recipe, pieces)
