@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from bolide.dynamo import modes, registrations
+from bolide.dynamo import modes, registrations  # noqa: F401  (importing it fills the tables of handlers)
 from bolide.dynamo.breaking import break_is_error, check_assertion
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
@@ -27,8 +27,6 @@ from bolide.support.errors import Unsupported
 from bolide.tracing import Trace
 from bolide.tracing.calls import CallRecorder
 from bolide.tracing.rules import answers
-
-REGISTERED = registrations.MODULES  # importing it fills the tables of handlers
 
 Start = Callable[[Machine], None]  # pushes the frames a run begins with
 
