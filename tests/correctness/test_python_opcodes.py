@@ -12,13 +12,12 @@ import types
 
 import pytest
 
-from bolide.dynamo import bytecode_forms
+from bolide.dynamo import bytecode_forms, registrations
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.bytecode_forms import NEVER, SKIPPED, VERSION, VERSIONS, Version, forms
 from bolide.dynamo.interpreter import OPCODES
-from bolide.dynamo.registrations import MODULES
 
-assert MODULES  # their import has registered the handlers
+assert registrations  # its import has registered the handlers
 
 MADE_BY_FORMS = {"CALL_KW", "JUMP"}
 MERGED = {"SET_FUNCTION_ATTRIBUTE": "MAKE_FUNCTION"}

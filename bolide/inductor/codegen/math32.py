@@ -100,7 +100,7 @@ def _reduce_exp(x: Value) -> tuple[Value, Value]:
 
 
 def exp(x: Value) -> Value:
-    """e^x; 1.03 ulp, also where the result is subnormal."""
+    """e^x; 1.04 ulp, also where the result is subnormal."""
     b = x.b
     n, r = _reduce_exp(_clamp(x, -104.0, 89.0))
     power = b.fma(r * r, horner(r, EXP), r) + 1.0

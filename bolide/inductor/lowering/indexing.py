@@ -236,7 +236,7 @@ def index_select(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue) ->
 
 @lowering(aten.gather.default)
 def gather(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, *, sparse_grad: bool = False) -> Any:
-    if not x.shape or not index.shape or numel(x.shape) is ZERO:
+    if not x.shape or len(index.shape) != len(x.shape) or numel(x.shape) is ZERO:  # an empty index has any rank
         return EXTERN
     dim %= len(x.shape)
     place = checked_index(ctx, index, x.shape[dim], wraps=False, what=_BOUNDS, index_error=False)
@@ -251,7 +251,7 @@ def _scattered(
 ) -> Any:
     """x with value(i) at index(i) of `dim`, for i over the shape of `index`."""
     rounds = mode == "add" and sc.compute_dtype(x.dtype) is not x.dtype
-    if not x.shape or not index.shape or numel(x.shape) is ZERO or rounds:
+    if not x.shape or len(index.shape) != len(x.shape) or numel(x.shape) is ZERO or rounds:
         return EXTERN
     dim %= len(x.shape)
     place = checked_index(ctx, index, x.shape[dim], wraps=False, what=_BOUNDS, index_error=False)
