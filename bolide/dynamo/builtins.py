@@ -22,7 +22,8 @@ from bolide.dynamo.native_calls import runs_natively
 from bolide.dynamo.operations import class_of, polyfill
 from bolide.dynamo.values import attributes
 from bolide.dynamo.values.attributes import Super, load_attribute
-from bolide.dynamo.values.outside import MISSING, Outside, Overlay
+from bolide.dynamo.values.kinds import MISSING
+from bolide.dynamo.values.outside import Outside, Overlay
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 

@@ -22,7 +22,8 @@ from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import class_of, polyfill
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.polyfills import generic
-from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING
+from bolide.dynamo.values.outside import Outside
 from bolide.tracing import TracedTensor
 
 Args = list[Any]

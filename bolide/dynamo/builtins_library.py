@@ -28,7 +28,8 @@ from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import concrete_data, refused, runs_natively
 from bolide.dynamo.operations import class_of, is_plain, polyfill
 from bolide.dynamo.polyfills import library
-from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, is_opaque
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, is_opaque
+from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 

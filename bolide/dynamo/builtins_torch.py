@@ -10,7 +10,8 @@ from bolide.dynamo.calls import SWITCHED, intercept
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.attributes import load_attribute
-from bolide.dynamo.values.outside import MISSING, Outside
+from bolide.dynamo.values.kinds import MISSING
+from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 
 Args = list[Any]

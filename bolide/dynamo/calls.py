@@ -20,7 +20,8 @@ from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import BUILTIN_TYPES, HASHABLE, is_native, native, refused, runs_as_is, runs_natively
 from bolide.dynamo.operations import PLAIN, class_of, polyfill
 from bolide.dynamo.program import Source
-from bolide.dynamo.values.outside import MISSING, Outside, attribute_source, is_library_namespace
+from bolide.dynamo.values.kinds import MISSING, is_library_namespace
+from bolide.dynamo.values.outside import Outside, attribute_source
 from bolide.support.errors import Unsupported
 from bolide.tracing import without_wrapper
 

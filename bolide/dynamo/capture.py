@@ -21,8 +21,9 @@ from bolide.dynamo.reified import exception_effects, generator_effects
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.sizes import SizeHistory, Symbols
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MODULE_INTERNALS
-from bolide.dynamo.values.outside import Deferred, World
+from bolide.dynamo.values.outside import Deferred
 from bolide.dynamo.values.rebuild import Rebuilder
+from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace
 from bolide.tracing.calls import CallRecorder

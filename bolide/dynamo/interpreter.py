@@ -18,8 +18,9 @@ from bolide.dynamo.bytecode import Code, decode
 from bolide.dynamo.frames import Frame, Generator, bind
 from bolide.dynamo.polyfills import generators
 from bolide.dynamo.program import Source
-from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING
-from bolide.dynamo.values.outside import Deferred, World, attribute_source, is_opaque
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, is_opaque
+from bolide.dynamo.values.outside import Deferred, attribute_source
+from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing import Trace
 

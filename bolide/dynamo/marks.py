@@ -13,7 +13,8 @@ from torch.overrides import handle_torch_function
 from bolide.dynamo.calls import INTERCEPTS, intercept
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.program import Source
-from bolide.dynamo.values.outside import CONSTANT_TYPES, Outside
+from bolide.dynamo.values.kinds import CONSTANT_TYPES
+from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 

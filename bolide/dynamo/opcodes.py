@@ -17,7 +17,8 @@ from bolide.dynamo.interpreter import Call, Machine, opcode
 from bolide.dynamo.state import is_dynamo_compiling
 from bolide.dynamo.text import format_value
 from bolide.dynamo.values.attributes import delete_attribute, load_attribute, load_super, store_attribute
-from bolide.dynamo.values.outside import MISSING, Deferred, Outside
+from bolide.dynamo.values.kinds import MISSING
+from bolide.dynamo.values.outside import Deferred, Outside
 from bolide.support.errors import Unsupported
 
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>", "__slots__": ()})()

@@ -14,7 +14,8 @@ from bolide.dynamo.calls import intercept
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Machine, opcode
 from bolide.dynamo.values.attributes import load_attribute
-from bolide.dynamo.values.outside import MISSING, Outside, is_library_namespace
+from bolide.dynamo.values.kinds import MISSING, is_library_namespace
+from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 
 # ---- class statements ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from bolide.dynamo.breaking import asserts
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine, opcode
 from bolide.dynamo.opcodes import NULL, _pop_many, described, is_iterable
-from bolide.dynamo.values.outside import MISSING
+from bolide.dynamo.values.kinds import MISSING
 from bolide.tracing import DataDependent
 
 # ---- jumps and loops -------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from bolide.dynamo.bytecode import VERSION
 from bolide.dynamo.calls import intercept
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Machine, opcode
-from bolide.dynamo.values.outside import MISSING, Outside
+from bolide.dynamo.values.kinds import MISSING
+from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 
 _Group: Any = getattr(builtins, "BaseExceptionGroup", ())  # from 3.11 on

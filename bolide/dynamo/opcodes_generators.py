@@ -11,7 +11,7 @@ from bolide.dynamo.calls import SWITCHED, intercept
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Machine, opcode
 from bolide.dynamo.polyfills import generators
-from bolide.dynamo.values.outside import MISSING
+from bolide.dynamo.values.kinds import MISSING
 from bolide.support.errors import Unsupported
 
 

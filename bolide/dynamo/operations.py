@@ -15,7 +15,9 @@ from bolide.dynamo import polyfills
 from bolide.dynamo.bytecode import BINARY_SYMBOLS
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.values.outside import CONSTANT_TYPES, MISSING, Outside, World
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING
+from bolide.dynamo.values.outside import Outside
+from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedFloat, TracedTensor
 

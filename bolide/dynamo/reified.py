@@ -20,8 +20,9 @@ from bolide.dynamo.program import Effect, Recipe, Source
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.values.attributes import Super
 from bolide.dynamo.values.kinds import MISSING
-from bolide.dynamo.values.outside import WRAPPERS, Deferred, World
+from bolide.dynamo.values.outside import Deferred
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
+from bolide.dynamo.values.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
 
 # ---- at run time -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from bolide.dynamo.calls import intercept
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import SYMBOLIC, class_of, is_plain, polyfill, python_method
 from bolide.dynamo.polyfills import library
-from bolide.dynamo.values.outside import CONSTANT_TYPES, Outside
+from bolide.dynamo.values.kinds import CONSTANT_TYPES
+from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 

@@ -18,8 +18,8 @@ from bolide.dynamo import policy
 from bolide.dynamo.config import config
 from bolide.dynamo.guards import tensor_guard
 from bolide.dynamo.program import Recipe, Source
-from bolide.dynamo.values.outside import WRAPPERS, World
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
+from bolide.dynamo.values.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
 
 ATTRIBUTES = frozenset({"T", "real", "imag", "shape", "ndim", "size", "itemsize", "nbytes"})

@@ -15,15 +15,8 @@ from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import SYMBOLIC, concrete
 from bolide.dynamo.program import Source
-from bolide.dynamo.values.outside import (
-    CONSTANT_TYPES,
-    MISSING,
-    Outside,
-    attribute_source,
-    is_library_class,
-    is_library_namespace,
-    own_namespace,
-)
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, is_library_class, is_library_namespace, own_namespace
+from bolide.dynamo.values.outside import Outside, attribute_source
 from bolide.dynamo.values.tensors import load_tensor_attribute, store_tensor_attribute
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor

@@ -13,7 +13,7 @@ from bolide.dynamo.program import Source
 from bolide.support.errors import Unsupported
 
 if TYPE_CHECKING:
-    from bolide.dynamo.values.outside import World
+    from bolide.dynamo.values.world import World
 
 END: Any = type("End", (), {"__repr__": lambda self: "<end>", "__slots__": ()})()
 

@@ -30,20 +30,18 @@ from bolide.dynamo.values.iterators import (
     restored,
     set_position,
 )
-from bolide.dynamo.values.outside import (
+from bolide.dynamo.values.kinds import (
     BOUND_BUILTINS,
     CONSTANT_TYPES,
     MISSING,
-    Deferred,
-    Outside,
-    Overlay,
-    World,
     is_bound,
     is_constant,
     is_opaque,
     own_namespace,
 )
+from bolide.dynamo.values.outside import Deferred, Outside, Overlay
 from bolide.dynamo.values.tensors import detached, is_spent, released
+from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Ratio
 from bolide.tracing import TracedFloat, TracedTensor

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from bolide.dynamo.interpreter import Machine
-from bolide.dynamo.values.outside import MISSING, Overlay, attribute_source
+from bolide.dynamo.values.kinds import MISSING
+from bolide.dynamo.values.outside import Overlay, attribute_source
 from bolide.support.errors import Unsupported
 
 # Attributes that are state of the storage or of autograd rather than of the value.

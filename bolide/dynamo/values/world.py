@@ -1,0 +1,539 @@
+"""The outside world of one capture: what was read of it (guards), what stands for it, what has been written to it."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import re
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy
+import torch
+
+from bolide.dynamo.guards import tensor_guard
+from bolide.dynamo.policy import is_python_class
+from bolide.dynamo.program import Guard, GuardKind, Source
+from bolide.dynamo.sizes import SizeHistory, Symbols, as_exprs
+from bolide.dynamo.values.iterators import Stream, is_readable
+from bolide.dynamo.values.kinds import (
+    BOUND_BUILTINS,
+    CONSTANT_TYPES,
+    IDENTITY,
+    MISSING,
+    MODULE_INTERNALS,
+    is_bound,
+    is_constant,
+    is_derived_constant,
+    is_library_class,
+    is_library_namespace,
+    is_opaque,
+)
+from bolide.dynamo.values.outside import Grown, Outside, Overlay, Snapshot, attribute_source, global_source
+from bolide.support.errors import Unsupported
+from bolide.tracing import Trace, TracedTensor, UserFrame
+from bolide.tracing.tensor import AliasGroup
+
+Wrapper = Callable[["World", Any, Source], Any]
+WRAPPERS: dict[type, Wrapper] = {}  # how to wrap instances of a class; None where it has nothing to say
+
+
+def _no_machine(function: Any, args: list[Any]) -> Any:
+    raise AssertionError("nothing of the program can be run here")
+
+
+class World:
+    """Everything one capture knows of the world outside of it."""
+
+    def __init__(self, trace: Trace, symbols: Symbols | None = None) -> None:
+        self.trace = trace
+        self.symbols = symbols or Symbols(SizeHistory("", False), trace)
+        self.guards: list[Guard] = []
+        self.inputs: list[Source] = []
+        self.input_tensors: list[torch.Tensor] = []
+        self.overlays: list[Overlay] = []
+        self.snapshots: dict[int, Snapshot] = {}  # by id of the copy
+        self.seen: dict[int, tuple[Any, Any, Source]] = {}  # id(real) -> (real, wrapped, source)
+        self.globals: dict[int, Overlay] = {}
+        self.trusted: dict[int, bool] = {}
+        self.cells: dict[int, tuple[types.CellType, Any, Any]] = {}  # id(cell) -> (cell, original, value)
+        self.own_cells: dict[int, types.CellType] = {}
+        self.streams: list[Stream] = []
+        self.lists_grown: dict[int, Grown] = {}  # by id of the list
+        self.appends: Callable[[], bool] = lambda: False  # whether what is read now is only asked for its `append`
+        self.exceptions: list[tuple[BaseException, dict[str, Any]]] = []  # those of outside, and their state at first
+        self.generators: list[tuple[Any, Any]] = []  # those that live across a break, and where they stood
+        self.storages: dict[int, list[AliasGroup]] = {}  # the inputs by address
+        self.overlay_of: dict[int, Overlay] = {}  # by id of the real dict
+        self.namespaces: dict[int, Any] = {}  # id of a `__dict__` that the program has asked for -> whose it is
+        self.mirrors: dict[int, tuple[Any, Source]] = {}  # id(value) -> value, the outside object it stands for
+        self.where: Callable[[], UserFrame | None] = lambda: None
+        self.evaluate: Callable[[Any, list[Any]], Any] = _no_machine
+        self.own_functions: dict[int, Any] = {}
+        self.own_classes: dict[int, type] = {}  # classes made by the program, by id
+        self.once: set[Any] = set()  # what has been guarded already
+        self.places: dict[int, int] = {}  # id of a traced input -> its index
+        self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
+        self.mro_cache: dict[tuple[type, str], Any] = {}
+
+    # -- guards and sources
+
+    def guard(self, source: Source | None, kind: GuardKind, expected: Any) -> None:
+        if source is None or source.kind != "object" or kind not in ("type", "is"):
+            self.guards.append(Guard(source, kind, expected, self.where()))
+
+    def overlay(
+        self, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source], owner: Any = None
+    ) -> Overlay:
+        found = self.overlay_of.get(id(real))  # an object and its `__dict__` may come from different places
+        if found is None:
+            found = self.overlay_of[id(real)] = Overlay(self, real, source, child, owner)
+            self.overlays.append(found)
+        return found
+
+    def lookup(self, cls: type, name: str) -> Any:
+        """The class attribute `name` by method resolution order, unbound, or MISSING."""
+        key = (cls, name)
+        found = self.mro_cache.get(key, self)
+        if found is self:
+            found = MISSING
+            for base in cls.__mro__:
+                written = self.classes.get(base)
+                if written is not None and name in written.known:
+                    found = written.known[name]
+                    if found is not MISSING:
+                        break
+                elif name in base.__dict__:
+                    found = base.__dict__[name]
+                    break
+            self.mro_cache[key] = found
+        return found
+
+    def rely_on_method(self, cls: type, name: str, function: Any) -> None:
+        """Guard that a class of the user's still has this method (those of libraries are trusted)."""
+        if (cls, name) not in self.once:
+            self.once.add((cls, name))
+            holder = next((base for base in cls.__mro__ if name in base.__dict__), cls)
+            if not is_library_class(holder) and holder not in self.classes and getattr(cls, name, None) is function:
+                self.guards.append(
+                    Guard(attribute_source(Source("object", None, None, cls), name), "is", function, self.where())
+                )
+
+    def rely_on_missing(self, owner: Outside, name: str) -> None:
+        """Guard that an outside object has no attribute `name` (unless the program itself has deleted it)."""
+        written = owner.attrs is not None and name in owner.attrs.original and owner.attrs.original[name] is not MISSING
+        if (id(owner), name) not in self.once and not written:
+            self.once.add((id(owner), name))
+            if owner.attrs is None:
+                self.guard(owner.source, "has_attr", (name, False))
+                return
+            owner.attrs.rely_on_absence(name)
+            if not is_library_class(owner.cls):
+                self.guard(Source("object", None, None, owner.cls), "class_lacks", name)
+
+    def input_place(self, tensor: Any) -> int | None:
+        """The index of the input that a traced tensor is, or None."""
+        inputs = self.trace.inputs
+        while len(self.places) < len(inputs):
+            self.places[id(inputs[len(self.places)])] = len(self.places)
+        return self.places.get(id(tensor))
+
+    def real_key(self, key: Any) -> Any:
+        """The key of an outside dict that a value stands for: an outside object or input is itself (guarded)."""
+        if type(key) is Outside:
+            known = (key.real, key.source)
+        elif type(key) is TracedTensor and (place := self.input_place(key)) is not None:
+            known = (self.input_tensors[place], self.inputs[place])
+        else:
+            return key
+        real, source = known
+        if (id(real), "key") not in self.once:
+            self.once.add((id(real), "key"))
+            self.guard(source, "is", real)
+        return real
+
+    def shown_key(self, key: Any) -> Any:
+        """The value that stands for a key of an outside dict whose keys are guarded."""
+        if type(key) is str or isinstance(key, (type, enum.Enum)) or is_constant(key):
+            return key
+        return self.wrap(key, Source("object", None, None, key))
+
+    # -- wrapping
+
+    def wrap(self, real: Any, source: Source) -> Any:
+        """The value that stands for `real`, found at `source`; what the program will rely on is guarded.
+
+        Raises Unsupported for tensors that cannot be traced."""
+        cls = type(real)
+        if cls is int:
+            return self._wrap_int(real, source)
+        if cls is float:
+            return self._wrap_float(real, source)
+        if cls in CONSTANT_TYPES and not (cls is types.FunctionType and _is_made_anew(real, source)):
+            if cls in BOUND_BUILTINS and is_bound(real):
+                return self._wrap_bound(real, source)
+            if cls is slice or cls in IDENTITY:
+                self.guard(source, "is", real)
+            else:
+                self.guard(source, "equals", real)
+            return real
+        known = self.seen.get(id(real))
+        if known is not None:
+            if known[2] is not source and source.kind != "object":
+                if isinstance(real, type):
+                    self.guard(source, "is", real)
+                elif cls is not tuple:
+                    self.guard(source, "same", known[2])
+                    return known[1]
+            if cls is not tuple:
+                return known[1]
+        value = self._wrap_new(real, cls, source)
+        self.seen.setdefault(id(real), (real, value, source))
+        return value
+
+    def _wrap_bound(self, real: Any, source: Source) -> Any:
+        """A method, written in C, of an outside object: that of the value which stands for the object."""
+        self.guard(source, "type", type(real))
+        self.guard(attribute_source(source, "__name__"), "equals", real.__name__)
+        owner = self.wrap(real.__self__, attribute_source(source, "__self__"))
+        if type(owner) is Outside:
+            return types.MethodType(getattr(owner.cls, real.__name__), owner)
+        return getattr(owner, real.__name__)
+
+    def _wrap_new(self, real: Any, cls: type, source: Source) -> Any:
+        if isinstance(real, torch.Tensor):
+            return self._wrap_tensor(real, source)
+        if isinstance(real, (type, enum.Enum)) or is_opaque(real):
+            self.guard(source, "is", real)
+            return real
+        if cls is tuple:
+            return self._wrap_tuple(real, source)
+        if cls is list or cls is collections.deque:
+            return self._wrap_list(real, cls, source)
+        if cls is set or cls is frozenset:
+            return self._wrap_set(real, cls, source)
+        if cls is types.FunctionType:
+            return self._wrap_function(real, source)
+        if cls is types.CellType:
+            return self.mirror_cell(real, source)
+        if cls is types.MethodType:
+            owner = self.wrap(real.__self__, Source("attr", source, "__self__"))
+            function = self.wrap(real.__func__, Source("attr", source, "__func__"))
+            return types.MethodType(function, owner)
+        if isinstance(real, tuple):  # namedtuples and structseqs
+            if not is_python_class(cls) and is_constant(tuple(real)):
+                self.guard(source, "is", real)
+                return real
+            self.guard(source, "type", cls)
+            parts = [self.wrap(item, Source("item", source, i)) for i, item in enumerate(tuple.__iter__(real))]
+            return self.mirror(tuple.__new__(cls, parts) if is_python_class(cls) else cls(parts), source)
+        if cls is functools.partial:
+            self.guard(source, "type", cls)
+            function = self.wrap(real.func, Source("attr", source, "func"))
+            args = self.wrap(real.args, Source("attr", source, "args"))
+            keywords = self.wrap(real.keywords, Source("attr", source, "keywords"))
+            made = functools.partial(function, *args, **keywords.dict_items.materialise())
+            return self.mirror(made, source)
+        if isinstance(real, numpy.generic) or is_derived_constant(real, cls):
+            self.guard(source, "equals", real)
+            return self.mirror(real, source)
+        if cls is types.MappingProxyType:
+            return self._wrap_mapping_proxy(real, source)
+        if issubclass(cls, Iterator) and is_readable(real):
+            self.guard(source, "type", cls)
+            stream = Stream(self, real, source)
+            self.streams.append(stream)
+            return self.mirror(stream.items, source)
+        if cls.__module__ == "numpy" and cls not in WRAPPERS:
+            raise Unsupported(
+                f"a NumPy value ({cls.__name__}) is read",
+                self.where(),
+                "pass tensors or Python numbers",
+                kind="numpy_value",
+            )
+        if not (source.key in MODULE_INTERNALS and source.kind == "attr" and isinstance(real, dict)):
+            self.guard(source, "type", cls)
+        wrapper = WRAPPERS.get(BaseException if isinstance(real, BaseException) else cls)
+        if wrapper is not None:
+            made = wrapper(self, real, source)
+            if made is not None:
+                return made
+        return Outside(self, real, source)
+
+    def _wrap_function(self, real: types.FunctionType, source: Source) -> Any:
+        """A function that the user's program makes anew for each call: known by its code, and by its cells."""
+        self.guard(source, "type", types.FunctionType)
+        self.guard(attribute_source(source, "__code__"), "is", real.__code__)
+        self.guard(attribute_source(source, "__globals__"), "is", real.__globals__)
+        for name in ("__defaults__", "__kwdefaults__"):
+            if getattr(real, name) is None:
+                self.guard(attribute_source(source, name), "is", None)
+        cells = attribute_source(source, "__closure__")
+        for index, cell in enumerate(real.__closure__ or ()):
+            self.mirror_cell(cell, Source("item", cells, index))
+        return self.mirror(real, source)
+
+    def mirror_cell(self, cell: types.CellType, source: Source) -> types.CellType:
+        """An outside cell that another call may find another one in the place of."""
+        known = self.mirrors.get(id(cell))
+        if known is None:
+            self.mirror(cell, source)
+        else:
+            self.guard(source, "same", known[1])
+        return cell
+
+    def source_of(self, function: types.FunctionType) -> Source:
+        """Where an outside function is found."""
+        mirror = self.mirrors.get(id(function))
+        return Source("object", None, None, function) if mirror is None else mirror[1]
+
+    def _wrap_mapping_proxy(self, real: types.MappingProxyType[Any, Any], source: Source) -> Any:
+        """A view of a dict that nobody can write through: one of a copy."""
+        self.guard(source, "type", types.MappingProxyType)
+        self.guard(Source("apply", source, (), list), "equals", list(real))
+        items = {key: self.wrap(item, Source("item", source, key)) for key, item in real.items()}
+        return self.mirror(types.MappingProxyType(items), source)
+
+    def _wrap_tensor(self, real: torch.Tensor, source: Source) -> Any:
+        if isinstance(real, TracedTensor):
+            return real
+        where = self.where()
+        expected = tensor_guard(real, where)
+        self.inputs.append(source)
+        self.input_tensors.append(real)
+        name = source_name(source)
+        sizes = self.symbols.of_tensor(source, real, name)
+        traced = self.trace.input(real, name, sizes)
+        self._note_storage(real, traced, where)
+        if sizes:
+            shape, stride = map(as_exprs, (traced.shape, traced.stride()))
+            expected = replace(expected, shape=shape, stride=stride, symbols=self.symbols.read_by((*shape, *stride)))
+        self.guards.append(Guard(source, "tensor", expected, where))
+        return traced
+
+    def _note_storage(self, real: torch.Tensor, traced: TracedTensor, where: UserFrame | None) -> None:
+        """Inputs that share memory may be read, not written: the trace does not know of each other."""
+        if not real.numel():
+            return
+        groups = self.storages.setdefault(real.untyped_storage().data_ptr(), [])
+        groups.append(traced.group)
+        if len(groups) > 1:
+            if any(group.version for group in groups):
+                raise Unsupported(
+                    "a tensor is read whose memory was written through another", where, kind="tensor_write"
+                )
+            for group in groups:
+                group.shared = True
+
+    def _wrap_int(self, real: int, source: Source) -> Any:
+        value = self.symbols.of_int(source, real, source_name(source))
+        if isinstance(value, int):
+            self.guard(source, "equals", value)
+        else:
+            self.guard(source, "integer", value.node.expr.bounds())
+        return value
+
+    def _wrap_float(self, real: float, source: Source) -> Any:
+        """A float that changes from call to call is a number of the graph, given to it as a tensor."""
+        if not self.symbols.changes_float(source, real):
+            self.guard(source, "equals", real)
+            return real
+        self.guard(source, "type", float)
+        with torch._C._DisableTorchDispatch():  # a real tensor, not one that is recorded
+            tensor = _float_tensor(real)
+        self.inputs.append(Source("apply", source, (), _float_tensor))
+        self.input_tensors.append(tensor)
+        return self.trace.scalar(
+            self.trace.input(tensor, source_name(source)), real, (functools.partial(self._pin_float, source, real),)
+        )
+
+    def _pin_float(self, source: Source, real: float) -> None:
+        self.symbols.pin(source, real)
+        self.guard(source, "equals", real)
+
+    def _wrap_tuple(self, real: tuple[Any, ...], source: Source) -> Any:
+        if is_constant(real) and self.symbols.is_settled(source, real):
+            self.guard(source, "equals", real)
+            return real
+        self.guard(source, "type", tuple)
+        self.guard(source, "length", len(real))
+        return self.mirror(tuple([self.wrap(item, Source("item", source, i)) for i, item in enumerate(real)]), source)
+
+    def _wrap_list(self, real: Any, cls: type, source: Source) -> Any:
+        if cls is list and is_constant(tuple(real)) and self.symbols.is_settled(source, real):
+            self.guard(source, "equals", list(real))
+            copy: Any = list(real)
+        else:
+            self.guard(source, "type", cls)
+            self.guard(source, "length", len(real))
+            items = [self.wrap(item, Source("item", source, i)) for i, item in enumerate(real)]
+            copy = items if cls is list else collections.deque(items, real.maxlen)
+        snapshot = Snapshot(real, source, copy)
+        grown = self.lists_grown.get(id(real))
+        if grown is not None:
+            grown.whole = True
+            grown.items[:0] = copy
+            snapshot.copy = copy = grown.items
+        self.snapshots[id(copy)] = snapshot
+        return copy
+
+    def is_written(self, real: Any) -> bool:
+        """Whether the program has written to an outside list, set, deque or dict."""
+        grown, overlay, seen = self.lists_grown.get(id(real)), self.overlay_of.get(id(real)), self.seen.get(id(real))
+        if grown is not None and not grown.whole:
+            return bool(grown.items)
+        snapshot = None if seen is None else self.snapshots.get(id(seen[1]))
+        return (snapshot is not None and snapshot.changed()) or (overlay is not None and any(overlay.changes()))
+
+    def grown(self, real: Any, source: Source) -> Any:
+        """A list in place of `real`, whose items the program appends; None when it is not read just for that."""
+        if type(real) is not list or id(real) in self.seen or not self.appends():
+            return None
+        known = self.lists_grown.get(id(real))
+        if known is None:
+            known = self.lists_grown[id(real)] = Grown(real, source)
+            self.guard(source, "type", list)
+            self.mirror(known.items, source)
+        elif known.source != source:
+            self.guard(source, "same", known.source)
+        return known.items
+
+    def _wrap_set(self, real: Any, cls: type, source: Source) -> Any:
+        if not all(is_constant(item) or isinstance(item, type) for item in real):
+            raise Unsupported(
+                "a set of objects is read from outside", self.where(), "use a list or a dict", kind="outside_object"
+            )
+        self.guard(source, "equals", cls(real))
+        copy = cls(real)
+        if cls is not set:
+            return self.mirror(copy, source)
+        self.snapshots[id(copy)] = Snapshot(real, source, copy)
+        return copy
+
+    # -- globals and cells
+
+    def load_global(self, namespace: dict[str, Any], name: str) -> Any:
+        """The global `name` of a module, or MISSING. Functions, classes and constants of libraries are trusted."""
+        overlay = self.globals.get(id(namespace))
+        if overlay is None:
+            source = Source("object", None, None, namespace)
+            overlay = self.globals[id(namespace)] = self.overlay(namespace, source, global_source)
+            self.trusted[id(namespace)] = is_library_namespace(namespace)
+        if name in overlay.known:
+            return overlay.known[name]
+        if name not in namespace:
+            return MISSING
+        real = namespace[name]
+        grown = self.grown(real, Source("global", None, (id(namespace), name), namespace))
+        if grown is not None:
+            return grown
+        if self.trusted[id(namespace)]:
+            value = self.trust(real, Source("global", None, (id(namespace), name), namespace))
+        else:
+            value = self.wrap(real, Source("global", None, (id(namespace), name), namespace))
+        overlay.known[name] = overlay.original[name] = value
+        return value
+
+    def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+        self.load_global(namespace, name)
+        self.globals[id(namespace)].set(name, value)
+
+    def trust(self, real: Any, source: Source) -> Any:
+        """As `wrap`, without guards on `real` itself: it belongs to a library."""
+        if type(real) in CONSTANT_TYPES or isinstance(real, (type, enum.Enum, str)) or is_opaque(real):
+            return real
+        if is_constant(real):
+            return real
+        known = self.seen.get(id(real))
+        if known is not None:
+            return known[1]
+        return self.wrap(real, Source("object", None, None, real))
+
+    def load_cell(self, cell: types.CellType, name: str) -> Any:
+        """The contents of a closure cell, or MISSING when it is empty."""
+        if id(cell) in self.own_cells:
+            try:
+                return cell.cell_contents
+            except ValueError:
+                return MISSING
+        known = self.cells.get(id(cell))
+        if known is None:
+            mirror = self.mirrors.get(id(cell))
+            source = Source("closure", None, name, cell)
+            if mirror is not None:
+                source = attribute_source(mirror[1], "cell_contents")
+            try:
+                grown = self.grown(cell.cell_contents, source)
+                if grown is not None:
+                    return grown
+                value = self.wrap(cell.cell_contents, source)
+            except ValueError:
+                value = MISSING
+            known = self.cells[id(cell)] = (cell, value, value)
+        return known[2]
+
+    def store_cell(self, cell: types.CellType, name: str, value: Any) -> None:
+        if id(cell) in self.own_cells:
+            if value is MISSING:
+                del cell.cell_contents
+            else:
+                cell.cell_contents = value
+            return
+        self.load_cell(cell, name)
+        self.cells[id(cell)] = (cell, self.cells[id(cell)][1], value)
+
+    def store_class_attribute(self, cls: type, name: str, value: Any) -> None:
+        """Assign (or with MISSING delete) an attribute of a class."""
+        if id(cls) in self.own_classes:
+            if value is MISSING:
+                type.__delattr__(cls, name)
+            else:
+                type.__setattr__(cls, name, value)
+            self.mro_cache.clear()
+            return
+        overlay = self.classes.get(cls)
+        if overlay is None:
+            source = Source("object", None, None, cls)
+            overlay = self.classes[cls] = self.overlay(dict(vars(cls)), source, attribute_source, cls)
+        overlay.set(name, value)
+        self.mro_cache.clear()
+
+    def mirror(self, value: Any, source: Source) -> Any:
+        """Note that `value` stands for the outside object at `source`; it is given back."""
+        self.mirrors[id(value)] = (value, source)
+        return value
+
+    def release(self) -> None:
+        """Let go of everything real: the capture is over, and the program's objects live no longer because of it."""
+        self.__dict__.clear()
+
+    def new_cell(self) -> types.CellType:
+        cell = types.CellType()
+        self.own_cells[id(cell)] = cell
+        return cell
+
+
+def _is_made_anew(function: types.FunctionType, source: Source) -> bool:
+    """Whether a function was probably made for this call only: a nested one that comes from the call's values."""
+    if source.kind == "attr" and source.key not in ("cell_contents", "__func__"):
+        return False
+    return source.kind not in ("global", "object", "closure") and "<locals>" in function.__qualname__
+
+
+def _float_tensor(value: float) -> torch.Tensor:
+    return torch.scalar_tensor(value, dtype=torch.float64)
+
+
+def source_name(source: Source) -> str:
+    """A name for a graph input: the path of its source as an identifier."""
+    parts: list[str] = []
+    at: Source | None = source
+    while at is not None:
+        key = at.key[1] if at.kind == "global" else at.key
+        if at.kind not in ("object", "type") and key not in ("_parameters", "_buffers", "_modules"):
+            parts.append(str(key))
+        at = at.base
+    return re.sub(r"\W", "_", "_".join(reversed(parts))) or "input"
