@@ -41,7 +41,9 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in LOWERINGS and UNDEFINED not in func.name():
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        strided = all(tensor.layout is torch.strided for tensor in tensors)
+        if func in LOWERINGS and UNDEFINED not in func.name() and strided:
             self.calls.append((func, *pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))))
         return func(*args, **kwargs)
 

@@ -78,6 +78,7 @@ def arange(ctx: Lowering, first: Any, end: Any = None, step: Any = 1, **_: Any) 
             return sc.fma(sc.const(step, compute), sc.index(coords[0], compute), sc.const(start, compute))
 
         return ctx.compute(shape, dtype, body)
+    start, step = (int(value) if type(value) is bool else value for value in (start, step))
     return ctx.compute(shape, dtype, lambda coords: sc.index(coords[0] * step + start, dtype))
 
 
