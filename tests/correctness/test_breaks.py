@@ -6,12 +6,14 @@ the arguments look like afterwards must agree. The number of segments says that 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
 import io
 import itertools
 import traceback
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -615,3 +617,29 @@ def test_a_generator_dropped_in_front_of_a_segment_is_closed_at_once_in_the_firs
         return x * 2
 
     check(body, bolide.compile(body, backend="aot_eager"))
+
+
+def test_effects_after_a_break_on_what_a_closure_holds() -> None:
+    def make() -> tuple[Any, Any]:
+        held = types.SimpleNamespace(items={}, grown=[], state=collections.defaultdict(dict))
+
+        def fn(x):
+            bolide.graph_break()
+            held.items["x"] = x
+            held.state[1]["count"] = 3
+            held.grown.append(x + 1)
+            held.name = "new"
+            bolide.graph_break()
+            held.items["y"] = len(held.grown)
+            return x * 2
+
+        return fn, held
+
+    x = torch.randn(3)
+    (plain, expected), (fn, actual) = make(), make()
+    compiled = bolide.compile(fn, backend="eager")
+    items, state = actual.items, actual.state
+    for _ in range(2):
+        plain(x), compiled(x)
+        assert repr(actual) == repr(expected)
+    assert actual.items is items and actual.state is state and actual.items["x"] is x

@@ -249,7 +249,7 @@ class Rebuilder:
         if id(value) in self.world.snapshots or cls is Outside or cls in RECIPES or isinstance(value, _VALUES):
             return None
         if cls is types.CellType:
-            return Recipe("call", types.CellType)
+            return Recipe("call", types.CellType) if id(value) in self.world.own_cells else None
         if cls is collections.deque:
             return Recipe("call", cls, self.constants((), value.maxlen))
         if cls in (list, dict, collections.OrderedDict):
@@ -366,6 +366,8 @@ class Rebuilder:
                 "call", functools.partial, args, tuple((k, self.recipe(v)) for k, v in value.keywords.items())
             )
         if cls is types.CellType:
+            if id(value) not in self.world.own_cells:
+                return self.cell(value)
             try:
                 return Recipe("call", types.CellType, (self.recipe(value.cell_contents),))
             except ValueError:
