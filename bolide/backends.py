@@ -27,7 +27,7 @@ from bolide.functorch import GraphInfo
 from bolide.support import events
 from bolide.support.errors import BolideWarning, CompileError, Unsupported
 from bolide.support.garbage import collector_paused
-from bolide.tracing import TensorMeta
+from bolide.tracing import TensorMeta, modes
 
 GraphCompiler = Callable[[fx.GraphModule, GraphInfo], Callable[[list[Any]], Any]]
 Partition = Literal["default", "min_cut"]
@@ -163,17 +163,14 @@ def _unboxed(compiled: Callable[..., Any]) -> Callable[[list[Any]], Sequence[Any
 
 
 def _keeping_modes(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
-    """Puts grad mode and autocast back when the graph, which changes them, is left by an exception."""
+    """Puts torch's modes back when the graph, which changes them, is left by an exception."""
 
     def guarded(inputs: list[Any]) -> Sequence[Any]:
-        with torch.set_grad_enabled(torch.is_grad_enabled()):
-            casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
-            try:
-                return run(inputs)
-            finally:
-                for device, enabled, dtype in casts:
-                    torch.set_autocast_enabled(device, enabled)
-                    torch.set_autocast_dtype(device, dtype)
+        before = modes.settings()
+        try:
+            return run(inputs)
+        finally:
+            modes.apply(modes.changed(modes.settings(), before))
 
     return guarded
 

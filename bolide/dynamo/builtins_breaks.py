@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from bolide.dynamo import modes
+import torch
+
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.disabling import disable, graph_break, set_break_is_error
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.state import state
 from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
+
+# Context managers that hold a native object: only the one that was entered can be left.
+HOLDERS = (torch.inference_mode, torch.autograd.profiler.record_function, torch.autograd.profiler.profile)
 
 
 @intercept(graph_break)
@@ -32,7 +36,7 @@ def _set_break_is_error(vm: Machine, args: list[Any], kwargs: dict[str, Any]) ->
     return before
 
 
-@intercept(*[method for cls in modes.HOLDERS for method in (cls.__enter__, cls.__exit__)])
+@intercept(*[method for cls in HOLDERS for method in (cls.__enter__, cls.__exit__)])
 def _leave_native(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if type(args[0]) is Outside:
         name = f"{args[0].cls.__qualname__}.__exit__"

@@ -10,8 +10,9 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from bolide.dynamo import modes, registrations  # noqa: F401  (importing it fills the tables of handlers)
+from bolide.dynamo import registrations  # noqa: F401  (importing it fills the tables of handlers)
 from bolide.dynamo.breaking import break_is_error, check_assertion
+from bolide.dynamo.builtins_breaks import HOLDERS
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
 from bolide.dynamo.config import config
@@ -21,11 +22,10 @@ from bolide.dynamo.reified import exception_effects, generator_effects
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.sizes import SizeHistory, Symbols
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MODULE_INTERNALS
-from bolide.dynamo.values.outside import Deferred
 from bolide.dynamo.values.rebuild import Rebuilder
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
-from bolide.tracing import Trace
+from bolide.tracing import Trace, modes
 from bolide.tracing.calls import CallRecorder
 from bolide.tracing.rules import answers
 
@@ -107,6 +107,10 @@ class _Attempt:
         answers.remember = config.fake_tensor_cache_enabled
         answers.crosscheck = config.fake_tensor_cache_crosscheck_enabled
         self.trace = Trace()
+        self.trace.captures_numbers = config.capture_scalar_outputs
+        self.trace.captures_sizes = config.capture_dynamic_output_shape_ops
+        if config.do_not_emit_runtime_asserts:
+            self.trace.shapes.require = None
         self.calls = CallRecorder(self.trace) if record_calls else None
         self.symbols = Symbols(history or SizeHistory("", False), self.trace)
         self.world = World(self.trace, self.symbols)
@@ -138,6 +142,7 @@ class _Attempt:
         try:
             # modes are left in the reverse order
             with self.trace.recording(), self.calls or contextlib.nullcontext(), _native_state(machine):
+                entered = modes.stacks()
                 self.start(machine)
                 if machine.run(stop):
                     result = machine.frames[0].stack.pop()
@@ -145,8 +150,10 @@ class _Attempt:
                     shape, values = flatten(machine.frames[1:])
                     result = tuple(values)
                 changed = modes.changed(before, modes.settings())
-                if any(isinstance(manager, modes.HOLDERS) for manager in machine.entered):
+                if any(isinstance(manager, HOLDERS) for manager in machine.entered):
                     raise Unsupported("a native context is entered before a break and left after it", kind="context")
+                if modes.stacks() != entered:
+                    raise Unsupported("a mode is entered before a break and left after it", kind="context")
         except Unsupported as error:
             error.where = error.where or machine.where()
             raise
@@ -227,7 +234,7 @@ def _start_frames(shape: Shape, reals: tuple[Any, ...], machine: Machine) -> Non
     values = []
     for real, name, local in zip(reals, shape.names(), is_local(shape), strict=True):
         source = Source("local", None, name)
-        values.append(Deferred(real, source) if local else world.wrap(real, source))
+        values.append(world.later(real, source) if local else world.wrap(real, source))
     machine.started = True
     machine.frames += unflatten(shape, values)
 
@@ -337,10 +344,11 @@ def _is_member(source: Source) -> bool:
 @contextlib.contextmanager
 def _native_state(machine: Machine) -> Iterator[None]:
     """Puts torch's global modes back, whatever the program did and wherever it stopped."""
-    before = modes.settings()
+    before, entered = modes.settings(), modes.stacks()
     try:
         yield
     finally:
         for manager in reversed(machine.entered):
             manager.__exit__(None, None, None)
+        modes.leave_to(entered)
         modes.apply(modes.changed(modes.settings(), before))

@@ -23,8 +23,8 @@ from bolide.dynamo.signature import Signature
 from bolide.dynamo.state import state
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import Expr
+from bolide.tracing.modes import AUTOCAST_DEVICES
 
-AUTOCAST_DEVICES = ("cpu", "cuda")
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 

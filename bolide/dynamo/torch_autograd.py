@@ -48,7 +48,7 @@ def _caller(function: Any) -> Callable[..., Any]:
     def apply(*args: Any) -> Any:
         return function.apply(*args)
 
-    apply.__name__, apply.__module__ = f"{function.__name__}_apply", function.__module__
+    apply.__name__ = f"{function.__name__}_apply"
     return apply
 
 

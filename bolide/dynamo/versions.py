@@ -42,6 +42,7 @@ from bolide.support.errors import (
 )
 from bolide.support.garbage import collector_paused
 from bolide.support.profiling import profiled
+from bolide.tracing import modes
 
 Backend = Callable[[Captured], Runner]
 
@@ -197,7 +198,7 @@ class Versions(ABC):
                 return not self.given_up
             self._check_limits()
             try:
-                with collector_paused(), profiled(config.cprofile, self.name):
+                with collector_paused(), modes.undisturbed(), profiled(config.cprofile, self.name):
                     self.install(*self._make(args, kwargs))
             except (Unsupported, CompileError) as error:
                 self._measure(None, 0, 0.0, 0.0, error)

@@ -18,6 +18,7 @@ from torch import fx
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
+from bolide.tracing import modes
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.trace import Trace, _NonLeaf
 
@@ -48,7 +49,7 @@ _METHODS = {
 
 class CallRecorder(TorchFunctionMode):
     """Active while a program is captured. `refusal`: why the graph cannot be used, if it cannot; `changes_modes`:
-    whether the graph changes grad mode or autocast on its way.
+    whether the graph changes torch's modes on its way.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -60,7 +61,7 @@ class CallRecorder(TorchFunctionMode):
         self.changes_modes = False
         self._nodes: dict[int, tuple[Any, fx.Node]] = {}
         self._numbers: dict[fx.Node, fx.Node] = {}
-        self._start = self._state = _surroundings()
+        self._start = self._state = modes.settings()
         self._remade: set[Any] = set()  # autograd's nodes of user's functions that recorded calls make again
 
     @classmethod
@@ -81,10 +82,20 @@ class CallRecorder(TorchFunctionMode):
         with _pop_mode_temporarily():
             return self._record(func, tuple(args), {}, compute)
 
+    def aside(self, func: Any, args: Sequence[Any]) -> Any:
+        """What `func` returns where this recorder is not there."""
+        if _get_current_function_mode() is not self:  # type: ignore[no-untyped-call]
+            return func(*args)
+        with _pop_mode_temporarily():
+            return func(*args)
+
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], compute: Callable[[], Any]) -> Any:
         if self.refusal is not None:
             return compute()
-        state = _surroundings()
+        if modes.saved_tensor_hooks() is not None:
+            self.refusal = "saved tensors go through functions of the program"
+            return compute()
+        state = modes.settings()
         operands = list(_traced((args, kwargs)))
         written = [(t.group, t.group.version) for t in operands]
         before = [t.grad_fn for t in operands]
@@ -210,10 +221,14 @@ class CallRecorder(TorchFunctionMode):
             known = self._nodes[id(real)] = (real, self.graph.create_node("get_attr", name, name=name))
         return known[1]
 
-    def _enter(self, state: _Surroundings) -> None:
+    def _enter(self, state: list[modes.Setting]) -> None:
         """Add what brings torch's modes from those of the last node to `state`."""
-        for change in _changes(self._state, state):
-            self.graph.call_function(*change).meta["effect"] = True
+        for setter, args in modes.changed(self._state, state):
+            if setter is modes.set_nesting:
+                continue  # says only when autocast's cache has to be cleared
+            self.graph.call_function(setter, args).meta["effect"] = True
+            if setter is torch.set_autocast_enabled and not args[1]:
+                self.graph.call_function(torch.clear_autocast_cache).meta["effect"] = True
             self.changes_modes = True
         self._state = state
 
@@ -248,34 +263,6 @@ class CallRecorder(TorchFunctionMode):
 
 class _Refusal(Exception):
     """A graph of calls would not do what the program does."""
-
-
-# ---- torch's modes ---------------------------------------------------------------------------------------------------
-
-_Surroundings = tuple[bool, bool, tuple[tuple[str, bool, torch.dtype], ...]]
-"""Grad mode; autocast's cache; per device type whether autocast is on, and its dtype."""
-
-_DEVICES = ("cpu", "cuda")
-
-
-def _surroundings() -> _Surroundings:
-    casts = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES)
-    return torch.is_grad_enabled(), torch.is_autocast_cache_enabled(), casts
-
-
-def _changes(before: _Surroundings, after: _Surroundings) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The calls that lead from one state to another."""
-    if before[0] != after[0]:
-        yield torch._C._set_grad_enabled, (after[0],)
-    if before[1] != after[1]:
-        yield torch.set_autocast_cache_enabled, (after[1],)
-    for (device, was_on, had), (_, is_on, has) in zip(before[2], after[2]):
-        if was_on != is_on:
-            yield torch.set_autocast_enabled, (device, is_on)
-            if not is_on:
-                yield torch.clear_autocast_cache, ()
-        if had != has:
-            yield torch.set_autocast_dtype, (device, has)
 
 
 # ---- what is in values -----------------------------------------------------------------------------------------------

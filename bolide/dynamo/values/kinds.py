@@ -8,6 +8,7 @@ import functools
 import os
 import re
 import sys
+import threading
 import types
 from typing import Any
 
@@ -104,12 +105,13 @@ NO_NAMESPACE: dict[str, Any] = {}
 
 
 def own_namespace(owner: Any) -> dict[str, Any]:
-    """An instance's `__dict__`, past any `__getattribute__` of its class; an empty dict when it has none."""
+    """An instance's `__dict__`, past any `__getattribute__` of its class; an empty dict when it has none. A dict may be
+    its own (``self.__dict__ = self``)."""
     try:
         namespace = object.__getattribute__(owner, "__dict__")
     except AttributeError:
         return NO_NAMESPACE
-    return namespace if type(namespace) is dict else NO_NAMESPACE
+    return namespace if type(namespace) is dict or namespace is owner else NO_NAMESPACE
 
 
 # Attributes that every torch.nn.Module has and that are dicts by its construction.
@@ -143,10 +145,13 @@ def _opaque_class(cls: Any) -> bool:
     """Classes of the standard library, of torch and of NumPy whose instances are immutable or mere handles: compared by
     identity.
     """
-    return cls.__module__ in _OPAQUE_MODULES or cls.__name__ in _OPAQUE_CLASSES
+    if type(cls).__name__ == "pybind11_type":
+        return hasattr(cls, "__members__")  # an enumeration
+    return cls.__module__ in _OPAQUE_MODULES or cls.__name__ in _OPAQUE_CLASSES or cls in LOCK_TYPES
 
 
-_OPAQUE_MODULES = frozenset({"typing", "contextvars", "_contextvars", "_thread", "operator", "inspect", "logging"})
+LOCK_TYPES: tuple[Any, ...] = (type(threading.Lock()), type(threading.RLock()))
+_OPAQUE_MODULES = frozenset({"typing", "contextvars", "_contextvars", "operator", "inspect", "logging"})
 _OPAQUE_CLASSES = frozenset(
     {"OpOverload", "OpOverloadPacket", "_OpNamespace", "_Ops", "property", "classmethod", "staticmethod"}
     | {"ufunc", "_ArrayFunctionDispatcher", "ReferenceType", "KeyedRef", "WeakMethod"}

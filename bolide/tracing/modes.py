@@ -1,0 +1,124 @@
+"""Torch's global modes that a program may change while it is captured: read as data, put back, set by effects or by
+calls in a graph.
+
+Inference mode and the profiler's regions are not among them: they can only be entered and left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+_native: Any = torch._C
+AUTOCAST_DEVICES = ("cpu", "cuda")
+Setting = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def _nesting() -> int:
+    torch.autocast_increment_nesting()
+    depth: int = torch.autocast_decrement_nesting()
+    return depth
+
+
+def set_nesting(depth: int) -> None:
+    """How many autocast regions are entered."""
+    for _ in range(_nesting(), depth):
+        torch.autocast_increment_nesting()
+    for _ in range(depth, _nesting()):
+        torch.autocast_decrement_nesting()
+    if depth == 0:
+        torch.clear_autocast_cache()
+
+
+def _pairs(names: str, getter: str, setter: str) -> list[tuple[Any, Any]]:
+    """The functions of torch that read and write these states, as far as this torch has them."""
+    named = [(getter.format(name), setter.format(name)) for name in names.split()]
+    return [(getattr(_native, get), getattr(_native, put)) for get, put in named if hasattr(_native, put)]
+
+
+_FLAGS = (
+    *_pairs("flash mem_efficient math cudnn overrideable", "_get_{}_sdp_enabled", "_set_sdp_use_{}"),
+    *_pairs(
+        "cudnn_enabled cudnn_benchmark cudnn_deterministic mkldnn_enabled mkldnn_deterministic nnpack_enabled "
+        "sdp_priority_order float32_matmul_precision",
+        "_get_{}",
+        "_set_{}",
+    ),
+    *_pairs("multithreading_enabled", "_is_{}", "_set_{}"),
+)
+"""What chooses between kernels, and how the autograd engine runs."""
+
+
+def settings() -> list[Setting]:
+    """The calls that bring the present state about, always of the same setters in the same order."""
+    found: list[Setting] = [(_native._set_grad_enabled, (torch.is_grad_enabled(),))]
+    for device in AUTOCAST_DEVICES:
+        found.append((torch.set_autocast_enabled, (device, torch.is_autocast_enabled(device))))
+        found.append((torch.set_autocast_dtype, (device, torch.get_autocast_dtype(device))))
+    found.append((torch.set_autocast_cache_enabled, (torch.is_autocast_cache_enabled(),)))
+    found.append((set_nesting, (_nesting(),)))
+    found.append((torch.set_default_dtype, (torch.get_default_dtype(),)))
+    anomalies = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    found.append((torch.set_anomaly_enabled, anomalies))
+    found += [(setter, (getter(),)) for getter, setter in _FLAGS]
+    return found
+
+
+def changed(before: list[Setting], after: list[Setting]) -> list[Setting]:
+    """The settings of `after` that differ from those of `before`."""
+    return [new for old, new in zip(before, after, strict=True) if old[1] != new[1]]
+
+
+def apply(wanted: list[Setting]) -> None:
+    """Make these calls."""
+    for setter, args in wanted:
+        setter(*args)
+
+
+# ---- stacks ----------------------------------------------------------------------------------------------------------
+
+Stacks = tuple[tuple[Any, ...], int, Any]
+
+
+def stacks() -> Stacks:
+    """What is entered and can only be left: function modes, dispatch modes (how many), hooks of saved tensors."""
+    functions = tuple(_native._get_function_stack_at(i) for i in range(_native._len_torch_function_stack()))
+    return functions, _native._len_torch_dispatch_stack(), saved_tensor_hooks()
+
+
+def saved_tensor_hooks() -> Any:
+    """The innermost pair of functions that saved tensors go through, or None."""
+    return _native._autograd._top_saved_tensors_default_hooks(False)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """For the time of compiling. Torch's random numbers go on afterwards where they were: shapes of some operations
+    are found by running them. Hooks of saved tensors are put aside: they are for what the compiled program will
+    save."""
+    random = torch.default_generator.get_state()
+    aside = []
+    while (pair := saved_tensor_hooks()) is not None:
+        aside.append(pair)
+        _native._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(random)
+        for pair in reversed(aside):
+            _native._autograd._push_saved_tensors_default_hooks(*pair)
+
+
+def leave_to(wanted: Stacks) -> None:
+    """Leaves function modes and hooks of saved tensors that were entered since, and enters again those that were left
+    since."""
+    functions, _, hooks = wanted
+    while stacks()[0] != functions[: _native._len_torch_function_stack()]:
+        _native._pop_torch_function_stack()
+    for mode in functions[_native._len_torch_function_stack() :]:
+        _native._push_on_torch_function_stack(mode)
+    while saved_tensor_hooks() not in (hooks, None):
+        _native._autograd._pop_saved_tensors_default_hooks()
