@@ -21,7 +21,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.guard_filters import GuardFilter
 from bolide.dynamo.program import Captured
 from bolide.dynamo.replay import Entry
-from bolide.dynamo.segments import Shape, Suspended, flatten, unflatten
+from bolide.dynamo.segments import Shape, Suspended, flatten
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.sizes import SizeHistory
 from bolide.dynamo.sources import Namespace
@@ -152,27 +152,38 @@ class Dispatcher(Versions):
         name = self.name
         while type(result) is Suspended:
             start = time.perf_counter() if events.subscribers else 0.0
+            disabled = state.disabled
             running = Concrete(result.frames())
             running.advance()
-            reached = self.at(running)
-            point = None if reached is None else self.point(reached.shape)
+            if result.onwards:
+                self._go_on(running, disabled)
+            if running.done:
+                point, values = None, ()
+            else:
+                shape, live = flatten(running.frames)
+                point, values = self.point(shape), tuple(live)
+                del live
             if start:
                 events.emit(events.Resumed(name, point.name if point else "", time.perf_counter() - start))
-            if reached is None or point is None:
+            if point is None:
                 return running.result
             del running
-            name, top, values = point.name, point.top, reached.values
-            del reached
-            result = top(*values)
+            name = point.name
+            result = point.top(*values)
             del values
         return result
 
-    def at(self, running: Concrete) -> Suspended | None:
-        """Where frames stand that have been run for real; None when they are done."""
-        if running.done:
-            return None
-        shape, values = flatten(running.frames)
-        return Suspended(shape, tuple(values))
+    def _go_on(self, running: Concrete, disabled: int) -> None:
+        """Run frames for real until a point is reached that has entries, or a region that is never compiled is left
+        (`disabled`: in how many the frames have begun), or to the end.
+        """
+        while not running.done and state.disabled >= disabled:
+            top = running.machine.frames[-1]
+            if (top.code, top.pc) in self.heads:
+                known = self.points.get(flatten(running.frames)[0])
+                if known is not None and known.entries and not known.given_up:
+                    return
+            running.step()
 
     def point(self, shape: Shape) -> Point:
         """The versions that go on at `shape`."""
@@ -212,21 +223,10 @@ class Point(Versions):
         return self.top(*args)
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Go on for real: by one instruction where only that one cannot be captured, else until a point is reached that
-        has entries, or a region that is never compiled is left, or to the end.
+        """Go on for real: by one instruction where only that one cannot be captured. It is not done here, where the
+        values are referred to by more than the program.
         """
-        disabled = state.disabled
-        running = Concrete(unflatten(self.shape, args))
-        running.advance()
-        while not self.single and not running.done and state.disabled >= disabled:
-            top = running.machine.frames[-1]
-            if (top.code, top.pc) in self.root.heads:
-                reached = self.root.at(running)
-                known = self.root.points.get(reached.shape) if reached is not None else None
-                if known is not None and known.entries and not known.given_up:
-                    return reached
-            running.step()
-        return running.result if running.done else self.root.at(running)
+        return Suspended(self.shape, args, onwards=not self.single)
 
     def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         try:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bolide.dynamo.bytecode import Code, decode
+from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import MISSING
 
 
@@ -63,26 +64,37 @@ class Frame:
 class Generator:
     """A suspended frame that yields. `started`, `running` and `done` as in CPython; `kind`: "generator" or "coroutine".
 
-    CPython runs the `finally` blocks of a suspended generator when its last reference goes; `abandon` is what does that
+    CPython runs the `finally` blocks of a suspended generator when its last reference goes; `abandon` is told of that
     while a program is interpreted. `native` is the native generator that a frame on the stack of real frames is the
-    body of (see `reified`)."""
+    body of (see `reified`). `source` says where the generator of the outside world is found that this one stands for.
+    """
 
-    __slots__ = ("__weakref__", "abandon", "done", "frame", "kind", "name", "native", "running", "started")
+    __slots__ = ("__weakref__", "abandon", "done", "frame", "kind", "name", "native", "running", "source", "started")
 
     def __init__(self, frame: Frame, name: str, kind: str = "generator") -> None:
         self.frame, self.name, self.kind = frame, name, kind
         self.started = self.running = self.done = False
         self.abandon: Callable[[Generator], None] | None = None
         self.native: Any = None
+        self.source: Source | None = None
 
     def finish(self) -> None:
         """The body has come to its end; what it held is let go."""
         self.done, self.running, self.native = True, False, None
         self.frame.generator, self.frame.locals, self.frame.stack = None, [], []
 
+    def cleans_up(self) -> bool:
+        """Whether code of the program runs when the generator is dropped: in its body, or in that of a generator which
+        only it holds."""
+        if self.running or self.done or not self.started:
+            return False
+        frame = self.frame
+        if frame.code.handler(frame.pc - 1) is not None:
+            return True
+        return any(type(value) is Generator and value.cleans_up() for value in (*frame.locals, *frame.stack))
+
     def __del__(self) -> None:
-        suspended = self.started and not (self.done or self.running)
-        if self.abandon is not None and suspended and self.frame.code.handler(self.frame.pc - 1) is not None:
+        if self.abandon is not None:
             self.abandon(self)
 
 

@@ -8,6 +8,7 @@ key, `torch.vmap`) a nested run of the same machine is started.
 from __future__ import annotations
 
 import itertools
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -85,6 +86,8 @@ class Machine:
         self.base = 1
         self.running = False  # whether `run` is at work
         self.lost: Unsupported | None = None  # what went wrong where nothing can be raised
+        self._end = 0  # the number of the instruction to stop in front of
+        self._ticks = iter(range(0))  # the numbers of the instructions to come
         self.escaping: BaseException | None = None  # the exception that left a nested run
         self.tick = 0  # the number of the instruction that was not supported
         self.started = False  # whether it has come to the first instruction
@@ -97,6 +100,7 @@ class Machine:
         world.where = self.where
         world.appends = self._appends
         world.evaluate = self.evaluate
+        world.lose = self.lose
 
     # -- where we are
 
@@ -129,14 +133,23 @@ class Machine:
         Interpretation is deterministic: whatever a run meets at its instruction n, another run from the same start
         stops in front of with ``stop=n``.
         """
-        self.running = True
+        self._end = sys.maxsize if stop is None else stop
+        self._ticks = iter(range(self._end))
+        self.running, done = True, False
         try:
-            done = self._run(iter(range(sys.maxsize if stop is None else stop)))
+            done = self._run(self._ticks)
+        except BaseException:
+            if self.lost is None:
+                raise
         finally:
             self.running = False
-        if self.lost is not None:
-            raise self.lost
-        return done
+        lost, self.lost = self.lost, None
+        if lost is None:
+            return done
+        try:
+            raise lost
+        finally:
+            del lost  # its traceback leads to this frame: a cycle would keep the program's values alive
 
     def evaluate(self, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
         """Run a call to its end in a nested run and return its result; the program's exceptions propagate."""
@@ -225,7 +238,8 @@ class Machine:
                 else:
                     return False
             except Unsupported:
-                self.tick = tick
+                if self.lost is None:
+                    self.tick = tick
                 raise
             except KeyboardInterrupt:
                 raise
@@ -359,15 +373,20 @@ class Machine:
 
     def close_abandoned(self, generator: Generator) -> None:
         """Run the `finally` blocks of a suspended generator whose last reference has gone."""
-        if not self.running:
+        if not self.running or not generator.cleans_up():
             return
         try:
             self.evaluate(generators.generator_close, [generator])
         except Unsupported as error:
-            self.lost = error
+            self.lose(error)
         except Exception as error:
             reason = f"a generator that is dropped raises {type(error).__name__}"
-            self.lost = Unsupported(reason, self.where(), "use it up or close it", kind="iterator")
+            self.lose(Unsupported(reason, self.where(), "use it up or close it", kind="iterator"))
+
+    def lose(self, error: Unsupported) -> None:
+        """Note what is not supported about the present instruction, where nothing can be raised."""
+        if self.running and self.lost is None:
+            self.lost, self.tick = error, self._end - 1 - operator.length_hint(self._ticks)
 
 
 def _set_context(error: BaseException, handled: BaseException | None) -> None:

@@ -9,7 +9,9 @@ that it reached back as an effect.
 
 from __future__ import annotations
 
+import functools
 import types
+import weakref
 from collections.abc import Generator as NativeGenerator
 from typing import Any
 
@@ -20,7 +22,6 @@ from bolide.dynamo.program import Effect, Recipe, Source
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.values.attributes import Super
 from bolide.dynamo.values.kinds import MISSING
-from bolide.dynamo.values.outside import Deferred
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
@@ -129,14 +130,52 @@ def value_of(generator: Any, index: int) -> Any:
 # ---- while capturing -------------------------------------------------------------------------------------------------
 
 
+class Mirrored:
+    """A generator of the outside world and the one that stands for it: the program holds the only references to that,
+    until it has been dropped. `before` is where it stood.
+    """
+
+    __slots__ = ("before", "dropped", "handle", "real", "source")
+
+    def __init__(self, world: World, real: Any, source: Source, made: Generator) -> None:
+        self.real, self.source, self.handle = real, source, weakref.ref(made)
+        self.before: tuple[Any, ...] | None = None
+        self.dropped: Generator | None = None
+        made.source, made.abandon = source, functools.partial(self._drop, world)
+
+    def _drop(self, world: World, made: Generator) -> None:
+        """Something of the outside world may hold the real one; where that decides what is run, it is a break."""
+        self.dropped = made
+        if made.cleans_up():
+            reason = "a generator that was made before a break is dropped before its end"
+            world.lose(Unsupported(reason, world.where(), "use it up or close it", kind="iterator"))
+
+    def forget(self) -> None:
+        """The capture is over."""
+        self.made.abandon = None
+
+    @property
+    def made(self) -> Generator:
+        """What stands for the real one."""
+        found = self.dropped or self.handle()
+        assert found is not None
+        return found
+
+
 def wrap_generator(world: World, real: Any, source: Source) -> Any:
     """The generator that stands for a native one. A running one gets its frame from the frame stack it is on."""
+    known = world.generators.get(id(real))
+    if known is not None:
+        if known.source is not source:
+            world.guard(source, "same", known.source)
+        return known.made
     if not is_reified(real) or real.gi_frame is None:
         return None
+    world.guard(source, "type", types.GeneratorType)
     record = record_of(real)
-    made = world.mirror(Generator(Frame(_NOTHING, {}, []), record.name, record.kind), source)
+    made = Generator(Frame(_NOTHING, {}, []), record.name, record.kind)
+    mirrored = world.generators[id(real)] = Mirrored(world, real, source, made)
     if record.running:
-        world.generators.append((made, None))
         made.started = made.running = True
         return made
     shape, started = state_of(real)
@@ -147,9 +186,9 @@ def wrap_generator(world: World, real: Any, source: Source) -> Any:
         _, reals = flatten([record.frame])
         for index, (value, local) in enumerate(zip(reals, is_local(shape), strict=True)):
             where = Source("apply", source, (index,), value_of)
-            values.append(Deferred(value, where) if local else world.wrap(value, where))
+            values.append(world.later(value, where) if local else world.wrap(value, where))
         (made.frame,) = unflatten(shape, values)
-    world.generators.append((made, _position(made.frame)))
+    mirrored.before = _position(made.frame)
     return made
 
 
@@ -160,8 +199,9 @@ def _position(frame: Frame) -> tuple[Any, ...]:
 def generator_effects(rebuilder: Rebuilder) -> list[Effect]:
     """What puts the generators of the outside world that the program has resumed into their new state."""
     found = []
-    for made, before in rebuilder.world.generators:
-        if made.running or (before is not None and before == _position(made.frame)):
+    for mirrored in rebuilder.world.generators.values():
+        made = mirrored.made
+        if made.running or mirrored.before == _position(made.frame):
             continue
         parts = (rebuilder.recipe(made), *_state(rebuilder, made))
         found.append(Effect("call", None, None, Recipe("call", set_state, parts)))
@@ -175,7 +215,9 @@ def _state(rebuilder: Rebuilder, value: Generator) -> tuple[Recipe, ...]:
 
 
 def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
-    """A generator that the program has made."""
+    """A generator that the program has made, or that was there before."""
+    if value.source is not None:
+        return Recipe("source", value.source)
     if value.kind != "generator":
         raise Unsupported("a coroutine lives across a break", rebuilder.world.where(), kind="asynchronous")
     made = Recipe("call", make_generator, rebuilder.constants(value.name))

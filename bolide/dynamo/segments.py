@@ -89,12 +89,14 @@ def _distinct(name: str, taken: Iterable[str]) -> str:
 
 
 class Suspended:
-    """What the function of a segment answers when it ended in front of an operation that has to run in eager."""
+    """What the function of a segment answers when it ended in front of an operation that has to run in eager: that one
+    only, or (`onwards`) all until a point is reached that has entries.
+    """
 
-    __slots__ = ("shape", "values")
+    __slots__ = ("onwards", "shape", "values")
 
-    def __init__(self, shape: Shape, values: tuple[Any, ...]) -> None:
-        self.shape, self.values = shape, values
+    def __init__(self, shape: Shape, values: tuple[Any, ...], onwards: bool = False) -> None:
+        self.shape, self.values, self.onwards = shape, values, onwards
 
     def frames(self) -> list[Frame]:
         """The frames; the values are theirs alone from here on."""

@@ -32,7 +32,7 @@ from bolide.dynamo.values.kinds import (
     is_library_namespace,
     is_opaque,
 )
-from bolide.dynamo.values.outside import Grown, Outside, Overlay, Snapshot, attribute_source, global_source
+from bolide.dynamo.values.outside import Deferred, Grown, Outside, Overlay, Snapshot, attribute_source, global_source
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor, UserFrame
 from bolide.tracing.tensor import AliasGroup
@@ -65,7 +65,8 @@ class World:
         self.lists_grown: dict[int, Grown] = {}  # by id of the list
         self.appends: Callable[[], bool] = lambda: False  # whether what is read now is only asked for its `append`
         self.exceptions: list[tuple[BaseException, dict[str, Any]]] = []  # those of outside, and their state at first
-        self.generators: list[tuple[Any, Any]] = []  # those that live across a break, and where they stood
+        self.generators: dict[int, Any] = {}  # those that live across a break (`reified.Mirrored`), by id
+        self.lose: Callable[[Unsupported], None] = lambda error: None  # tells what is not supported, where nothing raises
         self.storages: dict[int, list[AliasGroup]] = {}  # the inputs by address
         self.overlay_of: dict[int, Overlay] = {}  # by id of the real dict
         self.namespaces: dict[int, Any] = {}  # id of a `__dict__` that the program has asked for -> whose it is
@@ -180,6 +181,8 @@ class World:
             else:
                 self.guard(source, "equals", real)
             return real
+        if cls is types.GeneratorType and (made := WRAPPERS[cls](self, real, source)) is not None:
+            return made
         known = self.seen.get(id(real))
         if known is not None:
             if known[2] is not source and source.kind != "object":
@@ -193,6 +196,12 @@ class World:
         value = self._wrap_new(real, cls, source)
         self.seen.setdefault(id(real), (real, value, source))
         return value
+
+    def later(self, real: Any, source: Source) -> Any:
+        """The value of a variable that is looked at when it is read; a generator is from the start, for the program can
+        see when it is dropped.
+        """
+        return self.wrap(real, source) if type(real) is types.GeneratorType else Deferred(real, source)
 
     def _wrap_bound(self, real: Any, source: Source) -> Any:
         """A method, written in C, of an outside object: that of the value which stands for the object."""
@@ -508,6 +517,8 @@ class World:
 
     def release(self) -> None:
         """Let go of everything real: the capture is over, and the program's objects live no longer because of it."""
+        for mirrored in self.generators.values():
+            mirrored.forget()
         self.__dict__.clear()
 
     def new_cell(self) -> types.CellType:
