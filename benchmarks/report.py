@@ -106,23 +106,28 @@ def first(rows: list[Row]) -> list[str]:
 
 
 def capture(rows: list[Row]) -> list[str]:
-    found: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        found.setdefault(title(row["spec"]), {})[row["spec"]["compiler"]] = row["result"]
     lines, problems = [], []
-    for name, by in found.items():
-        problems += [f"- {name}: {c}: {r['error']}" for c, r in by.items() if "error" in r]
-        torch_s, bolide_s = (by.get(c, {}).get("seconds") for c in ("torch", "bolide"))
-        share = torch_s / bolide_s if torch_s and bolide_s else None
-        lines.append([name, number(torch_s), number(bolide_s), number(share)])
+    for row in rows:
+        name, result = title(row["spec"]), row["result"]
+        if "error" in result:
+            problems.append(f"- {name}: {result['error']}")
+            continue
+        cells = [name]
+        for which in ("first", "again"):
+            torch_s, bolide_s = (result[which].get(compiler) for compiler in ("torch", "bolide"))
+            cells += [number(torch_s), number(bolide_s), number(torch_s / bolide_s if torch_s and bolide_s else None)]
+        lines.append([*cells, *(str(result["breaks"].get(compiler, "–")) for compiler in ("torch", "bolide"))])
     text = [
         "## Capture",
         "",
-        'Seconds that capture alone adds to the first call (`backend="eager"`: no derivatives, no code), after a',
-        "trivial function was compiled.",
+        'Processor seconds that capture alone adds to a first call (`backend="eager"`: no code is generated), in turn',
+        "in one process, after a trivial function was compiled: the process's first capture of the model, and the",
+        "median of later ones, each after a reset. *Breaks*: how often a capture was broken off.",
         "",
     ]
-    return text + table(["model", "TorchDynamo s", "bolide s", "×"], lines) + notes(problems)
+    header = ["model", "first: TorchDynamo s", "bolide s", "×", "again: TorchDynamo s", "bolide s", "×"]
+    header += ["breaks: TorchDynamo", "bolide"]
+    return text + table(header, lines) + notes(problems)
 
 
 def peaks(rows: list[Row]) -> dict[tuple[str, str], dict[str, Row]]:

@@ -77,8 +77,8 @@ def plan(
                 spec = {**base, "model": name, "mode": mode, "dtype": dtype}
                 if "first" in kinds:
                     tasks += [("first", {**spec, "compiler": c}) for c in compilers if c != "eager"]
-                if "capture" in kinds and mode == "inference":
-                    tasks += [("capture", {**spec, "compiler": c}) for c in compilers if c != "eager"]
+                if "capture" in kinds and (mode == "inference" or not inference):
+                    tasks.append(("capture", spec))
                 if "steady" in kinds:
                     tasks.append(("steady", spec))
                 if "kernels" in kinds and bolide:

@@ -6,7 +6,6 @@ Measurements never share a process, so that none sees another's caches, imports 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import json
 import math
@@ -230,26 +229,54 @@ def first(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def capture(spec: dict[str, Any]) -> dict[str, Any]:
-    """Seconds that capture adds to the first call of a fresh process: backend ``eager``, so no code is generated, in
-    inference, after a trivial function was compiled."""
-    workload = prepared(spec)
-    step = stepper(workload, workload.module, "inference", spec["dtype"])
-    for _ in range(2):
-        step()
-    if spec["compiler"] == "torch":
-        make = functools.partial(torch.compile, backend="eager")
-    else:
-        import bolide
+    """Processor seconds that capture adds to a first call: backend ``eager``, so no code is generated; without
+    gradients unless the model needs them. The compilers take turns in one process, after a trivial function was
+    compiled: ``first`` is what the process's first capture of the model took, ``again`` the median of later ones, each
+    after a reset; ``breaks`` is how often one capture broke.
+    """
+    import torch._dynamo as dynamo
 
-        make = functools.partial(bolide.compile, backend="eager")
-    make(lambda t: t + 1)(torch.ones(8))
-    step = stepper(workload, make(workload.module), "inference", spec["dtype"])
-    times = []
+    import bolide
+    from bolide.support import events
+
+    torch.set_num_threads(1)  # threads that wait for each other take processor time
+    dynamo.config.allow_rnn = True  # as here
+    workload = prepared(spec)
+    compilers = {"torch": torch.compile, "bolide": bolide.compile}
+    resets = {"torch": torch.compiler.reset, "bolide": bolide.reset}
+    chosen = [name for name in ("bolide", "torch") if name in spec["compilers"]]
+    eager = stepper(workload, workload.module, spec["mode"], spec["dtype"])
+    for _ in range(2):
+        eager()
+    for name in chosen:
+        compilers[name](lambda t: t + 1, backend="eager")(torch.ones(8))
+    times: dict[str, list[float]] = {name: [] for name in chosen}
+    met: list[events.Break] = []
+    dynamo.utils.counters.clear()
+    for turn in range(spec["rounds"]):
+        for name in chosen[:: 1 if turn % 2 == 0 else -1]:
+            resets[name]()
+            compiled = compilers[name](workload.module, backend="eager")
+            step = stepper(workload, compiled, spec["mode"], spec["dtype"])
+            with events.subscribed(lambda event: met.append(event) if isinstance(event, events.Break) else None):
+                times[name].append(added(step))
+    breaks = {"torch": sum(dynamo.utils.counters["graph_break"].values()), "bolide": len(met)}
+    return {
+        "first": {name: found[0] for name, found in times.items()},
+        "again": {name: statistics.median(found[1:] or found) for name, found in times.items()},
+        "breaks": {name: breaks[name] // spec["rounds"] for name in chosen},
+    }
+
+
+def added(step: Step) -> float:
+    """Processor seconds by which the first call is longer than the shortest of three later ones."""
+    gc.collect()
+    spent = []
     for _ in range(4):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         step()
-        times.append(time.perf_counter() - begin)
-    return {"seconds": times[0] - min(times[1:])}
+        spent.append(time.thread_time() - begin)
+    return spent[0] - min(spent[1:])
 
 
 def resident(field: str) -> int:
