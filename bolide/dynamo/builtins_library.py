@@ -23,12 +23,13 @@ from typing import Any
 import torch
 
 from bolide.dynamo import operations, policy
-from bolide.dynamo.calls import NATIVE, intercept
+from bolide.dynamo.calls import NATIVE, intercept, referent
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.native_calls import concrete_data, refused, runs_natively
+from bolide.dynamo.native_calls import concrete_data, refused
 from bolide.dynamo.operations import class_of, is_plain, polyfill
 from bolide.dynamo.polyfills import library
-from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, is_opaque
+from bolide.dynamo.program import Source
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, LOCK_TYPES, MISSING, is_library_namespace, is_opaque
 from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
@@ -178,12 +179,13 @@ def _proxy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("a weak proxy is made", vm.where(), "use weakref.ref", "outside_object")
 
 
-def _weak_reference(vm: Machine, cls: type[Any], referent: Any, callback: Any = None) -> Any:
+def _weak_reference(vm: Machine, cls: type[Any], target: Any, callback: Any = None) -> Any:
     """A reference to an outside object is a real one to the real object; a library's callback, which would tidy up
     when that dies, is left out: what this run makes does not outlive it."""
-    if callback is not None and not (type(callback) is types.FunctionType and runs_natively(callback)):
+    tidies_up = type(callback) is types.FunctionType and is_library_namespace(callback.__globals__)
+    if callback is not None and not tidies_up:
         raise Unsupported("a weak reference with a callback", vm.where(), None, "outside_object")
-    return weakref.ref.__new__(cls, referent.real) if type(referent) is Outside else NATIVE
+    return weakref.ref.__new__(cls, target.real) if type(target) is Outside else NATIVE
 
 
 @intercept(weakref.ref)
@@ -194,6 +196,16 @@ def _ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(weakref.ref.__new__)
 def _new_ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return _weak_reference(vm, *args)
+
+
+@intercept(weakref.ref.__init__)
+def _init_ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return None
+
+
+@intercept(weakref.ref.__call__)
+def _call_ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return referent(vm, args[0])
 
 
 # ---- random ----------------------------------------------------------------------------------------------------------
@@ -232,12 +244,28 @@ def _warn(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return None
 
 
+@intercept(logging.getLogger)
+def _get_logger(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return logging.getLogger(*args, **kwargs)
+
+
+@intercept(logging.Logger.isEnabledFor)
+def _is_enabled_for(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    logger, level = args
+    logger = logger.real if type(logger) is Outside else logger
+    enabled = logger.isEnabledFor(level)
+    if (logger, level) not in vm.world.once:
+        vm.world.once.add((logger, level))
+        source = Source("object", None, None, logger)
+        vm.world.guard(Source("apply", source, (level,), logging.Logger.isEnabledFor), "equals", enabled)
+    return enabled
+
+
 def _logging(method: Any, level: int | None) -> None:
     @intercept(method)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         logger = args[0].real if type(args[0]) is Outside else args[0]
-        effective = args[1] if level is None else level
-        if logger.isEnabledFor(effective):
+        if _is_enabled_for(vm, [logger, args[1] if level is None else level], {}):
             vm.deferred.append((getattr(logger, method.__name__), args[1:], kwargs))
         return None
 
@@ -267,6 +295,19 @@ def _context_get(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(contextvars.ContextVar.set, contextvars.ContextVar.reset)
 def _context_set(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("a context variable is set", vm.where(), "set it outside the compiled function", kind="context")
+
+
+def _lock_method(method: Any) -> None:
+    @intercept(method)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if vm.world.is_outside(args[0]):
+            raise refused(vm, method)
+        return NATIVE
+
+
+for _lock in LOCK_TYPES:
+    for _name in ("acquire", "release", "__enter__", "__exit__"):
+        _lock_method(getattr(_lock, _name))
 
 
 @intercept(sys._getframe, inspect.currentframe, inspect.stack)

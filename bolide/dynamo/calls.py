@@ -136,7 +136,7 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
             if type(inlined) is not types.FunctionType:
                 inlined = vm.world.wrap(inlined, attribute_source(vm.world.source_of(function), "_torchdynamo_inline"))
             return Call(inlined, args, kwargs)
-    if function.__module__ in policy.REFUSED_MODULES:
+    if policy.is_refused(function.__module__):
         raise refused(vm, function)
     if is_native(vm, function):
         if not any(type(a) is Outside for a in args) and not (
@@ -169,6 +169,8 @@ def _real(value: Any) -> Any:
 
 def _instantiate(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
     world = vm.world
+    if policy.is_refused(cls.__module__):
+        raise refused(vm, cls)
     if issubclass(type(cls), enum.EnumMeta):
         return native(vm, frame, cls, args, kwargs)
     meta_call = world.lookup(type(cls), "__call__")
@@ -235,15 +237,19 @@ def _cached(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: A
     return Call(function.__wrapped__, args, kwargs)
 
 
-def _weak_reference(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: Any) -> None:
-    """The reference itself is guarded, and so is what it refers to; the entry keeps that alive."""
-    found = function()
+def referent(vm: Machine, reference: Any) -> Any:
+    """What a weak reference refers to. The reference itself is guarded, and so is that; the entry keeps it alive."""
+    found = weakref.ref.__call__(reference)
     known = vm.world.seen.get(id(found))
     if known is not None and known[0] is found:
-        found = known[1]
-    elif id(function) in vm.world.seen and found is not None:
-        found = vm.world.wrap(found, Source("object", None, None, found))
-    frame.stack.append(found)
+        return known[1]
+    if found is not None and vm.world.is_outside(reference):
+        return vm.world.wrap(found, Source("object", None, None, found))
+    return found
+
+
+def _weak_reference(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: Any) -> None:
+    frame.stack.append(referent(vm, function))
 
 
 def _getter(name: str) -> Callable[..., Any]:
@@ -265,6 +271,7 @@ _OBJECTS: dict[type, Callable[..., Any]] = {
     functools.partial: _partial,
     functools._lru_cache_wrapper: _cached,
     weakref.ReferenceType: _weak_reference,
+    weakref.KeyedRef: _weak_reference,
     operator.attrgetter: _getter("get_attributes"),
     operator.itemgetter: _getter("get_items"),
     operator.methodcaller: _method_caller,
@@ -278,4 +285,4 @@ def runs_natively_cached(function: Any) -> bool:
     return type(wrapped) is types.FunctionType and is_library_namespace(wrapped.__globals__)
 
 
-__all__ = ["INTERCEPTS", "NATIVE", "SWITCHED", "call", "construct", "intercept", "native"]
+__all__ = ["INTERCEPTS", "NATIVE", "SWITCHED", "call", "construct", "intercept", "native", "referent"]

@@ -118,7 +118,7 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
         words = {key: arg if type(arg) in _SIMPLE else _prepare(vm, function, arg) for key, arg in words.items()}
         if any(type(value) is Call for value in words.values()):
             return Call(polyfill("drained_call"), [function, args, kwargs])
-    if _module_of(function) in policy.REFUSED_MODULES:
+    if policy.is_refused(_module_of(function)):
         raise refused(vm, function)
     vm.trace.where = vm.where()
     try:

@@ -33,7 +33,7 @@ def _names(text: str) -> frozenset[str]:
 NATIVE_ROOTS = _names(
     "torch numpy inspect re abc _abc typing enum dataclasses os posixpath ntpath genericpath importlib string textwrap "
     "types "
-    "numbers copyreg packaging sys threading weakref _weakrefset operator fractions decimal math sre_parse collections "
+    "numbers copyreg packaging sys threading operator fractions decimal math sre_parse collections "
     "keyword warnings tokenize linecache typing_extensions ast dis opcode copy platform json statistics cmath "
     "_pydecimal _pydatetime datetime calendar"
 )
@@ -42,6 +42,7 @@ INTERPRETED = (
     "torch.nn.modules",
     "torch.nn.parallel",
     "torch.nn.utils",
+    "torch.nn.functional.gaussian_nll_loss",
     "torch.nn.parameter",
     "torch.utils._pytree",
     "torch.utils.checkpoint",
@@ -68,7 +69,17 @@ INTERPRETED = (
     "os._Environ.",
 )
 # Modules whose functions give another result at every call, or have effects outside of Python's objects.
-REFUSED_MODULES = _names("random time socket subprocess _random io _io shutil tempfile secrets uuid numpy.random")
+_REFUSED_MODULES = _names("random time socket subprocess _random io _io shutil tempfile secrets uuid numpy.random")
+
+# Packages that draw, write or log: what they do is no work for a graph.
+_REFUSED_ROOTS = _names("tqdm rich wandb mlflow tensorboard tensorboardX matplotlib PIL IPython ipywidgets")
+
+
+@functools.cache
+def is_refused(module: Any) -> bool:
+    """Whether functions and classes of a module are called for real."""
+    return module in _REFUSED_MODULES or (isinstance(module, str) and module.partition(".")[0] in _REFUSED_ROOTS)
+
 
 _OF_THE_MOMENT = {
     os: "abort chdir chmod cpu_count ctermid execv fork fstat get_terminal_size getcwd getlogin getpid getppid kill "

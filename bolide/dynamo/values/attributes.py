@@ -15,7 +15,14 @@ from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import SYMBOLIC, concrete
 from bolide.dynamo.program import Source
-from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, is_library_class, is_library_namespace, own_namespace
+from bolide.dynamo.values.kinds import (
+    CONSTANT_TYPES,
+    MISSING,
+    is_library_class,
+    is_library_namespace,
+    is_opaque,
+    own_namespace,
+)
 from bolide.dynamo.values.outside import Outside, attribute_source
 from bolide.dynamo.values.tensors import load_tensor_attribute, store_tensor_attribute
 from bolide.support.errors import Unsupported
@@ -167,7 +174,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         and hasattr(kind, "__get__")
     ):
         return _descriptor(vm, found, owner, cls)
-    value = _own_attribute(owner, name)
+    value = _own_attribute(vm, owner, name)
     if value is not MISSING:
         return value
     if found is not MISSING:
@@ -219,11 +226,14 @@ def _default_of_class(vm: Machine, owner: Any, cls: type, name: str, found: Any)
     return _class_value(vm, cls, name, found)
 
 
-def _own_attribute(owner: Any, name: str) -> Any:
+def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
     """From the instance's `__dict__`, or MISSING."""
     if type(owner) is Outside:
         return MISSING if owner.attrs is None else owner.attrs.peek(name)
-    return own_namespace(owner).get(name, MISSING)
+    value = dict.get(own_namespace(owner), name, MISSING)
+    if value is not MISSING and is_opaque(owner) and vm.world.is_outside(owner):
+        return vm.world.wrap(value, attribute_source(Source("object", None, None, owner), name))
+    return value
 
 
 def _slot(vm: Machine, owner: Any, name: str) -> Any:
@@ -328,7 +338,7 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
             )
         vm.world.store_class_attribute(owner, name, value)
         return None
-    if cls in CONSTANT_TYPES:
+    if cls in CONSTANT_TYPES or (is_opaque(owner) and vm.world.is_outside(owner)):
         raise Unsupported(
             f"an attribute of {owner!r} is assigned",
             vm.where(),

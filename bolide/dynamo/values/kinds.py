@@ -110,7 +110,7 @@ def own_namespace(owner: Any) -> dict[str, Any]:
     try:
         namespace = object.__getattribute__(owner, "__dict__")
     except AttributeError:
-        return NO_NAMESPACE
+        namespace = owner.__dict__ if isinstance(owner, threading.local) else None  # this thread's
     return namespace if type(namespace) is dict or namespace is owner else NO_NAMESPACE
 
 

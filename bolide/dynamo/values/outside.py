@@ -38,8 +38,7 @@ class Overlay:
         self.itself = source
         if child is attribute_source:
             self.itself = attribute_source(source, "__dict__")
-            plain: Any = object.__getattribute__
-            if not isinstance(owner, type) and type(owner).__getattribute__ is not plain:
+            if not isinstance(owner, type) and type(type(owner).__getattribute__) is types.FunctionType:
                 self.child, self.itself = member_source, Source("namespace", source, None)
         self.known: dict[Any, Any] = {}
         self.original: dict[Any, Any] = {}
@@ -177,12 +176,12 @@ class Outside:
         self.real, self.source = real, source
         self.cls: Any = type(real)
         namespace = own_namespace(real)
-        self.attrs: Overlay | None = None
-        if namespace is not NO_NAMESPACE:
-            self.attrs = world.overlay(namespace, source, attribute_source, real)
         self.items: Overlay | None = None
         if isinstance(real, dict):
             self.items = world.overlay(real, source, dict_value_source, real)
+        self.attrs: Overlay | None = None
+        if namespace is not NO_NAMESPACE:
+            self.attrs = world.overlay(namespace, source, attribute_source, real)
         self.slot_values: Overlay | None = None
         self.world = world
 

@@ -33,6 +33,7 @@ from bolide.dynamo.values.iterators import (
 from bolide.dynamo.values.kinds import (
     BOUND_BUILTINS,
     CONSTANT_TYPES,
+    LOCK_TYPES,
     MISSING,
     is_bound,
     is_constant,
@@ -46,12 +47,10 @@ from bolide.support.errors import Unsupported
 from bolide.symbolic import Ratio
 from bolide.tracing import TracedFloat, TracedTensor
 
-_RLOCK = type(threading.RLock())
 
-
-def make_instance(cls: Any, attributes: dict[str, Any], items: Any) -> Any:
+def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> Any:
     """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
-    set or tuple subclass."""
+    set or tuple subclass. `attributes` are None for a dict whose items are its attributes."""
     if issubclass(cls, tuple):
         made = tuple.__new__(cls, items)
     else:
@@ -65,6 +64,9 @@ def make_instance(cls: Any, attributes: dict[str, Any], items: Any) -> Any:
         list.extend(made, items)
     elif issubclass(cls, set):
         set.update(made, items)
+    if attributes is None:
+        object.__setattr__(made, "__dict__", made)
+        return made
     for name, value in attributes.items():
         object.__setattr__(made, name, value)
     return made
@@ -109,6 +111,9 @@ def fill_instance(empty: Any, full: Any) -> None:
     base = next((base for base in _FILLED_BY if isinstance(empty, base)), None)
     if base is not None:
         _FILLED_BY[base](empty, full)
+    if own_namespace(full) is full:
+        object.__setattr__(empty, "__dict__", empty)
+        return
     for name, value in _state(full).items():
         object.__setattr__(empty, name, value)
 
@@ -280,6 +285,8 @@ class Rebuilder:
             return Recipe("source", value.source)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
+        if cls in (torch.SymInt, torch.SymFloat, torch.SymBool) and self.world.trace.is_data(value):
+            return Recipe("call", torch.Tensor.item, (self.recipe(self.world.trace.number_tensor(value)),))
         if cls is torch.SymInt:
             symbols = self.world.symbols.read_by([value.node.expr])
             return Recipe("size", value.node.expr, tuple(Recipe("source", source) for _, source in symbols))
@@ -310,8 +317,8 @@ class Rebuilder:
             referent = value()
             known = self.world.seen.get(id(referent))
             return Recipe("call", weakref.ref, (self.recipe(referent if known is None else known[1]),))
-        if cls.__module__ == "_thread" and id(value) not in self.world.seen:
-            return Recipe("call", threading.RLock if cls is _RLOCK else threading.Lock)
+        if cls in LOCK_TYPES and not self.world.is_outside(value):
+            return Recipe("call", threading.Lock if cls is LOCK_TYPES[0] else threading.RLock)
         if isinstance(value, (type, enum.Enum, numpy.generic)) or is_opaque(value):
             return Recipe("constant", value)
         return self._object(value, cls)
@@ -356,7 +363,8 @@ class Rebuilder:
         if special is not None:
             return special(self, value)
         if cls is types.MethodType:
-            if type(value.__self__) is TracedTensor:  # the real tensor's own method, whatever a traced one does instead
+            of_c = type(value.__func__) in (types.WrapperDescriptorType, types.MethodDescriptorType)
+            if of_c or type(value.__self__) is TracedTensor:  # a traced tensor's methods are not the real one's
                 name = Recipe("constant", value.__func__.__name__)
                 return Recipe("call", getattr, (self.recipe(value.__self__), name))
             return Recipe("call", types.MethodType, (self.recipe(value.__func__), self.recipe(value.__self__)))
@@ -445,7 +453,8 @@ class Rebuilder:
             items = Recipe("list", None, tuple(self.recipe(item) for item in tuple.__iter__(value)))
         elif isinstance(value, (list, set)):
             items = Recipe("list", None, tuple(self.recipe(item) for item in list(value)))
-        return Recipe("call", make_instance, (Recipe("constant", cls), self._dict(_state(value)), items))
+        state = Recipe("constant", None) if own_namespace(value) is value else self._dict(_state(value))
+        return Recipe("call", make_instance, (Recipe("constant", cls), state, items))
 
     # -- effects
 

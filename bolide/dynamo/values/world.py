@@ -66,7 +66,9 @@ class World:
         self.appends: Callable[[], bool] = lambda: False  # whether what is read now is only asked for its `append`
         self.exceptions: list[tuple[BaseException, dict[str, Any]]] = []  # those of outside, and their state at first
         self.generators: dict[int, Any] = {}  # those that live across a break (`reified.Mirrored`), by id
-        self.lose: Callable[[Unsupported], None] = lambda error: None  # tells what is not supported, where nothing raises
+        self.lose: Callable[[Unsupported], None] = lambda error: (
+            None
+        )  # tells what is not supported, where nothing raises
         self.storages: dict[int, list[AliasGroup]] = {}  # the inputs by address
         self.overlay_of: dict[int, Overlay] = {}  # by id of the real dict
         self.namespaces: dict[int, Any] = {}  # id of a `__dict__` that the program has asked for -> whose it is
@@ -452,7 +454,9 @@ class World:
 
     def trust(self, real: Any, source: Source) -> Any:
         """As `wrap`, without guards on `real` itself: it belongs to a library."""
-        if type(real) in CONSTANT_TYPES or isinstance(real, (type, enum.Enum, str)) or is_opaque(real):
+        if is_opaque(real) or (type(real) in BOUND_BUILTINS and is_bound(real)):
+            return self.mirror(real, source)
+        if type(real) in CONSTANT_TYPES or isinstance(real, (type, enum.Enum, str)):
             return real
         if is_constant(real):
             return real
@@ -515,6 +519,10 @@ class World:
         self.mirrors[id(value)] = (value, source)
         return value
 
+    def is_outside(self, value: Any) -> bool:
+        """Whether an object that stands for itself (an opaque one) was found outside, not made by the program."""
+        return id(value) in self.seen or id(value) in self.mirrors
+
     def release(self) -> None:
         """Let go of everything real: the capture is over, and the program's objects live no longer because of it."""
         for mirrored in self.generators.values():
@@ -547,4 +555,5 @@ def source_name(source: Source) -> str:
         if at.kind not in ("object", "type") and key not in ("_parameters", "_buffers", "_modules"):
             parts.append(str(key))
         at = at.base
-    return re.sub(r"\W", "_", "_".join(reversed(parts))) or "input"
+    name = re.sub(r"\W", "_", "_".join(reversed(parts)))
+    return name if name not in ("", "self") else f"{name}input"  # the graph's own function has a `self`

@@ -1,0 +1,166 @@
+"""Objects of the outside world that are more than attributes: generators of random numbers, locks, loggers, weak
+containers, dicts that are their own namespace."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+import bolide
+from tests.object_tools import describe
+
+X = torch.arange(6.0).view(2, 3)
+
+
+class Box:
+    def __init__(self: Any, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+class Options(dict):  # type: ignore[type-arg]
+    """Items that are attributes."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+def test_random_numbers_are_drawn_from_the_module_s_own_generator() -> None:
+    def program(x: Any) -> Any:
+        return x * random.random() + random.randint(1, 1000)
+
+    compiled = bolide.compile(program, backend="eager")
+    state = random.getstate()
+    expected = [program(X) for _ in range(4)]
+    after = random.getstate()
+    random.setstate(state)
+    assert all(torch.equal(compiled(X), each) for each in expected) and random.getstate() == after
+
+
+def test_a_module_that_breaks_in_its_own_method_is_compiled() -> None:
+    """A live variable named `self` becomes an input of the graph, whose function has a `self` of its own."""
+
+    def program(x: Any, module: Any) -> Any:
+        return copy.deepcopy(module)(x)
+
+    module = torch.nn.Linear(3, 3)
+    assert torch.equal(bolide.compile(program, backend="eager")(X, module), program(X, module))
+
+
+def test_a_dict_that_is_its_own_namespace() -> None:
+    def program(x: Any, options: Any) -> Any:
+        options.count += 1
+        options["y"] = x * options.scale
+        made = Options(a=x, b=2)
+        made.c = made.a + made["b"]
+        return options.y + options["count"], "missing" in options, hasattr(options, "missing"), made, made.c
+
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    ours, theirs = Options(scale=3, count=0), Options(scale=3, count=0)
+    for _ in range(2):
+        assert describe((compiled(X, ours), ours)) == describe((program(X, theirs), theirs))
+    made = compiled(X, ours)[3]
+    made["new"] = 1
+    assert made.new == 1 and made.__dict__ is made
+
+
+def test_weak_containers_are_read() -> None:
+    box = Box(n=2)
+    values, keys, method = weakref.WeakValueDictionary({"a": box}), weakref.WeakKeyDictionary({box: 3}), box.__str__
+
+    def program(x: Any, box: Any, values: Any, keys: Any) -> Any:
+        keys[box] = keys[box] + 1
+        return x * keys[box], values["a"] is box, values.get("a") is box, values.get("b"), len(keys), method
+
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    for call in range(2):
+        found = compiled(X, box, values, keys)
+        assert torch.equal(found[0], X * (4 + call)) and found[1:] == (True, True, None, 1, method)
+
+
+def test_a_break_inside_a_loop_over_a_weak_set() -> None:
+    """The set counts its iterators by objects of its own."""
+    boxes = [Box(n=i) for i in range(3)]
+    found = weakref.WeakSet(boxes)
+
+    def program(x: Any, found: Any) -> Any:
+        for box in found:
+            x = x + box.n
+            bolide.graph_break()
+        return x
+
+    for _ in range(2):
+        assert torch.equal(bolide.compile(program, backend="eager")(X, found), X + 3)
+        assert not found._iterating  # type: ignore[attr-defined]
+
+
+def test_locks_of_the_outside_are_held_for_real() -> None:
+    lock, held = threading.Lock(), []
+
+    def program(x: Any) -> Any:
+        with lock:
+            held.append(lock.locked())
+            x = x * 2
+        own = threading.RLock()
+        with own:
+            return x + 1
+
+    compiled = bolide.compile(program, backend="eager")
+    assert all(torch.equal(compiled(X), X * 2 + 1) for _ in range(3))
+    assert held == [True] * 3 and not lock.locked()
+
+
+def test_variables_of_a_thread() -> None:
+    local = threading.local()
+
+    def program(x: Any) -> Any:
+        local.calls = getattr(local, "calls", 0) + 1
+        return x * local.scale
+
+    compiled: Any = bolide.compile(program, backend="eager", fullgraph=True)
+    results = []
+
+    def work(scale: int) -> None:
+        local.scale = scale
+        results.append((scale, [compiled(X) for _ in range(3)], local.calls))
+
+    work(1)
+    thread = threading.Thread(target=work, args=(5,))
+    thread.start()
+    thread.join()
+    assert describe(results) == describe([(scale, [X * scale for _ in range(3)], 3) for scale in (1, 5)])
+
+
+def test_the_level_of_a_logger_is_guarded() -> None:
+    logger = logging.getLogger("bolide.tests.level")
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+
+    def program(x: Any) -> Any:
+        logger.debug("shape %s", tuple(x.shape))
+        return x + 1 if logging.getLogger("bolide.tests.level").isEnabledFor(logging.DEBUG) else x
+
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    for level in (logging.INFO, logging.DEBUG, logging.INFO):
+        logger.setLevel(level)
+        assert torch.equal(compiled(X), X + (level == logging.DEBUG))
+    assert said == ["shape (2, 3)"]
+
+
+def test_attributes_of_loggers_are_written_for_real_only() -> None:
+    logger = logging.getLogger("bolide.tests.disabled")
+
+    def program(x: Any) -> Any:
+        logger.disabled = not logger.disabled
+        return x + logger.disabled
+
+    compiled = bolide.compile(program, backend="eager")
+    assert [torch.equal(compiled(X), X + after) for after in (1, 0, 1, 0)] == [True] * 4
