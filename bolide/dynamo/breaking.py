@@ -8,6 +8,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from bolide.dynamo.config import config
 from bolide.dynamo.disabling import set_break_is_error
 from bolide.dynamo.frames import Frame
@@ -73,14 +75,21 @@ def check_assertion(condition: Any, args: tuple[Any, ...]) -> None:
         raise AssertionError(*args)
 
 
+def supposed(vm: Machine, condition: torch.SymBool, message: str, error: str) -> bool:
+    """Whether a condition on symbols holds; one on data is checked in the graph."""
+    vm.trace.where = vm.where()
+    return bool(condition.node.env.suppose(condition.node.expr, message, error))
+
+
 def asserts(vm: Machine, frame: Frame, condition: Any) -> bool:
     """Whether the branch that the top frame is at, data deciding, is that of an ``assert`` with a constant message;
-    if so the condition is looked at when the graph has run, before any other effect.
+    if so the condition is looked at when the graph has run, before any other effect; one on numbers that are data, in
+    the graph.
     """
     code, at = frame.code, frame.pc
     if not config.rewrite_assert_with_torch_assert or code.ops[at] != "LOAD_ASSERTION_ERROR":
         return False
-    if type(condition) is not TracedTensor or condition.numel() != 1:
+    if type(condition) is not torch.SymBool and (type(condition) is not TracedTensor or condition.numel() != 1):
         return False
     rest = code.ops[at + 1 : at + 4]
     if rest[0] == "RAISE_VARARGS":
@@ -91,5 +100,9 @@ def asserts(vm: Machine, frame: Frame, condition: Any) -> bool:
         return False
     if config.do_not_emit_runtime_asserts:
         return True
+    if type(condition) is torch.SymBool:
+        if message and type(message[0]) is not str:
+            return False
+        return supposed(vm, condition, *message or ("",), error="AssertionError")
     vm.memory.setdefault(check_assertion, []).append((condition.detach().clone(), message))
     return True

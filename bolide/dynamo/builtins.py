@@ -279,6 +279,15 @@ def _converted(vm: Machine, function: Any, value: Any) -> Any:
     return function(value)
 
 
+def _number_of(vm: Machine, function: Any, tensor: TracedTensor) -> Any:
+    """`int` and `float` of a tensor."""
+    if not vm.trace.captures_numbers or tensor.numel() != 1 or vm.trace.known(tensor) is not None:
+        return NATIVE
+    vm.trace.where = vm.where()
+    value = tensor.item()
+    return _converted(vm, function, value) if type(value) in operations.SYMBOLIC else function(value)
+
+
 def _by_special_method(function: Any, names: tuple[str, ...], kind: Any) -> None:
     """`function` of an object with one of these special methods is a call of it, whose result must be a `kind`."""
 
@@ -286,6 +295,8 @@ def _by_special_method(function: Any, names: tuple[str, ...], kind: Any) -> None
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         if len(args) == 1 and type(args[0]) in operations.SYMBOLIC:
             return _converted(vm, function, args[0])
+        if args and type(args[0]) is TracedTensor and function in (int, float, operator.index):
+            return _number_of(vm, function, args[0])
         if args and type(args[0]) not in operations.PLAIN and type(args[0]) is not TracedTensor:
             cls = class_of(args[0])
             for name in names:

@@ -10,7 +10,7 @@ from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine, opcode
 from bolide.dynamo.opcodes import NULL, _pop_many, described, is_iterable
 from bolide.dynamo.values.kinds import MISSING
-from bolide.tracing import DataDependent
+from bolide.support.errors import Unsupported
 
 # ---- jumps and loops -------------------------------------------------------------------------------------------------
 
@@ -25,8 +25,8 @@ def _branch(vm: Machine, frame: Frame, target: int, wanted: bool) -> Any:
     if value is not True and value is not False:
         try:
             value = operations.truth(vm, value)
-        except DataDependent:
-            if not (wanted and asserts(vm, frame, value)):
+        except Unsupported as error:
+            if error.kind not in ("data_branch", "data_condition") or not (wanted and asserts(vm, frame, value)):
                 raise
             value = True
         if type(value) is Call:  # interpret __bool__ or __len__, then branch on its result

@@ -19,7 +19,7 @@ from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING
 from bolide.dynamo.values.outside import Outside
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedFloat, TracedTensor
+from bolide.tracing import TracedFloat, TracedTensor, data
 
 # Types whose operators are exact on values of the interpreter: no method of theirs is written in Python.
 PLAIN = frozenset(
@@ -279,6 +279,11 @@ def has_python_eq(vm: Machine, container: Any, item: Any = None) -> bool:
     return False
 
 
+def _has_symbols(key: Any) -> bool:
+    """Whether there are symbolic integers in an index of a tensor."""
+    return type(key) is torch.SymInt or (type(key) is tuple and any(type(part) is torch.SymInt for part in key))
+
+
 def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     """`owner[key]`."""
     cls = type(owner)
@@ -288,6 +293,9 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
         return Call(polyfill("item_by_index"), [owner, key]) if type(key) is Outside else owner[key]
     if cls is TracedTensor:
         vm.trace.where = vm.where()
+        if vm.trace.has_symbols and _has_symbols(key):
+            owner, key = data.with_selected(owner, key)
+            return owner[key] if key else owner
         return owner[key]
     real = class_of(owner)
     method = python_method(vm.world, real, "__getitem__")
@@ -316,6 +324,8 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
     cls = type(owner)
     if cls in PLAIN or cls is TracedTensor:
         vm.trace.where = vm.where()
+        if cls is TracedTensor and vm.trace.has_symbols and _has_symbols(key):
+            owner, key = data.with_selected(owner, key)
         owner[as_key(vm, key) if cls is dict else key] = value
         return None
     real = class_of(owner)

@@ -18,6 +18,7 @@ from bolide.functorch.graphs import (
     GraphInfo,
     Runner,
     graph_module,
+    is_size,
     is_tensor,
     output_node,
     placeholders,
@@ -71,7 +72,10 @@ def compile_trace(
     written = [write.input for write in signature.writes if write.result is None]
     if written:
         run = counting_writes(run, written)
-    return assembling(run, signature.outputs, signature.writes, trace.constants, _symbols(trace))
+    numbers = {
+        str(as_expr(node.meta["val"])): len(signature.results) + place for place, node in enumerate(signature.numbers)
+    }
+    return assembling(run, signature.outputs, signature.writes, trace.constants, _symbols(trace), numbers)
 
 
 def _compile_inference(trace: Trace, signature: Signature, compiler: GraphCompiler, name: str) -> CompiledGraph:
@@ -94,7 +98,7 @@ def _compile_training(
 ) -> CompiledGraph:
     started = time.perf_counter()
     joint = finish_joint(trace, signature)
-    split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.sizes else None)
+    split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.has_symbols else None)
     run_passes(joint.graph, name)
     parts = partition(joint, strategy)
     if events.subscribers:
@@ -130,8 +134,14 @@ def _compile_training(
         partition=strategy,
         name=f"{name}.backward",
     )
-    twice = None if trace.own_gradients else second_order(parts.forward, joint.outputs, trace.constants, again)
-    return differentiable(forward, backward_for, twice, crossing)
+    twice = (
+        None
+        if trace.own_gradients or trace.shapes.facts.names
+        else second_order(parts.forward, joint.outputs, trace.constants, again)
+    )
+    gradients = results(parts.backward)
+    apart = [i for i, leaf in enumerate(trace.leaves) if leaf.requires_grad and gradients[i] is None]
+    return differentiable(forward, backward_for, twice, crossing, apart)
 
 
 def _seed_result(forward: fx.Graph, inputs: int) -> int | None:
@@ -158,11 +168,12 @@ def _crossing(signature: Signature, parts: Partition, trace: Trace, seed: int | 
     tensors = [at for node, at in zip(parts.saved, parts.saved_at) if is_tensor(node)]
     numbers = parts.saved_at[len(tensors) :]
     tangents = [None if result.tensor is None else _strides(tangent_meta(result.meta)) for result in signature.results]
+    tangents += [None] * len(signature.numbers)
+    symbols = {name: len(trace.inputs) + place for place, name in enumerate(_symbols(trace))}
+    symbols |= {str(as_expr(node.meta["val"])): at for node, at in zip(parts.saved, parts.saved_at) if is_size(node)}
     read = [at for at in inputs_read(parts.forward, len(tangents)) if at not in tensors]
     loose = [at for at in read if at not in _parameters(trace)]
-    return Crossing(
-        len(tangents), tuple(tensors), numbers, tuple(tangents), _symbols(trace), tuple(read), tuple(loose), seed
-    )
+    return Crossing(len(tangents), tuple(tensors), numbers, tuple(tangents), symbols, tuple(read), tuple(loose), seed)
 
 
 def _strides(meta: TensorMeta) -> tuple[Any, ...]:

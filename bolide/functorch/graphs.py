@@ -13,6 +13,7 @@ import torch
 import torch.fx as fx
 
 from bolide.tracing import TensorMeta
+from bolide.tracing.data import binds
 
 aten = torch.ops.aten
 
@@ -176,6 +177,8 @@ def is_impure(node: fx.Node) -> bool:
     """Must this node stay, stay single and stay in order? (Placeholders, writes, random draws.)"""
     if node.op != "call_function":
         return node.op in ("placeholder", "output")
+    if binds(node):  # sizes of other values speak of it
+        return True
     known = _impure.get(node.target)
     if known is None:
         known = _impure[node.target] = _target_is_impure(node.target)
@@ -194,7 +197,9 @@ def _drops_nothing(node: fx.Node) -> bool:
 def _target_is_impure(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if target._schema.is_mutable or (target.namespace == "bolide" and target._opname == "rng_seed"):
+    if target._schema.is_mutable or (
+        target.namespace == "bolide" and target._opname in ("rng_seed", "require", "require_true")
+    ):
         return True
     if target.namespace == "_c10d_functional":  # other processes wait for it
         return True

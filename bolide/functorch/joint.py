@@ -38,6 +38,7 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     wanted = [leaf for leaf in trace.leaves if leaf.requires_grad]
     taken: set[fx.Node] = set()
     values: list[Any] = _results(trace, signature, taken)
+    made = len(values)
     with trace.recording(), torch._C._DisableAutocast(), torch.no_grad():
         tangents = [
             trace.placeholder(tangent_meta(tensor.meta), f"tangent{index}")
@@ -56,7 +57,7 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     trace.graph.output(tuple(values))
     trace.shapes.closed = True
     written = frozenset(write.input for write in signature.writes)
-    return Joint(trace.graph, len(trace.inputs) + len(trace.sizes), len(signature.results), written)
+    return Joint(trace.graph, len(trace.inputs) + len(trace.sizes), made, written)
 
 
 def _engine_run(outputs: tuple[Any, ...], tangents: tuple[Any, ...], inputs: tuple[Any, ...]) -> Sequence[Any]:
@@ -93,7 +94,7 @@ _gradient_meta = tangent_meta
 
 
 def _results(trace: Trace, signature: Signature, taken: set[fx.Node]) -> list[Any]:
-    return [_settled(trace, result.node, result.meta, taken) for result in signature.results]
+    return [*(_settled(trace, result.node, result.meta, taken) for result in signature.results), *signature.numbers]
 
 
 def _settled(trace: Trace, node: fx.Node, wanted: TensorMeta, taken: set[fx.Node]) -> fx.Node:

@@ -31,6 +31,7 @@ from bolide.functorch.graphs import (
     results,
 )
 from bolide.functorch.mincut import INFINITE, minimum_cut
+from bolide.tracing.data import binds, require, require_true
 from bolide.tracing.graph import Graph
 
 Strategy = Literal["default", "min_cut"]
@@ -278,7 +279,8 @@ def _split(joint: Joint, needs: Needs, saved: list[fx.Node]) -> Partition:
     graph = joint.graph
     flat, slots = results(graph), placeholders(graph)
     inputs, tangents = slots[: joint.inputs], slots[joint.inputs :]
-    sizes = [slot for slot in inputs if is_size(slot) and slot not in saved]  # metas of the backward speak of them
+    data_sizes = [node for node in graph.nodes if binds(node)]
+    sizes = [node for node in (*inputs, *data_sizes) if is_size(node) and node not in saved]  # metas speak of them
     saved = sorted([*saved, *sizes], key=lambda node: not is_tensor(node))
     values: list[Any] = [*inputs, *flat[: joint.outputs]]
     before_write = {
@@ -293,7 +295,8 @@ def _split(joint: Joint, needs: Needs, saved: list[fx.Node]) -> Partition:
             values.append(node)
         saved_at.append(position[node])
     writes = [node for node in graph.nodes if node.target is aten.copy_.default and node in needs.in_forward]
-    forward = extract(graph, inputs, values[len(inputs) :], writes)
+    checks = [node for node in graph.nodes if node.target in (require, require_true)]
+    forward = extract(graph, inputs, values[len(inputs) :], writes, checks)
     backward = extract(graph, [*saved, *tangents], flat[joint.outputs :], [])
     if needs.checkpointed:
         delay(backward, len(saved))
@@ -308,12 +311,15 @@ def _copy_of_input(graph: fx.Graph, slot: fx.Node) -> fx.Node:
     return clone
 
 
-def extract(graph: fx.Graph, slots: list[fx.Node], values: Iterable[Any], effects: list[fx.Node]) -> fx.Graph:
-    """The part of `graph` that computes `values` from `slots` (which become placeholders), then does `effects`, in the
-    original order.
+def extract(
+    graph: fx.Graph, slots: list[fx.Node], values: Iterable[Any], effects: list[fx.Node], checks: Iterable[fx.Node] = ()
+) -> fx.Graph:
+    """The part of `graph` that computes `values` from `slots` (which become placeholders) and makes the `checks`, then
+    does `effects`, in the original order.
     """
     values, done = list(values), set(slots)
-    needed = closure([*argument_nodes(values), *effects], lambda node: () if node in done else node.all_input_nodes)
+    start = [*argument_nodes(values), *effects, *checks]
+    needed = closure(start, lambda node: () if node in done else node.all_input_nodes)
     part = Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for slot in slots:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -63,9 +63,10 @@ def assembling(
     writes: Sequence[Write],
     constants: dict[str, torch.Tensor],
     symbols: Sequence[str] = (),
+    numbers: Mapping[str, int] | None = None,
 ) -> CompiledGraph:
     """Makes the program's outputs of the graph's results: writes that belong to the history are done, views are
-    taken. `symbols` names the sizes, which are the last inputs.
+    taken. `symbols` names the sizes, which are the last inputs; `numbers` says which results are sizes.
     """
     history = [(write.input, write.result) for write in writes if write.result is not None]
     if not history and all(out == Output("result", position) for position, out in enumerate(outputs)):
@@ -77,8 +78,10 @@ def assembling(
 
     def wrapped(inputs: list[Any]) -> Sequence[Any]:
         owners = [inputs[index] for index in kept]
-        sizes = dict(zip(symbols, inputs[-len(symbols) :])) if symbolic else None
+        sizes = dict(zip(symbols, inputs[len(inputs) - len(symbols) :])) if symbolic else None
         results = run(inputs)
+        if sizes is not None and numbers:
+            sizes.update({name: results[place] for name, place in numbers.items()})
         for index, result in history:
             owners[place[index]].copy_(results[result])
         values: list[Any] = []
@@ -110,8 +113,8 @@ class Crossing:
     `results`: how many of the forward graph's results are the program's. `tensors` and `numbers`: the saved values in
     the order in which the backward takes them, as positions in the list of all inputs followed by all of the forward
     graph's results. `tangents`: for each of the program's results the strides that its tangent is expected to have
-    (it is brought into that layout if it comes in another), or None where there is no tangent. `symbols`: the names of
-    the sizes, which are the last inputs.
+    (it is brought into that layout if it comes in another), or None where there is no tangent. `symbols`: where the
+    sizes are, by name, in the list of all inputs followed by all results.
 
     For gradients of gradients, which are computed from the inputs: `read`, the tensors among them that the results
     depend on and that are not saved; `loose`, those of them that the program's caller may drop; `seed`, where the seed
@@ -122,7 +125,7 @@ class Crossing:
     tensors: tuple[int, ...]
     numbers: tuple[int, ...]
     tangents: tuple[tuple[Any, ...] | None, ...]
-    symbols: tuple[str, ...] = ()
+    symbols: Mapping[str, int] = field(default_factory=dict)
     read: tuple[int, ...] = ()
     loose: tuple[int, ...] = ()
     seed: int | None = None
@@ -133,18 +136,23 @@ BackwardFor = Callable[[tuple[int, ...]], CompiledGraph]
 
 
 def differentiable(
-    run: CompiledGraph, backward_for: BackwardFor, twice: SecondOrder | None, crossing: Crossing
+    run: CompiledGraph,
+    backward_for: BackwardFor,
+    twice: SecondOrder | None,
+    crossing: Crossing,
+    apart: Sequence[int] = (),
 ) -> CompiledGraph:
     """Makes the forward graph one node of autograd's graph.
 
     Its backward is compiled when it is first needed, once for each set of tangents that do not come (eager computes no
     gradients from those, and neither do we). Saved values are released while it runs unless the graph is retained.
-    With ``create_graph=True`` `twice` computes the gradients.
+    With ``create_graph=True`` `twice` computes the gradients. The inputs `apart` have a history that no result goes
+    back to: the engine would run it all the same, though it may have been released.
     """
     backward = _once_per_key(backward_for)
     untracked = [index for index, stride in enumerate(crossing.tangents) if stride is None]
     expected = [(index, stride) for index, stride in enumerate(crossing.tangents) if stride is not None]
-    symbols = crossing.symbols if is_symbolic(crossing.tangents) else ()
+    symbols = crossing.symbols if is_symbolic(crossing.tangents) else {}
 
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
@@ -156,10 +164,10 @@ def differentiable(
             ctx.numbers = [pool[index] for index in crossing.numbers]
             ctx.seed = None if crossing.seed is None else pool[crossing.seed]
             if symbols:
-                ctx.sizes = dict(zip(symbols, inputs[-len(symbols) :]))
+                ctx.sizes = {name: pool[place] for name, place in symbols.items()}
             ctx.set_materialize_grads(False)
             if untracked:
-                ctx.mark_non_differentiable(*[made[index] for index in untracked])
+                ctx.mark_non_differentiable(*[made[i] for i in untracked if isinstance(made[i], torch.Tensor)])
             return tuple(made[: crossing.results])
 
         @staticmethod
@@ -187,6 +195,8 @@ def differentiable(
     apply = CompiledFunction.apply
 
     def wrapped(inputs: list[Any]) -> Sequence[Any]:
+        for index in apart:
+            inputs[index] = inputs[index].detach()
         results: Sequence[Any] = apply(*inputs)  # type: ignore[no-untyped-call]
         inputs.clear()
         return results

@@ -18,6 +18,7 @@ import torch.fx as fx
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
+from bolide.tracing.data import binds
 from bolide.tracing.rules.common import is_dense
 
 Chain = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
@@ -61,12 +62,14 @@ class Write:
 @dataclass(frozen=True, slots=True)
 class Signature:
     """Everything the run-time wrappers have to know. `results` are distinct, fresh tensors without holes or
-    overlaps.
+    overlaps. `numbers`: the nodes of sizes that are data and that views of results, or of inputs, are made with; their
+    values are results of the graph behind the tensors.
     """
 
     outputs: tuple[Output, ...]
     results: tuple[Result, ...]
     writes: tuple[Write, ...]
+    numbers: tuple[fx.Node, ...] = ()
 
     @property
     def differentiable(self) -> bool:
@@ -125,7 +128,23 @@ def describe(trace: Trace, outputs: Sequence[TracedTensor]) -> Signature:
     for position, tensor in enumerate(outputs):
         earlier = first.setdefault(id(tensor), position)
         made.append(placed[id(tensor)] if earlier == position else Output("output", earlier))
-    return Signature(tuple(made), tuple(results), tuple(writes))
+    return Signature(tuple(made), tuple(results), tuple(writes), _numbers(trace, made))
+
+
+def _numbers(trace: Trace, outputs: Sequence[Output]) -> tuple[fx.Node, ...]:
+    names = set().union(*(_names(output.chain) for output in outputs)) & trace.shapes.facts.names
+    if not names:
+        return ()
+    return tuple(node for node in trace.graph.nodes if binds(node) and str(as_expr(node.meta["val"])) in names)
+
+
+def _names(value: Any) -> set[str]:
+    """The symbols in the arguments of view operations."""
+    if isinstance(value, Expr):
+        return set(value.free_vars)
+    if isinstance(value, dict):
+        value = list(value.values())
+    return set().union(*map(_names, value)) if isinstance(value, (list, tuple)) else set()
 
 
 def _has_new_history(tensor: TracedTensor, leaf: TracedTensor) -> bool:

@@ -86,6 +86,12 @@ def describe(
     return "\n".join(lines)
 
 
+class Refuted(BolideError):
+    """Something that a compiled program takes for true is not so in this call. It is raised before any effect: the call
+    is to be made in eager.
+    """
+
+
 class CompileError(BolideError):
     """A stage of bolide failed on a captured program: a fault of bolide, not of the user. ``__cause__`` is the
     original exception.

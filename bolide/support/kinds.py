@@ -71,6 +71,14 @@ _TABLE = (
         "`data_ptr()`, `numpy()`, `storage()` and the like reach memory that exists only when the graph runs.",
         "use tensor operations, or do it outside the compiled function",
     ),
+    BreakKind(
+        "BR0106",
+        "data_condition",
+        "A condition on a number that is data decides what comes next",
+        "With capture_scalar_outputs or capture_dynamic_output_shape_ops, numbers and sizes that are data are symbols "
+        "without a value; what does not follow from their bounds and from what the program has checked is not known.",
+        "state what holds with torch._check(...)",
+    ),
     # ---- calls
     BreakKind(
         "BR0201",

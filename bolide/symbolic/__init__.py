@@ -2,6 +2,17 @@
 trace."""
 
 from bolide.symbolic.expr import Cond, Expr, as_expr
-from bolide.symbolic.sizes import Ratio, ShapeEnv, SymNode, same_size, symbolic_strides
+from bolide.symbolic.sizes import Ratio, ShapeEnv, SymNode, product, same_size, symbolic_strides, times
 
-__all__ = ["Cond", "Expr", "Ratio", "ShapeEnv", "SymNode", "as_expr", "same_size", "symbolic_strides"]
+__all__ = [
+    "Cond",
+    "Expr",
+    "Ratio",
+    "ShapeEnv",
+    "SymNode",
+    "as_expr",
+    "product",
+    "same_size",
+    "symbolic_strides",
+    "times",
+]

@@ -71,11 +71,12 @@ class Expr:
     """An interned integer expression: ``offset + sum(coefficient * product of atoms)``. Compare with ``is`` or ``==``
     (the same thing)."""
 
-    __slots__ = ("__weakref__", "_bounds", "_free", "_text", "offset", "terms")
+    __slots__ = ("__weakref__", "_bounds", "_free", "_least", "_text", "offset", "terms")
     terms: tuple[tuple[tuple[Atom, ...], int], ...]
     offset: int
     _bounds: tuple[int | None, int | None] | None
     _free: frozenset[str] | None
+    _least: float | None
     _text: str | None
 
     # ---- making ---------------------------------------------------------------------------------------------------
@@ -151,6 +152,11 @@ class Expr:
         are quotients of, and with every variable counted from its own lower bound, a sum of products without negative
         coefficients is nowhere less than its constant. So s0*s1 - s1 - 1 is at least 1 for sizes from 2 on, and
         s0 - s0//2 at least 1."""
+        if self._least is None:
+            self._least = self._find_least()
+        return self._least
+
+    def _find_least(self) -> float:
         plain, scale = self, 1
         for mono, c in self.terms:
             if len(mono) == 1 and mono[0].kind == "//" and mono[0].args[1].is_const and mono[0].args[1].offset > 0:
@@ -417,7 +423,7 @@ def _intern(terms: tuple[tuple[tuple[Atom, ...], int], ...], offset: int) -> Exp
         if expr is None:
             expr = object.__new__(Expr)
             expr.terms, expr.offset = terms, offset
-            expr._bounds = expr._free = expr._text = None
+            expr._bounds = expr._free = expr._least = expr._text = None
             _exprs[key] = expr
     return expr
 

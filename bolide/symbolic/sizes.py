@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from bolide.support.errors import UserFrame
+from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic.expr import Cond, Expr
+from bolide.symbolic.facts import Facts
 
 
 class ShapeEnv:
@@ -35,8 +37,12 @@ class ShapeEnv:
         self.scalar: Callable[[Expr, int], Any] | None = None  # makes a number of the graph of an integer
         self.has_floats = False  # whether there are floats that are made of sizes
         self.answers: dict[Any, Any] = {}  # what shape rules have said of these sizes
+        self._truths: dict[tuple[str, Expr], bool] = {}  # what `holds` has found, of conditions that are not data
+        self._nodes: dict[Any, SymNode] = {}  # results of arithmetic: C++ asks for the same ones all the time
         self.quiet = False  # texts are for messages, which are made before anybody knows whether they are needed
         self.closed = False  # whether the trace is finished: nothing more may be assumed
+        self.facts = Facts()  # what is known of symbols that are data
+        self.require: Callable[[Cond, str, str], None] | None = None  # records a check of a condition on data
 
     def size(self, hint: int, name: str | None = None, lo: int | None = 2, hi: int | None = None) -> Any:
         """A new symbol with this value now, known to be in lo..hi (None: no bound). A value outside of that stays a
@@ -47,24 +53,84 @@ class ShapeEnv:
         self.hints[name] = hint
         return torch.SymInt(SymNode(self, Expr.var(name, lo, hi), hint))  # type: ignore[no-untyped-call]
 
+    def data(self, hint: int, name: str | None = None, lo: int | None = None, hi: int | Expr | None = None) -> Any:
+        """A new symbol, known to be in lo..hi, whose value is data: no condition on it becomes a guard. `hint` is what
+        is likely, for choices that only matter for speed."""
+        name = name or f"u{len(self.facts.names)}"
+        self.hints[name] = hint
+        self.facts.names.add(name)
+        return torch.SymInt(SymNode(self, Expr.var(name, lo, hi), hint))  # type: ignore[no-untyped-call]
+
+    def is_data(self, value: Cond | Expr | Ratio) -> bool:
+        """Whether there is a symbol in it whose value is data."""
+        return bool(self.facts.names) and not self.facts.names.isdisjoint(value.free_vars)
+
+    def decide(self, condition: Cond) -> bool | None:
+        """Whether a condition holds for all values of the symbols; None: that is not known. Adds no guard."""
+        return condition.value if condition.is_const else self.facts.decide(condition)
+
+    def likely(self, condition: Cond) -> bool:
+        """As `holds`, where sizes of 0 and 1 that are data may be taken for others."""
+        if not self.is_data(condition):
+            return self.holds(condition)
+        known = self.facts.decide(condition)
+        known = self.facts.decide(condition, least=2) if known is None else known
+        return self.holds(condition) if known is None else known
+
+    def suppose(self, condition: Cond, message: str, error: str = "RuntimeError") -> bool:
+        """Whether a condition holds. One on data that is not known is taken to hold from here on: the program checks it
+        when it runs, and raises the builtin exception named `error`. Others become guards."""
+        if not self.is_data(condition) or self.closed:
+            return self.holds(condition)
+        known = self.facts.decide(condition)
+        if known is None:
+            self.facts.add(condition)
+            if self.require is not None:
+                self.require(condition, message, error)
+        return known is not False
+
     def holds(self, condition: Cond) -> bool:
-        """Whether the condition holds in this run; what is found becomes a guard unless it always holds."""
+        """Whether the condition holds in this run; what is found becomes a guard unless it always holds.
+
+        Raises Unsupported for a condition on data that is not known."""
         if condition.is_const:
             return condition.value
-        if condition.op == ">=":
-            if condition.expr.least() >= 0:
-                return True
-            if (-condition.expr).least() > 0:
-                return False
-        elif condition.expr.least() > 0 or (-condition.expr).least() > 0:
-            return condition.op == "!="
-        if self.closed:
-            return self._known(condition)
-        truth = condition.evaluate(self.hints)
-        guard = condition if truth else condition.negate()
-        if guard not in self.guards:
-            self.guards[guard] = self._where()
-        return truth
+        key = (condition.op, condition.expr)
+        found = self._truths.get(key)
+        if found is None:
+            if self.is_data(condition):
+                return self._holds_of_data(condition)
+            found = _always(condition)
+            if found is None and self.closed:
+                return self._known(condition)
+            if found is None:
+                found = condition.evaluate(self.hints)
+                self.guards.setdefault(condition if found else condition.negate(), self._where())
+            self._truths[key] = found
+        return found
+
+    def _holds_of_data(self, condition: Cond) -> bool:
+        known = self.facts.decide(condition)
+        if known is None and self.closed and condition.op != ">=":
+            known = condition.op == "!="
+        if known is None and self.quiet and condition.op != ">=":  # a shape rule asks: sizes other than 0 and 1 …
+            known = self.facts.decide(condition, least=2)
+            if known is None:  # … that may differ have to be equal
+                known = self.suppose(condition if condition.op == "==" else condition.negate(), "sizes differ")
+                known = known if condition.op == "==" else not known
+        if known is None:
+            raise self.undecided(condition)
+        return known
+
+    def undecided(self, condition: Cond) -> Unsupported:
+        """The error for a condition on data that the program needs the truth of."""
+        text = condition.text()
+        return Unsupported(
+            f"whether {text} holds depends on the data of a tensor",
+            self._where(),
+            f"state what holds before this line, as in torch._check({text}), or use torch.where or torch.cond",
+            "data_condition",
+        )
 
     def _known(self, condition: Cond) -> bool:
         """Whether a condition was assumed. Of a finished trace sizes count as different unless they are known to be
@@ -76,9 +142,18 @@ class ShapeEnv:
         return condition.op == "!="
 
     def specialise(self, expr: Expr, value: int) -> int:
-        """Assume that the expression has the value it has now."""
+        """Assume that the expression has the value it has now. Raises Unsupported where that is data."""
+        if self.is_data(expr) and self.decide(expr.eq(value)) is not True:
+            raise Unsupported(f"the value of {expr.text()} is needed, which is data", self._where(), kind="data_value")
         self.holds(expr.eq(value))
         return value
+
+
+def _always(condition: Cond) -> bool | None:
+    """The truth of a condition if it follows from the bounds of the variables."""
+    if condition.op == ">=":
+        return True if condition.expr.least() >= 0 else False if (-condition.expr).least() > 0 else None
+    return condition.op == "!=" if condition.expr.least() > 0 or (-condition.expr).least() > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +218,8 @@ class SymNode:
         return isinstance(self.expr, (Expr, Cond)) and self.expr.is_const
 
     def has_hint(self) -> bool:
-        return True
+        """Whether a truth is known, if need be by a guard."""
+        return not (isinstance(self.expr, Cond) and self.env.is_data(self.expr) and self.env.decide(self.expr) is None)
 
     def maybe_as_int(self) -> int | None:
         expr = self.expr
@@ -169,25 +245,45 @@ class SymNode:
     def guard_int(self, file: Any = "", line: Any = 0) -> int:
         if isinstance(self.expr, Expr):
             return self.env.specialise(self.expr, int(self.hint))
-        return int(self.guard_bool() if isinstance(self.expr, Cond) else self.guard_float())
+        return int(self.bool_() if isinstance(self.expr, Cond) else self.guard_float())
 
     def int_(self) -> int:
         return self.guard_int()
 
     def guard_bool(self, file: Any = "", line: Any = 0) -> bool:
-        if isinstance(self.expr, Cond):
-            return self.env.holds(self.expr)
-        return bool(self.guard_int())
+        """What C++ asks: whether sizes are 0 or 1 matters for speed there, or is an error's condition."""
+        return self.env.likely(self.expr) if isinstance(self.expr, Cond) else bool(self.guard_int())
 
     def bool_(self) -> bool:
+        """What Python asks."""
+        return self.env.holds(self.expr) if isinstance(self.expr, Cond) else bool(self.guard_int())
+
+    def expect_true(self, file: Any = "", line: Any = 0) -> bool:
+        if isinstance(self.expr, Cond):
+            return self.env.suppose(self.expr, f"expected {self.expr.text()}")
         return self.guard_bool()
 
-    expect_true = guard_size_oblivious = guard_or_false = guard_or_true = guard_bool
+    guard_size_oblivious = guard_bool
+
+    def guard_or_false(self, file: Any = "", line: Any = 0) -> bool:
+        return self._decided(False)
+
+    def guard_or_true(self, file: Any = "", line: Any = 0) -> bool:
+        return self._decided(True)
+
+    def _decided(self, otherwise: bool) -> bool:
+        """The truth, or `otherwise` where that is data."""
+        if not isinstance(self.expr, Cond) or not self.env.is_data(self.expr):
+            return self.guard_bool()
+        known = self.env.decide(self.expr)
+        return otherwise if known is None else known
 
     def expect_size(self, file: Any = "", line: Any = 0) -> bool:
-        return bool(self.env.holds(self._integer().ge(0)))
+        return self.env.suppose(self._integer().ge(0), f"expected a size, but {self} is negative")
 
     def statically_known_true(self, file: Any = "", line: Any = 0) -> bool:
+        if isinstance(self.expr, Cond) and self.env.is_data(self.expr):
+            return self.env.decide(self.expr) is True
         return isinstance(self.expr, Cond) and self.expr.is_const and self.expr.value
 
     def guard_float(self, file: Any = "", line: Any = 0) -> float:
@@ -199,12 +295,16 @@ class SymNode:
 
     def value(self) -> int | bool | float:
         """The value it has now, which is assumed from here on."""
-        return self.guard_int() if self.is_int() else self.guard_bool() if self.is_bool() else self.guard_float()
+        return self.guard_int() if self.is_int() else self.bool_() if self.is_bool() else self.guard_float()
 
     # ---- making others --------------------------------------------------------------------------------------------
 
     def wrap_int(self, value: int) -> SymNode:
-        return SymNode(self.env, Expr.const(value), value)
+        nodes = self.env._nodes
+        found = nodes.get(value)
+        if found is None:
+            found = nodes[value] = SymNode(self.env, Expr.const(value), value)
+        return found
 
     def wrap_bool(self, value: bool) -> SymNode:
         return SymNode(self.env, Expr.const(0 if value else 1).eq(0), value)
@@ -222,19 +322,21 @@ class SymNode:
         return SymNode(self.env, condition, condition.evaluate(self.env.hints))
 
     def add(self, other: SymNode) -> Any:
-        a, b = self.expr, other.expr
-        if a.__class__ is Expr and b.__class__ is Expr:  # C++ asks for this thousands of times: no detours
-            return SymNode(self.env, a + b, self.hint + other.hint)
-        return self._arithmetic("+", other)
+        key = ("+", self.expr, other.expr)
+        return self.env._nodes.get(key) or self._remember(key, self._arithmetic("+", other))
+
+    def _remember(self, key: Any, node: Any) -> Any:
+        """The node, to be found again by `key` if it is about integers: then nothing but them decides it."""
+        if node.__class__ is SymNode and (node.expr.__class__ is Expr or node.expr.__class__ is Cond):
+            self.env._nodes[key] = node
+        return node
 
     def sub(self, other: SymNode) -> Any:
         return self._arithmetic("-", other)
 
     def mul(self, other: SymNode) -> Any:
-        a, b = self.expr, other.expr
-        if a.__class__ is Expr and b.__class__ is Expr:
-            return SymNode(self.env, a * b, self.hint * other.hint)
-        return self._arithmetic("*", other)
+        key = ("*", self.expr, other.expr)
+        return self.env._nodes.get(key) or self._remember(key, self._arithmetic("*", other))
 
     def mod(self, other: SymNode) -> Any:
         return self._arithmetic("%", other)
@@ -249,7 +351,7 @@ class SymNode:
             return self._float_arithmetic(op, other)
         a, b = self._integer(), other._integer()
         if op in ("//", "%"):
-            self.env.holds(b.ne(0))
+            self.env.suppose(b.ne(0), "integer division or modulo by zero", "ZeroDivisionError")
         return self._int(_INT_OPS[op](a, b))
 
     def _float_arithmetic(self, op: str, other: Any) -> Any:
@@ -339,6 +441,8 @@ class SymNode:
         if isinstance(self.expr, float):
             return self.wrap_float(abs(self.expr))
         over = self.expr.over if isinstance(self.expr, Ratio) else self._integer()
+        if self.env.is_data(over) and self.env.decide(over.ge(0)) is None and isinstance(self.expr, Expr):
+            return self._int(Expr.max(over, -over))
         return self if self.env.holds(over.ge(0)) else self.neg()
 
     def sym_min(self, other: SymNode) -> SymNode:
@@ -400,9 +504,13 @@ class SymNode:
         return self._compare("ge", other)
 
     def _compare(self, op: str, other: SymNode) -> SymNode:
+        key = (op, self.expr, other.expr)
+        found = self.env._nodes.get(key)
+        if found is not None:
+            return found
         a, b = self.expr, other.expr
         if a.__class__ is Expr and b.__class__ is Expr:
-            return SymNode(self.env, getattr(a, op)(b), getattr(operator, op)(self.hint, other.hint))
+            return self._remember(key, self._cond(getattr(a, op)(b)))
         if self.is_float() or other.is_float():
             x, y = self._ratio(), other._ratio() if isinstance(other, SymNode) else None
             if x is None or y is None or not x.exact or not y.exact:
@@ -411,6 +519,8 @@ class SymNode:
         return self._cond(getattr(self._integer(), op)(other._integer()))
 
     def and_(self, other: SymNode) -> SymNode:
+        if not self.has_hint() or not other.has_hint():
+            return self._cond(Expr.min(_positive_if(self.expr), _positive_if(other.expr)).ge(0))
         return self.wrap_bool(self.guard_bool() and other.guard_bool())
 
     sym_and = and_
@@ -419,6 +529,8 @@ class SymNode:
         return self.and_(other) if self.is_bool() else self.wrap_int(self.guard_int() & other.guard_int())
 
     def or_(self, other: SymNode) -> SymNode:
+        if not self.has_hint() or not other.has_hint():
+            return self._cond(Expr.max(_positive_if(self.expr), _positive_if(other.expr)).ge(0))
         return self.wrap_bool(self.guard_bool() or other.guard_bool())
 
     sym_or = or_
@@ -439,7 +551,7 @@ class SymNode:
         return self._cond(self.expr.negate()) if isinstance(self.expr, Cond) else self.wrap_bool(not self.guard_bool())
 
     def sym_ite(self, yes: SymNode, no: SymNode) -> SymNode:
-        return yes if self.guard_bool() else no
+        return yes if self.bool_() else no
 
     def sym_sum(self, others: Any) -> SymNode:
         total = Expr.const(0)
@@ -481,6 +593,8 @@ class SymNode:
         return True
 
     def _like_channels_last(self, sizes: Any, strides: Any, order: Any) -> bool:
+        if any(self.env.is_data(part._integer()) for part in (*sizes, *strides)):
+            return self._in_order(sizes, strides, order)
         least = Expr.const(0)
         if self.env.holds(strides[1]._integer().eq(0)):
             return False
@@ -502,8 +616,16 @@ class SymNode:
         """The text of a `SymInt` or `SymBool`, in the program and in messages: that of its value, which the program has
         then looked at. In messages of shape rules, and after the trace, nothing is assumed."""
         if self.env.quiet or self.env.closed:
-            return repr(self.hint)
+            return repr(self.hint) if isinstance(self.expr, float) or not self.env.is_data(self.expr) else repr(self)
         return repr(self.value())
+
+
+def _positive_if(condition: Any) -> Expr:
+    """An expression that is at least 0 exactly if the condition holds."""
+    expr: Expr = condition.expr
+    if condition.op == ">=":
+        return expr
+    return Expr.min(expr, -expr) if condition.op == "==" else Expr.max(expr, -expr) - 1
 
 
 _INT_OPS: dict[str, Callable[[Expr, Expr], Expr]] = {
@@ -531,6 +653,22 @@ def same_size(a: Any, b: Any) -> bool:
     return a.node.expr is b.node.expr
 
 
+def times(a: Any, b: Any) -> Any:
+    """The product of two sizes, without the detours that a `SymInt`'s own operator makes (2 µs)."""
+    if a.__class__ is int:
+        if b.__class__ is int:
+            return a * b
+        a, b = b, a
+    node = a.node.mul(b.node if b.__class__ is torch.SymInt else a.node.wrap_int(b))
+    known = node.maybe_as_int()
+    return torch.SymInt(node) if known is None else known  # type: ignore[no-untyped-call]
+
+
+def product(sizes: Iterable[Any]) -> Any:
+    """The product of sizes."""
+    return reduce(times, sizes, 1)
+
+
 def symbolic_strides(sizes: tuple[Any, ...], real: tuple[int, ...], hints: tuple[int, ...]) -> tuple[Any, ...]:
     """The strides of an input with symbolic sizes: products of sizes where the real strides are such products.
 
@@ -540,5 +678,5 @@ def symbolic_strides(sizes: tuple[Any, ...], real: tuple[int, ...], hints: tuple
     order = sorted(range(len(real)), key=lambda dim: (real[dim], hints[dim]))
     for inner, outer in pairwise(order):
         if real[outer] == real[inner] * hints[inner] and hints[outer] != 1:
-            strides[outer] = strides[inner] * sizes[inner]
+            strides[outer] = times(strides[inner], sizes[inner])
     return tuple(strides)

@@ -30,7 +30,7 @@ class Part(Trace):
 
     def __init__(self, outer: Trace) -> None:
         super().__init__()
-        if outer.sizes:
+        if outer.has_symbols:
             raise Unsupported("symbolic sizes around a branch that depends on data", outer.where, kind="control_flow")
         self.where = outer.where
         self.operands: list[TracedTensor] = []

@@ -18,7 +18,7 @@ from torch import fx
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
-from bolide.tracing import modes
+from bolide.tracing import data, modes
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.trace import Trace, _NonLeaf
 
@@ -123,6 +123,18 @@ class CallRecorder(TorchFunctionMode):
             ):
                 return True
         return False
+
+    def check(self, condition: TracedTensor, error: str, message: str) -> None:
+        """A condition that the program raises without (see `data.check_tensor`). Writes to inputs cannot be taken back
+        when it fails, so none may come before it."""
+        if self.refusal is None:
+            try:
+                if self.trace.mutated_inputs():
+                    raise _Refusal("a check comes after an input has been written to")
+                node = self.graph.call_function(data.require_true, (self._tensor(condition), error, message))
+                node.meta["effect"] = True
+            except _Refusal as refusal:
+                self.refusal = str(refusal)
 
     # ---- nodes
 

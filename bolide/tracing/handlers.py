@@ -15,9 +15,9 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
-from bolide.tracing import writing_ops
-from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides, hint_of, same_sizes
-from bolide.tracing.rules.common import format_strides, is_dense, like_strides
+from bolide.tracing import data, writing_ops
+from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides, hint_of, is_undecided, same_sizes
+from bolide.tracing.rules.common import format_strides, is_dense, like_strides, require
 from bolide.tracing.rules.registry import infer_from, qualified
 from bolide.tracing.tensor import TracedTensor, ViewStep
 
@@ -201,6 +201,9 @@ def _find_functional_form(func: Any) -> _Form | None:
 def _data_dependent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     known = [trace.known(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
     if any(value is None and arg is not None for value, arg in zip(known, args)):
+        given = kwargs.get("output_size") is not None
+        if func.name() in data.SIZED and (trace.captures_sizes or given):
+            return data.sized_by_data(trace, func, args, kwargs)
         raise DataDependent(str(func), trace.where, "data_shape")
     result = func(*known, **kwargs)
     return pytree.tree_map(
@@ -281,6 +284,28 @@ def _higher_order(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 # ---- views with a treatment of their own --------------------------------------------------------------------------
 
 
+@handler("slice.Tensor")
+def _slice(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """Bounds that are data and may count from the end become places first."""
+    if trace.shapes.facts.names:
+        names = ("self", "dim", "start", "end", "step")
+        given = dict(zip(names, args)) | kwargs
+        size = args[0].shape[given.get("dim", 0)]
+        for name in ("start", "end"):
+            if data.may_count_from_end(trace, given.get(name)):
+                given[name] = data.clipped(trace, given[name], size)
+        args, kwargs = (args[0], *(given.get(name) for name in names[1:4]), given.get("step", 1)), {}
+        args = (args[0], args[1] or 0, *args[2:])
+    return _view(trace, func, args, kwargs)
+
+
+@handler("select.int")
+def _select(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    if trace.shapes.facts.names and not kwargs and data.may_count_from_end(trace, args[2]):
+        args = (*args[:2], data.wrapped(trace, args[2], args[0].shape[args[1]]))
+    return _view(trace, func, args, kwargs)
+
+
 @handler("detach", "alias")
 def _same(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
@@ -342,7 +367,12 @@ def _split(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 def _split_with_sizes(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, sizes = args[0], args[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
-    if sum(sizes) != tensor.shape[dim]:
+    whole = sum(sizes) == tensor.shape[dim]
+    if is_undecided(whole):
+        for size in sizes:
+            require(size >= 0, "split_with_sizes expects split_sizes have only non-negative entries")
+        require(whole, "split_with_sizes expects split_sizes to sum exactly to the input tensor's size")
+    elif not whole:
         raise RuntimeError(
             f"split_with_sizes expects split_sizes to sum exactly to {tensor.shape[dim]} (input tensor's size at "
             f"dimension {dim}), but got split_sizes={list(sizes)}"
@@ -476,9 +506,12 @@ def _item(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     known = trace.known(tensor)
     if known is not None:
         return known.item()
-    if not tensor.dtype.is_floating_point:
+    tensor = tensor if tensor.__class__ is TracedTensor else trace.lift(tensor)
+    if tensor.dtype.is_floating_point:
+        return trace.scalar(tensor)
+    if not trace.captures_numbers or tensor.dtype.is_complex:
         raise DataDependent("Tensor.item", trace.where)
-    return trace.scalar(tensor if tensor.__class__ is TracedTensor else trace.lift(tensor))
+    return data.number(trace, tensor)
 
 
 @handler("equal")
@@ -537,9 +570,12 @@ def _index(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     for index in args[1]:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
             known = trace.known(index)
-            if known is None:
+            if known is not None:
+                indices += [trace.lift(place, private=True) for place in known.nonzero().unbind(1)]
+            elif trace.captures_sizes:
+                indices += data.sized_by_data(trace, aten.nonzero.default, (index,), {}).unbind(1)
+            else:
                 raise DataDependent("indexing with a mask", trace.where, "data_shape")
-            indices += [trace.lift(place, private=True) for place in known.nonzero().unbind(1)]
         else:
             indices.append(index)
     return trace.wrap(trace.call(aten.index.Tensor, trace.unwrap(args[0]), trace.unwrap(indices)))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.symbolic import same_size
+from bolide.symbolic import product, same_size, times
 
 
 class TensorMeta(NamedTuple):
@@ -30,10 +30,7 @@ class TensorMeta(NamedTuple):
     @property
     def numel(self) -> Any:
         """The number of elements."""
-        count: Any = 1
-        for size in self.shape:
-            count = count * size
-        return count
+        return product(self.shape)
 
 
 class DataDependent(Unsupported):
@@ -57,7 +54,7 @@ def contiguous_strides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
     step: Any = 1
     for size in reversed(shape):
         strides.append(step)
-        step = step * (size if size.__class__ is not int or size > 1 else 1)
+        step = times(step, size if size.__class__ is not int or size > 1 else 1)
     strides.reverse()
     return tuple(strides)
 
@@ -68,11 +65,32 @@ def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def is_one(size: Any) -> bool:
-    """Whether a size is 1; guarded where that is not known."""
+    """Whether a size is 1; guarded where that is not known. One that is data is taken not to be."""
     if size.__class__ is int:
         return bool(size == 1)
     node = size.node
-    return bool(node.env.holds(node.expr.eq(1)))
+    least = node.expr.bounds()[0]
+    if least is not None and least > 1:
+        return False
+    return bool(node.env.likely(node.expr.eq(1)))
+
+
+def is_zero(size: Any) -> bool:
+    """Whether a size is 0; as `is_one`."""
+    if size.__class__ is int:
+        return bool(size == 0)
+    node = size.node
+    return bool(node.env.likely(node.expr.eq(0)))
+
+
+def is_data(size: Any) -> bool:
+    """Whether the value of a size is data."""
+    return size.__class__ is torch.SymInt and size.node.env.is_data(size.node.expr)
+
+
+def is_undecided(condition: Any) -> bool:
+    """Whether a truth value depends on data."""
+    return condition.__class__ is torch.SymBool and not condition.node.has_hint()
 
 
 def hint_of(size: Any) -> int:

@@ -1,18 +1,23 @@
-"""Composite operations whose C++ kernels ask for integers, for tensors with symbolic sizes.
+"""Composite operations for tensors with symbolic sizes.
 
-torch's Python dispatcher has decompositions in their place; that of `matmul` imports sympy, which takes as long as
-compiling a model. Here is ours, for traced tensors only: it chooses as ATen/native/LinearAlgebra.cpp does.
+Their C++ kernels ask for integers, or ask many questions about sizes, each a call from C++ into Python. torch's Python
+dispatcher has decompositions of some; that of `matmul` imports sympy, which takes as long as compiling a model, and
+that of `dropout` copies where eager answers its argument. Here are ours, for traced tensors only: they choose as ATen's
+do (native/LinearAlgebra.cpp, Linear.cpp, TensorShape.cpp).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._C import DispatchKey
 
+from bolide.symbolic import product, same_size, times
+from bolide.tracing.meta import contiguous_strides, is_data, same_sizes
+from bolide.tracing.rules.registry import remembered
+from bolide.tracing.rules.views import reshaped
 from bolide.tracing.tensor import TracedTensor
 
 aten = torch.ops.aten
@@ -23,10 +28,20 @@ _installed: list[Any] = []
 def install() -> None:
     """Put our kernels before torch's (once per process)."""
     if not _installed:
-        ours: dict[Any, Callable[..., Any]] = {aten.matmul.default: matmul, aten.max_pool1d.default: max_pool1d}
+        ours: dict[Any, Callable[..., Any]] = {
+            aten.contiguous.default: contiguous,
+            aten.dropout.default: dropout,
+            aten.linear.default: linear,
+            aten.matmul.default: matmul,
+            aten.max_pool1d.default: max_pool1d,
+            aten.reshape.default: reshape,
+        }
         for op, kernel in ours.items():
             _installed.append(op)
-            op.py_kernels[_COMPOSITE] = _of_traced(kernel, op, op.py_kernels.get(_COMPOSITE))
+            for key in (_COMPOSITE, DispatchKey.Autograd):
+                theirs = op.py_kernels.get(key)
+                if theirs is not None or key is _COMPOSITE:
+                    op.py_kernels[key] = _of_traced(kernel, op, theirs)
             op._dispatch_cache.clear()
 
 
@@ -39,6 +54,44 @@ def _of_traced(ours: Callable[..., Any], op: Any, theirs: Callable[..., Any] | N
         return op._op_dk(_COMPOSITE, *args, **kwargs)
 
     return kernel
+
+
+def contiguous(x: Any, memory_format: Any = torch.contiguous_format) -> Any:
+    """`Tensor.contiguous`: the tensor itself where its elements are in order already."""
+    if memory_format is torch.contiguous_format and same_sizes(x.stride(), contiguous_strides(tuple(x.shape))):
+        return x
+    return aten.contiguous.default._op_dk(_COMPOSITE, x, memory_format=memory_format)
+
+
+def dropout(x: Any, p: float, train: bool) -> Any:
+    """`torch.dropout`: the tensor itself where nothing is dropped."""
+    return aten.dropout.default._op_dk(_COMPOSITE, x, p, train) if train and p else x
+
+
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """`torch.nn.functional.linear`."""
+    if bias is None:
+        return matmul(x, weight.t())
+    if x.dim() == 2:
+        return torch.addmm(bias, x, weight.t())
+    if x.dim() == 3 and same_sizes(x.stride(), contiguous_strides(tuple(x.shape))):
+        batch, length, width = x.shape
+        return torch.addmm(bias, x.view(times(batch, length), width), weight.t()).view(batch, length, weight.shape[0])
+    return torch.add(matmul(x, weight.t()), bias)
+
+
+def reshape(x: Any, size: Any) -> Any:
+    """`Tensor.reshape`: a view where the strides allow it, else a copy."""
+    if x.__class__ is not TracedTensor:
+        return x.reshape(size)
+    shapes = x._trace.shapes
+    meta, size = x.meta, list(size)
+    if shapes.facts.names and any(is_data(part) for part in (*meta.shape, *size)):
+        return aten.reshape.default._op_dk(_COMPOSITE, x, size)
+    shape, is_view = remembered(shapes, reshaped, meta, size)
+    if is_view:
+        return x.view(shape)
+    return aten._unsafe_view.default(x.clone(memory_format=torch.contiguous_format), shape)
 
 
 def max_pool1d(x: Any, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:
@@ -78,22 +131,28 @@ def _folds(a: Any, b: Any) -> bool:
     if a.dim() == 2:
         return False
     shape, stride = larger.shape, larger.stride()
-    return all(stride[i] == stride[i + 1] * shape[i + 1] for i in range(larger.dim() - 2))
+    steps = [(stride[i], times(stride[i + 1], shape[i + 1])) for i in range(larger.dim() - 2)]
+    return all(same_size(own, wanted) or own == wanted for own, wanted in steps)
 
 
 def _folded(a: Any, b: Any) -> Any:
-    rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
+    *batch, width = a.shape
+    rows = reshape(a, (product(batch), width))
     if b.dim() == 1:
-        return aten._unsafe_view(torch.mv(rows, b), a.shape[:-1])
-    return aten._unsafe_view(torch.mm(rows, b), [*a.shape[:-1], b.shape[1]])
+        return aten._unsafe_view.default(torch.mv(rows, b), batch)
+    return aten._unsafe_view.default(torch.mm(rows, b), [*batch, b.shape[1]])
 
 
 def _batched(a: Any, b: Any) -> Any:
     batch = _broadcast(a.shape[:-2], b.shape[:-2])
-    count = math.prod(batch)
-    left = a.expand(*batch, *a.shape[-2:]).reshape(count, *a.shape[-2:])
-    right = b.expand(*batch, *b.shape[-2:]).reshape(count, *b.shape[-2:])
-    return aten._unsafe_view(torch.bmm(left, right), [*batch, a.shape[-2], b.shape[-1]])
+    count = product(batch)
+
+    def stacked(x: Any) -> Any:
+        *own, rows, columns = x.shape
+        whole = x if same_sizes(own, batch) else x.expand(*batch, rows, columns)
+        return reshape(whole, (count, rows, columns))
+
+    return aten._unsafe_view.default(torch.bmm(stacked(a), stacked(b)), [*batch, a.shape[-2], b.shape[-1]])
 
 
 def _broadcast(a: Any, b: Any) -> list[Any]:

@@ -72,7 +72,7 @@ class TracedTensor(torch.Tensor):
             torch.strided,
             meta[4],
             requires_grad=requires_grad,
-            storage_size=_ANY_SIZE if trace.sizes else None,  # sparing C++ a sum over symbolic sizes
+            storage_size=_ANY_SIZE if trace.has_symbols else None,  # sparing C++ a sum over symbolic sizes
         )
         tensor._trace = trace
         tensor.group = group = group if group is not None else AliasGroup(node)
@@ -131,6 +131,8 @@ class TracedTensor(torch.Tensor):
     def tolist(self) -> Any:
         known = self._trace.known(self)
         if known is None:
+            if self._trace.captures_numbers and all(type(size) is int for size in self.shape):
+                return self.item() if not self.dim() else [row.tolist() for row in self.unbind()]
             raise DataDependent("Tensor.tolist", self._trace.where)
         with torch._C._DisableTorchDispatch():
             return known.tolist()

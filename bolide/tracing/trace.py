@@ -13,10 +13,10 @@ import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.symbolic import Expr, ShapeEnv, SymNode, same_size, symbolic_strides
-from bolide.tracing import folding, rng, symbolic_kernels
+from bolide.symbolic import Cond, Expr, Ratio, ShapeEnv, SymNode, same_size, symbolic_strides
+from bolide.tracing import data, folding, rng, symbolic_kernels
 from bolide.tracing.graph import Graph
-from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, meta_of, same_sizes
+from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, is_zero, meta_of, same_sizes
 from bolide.tracing.rules import infer
 from bolide.tracing.rules.common import dtype_name, is_dense, like_strides
 from bolide.tracing.tensor import AliasGroup, TracedTensor, ViewStep
@@ -39,6 +39,9 @@ class Trace:
         self.where: UserFrame | None = None
         self.shapes = ShapeEnv(lambda: self.where)
         self.shapes.scalar = self._scalar_of_size
+        self.shapes.require = functools.partial(data.check, self)
+        self.captures_numbers = False  # whether integers read from tensors are symbols; else they are refused
+        self.captures_sizes = False  # the same of sizes of results
         self._mode = _Recording(self)
         self._size_nodes: dict[Expr, torch.fx.Node] = {}
         self._lifted: dict[int, TracedTensor] = {}
@@ -86,6 +89,38 @@ class Trace:
             self._size_nodes[value.node.expr] = self._last_placeholder = self._placeholder(name, value)
             self._mode.allow_symbols()
         return value
+
+    @property
+    def has_symbols(self) -> bool:
+        """Whether there are symbolic sizes or numbers."""
+        return bool(self.shapes.hints)
+
+    def bind_size(self, symbol: torch.SymInt, node: torch.fx.Node) -> None:
+        """The node that tells the value of a symbol that is data."""
+        self._size_nodes[symbol.node.expr] = node
+
+    def is_data(self, value: Any) -> bool:
+        """Whether a symbolic number is made of numbers that are data."""
+        expr = getattr(value.node, "expr", None)
+        return isinstance(expr, (Expr, Cond, Ratio)) and self.shapes.is_data(expr)
+
+    def number_tensor(self, value: Any) -> TracedTensor:
+        """A symbolic number that is data as a 0-dim tensor: int64, float64 or bool."""
+        expr = value.node.expr
+        over = expr if isinstance(expr, Expr) else expr.over if isinstance(expr, Ratio) else expr.expr
+        node = self.call(aten.full.default, [], self.size_node(over), dtype=torch.int64, device=torch.device("cpu"))
+        tensor = self.wrap(node)
+        if isinstance(expr, Cond):
+            with torch.no_grad():
+                tensor = {"==": torch.eq, "!=": torch.ne, ">=": torch.ge}[expr.op](tensor, 0)
+        elif isinstance(expr, Ratio):
+            with torch.no_grad():
+                tensor = tensor.to(torch.float64) / expr.under
+        return tensor  # type: ignore[no-any-return]
+
+    def allow_symbols(self) -> None:
+        """To be called before the first symbol is made."""
+        self._mode.allow_symbols()
 
     def placeholder(self, meta: TensorMeta, name: str) -> TracedTensor:
         """A placeholder that is not an input of the program: a tangent of the joint graph."""
@@ -151,17 +186,18 @@ class Trace:
     def call(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Record one operation on nodes; the node of its result, or a list of them when it has several (None where
         there is no tensor)."""
-        value = infer(func, args, kwargs, self.shapes if self.sizes else None)
+        value = infer(func, args, kwargs, self.shapes if self.shapes.hints else None)
         node = self.graph.create_node("call_function", func, args, kwargs, _name(func))
         meta = node.meta
         meta["val"], meta["where"] = value, self.where
         if value.__class__ is TensorMeta:
             return node
         if isinstance(value, (list, tuple)):
-            return [self._element(node, position, item) for position, item in enumerate(value)]
+            return [self.element(node, position, item) for position, item in enumerate(value)]
         return value
 
-    def _element(self, node: torch.fx.Node, position: int, value: Any) -> Any:
+    def element(self, node: torch.fx.Node, position: int, value: Any) -> Any:
+        """The node of one of several results."""
         if not isinstance(value, TensorMeta):
             return value
         element = self.graph.create_node("call_function", operator.getitem, (node, position))
@@ -366,7 +402,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> _Recording:
         self.depth += 1
         super().__enter__()  # type: ignore[no-untyped-call]
-        if self.trace.sizes:
+        if self.trace.has_symbols:
             self.allow_symbols()
         return self
 
@@ -413,7 +449,7 @@ def _same_layout(shape: tuple[Any, ...], a: tuple[Any, ...], b: tuple[Any, ...])
     """Whether strides differ only where they do not matter: at sizes of 1, or in an empty tensor."""
     if same_sizes(a, b):
         return True
-    return any(size == 0 for size in shape) or all(is_one(size) or same_size(x, y) for size, x, y in zip(shape, a, b))
+    return any(map(is_zero, shape)) or all(is_one(size) or same_size(x, y) for size, x, y in zip(shape, a, b))
 
 
 def invert(order: list[int]) -> list[int]:

@@ -287,6 +287,8 @@ class Rebuilder:
             return self._tensor(value)
         if cls in (torch.SymInt, torch.SymFloat, torch.SymBool) and self.world.trace.is_data(value):
             return Recipe("call", torch.Tensor.item, (self.recipe(self.world.trace.number_tensor(value)),))
+        if cls in (torch.SymInt, torch.SymFloat, torch.SymBool) and self.world.trace.is_data(value):
+            return Recipe("call", torch.Tensor.item, (self.recipe(self.world.trace.number_tensor(value)),))
         if cls is torch.SymInt:
             symbols = self.world.symbols.read_by([value.node.expr])
             return Recipe("size", value.node.expr, tuple(Recipe("source", source) for _, source in symbols))

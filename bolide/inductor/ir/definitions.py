@@ -122,7 +122,8 @@ class Extern:
     the buffer of result i (None: not a tensor or unused).
     `shapes`, `dtypes`, `layouts` describe the results as ATen makes them. A call that mutates writes the buffers in
     `mutates`. A call without results is there for
-    its effect (an error it may raise) and is never dropped. Symbolic integers among the arguments are Exprs."""
+    its effect (an error it may raise) and is never dropped. Symbolic integers among the arguments are Exprs. With
+    `binds` the call gives an integer, the value of the size variable that is its only name."""
 
     names: tuple[str | None, ...]
     op: torch._ops.OpOverload
@@ -133,6 +134,7 @@ class Extern:
     layouts: tuple[Layout, ...]
     mutates: tuple[str, ...] = ()
     origin: torch.fx.Node | None = None
+    binds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,8 @@ class Program:
     the graph's output tuple.
 
     `inputs` follow the placeholders that are tensors, then the graph's constants (`get_attr`); `size_vars` names the
-    placeholders that are sizes, and gives the value each had while tracing: what is likely, not what is so."""
+    placeholders that are sizes, and the sizes that Externs bind, and gives the value each had while tracing: what is
+    likely, not what is so."""
 
     inputs: list[Input]
     definitions: list[Definition]

@@ -36,6 +36,7 @@ from bolide.inductor.lowering.values import (
     strided,
 )
 from bolide.symbolic import Expr, as_expr
+from bolide.tracing.data import binds
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -263,6 +264,17 @@ class Lowering:
         args = tuple(self.as_view(arg) if type(arg) is TensorValue else arg for arg in args)
         self.definitions.append(Extern((), op, args, {}, (), (), (), origin=self.node))
 
+    def bind(self, size: Expr) -> Expr:
+        """The node as a call that tells the value of a size variable."""
+        node = self.node
+        assert isinstance(node.target, torch._ops.OpOverload)
+        args = tuple(
+            self.as_view(a) if type(a) is TensorValue else a for a in (_argument(a, self.values) for a in node.args)
+        )
+        scalar = ((torch.int64,), ((),), (Layout((), Expr.const(0)),))
+        self.definitions.append(Extern((size.text(),), node.target, args, {}, *scalar, origin=node, binds=True))
+        return size
+
     def extern(self) -> Any:
         """The node as an ATen call; its value."""
         node = self.node
@@ -358,6 +370,8 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> Any:
     if target is operator.getitem:
         return ctx.values[node.args[0]][node.args[1]]  # type: ignore[index]
     meta = node.meta["val"]
+    if binds(node):
+        return ctx.bind(as_expr(meta))
     if isinstance(meta, _SYMBOLIC) or type(meta) in (int, float, bool):
         return as_expr(meta) if isinstance(meta, torch.SymInt) else meta
     function = LOWERINGS.get(target)
@@ -403,6 +417,8 @@ def lower(gm: torch.fx.GraphModule) -> Program:
             write_backs.append(_write_back(ctx, node))
         else:
             ctx.values[node] = _call(ctx, node)
+            if binds(node):
+                size_vars[str(ctx.values[node])] = node.meta["val"].node.hint
     return Program(ctx.inputs, [*ctx.definitions, *write_backs], results, size_vars)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from bolide.inductor.ir.definitions import Computed, Definition, Element, Program, Scatter, WriteBack
+from bolide.inductor.ir.definitions import Computed, Definition, Element, Extern, Program, Scatter, WriteBack
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.schedule.fuse import fuse
 from bolide.inductor.schedule.prune import reads, writes
 from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit, axis_var, reads_of, scatter_stage, stage_of
+from bolide.tracing.data import require
 
 REACH = 48  # a group is only joined with groups this many units back
 
@@ -33,6 +34,7 @@ class _Graph:
     vertices: list[_Vertex] = field(default_factory=list)
     maker: dict[str, int] = field(default_factory=dict)  # buffer -> vertex that wrote it last
     readers: dict[str, list[int]] = field(default_factory=dict)
+    barrier: int | None = None  # the last vertex that tells or checks a size, which all later ones come after
 
 
 def expand_scatters(program: Program) -> Program:
@@ -102,6 +104,8 @@ def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
             needs.add(graph.maker[name])
     if isinstance(unit, WriteBack):
         needs.update(graph.readers.get(unit.target, ()))
+    if graph.barrier is not None:
+        needs.add(graph.barrier)
     before = 0
     for i in needs:
         before |= graph.vertices[i].before | 1 << i
@@ -110,6 +114,8 @@ def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
         graph.readers.setdefault(name, []).append(index)
     for name in unit_writes(unit):
         graph.maker[name] = index
+    if isinstance(unit, Extern) and (unit.binds or unit.op is require):
+        graph.barrier = index
     if fusion and isinstance(unit, Group) and not changes:
         _join_with_earlier(graph, index, names)
 

@@ -50,4 +50,4 @@ def prune(program: Program) -> Program:
 
 def impure(extern: Extern) -> bool:
     """Whether a call does more than make its results."""
-    return bool(extern.mutates) or not extern.names or extern.op._schema.name == "bolide::rng_seed"
+    return bool(extern.mutates) or extern.binds or not extern.names or extern.op._schema.name == "bolide::rng_seed"

@@ -23,6 +23,7 @@ class StepWriter:
         self.steps: list[Step] = []
         self.kernels: list[Kernel] = []
         self._tensors: set[str] = set()
+        self._sizes: set[str] = set()
         self._views: dict[View, str] = {}
 
     def launch(self, kernel: Kernel) -> None:
@@ -40,9 +41,13 @@ class StepWriter:
         """Runs a library call."""
         args = tuple(map_refs(extern.args, View, self.ref))
         kwargs = map_refs(extern.kwargs, View, self.ref)
-        single = len(extern.op._schema.returns) == 1 and str(extern.op._schema.returns[0].type) == "Tensor"
+        single = extern.binds or (
+            len(extern.op._schema.returns) == 1 and str(extern.op._schema.returns[0].type) == "Tensor"
+        )
         frame = None if extern.origin is None else extern.origin.meta.get("where")
         self.steps.append(Call(extern.op, args, kwargs, extern.names, single, "" if frame is None else str(frame)))
+        if extern.binds:
+            self._sizes.update(name for name in extern.names if name is not None)
         self._tensors.update(name for name in extern.names if name is not None)
 
     def write_back(self, unit: WriteBack) -> None:
@@ -68,7 +73,7 @@ class StepWriter:
     def finish(self, results: list[Any]) -> Plan:
         """The plan, with Free steps."""
         returned = tuple(map_refs(tuple(results), View, self.ref))
-        steps = free_early(self.steps, self.inputs, {r.name for r in returned if isinstance(r, Ref)})
+        steps = free_early(self.steps, self.inputs, {r.name for r in returned if isinstance(r, Ref)} | self._sizes)
         return Plan(self.inputs, reuse_in_place(steps, self.kernels, self.ctx.buffers), returned, self.kernels)
 
 

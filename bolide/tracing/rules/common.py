@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 from bolide.symbolic import same_size
-from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, same_sizes
+from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, is_undecided, is_zero, same_sizes
 
 Number = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def require(condition: Any, message: str, error: type[Exception] = RuntimeError) -> None:
-    """Raise the error that eager raises, unless the condition holds."""
+    """Raise the error that eager raises, unless the condition holds; one on data is checked when the program runs."""
+    if is_undecided(condition):
+        condition = condition.node.env.suppose(condition.node.expr, message, error.__name__)
     if not condition:
         raise error(message)
 
@@ -108,7 +110,7 @@ def is_contiguous(meta: TensorMeta) -> bool:
         return True
     step: Any = 1
     for size, stride in zip(reversed(meta.shape), reversed(meta.stride)):
-        if size == 0:
+        if is_zero(size):
             return True
         if size.__class__ is not int or size != 1:
             if not same_size(stride, step):
@@ -119,7 +121,7 @@ def is_contiguous(meta: TensorMeta) -> bool:
 
 def is_dense(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
     """Whether the elements fill one block of memory without gaps and overlaps; an empty tensor does."""
-    if any(size == 0 for size in shape):
+    if any(map(is_zero, shape)):
         return True
     pairs = [(size, own) for size, own in zip(shape, stride) if size.__class__ is not int or size != 1]
     step: Any = 1
@@ -155,6 +157,9 @@ def is_channels_last(meta: TensorMeta) -> bool:
     """Whether torch suggests channels_last for this tensor (TensorImpl::compute_strides_like_channels_last)."""
     if meta.ndim not in (4, 5):
         return False
+    if any(is_undecided(extent >= 2) for extent in meta.shape):
+        last = torch.channels_last if meta.ndim == 4 else torch.channels_last_3d
+        return same_sizes(meta.stride, format_strides(meta.shape, last))
     least: Any = 0
     if meta.stride[1] == 0:
         return False

@@ -34,6 +34,11 @@ class Answers:
     remember: bool = True
     crosscheck: bool = False
 
+    @staticmethod
+    def forget() -> None:
+        """Drop all answers given so far."""
+        _memo.clear()
+
 
 answers = Answers()
 _prepared: list[bool] = []
@@ -69,7 +74,7 @@ def infer(func: Any, args: Any, kwargs: Any, shapes: ShapeEnv | None = None) -> 
         if len(memo) >= _MEMO_LIMIT:
             memo.clear()
         known = memo[key] = (
-            _infer(func, operands, options) if shapes is None else _quietly(shapes, func, operands, options)
+            _infer(func, operands, options) if shapes is None else _quietly(shapes, _infer, (func, operands, options))
         )
     elif answers.crosscheck and shapes is None and _infer(func, operands, options) != known:
         raise AssertionError(
@@ -78,13 +83,22 @@ def infer(func: Any, args: Any, kwargs: Any, shapes: ShapeEnv | None = None) -> 
     return known
 
 
-def _quietly(shapes: ShapeEnv, func: Any, operands: list[Any], options: dict[str, Any]) -> Any:
-    """As `_infer`, where rules write sizes into messages that may never be shown."""
+def _quietly(shapes: ShapeEnv, function: Callable[..., Any], args: Any) -> Any:
+    """What a function says that writes sizes into messages which may never be shown."""
     shapes.quiet = True
     try:
-        return _infer(func, operands, options)
+        return function(*args)
     finally:
         shapes.quiet = False
+
+
+def remembered(shapes: ShapeEnv, function: Callable[..., Any], *args: Any) -> Any:
+    """What a function of metas and lists of sizes says, which is asked once for a trace."""
+    key = (function, *map(_key, args))
+    found = shapes.answers.get(key)
+    if found is None:
+        found = shapes.answers[key] = _quietly(shapes, function, args)
+    return found
 
 
 def infer_from(func: Any, first: TensorMeta, args: Any, kwargs: Any) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from bolide.symbolic import same_size
-from bolide.tracing.meta import TensorMeta, contiguous_strides, is_one, same_sizes
+from bolide.symbolic import product, same_size
+from bolide.tracing.meta import TensorMeta, contiguous_strides, is_one, is_undecided, is_zero, same_sizes
 from bolide.tracing.rules.common import (
     format_strides,
     fresh,
@@ -46,7 +46,7 @@ def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
 
 def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The strides of a view of another shape, or None if it would need a copy (at::detail::computeStride)."""
-    if any(extent == 0 for extent in shape):
+    if any(map(is_zero, shape)):
         return stride if same_sizes(size, shape) else contiguous_strides(size)
     result: list[Any] = [0] * len(size)
     position = len(size) - 1
@@ -68,6 +68,16 @@ def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[An
                 base = stride[dim - 1]
                 block = viewed = 1
     return tuple(result) if position == -1 else None
+
+
+def reshaped(x: TensorMeta, size: list[Any]) -> tuple[tuple[Any, ...], bool]:
+    """The sizes that `Tensor.reshape` gives, and whether the result is a view."""
+    shape, count = _resolve(x, size), x.numel
+    wanted = product(shape)
+    if not same_size(wanted, count) and wanted != count:
+        raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {count}")
+    dense = same_sizes(x.stride, contiguous_strides(x.shape))
+    return shape, dense or view_strides(x.shape, x.stride, shape) is not None
 
 
 @rule("view")
@@ -161,7 +171,7 @@ def _unsqueeze(x: TensorMeta, dim: int) -> TensorMeta:
 def _squeeze(x: TensorMeta, dims: Any = None) -> TensorMeta:
     chosen = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = {wrap_dim(dim, x.ndim) for dim in chosen}
-    kept = [dim for dim in range(x.ndim) if dim not in gone or not is_one(x.shape[dim])]
+    kept = [dim for dim in range(x.ndim) if dim not in gone or not bool(x.shape[dim] == 1)]
     return _strided(x, [x.shape[dim] for dim in kept], [x.stride[dim] for dim in kept])
 
 
@@ -176,18 +186,25 @@ def _select(x: TensorMeta, dim: int, index: Any) -> TensorMeta:
     return _strided(x, shape, stride, x.offset + index * x.stride[dim])
 
 
+def _within(value: Any, least: Any, most: Any) -> Any:
+    """A bound moved into least..most."""
+    above, below = value > most, value < least
+    value = torch.sym_min(value, most) if is_undecided(above) else most if above else value
+    return torch.sym_max(value, least) if is_undecided(below) else least if below else value
+
+
 @rule("slice.Tensor")
 def _slice(x: TensorMeta, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> TensorMeta:
     dim = wrap_dim(dim, x.ndim)
     size = x.shape[dim]
     start = 0 if start is None else start
     start = start + size if start < 0 else start
-    start = 0 if start < 0 else size if start > size else start
+    start = _within(start, 0, size)
     if end is None or (end.__class__ is int and end >= 1 << 62):
         end = size
     else:
         end = end + size if end < 0 else end
-        end = start if end < start else size if end > size else end
+        end = _within(end, start, size)
     extent = (end - start + step - 1) // step
     shape = (*x.shape[:dim], extent, *x.shape[dim + 1 :])
     stride = x.stride if step == 1 else (*x.stride[:dim], x.stride[dim] * step, *x.stride[dim + 1 :])

@@ -1,0 +1,68 @@
+"""What is known of integers that are data: symbols without a value while tracing."""
+
+from __future__ import annotations
+
+from bolide.symbolic.expr import Cond, Expr
+
+
+class Facts:
+    """The symbols whose values are data (`names`), and the conditions on them that the program has checked."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._known: set[Cond] = set()
+        self._positive: list[Expr] = []  # expressions that are at least 0
+        self._least: dict[
+            str, int
+        ] = {}  # lower bounds of symbols, where they are better than those they were made with
+
+    def add(self, condition: Cond) -> None:
+        """Note that a condition holds."""
+        if condition.is_const:
+            return
+        self._known.add(condition)
+        if condition.op in (">=", "=="):
+            self._add_positive(condition.expr)
+        if condition.op == "==":
+            self._add_positive(-condition.expr)
+
+    def _add_positive(self, expr: Expr) -> None:
+        self._positive.append(expr)
+        if len(expr.free_vars) == 1:
+            (name,) = expr.free_vars
+            least = -expr.offset
+            if (expr + least) is expr.variables()[name]:  # name - least >= 0
+                self._least[name] = max(least, self._least.get(name, least))
+
+    def decide(self, condition: Cond, least: int | None = None) -> bool | None:
+        """Whether a condition holds for all values that are possible; None if that does not follow from the bounds of
+        the symbols and one fact. `least`: as if no size among the symbols (what is at least 0) were less than that."""
+        if condition in self._known or condition.negate() in self._known:
+            return condition in self._known
+        raised = self._raised(condition.expr, least)
+        expr = condition.expr.subs(raised) if raised else condition.expr
+        facts = [fact.subs(raised) if raised else fact for fact in self._positive]
+        if condition.op == ">=":
+            return True if _at_least_0(expr, facts) else False if _at_least_0(-expr - 1, facts) else None
+        if _at_least_0(expr - 1, facts) or _at_least_0(-expr - 1, facts):
+            return condition.op == "!="
+        if _at_least_0(expr, facts) and _at_least_0(-expr, facts):
+            return condition.op == "=="
+        return None
+
+    def _raised(self, expr: Expr, least: int | None) -> dict[str, Expr]:
+        """The symbols in `expr` that are known to be larger than what they were made with."""
+        found = {}
+        for name, variable in expr.variables().items():
+            lo, hi = variable.bounds()
+            better = self._least.get(name, lo)
+            if least is not None and name in self.names and better is not None and better >= 0:
+                better = max(better, least)
+            if better is not None and (lo is None or better > lo):
+                found[name] = Expr.var(name, better, hi if hi is None or hi >= better else None)
+        return found
+
+
+def _at_least_0(expr: Expr, facts: list[Expr]) -> bool:
+    """Whether an expression is never negative, by its bounds or because it is at least one that is not."""
+    return expr.least() >= 0 or any((expr - fact).least() >= 0 for fact in facts)

@@ -1,0 +1,284 @@
+"""Numbers and sizes that are data: operations that read an integer from a tensor, or whose result is as large as the
+data says, recorded with a new symbol in the place of what is not known.
+
+The node that tells a symbol's value at run time (`aten::_local_scalar_dense`, `aten::sym_size`, `bolide::wrap_index`,
+`bolide::clip_index`) *binds* it: its ``meta["val"]`` is that symbol. `bolide::require` checks a condition on them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+from bolide.support.errors import Refuted
+from bolide.symbolic import Cond, Expr, SymNode, as_expr
+from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.tracing.tensor import TracedTensor
+
+if TYPE_CHECKING:
+    from bolide.tracing.trace import Trace
+
+aten = torch.ops.aten
+_LIKELY = (61, 67, 71, 73, 79, 83, 89, 97)  # what symbols count as where it only matters for speed: no two alike
+_RELATIONS: dict[str, Callable[[int, int], bool]] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge}
+
+
+def _require(value: int, relation: str, error: str, message: str) -> None:
+    if not _RELATIONS[relation](value, 0):
+        _fail(error, message)
+
+
+def _require_true(condition: torch.Tensor, error: str, message: str) -> None:
+    if not condition:
+        _fail(error, message)
+
+
+def _fail(error: str, message: str) -> None:
+    cls = Refuted if error == "Refuted" else getattr(builtins, error)
+    raise cls(*([message] if message else []))
+
+
+def _wrap_index(index: int, size: int) -> int:
+    if not -size <= index < size:
+        raise IndexError(f"index {index} is out of bounds for dimension with size {size}")
+    return index + size if index < 0 else index
+
+
+def _clip_index(index: int, size: int) -> int:
+    return min(max(index + size if index < 0 else index, 0), size)
+
+
+_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _schema, _kernel in (
+    ("require(SymInt value, str relation, str error, str message) -> ()", _require),
+    ("require_true(Tensor condition, str error, str message) -> ()", _require_true),
+    ("wrap_index(SymInt index, SymInt size) -> SymInt", _wrap_index),
+    ("clip_index(SymInt index, SymInt size) -> SymInt", _clip_index),
+):
+    _library.define(_schema)
+    _library.impl(_schema.split("(")[0], _kernel, "CompositeExplicitAutograd")
+
+#: the operations, as they stand in graphs
+require = torch.ops.bolide.require.default
+require_true = torch.ops.bolide.require_true.default
+wrap_index = torch.ops.bolide.wrap_index.default
+clip_index = torch.ops.bolide.clip_index.default
+
+
+def binds(node: torch.fx.Node) -> bool:
+    """Whether a node of a graph tells the value of a symbol that is data."""
+    return isinstance(node.target, torch._ops.OpOverload) and isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def _new_symbol(trace: Trace, lo: int | None, hi: int | Expr | None) -> torch.SymInt:
+    trace.functional_only = "numbers are data"
+    trace.allow_symbols()
+    hint = _LIKELY[len(trace.shapes.facts.names) % len(_LIKELY)]
+    symbol: torch.SymInt = trace.shapes.data(hint, None, lo, hi)
+    return symbol
+
+
+def _bind(trace: Trace, symbol: torch.SymInt, func: Any, *args: Any) -> torch.SymInt:
+    """A node for the value of a symbol."""
+    node = trace.graph.create_node("call_function", func, args, {}, symbol.node.expr.text())
+    node.meta["val"], node.meta["where"] = symbol, trace.where
+    trace.bind_size(symbol, node)
+    return symbol
+
+
+def number(trace: Trace, tensor: TracedTensor) -> Any:
+    """The integer or truth value in a tensor of one element, as a symbol."""
+    is_bool = tensor.dtype is torch.bool
+    info = None if is_bool else torch.iinfo(tensor.dtype)
+    symbol = _new_symbol(trace, *((0, 1) if info is None else (info.min, info.max)))
+    _bind(trace, symbol, aten._local_scalar_dense.default, tensor.node)
+    if not is_bool:
+        return symbol
+    env = trace.shapes
+    return torch.SymBool(SymNode(env, symbol.node.expr.ne(0), True))  # type: ignore[no-untyped-call]
+
+
+def wrapped(trace: Trace, index: Any, size: Any) -> Any:
+    """The place, in 0..size - 1, that an index means; counted from the end if it is negative."""
+    return _index_symbol(trace, wrap_index, index, size, as_expr(size) - 1)
+
+
+def clipped(trace: Trace, index: Any, size: Any) -> Any:
+    """The bound, in 0..size, that a bound of a slice means."""
+    return _index_symbol(trace, clip_index, index, size, as_expr(size))
+
+
+def _index_symbol(trace: Trace, func: Any, index: Any, size: Any, hi: Expr) -> Any:
+    symbol = _new_symbol(trace, 0, hi.value if hi.is_const else None)
+    trace.shapes.facts.add(as_expr(symbol).le(hi))
+    return _bind(trace, symbol, func, trace.unwrap(index), trace.unwrap(size))
+
+
+def may_count_from_end(trace: Trace, index: Any) -> bool:
+    """Whether the sign of an index is data."""
+    return (
+        type(index) is torch.SymInt
+        and trace.shapes.is_data(index.node.expr)
+        and trace.shapes.decide(index.node.expr.ge(0)) is None
+    )
+
+
+def with_selected(tensor: Any, key: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The view and the rest of the index that ``tensor[key]`` means, where symbolic integers are in the index: C++
+    would ask for their values."""
+    rest: list[Any] = []
+    items = key if type(key) is tuple else (key,)
+    dim = 0
+    for place, item in enumerate(items):
+        if type(item) is torch.SymInt:
+            tensor = tensor.select(dim, item)
+            continue
+        rest.append(item)
+        if item is Ellipsis:
+            dim = tensor.dim() - sum(map(_dims_taken, items[place + 1 :]))
+        else:
+            dim += _dims_taken(item)
+    return tensor, tuple(rest)
+
+
+def _dims_taken(item: Any) -> int:
+    """How many dimensions one part of an index is about."""
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    is_mask = isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
+    return item.dim() if is_mask else 1
+
+
+def check(trace: Trace, condition: Cond, message: str, error: str) -> None:
+    """Record that the program raises unless a condition on symbols holds."""
+    args = (trace.size_node(condition.expr), condition.op, error, message)
+    node = trace.graph.create_node("call_function", require, args, {}, "require")
+    node.meta["val"], node.meta["where"] = None, trace.where
+
+
+def check_tensor(trace: Trace, condition: TracedTensor, error: str, message: str) -> None:
+    """Record that the program raises the builtin exception named `error` (or `Refuted`: then the call is made again in
+    eager) unless the condition, one element, is true. That happens before any input is written to."""
+    node = trace.graph.create_node("call_function", require_true, (condition.node, error, message), {}, "require")
+    node.meta["val"], node.meta["where"] = None, trace.where
+
+
+# ---- operations with a result of unknown size ------------------------------------------------------------------------
+
+
+def sized_by_data(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation of `SIZED`, recorded."""
+    given = [arg.meta if arg.__class__ is TracedTensor else arg for arg in args]
+    named = {argument.name: value for argument, value in zip(func._schema.arguments, given)} | kwargs
+    nodes = tuple([trace.unwrap(arg) for arg in args])
+    options = {key: trace.unwrap(value) for key, value in kwargs.items()}
+    symbol = _new_symbol(trace, 0, None)
+    metas, facts = SIZED[func.name()](symbol, **named)
+    node = trace.graph.create_node("call_function", func, nodes, options)
+    node.meta["where"] = trace.where
+    results: Any
+    if len(metas) == 1:
+        node.meta["val"] = metas[0]
+        results = [node]
+    else:
+        node.meta["val"] = tuple(metas)
+        results = [trace.element(node, place, meta) for place, meta in enumerate(metas)]
+    _bind(
+        trace,
+        symbol,
+        aten.sym_size.int,
+        results[0],
+        next(dim for dim, extent in enumerate(metas[0].shape) if extent is symbol),
+    )
+    for fact in facts:
+        trace.shapes.facts.add(fact)
+    made = [trace.wrap(result) for result in results]
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+#: the metas of the results, given the new size and the arguments by name, and what is known of that size
+SizedRule = Callable[..., "tuple[list[TensorMeta], list[Cond]]"]
+
+
+def _fresh(like: TensorMeta, shape: tuple[Any, ...], dtype: torch.dtype | None = None) -> TensorMeta:
+    return TensorMeta(shape, contiguous_strides(shape), 0, dtype or like.dtype, like.device)
+
+
+def _at_most(size: torch.SymInt, most: Any) -> list[Cond]:
+    return [as_expr(size).le(as_expr(most))]
+
+
+def _nonzero(size: torch.SymInt, self: TensorMeta) -> Any:
+    found = TensorMeta((size, self.ndim), (1, size), 0, torch.int64, self.device)
+    return [found], _at_most(size, self.numel)
+
+
+def _masked_select(size: torch.SymInt, self: TensorMeta, mask: TensorMeta) -> Any:
+    return [_fresh(self, (size,))], []
+
+
+def _unique(size: torch.SymInt, self: TensorMeta, inverse: bool, counts: bool) -> Any:
+    metas = [
+        _fresh(self, (size,)),
+        _fresh(self, self.shape if inverse else (0,), torch.int64),
+        _fresh(self, (size,) if counts else (0,), torch.int64),
+    ]
+    return metas, _at_most(size, self.numel)
+
+
+def _unique2(
+    size: torch.SymInt,
+    self: TensorMeta,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> Any:
+    return _unique(size, self, return_inverse, return_counts)
+
+
+def _unique_consecutive(
+    size: torch.SymInt,
+    self: TensorMeta,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
+    return _unique(size, self, return_inverse, return_counts) if dim is None else _unique_dim(size, self, dim)
+
+
+def _unique_dim(size: torch.SymInt, self: TensorMeta, dim: int, *_: Any, **__: Any) -> Any:
+    """The rows along `dim`: the result is contiguous with that dimension in front."""
+    dim %= self.ndim
+    rest = (*self.shape[:dim], *self.shape[dim + 1 :])
+    first, *others = contiguous_strides((size, *rest))
+    found = TensorMeta(
+        (*rest[:dim], size, *rest[dim:]), (*others[:dim], first, *others[dim:]), 0, self.dtype, self.device
+    )
+    rows = self.shape[dim]
+    return [found, _fresh(self, (rows,), torch.int64), _fresh(self, (size,), torch.int64)], _at_most(size, rows)
+
+
+def _repeat_interleave(size: torch.SymInt, repeats: TensorMeta, output_size: Any = None) -> Any:
+    return [_fresh(repeats, (size,))], [] if output_size is None else [as_expr(size).eq(as_expr(output_size))]
+
+
+def _bincount(size: torch.SymInt, self: TensorMeta, weights: TensorMeta | None = None, minlength: Any = 0) -> Any:
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return [_fresh(self, (size,), dtype)], [as_expr(size).ge(as_expr(minlength))]
+
+
+SIZED: dict[str, SizedRule] = {
+    "aten::nonzero": _nonzero,
+    "aten::masked_select": _masked_select,
+    "aten::_unique2": _unique2,
+    "aten::unique_consecutive": _unique_consecutive,
+    "aten::unique_dim": _unique_dim,
+    "aten::unique_dim_consecutive": _unique_dim,
+    "aten::repeat_interleave.Tensor": _repeat_interleave,
+    "aten::bincount": _bincount,
+}
