@@ -76,7 +76,7 @@ class Code:
         "ops",
         "plumbing",
         "qualname",
-        "trace_frames",
+        "trace_stubs",
         "user_frames",
     )
 
@@ -93,7 +93,7 @@ class Code:
         self.exceptions: list[ExceptionEntry] = []
         self.plumbing = _is_plumbing(code.co_filename)
         self.user_frames: dict[int, UserFrame] = {}
-        self.trace_frames: dict[int, types.FrameType] = {}  # by line, for tracebacks
+        self.trace_stubs: dict[int, types.FunctionType] = {}  # by line, for tracebacks
 
     def handler(self, index: int) -> ExceptionEntry | None:
         """Where an exception at instruction `index` is handled by the program (not merely changed on its way out)."""

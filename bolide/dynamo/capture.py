@@ -83,7 +83,7 @@ def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
             if isinstance(captured, Captured):
                 del found  # its traceback leads to this frame: a cycle would keep the program's values alive
                 return captured
-            # the state there cannot be rebuilt: earlier
+            del captured  # the state there cannot be rebuilt: earlier
     try:
         raise found
     finally:

@@ -151,6 +151,9 @@ class _World:
     def new_cell(self) -> types.CellType:
         return types.CellType()
 
+    def drop_cells(self, cells: list[types.CellType]) -> None:
+        """They are the program's own: nothing else refers to them."""
+
     def lookup(self, cls: type, name: str) -> Any:
         return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), MISSING)
 

@@ -9,6 +9,7 @@ from typing import Any
 from bolide.dynamo.bytecode import Code, decode
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import MISSING
+from bolide.support.errors import Unsupported, UserFrame
 
 
 class Frame:
@@ -96,6 +97,20 @@ class Generator:
     def __del__(self) -> None:
         if self.abandon is not None:
             self.abandon(self)
+
+
+def refuse_drop(value: Any, where: Callable[[], UserFrame | None]) -> None:
+    """Something of the outside world no longer holds `value`. Raises Unsupported for a generator from before a break:
+    perhaps it held the last reference, which decides what is run.
+    """
+    if type(value) is Generator and value.source is not None and value.cleans_up():
+        raise dropped_generator(where())
+
+
+def dropped_generator(where: UserFrame | None) -> Unsupported:
+    """Says that a generator from before a break may be dropped."""
+    reason = "a generator that was made before a break is dropped before its end"
+    return Unsupported(reason, where, "use it up or close it", kind="iterator")
 
 
 def bind(function: types.FunctionType, args: list[Any], kwargs: dict[str, Any] | None) -> list[Any]:

@@ -11,6 +11,7 @@ import itertools
 import operator
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -91,7 +92,7 @@ class Machine:
         self.escaping: BaseException | None = None  # the exception that left a nested run
         self.tick = 0  # the number of the instruction that was not supported
         self.started = False  # whether it has come to the first instruction
-        self.own_functions: dict[int, Any] = {}  # functions made by the program, by id
+        self.own_functions: dict[int, Any] = {}  # functions made by the program, weakly, by id
         self.entered: list[Any] = []  # native context managers that are entered now
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls to be made after the graph has run
         self.required: list[tuple[Any, list[Any], dict[str, Any]]] = []  # checks of data, made before any effect
@@ -154,6 +155,11 @@ class Machine:
     def evaluate(self, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
         """Run a call to its end in a nested run and return its result; the program's exceptions propagate."""
         return self._nested(lambda scratch: self.call(scratch, function, args, kwargs))
+
+    def note_function(self, function: types.FunctionType) -> None:
+        """A function has been made by the program."""
+        own, key = self.own_functions, id(function)
+        own[key] = weakref.ref(function, lambda _: own.pop(key, None))
 
     def local(self, frame: Frame, index: int) -> Any:
         """A fast local, MISSING when unbound; one of a continued frame is wrapped now."""
@@ -252,6 +258,8 @@ class Machine:
         """The top frame returns `value`."""
         frames = self.frames
         frames.pop()
+        if frame.code.cellvars:
+            self._let_go(frame)
         caller = frames[-1]
         then = frame.then
         if frame.generator is not None:
@@ -263,6 +271,13 @@ class Machine:
             if value is not None:
                 raise TypeError(f"__init__() should return None, not '{type(value).__name__}'")
             caller.stack.append(frame.then_value)
+
+    def _let_go(self, frame: Frame) -> None:
+        """A frame has returned: its cells go, and what is in them, unless a closure has them or a traceback the frame's
+        variables."""
+        cells = [value for value in frame.locals if type(value) is types.CellType]
+        frame.locals = []
+        self.world.drop_cells(cells)
 
     def handled(self) -> BaseException | None:
         """The exception that is being handled (`sys.exception()`)."""
@@ -281,13 +296,13 @@ class Machine:
         while len(frames) > self.base:
             frame = frames[-1]
             at = frame.pc - 1
-            if fresh:
-                tracebacks.add_entry(error, frame.code, at)
-            fresh = True
             chosen = None
             for entry in frame.code.exceptions:
                 if entry.start <= at < entry.end:
                     chosen = entry
+            if fresh:
+                tracebacks.add_entry(error, frame.code, at, frame.locals if chosen is None else [])
+            fresh = True
             if chosen is not None:
                 del frame.stack[chosen.depth :]
                 if chosen.handled is not None:
@@ -299,7 +314,7 @@ class Machine:
                 self.escaping = None
                 return
             frames.pop()
-            frame.stack.clear()  # CPython lets go of it here, of the variables when the traceback goes
+            frame.stack.clear()  # the traceback holds the variables, not this
             generator = frame.generator
             if generator is not None:
                 generator.finish()

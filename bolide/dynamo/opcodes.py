@@ -572,5 +572,5 @@ def _make_function(vm: Machine, frame: Frame, arg: int) -> None:
         function.__qualname__ = qualname
     if annotations:
         function.__annotations__ = dict(zip(annotations[::2], annotations[1::2]))
-    vm.own_functions[id(function)] = function
+    vm.note_function(function)
     stack.append(function)

@@ -16,10 +16,11 @@ from collections.abc import Generator as NativeGenerator
 from typing import Any
 
 from bolide.dynamo.concrete import NATIVE, Concrete
-from bolide.dynamo.frames import Frame, Generator
+from bolide.dynamo.frames import Frame, Generator, dropped_generator
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Effect, Recipe, Source
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
+from bolide.dynamo.tracebacks import held
 from bolide.dynamo.values.attributes import Super
 from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
@@ -147,8 +148,7 @@ class Mirrored:
         """Something of the outside world may hold the real one; where that decides what is run, it is a break."""
         self.dropped = made
         if made.cleans_up():
-            reason = "a generator that was made before a break is dropped before its end"
-            world.lose(Unsupported(reason, world.where(), "use it up or close it", kind="iterator"))
+            world.lose(dropped_generator(world.where()))
 
     def forget(self) -> None:
         """The capture is over."""
@@ -228,12 +228,23 @@ def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
 
 # ---- exceptions ------------------------------------------------------------------------------------------------------
 
+
+def _cleans_up(value: types.GeneratorType[Any, Any, Any]) -> bool:
+    """Whether code of the program may run when a native generator is dropped."""
+    if value.gi_frame is None:
+        return False
+    return record_of(value).cleans_up() if is_reified(value) else True
+
+
 _LINKS = ("__cause__", "__context__", "__suppress_context__")
 
 
 def wrap_exception(world: World, real: BaseException, source: Source) -> BaseException:
     """An exception of the outside world as one that the program can raise and catch; its changes become effects."""
     cls = type(real)
+    if any(type(value) is types.GeneratorType and _cleans_up(value) for value in held(real)):
+        reason = "the traceback of an exception holds a generator that has not come to its end"
+        raise Unsupported(reason, world.where(), "close the generator", kind="iterator")
     args = world.wrap(real.args, Source("attr", source, "args"))
     made = cls.__new__(cls, *args)
     made.args = args
@@ -258,6 +269,7 @@ def exception_effects(rebuilder: Rebuilder) -> list[Effect]:
     found = []
     for made, before in rebuilder.world.exceptions:
         target = rebuilder.recipe(made)
+        rebuilder.refuse_held(made)
         for name, value in _exception_state(made).items():
             if value is not before.get(name, MISSING):
                 found.append(Effect("setattr", target, name, rebuilder.recipe(value)))

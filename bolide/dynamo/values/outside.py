@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bolide.dynamo.frames import refuse_drop
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, NO_NAMESPACE, SLOT_TYPES, own_namespace
 from bolide.support.errors import Unsupported
@@ -91,6 +92,7 @@ class Overlay:
                 if dict.__contains__(self.real, key)
                 else MISSING
             )
+        refuse_drop(self.known.get(key, self.original[key]), self.world.where)
         if value is not MISSING and self.known.get(key, self.original[key]) is MISSING:
             self.known.pop(key, None)  # a key that is new, or new again, comes last
             if self.original[key] is not MISSING:

@@ -19,8 +19,10 @@ from typing import Any
 import numpy
 import torch
 
+from bolide.dynamo.frames import Generator, refuse_drop
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program import Effect, Recipe
+from bolide.dynamo.tracebacks import held
 from bolide.dynamo.values.iterators import (
     DICT_ITERATORS,
     REDUCIBLE,
@@ -389,6 +391,7 @@ class Rebuilder:
         if cls is collections.defaultdict:
             return Recipe("call", collections.defaultdict, (self.recipe(value.default_factory), self._dict(value)))
         if isinstance(value, BaseException):
+            self.refuse_held(value)
             links = (value.__cause__, value.__context__, value.__suppress_context__)
             given = OSError.__reduce__(value)[1] if isinstance(value, OSError) else value.args  # with its file names
             parts = (self.recipe(given), self._dict(value.__dict__), self.recipe(links))
@@ -458,10 +461,25 @@ class Rebuilder:
         state = Recipe("constant", None) if own_namespace(value) is value else self._dict(_state(value))
         return Recipe("call", make_instance, (Recipe("constant", cls), state, items))
 
+    def refuse_held(self, error: BaseException) -> None:
+        """Raises Unsupported for an exception whose traceback holds a generator that is still to clean up: it cannot
+        leave the segment with its frames."""
+        if any(type(value) is Generator and value.cleans_up() for value in held(error)):
+            reason = "the traceback of an exception holds a generator that has not come to its end"
+            raise Unsupported(reason, self.world.where(), "close the generator", kind="iterator")
+
+    def _refuse_drops(self) -> None:
+        """Raises Unsupported where the program has taken a generator that is still to clean up out of a list."""
+        for snapshot in self.world.snapshots.values():
+            for gone in snapshot.before:
+                if type(gone) is Generator and all(gone is not item for item in snapshot.copy):
+                    refuse_drop(gone, self.world.where)
+
     # -- effects
 
     def effects(self) -> list[Effect]:
         """Every write to the outside world, in the order in which its objects were first read."""
+        self._refuse_drops()
         out: list[Effect] = []
         for overlay in self.world.overlays:
             for key, value in overlay.changes():

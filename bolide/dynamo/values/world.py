@@ -6,6 +6,7 @@ import collections
 import enum
 import functools
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 import numpy
 import torch
 
+from bolide.dynamo.frames import refuse_drop
 from bolide.dynamo.guards import tensor_guard
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program import Guard, GuardKind, Source
@@ -495,7 +497,7 @@ class World:
             else:
                 cell.cell_contents = value
             return
-        self.load_cell(cell, name)
+        refuse_drop(self.load_cell(cell, name), self.where)
         self.cells[id(cell)] = (cell, self.cells[id(cell)][1], value)
 
     def store_class_attribute(self, cls: type, name: str, value: Any) -> None:
@@ -533,6 +535,16 @@ class World:
         cell = types.CellType()
         self.own_cells[id(cell)] = cell
         return cell
+
+    def drop_cells(self, cells: list[types.CellType]) -> None:
+        """Let go of those of the program's cells that nothing but `cells` refers to."""
+        while cells:
+            cell = cells.pop()
+            if sys.getrefcount(cell) == _UNUSED and id(cell) in self.own_cells:
+                del self.own_cells[id(cell)]
+
+
+_UNUSED = 3  # references to a cell that only `own_cells` has: from there, and two while they are counted
 
 
 def _is_made_anew(function: types.FunctionType, source: Source) -> bool:

@@ -1,0 +1,210 @@
+"""CPython runs the `finally` blocks of a suspended generator when its last reference goes; programs with breaks too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import bolide
+
+
+def careful(log: list[Any], name: str, count: int) -> Iterator[int]:
+    try:
+        yield from range(count)
+    finally:
+        log.append(name)
+
+
+def outer(log: list[Any]) -> Iterator[int]:
+    for value in careful(log, "inner", 3):
+        yield value + 1
+
+
+@bolide.disable
+def look(log: list[Any]) -> None:
+    log.append("look")
+
+
+def left_by_break(x: Any, log: list[Any]) -> Any:
+    for _ in careful(log, "left", 3):
+        look(log)
+        if x.shape[0] == 4:
+            break
+    log.append("after")
+    return x + 1
+
+
+def overwritten(x: Any, log: list[Any]) -> Any:
+    it = careful(log, "overwritten", 3)
+    next(it)
+    look(log)
+    x = x * 2
+    it = careful(log, "second", 3)
+    log.append("between")
+    next(it)
+    del it
+    log.append("after")
+    return x
+
+
+def still_referenced(x: Any, log: list[Any]) -> Any:
+    it = also = careful(log, "shared", 3)
+    next(it)
+    look(log)
+    del it
+    log.append("not yet")
+    x = x + next(also)
+    also = None
+    log.append("now")
+    return x
+
+
+def left_by_an_exception(x: Any, log: list[Any]) -> Any:
+    try:
+        for value in careful(log, "raised", 3):
+            look(log)
+            raise KeyError(value)
+    except KeyError:
+        log.append("handler")
+    return x - 1
+
+
+def nested(x: Any, log: list[Any]) -> Any:
+    for _ in outer(log):
+        look(log)
+        break
+    log.append("after")
+    return x
+
+
+def in_a_function(x: Any, log: list[Any]) -> Any:
+    def first() -> int:
+        it = careful(log, "local", 3)
+        look(log)
+        return next(it)
+
+    x = x + first()
+    log.append("after")
+    return x
+
+
+def in_a_cell(x: Any, log: list[Any]) -> Any:
+    it: Any = careful(log, "cell", 3)
+
+    def step() -> int:
+        return next(it)
+
+    x = x + step()
+    look(log)
+    log.append("before")
+    it = None
+    log.append("after")
+    return x
+
+
+class Holder:
+    """Has a generator."""
+
+    it: Any
+
+
+def in_an_attribute(x: Any, log: list[Any]) -> Any:
+    holder = Holder()
+    holder.it = careful(log, "attribute", 3)
+    x = x + next(holder.it)
+    look(log)
+    log.append("before")
+    holder.it = None
+    log.append("after")
+    return x
+
+
+def in_a_list(x: Any, log: list[Any]) -> Any:
+    its = [careful(log, "first", 3), careful(log, "second", 2)]
+    for it in its:
+        x = x + next(it)
+    del it
+    look(log)
+    log.append("before")
+    its.pop()
+    log.append("after")
+    its[0] = None
+    log.append("end")
+    return x
+
+
+def in_a_cell_of_its_own(x: Any, log: list[Any]) -> Any:
+    def first() -> int:
+        it = careful(log, "cell", 3)
+
+        def step() -> int:
+            return next(it)
+
+        return step()
+
+    x = x + first()
+    log.append("after")
+    look(log)
+    return x
+
+
+def kept_by_a_traceback(x: Any, log: list[Any]) -> Any:
+    def fails() -> None:
+        it = careful(log, "traceback", 3)
+        raise KeyError(next(it))
+
+    try:
+        fails()
+    except KeyError as error:
+        log.append(str(error))
+        x = x + 1
+    log.append("after")
+    look(log)
+    return x
+
+
+def kept_by_a_traceback_across_a_break(x: Any, log: list[Any]) -> Any:
+    def fails() -> None:
+        it = careful(log, "traceback", 3)
+        raise KeyError(next(it))
+
+    try:
+        fails()
+    except KeyError as error:
+        log.append(str(error))
+        look(log)
+        x = x + 1
+        log.append("still")
+    log.append("after")
+    return x
+
+
+PROGRAMS = (
+    in_an_attribute,
+    in_a_list,
+    in_a_cell_of_its_own,
+    kept_by_a_traceback,
+    kept_by_a_traceback_across_a_break,
+    left_by_break,
+    overwritten,
+    still_referenced,
+    left_by_an_exception,
+    nested,
+    in_a_function,
+    in_a_cell,
+)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_finally_blocks_run_when_the_last_reference_goes(program: Callable[..., Any]) -> None:
+    compiled = bolide.compile(program, backend="eager")
+    for _ in range(3):
+        x = torch.rand(4)
+        expected: list[Any] = []
+        actual: list[Any] = []
+        wanted = program(x, expected)
+        torch.testing.assert_close(compiled(x, actual), wanted, rtol=0, atol=0)
+        assert actual == expected
