@@ -20,7 +20,7 @@ _ADVICE: dict[GuardKind, str] = {
     "distinct": "pass the same object in both places, or different ones each time",
     "global_state": "call the function under the same grad mode, autocast and default dtype; modes inside of it are "
     "compiled",
-    "shape": "the program depends on this relation of sizes: keep it, or remove the branch on sizes",
+    "relation": "the program depends on this relation of sizes or floats: keep it, or remove the branch on them",
 }
 
 

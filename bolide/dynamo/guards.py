@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from bolide.dynamo import sources
 from bolide.dynamo.config import config
-from bolide.dynamo.program import GlobalState, Guard, ShapeGuard, Source, TensorGuard
+from bolide.dynamo.program import GlobalState, Guard, Relation, Source, TensorGuard
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.state import state
 from bolide.support.errors import Unsupported, UserFrame
@@ -156,9 +156,9 @@ def text(guard: Guard) -> str:
             return f"no storage shared among {', '.join(map(sources.text, expected))}"
         case "global_state":
             return f"global state: {expected}"
-        case "shape":
+        case "relation":
             return sources.with_symbols(
-                expected.condition.text(), {name: sources.text(read) for name, read in expected.symbols}
+                expected.condition, {name: sources.text(read) for name, read in expected.symbols}
             )
         case "integer":
             return " and ".join([f"type({name}) is int", *_within(name, *expected)])
@@ -180,7 +180,7 @@ def read_sources(guard: Guard) -> list[Source]:
     """The sources a guard reads, in the order its expressions read them; twice if twice."""
     if guard.kind == "not_aliased":
         return list(guard.expected)
-    if guard.kind == "shape":
+    if guard.kind == "relation":
         return [source for _, source in guard.expected.symbols]
     if guard.source is None:
         return []
@@ -203,9 +203,9 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
     if guard.kind == "not_aliased":
         read = ", ".join(map(reader.read, guard.expected))
         return [f"{constant(disjoint, 'disjoint')}(({read},))"]
-    if guard.kind == "shape":
+    if guard.kind == "relation":
         values = {name: reader.read(source) for name, source in guard.expected.symbols}
-        return [sources.with_symbols(guard.expected.condition.text(), values)]
+        return [sources.with_symbols(guard.expected.condition, values)]
     source = guard.source
     assert source is not None
     value = reader.read(source)
@@ -437,7 +437,7 @@ def prepare(guards: Iterable[Guard], now: GlobalState) -> list[Guard]:
 
 
 def _identity(guard: Guard) -> Any:
-    return guard.expected if isinstance(guard.expected, (Source, TensorGuard, ShapeGuard)) else id(guard.expected)
+    return guard.expected if isinstance(guard.expected, (Source, TensorGuard, Relation)) else id(guard.expected)
 
 
 def plain_dicts(guards: Iterable[Guard]) -> frozenset[Source]:
@@ -467,7 +467,7 @@ def first_failure(
 def _actual(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     if guard.kind == "global_state":
         return busy() or str(global_state())
-    if guard.kind == "shape":
+    if guard.kind == "relation":
         return f"not {text(guard)}"
     if guard.source is None:
         return "a shared storage"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from bolide.symbolic import Cond, Expr
+from bolide.symbolic import Expr
 from bolide.tracing import Trace, TracedTensor, UserFrame
 
 SourceKind = Literal[
@@ -82,10 +82,10 @@ class Symbol:
 
 
 @dataclass(frozen=True)
-class ShapeGuard:
-    """A condition over symbolic sizes, and where each of its symbols is read."""
+class Relation:
+    """A condition over symbolic sizes or over floats, as Python, and where each of its symbols is read."""
 
-    condition: Cond
+    condition: str
     symbols: tuple[tuple[str, Source], ...]
 
 
@@ -118,7 +118,7 @@ GuardKind = Literal[
     "distinct",  # x is not the object at source `expected`
     # grad mode, autocast, default dtype, deterministic algorithms (expected: a GlobalState), no mode or transform
     "global_state",
-    "shape",  # expected: a ShapeGuard
+    "relation",  # expected: a Relation
     "integer",  # type(x) is int, and it is within expected: (least, largest), None for no bound
 ]
 

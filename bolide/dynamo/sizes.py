@@ -16,7 +16,7 @@ import torch
 from bolide.dynamo import sources
 from bolide.dynamo.config import config
 from bolide.dynamo.guards import size_source
-from bolide.dynamo.program import Captured, Guard, ShapeGuard, Source, Symbol
+from bolide.dynamo.program import Captured, Guard, Relation, Source, Symbol
 from bolide.support import events, log
 from bolide.support.errors import ConstraintError, UserFrame
 from bolide.symbolic import Expr
@@ -274,7 +274,7 @@ def shape_guards(captured: Captured) -> list[Guard]:
     found = []
     for condition, where in captured.trace.shapes.guards.items():
         needed = tuple((s.name, s.source) for s in captured.sizes if s.name in condition.free_vars)
-        found.append(Guard(None, "shape", ShapeGuard(condition, needed), where))
+        found.append(Guard(None, "relation", Relation(condition.text(), needed), where))
     return found
 
 

@@ -44,7 +44,12 @@ def text(source: Source) -> str:
 MODULE_DICTS = frozenset({"_modules", "_parameters", "_buffers"})
 
 
-_SYMBOL = re.compile(r"\b[su]\d+\b")
+_SYMBOL = re.compile(r"\b[suf]\d+\b")
+
+
+def symbols_in(expression: str) -> list[str]:
+    """The names of the symbols in the text of a condition."""
+    return list(dict.fromkeys(_SYMBOL.findall(expression)))
 
 
 def with_symbols(expression: str, symbols: Mapping[str, str]) -> str:

@@ -258,9 +258,14 @@ class Versions(ABC):
         start = time.perf_counter()
         state.stage = "capture"
         surroundings = guards.global_state()
-        captured = self.capture_now(args, kwargs)
-        while self.sizes.fix(captured):  # what the program needs to know is no symbol in the version that is kept
+        try:
             captured = self.capture_now(args, kwargs)
+            while self.sizes.fix(captured):  # what the program needs to know is no symbol in the version that is kept
+                captured = self.capture_now(args, kwargs)
+        except BolideError:
+            raise
+        except Exception as error:
+            raise CompileError("capture", self.name, error) from error
         captured.name = self.name
         state.stage = "backend"
         captured_after = time.perf_counter() - start

@@ -2,14 +2,18 @@
 
 A `TracedFloat` is what the program holds for a float that is data (an optimizer's step count) or that changes from
 call to call (a learning rate). Arithmetic on it is recorded. ATen takes it wherever it takes a number; operations that
-are given one are recorded with the tensor in the number's place (`with_tensors`). What must know the value (a
-comparison, `int`) asks `TracedFloat.__float__`.
+are given one are recorded with the tensor in the number's place (`with_tensors`). What must know the value (`repr`)
+asks `TracedFloat.__float__`; a comparison of numbers from outside, or their `int`, is assumed to come out as it does
+now (`TracedFloat.decide`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +27,15 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 Pin = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """How a number follows from numbers of the outside world: `text` is a Python expression of their names, and
+    ``assume(text)`` guards a condition over them."""
+
+    text: str
+    assume: Callable[[str], None]
 
 
 class ScalarNode:
@@ -73,12 +86,19 @@ class ScalarNode:
 
 class TracedFloat(torch.SymFloat):
     """A float in the graph. `hint` is its value now, if it is an argument's (or computed from arguments'), and `pins`
-    are called when the program depends on that value: they guard the arguments."""
+    are called when the program depends on that value: they guard the arguments. `formula`: where there is a simple
+    one."""
 
-    def __init__(self, tensor: TracedTensor, hint: float | None = None, pins: tuple[Pin, ...] = ()) -> None:
+    def __init__(
+        self,
+        tensor: TracedTensor,
+        hint: float | None = None,
+        pins: tuple[Pin, ...] = (),
+        formula: Formula | None = None,
+    ) -> None:
         super().__init__(ScalarNode(tensor))  # type: ignore[no-untyped-call]
         self.node.owner = self
-        self.tensor, self.hint, self.pins = tensor, hint, pins
+        self.tensor, self.hint, self.pins, self.formula = tensor, hint, pins, formula
 
     def __float__(self) -> float:
         """The value; from here on the program depends on it. Raises DataDependent where it is data."""
@@ -88,11 +108,23 @@ class TracedFloat(torch.SymFloat):
             pin()
         return self.hint
 
+    def decide(self, form: str, known: Callable[..., Any], *others: Any) -> Any:
+        """What `known` gives of this number and others, of which the program depends on no more than that. `form`:
+        the same as text, with {} for each number."""
+        operands = (self, *others)
+        formula = _formula(form, operands)
+        if formula is not None:
+            with contextlib.suppress(ArithmeticError, ValueError, TypeError):
+                result = known(*map(_hint, operands))
+                formula.assume(f"{formula.text} == {result!r}")
+                return result
+        return known(*[float(operand) for operand in operands])
+
     def __bool__(self) -> bool:
-        return bool(float(self))
+        return self.decide("({} != 0)", bool)  # type: ignore[no-any-return]
 
     def __int__(self) -> int:
-        return int(float(self))
+        return self.decide("({}).__int__()", int)  # type: ignore[no-any-return]
 
     def __hash__(self) -> int:
         return hash(float(self))
@@ -109,9 +141,33 @@ class TracedFloat(torch.SymFloat):
         return round(float(self), digits)
 
     def is_integer(self) -> bool:
-        return float(self).is_integer()
+        return self.decide("({}).is_integer()", float.is_integer)  # type: ignore[no-any-return]
 
-    __trunc__ = __floor__ = __ceil__ = __int__
+    __trunc__ = __int__
+
+    def __floor__(self) -> int:
+        return self.decide("({}).__floor__()", math.floor)  # type: ignore[no-any-return]
+
+    def __ceil__(self) -> int:
+        return self.decide("({}).__ceil__()", math.ceil)  # type: ignore[no-any-return]
+
+
+def _hint(operand: Any) -> Any:
+    return operand.hint if isinstance(operand, TracedFloat) else operand
+
+
+def _formula(form: str, operands: tuple[Any, ...]) -> Formula | None:
+    """The formula of an operation on numbers; None where one of them has none."""
+    parts, assume = [], None
+    for operand in operands:
+        if isinstance(operand, TracedFloat) and operand.formula is not None:
+            parts.append(operand.formula.text)
+            assume = operand.formula.assume
+        elif type(operand) is int or (type(operand) is float and math.isfinite(operand)):
+            parts.append(f"({operand!r})")
+        else:
+            return None
+    return None if assume is None else Formula(form.format(*parts), assume)
 
 
 def _constant(like: TracedTensor, value: float) -> TracedFloat:
@@ -119,28 +175,34 @@ def _constant(like: TracedTensor, value: float) -> TracedFloat:
     return TracedFloat(trace.wrap(trace.call(aten.full.default, [], value, dtype=torch.float64)), value)
 
 
-def compute(function: Callable[..., torch.Tensor], *operands: Any, known: Callable[..., float] | None = None) -> Any:
-    """`function` of numbers, some of them traced, as a traced float; `known` computes its value from theirs."""
+def compute(
+    function: Callable[..., torch.Tensor], *operands: Any, known: Callable[..., float] | None = None, form: str = ""
+) -> Any:
+    """`function` of numbers, some of them traced, as a traced float; `known` computes its value from theirs, and `form`
+    is the text of that, with {} for each operand."""
     traced = [operand for operand in operands if isinstance(operand, TracedFloat)]
     hint = None
     if known is not None and all(operand.hint is not None for operand in traced):
-        hint = known(*[operand.hint if isinstance(operand, TracedFloat) else operand for operand in operands])
+        hint = known(*map(_hint, operands))
     pins = tuple(dict.fromkeys(pin for operand in traced for pin in operand.pins))
     with torch.no_grad(), torch._C._DisableAutocast():
         tensors = [operand.tensor if isinstance(operand, TracedFloat) else operand for operand in operands]
-        return TracedFloat(function(*tensors), hint, pins)  # type: ignore[arg-type]
+        formula = _formula(form, operands) if form else None
+        return TracedFloat(function(*tensors), hint, pins, formula)  # type: ignore[arg-type]
 
 
-def _arithmetic(name: str, function: Callable[..., Any]) -> None:
+def _arithmetic(name: str, sign: str, function: Callable[..., Any]) -> None:
+    form = f"({{}} {sign} {{}})"
+
     def forward(self: TracedFloat, other: Any) -> Any:
         if not isinstance(other, (int, float, torch.SymInt, TracedFloat)):
             return NotImplemented
-        return compute(function, self, _number(other), known=function)
+        return compute(function, self, _number(other), known=function, form=form)
 
     def reflected(self: TracedFloat, other: Any) -> Any:
         if not isinstance(other, (int, float, torch.SymInt)):
             return NotImplemented
-        return compute(function, _number(other), self, known=function)
+        return compute(function, _number(other), self, known=function, form=form)
 
     setattr(TracedFloat, f"__{name}__", forward)
     setattr(TracedFloat, f"__r{name}__", reflected)
@@ -171,31 +233,31 @@ for _name, _method in {
     _of_nodes(_name, _method)
 
 
-def _compared(name: str) -> None:
+def _compared(name: str, sign: str, function: Callable[..., bool]) -> None:
     def compare(self: TracedFloat, other: Any) -> Any:
         if not isinstance(other, (int, float, torch.SymInt, TracedFloat)):
             return NotImplemented
-        return getattr(float(self), name)(float(other))
+        return self.decide(f"({{}} {sign} {{}})", function, other)
 
-    setattr(TracedFloat, name, compare)
+    setattr(TracedFloat, f"__{name}__", compare)
 
 
-for _name, _function in {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "truediv": lambda a, b: a / b,
-    "pow": lambda a, b: a**b,
-    "floordiv": lambda a, b: a // b,
-    "mod": lambda a, b: a % b,
-}.items():
-    _arithmetic(_name, _function)
-for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
-    _compared(_name)
+for _name, _sign, _function in (
+    ("add", "+", lambda a, b: a + b),
+    ("sub", "-", lambda a, b: a - b),
+    ("mul", "*", lambda a, b: a * b),
+    ("truediv", "/", lambda a, b: a / b),
+    ("pow", "**", lambda a, b: a**b),
+    ("floordiv", "//", lambda a, b: a // b),
+    ("mod", "%", lambda a, b: a % b),
+):
+    _arithmetic(_name, _sign, _function)
+for _name, _sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
+    _compared(_name, _sign, getattr(operator, _name))
 for _name, _unary in {
-    "__neg__": lambda self: compute(torch.neg, self, known=lambda a: -a),
+    "__neg__": lambda self: compute(torch.neg, self, known=lambda a: -a, form="(-{})"),
     "__pos__": lambda self: self,
-    "__abs__": lambda self: compute(torch.abs, self, known=abs),
+    "__abs__": lambda self: compute(torch.abs, self, known=abs, form="({}).__abs__()"),
 }.items():
     setattr(TracedFloat, _name, _unary)
 

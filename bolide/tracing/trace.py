@@ -266,14 +266,18 @@ class Trace:
         return node
 
     def scalar(
-        self, tensor: TracedTensor, hint: float | None = None, pins: tuple[scalars.Pin, ...] = ()
+        self,
+        tensor: TracedTensor,
+        hint: float | None = None,
+        pins: tuple[scalars.Pin, ...] = (),
+        formula: scalars.Formula | None = None,
     ) -> scalars.TracedFloat:
         """A Python float whose value is that of a 0-dim tensor of the graph (see `scalars`)."""
         self.has_scalars, self.functional_only = True, "numbers are computed in the graph"
         with torch.no_grad():
             value: Any = tensor.detach().to(torch.float64)
             value = value.clone() if value.group is tensor.group else value  # later writes do not change a number
-        return scalars.TracedFloat(value, hint, pins)
+        return scalars.TracedFloat(value, hint, pins, formula)
 
     def seed(self) -> tuple[torch.fx.Node, int]:
         """The seed's node and the number of the next draw."""

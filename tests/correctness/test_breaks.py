@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import bolide
+from bolide.dynamo.values.rebuild import Rebuilder
 from bolide.support import events
+from bolide.support.errors import CompileError
 
 PROGRAMS: list[tuple[Callable[..., Any], int]] = []
 
@@ -643,3 +645,47 @@ def test_effects_after_a_break_on_what_a_closure_holds() -> None:
         plain(x), compiled(x)
         assert repr(actual) == repr(expected)
     assert actual.items is items and actual.state is state and actual.items["x"] is x
+
+
+def test_a_float_that_is_known_in_spite_of_symbolic_sizes() -> None:
+    class Meter:
+        count, total = 0, 0.0
+
+    def fn(meter, x):
+        meter.count += len(x)
+        meter.total += 0.0 * len(x)
+        bolide.graph_break()
+        return x * (meter.total / meter.count)
+
+    compiled, expected, actual = bolide.compile(fn, backend="eager"), Meter(), Meter()
+    for length in (3, 4, 5, 5):
+        x = torch.randn(length)
+        assert torch.equal(compiled(actual, x), fn(expected, x)) and vars(actual) == vars(expected)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["call", "segment"])
+def test_a_fault_of_capture_costs_only_speed(monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    effects = Rebuilder.effects
+
+    def failing(self: Rebuilder) -> Any:
+        if any(overlay.owner is held for overlay in self.world.overlays):
+            raise KeyError("a fault")
+        return effects(self)
+
+    def fn(x):
+        if after:
+            bolide.graph_break()
+        held.count = held.count + 1
+        return x + held.count
+
+    class Held:
+        count = 1
+
+    held = Held()
+    monkeypatch.setattr(Rebuilder, "effects", failing)
+    x = torch.randn(3)
+    compiled = bolide.compile(fn, backend="eager")
+    with bolide.dynamo.config.patch(suppress_errors=True), pytest.warns(bolide.BolideWarning, match="a fault"):
+        assert torch.equal(compiled(x), x + 2)
+    with bolide.dynamo.config.patch(suppress_errors=False), pytest.raises(CompileError, match="a fault"):
+        bolide.compile(fn, backend="eager")(x)

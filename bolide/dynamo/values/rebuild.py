@@ -299,6 +299,8 @@ class Rebuilder:
             if isinstance(expr, Ratio):
                 symbols = self.world.symbols.read_by([expr.over])
                 return Recipe("size", expr, tuple(Recipe("source", source) for _, source in symbols))
+            if isinstance(expr, float):
+                return Recipe("constant", expr)
             return Recipe("call", torch.Tensor.item, (self.recipe(value.node.tensor),))
         if cls is torch.SymBool:
             return Recipe("constant", value.node.value())

@@ -18,8 +18,9 @@ import torch
 from bolide.dynamo.frames import refuse_drop
 from bolide.dynamo.guards import tensor_guard
 from bolide.dynamo.policy import is_python_class
-from bolide.dynamo.program import Guard, GuardKind, Source
+from bolide.dynamo.program import Guard, GuardKind, Relation, Source
 from bolide.dynamo.sizes import SizeHistory, Symbols, as_exprs
+from bolide.dynamo.sources import symbols_in
 from bolide.dynamo.values.iterators import Stream, is_readable
 from bolide.dynamo.values.kinds import (
     BOUND_BUILTINS,
@@ -37,6 +38,7 @@ from bolide.dynamo.values.kinds import (
 from bolide.dynamo.values.outside import Deferred, Grown, Outside, Overlay, Snapshot, attribute_source, global_source
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor, UserFrame
+from bolide.tracing.scalars import Formula
 from bolide.tracing.tensor import AliasGroup
 
 Wrapper = Callable[["World", Any, Source], Any]
@@ -55,6 +57,7 @@ class World:
         self.symbols = symbols or Symbols(SizeHistory("", False), trace)
         self.guards: list[Guard] = []
         self.inputs: list[Source] = []
+        self.floats: dict[str, Source] = {}  # those that are numbers of the graph, by their names in conditions
         self.input_tensors: list[torch.Tensor] = []
         self.overlays: list[Overlay] = []
         self.snapshots: dict[int, Snapshot] = {}  # by id of the copy
@@ -359,9 +362,19 @@ class World:
             tensor = _float_tensor(real)
         self.inputs.append(Source("apply", source, (), _float_tensor))
         self.input_tensors.append(tensor)
+        name = f"f{len(self.floats)}"
+        self.floats[name] = source
         return self.trace.scalar(
-            self.trace.input(tensor, source_name(source)), real, (functools.partial(self._pin_float, source, real),)
+            self.trace.input(tensor, source_name(source)),
+            real,
+            (functools.partial(self._pin_float, source, real),),
+            Formula(name, self._assume),
         )
+
+    def _assume(self, condition: str) -> None:
+        """Guard a condition over floats from outside."""
+        named = tuple((name, self.floats[name]) for name in symbols_in(condition))
+        self.guard(None, "relation", Relation(condition, named))
 
     def _pin_float(self, source: Source, real: float) -> None:
         self.symbols.pin(source, real)
