@@ -351,7 +351,8 @@ class SymNode:
             return self._float_arithmetic(op, other)
         a, b = self._integer(), other._integer()
         if op in ("//", "%"):
-            self.env.suppose(b.ne(0), "integer division or modulo by zero", "ZeroDivisionError")
+            if not self.env.suppose(b.ne(0), "integer division or modulo by zero", "ZeroDivisionError"):
+                _OPERATORS[op](1, 0)  # raises Python's own error
         return self._int(_INT_OPS[op](a, b))
 
     def _float_arithmetic(self, op: str, other: Any) -> Any:
