@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,11 +35,12 @@ OBJECT_MEMBER = 16  # that kind, when it is an object of Python's
 MANAGED_DICT = -24  # the address of an instance's dict, unless its class says otherwise
 
 # The table of a dict's keys.
-KEYS_KIND = 8  # three bytes: log2 of the size, log2 of the bytes of the index, the kind of entries
-KEYS_KIND_MASK = 0xFFFFFF
-KEYS_COUNT = 24
-KEYS_INDEX = 32
-GENERAL_KEYS = 0  # entries (hash, key, value); others are (key, value)
+WORDY_KEYS = sys.version_info < (3, 11)
+KEYS_KIND = 8  # before 3.11 the size; then three bytes: log2 of the size, log2 of the bytes of the index, the kind
+KEYS_KIND_MASK = (1 << 64) - 1 if WORDY_KEYS else 0xFFFFFF
+KEYS_COUNT = 32 if WORDY_KEYS else 24
+KEYS_INDEX = 40 if WORDY_KEYS else 32
+GENERAL_KEYS = 0  # entries (hash, key, value), as all are before 3.11; others are (key, value)
 
 
 class Mismatch(Exception):
@@ -109,7 +111,7 @@ def layout() -> Layout | None:
 def _layout() -> Layout:
     metadata, requires_grad, grad_fn = _autograd_offsets()
     flags, flags_mask = _autograd_flags()
-    return Layout(
+    found = Layout(
         class_version=_class_version_offset(),
         first_value=_first_value_offset(),
         instance_versions=_instances_have_versions(),
@@ -120,6 +122,8 @@ def _layout() -> Layout:
         flags_mask=flags_mask,
         **_tensor_offsets(),
     )
+    _confirm_tensors(found)
+    return found
 
 
 # ---- CPython ---------------------------------------------------------------------------------------------------------
@@ -238,13 +242,18 @@ def keys_entries(table: dict[Any, Any]) -> tuple[int, int, int, int]:
     """
     keys = word(id(table) + DICT_KEYS)
     shape = word(keys + KEYS_KIND)
-    index_bytes, kind = 1 << (shape >> 8 & 0xFF), shape >> 16 & 0xFF
-    first = keys + KEYS_INDEX + index_bytes
-    count = word(keys + KEYS_COUNT)
+    if WORDY_KEYS:
+        index_bytes, hashed = shape * _bytes_of_index(shape), True
+    else:
+        index_bytes, hashed = 1 << (shape >> 8 & 0xFF), shape >> 16 & 0xFF == GENERAL_KEYS
+    first = keys + KEYS_INDEX + index_bytes + (WORD if hashed else 0)
     shared = word(id(table) + DICT_VALUES) != 0
-    if kind == GENERAL_KEYS:
-        return first + WORD, 3 * WORD, count, WORD
-    return first, 2 * WORD, count, 0 if shared else WORD
+    return first, (3 if hashed else 2) * WORD, word(keys + KEYS_COUNT), 0 if shared else WORD
+
+
+def _bytes_of_index(size: int) -> int:
+    """Of each place in the index of a table of that size, which holds a signed number."""
+    return next(count for count in (1, 2, 4, 8) if size <= 1 << 8 * count)
 
 
 def find_entry(table: dict[Any, Any], key: object, first_value: int = 0) -> tuple[int, int]:
@@ -307,7 +316,7 @@ def _class_version_offset() -> int:
 
 def _find(words: Sequence[int], wanted: Sequence[int], what: str) -> int:
     """The offset in bytes at which `wanted` stands in `words`, which has to be unique."""
-    places = [i for i in range(len(words) - len(wanted)) if list(words[i : i + len(wanted)]) == list(wanted)]
+    places = [i for i in range(len(words) - len(wanted) + 1) if list(words[i : i + len(wanted)]) == list(wanted)]
     _require(len(places) == 1, what)
     return places[0] * WORD
 
@@ -350,17 +359,25 @@ def _tensor_offsets() -> dict[str, int]:
 
 
 def _kind_offset(plain: Sequence[int]) -> int:
-    """The word that differs, in the low bytes that are told apart here, exactly by dtype and device."""
-    device_bits = 0xFF << 16
-    other_type = torch.empty_strided((3, 5, 7, 11, 13), (17, 19, 23, 29, 31), dtype=torch.int64)
-    other_device = torch.empty_strided((3, 5, 7, 11, 13), (17, 19, 23, 29, 31), dtype=torch.float32, device="meta")
-    for place in range(len(plain)):
-        by_type = plain[place] ^ word(other_type._cdata + place * WORD)
-        by_device = plain[place] ^ word(other_device._cdata + place * WORD)
-        if 0 < by_type < 1 << 16 and by_device and by_device & ~device_bits == 0:
-            _require(plain[place] >> 24 & 0xFF == 0xFF, "device index")
-            return place * WORD
-    raise Mismatch("dtype")
+    """The word that is the same in tensors of one kind and differs, in the low bytes that are told apart here, exactly
+    by dtype and device. (Words that hold addresses may differ by as little.)
+    """
+
+    def made(dtype: torch.dtype, device: str) -> torch.Tensor:
+        return torch.empty_strided((3, 5, 7, 11, 13), (17, 19, 23, 29, 31), dtype=dtype, device=device)
+
+    alike = [made(torch.float32, "cpu") for _ in range(3)]
+    other_types = [made(dtype, "cpu") for dtype in (torch.int64, torch.bool, torch.bfloat16, torch.complex128)]
+    other_device = made(torch.float32, "meta")
+    found = []
+    for place, here in enumerate(plain):
+        same = all(word(tensor._cdata + place * WORD) & KIND_MASK == here & KIND_MASK for tensor in alike)
+        by_type = [(word(tensor._cdata + place * WORD) ^ here) & KIND_MASK for tensor in other_types]
+        by_device = (word(other_device._cdata + place * WORD) ^ here) & KIND_MASK
+        if same and all(0 < bits < 1 << 16 for bits in by_type) and by_device and not by_device & ~(0xFF << 16):
+            found.append(place)
+    _require(len(found) == 1 and plain[found[0]] >> 24 & 0xFF == 0xFF, "dtype and device")
+    return found[0] * WORD
 
 
 def autograd_state() -> int:
@@ -432,6 +449,44 @@ def _autograd_offsets() -> tuple[int, int, int]:
         for i in range(1, size // WORD)
         if leaf[i] == 0 and inner[i] and all(o[i] for o in others) and len({inner[i], *(o[i] for o in others)}) == 3
     ]
-    candidates = [i for i in candidates if i * WORD < flags[0]]
-    _require(len(candidates) == 1, "grad_fn")
+    _require(bool(candidates), "grad_fn")  # a shared pointer is two words, both null or neither
     return metadata, flags[0], candidates[0] * WORD
+
+
+def _confirm_tensors(layout: Layout) -> None:
+    """Tensors of many kinds are read as they are."""
+    leaf = torch.ones(2, 3, requires_grad=True)
+    made = leaf * 2
+    written, taken, before = torch.ones(2, 3), (leaf * 3).detach_(), torch.ones(2, 3, requires_grad=True)
+    written.mul_(leaf)
+    before.requires_grad_(False)
+    with torch.inference_mode():
+        inference = torch.ones(3)
+    graded = torch.ones(3, requires_grad=True)
+    (graded * 2).sum().backward()
+    examples = [torch.ones(()), torch.ones(4, 0), leaf, made, made[0], made.detach(), written, taken, before, graded]
+    examples += [torch.nn.Parameter(made.detach()), made.t(), leaf.data, inference, torch.ones(1, 2, 1, 2, 1, 2, 1)]
+    for tensor in examples:
+        _require(_as_read(tensor, layout) == _as_it_is(tensor), "tensors")
+
+
+def _as_read(tensor: torch.Tensor, layout: Layout) -> tuple[Any, ...]:
+    """What memory says of a tensor: number of dimensions, sizes, strides, whether it requires grad, whether it is a
+    leaf, where its data is.
+    """
+    impl = word(id(tensor) + layout.impl)
+    dims = word(impl + layout.dims)
+    inline = dims <= INLINE_DIMS
+    sizes = impl + layout.sizes if inline else word(impl + layout.sizes)
+    strides = impl + layout.strides if inline else sizes + dims * WORD
+    metadata = word(impl + layout.metadata)
+    flagged = bool(metadata) and ctypes.c_ubyte.from_address(metadata + layout.requires_grad).value != 0
+    made = bool(metadata) and word(metadata + layout.grad_fn) != 0
+    data = word(word(impl + layout.storage) + layout.storage_data)
+    return dims, _words(sizes, dims), _words(strides, dims), flagged or made, not made, data
+
+
+def _as_it_is(tensor: torch.Tensor) -> tuple[Any, ...]:
+    data = tensor.untyped_storage().data_ptr()
+    shape, stride = list(tensor.shape), list(tensor.stride())
+    return tensor.dim(), shape, stride, tensor.requires_grad, tensor.is_leaf, data

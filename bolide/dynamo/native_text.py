@@ -14,7 +14,7 @@ declare i64 @PyLong_AsLongLong(ptr)
 declare i32 @PyDict_Next(ptr, ptr, ptr, ptr)
 declare ptr @PyDict_GetItemWithError(ptr, ptr)
 declare i32 @PyObject_RichCompareBool(ptr, ptr, i32)
-declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
+declare ptr @PyObject_VectorcallDict(ptr, ptr, i64, ptr)
 declare ptr @PyObject_GetAttr(ptr, ptr)
 declare ptr @PyErr_Occurred()
 declare void @PyErr_Clear()
@@ -661,7 +661,7 @@ passed:
   %complete = icmp eq ptr %rest, null
   br i1 %complete, label %hit, label %ask
 ask:
-  %answer = call ptr @PyObject_Vectorcall(ptr %rest, ptr %args, i64 %names, ptr null)
+  %answer = call ptr @PyObject_VectorcallDict(ptr %rest, ptr %args, i64 %names, ptr null)
   %broken = icmp eq ptr %answer, null
   br i1 %broken, label %no, label %answered
 answered:
@@ -720,7 +720,7 @@ give.up:
   ret ptr null
 ask:
   %readable = load ptr, ptr %control
-  %answer = call ptr @PyObject_Vectorcall(ptr %readable, ptr %args, i64 %count, ptr null)
+  %answer = call ptr @PyObject_VectorcallDict(ptr %readable, ptr %args, i64 %count, ptr null)
   ret ptr %answer
 }}
 """
