@@ -25,6 +25,7 @@ from bolide.dynamo.dispatch import Dispatcher
 from bolide.dynamo.guard_filters import GuardFilter
 from bolide.dynamo.program import Captured
 from bolide.dynamo.replay import Runner
+from bolide.dynamo.state import own_mark
 from bolide.dynamo.torch_nested import nested_compile
 from bolide.support import events
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
@@ -156,7 +157,8 @@ def compile(
     about its arguments or surroundings fails.
 
     model: a function, method, `nn.Module` or any callable; without it, a decorator is returned. A module comes back as
-    a module that shares everything with it.
+    a module that shares everything with it; a class comes back itself, with its `forward` (of modules) or ``__call__``
+    compiled.
     fullgraph: raise `Unsupported` at the first thing that cannot be captured, instead of running in eager with a
     warning.
     dynamic: None: a size, integer or float that differs from the first call's is symbolic from the next compiled
@@ -211,9 +213,12 @@ def _settings(fullgraph: Any, dynamic: Any, backend: Any, mode: Any, options: An
 
 
 def _compile(model: Any, settings: Settings, disable: bool) -> Any:
-    if isinstance(model, type) or not callable(model):
-        what = f"the class {model.__qualname__}" if isinstance(model, type) else repr(model)
-        raise TypeError(f"compile expects a function, a method or an nn.Module (an instance), not {what}")
+    if isinstance(model, (classmethod, staticmethod)):
+        return type(model)(_compile(model.__func__, settings, disable))
+    if isinstance(model, type):
+        return _compile_class(model, settings, disable)
+    if not callable(model):
+        raise TypeError(f"compile expects a function, a method or an nn.Module, not {model!r}")
     if disable or config.disable:
         return model
     if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
@@ -227,14 +232,28 @@ def _compile(model: Any, settings: Settings, disable: bool) -> Any:
         return types.MethodType(_compile(model.__func__, settings, False), model.__self__)
     if not isinstance(model, types.FunctionType):
         return functools.update_wrapper(functools.partial(_of_target(model, settings), model), model)
-    if hasattr(model, "_bolide"):
-        model = model._bolide.original
+    compiled = own_mark(model, "_bolide")
+    if compiled is not None:
+        model = compiled.original
     code = model.__code__
     if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return _refuse(
             model, settings, "it is a generator or coroutine function", "compile the functions that it calls"
         )
     return _dispatcher(model, settings, model.__qualname__, code).function
+
+
+def _compile_class(cls: type, settings: Settings, disable: bool) -> type:
+    """`cls`, whose instances' calls are compiled from now on: `forward` of modules, ``__call__`` of others."""
+    name = "forward" if issubclass(cls, nn.Module) else "__call__"
+    method = getattr(cls, name, None)
+    if not isinstance(method, types.FunctionType) or cls.__module__.partition(".")[0] == "torch":
+        raise TypeError(
+            f"compile expects a function, a method or an nn.Module (an instance), not the class {cls.__qualname__}; of "
+            f"classes, it takes the program's own with a method {name}"
+        )
+    setattr(cls, name, _compile(method, settings, disable))
+    return cls
 
 
 def compile_fx(

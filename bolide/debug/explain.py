@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bolide.compiling import compile as compile_function
+from bolide.dynamo.state import own_mark
 from bolide.inductor.compile_graph import CompiledGraph
 from bolide.inductor.ir.printer import kernel_text
 from bolide.inductor.plan import Call, Launch
@@ -421,8 +422,8 @@ def explain(fn: Callable[..., Any], *, backward: bool = True, **options: Any) ->
     """
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
-        state = getattr(fn, "_bolide", None)
-        original = fn if state is None else state.original
+        compiled = own_mark(fn, "_bolide")
+        original = fn if compiled is None else compiled.original
         name = getattr(original, "__qualname__", type(original).__qualname__)
         collector = Collector(name)
         with collector.listening():

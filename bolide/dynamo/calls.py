@@ -20,6 +20,7 @@ from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import BUILTIN_TYPES, HASHABLE, is_native, native, refused, runs_as_is, runs_natively
 from bolide.dynamo.operations import PLAIN, class_of, polyfill
 from bolide.dynamo.program import Source
+from bolide.dynamo.state import own_mark
 from bolide.dynamo.values.kinds import MISSING, is_library_namespace
 from bolide.dynamo.values.outside import Outside, attribute_source
 from bolide.support.errors import Unsupported
@@ -127,11 +128,11 @@ def _unbound(function: Any) -> Any:
 
 def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, args: list[Any], kwargs: Any) -> Any:
     if function.__dict__:
-        compiled = function.__dict__.get("_bolide")
+        compiled = own_mark(function, "_bolide")
         if compiled is not None and getattr(compiled, "original", None) is not None:
             return Call(compiled.original, args, kwargs)
         refuse_disabled(vm, function)
-        inlined = function.__dict__.get("_torchdynamo_inline")  # what torch.compile has wrapped
+        inlined = own_mark(function, "_torchdynamo_inline")  # what torch.compile has wrapped
         if inlined is not None:
             if type(inlined) is not types.FunctionType:
                 inlined = vm.world.wrap(inlined, attribute_source(vm.world.source_of(function), "_torchdynamo_inline"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from bolide.dynamo.state import state
+from bolide.dynamo.state import own_mark, state
 
 
 class disable:
@@ -39,8 +39,8 @@ class disable:
         if isinstance(fn, nn.Module):
             fn.forward = self(fn.forward)
             return fn
-        original = getattr(fn, "_bolide", None)
-        called = fn if original is None else original.original
+        compiled = own_mark(fn, "_bolide")
+        called = fn if compiled is None else compiled.original
 
         @functools.wraps(called)
         def eager(*args: Any, **kwargs: Any) -> Any:

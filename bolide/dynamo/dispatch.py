@@ -14,6 +14,8 @@ import types
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
+
 from bolide.dynamo.bytecode import Code
 from bolide.dynamo.capture import capture_rest
 from bolide.dynamo.concrete import Concrete
@@ -31,6 +33,11 @@ from bolide.support import events, log
 from bolide.support.errors import Unsupported, UserFrame
 
 _log = log.logger("dynamo")
+
+# torch.compile does not look into what is compiled here.
+_skip = torch._C._dynamo.eval_frame._FrameAction.SKIP
+_LEFT_ALONE = torch._C._dynamo.eval_frame._FrameExecStrategy(_skip, _skip)
+_set_strategy = torch._C._dynamo.eval_frame.set_code_exec_strategy
 
 
 class Capture(Protocol):
@@ -98,11 +105,13 @@ class Dispatcher(Versions):
             text = f"def public({signature.declare}):\n    return {body}\n"
             exec(compile(text, f"<bolide {name}>", "exec", dont_inherit=True), namespace.values)
             codes.append(namespace.values["public"].__code__)
+            _set_strategy(codes[-1], _LEFT_ALONE)
         function: types.FunctionType = namespace.values.pop("public")
         functools.update_wrapper(function, self.original)
         function.__defaults__ = self.original.__defaults__
         function.__kwdefaults__ = self.original.__kwdefaults__
         function._bolide = self  # type: ignore[attr-defined]
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]
         namespace.values[resume] = self.resume
         self._codes, self._scope, self._top = codes, namespace.values, top
         return function

@@ -2,7 +2,8 @@
 
 Sharing the dictionary makes parameters, buffers, hooks, `training`, `state_dict` keys and every attribute *the same
 things* for both, whichever of the two is changed. Only ``__call__`` differs, so that methods which call ``self(...)``
-(such as ``generate``) are compiled as well.
+(such as ``generate``) are compiled as well. ``__class__`` is the module's: what is made of it is a plain module
+(``compiled[:2]``), and who assigns it (parametrizations) changes the module.
 """
 
 from __future__ import annotations
@@ -20,10 +21,27 @@ class CompiledModule:
     __slots__ = ()
     _orig_mod: nn.Module
     _bolide_call: Callable[..., Any]
+    _bolide_user: type
     _bolide_rebuild: Callable[[nn.Module], nn.Module]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Not passed on: the user's own ``__init_subclass__`` must not see a class the user did not write."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """``type(compiled)(...)`` makes what ``type(module)(...)`` makes."""
+        return cls._bolide_user(*args, **kwargs)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._orig_mod)
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        self._orig_mod.__class__ = value
+
+    def __getattr__(self, name: str) -> Any:
+        """What only the module has: in slots of its own, or since its class was changed."""
+        return getattr(self._orig_mod, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._bolide_call(self._orig_mod, *args, **kwargs)
@@ -51,6 +69,7 @@ def wrap(module: nn.Module, call: Callable[..., Any], rebuild: Callable[[nn.Modu
         "__module__": user.__module__,
         "__qualname__": user.__qualname__,
         "__doc__": user.__doc__,
+        "_bolide_user": user,
         "_bolide_rebuild": staticmethod(rebuild),
     }
     if hasattr(user, "__del__"):

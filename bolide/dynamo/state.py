@@ -1,8 +1,12 @@
-"""What this thread is doing: whether it compiles, and whether compiled functions are switched off."""
+"""What this thread is doing: whether it compiles, and whether compiled functions are switched off. What functions are
+marked with.
+"""
 
 from __future__ import annotations
 
 import threading
+from types import FunctionType
+from typing import Any
 
 
 class ThreadState(threading.local):
@@ -29,3 +33,13 @@ def is_compiling() -> bool:
 def is_dynamo_compiling() -> bool:
     """Whether this thread is capturing. Captured code that asks sees True."""
     return state.stage == "capture"
+
+
+def own_mark(function: Any, name: str) -> Any:
+    """The attribute `name` that a function was marked with, None without it; a mark that `functools.wraps` has copied
+    from the function inside does not count.
+    """
+    marks = function.__dict__ if isinstance(function, FunctionType) else {}
+    mark = marks.get(name)
+    inside = getattr(marks.get("__wrapped__"), "__dict__", {})
+    return None if inside.get(name) is mark else mark

@@ -110,3 +110,26 @@ def test_in_a_parent_and_as_a_parent(pair: Any) -> None:
     parent(torch.randn(4, 3))
     assert len(calls) == 1
     assert [name for name, _ in compiled.named_children()] == ["linear", "norm"]
+
+
+def test_what_is_made_of_a_compiled_module_is_plain() -> None:
+    chain = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    compiled = wrap(chain, count, rebuild)
+    x = torch.randn(4, 3)
+    assert compiled.__class__ is nn.Sequential and type(compiled[:2]) is nn.Sequential
+    torch.testing.assert_close(compiled[:2](x), chain[:2](x))
+    assert type(type(compiled)(nn.ReLU())) is nn.Sequential
+
+
+def test_a_changed_class_is_the_modules() -> None:
+    class Doubled(nn.Module):
+        def forward(self, w: torch.Tensor) -> torch.Tensor:
+            return w * 2
+
+    linear = nn.Linear(3, 2)
+    compiled: Any = wrap(linear, count, rebuild)
+    before = linear.weight.detach().clone()
+    nn.utils.parametrize.register_parametrization(compiled, "weight", Doubled())
+    assert torch.equal(compiled.weight, before * 2) and torch.equal(linear.weight, before * 2)
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(compiled(x), x @ (before * 2).T + linear.bias)

@@ -1,0 +1,97 @@
+"""What `bolide.compile` takes, and functions around compiled functions."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bolide
+from bolide.support import events
+
+
+def test_descriptors_and_classes(seed: int) -> None:
+    installed: list[events.Installed] = []
+
+    class Scale:
+        factor = 3
+
+        @bolide.compile(fullgraph=True)
+        @classmethod
+        def outside(cls, x: Tensor) -> Tensor:
+            return x * cls.factor
+
+        @bolide.compile
+        @staticmethod
+        def static(x: Tensor) -> Tensor:
+            return x + 1
+
+        @property
+        @bolide.compile
+        def value(self) -> Tensor:
+            return torch.ones(2) * self.factor
+
+    @bolide.compile(fullgraph=True)
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    @bolide.compile
+    class Callable:
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * 5
+
+    x = torch.randn(3)
+    with events.subscribed(lambda e: installed.append(e) if isinstance(e, events.Installed) else None):
+        assert torch.equal(Scale.outside(x), x * 3)
+        assert torch.equal(Scale.static(x), x + 1) and torch.equal(Scale().static(x), x + 1)
+        assert torch.equal(Scale().value, torch.full((2,), 3.0))
+        assert torch.equal(Module()(x), x * 2) and isinstance(Module(), nn.Module)
+        assert torch.equal(Callable()(x), x * 5)
+    assert len(installed) == 5
+    with pytest.raises(TypeError, match="with a method __call__"):
+        bolide.compile(int)
+
+
+def test_a_wrapper_around_a_compiled_function_is_not_taken_for_it() -> None:
+    def inside(x: Tensor) -> Tensor:
+        return x + 1
+
+    x = torch.randn(3)
+    for mark in (bolide.compile, bolide.disable, functools.partial(torch.compile, backend="eager")):
+        marked: Any = mark(inside)
+
+        @functools.wraps(marked)
+        def around(x: Tensor, marked: Any = marked) -> Any:
+            return marked(x) * 2
+
+        expected = (x + 1) * 2
+        assert torch.equal(bolide.compile(around)(x), expected)
+        assert torch.equal(bolide.compile(lambda x: around(x))(x), expected)
+        assert torch.equal(bolide.disable(around)(x), expected)
+
+
+def test_explain_takes_bound_methods_of_compiled_functions() -> None:
+    class Counter:
+        @bolide.compile
+        def add(self, x: Tensor) -> Tensor:
+            return x + 1
+
+    assert bolide.explain(Counter().add)(torch.randn(3)).captures == 1
+
+
+def test_torch_compile_leaves_compiled_functions_alone() -> None:
+    module = nn.Linear(3, 3)
+    inner, compiled = bolide.compile(lambda x: x.sin() + 1), bolide.compile(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x = torch.randn(2, 3)
+        for fn in (inner, compiled, lambda x: inner(x) * 2, lambda x: compiled(inner(x))):
+            expected = fn(x)
+            theirs = torch.compile(fn, backend="eager")
+            torch.testing.assert_close(theirs(x), expected)
+            torch.testing.assert_close(theirs(x), expected)
