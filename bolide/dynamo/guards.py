@@ -143,7 +143,7 @@ def text(guard: Guard) -> str:
         case "dict_keys":
             return f"list({name}) == {_show(expected)}"
         case "has_key":
-            return f"({expected[0]!r} in {name}) is {expected[1]}"
+            return f"({sources.shown(expected[0])} in {name}) is {expected[1]}"
         case "has_attr":
             return f"hasattr({name}, {expected[0]!r}) is {expected[1]}"
         case "class_lacks":
@@ -169,7 +169,7 @@ def text(guard: Guard) -> str:
 def _show(value: object, limit: int = 80) -> str:
     if isinstance(value, type):
         return value.__qualname__
-    shown = repr(value).replace("\n", " ")
+    shown = sources.shown(value)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 

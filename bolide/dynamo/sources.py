@@ -8,10 +8,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
 from bolide.dynamo.program import Source
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>", "__slots__": ()})()
 """What a guarded path gives where a dict has no such key: no guard accepts it."""
+
+
+def shown(value: object) -> str:
+    """A value in a text for people; a tensor or a module, whose `repr` is long, by its class."""
+    if isinstance(value, (torch.Tensor, torch.nn.Module)):
+        return f"<{type(value).__name__} at {id(value):#x}>"
+    return repr(value).replace("\n", " ")
 
 
 def text(source: Source) -> str:
@@ -37,7 +46,7 @@ def text(source: Source) -> str:
         case "apply":
             return f"{source.obj.__name__}({', '.join([base, *map(repr, source.key)])})"
         case _:
-            return f"{base}[{source.key!r}]"
+            return f"{base}[{shown(source.key)}]"
 
 
 # What torch's modules keep in plain dicts, whose type is not guarded.

@@ -101,3 +101,18 @@ def test_kernels_and_library_calls_are_timed_and_results_stay() -> None:
     (graph,) = collector.explanation().graphs
     assert all(k.microseconds is not None and k.microseconds > 0 for k in graph.kernels)
     assert all(e.microseconds is not None and e.microseconds > 0 for e in graph.externs)
+
+
+def test_state_that_is_kept_by_parameter_is_named_shortly() -> None:
+    layer = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(layer.parameters())
+
+    def step(x):
+        optimizer.zero_grad()
+        layer(x).sum().backward()
+        optimizer.step()
+
+    step(torch.randn(4, 3))
+    text = str(bolide.explain(step)(torch.randn(4, 3)))
+    assert "optimizer_state_parameter_exp_avg" in text and "optimizer.state[<Parameter at 0x" in text
+    assert "Parameter containing" not in text

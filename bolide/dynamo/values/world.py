@@ -578,7 +578,7 @@ def source_name(source: Source) -> str:
     while at is not None:
         key = at.key[1] if at.kind == "global" else at.key
         if at.kind not in ("object", "type") and key not in ("_parameters", "_buffers", "_modules"):
-            parts.append(str(key))
+            parts.append(type(key).__name__ if isinstance(key, (torch.Tensor, torch.nn.Module)) else str(key))
         at = at.base
     name = re.sub(r"\W", "_", "_".join(reversed(parts)))
     return name if name not in ("", "self") else f"{name}input"  # the graph's own function has a `self`
