@@ -258,8 +258,6 @@ class Machine:
         """The top frame returns `value`."""
         frames = self.frames
         frames.pop()
-        if frame.code.cellvars:
-            self._let_go(frame)
         caller = frames[-1]
         then = frame.then
         if frame.generator is not None:
@@ -272,8 +270,8 @@ class Machine:
                 raise TypeError(f"__init__() should return None, not '{type(value).__name__}'")
             caller.stack.append(frame.then_value)
 
-    def _let_go(self, frame: Frame) -> None:
-        """A frame has returned: its cells go, and what is in them, unless a closure has them or a traceback the frame's
+    def drop_cells(self, frame: Frame) -> None:
+        """The top frame returns: its cells go, and what is in them, unless a closure has them or a traceback the frame's
         variables."""
         cells = [value for value in frame.locals if type(value) is types.CellType]
         frame.locals = []

@@ -151,6 +151,21 @@ def in_a_cell_of_its_own(x: Any, log: list[Any]) -> Any:
     return x
 
 
+def generator_with_cells(x: Any, log: list[Any]) -> Any:
+    def values(count: int) -> Iterator[int]:
+        def shown(value: int) -> int:
+            log.append((value, count))
+            return value
+
+        for value in range(count):
+            yield shown(value)
+
+    for value in values(3):
+        x = x + value
+    look(log)
+    return x
+
+
 def kept_by_a_traceback(x: Any, log: list[Any]) -> Any:
     def fails() -> None:
         it = careful(log, "traceback", 3)
@@ -186,6 +201,7 @@ PROGRAMS = (
     in_an_attribute,
     in_a_list,
     in_a_cell_of_its_own,
+    generator_with_cells,
     kept_by_a_traceback,
     kept_by_a_traceback_across_a_break,
     left_by_break,
