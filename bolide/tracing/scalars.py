@@ -163,8 +163,8 @@ def _formula(form: str, operands: tuple[Any, ...]) -> Formula | None:
         if isinstance(operand, TracedFloat) and operand.formula is not None:
             parts.append(operand.formula.text)
             assume = operand.formula.assume
-        elif type(operand) is int or (type(operand) is float and math.isfinite(operand)):
-            parts.append(f"({operand!r})")
+        elif type(operand) in (int, float) and not math.isnan(operand):
+            parts.append(f"({operand!r})".replace("inf", "1e999"))
         else:
             return None
     return None if assume is None else Formula(form.format(*parts), assume)

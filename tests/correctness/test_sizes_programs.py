@@ -376,10 +376,16 @@ def whole_part(x: Any, h: float) -> Any:
 
 
 def chosen(x: Any, h: float) -> Any:
-    return x * 2 if h else x if h in (0.5, 1.0) else -x
+    return x * 2 if not h else x if h in (0.5, 1.0) else -x
 
 
-@pytest.mark.parametrize("fn", [scaled_below, clipped, computed, whole_part, chosen], ids=lambda fn: fn.__name__)
+def nearest(x: Any, h: float) -> Any:
+    return x * min(math.inf, h, h / 2) if h > -math.inf else x
+
+
+@pytest.mark.parametrize(
+    "fn", [scaled_below, clipped, computed, whole_part, chosen, nearest], ids=lambda fn: fn.__name__
+)
 def test_a_branch_on_a_float_compiles_once_for_each_way_it_goes(fn: Callable[..., Any]) -> None:
     compiled = bolide.compile(fn, backend="eager")
     x = torch.randn(5)
