@@ -22,13 +22,15 @@ SIZES_BY_NAMES: dict[str, int] = {
     encoder_hidden_dim rnn_hidden_size projection_size""": HIDDEN,
     """num_hidden_layers n_layer num_layers n_layers encoder_layers decoder_layers num_encoder_layers depth num_blocks
     num_decoder_layers encoder_num_layers decoder_num_layers encoder_num_hidden_layers decoder_num_hidden_layers
-    l_layers x_layers r_layers num_transformer_layers transformer_layers semantic_layers acoustic_layers""": LAYERS,
+    l_layers x_layers r_layers num_transformer_layers transformer_layers semantic_layers acoustic_layers
+    num_global_layers""": LAYERS,
     """num_attention_heads n_head num_heads n_heads encoder_attention_heads decoder_attention_heads attention_heads
     encoder_num_attention_heads decoder_num_attention_heads""": HEADS,
     """intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim n_inner d_inner dim_ff ffn_hidden_size hidden_dim
     ff_dim feed_forward_size encoder_intermediate_size decoder_intermediate_size mlp_hidden_size dim_feedforward
     feedforward_size intermediate_dim""": FEED_FORWARD,
-    "vocab_size text_vocab_size decoder_vocab_size": VOCABULARY,
+    """vocab_size text_vocab_size decoder_vocab_size vocab_size_per_layer_input entity_vocab_size
+    num_codebook_embeddings""": VOCABULARY,
     "head_dim d_kv attention_head_dim kv_channels d_head v_head_dim": HIDDEN // HEADS,
     "num_key_value_heads multi_query_group_num": HEADS // 2,
     "qk_rope_head_dim qk_nope_head_dim sliding_window attention_window local_attention": 8,
@@ -124,7 +126,16 @@ def shrunk(config: Any, replaced: dict[str, int | None], given: dict[str, Any] |
             fields[name] = 0.0
         elif name == "num_key_value_heads" and size is not None:
             fields[name] = size
+        elif isinstance(value, dict) and "mrope_section" in value:
+            half = int((sizes["head_dim"] or 128) * value.get("partial_rotary_factor", 1)) // 2
+            fields[name] = {**value, "mrope_section": _parts(value["mrope_section"], half)}
     return type(config)(**{**fields, **(given or {})})
+
+
+def _parts(parts: list[int], total: int) -> list[int]:
+    """Whole numbers in about the proportions of `parts` that add up to `total`."""
+    scaled = [part * total // sum(parts) for part in parts]
+    return [*scaled[:-1], total - sum(scaled[:-1])]
 
 
 def without_dropout(module: nn.Module) -> nn.Module:
@@ -149,22 +160,59 @@ def _image(config: Any) -> Tensor:
     return torch.randn(BATCH, getattr(vision, "num_channels", 3) or 3, height, width)
 
 
+def _audio(config: Any) -> Any:
+    return next((getattr(config, n) for n in ("audio_config", "audio_encoder_config") if hasattr(config, n)), config)
+
+
+def _first(config: Any, names: str, otherwise: int) -> int:
+    """The first of a config's fields `names` that is a number."""
+    found = (getattr(config, name, None) for name in names.split())
+    return next((value for value in found if isinstance(value, int) and value), otherwise)
+
+
 def _mel(config: Any) -> Tensor:
-    audio = next((getattr(config, n) for n in ("audio_config", "audio_encoder_config") if hasattr(config, n)), config)
-    bins = getattr(audio, "num_mel_bins", None) or getattr(audio, "feature_size", None) or 80
-    length = 2 * (getattr(audio, "max_source_positions", None) or 16)
-    return torch.randn(BATCH, bins, length)
+    audio = _audio(config)
+    bins = _first(audio, "num_mel_bins input_feat_size feature_size feature_projection_input_dim", 80)
+    return torch.randn(BATCH, bins, 2 * _first(audio, "max_source_positions", 16))
+
+
+def _frames(config: Any) -> Tensor:
+    """Spectra with time before frequency."""
+    audio = getattr(config, "encoder_config", _audio(config))
+    names = "num_mel_bins input_dim input_feat_size input_feat_per_channel feature_projection_input_dim feature_size"
+    return torch.randn(BATCH, 64, _first(audio, names, 80))
 
 
 def _video(config: Any) -> Tensor:
-    frames = getattr(config, "num_frames", None) or 4
-    return _image(config)[:, None].repeat(1, frames, 1, 1, 1)
+    vision = getattr(config, "vision_config", config)
+    return torch.stack([_image(config) for _ in range(_first(vision, "num_frames", 4))], 1)
+
+
+def _patches(config: Any) -> Tensor:
+    """The patches of the images that `_GRID` says, in rows."""
+    vision = getattr(config, "vision_config", config)
+    side = _first(vision, "patch_size", PATCH)
+    channels = _first(vision, "in_channels in_chans num_channels", 3)
+    depth = _first(vision, "temporal_patch_size", 1)
+    return torch.randn(int(_GRID.prod(1).sum()), channels * depth * side * side)
+
+
+_GRID = torch.tensor([[1, 4, 4]] * BATCH)  # images of 4 by 4 patches
 
 
 def _series(config: Any) -> Tensor:
-    channels: int = getattr(config, "num_input_channels", None) or getattr(config, "input_size", None) or 1
-    length = getattr(config, "context_length", None) or SEQUENCE
+    channels = _first(config, "num_input_channels input_size", 1)
+    length = _first(config, "context_length", SEQUENCE)
+    length += max(getattr(config, "lags_sequence", None) or [0])
     return torch.randn(BATCH, length, channels) if channels > 1 else torch.randn(BATCH, length)
+
+
+def _observed(config: Any) -> Tensor:
+    return torch.ones_like(_series(config))
+
+
+def _time_features(config: Any) -> Tensor:
+    return torch.randn(*_series(config).shape[:2], _first(config, "num_time_features", 1))
 
 
 def _boxes(config: Any) -> Tensor:
@@ -172,35 +220,82 @@ def _boxes(config: Any) -> Tensor:
     return torch.cat([corner, corner + torch.randint(1, 100, (BATCH, SEQUENCE, 2))], -1)
 
 
+def _embeddings(config: Any) -> Tensor:
+    return torch.randn(BATCH, SEQUENCE, config.get_text_config().hidden_size)
+
+
+def _waves(config: Any) -> Tensor:
+    return torch.randn(BATCH, 2000)
+
+
 MAKERS: dict[str, Any] = {  # inputs by their name in a forward's signature
-    "input_ids": _ids,
-    "pixel_values": _image,
+    **dict.fromkeys(
+        ["input_ids", "task_inputs", "qformer_input_ids", "decoder_input_ids", "text_input_ids", "text_encoder_ids"],
+        _ids,
+    ),
+    **dict.fromkeys(["inputs_embeds", "hidden_states", "query_embeds", "encoder_hidden_states"], _embeddings),
+    **dict.fromkeys(["pixel_values", "prompt_pixel_values"], _image),
     "pixel_values_videos": _video,
-    "input_values": lambda config: torch.randn(BATCH, 2000),
+    "input_values": _waves,
     "input_features": _mel,
+    "input_features_mask": lambda config: torch.ones(BATCH, 64, dtype=torch.long),
+    "audio_mel": _frames,
+    "audio_mel_mask": lambda config: torch.zeros(BATCH, 64, dtype=torch.bool),
     "past_values": _series,
+    "past_observed_mask": _observed,
+    "past_time_features": _time_features,
+    "past_values_padding": lambda config: torch.zeros_like(_series(config)),
+    "future_values": lambda config: torch.randn(BATCH, config.prediction_length),
+    "future_time_features": lambda config: torch.randn(
+        BATCH, config.prediction_length, _first(config, "num_time_features", 1)
+    ),
+    "freq": lambda config: torch.zeros(BATCH, 1, dtype=torch.long),
     "bbox": _boxes,
-    "inputs_embeds": lambda config: torch.randn(BATCH, SEQUENCE, config.get_text_config().hidden_size),
-    "hidden_states": lambda config: torch.randn(BATCH, SEQUENCE, config.get_text_config().hidden_size),
-    "task_inputs": _ids,
-    "qformer_input_ids": _ids,
-    "decoder_input_ids": _ids,
+    "grid_thw": lambda config: _GRID.clone(),
+    "image_grid_thw": lambda config: _GRID.clone(),
+    "merge_sizes": lambda config: torch.full((BATCH,), 2),
+    "spatial_shapes": lambda config: _GRID[:, 1:].clone(),
+    "pixel_attention_mask": lambda config: torch.ones(BATCH, 16, dtype=torch.long),
+    "visual_feats": lambda config: torch.randn(BATCH, 6, config.visual_feat_dim),
+    "visual_pos": lambda config: torch.rand(BATCH, 6, config.visual_pos_dim),
+    "states": lambda config: torch.randn(BATCH, 5, config.state_dim),
+    "actions": lambda config: torch.randn(BATCH, 5, config.act_dim),
+    "rewards": lambda config: torch.randn(BATCH, 5, 1),
+    "returns_to_go": lambda config: torch.randn(BATCH, 5, 1),
+    "timesteps": lambda config: torch.arange(5).expand(BATCH, 5),
+}
+#: Ways to choose and to make inputs, tried in turn: *wide* adds what the signature calls optional.
+STYLES: tuple[dict[str, Any], ...] = (
+    {},
+    {"wide": True},
+    {"input_features": _frames},
+    {"input_features": _frames, "wide": True},
+    {"input_values": _frames},
+    {"input_values": lambda config: torch.randn(BATCH, 1, 2000)},
+    {"input_values": lambda config: torch.randn(BATCH, 1, 2000), "wide": True},
+    {"pixel_values": _video},
+    {"pixel_values": _video, "wide": True},
+)
+_OPTIONAL = {
+    *("input_ids", "decoder_input_ids", "qformer_input_ids", "bbox", "pixel_values", "visual_feats", "visual_pos"),
+    *("input_features", "input_features_mask", "input_values", "future_values", "future_time_features"),
+    *("states", "actions", "rewards", "returns_to_go", "timesteps", "query_embeds"),
 }
 
 
-def inputs_of(model: Any, config: Any, extra: Extra) -> dict[str, Any]:
+def inputs_of(model: Any, config: Any, extra: Extra, style: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments for one call, with labels where the model takes them and a loss can be made of them."""
     parameters = inspect.signature(model.forward).parameters
     names = list(parameters)
-    required = {n for n, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+    wanted = {n for n, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+    wanted |= {model.main_input_name, "bbox"} | (_OPTIONAL if style.get("wide") else set())
+    if "grid_thw" in names:
+        style = {"pixel_values": _patches, "hidden_states": _patches, **style}
+    makers = {**MAKERS, **style}
+    made: dict[str, Any] = {name: makers[name](config) for name in names if name in MAKERS and name in wanted}
     main = model.main_input_name
-    if "Model" in type(model).__name__ and "input_ids" in names and "pixel_values" in names:
-        required |= {"input_ids", "pixel_values"} if "clip" in config.model_type else set()
-    made: dict[str, Any] = {
-        name: MAKERS[name](config) for name in names if name in MAKERS and (name == main or name in required | {"bbox"})
-    }
     if main in MAKERS and "kwargs" in names and main not in made:
-        made[main] = MAKERS[main](config)
+        made[main] = makers[main](config)
     if "input_ids" in made and "attention_mask" in names:
         made["attention_mask"] = torch.ones(BATCH, SEQUENCE, dtype=torch.long)
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names and "labels" not in names:
@@ -254,34 +349,43 @@ def class_names() -> list[str]:
 def build(name: str, seed: int = 0) -> tuple[Any, dict[str, Any]]:
     """The model class `name` at tiny scale with random weights and no dropout, and inputs on which it runs.
 
-    Raises whatever the smallest variant raises when none runs."""
+    Raises what the first attempt raises when none runs."""
     failure: Exception | None = None
     for variant in VARIANTS:
         try:
-            model, inputs = _build(name, variant, seed)
-            with torch.no_grad():
-                model.eval()(**inputs)
-            return _build(name, variant, seed)
+            model = _model(name, variant, seed)
         except Exception as error:
             failure = failure or error
+            continue
+        for style in STYLES:
+            try:
+                with torch.no_grad():
+                    model.eval()(**_inputs(model, style, seed))
+            except Exception as error:
+                failure = failure or error
+            else:
+                model = _model(name, variant, seed)
+                return model, _inputs(model, style, seed)
     assert failure is not None
     raise failure
 
 
-LARGEST = 30_000_000  # parameters: more are no tiny model
+LARGEST = 80_000_000  # parameters: more are no tiny model
 
 
-def _build(name: str, variant: dict[str, int | None], seed: int) -> tuple[Any, dict[str, Any]]:
+def _model(name: str, variant: dict[str, int | None], seed: int) -> Any:
     import transformers
 
     cls: Any = getattr(transformers, name)
-    extra = EXTRA.get(name, Extra())
     torch.manual_seed(seed)
-    config = shrunk(cls.config_class(), variant, extra.config)
+    config = shrunk(cls.config_class(), variant, EXTRA.get(name, Extra()).config)
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in cls(config).parameters())
     if size > LARGEST:
         raise ValueError(f"{size} parameters")
-    model = without_dropout(cls(config))
+    return without_dropout(cls(config))
+
+
+def _inputs(model: Any, style: dict[str, Any], seed: int) -> dict[str, Any]:
     torch.manual_seed(seed + 1)
-    return model, inputs_of(model, config, extra)
+    return inputs_of(model, model.config, EXTRA.get(type(model).__name__, Extra()), style)

@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 
+from bolide.dynamo.bytecode import Code
 from bolide.dynamo.config import config
 from bolide.dynamo.disabling import set_break_is_error
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Machine
-from bolide.dynamo.state import state
+from bolide.dynamo.state import own_mark, state
 from bolide.dynamo.values.kinds import CONSTANT_TYPES
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor
+from bolide.tracing import Trace, TracedTensor, data
+from bolide.tracing.calls import CallRecorder
 
 
 def break_is_error(vm: Machine) -> bool:
@@ -27,8 +29,7 @@ def break_is_error(vm: Machine) -> bool:
 
 def is_disabled(function: types.FunctionType) -> bool:
     """Whether a function is marked never to be captured, by `disable` or by torch's."""
-    marks = function.__dict__
-    if "_bolide_disabled" in marks or marks.get("_torchdynamo_disable"):
+    if own_mark(function, "_bolide_disabled") or own_mark(function, "_torchdynamo_disable"):
         return True
     return function.__name__ == "graph_break" and function.__module__ == "torch._dynamo.decorators"
 
@@ -69,40 +70,116 @@ def _kept(value: Any) -> Any:
     return value
 
 
-def check_assertion(condition: Any, args: tuple[Any, ...]) -> None:
-    """An ``assert`` of the program, made when the graph has run."""
-    if not condition:
-        raise AssertionError(*args)
-
-
 def supposed(vm: Machine, condition: torch.SymBool, message: str, error: str) -> bool:
     """Whether a condition on symbols holds; one on data is checked in the graph."""
     vm.trace.where = vm.where()
     return bool(condition.node.env.suppose(condition.node.expr, message, error))
 
 
-def asserts(vm: Machine, frame: Frame, condition: Any) -> bool:
-    """Whether the branch that the top frame is at, data deciding, is that of an ``assert`` with a constant message;
-    if so the condition is looked at when the graph has run, before any other effect; one on numbers that are data, in
-    the graph.
+# ---- checks of data --------------------------------------------------------------------------------------------------
+
+_LONGEST = 300  # instructions that are looked at for whether they only raise
+
+
+def only_raises(code: Code, at: int) -> bool:
+    """Whether every way that the program can go from instruction `at` on ends in a ``raise`` statement, soon."""
+    seen: set[int] = set()
+    waiting = [at]
+    while waiting:
+        at = waiting.pop()
+        name = code.ops[at]
+        if name == "RAISE_VARARGS" or at in seen:
+            continue
+        if name.startswith(("RETURN", "YIELD", "SEND", "RERAISE")) or len(seen) > _LONGEST:
+            return False
+        seen.add(at)
+        if name == "FOR_ITER" or "JUMP" in name:
+            waiting.append(code.args[at])
+        if name != "JUMP":
+            waiting.append(at + 1)
+    return True
+
+
+def checked(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -> bool | None:
+    """The truth with which the program goes on at a branch, data deciding, whose other way only raises; None if the
+    branch is no such check. The graph looks at the condition. When it fails, the program is run in eager, which raises
+    what the user has written, where he has.
     """
     code, at = frame.code, frame.pc
-    if not config.rewrite_assert_with_torch_assert or code.ops[at] != "LOAD_ASSERTION_ERROR":
-        return False
-    if type(condition) is not torch.SymBool and (type(condition) is not TracedTensor or condition.numel() != 1):
-        return False
-    rest = code.ops[at + 1 : at + 4]
-    if rest[0] == "RAISE_VARARGS":
-        message: tuple[Any, ...] = ()
-    elif rest[0] == "LOAD_CONST" and rest[1].startswith("CALL") and rest[2] == "RAISE_VARARGS":
-        message = (code.args[at + 1],)
+    if not config.rewrite_assert_with_torch_assert or state.stage == "backend" or type(vm.trace) is not Trace:
+        return None  # nor in a backward pass or in one branch of `torch.cond`
+    if only_raises(code, at):
+        truth = wanted
+    elif only_raises(code, target):
+        truth = not wanted
     else:
-        return False
-    if config.do_not_emit_runtime_asserts:
-        return True
+        return None
+    if config.do_not_emit_runtime_asserts and code.ops[at] == "LOAD_ASSERTION_ERROR":
+        return truth
     if type(condition) is torch.SymBool:
-        if message and type(message[0]) is not str:
+        holds = condition if truth else torch.sym_not(condition)  # type: ignore[no-untyped-call]
+        return truth if supposed(vm, holds, "", error="Refuted") else None
+    if type(condition) is not TracedTensor or condition.numel() != 1:
+        return None
+    _require(vm, condition if truth else condition.logical_not())
+    return truth
+
+
+def _require(vm: Machine, condition: Any) -> None:
+    """In the graph: the call is made in eager unless the condition, one element, is true."""
+    vm.trace.where = vm.where()
+    data.check_tensor(vm.trace, condition, "Refuted", "")
+    calls = vm.memory[CallRecorder]
+    if calls is not None:
+        calls.check(condition, "Refuted", "")
+
+
+def compared_number(vm: Machine, frame: Frame, function: Any, args: list[Any]) -> TracedTensor | None:
+    """What stands for the number that `function` would read from a tensor (`x.item()`, `int(x)`, …), if all that
+    happens to it is to be compared in a check: a tensor of one element that compares as the number does.
+    """
+    if type(function) is types.MethodType:
+        function, args = function.__func__, [function.__self__, *args]
+    if function not in (torch.Tensor.item, int, float, bool) or len(args) != 1:
+        return None
+    tensor = args[0]
+    if type(tensor) is not TracedTensor or tensor.numel() != 1 or tensor.is_complex():
+        return None
+    if not _goes_into_check(frame.code, frame.pc):
+        return None
+    tensor = tensor.detach().reshape(())
+    if function is bool:
+        return tensor != 0  # type: ignore[return-value]
+    if tensor.dtype.itemsize == 8 and not tensor.is_floating_point() and function is not float:
+        _require(vm, (tensor < _EXACT) & (tensor > -_EXACT))
+    elif tensor.is_floating_point() and function is int:
+        return None
+    return tensor.double()  # type: ignore[return-value]
+
+
+_EXACT = 2**53  # whole numbers below are float64s, which compare with Python's numbers as they do
+
+
+def _goes_into_check(code: Code, at: int) -> bool:
+    """Whether what is on top of the stack in front of instruction `at` is only compared, with something that is loaded,
+    and decides a branch of which one way only raises.
+    """
+    above, compared = 0, False  # how many values are above it
+    while not code.ops[at].startswith("POP_JUMP_IF"):
+        name = code.ops[at]
+        if name == "COMPARE_OP" and above == 1 and not compared:
+            above, compared = 0, True
+        elif name in ("BINARY_OP", "COMPARE_OP") and above > 1:
+            above -= 1
+        elif name == "CALL" and above > code.args[at] + 1:
+            above -= code.args[at] + 1
+        elif name in ("LOAD_ATTR", "LOAD_METHOD") and above:
+            above += name == "LOAD_METHOD"
+        elif name in ("LOAD_FAST", "LOAD_CONST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "PUSH_NULL"):
+            above += 1
+        else:
             return False
-        return supposed(vm, condition, *message or ("",), error="AssertionError")
-    vm.memory.setdefault(check_assertion, []).append((condition.detach().clone(), message))
-    return True
+        at += 1
+    if above or code.ops[at] not in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
+        return False
+    return only_raises(code, at + 1) or only_raises(code, code.args[at])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from bolide.dynamo import registrations  # noqa: F401  (importing it fills the tables of handlers)
-from bolide.dynamo.breaking import break_is_error, check_assertion
+from bolide.dynamo.breaking import break_is_error
 from bolide.dynamo.builtins_breaks import HOLDERS
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
@@ -171,7 +171,7 @@ class _Attempt:
         effects = generator_effects(rebuilder) + exception_effects(rebuilder)
         effects += _deferred(machine.deferred, rebuilder)
         effects += [_call_effect(setter, *args) for setter, args in changed]
-        checks = _assertions(machine, rebuilder) + _deferred(machine.required, rebuilder)
+        checks = _deferred(machine.required, rebuilder)
         effects = [*checks, *rebuilder.fills, *written, *rebuilder.positions, *effects]
         _guard_aliasing(world, self.trace)
         _guard_identities(world)
@@ -199,15 +199,6 @@ def _deferred(calls: Iterable[tuple[Any, list[Any], dict[str, Any]]], rebuilder:
         parts = tuple(rebuilder.recipe(arg) for arg in args)
         named = tuple((key, rebuilder.recipe(value)) for key, value in kwargs.items())
         found.append(Effect("call", None, None, Recipe("call", function, parts, named)))
-    return found
-
-
-def _assertions(machine: Machine, rebuilder: Rebuilder) -> list[Effect]:
-    """The program's assertions about data."""
-    found = []
-    for condition, message in machine.memory.get(check_assertion, ()):
-        parts = (rebuilder.recipe(condition), *rebuilder.constants(message))
-        found.append(Effect("call", None, None, Recipe("call", check_assertion, parts)))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bolide.dynamo import operations
-from bolide.dynamo.breaking import asserts
+from bolide.dynamo.breaking import checked, compared_number
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine, opcode
 from bolide.dynamo.opcodes import NULL, _pop_many, described, is_iterable
@@ -26,9 +26,12 @@ def _branch(vm: Machine, frame: Frame, target: int, wanted: bool) -> Any:
         try:
             value = operations.truth(vm, value)
         except Unsupported as error:
-            if error.kind not in ("data_branch", "data_condition") or not (wanted and asserts(vm, frame, value)):
+            truth = None
+            if error.kind in ("data_branch", "data_condition"):
+                truth = checked(vm, frame, value, target, wanted)
+            if truth is None:
                 raise
-            value = True
+            value = truth
         if type(value) is Call:  # interpret __bool__ or __len__, then branch on its result
             frame.pc -= 1
             return vm.answer(frame, value)
@@ -112,7 +115,17 @@ def _invoke(vm: Machine, frame: Frame, first: Any, second: Any, args: list[Any],
 def _call(vm: Machine, frame: Frame, arg: int) -> Any:
     args = _pop_many(frame, arg)
     second = frame.stack.pop()
-    return _invoke(vm, frame, frame.stack.pop(), second, args)
+    first = frame.stack.pop()
+    try:
+        return _invoke(vm, frame, first, second, args)
+    except Unsupported as error:
+        if error.kind != "data_value":
+            raise
+        number = compared_number(vm, frame, second if first is NULL else first, args)
+        if number is None:
+            raise
+    frame.stack.append(number)
+    return None
 
 
 @opcode("CALL_KW")

@@ -24,6 +24,7 @@ from bolide.dynamo.program import Captured, Effect, Guard, Recipe
 from bolide.dynamo.segments import Suspended
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.sources import Namespace, with_symbols
+from bolide.support.errors import Refuted
 
 Runner = Callable[[list[Any]], Sequence[Any]]
 
@@ -39,13 +40,18 @@ class Entry:
 
 
 def make_entry(
-    signature: Signature, captured: Captured, guards: Sequence[Guard], run: Runner, following: Callable[..., Any]
+    signature: Signature,
+    captured: Captured,
+    guards: Sequence[Guard],
+    run: Runner,
+    following: Callable[..., Any],
+    eager: Callable[..., Any],
 ) -> Entry:
-    """Generate the function of one entry; `following` is called with the same arguments when a guard fails. `guards`
-    come from `guards.prepare`.
+    """Generate the function of one entry; `following` is called with the same arguments when a guard fails, `eager`
+    when the graph raises Refuted. `guards` come from `guards.prepare`.
     """
     namespace = Namespace(signature.names)
-    builder = _Builder(namespace, captured)
+    builder = _Builder(namespace, captured, f"{namespace.reference(eager, 'eager')}({signature.forward})")
     checked, found = namespace.fresh("check"), namespace.fresh("found")
     lines = [
         f"def entry({signature.declare}):",
@@ -71,9 +77,10 @@ def make_entry(
 class _Builder:
     """The statements after the guards."""
 
-    def __init__(self, namespace: Namespace, captured: Captured) -> None:
+    def __init__(self, namespace: Namespace, captured: Captured, eager: str) -> None:
         self.namespace = namespace
         self.captured = captured
+        self.eager = eager
         self.wanted = [*captured.inputs, *(symbol.source for symbol in captured.sizes)]
         self.order = list(_recipes(captured))
         self.uses = Counter(recipe for recipe, first in self.order if not first)
@@ -97,7 +104,13 @@ class _Builder:
                 self.wanted.append(source)
                 popped.append(f"{self.made[recipe]} = {found}.pop()")
         yield from reversed(popped)
-        if self.captured.trace.inputs or self.captured.outputs:
+        if self.captured.trace.refutable:
+            refuted = self.namespace.reference(Refuted, "refuted")
+            yield "try:"
+            yield f"    {self.out} = {run}({found})"
+            yield f"except {refuted}:"
+            yield f"    return {self.eager}"
+        elif self.captured.trace.inputs or self.captured.outputs:
             yield f"{self.out} = {run}({found})"
         statements: list[str] = []
         effects = [line for effect in self.captured.effects for line in self.effect(effect, statements)]

@@ -286,7 +286,7 @@ class Versions(ABC):
         checks = guards.prepare(known, surroundings)  # backward code of the user's was read meanwhile, too
         checks = select(checks, self.guard_filter)
         following = self.entries[-1].function if self.entries else self.miss
-        entry = make_entry(self.signature, captured, checks, run, following)
+        entry = make_entry(self.signature, captured, checks, run, following, self.refuted)
         captured.release()
         seconds = time.perf_counter() - start
         self._measure(captured, len(checks), captured_after, seconds)
@@ -329,6 +329,10 @@ class Versions(ABC):
             events.emit(events.Break(self.name, e.kind, e.reason, e.operation, place, e.remedy, e.stack, e.seconds))
 
     # ---- running in eager --------------------------------------------------------------------------------------------
+
+    def refuted(self, *args: Any, **kwargs: Any) -> Any:
+        """A check of the program's has failed in an entry: its other way is run in eager."""
+        return self.eager(args, kwargs)
 
     def _bug(self, error: CompileError) -> None:
         if events.subscribers:

@@ -164,6 +164,7 @@ def check(trace: Trace, condition: Cond, message: str, error: str) -> None:
 def check_tensor(trace: Trace, condition: TracedTensor, error: str, message: str) -> None:
     """Record that the program raises the builtin exception named `error` (or `Refuted`: then the call is made again in
     eager) unless the condition, one element, is true. That happens before any input is written to."""
+    trace.refutable |= error == "Refuted"
     node = trace.graph.create_node("call_function", require_true, (condition.node, error, message), {}, "require")
     node.meta["val"], node.meta["where"] = None, trace.where
 
@@ -171,6 +172,7 @@ def check_tensor(trace: Trace, condition: TracedTensor, error: str, message: str
 # ---- operations with a result of unknown size ------------------------------------------------------------------------
 
 
+    trace.refutable |= error == "Refuted"
 def sized_by_data(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operation of `SIZED`, recorded."""
     given = [arg.meta if arg.__class__ is TracedTensor else arg for arg in args]

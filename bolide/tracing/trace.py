@@ -51,6 +51,7 @@ class Trace:
         self._seed: torch.fx.Node | None = None
         self._draws = 0
         self.has_scalars = False
+        self.refutable = False  # running the graph may raise Refuted
         self.own_gradients = False  # a backward of the program's own (a Function, a hook) is no derivative
         self.functional_only: str | None = None  # what the program does that only the functional graph shows
         self.spent: set[Any] = set()  # nodes of autograd's graph whose saved values the program has released

@@ -44,7 +44,7 @@ class Doubler:
                 found.append(Guard(source, "equals", value))
         return Captured(
             fn.__name__,
-            SimpleNamespace(inputs=[0], shapes=ShapeEnv(), graph=torch.fx.Graph()),
+            SimpleNamespace(inputs=[0], shapes=ShapeEnv(), graph=torch.fx.Graph(), refutable=False),
             [Source("local", None, "x")],
             [OUTPUT],
             found,
@@ -250,7 +250,7 @@ def test_recipes_and_effects() -> None:
     def capture(fn: Any, args: Any, kwargs: Any, history: Any) -> Captured:
         return Captured(
             "f",
-            SimpleNamespace(inputs=[0], shapes=ShapeEnv(), graph=torch.fx.Graph()),
+            SimpleNamespace(inputs=[0], shapes=ShapeEnv(), graph=torch.fx.Graph(), refutable=False),
             [Source("local", None, "x")],
             [OUTPUT],
             [],

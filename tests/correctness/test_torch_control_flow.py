@@ -78,6 +78,24 @@ def test_associative_scans_combine_along_any_dimension(reverse):
     torch.testing.assert_close(program(x), x.flip(1).cumsum(1).flip(1) if reverse else x.cumsum(1))
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 16, 21])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_generic_associative_scans_round_as_torchs(length, reverse):
+    def combine(left, right):
+        return {"a": left["a"] * right["a"], "b": right["a"] * left["b"] + right["b"]}
+
+    def program(a, b):
+        return associative_scan(combine, {"a": a, "b": b}, 1, reverse=reverse, combine_mode="generic")
+
+    operands = [torch.randn(3, length, 2, requires_grad=True) for _ in range(2)]
+    found, wanted = bolide.compile(program, fullgraph=True, backend="eager")(*operands), program(*operands)
+    for mine, theirs in ((found[key], wanted[key]) for key in "ab"):
+        assert torch.equal(mine, theirs)
+    gradients = [torch.autograd.grad(result["b"].square().sum(), operands) for result in (found, wanted) if length > 1]
+    for mine, theirs in zip(*gradients):
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_map_gives_trees_of_stacked_results():
     program = bolide.compile(
         lambda xs, s: map(lambda v, t: {"a": v["x"].sin() + t, "b": v["y"]}, xs, s), fullgraph=True

@@ -37,13 +37,43 @@ def scan(combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = F
 
 
 def associative_scan(combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise") -> Any:
-    """`associative_scan`: the running combination along `dim`."""
-    slices, spec = _slices(xs, dim)
-    made: list[Any] = []
-    for position in _positions(len(slices), reverse):
-        item = pytree.tree_unflatten(slices[position], spec)
-        made.append(combine_fn(made[-1], item) if made else item)
-    return _stacked(made, dim, reverse)
+    """`associative_scan`: the running combination along `dim`, neighbours first: as deep as the length's logarithm, in
+    torch's order, so rounding is the same.
+    """
+    leaves, spec = pytree.tree_flatten(xs)
+    elements = [leaf.movedim(dim, 0) for leaf in leaves]
+    if reverse:
+        elements = [element.flip(0) for element in elements]
+    over = pytree.tree_unflatten([0] * len(leaves), spec)
+    combine = torch.vmap(combine_fn, (over, over)) if combine_mode == "generic" else combine_fn
+
+    def combined(left: Any, right: Any) -> Any:
+        made = combine(pytree.tree_unflatten(left, spec), pytree.tree_unflatten(right, spec))
+        return pytree.tree_leaves(made)
+
+    def scanned(items: Any) -> Any:
+        count = items[0].shape[0]
+        if count < 2:
+            return items
+        odd = scanned(combined([item[:-1:2] for item in items], [item[1::2] for item in items]))
+        if count == 2:
+            even = [item[:1] for item in items]
+        else:
+            before = odd if count % 2 else [item[:-1] for item in odd]
+            rest = combined(before, [item[2::2] for item in items])
+            even = [torch.cat([item[:1], others]) for item, others in zip(items, rest)]
+        return [_interleaved(*both) for both in zip(even, odd)]
+
+    results = scanned(elements)
+    if reverse:
+        results = [result.flip(0) for result in results]
+    return pytree.tree_unflatten([result.movedim(0, dim) for result in results], spec)
+
+
+def _interleaved(even: Any, odd: Any) -> Any:
+    count = odd.shape[0]
+    pairs = torch.stack([even[:count], odd], 1).flatten(0, 1)
+    return pairs if even.shape[0] == count else torch.cat([pairs, even[count:]])
 
 
 def map_over(f: Any, xs: Any, *args: Any) -> Any:
