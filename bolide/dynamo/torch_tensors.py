@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from bolide.dynamo.values.outside import attribute_source
 from bolide.dynamo.values.tensors import behind, outside_attributes
 from bolide.support.errors import Unsupported
 from bolide.tracing import DataDependent, TracedTensor
+from bolide.tracing.calls import CallRecorder
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -60,7 +62,6 @@ def run_engine(
     """The autograd engine over traced tensors; what it computes is recorded. (`torch.autograd` itself would import
     sympy.) `options`: keep_graph, create_graph, allow_unreachable, accumulate_grad."""
     vm.trace.where = vm.where()
-    vm.trace.functional_only = "gradients are taken inside"
     tangents = []
     for index, output in enumerate(outputs):
         given = gradients[index] if gradients is not None else None
@@ -76,8 +77,25 @@ def run_engine(
                 if len(outputs) == 1
                 else "one of the differentiated Tensors does not require grad"
             )
+    order = ("keep_graph", "create_graph", "allow_unreachable", "accumulate_grad")
+    arguments = [list(outputs), tangents, list(inputs), *(options[name] for name in order)]
+    recorder = vm.memory.get(CallRecorder)
+    if recorder is not None and not options["accumulate_grad"]:
+        found: Sequence[Any] = recorder.as_one(differentiate, arguments, functools.partial(differentiate, *arguments))
+        return found
+    vm.trace.functional_only = "gradients are accumulated inside"
+    return differentiate(*arguments)
+
+
+def differentiate(
+    outputs: Sequence[Any], tangents: Sequence[Any], inputs: Sequence[Any], *options: bool
+) -> Sequence[Any]:
+    """What the engine answers; `options` are its own, in its order."""
+    keep, create, unreachable, accumulate = options
     engine = torch.autograd.Variable._execution_engine
-    found: Sequence[Any] = engine.run_backward(tuple(outputs), tuple(tangents), inputs=tuple(inputs), **options)
+    found: Sequence[Any] = engine.run_backward(
+        tuple(outputs), tuple(tangents), keep, create, tuple(inputs), unreachable, accumulate
+    )
     return found
 
 

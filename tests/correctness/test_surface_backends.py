@@ -132,6 +132,25 @@ def test_where_a_graph_of_functions_would_be_wrong_functional_graphs_are_given()
     assert all("aten" in gm.code for gm in backend.graphs)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_gradients_taken_inside_are_one_call(dynamic: bool | None) -> None:
+    backend = Recording()
+
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        energy = Tripled.apply(x @ w).sin().sum()
+        force, unused = torch.autograd.grad(energy, (w, x), create_graph=True, allow_unused=True)
+        return force.square().sum() + energy, unused.detach() if unused is not None else x
+
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    compiled = bolide.compile(f, backend=backend, fullgraph=True, dynamic=dynamic)
+    for found, wanted in zip(compiled(x, w), f(x, w), strict=True):
+        assert torch.equal(found, wanted)
+    (gm,) = backend.graphs
+    assert "aten" not in gm.code and "differentiate" in gm.code and "sin" in gm.code
+    (found,) = torch.autograd.grad(compiled(x, w)[0], w)
+    assert torch.equal(found, torch.autograd.grad(f(x, w)[0], w)[0])
+
+
 def test_functions_with_a_backward_of_their_own_are_one_call() -> None:
     backend = Recording()
     x = torch.randn(3, requires_grad=True)
