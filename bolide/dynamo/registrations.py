@@ -20,6 +20,7 @@ from bolide.dynamo import (  # noqa: F401  (imported for what they register)
     torch_control,
     torch_control_flow,
     torch_distributions,
+    torch_losses,
     torch_modes,
     torch_nested,
     torch_numpy,

@@ -40,6 +40,7 @@ from bolide.functorch.runtime import (
 )
 from bolide.functorch.second import inputs_read, is_seed, second_order
 from bolide.functorch.signature import Signature, describe
+from bolide.functorch.underived import raising_later, without_underived
 from bolide.support import events
 from bolide.symbolic import as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
@@ -64,11 +65,13 @@ def compile_trace(
     Raises what the autograd engine raises for a program without a backward (RuntimeError), and `Unsupported` for
     outputs whose history cannot be reproduced.
     """
-    signature = describe(trace, outputs)
+    signature, faults = without_underived(describe(trace, outputs))
     if signature.differentiable:
         run = _compile_training(trace, signature, forward_compiler, backward_compiler, partition, name)
     else:
         run = _compile_inference(trace, signature, forward_compiler, name)
+    if faults:
+        run = raising_later(run, faults)
     written = [write.input for write in signature.writes if write.result is None]
     if written:
         run = counting_writes(run, written)

@@ -13,7 +13,6 @@ import torch.fx as fx
 from bolide.functorch.graphs import aten, placeholders, root
 from bolide.functorch.partitioners import Joint
 from bolide.functorch.signature import Signature
-from bolide.support.errors import Unsupported
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.meta import contiguous_strides
 from bolide.tracing.rules.common import is_dense
@@ -31,8 +30,7 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     """Ends the trace's graph with its results, gradients (None for inputs that have none) and writes.
 
     Tangents come for the differentiable results only, in their order. The gradients are eager's: they are recorded
-    while the engine runs. Errors of the engine (a saved value that was written since, an op without a derivative)
-    surface as they are.
+    while the engine runs. Errors of the engine (a saved value that was written since) surface as they are.
     """
     differentiable = [result.tensor for result in signature.results if result.tensor is not None]
     wanted = [leaf for leaf in trace.leaves if leaf.requires_grad]
@@ -63,23 +61,15 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
 def _engine_run(outputs: tuple[Any, ...], tangents: tuple[Any, ...], inputs: tuple[Any, ...]) -> Sequence[Any]:
     """`torch.autograd.grad` with None for unused inputs, without its checks: they import sympy, which takes 0.4 s."""
     engine = torch.autograd.Variable._execution_engine
-    try:
-        gradients: Sequence[Any] = engine.run_backward(
-            outputs,
-            tangents,
-            keep_graph=False,
-            create_graph=False,
-            inputs=inputs,
-            allow_unreachable=True,
-            accumulate_grad=False,
-        )
-    except RuntimeError as error:
-        if not str(error).startswith("derivative for "):
-            raise
-        remedy = "call it under torch.no_grad(), or detach its argument"
-        raise Unsupported(
-            f"the {error}: eager raises only when the backward runs", None, remedy, kind="operator"
-        ) from error
+    gradients: Sequence[Any] = engine.run_backward(
+        outputs,
+        tangents,
+        keep_graph=False,
+        create_graph=False,
+        inputs=inputs,
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
     return gradients
 
 

@@ -19,7 +19,7 @@ from bolide.tracing import data, writing_ops
 from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides, hint_of, is_undecided, same_sizes
 from bolide.tracing.rules.common import format_strides, is_dense, like_strides, require
 from bolide.tracing.rules.registry import infer_from, qualified
-from bolide.tracing.tensor import TracedTensor, ViewStep
+from bolide.tracing.tensor import TracedTensor, ViewStep, carry_marks
 
 if TYPE_CHECKING:
     from bolide.tracing.trace import Trace
@@ -100,9 +100,13 @@ def view_of(trace: Trace, tensor: Any, func: Any, *args: Any, **kwargs: Any) -> 
     if node.__class__ is not torch.fx.Node:
         raise Unsupported(f"{func} makes several views", trace.where, kind="operator")
     meta = node.meta["val"]
-    if tensor.group.version:  # the value of a written view has strides of its own
-        meta = infer_from(func, tensor.meta, args, kwargs)
-    return TracedTensor.make(trace, meta, node, tensor.group, (*tensor.chain, (func, args, kwargs)))
+    marked = tensor.is_neg() or tensor.is_conj()
+    if marked or tensor.group.version:  # the value of a written or computed view has strides of its own
+        meta = infer_from(func, tensor.meta, args, kwargs, trace.shapes)
+    view = TracedTensor.make(trace, meta, node, tensor.group, (*tensor.chain, (func, args, kwargs)))
+    if marked:
+        carry_marks(tensor, view)
+    return view
 
 
 def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
@@ -306,10 +310,22 @@ def _select(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return _view(trace, func, args, kwargs)
 
 
+@handler("slice_backward", "select_backward")
+def _placed(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """The gradients of `slice` and `select`: a tensor of zeros with another one at places as theirs."""
+    if trace.shapes.facts.names:
+        size, meaning = args[1][args[2]], data.clipped if func is aten.slice_backward.default else data.wrapped
+        places = [meaning(trace, i, size) if data.may_count_from_end(trace, i) else i for i in args[3:5]]
+        args = (*args[:3], *places, *args[5:])
+    return _functional(trace, func, args, kwargs)
+
+
 @handler("detach", "alias")
 def _same(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
-    return TracedTensor.make(trace, tensor.meta, tensor.node, tensor.group, tensor.chain)
+    same = TracedTensor.make(trace, tensor.meta, tensor.node, tensor.group, tensor.chain)
+    carry_marks(tensor, same)
+    return same
 
 
 @handler("as_strided")
@@ -420,7 +436,7 @@ def _as(trace: Trace, node: torch.fx.Node, wanted: TensorMeta) -> torch.fx.Node:
 @handler("fill_.Scalar", "zero_")
 def _fill_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     target = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
-    trace.write(target, trace.filled(target.node.meta["val"], args[1] if len(args) > 1 else 0))
+    trace.write(target, trace.filled(target.node.meta["val"], _plain(trace, args[1]) if len(args) > 1 else 0))
     return args[0]
 
 

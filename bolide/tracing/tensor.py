@@ -39,6 +39,20 @@ ViewStep = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 _ANY_SIZE = 1 << 40
 
+PHYSICAL: dict[Any, Any] = {
+    torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
+    torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
+}
+"""What computes the value of views that eager only marks."""
+
+
+def carry_marks(tensor: torch.Tensor, view: torch.Tensor) -> None:
+    """A view of a conjugated or negated view is one, too."""
+    if tensor.is_conj():
+        torch._C._set_conj(view, True)
+    if tensor.is_neg():
+        torch._C._set_neg(view, True)
+
 
 class TracedTensor(torch.Tensor):
     """A tensor that holds no data: what is done with it is recorded in its trace. `chain` leads from the base of its

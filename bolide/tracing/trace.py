@@ -19,7 +19,7 @@ from bolide.tracing.graph import Graph
 from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, is_zero, meta_of, same_sizes
 from bolide.tracing.rules import infer
 from bolide.tracing.rules.common import dtype_name, is_dense, like_strides
-from bolide.tracing.tensor import AliasGroup, TracedTensor, ViewStep
+from bolide.tracing.tensor import PHYSICAL, AliasGroup, TracedTensor, ViewStep
 from bolide.tracing.views import INVERSES
 
 aten = torch.ops.aten
@@ -42,6 +42,7 @@ class Trace:
         self.shapes.require = functools.partial(data.check, self)
         self.captures_numbers = False  # whether integers read from tensors are symbols; else they are refused
         self.captures_sizes = False  # the same of sizes of results
+        self.answered: dict[Any, Any] = {}  # what data was asked for before
         self._mode = _Recording(self)
         self._size_nodes: dict[Expr, torch.fx.Node] = {}
         self._lifted: dict[int, TracedTensor] = {}
@@ -234,7 +235,7 @@ class Trace:
     def _compute_size(self, expr: Expr) -> Any:
         def apply(function: Any, a: Any, b: Any, value: Expr) -> Any:
             node = self.graph.create_node("call_function", function, (a, b), {}, "size")
-            hint = value.evaluate(self.shapes.hints)
+            hint = self.shapes.value(value)
             node.meta["val"] = torch.SymInt(SymNode(self.shapes, value, hint))  # type: ignore[no-untyped-call]
             node.meta["where"] = self.where
             return node
@@ -297,7 +298,7 @@ class Trace:
         return base
 
     def _apply_view(self, node: torch.fx.Node, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.call(func, node, *args, **kwargs)
+        return self.call(PHYSICAL.get(func, func), node, *args, **kwargs)
 
     def write(self, target: TracedTensor, value: torch.fx.Node) -> None:
         """Give `target` the value of a node, as an in-place operation does: through all its views, in its dtype and
@@ -465,4 +466,4 @@ def invert(order: list[int]) -> list[int]:
     return inverse
 
 
-from bolide.tracing import handlers, random_handlers, recurrent, scalars  # noqa: E402, F401  (the tables of handlers need Trace)
+from bolide.tracing import conjugates, handlers, random_handlers, recurrent, scalars, sequences  # noqa: E402, F401  (the tables of handlers need Trace)

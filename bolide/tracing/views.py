@@ -89,6 +89,16 @@ def _view_as_real(trace: Trace, operand: Node, value: Node) -> Node:
     return trace.call(aten.view_as_complex.default, value)  # type: ignore[no-any-return]
 
 
+@_inverse("_conj")
+def _conjugate(trace: Trace, operand: Node, value: Node) -> Node:
+    return trace.call(aten.conj_physical.default, value)  # type: ignore[no-any-return]
+
+
+@_inverse("_neg_view")
+def _negative(trace: Trace, operand: Node, value: Node) -> Node:
+    return trace.call(aten.neg.default, value)  # type: ignore[no-any-return]
+
+
 @_inverse("view_as_complex")
 def _view_as_complex(trace: Trace, operand: Node, value: Node) -> Node:
     return trace.call(aten.view_as_real.default, value)  # type: ignore[no-any-return]

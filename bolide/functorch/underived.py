@@ -1,0 +1,71 @@
+"""Results of operations that have no derivative. Eager raises when a backward pass comes to them, and not before."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from bolide.functorch.graphs import CompiledGraph
+from bolide.functorch.signature import Signature
+
+
+def without_underived(signature: Signature) -> tuple[Signature, dict[int, str]]:
+    """The signature with results that cannot be differentiated as results without history; and which those are, with
+    what eager raises."""
+    faults: dict[int, str] = {}
+    messages: dict[Any, str | None] = {None: None}
+    for position, result in enumerate(signature.results):
+        if result.tensor is not None and (message := _fault(result.tensor.grad_fn, messages)) is not None:
+            faults[position] = message
+    if not faults:
+        return signature, faults
+    results = [
+        dataclasses.replace(result, tensor=None) if position in faults else result
+        for position, result in enumerate(signature.results)
+    ]
+    return dataclasses.replace(signature, results=tuple(results)), faults
+
+
+def _fault(root: Any, messages: dict[Any, str | None]) -> str | None:
+    """What the first node behind `root` without a derivative raises. `messages` remembers the answers for nodes."""
+    waiting = [root]
+    while waiting:
+        node = waiting[-1]
+        if node in messages:
+            waiting.pop()
+            continue
+        following = [other for other, _ in node.next_functions]
+        unknown = [other for other in following if other not in messages]
+        if unknown:
+            waiting += unknown
+            continue
+        if type(node).__name__ == "NotImplemented":
+            messages[node] = _message(node)
+        else:
+            messages[node] = next(filter(None, map(messages.__getitem__, following)), None)
+    return messages[root]
+
+
+def _message(node: Any) -> str:
+    try:
+        node(*[None] * len(node._input_metadata))
+    except RuntimeError as error:
+        return str(error)
+    return "an operation has no derivative"
+
+
+def raising_later(run: CompiledGraph, faults: Mapping[int, str]) -> CompiledGraph:
+    """Gives these results a history that raises."""
+
+    def wrapped(inputs: list[Any]) -> list[Any]:
+        results = list(run(inputs))
+        with torch.enable_grad():
+            for position, message in faults.items():
+                leaf = results[position].detach().requires_grad_()
+                results[position] = torch._C._functions.DelayedError(message, 1)(leaf)
+        return results
+
+    return wrapped

@@ -1,0 +1,147 @@
+"""Torch's state around and inside captured code: modes, flags, hooks of saved tensors, the random state."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+import bolide
+from bolide.tracing import modes
+
+BACKENDS = ["eager", "aot_eager", "inductor"]
+
+
+def halves() -> Any:
+    """Saved tensors lose half of their bits: gradients show whether the hooks were there."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float())
+
+
+def gradient(function: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    x = x.clone().requires_grad_()
+    function(x).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kernels", [SDPBackend.MATH, [SDPBackend.FLASH_ATTENTION], [SDPBackend.MATH]])
+@pytest.mark.parametrize("priority", [False, True])
+def test_chosen_attention_kernels(backend: str, kernels: Any, priority: bool) -> None:
+    def fn(q: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(kernels, set_priority=priority):
+            return F.scaled_dot_product_attention(q, q * 2, q, is_causal=True)
+
+    q = torch.randn(2, 4, 8, 16)
+    before = modes.settings()
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    if backend == "eager":
+        assert torch.equal(gradient(compiled, q), gradient(fn, q))
+    torch.testing.assert_close(gradient(compiled, q), gradient(fn, q), rtol=1e-4, atol=1e-5)
+    assert modes.settings() == before
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_state_that_stays_changed_and_state_in_between(backend: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        torch.set_default_dtype(torch.float64)
+        made = x * torch.ones(3)
+        torch.set_default_dtype(torch.float32)
+        with torch.backends.mkldnn.flags(enabled=False), torch.autograd.detect_anomaly():
+            made = made + torch.ones(3)
+        torch.set_float32_matmul_precision("high")
+        return made
+
+    x = torch.randn(3)
+    compiled = bolide.compile(fn, backend=backend)
+    before = modes.settings()
+    try:
+        with pytest.warns(UserWarning, match="Anomaly"):
+            want = fn(x)
+        after = modes.settings()
+        assert after != before
+        for _ in range(2):
+            modes.apply(before)
+            torch.testing.assert_close(compiled(x), want, rtol=0, atol=0)
+            assert modes.settings() == after
+    finally:
+        modes.apply(before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("outside", [False, True])
+def test_hooks_of_saved_tensors(backend: str, outside: bool) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with contextlib.nullcontext() if outside else halves():
+            return x * x.detach().sin() * 2.0
+
+    def call(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            with halves() if outside else contextlib.nullcontext():
+                return function(x)
+
+        return run
+
+    x = torch.randn(5)
+    want = gradient(call(fn), x)
+    compiled = bolide.compile(fn, backend=backend)
+    for _ in range(2):
+        torch.testing.assert_close(gradient(call(compiled), x), want, rtol=2e-3, atol=1e-3)
+        if backend == "eager" or not outside:
+            assert torch.equal(gradient(call(compiled), x), want)
+
+
+def test_compiling_draws_no_random_numbers() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return x + torch.rand(3), torch.randperm(5), torch.multinomial(torch.ones(4), 2)
+
+    x = torch.randn(3)
+    compiled = bolide.compile(fn, backend="eager")
+    start = torch.get_rng_state()
+    want, state = fn(x), torch.get_rng_state()
+    for _ in range(2):
+        torch.set_rng_state(start)
+        assert all(torch.equal(a, b) for a, b in zip(compiled(x), want))
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+class Cosine(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return torch.cos(*args) if func is torch.sin else func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_break_inside_a_function_mode(backend: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with Cosine():
+            y = torch.sin(x)
+            bolide.graph_break()
+            y = y + torch.sin(x)
+        return y + torch.sin(x)
+
+    x = torch.randn(4)
+    compiled = bolide.compile(fn, backend=backend)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), fn(x))
+    assert not modes.stacks()[0]
+
+
+def test_a_break_in_a_function_that_torch_interprets_leaves_no_mode() -> None:
+    class Distance(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            bolide.graph_break()
+            return (a - b).abs().sum(-1)
+
+    loss = nn.TripletMarginWithDistanceLoss(distance_function=Distance())
+    args = [torch.randn(3, 4) for _ in range(3)]
+    compiled = bolide.compile(loss, backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(*args), loss(*args))
+    assert not modes.stacks()[0]
