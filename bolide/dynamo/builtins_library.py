@@ -135,7 +135,7 @@ def _copies_itself(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     value = args[0]
     if type(value) is slice or type(value) in CONSTANT_TYPES or isinstance(value, (type, enum.Enum)):
         return True
-    if is_opaque(value):
+    if type(value) in operations.SYMBOLIC or is_opaque(value):
         return True
     cls = class_of(value)
     if not (policy.is_python_class(cls) or cls in _COPIED):

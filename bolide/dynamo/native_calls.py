@@ -178,8 +178,9 @@ def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:
         return arg
     if python_method(vm.world, arg.cls, "__iter__") is not None and _iterates(function):
         return Call(None, [])
-    if arg.items is not None:
-        return arg.items.materialise()
+    container = arg.container()
+    if container is not None:
+        return container
     if type(function) is types.WrapperDescriptorType and function.__objclass__ in _NUMBERS and not is_owner:
         return NotImplemented  # as operators of numbers answer for any other object
     if (
@@ -201,8 +202,8 @@ def concrete_data(vm: Machine, value: Any) -> Any:
     cls = type(value)
     if cls in SYMBOLIC:
         return concrete(vm, value)
-    if cls is Outside and value.items is not None:
-        return concrete_data(vm, value.items.materialise())
+    if cls is Outside and (container := value.container()) is not None:
+        return concrete_data(vm, container)
     if cls is dict:
         parts = {concrete_data(vm, key): concrete_data(vm, item) for key, item in value.items()}
         return parts if any(a is not b for a, b in zip(parts.values(), value.values())) else value

@@ -139,8 +139,9 @@ def native_view(vm: Machine, value: Any) -> Any:
     """What native code may be given for `value`; raises Unsupported for an outside object that is not a plain
     container."""
     if type(value) is Outside:
-        if value.items is not None:
-            return value.items.materialise()
+        container = value.container()
+        if container is not None:
+            return container
         raise Unsupported(
             f"an outside {value.cls.__name__} object is used by a built-in operation", vm.where(), kind="outside_object"
         )
@@ -187,12 +188,14 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     if op is operator.eq or op is operator.ne:
         if left is right and type(left) is Outside:
             return op is operator.eq
-        if any(type(v) is Outside and v.items is None for v in (left, right)):
+        if any(type(v) is Outside and v.items is None and v.contents is None for v in (left, right)):
             return op is operator.ne
     elif all(_declines(look, cls, name) for cls, name in ((a, forward), (b, reflected))):
         raise _no_operator(op, a, b)
     vm.trace.where = vm.where()
-    return op(native_view(vm, left), native_view(vm, right))
+    view = native_view(vm, left)
+    result = op(view, native_view(vm, right))
+    return left if result is view else result  # in place
 
 
 def _declines(world: World, cls: type, name: str) -> bool:
@@ -240,6 +243,8 @@ def truth(vm: Machine, value: Any) -> Any:
                 return Call(polyfill("truth"), [value])
             break
     if type(value) is Outside:
+        if value.contents is not None:
+            return bool(value.contents)
         return True if value.items is None else value.items.length() > 0
     if type(value) is Generator:
         return True
@@ -258,6 +263,8 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
     if cls is Generator or python_method(vm.world, real, "__contains__") is not None:
         return MISSING
     if cls is Outside:
+        if container.contents is not None:
+            return contains(vm, container.contents, item)
         if container.items is None:
             return MISSING
         return container.items.get(as_key(vm, item)) is not MISSING
@@ -302,6 +309,8 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     if method is not None:
         return Call(method, [owner, key])
     if cls is Outside:
+        if owner.contents is not None:
+            return get_item(vm, owner.contents, key)
         if owner.items is None:
             raise Unsupported(f"an item of an outside {real.__name__} object", vm.where(), kind="outside_object")
         key = as_key(vm, key)
@@ -333,6 +342,8 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
     if method is not None:
         return Call(method, [owner, key, value])
     if cls is Outside:
+        if owner.contents is not None:
+            return set_item(vm, owner.contents, key, value)
         if owner.items is None:
             raise Unsupported(
                 f"an item of an outside {real.__name__} object is assigned", vm.where(), kind="outside_object"
@@ -350,6 +361,8 @@ def delete_item(vm: Machine, owner: Any, key: Any) -> Any:
     if method is not None:
         return Call(method, [owner, key])
     if type(owner) is Outside:
+        if owner.contents is not None:
+            return delete_item(vm, owner.contents, key)
         if owner.items is None:
             raise Unsupported(
                 f"an item of an outside {real.__name__} object is deleted", vm.where(), kind="outside_object"

@@ -157,14 +157,11 @@ class Effect:
     """One write to the outside world, replayed in order after the graph ran.
 
     kinds: ``setattr`` (target, key, value), ``delattr``, ``setitem`` (target, key recipe, value), ``delitem``,
-    ``list_assign`` (target[:] = value), ``dict_assign`` (clear and update), ``set_assign``, ``global`` (target: the
-    module dict), ``cell`` (target: the cell; without a value it is emptied), ``call`` (value: a recipe whose
-    evaluation is the effect).
+    ``list_assign`` (target[:] = value), ``global`` (target: the module dict), ``cell`` (target: the cell; without a
+    value it is emptied), ``call`` (value: a recipe whose evaluation is the effect).
     """
 
-    kind: Literal[
-        "setattr", "delattr", "setitem", "delitem", "list_assign", "dict_assign", "set_assign", "global", "cell", "call"
-    ]
+    kind: Literal["setattr", "delattr", "setitem", "delitem", "list_assign", "global", "cell", "call"]
     target: Recipe | None
     key: Any = None
     value: Recipe | None = None

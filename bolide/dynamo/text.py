@@ -72,6 +72,8 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
         return Call(method, [value])
     if method is BaseException.__repr__:
         return Call(polyfill("repr_of_exception"), [value])
+    if type(value) is Outside and value.contents is not None:
+        return _text(vm, value.contents, True)
     if type(value) in _CONTAINERS or (type(value) is Outside and cls is dict):
         return Call(polyfill("represent"), [value])
     if type(value) is Outside:

@@ -3,6 +3,7 @@ containers, dicts that are their own namespace."""
 
 from __future__ import annotations
 
+import collections
 import copy
 import logging
 import random
@@ -10,6 +11,7 @@ import threading
 import weakref
 from typing import Any
 
+import pytest
 import torch
 
 import bolide
@@ -57,7 +59,7 @@ def test_a_dict_that_is_its_own_namespace() -> None:
     def program(x: Any, options: Any) -> Any:
         options.count += 1
         options["y"] = x * options.scale
-        made = Options(a=x, b=2)
+        made: Any = Options(a=x, b=2)
         made.c = made.a + made["b"]
         return options.y + options["count"], "missing" in options, hasattr(options, "missing"), made, made.c
 
@@ -164,3 +166,192 @@ def test_attributes_of_loggers_are_written_for_real_only() -> None:
 
     compiled = bolide.compile(program, backend="eager")
     assert [torch.equal(compiled(X), X + after) for after in (1, 0, 1, 0)] == [True] * 4
+
+
+class Log(list):  # type: ignore[type-arg]
+    """A list with a method, an attribute and its own way of growing."""
+
+    added = 0
+
+    def append(self, item: Any) -> None:
+        self.added += 1
+        super().append((self.added, item))
+
+
+class Odd(list):  # type: ignore[type-arg]
+    """A list that shows something else than it holds."""
+
+    def __iter__(self) -> Any:
+        return iter(["shown"])
+
+    def __len__(self) -> int:
+        return 77
+
+
+class Recent(collections.deque):  # type: ignore[type-arg]
+    pass
+
+
+class Names(set):  # type: ignore[type-arg]
+    pass
+
+
+class Doubling(dict):  # type: ignore[type-arg]
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value * 2)
+
+
+def grow_a_log(x: Any, log: Any) -> Any:
+    for i in range(3):
+        log.append(x * i)
+    log[0] = "first"
+    log += [x]
+    del log[1]
+    return log.added, len(log), log[-1] is x, isinstance(log, Log), log[1:], [*log], log + [1], bool(log), log == [1]
+
+
+def use_an_odd_list(x: Any, items: Any) -> Any:
+    items.append(x)
+    items.sort(key=id)
+    return len(items), list(items), list.__len__(items), items[0] is x
+
+
+def rotate(x: Any, queue: Any) -> Any:
+    queue.append(x)
+    queue.rotate(1)
+    queue.appendleft(4)
+    return queue[0], len(queue), queue.maxlen, list(queue)
+
+
+def change_names(x: Any, names: Any) -> Any:
+    names |= {"c"}
+    names.discard("a")
+    return "b" in names, len(names), sorted(names | {"z"}), names == {"b"}
+
+
+def fill_doubling(x: Any, table: Any) -> Any:
+    table["a"] = 3
+    table["t"] = x
+    table.setdefault("c", 5)
+    return table["a"], list(table)
+
+
+def change_bytes(x: Any, data: Any) -> Any:
+    data.append(65)
+    data[0] = 66
+    data += b"q"
+    return bytes(data), len(data), data[1]
+
+
+@pytest.mark.parametrize(
+    ("program", "make"),
+    [
+        (grow_a_log, Log),
+        (use_an_odd_list, Odd),
+        (rotate, lambda: Recent([1, 2, 3], maxlen=3)),
+        (change_names, lambda: Names("ab")),
+        (fill_doubling, Doubling),
+        (change_bytes, lambda: bytearray(b"abc")),
+    ],
+)
+def test_containers_of_classes_of_their_own(program: Any, make: Any) -> None:
+    ours, theirs = make(), make()
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    for _ in range(3):
+        assert describe((compiled(X, ours), ours)) == describe((program(X, theirs), theirs))
+        if isinstance(ours, Odd):
+            assert [torch.equal(item, X) for item in list.__iter__(ours)] == [True] * list.__len__(theirs)
+
+
+def test_sets_of_objects() -> None:
+    def program(x: Any, a: Any, found: Any) -> Any:
+        found.discard(a)
+        new = Box(n=5)
+        found.add(new)
+        return x * len(found), a in found, sum(box.n for box in found), new, new in found
+
+    a, b = Box(n=1), Box(n=2)
+    ours = {a, b}
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    found = compiled(X, a, ours)
+    assert torch.equal(found[0], X * 2) and (found[1], found[2], found[4]) == (False, 7, True)
+    assert ours == {b, found[3]}
+
+
+SCALED: Any = None
+
+
+def test_attributes_of_functions() -> None:
+    global SCALED
+
+    def scaled(x: Any) -> Any:
+        scaled.calls = getattr(scaled, "calls", 0) + 1  # type: ignore[attr-defined]
+        return x * scaled.calls * scaled.scale  # type: ignore[attr-defined]
+
+    def program(x: Any) -> Any:
+        SCALED.new = SCALED(x)
+        y = SCALED.new
+        del SCALED.new
+        return y + SCALED(x), hasattr(SCALED, "new"), sorted(vars(SCALED))
+
+    SCALED = scaled
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    for scale in (1, 3, 2):
+        scaled.scale = scale  # type: ignore[attr-defined]
+        scaled.calls = 0  # type: ignore[attr-defined]
+        expected = program(X)
+        assert scaled.calls == 2  # type: ignore[attr-defined]
+        scaled.calls = 0  # type: ignore[attr-defined]
+        assert describe(compiled(X)) == describe(expected) and scaled.calls == 2  # type: ignore[attr-defined]
+    del scaled.scale  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="scale"):
+        compiled(X)
+
+
+def test_attributes_of_classes_are_deleted() -> None:
+    class Base:
+        def method(self) -> int:
+            return 1
+
+    class Derived(Base):
+        def method(self) -> int:
+            return 2
+
+    def program(x: Any) -> Any:
+        made = Derived()
+        before = made.method()
+        del Derived.method
+        after = made.method()
+        try:
+            del Derived.method
+        except AttributeError as error:
+            return x, before, after, str(error)
+
+    expected = bolide.compile(program, backend="eager", fullgraph=True)(X)
+    assert expected[1:3] == (2, 1) and "method" in expected[3] and "method" not in vars(Derived)
+
+
+class Output(collections.OrderedDict):  # type: ignore[type-arg]
+    """Items that are attributes as well, kept in step by methods of its own."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key in self:
+            super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+
+def test_items_and_attributes_that_write_each_other() -> None:
+    def program(x: Any, output: Any) -> Any:
+        output.state = x + 1
+        output["extra"] = x * 2
+        output.note = "no item"
+        return output.state, list(output), output.extra is output["extra"]
+
+    ours, theirs = Output(state=X), Output(state=X)
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    for _ in range(2):
+        assert describe((compiled(X, ours), ours)) == describe((program(X, theirs), theirs))

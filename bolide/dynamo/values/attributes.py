@@ -23,7 +23,7 @@ from bolide.dynamo.values.kinds import (
     is_opaque,
     own_namespace,
 )
-from bolide.dynamo.values.outside import Outside, attribute_source
+from bolide.dynamo.values.outside import CONTAINERS, Outside, Overlay, attribute_source
 from bolide.dynamo.values.tensors import load_tensor_attribute, store_tensor_attribute
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
@@ -69,10 +69,28 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
 
 
 def _native(vm: Machine, owner: Any, name: str) -> Any:
+    if type(owner) is not types.FunctionType or id(owner) in vm.own_functions:
+        return getattr(owner, name)
+    attributes = _function_attributes(vm, owner)
+    if attributes is not None and name not in _OF_FUNCTIONS:
+        value = attributes.get(name)
+        if value is MISSING:
+            raise AttributeError(f"'function' object has no attribute '{name}'")
+        return value
     value = getattr(owner, name)
-    if type(owner) is types.FunctionType and type(value) in (dict, list, tuple) and id(owner) not in vm.own_functions:
+    if type(value) in (dict, list, tuple):
         return vm.world.wrap(value, attribute_source(vm.world.source_of(owner), name))
     return value
+
+
+def _function_attributes(vm: Machine, function: types.FunctionType) -> Overlay | None:
+    """The attributes that an outside function has been given; None for a library's, which are trusted."""
+    if is_library_namespace(function.__globals__):
+        return None
+    return vm.world.overlay(function.__dict__, vm.world.source_of(function), attribute_source, function)
+
+
+_OF_FUNCTIONS = frozenset(dir(types.FunctionType))
 
 
 def _module(vm: Machine, owner: types.ModuleType, name: str) -> Any:
@@ -115,6 +133,8 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
     if vm.world.classes and any(
         base in vm.world.classes and name in vm.world.classes[base].known for base in owner.__mro__
     ):
+        if found is MISSING:
+            raise AttributeError(f"type object '{owner.__name__}' has no attribute '{name}'")
         return found
     value = getattr(owner, name)
     if name == "__dict__":
@@ -194,7 +214,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
             return Call(polyfills.BY_NAME["cached_property_get"], [owner, found.func, found.attrname])
         if hasattr(kind, "__get__"):
             if outside and kind in _METHOD_TYPES:
-                return types.MethodType(found, owner)
+                return _method_of_c(found, owner)
             return _descriptor(vm, found, owner, cls)
         return _default_of_class(vm, owner, cls, name, found)
     if fallback:
@@ -208,6 +228,13 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
     if outside:
         world.rely_on_missing(owner, name)
     raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
+
+
+def _method_of_c(found: Any, owner: Any) -> Any:
+    """A method written in C, bound; a container's works on the copy of its contents."""
+    if type(owner) is Outside and owner.contents is not None and getattr(found, "__objclass__", None) in CONTAINERS:
+        return found.__get__(owner.contents)
+    return types.MethodType(found, owner)
 
 
 def _default_of_class(vm: Machine, owner: Any, cls: type, name: str, found: Any) -> Any:
@@ -256,10 +283,7 @@ def outside_namespace(vm: Machine, owner: Outside) -> Outside:
     key = id(owner.real.__dict__)
     known = vm.world.seen.get(key)
     if known is None:
-        view = Outside.__new__(Outside)
-        view.real, view.cls, view.attrs, view.items = owner.real.__dict__, dict, None, owner.attrs
-        view.source = attribute_source(owner.source, "__dict__")
-        view.slot_values, view.world = None, vm.world
+        view = Outside.namespace_of(owner)
         known = vm.world.seen[key] = (view.real, view, view.source)
     found: Outside = known[1]
     return found
@@ -308,7 +332,7 @@ def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
             if kind is property:
                 return Call(found.fget, [owner])
             if kind in (types.WrapperDescriptorType, types.MethodDescriptorType) and not unbound:
-                return types.MethodType(found, owner)
+                return _method_of_c(found, owner)
             if kind is types.BuiltinFunctionType:  # __new__ of built-in types
                 return found
             if hasattr(kind, "__get__"):
@@ -328,6 +352,11 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
     if cls is types.FunctionType and id(owner) in vm.own_functions:
         setattr(owner, name, value)
         return None
+    if cls is types.FunctionType and name not in _OF_FUNCTIONS:
+        attributes = _function_attributes(vm, owner)
+        if attributes is not None:
+            attributes.set(name, value)
+            return None
     if cls is types.ModuleType:
         vm.world.store_global(owner.__dict__, name, value)
         return None
@@ -408,6 +437,9 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
 def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
     """`del owner.name`; None, or the Call that does it."""
     cls = owner.cls if type(owner) is Outside else type(owner)
+    if cls is types.FunctionType and id(owner) not in vm.own_functions:
+        _native(vm, owner, name)  # raises where there is none
+        return store_attribute(vm, owner, name, MISSING)
     hook = vm.world.lookup(cls, "__delattr__")
     if type(hook) is types.FunctionType and not (hook is _MODULE_DELATTR and type(owner) is Outside):
         return Call(hook, [owner, name])
@@ -428,11 +460,9 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
             raise AttributeError(name if VERSION == (3, 10) else text)
         overlay.set(name, MISSING)
         return None
-    if id(owner) in vm.world.own_classes:
+    if issubclass(cls, type):
         vm.world.store_class_attribute(owner, name, MISSING)
         return None
-    if issubclass(cls, type):
-        raise Unsupported(f"an attribute of {owner!r} is deleted", vm.where(), kind="attribute_write")
     object.__delattr__(owner, name)
     return None
 

@@ -39,7 +39,9 @@ class Overlay:
         self.itself = source
         if child is attribute_source:
             self.itself = attribute_source(source, "__dict__")
-            if not isinstance(owner, type) and type(type(owner).__getattribute__) is types.FunctionType:
+            if isinstance(owner, type):  # whose `__dict__` is no dict
+                self.itself = Source("apply", self.itself, (), dict)
+            elif type(type(owner).__getattribute__) is types.FunctionType:
                 self.child, self.itself = member_source, Source("namespace", source, None)
         self.known: dict[Any, Any] = {}
         self.original: dict[Any, Any] = {}
@@ -170,9 +172,9 @@ def _empty_like(real: dict[Any, Any]) -> dict[Any, Any]:
 
 class Outside:
     """A mutable object of the outside world. One per real object and capture, so identity is the real object's
-    identity."""
+    identity. `contents` is the copy of what is in it, for instances of subclasses of list, set and deque."""
 
-    __slots__ = ("__weakref__", "attrs", "cls", "items", "real", "slot_values", "source", "world")
+    __slots__ = ("__weakref__", "attrs", "cls", "contents", "items", "real", "slot_values", "source", "world")
 
     def __init__(self, world: World, real: Any, source: Source) -> None:
         self.real, self.source = real, source
@@ -184,8 +186,22 @@ class Outside:
         self.attrs: Overlay | None = None
         if namespace is not NO_NAMESPACE:
             self.attrs = world.overlay(namespace, source, attribute_source, real)
+        self.contents: Any = None
         self.slot_values: Overlay | None = None
         self.world = world
+
+    @classmethod
+    def namespace_of(cls, owner: Outside) -> Outside:
+        """The `__dict__` of an outside object as a dict that shares its overlay."""
+        view = cls.__new__(cls)
+        view.real, view.cls, view.attrs, view.items = owner.real.__dict__, dict, None, owner.attrs
+        view.source = attribute_source(owner.source, "__dict__")
+        view.contents, view.slot_values, view.world = None, None, owner.world
+        return view
+
+    def container(self) -> Any:
+        """What native code may use and change in place of a dict, list, set or deque; None for other objects."""
+        return self.contents if self.items is None else self.items.materialise()
 
     def __hash__(self) -> int:
         """As the object's class defines it, so that native containers find it as they would the object."""
@@ -251,8 +267,17 @@ class Deferred:
         self.real, self.source = real, source
 
 
+CONTAINERS: tuple[type, ...] = (list, set, frozenset, collections.deque, bytearray)
+
+
+def items_of(real: Any) -> list[Any]:
+    """What is in a list, set, deque or bytearray, whatever a subclass has for an `__iter__`."""
+    base: Any = next(base for base in CONTAINERS if isinstance(real, base))
+    return list(base.__iter__(real))
+
+
 class Snapshot:
-    """An outside list, set or deque: the program works on `copy`; `before` tells at the end whether it changed."""
+    """An outside list, set, deque or bytearray: the program works on `copy`; `before` tells at the end what changed."""
 
     __slots__ = ("before", "copy", "real", "source")
 
@@ -263,8 +288,14 @@ class Snapshot:
     def changed(self) -> bool:
         """Whether the program has changed the copy."""
         if isinstance(self.copy, set):
-            return set(self.before) != self.copy
+            return any(self.differences())
         return len(self.before) != len(self.copy) or any(a is not b for a, b in zip(self.before, self.copy))
+
+    def differences(self) -> tuple[list[Any], list[Any]]:
+        """What has gone from a set, and what is new in it."""
+        before, after = {id(item) for item in self.before}, {id(item) for item in self.copy}
+        gone = [item for item in self.before if id(item) not in after]
+        return gone, [item for item in self.copy if id(item) not in before]
 
 
 class Grown:

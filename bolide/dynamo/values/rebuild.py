@@ -42,7 +42,7 @@ from bolide.dynamo.values.kinds import (
     is_opaque,
     own_namespace,
 )
-from bolide.dynamo.values.outside import Deferred, Outside, Overlay
+from bolide.dynamo.values.outside import CONTAINERS, Deferred, Outside, Overlay
 from bolide.dynamo.values.tensors import detached, is_spent, released
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
@@ -121,9 +121,16 @@ def fill_instance(empty: Any, full: Any) -> None:
 
 
 def refill(target: Any, items: Any) -> None:
-    """Give a deque new contents."""
-    target.clear()
-    target.extend(items)
+    """Give a list, deque or bytearray new contents, whatever methods a subclass has of its own."""
+    base: Any = next(base for base in CONTAINERS if isinstance(target, base))
+    base.clear(target)
+    base.extend(target, items)
+
+
+def exchange(target: Any, gone: list[Any], new: list[Any]) -> None:
+    """Take items out of a set and put others in."""
+    set.difference_update(target, gone)
+    set.update(target, new)
 
 
 def _state(value: Any) -> dict[str, Any]:
@@ -287,8 +294,6 @@ class Rebuilder:
             return Recipe("source", value.source)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if cls in (torch.SymInt, torch.SymFloat, torch.SymBool) and self.world.trace.is_data(value):
-            return Recipe("call", torch.Tensor.item, (self.recipe(self.world.trace.number_tensor(value)),))
         if cls in (torch.SymInt, torch.SymFloat, torch.SymBool) and self.world.trace.is_data(value):
             return Recipe("call", torch.Tensor.item, (self.recipe(self.world.trace.number_tensor(value)),))
         if cls is torch.SymInt:
@@ -488,13 +493,15 @@ class Rebuilder:
                 out.append(self._write(overlay, key, value))
         for snapshot in self.world.snapshots.values():
             if snapshot.changed():
-                kind: Any = "set_assign" if isinstance(snapshot.copy, set) else "list_assign"
-                fresh = Recipe("list", None, tuple(self.recipe(item) for item in snapshot.copy))
                 target = Recipe("source", snapshot.source)
-                if isinstance(snapshot.copy, collections.deque):
-                    out.append(Effect("call", None, None, Recipe("call", refill, (target, fresh))))
+                if type(snapshot.copy) is set:
+                    changes = tuple(map(self._list, snapshot.differences()))
+                    out.append(Effect("call", None, None, Recipe("call", exchange, (target, *changes))))
+                elif type(snapshot.real) is list:
+                    out.append(Effect("list_assign", target, None, self._list(snapshot.copy)))
                 else:
-                    out.append(Effect(kind, target, None, fresh))
+                    made = Recipe("call", refill, (target, self._list(snapshot.copy)))
+                    out.append(Effect("call", None, None, made))
         for cell, before, value in self.world.cells.values():
             if value is not before:
                 contents = None if value is MISSING else self.recipe(value)
@@ -531,9 +538,18 @@ class Rebuilder:
                 return Effect("global", target, key, self.recipe(value))
         known = self.world.seen.get(id(key))
         place = self.recipe(known[1] if known is not None and known[0] is key else key)
-        if value is MISSING:
-            return Effect("delitem", target, place)
-        return Effect("setitem", target, place, self.recipe(value))
+        parts = (place,) if value is MISSING else (place, self.recipe(value))
+        method = _native_item_method(type(overlay.real), "__delitem__" if value is MISSING else "__setitem__")
+        if method is not None:
+            return Effect("call", None, None, Recipe("call", method, (target, *parts)))
+        return Effect("delitem" if value is MISSING else "setitem", target, *parts)
+
+
+def _native_item_method(cls: Any, name: str) -> Any:
+    """The method of dict or OrderedDict behind the one that a subclass has of its own; None if it has none."""
+    if not issubclass(cls, dict) or type(getattr(cls, name)) is not types.FunctionType:
+        return None
+    return getattr(collections.OrderedDict if issubclass(cls, collections.OrderedDict) else dict, name)
 
 
 def _own_setattr(cls: Any) -> bool:

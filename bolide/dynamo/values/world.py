@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import operator
 import re
 import sys
 import types
@@ -35,7 +36,17 @@ from bolide.dynamo.values.kinds import (
     is_library_namespace,
     is_opaque,
 )
-from bolide.dynamo.values.outside import Deferred, Grown, Outside, Overlay, Snapshot, attribute_source, global_source
+from bolide.dynamo.values.outside import (
+    CONTAINERS,
+    Deferred,
+    Grown,
+    Outside,
+    Overlay,
+    Snapshot,
+    attribute_source,
+    global_source,
+    items_of,
+)
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor, UserFrame
 from bolide.tracing.scalars import Formula
@@ -43,6 +54,9 @@ from bolide.tracing.tensor import AliasGroup
 
 Wrapper = Callable[["World", Any, Source], Any]
 WRAPPERS: dict[type, Wrapper] = {}  # how to wrap instances of a class; None where it has nothing to say
+
+
+_UNORDERED = (set, frozenset)
 
 
 def _no_machine(function: Any, args: list[Any]) -> Any:
@@ -227,10 +241,8 @@ class World:
             return real
         if cls is tuple:
             return self._wrap_tuple(real, source)
-        if cls is list or cls is collections.deque:
-            return self._wrap_list(real, cls, source)
-        if cls is set or cls is frozenset:
-            return self._wrap_set(real, cls, source)
+        if cls in CONTAINERS:
+            return self._wrap_container(real, cls, source)
         if cls is types.FunctionType:
             return self._wrap_function(real, source)
         if cls is types.CellType:
@@ -277,7 +289,7 @@ class World:
             made = wrapper(self, real, source)
             if made is not None:
                 return made
-        return Outside(self, real, source)
+        return self._wrap_object(real, cls, source)
 
     def _wrap_function(self, real: types.FunctionType, source: Source) -> Any:
         """A function that the user's program makes anew for each call: known by its code, and by its cells."""
@@ -388,15 +400,34 @@ class World:
         self.guard(source, "length", len(real))
         return self.mirror(tuple([self.wrap(item, Source("item", source, i)) for i, item in enumerate(real)]), source)
 
-    def _wrap_list(self, real: Any, cls: type, source: Source) -> Any:
-        if cls is list and is_constant(tuple(real)) and self.symbols.is_settled(source, real):
-            self.guard(source, "equals", list(real))
-            copy: Any = list(real)
+    def _wrap_container(self, real: Any, cls: Any, source: Source) -> Any:
+        """A copy of a list, set, deque or bytearray; of a frozenset one that stands for it."""
+        if cls in _UNORDERED:
+            constant = all(is_constant(item) or isinstance(item, type) for item in real)
+        else:
+            constant = cls is list and is_constant(tuple(real)) and self.symbols.is_settled(source, real)
+        if constant or cls is bytearray:
+            self.guard(source, "equals", cls(real))
+            copy: Any = cls(real)
         else:
             self.guard(source, "type", cls)
-            self.guard(source, "length", len(real))
-            items = [self.wrap(item, Source("item", source, i)) for i, item in enumerate(real)]
-            copy = items if cls is list else collections.deque(items, real.maxlen)
+            copy = self._copy(real, cls, source if cls not in _UNORDERED else _items_source(source))
+        if cls is frozenset:
+            return self.mirror(copy, source)
+        return self._snapshot(real, source, copy)
+
+    def _copy(self, real: Any, base: Any, items: Source) -> Any:
+        """A copy of a container by its kind, each item wrapped: the one at index i of what `items` gives."""
+        listed = items_of(real)
+        self.guard(items, "length", len(listed))
+        found = [self.wrap(item, Source("item", items, i)) for i, item in enumerate(listed)]
+        if base is list:
+            return found
+        if base is collections.deque:
+            return base(found, real.maxlen)
+        return base(real if all(map(operator.is_, found, listed)) else found)  # a set's own copy keeps its order
+
+    def _snapshot(self, real: Any, source: Source, copy: Any) -> Any:
         snapshot = Snapshot(real, source, copy)
         grown = self.lists_grown.get(id(real))
         if grown is not None:
@@ -406,12 +437,22 @@ class World:
         self.snapshots[id(copy)] = snapshot
         return copy
 
+    def _wrap_object(self, real: Any, cls: type, source: Source) -> Outside:
+        """An instance; those of subclasses of list, set and deque with a copy of what is in them."""
+        made = Outside(self, real, source)
+        base = next((base for base in CONTAINERS if issubclass(cls, base)), None)
+        if base is not None:
+            made.contents = self._copy(real, base, _items_source(source))
+            self.snapshots[id(made.contents)] = Snapshot(real, source, made.contents)
+        return made
+
     def is_written(self, real: Any) -> bool:
         """Whether the program has written to an outside list, set, deque or dict."""
         grown, overlay, seen = self.lists_grown.get(id(real)), self.overlay_of.get(id(real)), self.seen.get(id(real))
         if grown is not None and not grown.whole:
             return bool(grown.items)
-        snapshot = None if seen is None else self.snapshots.get(id(seen[1]))
+        found = None if seen is None else seen[1]
+        snapshot = self.snapshots.get(id(found.contents if type(found) is Outside else found))
         return (snapshot is not None and snapshot.changed()) or (overlay is not None and any(overlay.changes()))
 
     def grown(self, real: Any, source: Source) -> Any:
@@ -426,18 +467,6 @@ class World:
         elif known.source != source:
             self.guard(source, "same", known.source)
         return known.items
-
-    def _wrap_set(self, real: Any, cls: type, source: Source) -> Any:
-        if not all(is_constant(item) or isinstance(item, type) for item in real):
-            raise Unsupported(
-                "a set of objects is read from outside", self.where(), "use a list or a dict", kind="outside_object"
-            )
-        self.guard(source, "equals", cls(real))
-        copy = cls(real)
-        if cls is not set:
-            return self.mirror(copy, source)
-        self.snapshots[id(copy)] = Snapshot(real, source, copy)
-        return copy
 
     # -- globals and cells
 
@@ -526,6 +555,8 @@ class World:
         if overlay is None:
             source = Source("object", None, None, cls)
             overlay = self.classes[cls] = self.overlay(dict(vars(cls)), source, attribute_source, cls)
+        if value is MISSING and overlay.get(name) is MISSING:
+            raise AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'")
         overlay.set(name, value)
         self.mro_cache.clear()
 
@@ -558,6 +589,11 @@ class World:
 
 
 _UNUSED = 3  # references to a cell that only `own_cells` has: from there, and two while they are counted
+
+
+def _items_source(source: Source) -> Source:
+    """The items of a container that cannot be indexed, or that has its own ways of being read."""
+    return Source("apply", source, (), items_of)
 
 
 def _is_made_anew(function: types.FunctionType, source: Source) -> bool:
