@@ -364,6 +364,10 @@ class Cond:
         """The names of the variables in it."""
         return self.expr.free_vars
 
+    def holds_at(self, value: int) -> bool:
+        """Whether it holds where its expression has this value."""
+        return _holds(self.op, value)
+
     def negate(self) -> Cond:
         """The opposite condition."""
         if self.op == ">=":

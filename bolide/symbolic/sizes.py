@@ -37,6 +37,8 @@ class ShapeEnv:
         self.scalar: Callable[[Expr, int], Any] | None = None  # makes a number of the graph of an integer
         self.has_floats = False  # whether there are floats that are made of sizes
         self.answers: dict[Any, Any] = {}  # what shape rules have said of these sizes
+        self.keys: dict[int, tuple[Any, Any]] = {}  # metas of tensors by id, and what they count as among those answers
+        self._values: dict[Expr, int] = {}
         self._truths: dict[tuple[str, Expr], bool] = {}  # what `holds` has found, of conditions that are not data
         self._nodes: dict[Any, SymNode] = {}  # results of arithmetic: C++ asks for the same ones all the time
         self.quiet = False  # texts are for messages, which are made before anybody knows whether they are needed
@@ -53,13 +55,20 @@ class ShapeEnv:
         self.hints[name] = hint
         return torch.SymInt(SymNode(self, Expr.var(name, lo, hi), hint))  # type: ignore[no-untyped-call]
 
-    def data(self, hint: int, name: str | None = None, lo: int | None = None, hi: int | Expr | None = None) -> Any:
-        """A new symbol, known to be in lo..hi, whose value is data: no condition on it becomes a guard. `hint` is what
-        is likely, for choices that only matter for speed."""
+    def value(self, expr: Expr) -> int:
+        """The value of an expression in this run; asking assumes nothing."""
+        found = self._values.get(expr)
+        if found is None:
+            found = self._values[expr] = expr.evaluate(self.hints)
+        return found
+
+    def data(self, hint: int, name: str | None = None, lo: int | None = None) -> Any:
+        """A new symbol, at least `lo`, whose value is data: no condition on it becomes a guard. `hint` is what is
+        likely, for choices that only matter for speed."""
         name = name or f"u{len(self.facts.names)}"
         self.hints[name] = hint
         self.facts.names.add(name)
-        return torch.SymInt(SymNode(self, Expr.var(name, lo, hi), hint))  # type: ignore[no-untyped-call]
+        return torch.SymInt(SymNode(self, Expr.var(name, lo), hint))  # type: ignore[no-untyped-call]
 
     def is_data(self, value: Cond | Expr | Ratio) -> bool:
         """Whether there is a symbol in it whose value is data."""
@@ -76,6 +85,10 @@ class ShapeEnv:
         known = self.facts.decide(condition)
         known = self.facts.decide(condition, least=2) if known is None else known
         return self.holds(condition) if known is None else known
+
+    def surely(self, condition: Cond) -> bool:
+        """As `holds`, but for conditions on data: whether it is known to hold."""
+        return self.facts.decide(condition) is True if self.is_data(condition) else self.holds(condition)
 
     def suppose(self, condition: Cond, message: str, error: str = "RuntimeError") -> bool:
         """Whether a condition holds. One on data that is not known is taken to hold from here on: the program checks it
@@ -104,7 +117,7 @@ class ShapeEnv:
             if found is None and self.closed:
                 return self._known(condition)
             if found is None:
-                found = condition.evaluate(self.hints)
+                found = condition.holds_at(self.value(condition.expr))
                 self.guards.setdefault(condition if found else condition.negate(), self._where())
             self._truths[key] = found
         return found
@@ -113,11 +126,8 @@ class ShapeEnv:
         known = self.facts.decide(condition)
         if known is None and self.closed and condition.op != ">=":
             known = condition.op == "!="
-        if known is None and self.quiet and condition.op != ">=":  # a shape rule asks: sizes other than 0 and 1 …
+        if known is None and self.quiet:  # a shape rule chooses strides
             known = self.facts.decide(condition, least=2)
-            if known is None:  # … that may differ have to be equal
-                known = self.suppose(condition if condition.op == "==" else condition.negate(), "sizes differ")
-                known = known if condition.op == "==" else not known
         if known is None:
             raise self.undecided(condition)
         return known
@@ -288,7 +298,7 @@ class SymNode:
 
     def guard_float(self, file: Any = "", line: Any = 0) -> float:
         if isinstance(self.expr, Ratio):
-            return self.env.specialise(self.expr.over, self.expr.over.evaluate(self.env.hints)) / self.expr.under
+            return self.env.specialise(self.expr.over, self.env.value(self.expr.over)) / self.expr.under
         return self.expr if isinstance(self.expr, float) else float(self.guard_int())
 
     float_ = guard_float
@@ -316,10 +326,10 @@ class SymNode:
         return self.expr if isinstance(self.expr, Expr) else Expr.const(self.guard_int())
 
     def _int(self, expr: Expr) -> SymNode:
-        return SymNode(self.env, expr, expr.evaluate(self.env.hints))
+        return SymNode(self.env, expr, self.env.value(expr))
 
     def _cond(self, condition: Cond) -> SymNode:
-        return SymNode(self.env, condition, condition.evaluate(self.env.hints))
+        return SymNode(self.env, condition, condition.holds_at(self.env.value(condition.expr)))
 
     def add(self, other: SymNode) -> Any:
         key = ("+", self.expr, other.expr)
@@ -384,7 +394,7 @@ class SymNode:
         return Ratio(self._integer(), 1)
 
     def _quotient(self, over: Expr, under: int) -> SymNode:
-        value = over.evaluate(self.env.hints) / under
+        value = self.env.value(over) / under
         if over.is_const:
             return self.wrap_float(value)
         common = math.gcd(under, over.offset, *(c for _, c in over.terms))
@@ -395,7 +405,7 @@ class SymNode:
         """This number as one of the graph."""
         assert self.env.scalar is not None
         if isinstance(self.expr, Ratio):
-            over = self.env.scalar(self.expr.over, self.expr.over.evaluate(self.env.hints))
+            over = self.env.scalar(self.expr.over, self.env.value(self.expr.over))
             return over / float(self.expr.under)
         return self.expr if isinstance(self.expr, float) else self.env.scalar(self._integer(), int(self.hint))
 

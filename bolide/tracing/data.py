@@ -75,11 +75,13 @@ def binds(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and isinstance(node.meta.get("val"), torch.SymInt)
 
 
-def _new_symbol(trace: Trace, lo: int | None, hi: int | Expr | None) -> torch.SymInt:
+def _new_symbol(trace: Trace, lo: int | None) -> torch.SymInt:
+    """Upper bounds are facts: a kernel is checked with the bounds of symbols, and may not have been reached where a
+    fact does not hold."""
     trace.functional_only = "numbers are data"
     trace.allow_symbols()
     hint = _LIKELY[len(trace.shapes.facts.names) % len(_LIKELY)]
-    symbol: torch.SymInt = trace.shapes.data(hint, None, lo, hi)
+    symbol: torch.SymInt = trace.shapes.data(hint, None, lo)
     return symbol
 
 
@@ -91,15 +93,28 @@ def _bind(trace: Trace, symbol: torch.SymInt, func: Any, *args: Any) -> torch.Sy
     return symbol
 
 
+def _once(trace: Trace, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """The answer to a question about the same data is the same one."""
+    found = trace.answered.get(key)
+    if found is None:
+        found = trace.answered[key] = make()
+    return found
+
+
 def number(trace: Trace, tensor: TracedTensor) -> Any:
     """The integer or truth value in a tensor of one element, as a symbol."""
-    is_bool = tensor.dtype is torch.bool
-    info = None if is_bool else torch.iinfo(tensor.dtype)
-    symbol = _new_symbol(trace, *((0, 1) if info is None else (info.min, info.max)))
-    _bind(trace, symbol, aten._local_scalar_dense.default, tensor.node)
-    if not is_bool:
+    dtype, node, env = tensor.dtype, tensor.node, trace.shapes
+    least, most = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+
+    def make() -> torch.SymInt:
+        symbol = _new_symbol(trace, None if least else 0)
+        env.facts.add(symbol.node.expr.ge(least))
+        env.facts.add(symbol.node.expr.le(most))
+        return _bind(trace, symbol, aten._local_scalar_dense.default, node)
+
+    symbol = _once(trace, (aten._local_scalar_dense.default, node), make)
+    if dtype is not torch.bool:
         return symbol
-    env = trace.shapes
     return torch.SymBool(SymNode(env, symbol.node.expr.ne(0), True))  # type: ignore[no-untyped-call]
 
 
@@ -113,18 +128,23 @@ def clipped(trace: Trace, index: Any, size: Any) -> Any:
     return _index_symbol(trace, clip_index, index, size, as_expr(size))
 
 
-def _index_symbol(trace: Trace, func: Any, index: Any, size: Any, hi: Expr) -> Any:
-    symbol = _new_symbol(trace, 0, hi.value if hi.is_const else None)
-    trace.shapes.facts.add(as_expr(symbol).le(hi))
-    return _bind(trace, symbol, func, trace.unwrap(index), trace.unwrap(size))
+def _index_symbol(trace: Trace, func: Any, index: Any, size: Any, most: Expr) -> Any:
+    nodes = trace.unwrap(index), trace.unwrap(size)
+
+    def make() -> torch.SymInt:
+        symbol = _new_symbol(trace, 0)
+        trace.shapes.facts.add(as_expr(symbol).le(most))
+        return _bind(trace, symbol, func, *nodes)
+
+    return _once(trace, (func, *nodes), make)
 
 
 def may_count_from_end(trace: Trace, index: Any) -> bool:
-    """Whether the sign of an index is data."""
+    """Whether an index is data that may be negative."""
     return (
         type(index) is torch.SymInt
         and trace.shapes.is_data(index.node.expr)
-        and trace.shapes.decide(index.node.expr.ge(0)) is None
+        and trace.shapes.decide(index.node.expr.ge(0)) is not True
     )
 
 
@@ -159,47 +179,42 @@ def check(trace: Trace, condition: Cond, message: str, error: str) -> None:
     args = (trace.size_node(condition.expr), condition.op, error, message)
     node = trace.graph.create_node("call_function", require, args, {}, "require")
     node.meta["val"], node.meta["where"] = None, trace.where
+    trace.refutable |= error == "Refuted"
 
 
 def check_tensor(trace: Trace, condition: TracedTensor, error: str, message: str) -> None:
     """Record that the program raises the builtin exception named `error` (or `Refuted`: then the call is made again in
     eager) unless the condition, one element, is true. That happens before any input is written to."""
-    trace.refutable |= error == "Refuted"
     node = trace.graph.create_node("call_function", require_true, (condition.node, error, message), {}, "require")
     node.meta["val"], node.meta["where"] = None, trace.where
+    trace.refutable |= error == "Refuted"
 
 
 # ---- operations with a result of unknown size ------------------------------------------------------------------------
 
 
-    trace.refutable |= error == "Refuted"
 def sized_by_data(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operation of `SIZED`, recorded."""
-    given = [arg.meta if arg.__class__ is TracedTensor else arg for arg in args]
-    named = {argument.name: value for argument, value in zip(func._schema.arguments, given)} | kwargs
     nodes = tuple([trace.unwrap(arg) for arg in args])
     options = {key: trace.unwrap(value) for key, value in kwargs.items()}
-    symbol = _new_symbol(trace, 0, None)
-    metas, facts = SIZED[func.name()](symbol, **named)
-    node = trace.graph.create_node("call_function", func, nodes, options)
-    node.meta["where"] = trace.where
-    results: Any
-    if len(metas) == 1:
-        node.meta["val"] = metas[0]
+
+    def make() -> list[torch.fx.Node]:
+        given = [arg.meta if arg.__class__ is TracedTensor else arg for arg in args]
+        named = {argument.name: value for argument, value in zip(func._schema.arguments, given)} | kwargs
+        symbol = _new_symbol(trace, 0)
+        metas, facts = SIZED[func.name()](symbol, **named)
+        node = trace.graph.create_node("call_function", func, nodes, options)
+        node.meta["val"], node.meta["where"] = metas[0] if len(metas) == 1 else tuple(metas), trace.where
         results = [node]
-    else:
-        node.meta["val"] = tuple(metas)
-        results = [trace.element(node, place, meta) for place, meta in enumerate(metas)]
-    _bind(
-        trace,
-        symbol,
-        aten.sym_size.int,
-        results[0],
-        next(dim for dim, extent in enumerate(metas[0].shape) if extent is symbol),
-    )
-    for fact in facts:
-        trace.shapes.facts.add(fact)
-    made = [trace.wrap(result) for result in results]
+        if len(metas) > 1:
+            results = [trace.element(node, place, meta) for place, meta in enumerate(metas)]
+        place = next(dim for dim, extent in enumerate(metas[0].shape) if extent is symbol)
+        _bind(trace, symbol, aten.sym_size.int, results[0], place)
+        for fact in facts:
+            trace.shapes.facts.add(fact)
+        return results
+
+    made = [trace.wrap(result) for result in _once(trace, (func, *nodes, *options.items()), make)]
     return made[0] if len(made) == 1 else tuple(made)
 
 

@@ -72,7 +72,7 @@ def is_one(size: Any) -> bool:
     least = node.expr.bounds()[0]
     if least is not None and least > 1:
         return False
-    return bool(node.env.likely(node.expr.eq(1)))
+    return bool(node.env.surely(node.expr.eq(1)))
 
 
 def is_zero(size: Any) -> bool:
@@ -80,7 +80,7 @@ def is_zero(size: Any) -> bool:
     if size.__class__ is int:
         return bool(size == 0)
     node = size.node
-    return bool(node.env.likely(node.expr.eq(0)))
+    return bool(node.env.surely(node.expr.eq(0)))
 
 
 def is_data(size: Any) -> bool:

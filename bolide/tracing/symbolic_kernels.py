@@ -15,7 +15,7 @@ import torch
 from torch._C import DispatchKey
 
 from bolide.symbolic import product, same_size, times
-from bolide.tracing.meta import contiguous_strides, is_data, same_sizes
+from bolide.tracing.meta import contiguous_strides, is_data, is_undecided, same_sizes
 from bolide.tracing.rules.registry import remembered
 from bolide.tracing.rules.views import reshaped
 from bolide.tracing.tensor import TracedTensor
@@ -35,6 +35,7 @@ def install() -> None:
             aten.matmul.default: matmul,
             aten.max_pool1d.default: max_pool1d,
             aten.reshape.default: reshape,
+            aten.scaled_dot_product_attention.default: attention,
         }
         for op, kernel in ours.items():
             _installed.append(op)
@@ -58,14 +59,28 @@ def _of_traced(ours: Callable[..., Any], op: Any, theirs: Callable[..., Any] | N
 
 def contiguous(x: Any, memory_format: Any = torch.contiguous_format) -> Any:
     """`Tensor.contiguous`: the tensor itself where its elements are in order already."""
-    if memory_format is torch.contiguous_format and same_sizes(x.stride(), contiguous_strides(tuple(x.shape))):
-        return x
-    return aten.contiguous.default._op_dk(_COMPOSITE, x, memory_format=memory_format)
+    shape = tuple(x.shape)
+    known = {size for size in shape if size.__class__ is int}
+    if memory_format is not torch.contiguous_format or 0 in known:
+        return aten.contiguous.default._op_dk(_COMPOSITE, x, memory_format=memory_format)
+    strides = zip(shape, x.stride(), contiguous_strides(shape))
+    in_order = all(same_size(own, wanted) or (size.__class__ is int and size == 1) for size, own, wanted in strides)
+    return x if in_order else x.clone(memory_format=memory_format)
 
 
 def dropout(x: Any, p: float, train: bool) -> Any:
     """`torch.dropout`: the tensor itself where nothing is dropped."""
     return aten.dropout.default._op_dk(_COMPOSITE, x, p, train) if train and p else x
+
+
+def attention(
+    q: Any, k: Any, v: Any, mask: Any = None, p: float = 0.0, is_causal: bool = False, **options: Any
+) -> Any:
+    """`torch.nn.functional.scaled_dot_product_attention`; the fused kernel does not take empty tensors."""
+    if any(is_undecided(size >= 1) for tensor in (q, k, v) for size in tensor.shape):
+        return aten._scaled_dot_product_attention_math(q, k, v, mask, p, is_causal, **options)[0]
+    op = aten.scaled_dot_product_attention.default
+    return op._op_dk(_COMPOSITE, q, k, v, mask, p, is_causal, **options)
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:

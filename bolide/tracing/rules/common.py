@@ -22,6 +22,21 @@ def require(condition: Any, message: str, error: type[Exception] = RuntimeError)
         raise error(message)
 
 
+def differ(a: Any, b: Any) -> bool:
+    """Whether two sizes are different. That sizes which are data are equal, 1 or not, is checked when the program
+    runs."""
+    equal = a == b
+    if is_undecided(equal):
+        text = f"expected {equal.node} (sizes that are data are broadcast only to equal ones)"
+        return not equal.node.env.suppose(equal.node.expr, text)
+    return not equal
+
+
+def shapes_differ(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes are different (see `differ`)."""
+    return len(a) != len(b) or any(map(differ, a, b))
+
+
 def broadcast_shapes(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     """The common shape; RuntimeError, worded as torch does, when there is none."""
     first = shapes[0]
@@ -37,7 +52,7 @@ def broadcast_shapes(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
                 continue
             if is_one(known):
                 result[start + position] = size
-            elif known != size:
+            elif differ(known, size):
                 raise RuntimeError(
                     f"The size of tensor a ({known}) must match the size of tensor b ({size}) at non-singleton "
                     f"dimension {start + position}"

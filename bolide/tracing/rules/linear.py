@@ -9,11 +9,13 @@ import torch
 from bolide.tracing.meta import TensorMeta, same_sizes
 from bolide.tracing.rules.common import (
     broadcast_shapes,
+    differ,
     format_strides,
     fresh,
     is_channels_last,
     like_strides,
     require,
+    shapes_differ,
     suggested_format,
 )
 from bolide.tracing.rules.registry import rule
@@ -24,7 +26,7 @@ aten = torch.ops.aten
 def _check_product(a: TensorMeta, b: TensorMeta, what: str = "mat1 and mat2") -> None:
     require(a.ndim == 2, "self must be a matrix")
     require(b.ndim == 2, "mat2 must be a matrix")
-    if a.shape[-1] != b.shape[-2]:
+    if differ(a.shape[-1], b.shape[-2]):
         raise RuntimeError(
             f"{what} shapes cannot be multiplied ({a.shape[-2]}x{a.shape[-1]} and {b.shape[-2]}x{b.shape[-1]})"
         )
@@ -67,7 +69,7 @@ def _addmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, alp
 def _bmm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
     require(a.ndim == 3, "batch1 must be a 3D tensor")
     require(b.ndim == 3, "batch2 must be a 3D tensor")
-    if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+    if differ(a.shape[0], b.shape[0]) or differ(a.shape[2], b.shape[1]):
         raise RuntimeError(
             f"Expected size for first two dimensions of batch2 tensor to be: [{a.shape[0]}, {a.shape[2]}] but got: "
             f"[{b.shape[0]}, {b.shape[1]}]."
@@ -84,7 +86,7 @@ def _baddbmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, a
 
 @rule("mv")
 def _mv(a: TensorMeta, b: TensorMeta) -> TensorMeta:
-    if a.shape[1] != b.shape[0]:
+    if differ(a.shape[1], b.shape[0]):
         raise RuntimeError(
             f"size mismatch, got input ({a.shape[0]}), mat ({a.shape[0]}x{a.shape[1]}), vec ({b.shape[0]})"
         )
@@ -94,7 +96,7 @@ def _mv(a: TensorMeta, b: TensorMeta) -> TensorMeta:
 
 @rule("dot")
 def _dot(a: TensorMeta, b: TensorMeta) -> TensorMeta:
-    if a.shape != b.shape:
+    if shapes_differ(a.shape, b.shape):
         raise RuntimeError(
             f"inconsistent tensor size, expected tensor {list(a.shape)} and src {list(b.shape)} "
             f"to have the same number of elements, but got {a.numel} and {b.numel} elements respectively"
@@ -132,7 +134,7 @@ def _convolution(
         f"Input type ({_name(x.dtype)}) and bias type ({_name(weight.dtype)}) should be the same",
     )
     channels = weight.shape[1] * groups if not transposed else weight.shape[0]
-    if x.shape[1] != channels:
+    if differ(x.shape[1], channels):
         raise RuntimeError(
             f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(x.shape)} to have "
             f"{channels} channels, but got {x.shape[1]} channels instead"

@@ -12,6 +12,7 @@ from bolide.tracing.rules.common import (
     format_strides,
     fresh,
     require,
+    shapes_differ,
     suggested_format,
     wrap_dim,
 )
@@ -171,7 +172,7 @@ def _nll_loss(
         target.dtype in (torch.int64, torch.uint8),
         f"expected scalar type Long but found {dtype_name(target.dtype)}",
     )
-    if x.ndim == 2 and target.shape != x.shape[:1]:
+    if x.ndim == 2 and shapes_differ(target.shape, x.shape[:1]):
         raise ValueError(f"Expected input batch_size ({x.shape[0]}) to match target batch_size ({target.shape[0]}).")
     return fresh(shape, x.dtype, x.device), fresh((), x.dtype, x.device)
 
@@ -218,14 +219,14 @@ def _layer_norm(
         "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got "
         "normalized_shape = []",
     )
-    if tuple(shape) != x.shape[axis:]:
+    if shapes_differ(shape, x.shape[axis:]):
         raise RuntimeError(
             f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but "
             f"got input of size{list(x.shape)}"
         )
     for parameter, what in ((weight, "weight"), (bias, "bias")):
         require(
-            parameter is None or parameter.shape == tuple(shape),
+            parameter is None or not shapes_differ(parameter.shape, shape),
             f"Expected {what} to be of same shape as normalized_shape, but got {what} of shape "
             f"{list(parameter.shape) if parameter is not None else None} and normalized_shape = {list(shape)}",
         )

@@ -64,7 +64,8 @@ def infer(func: Any, args: Any, kwargs: Any, shapes: ShapeEnv | None = None) -> 
     ones; answers may add guards, so they are remembered for that trace only."""
     operands = [_known(arg) for arg in args]
     options = {name: _known(arg) for name, arg in kwargs.items()}
-    key = (func, torch.get_default_dtype(), tuple(map(_key, operands)), tuple(options), *map(_key, options.values()))
+    as_key = _key if shapes is None else functools.partial(_symbolic_key, shapes.keys)
+    key = (func, torch.get_default_dtype(), tuple(map(as_key, operands)), tuple(options), *map(_key, options.values()))
     memo = _memo if shapes is None else shapes.answers
     try:
         known = memo.get(key, memo)
@@ -101,10 +102,10 @@ def remembered(shapes: ShapeEnv, function: Callable[..., Any], *args: Any) -> An
     return found
 
 
-def infer_from(func: Any, first: TensorMeta, args: Any, kwargs: Any) -> Any:
+def infer_from(func: Any, first: TensorMeta, args: Any, kwargs: Any, shapes: ShapeEnv) -> Any:
     """As `infer`, for a first argument of which the meta is known."""
     options = {name: _known(arg) for name, arg in kwargs.items()}
-    return _infer(func, [first, *map(_known, args)], options)
+    return _quietly(shapes, _infer, (func, [first, *map(_known, args)], options))
 
 
 def _infer(func: Any, operands: list[Any], options: dict[str, Any]) -> Any:
@@ -137,6 +138,16 @@ def _key(arg: Any) -> Any:
     if cls is torch.SymInt:
         return (cls, arg.node.expr)
     return arg if cls is int else (cls, arg)
+
+
+def _symbolic_key(known: dict[int, tuple[Any, Any]], arg: Any) -> Any:
+    """As `_key`; those of metas, by their ids, are kept in `known`."""
+    if arg.__class__ is not TensorMeta:
+        return _key(arg)
+    found = known.get(id(arg))
+    if found is None:
+        found = known[id(arg)] = arg, _key(arg)
+    return found[1]
 
 
 def by_torch(func: Any, args: Any, kwargs: Any) -> Any:

@@ -9,11 +9,13 @@ import torch
 from bolide.symbolic import product, same_size
 from bolide.tracing.meta import TensorMeta, contiguous_strides, is_one, is_undecided, is_zero, same_sizes
 from bolide.tracing.rules.common import (
+    differ,
     format_strides,
     fresh,
     like_strides,
     require,
     result_type,
+    shapes_differ,
     suggested_format,
     wrap_dim,
 )
@@ -44,6 +46,12 @@ def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
     return (*size[:position], x.numel // known, *size[position + 1 :])
 
 
+def _is_less(a: Any, b: Any) -> bool:
+    """``a < b``, as if sizes that are data were not 0 or 1."""
+    less = a < b
+    return bool(less.node.env.likely(less.node.expr) if is_undecided(less) else less)
+
+
 def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The strides of a view of another shape, or None if it would need a copy (at::detail::computeStride)."""
     if any(map(is_zero, shape)):
@@ -58,11 +66,11 @@ def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[An
     for dim in range(len(shape) - 1, -1, -1):
         block = block * shape[dim]
         if dim == 0 or (not is_one(shape[dim - 1]) and not same_size(stride[dim - 1], block * base)):
-            while position >= 0 and (viewed < block or is_one(size[position])):
+            while position >= 0 and (_is_less(viewed, block) or is_one(size[position])):
                 result[position] = viewed * base
                 viewed = viewed * size[position]
                 position -= 1
-            if not same_size(viewed, block) and viewed != block:
+            if not same_size(viewed, block) and differ(viewed, block):
                 return None
             if dim > 0:
                 base = stride[dim - 1]
@@ -74,7 +82,7 @@ def reshaped(x: TensorMeta, size: list[Any]) -> tuple[tuple[Any, ...], bool]:
     """The sizes that `Tensor.reshape` gives, and whether the result is a view."""
     shape, count = _resolve(x, size), x.numel
     wanted = product(shape)
-    if not same_size(wanted, count) and wanted != count:
+    if not same_size(wanted, count) and differ(wanted, count):
         raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {count}")
     dense = same_sizes(x.stride, contiguous_strides(x.shape))
     return shape, dense or view_strides(x.shape, x.stride, shape) is not None
@@ -88,7 +96,7 @@ def _view(x: TensorMeta, size: list[Any]) -> TensorMeta:
         wanted: Any = 1
         for extent in shape:
             wanted = wanted * extent
-        if not same_size(wanted, x.numel) and wanted != x.numel:
+        if not same_size(wanted, x.numel) and differ(wanted, x.numel):
             raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {x.numel}")
     else:
         stride = view_strides(x.shape, x.stride, shape)
@@ -145,14 +153,14 @@ def _expand(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMet
         own = x.shape[position - extra] if position >= extra else 1
         if size[position] == -1:
             shape[position] = own
-        if same_size(own, shape[position]) or own == shape[position]:
+        if same_size(own, shape[position]) or (not is_one(own) and not differ(own, shape[position])):
             following = position + 1 < len(size)
             stride[position] = (
                 x.stride[position - extra]
                 if position >= extra
                 else (shape[position + 1] * stride[position + 1] if following else 1)
             )
-        elif own != 1:
+        elif not is_one(own):
             raise RuntimeError(
                 f"The expanded size of the tensor ({size[position]}) must match the existing size ({own}) at "
                 f"non-singleton dimension {position}.  Target sizes: {list(size)}.  Tensor sizes: {list(x.shape)}"
@@ -251,7 +259,7 @@ def _unfold(x: TensorMeta, dim: int, size: int, step: int) -> TensorMeta:
     "as_strided_scatter",
 )
 def _scatter(x: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
-    if any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride)):
+    if any(stride.__class__ is int and stride == 0 and not is_one(size) for size, stride in zip(x.shape, x.stride)):
         return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
     return x._replace(requires_grad=False)
 
@@ -260,7 +268,7 @@ def _scatter(x: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
 def _cat(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
     require(tensors, "torch.cat(): expected a non-empty list of Tensors", ValueError)
     require(all(meta.shape for meta in tensors), "zero-dimensional tensor (at position 0) cannot be concatenated")
-    real = [meta for meta in tensors if meta.shape != (0,)] or tensors[:1]
+    real = [meta for meta in tensors if meta.ndim != 1 or not is_zero(meta.shape[0])] or tensors[:1]
     first = real[0]
     dim = wrap_dim(dim, first.ndim)
     total: Any = 0
@@ -269,7 +277,7 @@ def _cat(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
         if meta.ndim != first.ndim:
             raise RuntimeError(f"Tensors must have same number of dimensions: got {first.ndim} and {meta.ndim}")
         for other in range(first.ndim):
-            if other != dim and meta.shape[other] != first.shape[other]:
+            if other != dim and differ(meta.shape[other], first.shape[other]):
                 raise RuntimeError(
                     f"Sizes of tensors must match except in dimension {dim}. Expected size {first.shape[other]} but "
                     f"got size {meta.shape[other]} for tensor number {tensors.index(meta)} in the list."
@@ -285,7 +293,7 @@ def _stack(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
     require(tensors, "stack expects a non-empty TensorList")
     first = tensors[0]
     for meta in tensors:
-        if meta.shape != first.shape:
+        if shapes_differ(meta.shape, first.shape):
             raise RuntimeError(
                 f"stack expects each tensor to be equal size, but got {list(first.shape)} at entry 0 and "
                 f"{list(meta.shape)} at entry {tensors.index(meta)}"

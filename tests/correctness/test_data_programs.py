@@ -1,0 +1,266 @@
+"""Numbers and sizes that are data, captured as symbols: one compiled version serves all data, and results, gradients,
+writes and errors are eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import tensor
+
+import bolide
+from bolide.dynamo.config import config
+from bolide.support import events
+from bolide.support.errors import Unsupported
+
+
+@pytest.fixture(autouse=True)
+def capturing() -> Iterator[None]:
+    with config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        yield
+
+
+def rows() -> torch.Tensor:
+    return torch.randn(10, 4)
+
+
+MASKS = [tensor([True, False] * 5), torch.arange(10) < 0, torch.arange(10) == 3, torch.arange(10) >= 0]
+COUNTS = [tensor(k) for k in (3, 0, 1, 10, 9, 20, -2)]
+
+
+# ---- programs of rows (10, 4) and a mask -----------------------------------------------------------------------------
+
+
+def of_rows(x: Any, m: Any) -> Any:
+    return F.softmax(x[m], -1)
+
+
+def of_columns(x: Any, m: Any) -> Any:
+    return x.t()[:, m] * 2
+
+
+def written_back(x: Any, m: Any) -> Any:
+    y = x.clone()
+    y[m] = y[m] * 2
+    z = torch.zeros_like(x)
+    z[m] = x[m].exp()
+    return y, z
+
+
+def centred(x: Any, m: Any) -> Any:
+    y = x[m]
+    return y - y.mean(0), y @ y.T, y.view(-1), y.unsqueeze(0).transpose(1, 2), y.shape[0] + 1
+
+
+def attended(x: Any, m: Any) -> Any:
+    y = x[m][None, None]
+    return F.scaled_dot_product_attention(y, y, y)
+
+
+def normalised(x: Any, m: Any) -> Any:
+    return F.layer_norm(x[m] @ x[:4], (4,)).sum(0), torch.cat([x[m], x, x[~m]])
+
+
+def selected(x: Any, m: Any) -> Any:
+    i = m.nonzero()[:, 0]
+    return x.index_select(0, i).sin(), x[i, i % 4], torch.masked_select(x[:, 0], m), torch.argwhere(m)
+
+
+def broadcast(x: Any, m: Any) -> Any:
+    y = x[m]
+    return y.reshape(-1, 1).expand(-1, 3).contiguous(), y + x[0], y[:, None] * y[:, :, None], torch.zeros_like(y) + 1
+
+
+def reduced(x: Any, m: Any) -> Any:
+    y = x[m]
+    return y.sum(), y.cumsum(0), y.abs().sum(1), (y * y).sum(0), torch.where(y > 0, y, -y)
+
+
+OF_MASKS = (of_rows, of_columns, written_back, centred, attended, normalised, selected, broadcast, reduced)
+
+
+# ---- programs of rows (10, 4) and a number ---------------------------------------------------------------------------
+
+
+def first(x: Any, n: Any) -> Any:
+    k = n.item()
+    return x[:k] * 2, x[k:].sum(0), x[..., :k].exp()
+
+
+def checked(x: Any, n: Any) -> Any:
+    k = n.item()
+    torch._check(k >= 0)
+    torch._check(k <= 10)
+    return torch.cat([x[:k], x[k:] * 3]), torch.zeros(k, 4) + x[0], torch.arange(k) * 2
+
+
+def asserted(x: Any, n: Any) -> Any:
+    k = int(n)
+    assert 0 < k < x.shape[0], "in between"
+    return x[:k].mean(0) + x[k:].mean(0)
+
+
+def at(x: Any, n: Any) -> Any:
+    i = n.item()
+    return x[i] * 2, x[i, 1], x[:, 0][i]
+
+
+def written(x: Any, n: Any) -> Any:
+    y = x.clone()
+    k = n.item()
+    y[:k] = y[:k] * 2
+    y[:k].add_(1)
+    return y
+
+
+def masked(x: Any, n: Any) -> Any:
+    torch._check_value(n.item() < 15)
+    return x * (torch.arange(x.shape[0]) < n.item())[:, None], x * n.item() + n.item() // 2
+
+
+def arithmetic(x: Any, n: Any) -> Any:
+    k = n.item()
+    return min(k, 3), max(k, 2), abs(k), -k, k % 3, k // 2, k * k, k / 2, float(k), x / 2 + k
+
+
+OF_COUNTS = (first, checked, asserted, at, written, masked, arithmetic)
+
+
+# ---- others ----------------------------------------------------------------------------------------------------------
+
+
+def ignoring(x: Any, labels: Any) -> Any:
+    keep = labels != -100
+    return F.cross_entropy(x[keep], labels[keep])
+
+
+def grouped(x: Any, labels: Any) -> Any:
+    names, places, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    total = torch.zeros(names.shape[0], 4).index_add(0, places, x)
+    return names, total / counts[:, None], torch.bincount(labels.abs()), torch.unique_consecutive(labels)
+
+
+def counted(x: Any, labels: Any) -> Any:
+    n = labels.abs().max().item() + 1
+    torch._check(n > 0)
+    return torch.zeros(n, 4).scatter_reduce(0, labels.abs()[:, None].expand_as(x), x, "amax", include_self=False)
+
+
+def parts(x: Any, sizes: Any) -> Any:
+    a, b = sizes.tolist()
+    left, right = x.split([a, b])
+    return left.sum(), right * 2
+
+
+def repeated(x: Any, sizes: Any) -> Any:
+    return torch.repeat_interleave(x[:2], sizes, dim=0).cumsum(0)
+
+
+LABELS = [tensor([1, 2, -100, 3, 0, 0, 1, 2, 3, 3]), torch.full((10,), 2), tensor([-100] * 9 + [1])]
+SPLITS = [tensor(pair) for pair in ([3, 7], [0, 10], [1, 9], [1, 1], [-1, 11])]
+CASES: list[tuple[Callable[..., Any], list[torch.Tensor]]] = [
+    *((program, MASKS) for program in OF_MASKS),
+    *((program, COUNTS) for program in OF_COUNTS),
+    *((program, LABELS) for program in (ignoring, grouped, counted)),
+    (parts, SPLITS),
+    (repeated, SPLITS[:3]),
+]
+
+
+def outcome(program: Callable[..., Any], x: torch.Tensor, data: torch.Tensor) -> Any:
+    """The results and the gradient of `x`, or the error."""
+    x = x.clone().requires_grad_()
+    try:
+        out = program(x, data)
+        results = out if isinstance(out, tuple) else (out,)
+        tracked = [result for result in results if isinstance(result, torch.Tensor) and result.requires_grad]
+        if tracked:
+            sum((result * result.detach().cos()).sum() for result in tracked).backward()
+    except Unsupported:
+        raise
+    except Exception as error:
+        return type(error)
+    return [r.detach() if isinstance(r, torch.Tensor) else r for r in results], x.grad
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(("program", "inputs"), CASES, ids=[program.__name__ for program, _ in CASES])
+def test_one_version_serves_all_data(program: Callable[..., Any], inputs: list[torch.Tensor], backend: str) -> None:
+    compiled = bolide.compile(program, backend=backend, fullgraph=True)
+    captures: list[events.Captured] = []
+    with events.subscribed(lambda event: captures.append(event) if isinstance(event, events.Captured) else None):
+        for data in inputs:
+            x = rows()
+            expected, found = outcome(program, x, data), outcome(compiled, x, data)
+            if isinstance(expected, type):
+                assert found is expected, data
+            else:
+                torch.testing.assert_close(found, expected, equal_nan=True)
+    assert len(captures) == 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_what_cannot_be_decided_breaks_at_its_line(backend: str) -> None:
+    def program(x: Any, m: Any) -> Any:
+        y = x[m] * 2
+        if y.shape[0] > 3:
+            return y.sum()
+        return y + 1
+
+    with pytest.raises(Unsupported, match=r"u0 >= 4[\s\S]*if y.shape\[0\] > 3[\s\S]*torch._check"):
+        bolide.compile(program, backend=backend, fullgraph=True)(rows(), MASKS[0])
+    compiled = bolide.compile(program, backend=backend)
+    for m in MASKS:
+        x = rows()
+        torch.testing.assert_close(compiled(x, m), program(x, m))
+
+
+def test_numbers_live_across_breaks() -> None:
+    def program(x: Any, n: Any) -> Any:
+        k = n.item()
+        half, flag = k / 2, k > 2
+        bolide.graph_break()
+        return x * k + half, flag, [k + 1]
+
+    compiled = bolide.compile(program, backend="eager")
+    for n in (3, 1, -4):
+        x = rows()
+        assert [*map(str, compiled(x, tensor(n)))] == [*map(str, program(x, tensor(n)))]
+
+
+def test_a_failed_check_comes_before_any_write() -> None:
+    def program(x: Any, n: Any) -> Any:
+        x.mul_(2)
+        torch._check(n.item() > 0)
+        x[: n.item()] += 1
+        return x.sum()
+
+    for backend in ("eager", "inductor"):
+        compiled = bolide.compile(program, backend=backend, fullgraph=True)
+        x = rows()
+        kept, ours = x.clone(), x.clone()
+        torch.testing.assert_close(compiled(x, tensor(2)), program(kept, tensor(2)))
+        torch.testing.assert_close(x, kept)
+        before = ours.clone()
+        with pytest.raises(RuntimeError, match="Expected cond to be True"):
+            compiled(ours, tensor(0))
+        assert torch.equal(ours, before)
+
+
+def test_checks_are_left_out_on_demand() -> None:
+    def program(x: Any, n: Any) -> Any:
+        torch._check(n.item() > 0)
+        return x * n.item()
+
+    with config.patch(do_not_emit_runtime_asserts=True):
+        assert bolide.compile(program, backend="aot_eager", fullgraph=True)(torch.ones(1), tensor(-1)) == -1
+
+
+def test_without_the_options_data_breaks() -> None:
+    with config.patch(capture_scalar_outputs=False, capture_dynamic_output_shape_ops=False):
+        for program, data in ((at, COUNTS[0]), (of_rows, MASKS[0]), (parts, SPLITS[0])):
+            with pytest.raises(Unsupported, match="data"):
+                bolide.compile(program, backend="aot_eager", fullgraph=True)(rows(), data)
