@@ -686,8 +686,12 @@ def symbolic_strides(sizes: tuple[Any, ...], real: tuple[int, ...], hints: tuple
     `hints` are the real sizes. A stride that is not explained by the sizes inside of it stays a number (to be guarded).
     """
     strides: list[Any] = list(real)
-    order = sorted(range(len(real)), key=lambda dim: (real[dim], hints[dim]))
+    order = sorted((dim for dim, size in enumerate(hints) if size != 1), key=lambda dim: (real[dim], hints[dim]))
     for inner, outer in pairwise(order):
-        if real[outer] == real[inner] * hints[inner] and hints[outer] != 1:
+        if real[outer] == real[inner] * hints[inner]:
             strides[outer] = times(strides[inner], sizes[inner])
+    for outer, size in enumerate(hints):
+        inside = [dim for dim in order if real[outer] == real[dim] * hints[dim]] if size == 1 else []
+        if inside:
+            strides[outer] = times(strides[inside[-1]], sizes[inside[-1]])
     return tuple(strides)

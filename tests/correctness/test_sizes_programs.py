@@ -401,3 +401,22 @@ def test_a_branch_on_a_float_compiles_once_for_each_way_it_goes(fn: Callable[...
         else:
             torch.testing.assert_close(compiled(x, h), expected)
     assert len(compiled._bolide.entries) <= 7
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 7, 4), (1, 2, 7, 4), (1, 1, 7, 4), (2, 7, 1, 4)], ids=str)
+def test_strides_of_dimensions_of_one_follow_the_sizes_inside_of_them(shape: tuple[int, ...]) -> None:
+    dim = shape.index(7)
+
+    def append(cache: Any, x: Any) -> Any:
+        cache = torch.cat([cache, x], dim)
+        return cache, (cache * 2).sum(dim)
+
+    compiled = bolide.compile(append, fullgraph=True)
+    cache = torch.randn(shape)
+    for _ in range(5):
+        x = torch.randn([1 if i == dim else size for i, size in enumerate(shape)])
+        expected = append(cache, x)
+        cache, total = compiled(cache, x)
+        same((cache, total), expected)
+        assert cache.stride() == expected[0].stride()
+    assert versions(compiled) == 2
