@@ -43,7 +43,6 @@ class Trace:
         self.captures_numbers = False  # whether integers read from tensors are symbols; else they are refused
         self.captures_sizes = False  # the same of sizes of results
         self.answered: dict[Any, Any] = {}  # what data was asked for before
-        self.answered: dict[Any, Any] = {}  # what data was asked for before
         self._mode = _Recording(self)
         self._size_nodes: dict[Expr, torch.fx.Node] = {}
         self._lifted: dict[int, TracedTensor] = {}
