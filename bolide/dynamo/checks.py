@@ -50,7 +50,8 @@ def readable(
 
 
 class Check:
-    """One check in both forms. `install(function)` is called with each new form of it, the first one at once.
+    """One check in both forms. `form` is the present one; `installed(function)` is called with each new one, the first
+    one at once.
 
     names: of the values that it is called with; containers: those of them that are the tuple of ``*args`` or the dict
     of ``**kwargs``, new in each call.
@@ -63,17 +64,22 @@ class Check:
         guards: Sequence[Guard],
         wanted: Sequence[Source],
         title: str,
-        install: Callable[[Callable[..., Any]], None],
+        installed: Callable[[Callable[..., Any]], None],
     ) -> None:
         self.names, self.containers, self.guards, self.wanted, self.title = names, containers, guards, wanted, title
-        self.install = install
+        self.installed = installed
         self.source, self.readable = readable(names, guards, wanted, title)
         self.habits = pins.Habits()
         self.records: list[pins.Record] = []
         self.passes = 0
         self.unsettled = 0
         self.deaths = 0
-        install(self.slow if config.enable_cpp_guard_manager and layout() is not None else self.readable)
+        self.install(self.slow if config.enable_cpp_guard_manager and layout() is not None else self.readable)
+
+    def install(self, form: Callable[..., Any]) -> None:
+        """Use another form from now on."""
+        self.form = form
+        self.installed(form)
 
     def slow(self, *values: Any) -> Any:
         """The readable check, and after it has passed a recording."""

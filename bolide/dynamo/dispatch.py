@@ -1,7 +1,7 @@
-"""Compiled functions: a public function with the user's signature in front of a chain of entries, and the segments that
+"""Compiled functions: a public function with the user's signature in front of its entries, and the segments that
 follow when an entry ends in a break.
 
-The public function calls `top`, the newest entry (see `versions`). An entry that ends in a break hands over to
+The public function calls `top`, the entry used last (see `versions`). An entry that ends in a break hands over to
 `Dispatcher.resume`: the instruction that could not be captured is run for real, then the segment that starts at the
 point reached is entered, until one returns. This is a loop, however often the program breaks.
 """
@@ -132,9 +132,11 @@ class Dispatcher(Versions):
     def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         return self.capture(self.original, args, kwargs, self.sizes)
 
-    def install(self, entry: Entry, captured: Captured) -> None:
-        self.entries = (*self.entries, entry)
+    def lead(self, entry: Entry) -> None:
         self._scope[self._top] = entry.function
+
+    def install(self, entry: Entry, captured: Captured) -> None:
+        super().install(entry, captured)
         if captured.ending is not None:
             self.function.__code__ = self._codes[1]
 
@@ -244,9 +246,11 @@ class Point(Versions):
             self.single = error.about.scope != "user"
             raise
 
-    def install(self, entry: Entry, captured: Captured) -> None:
-        self.entries = (*self.entries, entry)
+    def lead(self, entry: Entry) -> None:
         self.top = entry.function
+
+    def install(self, entry: Entry, captured: Captured) -> None:
+        super().install(entry, captured)
         last = self.shape.frames[-1]
         self.root.heads.add((last.code, last.pc))
 

@@ -4,7 +4,8 @@ then the value the user gets.
 def entry(x, y):                       # the user's own parameters
     found = check(x, y)                # see checks.py: the inputs of the graph, then other outside values
     if found is None:
-        return next(x, y)              # the entry compiled before this one; the first one's `next` compiles
+        other = others(1, x, y)        # the entry that fits, and what it has found
+        return miss(x, y) if other is None else other[0](other[1], x, y)
     config = found.pop()
     out = run(found)
     config.counter = 3                 # effects
@@ -13,6 +14,7 @@ def entry(x, y):                       # the user's own parameters
 
 from __future__ import annotations
 
+import functools
 import keyword
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,14 +31,27 @@ from bolide.support.errors import Refuted
 Runner = Callable[[list[Any]], Sequence[Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
-    """One compiled version of a function. `source` shows its check and then the function."""
+    """One compiled version of a function, the `number`th. `source` shows its check and then the function; `rest` is the
+    text of the function that goes on when the check has been made, with what it found and the values of the names.
+    """
 
+    number: int
     guards: tuple[Guard, ...]
     source: str
     function: Callable[..., Any]
     check: Check
+    rest: str
+
+    @functools.cached_property
+    def passed(self) -> Callable[..., Any]:
+        """The function of `rest`: most entries never need it."""
+        code = compile(self.rest, self.function.__code__.co_filename, "exec", dont_inherit=True)
+        made: dict[str, Any] = {}
+        exec(code, self.function.__globals__, made)
+        function: Callable[..., Any] = made["passed"]
+        return function
 
 
 def make_entry(
@@ -44,23 +59,29 @@ def make_entry(
     captured: Captured,
     guards: Sequence[Guard],
     run: Runner,
-    following: Callable[..., Any],
+    number: int,
+    others: Callable[..., Any],
+    miss: Callable[..., Any],
     eager: Callable[..., Any],
 ) -> Entry:
-    """Generate the function of one entry; `following` is called with the same arguments when a guard fails, `eager`
-    when the graph raises Refuted. `guards` come from `guards.prepare`.
+    """Generate the function of one entry. When a guard fails, `others` is asked, with the entry's number and the values
+    of the names, for the function of another one and what that has found; if it answers None, `miss` is called with the
+    same arguments. `eager` is when the graph raises Refuted. `guards` come from `guards.prepare`.
     """
     namespace = Namespace(signature.names)
     builder = _Builder(namespace, captured, f"{namespace.reference(eager, 'eager')}({signature.forward})")
-    checked, found = namespace.fresh("check"), namespace.fresh("found")
-    lines = [
-        f"def entry({signature.declare}):",
-        f"    {found} = {checked}({', '.join(signature.names)})",
-        f"    if {found} is None:",
-        f"        return {namespace.reference(following, 'next')}({signature.forward})",
-        *(f"    {line}" for line in builder.body(found, namespace.reference(run, "run"))),
-    ]
-    source = "\n".join(lines) + "\n"
+    checked, found, other = namespace.fresh("check"), namespace.fresh("found"), namespace.fresh("other")
+    body = "".join(f"    {line}\n" for line in builder.body(found, namespace.reference(run, "run")))
+    missed = f"{namespace.reference(miss, 'miss')}({signature.forward})"
+    source = (
+        f"def entry({signature.declare}):\n"
+        f"    {found} = {checked}({', '.join(signature.names)})\n"
+        f"    if {found} is None:\n"
+        f"        {other} = {namespace.reference(others, 'others')}({', '.join([str(number), *signature.names])})\n"
+        f"        return {missed} if {other} is None else {other}[0]({', '.join([f'{other}[1]', *signature.names])})\n"
+        f"{body}"
+    )
+    rest = f"def passed({', '.join([found, *signature.names])}):\n{body}"
     scope = namespace.values
     check = Check(
         signature.names,
@@ -71,7 +92,7 @@ def make_entry(
         lambda function: scope.__setitem__(checked, function),
     )
     exec(compile(source, f"<bolide {captured.name}>", "exec", dont_inherit=True), scope)
-    return Entry(tuple(guards), f"{check.source}\n{source}", scope.pop("entry"), check)
+    return Entry(number, tuple(guards), f"{check.source}\n{source}", scope.pop("entry"), check, rest)
 
 
 class _Builder:

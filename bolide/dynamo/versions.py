@@ -1,7 +1,8 @@
 """The compiled versions of one point of a program: the start of a function, or the place where a segment ended.
 
-An entry whose guards fail calls the entry made before it; after the oldest comes `Versions.miss`, which captures and
-compiles a new one or goes on in eager. A hit takes no lock. Misses of all threads take turns: whoever waited looks
+The entry that a call has fitted last is tried first (it is the one that callers enter); when its guards fail, it asks
+`Versions.others`, which tries the rest in the order of their last use; when none fits, `Versions.miss` captures and
+compiles a new one or goes on in eager. A hit waits for no lock. Misses of all threads take turns: whoever waited looks
 again first.
 """
 
@@ -58,6 +59,9 @@ class _Unfit(Exception):
 class Versions(ABC):
     """The entries of one point, newest last, and what happens when none fits.
 
+    entries: all of them, as they were made
+    order: the same, by last use
+
     name: of the function, or of the segment that starts here
     key: points with the same key share `accumulated_cache_size_limit`
     place: where the user wrote it, for messages
@@ -84,6 +88,7 @@ class Versions(ABC):
     def reset(self) -> None:
         """Drop every entry and every failure."""
         self.entries: tuple[Entry, ...] = ()
+        self.order: tuple[Entry, ...] = ()
         self.sizes = SizeHistory(self.name, self.dynamic)
         self.given_up = False
         self.called = False  # with the stance eager_then_compile
@@ -104,14 +109,40 @@ class Versions(ABC):
         """Capture from here. Raises Unsupported."""
 
     @abstractmethod
+    def lead(self, entry: Entry) -> None:
+        """Let callers enter at `entry`."""
+
     def install(self, entry: Entry, captured: Captured) -> None:
         """Make `entry` the newest one."""
+        self.entries = (*self.entries, entry)
+        self._put_first(entry)
 
-    @abstractmethod
-    def failed(self, error: Unsupported) -> BaseException | None:
-        """Account for a capture that failed. Returns the exception that eager is expected to raise, if the user's code
-        is what failed.
+    def _put_first(self, entry: Entry) -> None:
+        self.order = (entry, *(other for other in self.order if other is not entry))
+        self.lead(entry)
+
+    def others(self, number: int, *values: Any) -> tuple[Callable[..., Any], list[Any]] | None:
+        """For a call that entry `number` does not fit: the function that goes on in the entry that does, which is tried
+        first from now on, and what its check has found. None if no other entry fits.
         """
+        order = self.order
+        for place, entry in enumerate(order):
+            found = entry.check.form(*values) if entry.number != number else None
+            if found is not None:
+                self._used(order, place)
+                return entry.passed, found
+        return None
+
+    def _used(self, order: tuple[Entry, ...], place: int) -> None:
+        """Try an entry of `order` first from now on, unless another thread compiles: that is not waited for."""
+        if not _turn.acquire(blocking=False):
+            return
+        try:
+            if self.order is order:
+                self.order = (order[place], *order[:place], *order[place + 1 :])
+                self.lead(order[place])
+        finally:
+            _turn.release()
 
     # ---- misses ------------------------------------------------------------------------------------------------------
 
@@ -194,8 +225,12 @@ class Versions(ABC):
         if reason is not None:
             raise Unsupported(reason, kind="state", remedy="call the compiled function outside of it")
         with _turn:
-            if self.given_up or self._fitting(args, kwargs):
-                return not self.given_up
+            if self.given_up:
+                return False
+            fitting = self._fitting(args, kwargs)
+            if fitting is not None:
+                self._put_first(fitting)
+                return True
             self._check_limits()
             try:
                 with collector_paused(), modes.undisturbed(), profiled(config.cprofile, self.name):
@@ -207,14 +242,14 @@ class Versions(ABC):
                 state.stage = None
         return True
 
-    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an entry fits, made by another thread meanwhile. If not, tell which guards failed."""
+    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
+        """The entry that fits, made by another thread meanwhile. If there is none, tell which guards failed."""
         for index, entry in enumerate(self.entries):
             failure = guards.first_failure(entry.guards, self.signature, args, kwargs)
             if failure is None:
-                return True
+                return entry
             self._guard_failed(index, *failure)
-        return False
+        return None
 
     def _guard_failed(self, index: int, guard: Guard, actual: str) -> None:
         wanted = guards.text(guard)
@@ -285,8 +320,8 @@ class Versions(ABC):
         known = [*captured.guards, *shape_guards(captured)]
         checks = guards.prepare(known, surroundings)  # backward code of the user's was read meanwhile, too
         checks = select(checks, self.guard_filter)
-        following = self.entries[-1].function if self.entries else self.miss
-        entry = make_entry(self.signature, captured, checks, run, following, self.refuted)
+        number = len(self.entries)
+        entry = make_entry(self.signature, captured, checks, run, number, self.others, self.miss, self.refuted)
         captured.release()
         seconds = time.perf_counter() - start
         self._measure(captured, len(checks), captured_after, seconds)
@@ -340,7 +375,7 @@ class Versions(ABC):
         self._failures["bug"] += 1
         self.given_up |= self._failures["bug"] > 1
         detail = "".join(traceback.format_exception(error)) if config.verbose else ""
-        self.warn(Unsupported(f"{error}{detail and chr(10) + detail}", kind="bug"))
+        self.warn(Unsupported(f"{error}{detail and chr(10) + detail}", remedy=error.remedy, kind="bug"))
 
     def warn(self, error: Unsupported) -> None:
         """One warning for each reason."""
