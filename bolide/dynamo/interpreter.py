@@ -227,10 +227,12 @@ class Machine:
 
     def _run(self, ticks: Iterator[int]) -> bool:
         """Run until the frame stack is back at `base`, one instruction for each tick. False when the ticks ran out."""
-        frames = self.frames
+        frames, watched = self.frames, self.world.watched
         tick = 0
         while len(frames) > self.base:
             frame = frames[-1]
+            if watched:
+                self.world.look_for_drops()
             try:
                 bound = frame.code.bound
                 if bound is None:
@@ -271,8 +273,8 @@ class Machine:
             caller.stack.append(frame.then_value)
 
     def drop_cells(self, frame: Frame) -> None:
-        """The top frame returns: its cells go, and what is in them, unless a closure has them or a traceback the frame's
-        variables."""
+        """The top frame returns: its cells go, and what is in them, unless a closure has them, or a traceback the
+        variables of the frame."""
         cells = [value for value in frame.locals if type(value) is types.CellType]
         frame.locals = []
         self.world.drop_cells(cells)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from bolide.dynamo.program import Source
@@ -114,7 +114,7 @@ class Stream:
         self.real, self.source, self.taken = real, source, 0
         self.items = self._read(world)
 
-    def _read(self, world: World) -> Iterator[Any]:
+    def _read(self, world: World) -> Generator[Any, None, None]:
         """Guards each item when it is drawn, and the end when it is found, but not how far the iterator was before."""
         while True:
             if any(map(world.is_written, _iterated(self.real))):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 import torch
 
-from bolide.dynamo.frames import refuse_drop
+from bolide.dynamo.frames import Generator, dropped_generator, refuse_drop
 from bolide.dynamo.guards import tensor_guard
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program import Guard, GuardKind, Relation, Source
@@ -85,6 +85,7 @@ class World:
         self.appends: Callable[[], bool] = lambda: False  # whether what is read now is only asked for its `append`
         self.exceptions: list[tuple[BaseException, dict[str, Any]]] = []  # those of outside, and their state at first
         self.generators: dict[int, Any] = {}  # those that live across a break (`reified.Mirrored`), by id
+        self.watched: list[list[Any]] = []  # lists of the outside world with generators in them
         self.lose: Callable[[Unsupported], None] = lambda error: (
             None
         )  # tells what is not supported, where nothing raises
@@ -216,13 +217,25 @@ class World:
                 return known[1]
         value = self._wrap_new(real, cls, source)
         self.seen.setdefault(id(real), (real, value, source))
+        if cls is list and self.generators and any(type(item) is Generator for item in value):
+            self.watched.append(value)
         return value
 
     def later(self, real: Any, source: Source) -> Any:
-        """The value of a variable that is looked at when it is read; a generator is from the start, for the program can
-        see when it is dropped.
+        """The value of a variable that is looked at when it is read; generators, also in a list, are from the start,
+        for the program can see when they are dropped.
         """
-        return self.wrap(real, source) if type(real) is types.GeneratorType else Deferred(real, source)
+        cls = type(real)
+        now = cls is types.GeneratorType or (cls is list and any(type(item) is types.GeneratorType for item in real))
+        return self.wrap(real, source) if now else Deferred(real, source)
+
+    def look_for_drops(self) -> None:
+        """Tell if one of the lists that hold generators is referred to by nothing of the program any more."""
+        for items in self.watched:
+            if sys.getrefcount(items) == _UNUSED_LIST:
+                for item in items:
+                    if type(item) is Generator and item.cleans_up():
+                        self.lose(dropped_generator(self.where()))
 
     def _wrap_bound(self, real: Any, source: Source) -> Any:
         """A method, written in C, of an outside object: that of the value which stands for the object."""
@@ -573,6 +586,8 @@ class World:
         """Let go of everything real: the capture is over, and the program's objects live no longer because of it."""
         for mirrored in self.generators.values():
             mirrored.forget()
+        for stream in self.streams:
+            stream.items.close()  # it refers to its stream
         self.__dict__.clear()
 
     def new_cell(self) -> types.CellType:
@@ -589,6 +604,7 @@ class World:
 
 
 _UNUSED = 3  # references to a cell that only `own_cells` has: from there, and two while they are counted
+_UNUSED_LIST = 5  # to a list that is watched: it is also among `seen` and `snapshots`
 
 
 def _items_source(source: Source) -> Source:
