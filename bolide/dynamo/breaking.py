@@ -70,10 +70,10 @@ def _kept(value: Any) -> Any:
     return value
 
 
-def supposed(vm: Machine, condition: torch.SymBool, message: str, error: str) -> bool:
+def supposed(vm: Machine, condition: torch.SymBool) -> bool:
     """Whether a condition on symbols holds; one on data is checked in the graph."""
     vm.trace.where = vm.where()
-    return bool(condition.node.env.suppose(condition.node.expr, message, error))
+    return bool(condition.node.env.suppose(condition.node.expr))
 
 
 # ---- checks of data --------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def checked(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool
         return truth
     if type(condition) is torch.SymBool:
         holds = condition if truth else torch.sym_not(condition)  # type: ignore[no-untyped-call]
-        return truth if supposed(vm, holds, "", error="Refuted") else None
+        return truth if supposed(vm, holds) else None
     if type(condition) is not TracedTensor or condition.numel() != 1:
         return None
     _require(vm, condition if truth else condition.logical_not())
@@ -128,10 +128,10 @@ def checked(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool
 def _require(vm: Machine, condition: Any) -> None:
     """In the graph: the call is made in eager unless the condition, one element, is true."""
     vm.trace.where = vm.where()
-    data.check_tensor(vm.trace, condition, "Refuted", "")
+    data.check_tensor(vm.trace, condition)
     calls = vm.memory[CallRecorder]
     if calls is not None:
-        calls.check(condition, "Refuted", "")
+        calls.check(condition)
 
 
 def compared_number(vm: Machine, frame: Frame, function: Any, args: list[Any]) -> TracedTensor | None:

@@ -72,6 +72,7 @@ def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
     found = _unless_unsupported(first, None, None)
     if isinstance(found, Captured):
         return found
+    first.symbols.check()
     if not breaks or break_is_error(first.machine):
         found.final = True
     elif found.about.scope != "user":

@@ -87,8 +87,8 @@ def mark_static(t: torch.Tensor, index: Any = None) -> None:
 
 
 def mark_unbacked(t: torch.Tensor, index: Any) -> None:
-    """As `mark_dynamic`, and one compiled version serves sizes of 0 and 1 as well, unless the program treats them
-    otherwise."""
+    """As `mark_dynamic`, and one compiled version serves all sizes, 0 and 1 as well: nothing is assumed of the size but
+    what the program checks (`torch._check`). A branch that depends on it is a ConstraintError, which names the line."""
     _mark(t, index, Mark("unbacked"))
 
 
@@ -174,8 +174,11 @@ class Symbols:
                 continue
             bounds = 0 if mark.kind == "unbacked" else max(mark.lo or 0, 2), mark.hi
             marked = mark.kind in ("dynamic", "unbacked")
-            key, called = (value, *old, marked, bounds), f"{name}_size{dim}"
+            key: Any = (value, *old, marked, bounds) if mark.kind != "unbacked" else (source, dim)
+            called = f"{name}_size{dim}"
             size = self._symbol((source, dim), size_source(source, dim), value, key, called, bounds, marked)
+            if mark.kind == "unbacked":
+                self.trace.shapes.mark_unbacked(size)
             if isinstance(size, torch.SymInt):
                 found[dim] = size
         return found
@@ -247,6 +250,14 @@ class Symbols:
             known = next(other for other in self.found if other.name == size.node.expr.text())
             known.places.append(place)
         return size
+
+    def check(self) -> None:
+        """Raises ConstraintError where the program asked something of a size that was marked unbacked."""
+        if self.trace.shapes.violation is not None:
+            name, condition, where = self.trace.shapes.violation
+            source = next(symbol.source for symbol in self.found if symbol.name == name)
+            what = sources.text(source)
+            raise ConstraintError(what, condition.replace(name, what), where)
 
     def read_by(self, expressions: Iterable[int | Expr]) -> tuple[tuple[str, Source], ...]:
         """The symbols in these sizes by name, and where each is read."""

@@ -93,14 +93,15 @@ class Refuted(BolideError):
 
 
 class CompileError(BolideError):
-    """A stage of bolide failed on a captured program: a fault of bolide, not of the user. ``__cause__`` is the
-    original exception.
+    """A stage failed on a captured program: a fault of `maker`, of bolide or of a backend, not of the user.
+    ``__cause__`` is the original exception.
     """
 
-    def __init__(self, stage: str, function: str, cause: BaseException) -> None:
+    def __init__(self, stage: str, function: str, cause: BaseException, maker: str = "bolide") -> None:
         self.stage = stage
         self.function = function
-        super().__init__(f"bolide failed to compile {function} ({stage}): {type(cause).__name__}: {cause}")
+        self.remedy = None if maker == "bolide" else f"use another backend, or mend {maker}"
+        super().__init__(f"{maker} failed to compile {function} ({stage}): {type(cause).__name__}: {cause}")
         self.__cause__ = cause
 
 
@@ -109,16 +110,23 @@ class RecompileError(BolideError):
 
 
 class ConstraintError(BolideError):
-    """A size that was marked dynamic has to be one number for the program to work."""
+    """A size that was marked dynamic has to be one number for the program to work, or one that was marked unbacked
+    decides what the program does. `value`: that number, or the condition."""
 
-    def __init__(self, size: str, value: int, where: UserFrame | None) -> None:
+    def __init__(self, size: str, value: int | str, where: UserFrame | None) -> None:
         self.size, self.value, self.where = size, value, where
-        lines = [f"{size} was marked dynamic, but the program works for {size} == {value} only"]
+        if isinstance(value, int):
+            lines = [f"{size} was marked dynamic, but the program works for {size} == {value} only"]
+        else:
+            lines = [f"{size} was marked unbacked, but the program asks whether {value}"]
         if where is not None:
             lines += [f"  at: {where}", f"    {where.text}"]
         lines += [
             "  remedy: write that line without the size's value, mark it with maybe_mark_dynamic, or set "
             "bolide.dynamo.config.allow_ignore_mark_dynamic"
+            if isinstance(value, int)
+            else "  remedy: state before that line what holds for all sizes, as in torch._check(...), or mark it with "
+            "mark_dynamic"
         ]
         super().__init__("\n".join(lines))
 

@@ -44,7 +44,9 @@ class ShapeEnv:
         self.quiet = False  # texts are for messages, which are made before anybody knows whether they are needed
         self.closed = False  # whether the trace is finished: nothing more may be assumed
         self.facts = Facts()  # what is known of symbols that are data
-        self.require: Callable[[Cond, str, str], None] | None = None  # records a check of a condition on data
+        self.unbacked: set[str] = set()  # those of them that the user has marked as such
+        self.violation: tuple[str, str, UserFrame | None] | None = None  # one of those, and what was asked of it
+        self.require: Callable[[Cond], None] | None = None  # records a check of a condition on data
 
     def size(self, hint: int, name: str | None = None, lo: int | None = 2, hi: int | None = None) -> Any:
         """A new symbol with this value now, known to be in lo..hi (None: no bound). A value outside of that stays a
@@ -70,6 +72,12 @@ class ShapeEnv:
         self.facts.names.add(name)
         return torch.SymInt(SymNode(self, Expr.var(name, lo), hint))  # type: ignore[no-untyped-call]
 
+    def mark_unbacked(self, size: torch.SymInt) -> None:
+        """Treat a size of an input as data."""
+        (name,) = size.node.expr.free_vars
+        self.facts.names.add(name)
+        self.unbacked.add(name)
+
     def is_data(self, value: Cond | Expr | Ratio) -> bool:
         """Whether there is a symbol in it whose value is data."""
         return bool(self.facts.names) and not self.facts.names.isdisjoint(value.free_vars)
@@ -90,16 +98,16 @@ class ShapeEnv:
         """As `holds`, but for conditions on data: whether it is known to hold."""
         return self.facts.decide(condition) is True if self.is_data(condition) else self.holds(condition)
 
-    def suppose(self, condition: Cond, message: str, error: str = "RuntimeError") -> bool:
+    def suppose(self, condition: Cond) -> bool:
         """Whether a condition holds. One on data that is not known is taken to hold from here on: the program checks it
-        when it runs, and raises the builtin exception named `error`. Others become guards."""
+        when it runs, and is run in eager if it does not. Others become guards."""
         if not self.is_data(condition) or self.closed:
             return self.holds(condition)
         known = self.facts.decide(condition)
         if known is None:
             self.facts.add(condition)
             if self.require is not None:
-                self.require(condition, message, error)
+                self.require(condition)
         return known is not False
 
     def holds(self, condition: Cond) -> bool:
@@ -135,6 +143,9 @@ class ShapeEnv:
     def undecided(self, condition: Cond) -> Unsupported:
         """The error for a condition on data that the program needs the truth of."""
         text = condition.text()
+        marked = sorted(condition.free_vars & self.unbacked)
+        if marked:
+            self.violation = marked[0], text, self._where()
         return Unsupported(
             f"whether {text} holds depends on the data of a tensor",
             self._where(),
@@ -270,7 +281,7 @@ class SymNode:
 
     def expect_true(self, file: Any = "", line: Any = 0) -> bool:
         if isinstance(self.expr, Cond):
-            return self.env.suppose(self.expr, f"expected {self.expr.text()}")
+            return self.env.suppose(self.expr)
         return self.guard_bool()
 
     guard_size_oblivious = guard_bool
@@ -289,7 +300,7 @@ class SymNode:
         return otherwise if known is None else known
 
     def expect_size(self, file: Any = "", line: Any = 0) -> bool:
-        return self.env.suppose(self._integer().ge(0), f"expected a size, but {self} is negative")
+        return self.env.suppose(self._integer().ge(0))
 
     def statically_known_true(self, file: Any = "", line: Any = 0) -> bool:
         if isinstance(self.expr, Cond) and self.env.is_data(self.expr):
@@ -361,7 +372,7 @@ class SymNode:
             return self._float_arithmetic(op, other)
         a, b = self._integer(), other._integer()
         if op in ("//", "%"):
-            if not self.env.suppose(b.ne(0), "integer division or modulo by zero", "ZeroDivisionError"):
+            if not self.env.suppose(b.ne(0)):
                 _OPERATORS[op](1, 0)  # raises Python's own error
         return self._int(_INT_OPS[op](a, b))
 

@@ -124,14 +124,14 @@ class CallRecorder(TorchFunctionMode):
                 return True
         return False
 
-    def check(self, condition: TracedTensor, error: str, message: str) -> None:
+    def check(self, condition: TracedTensor) -> None:
         """A condition that the program raises without (see `data.check_tensor`). Writes to inputs cannot be taken back
         when it fails, so none may come before it."""
         if self.refusal is None:
             try:
                 if self.trace.mutated_inputs():
                     raise _Refusal("a check comes after an input has been written to")
-                node = self.graph.call_function(data.require_true, (self._tensor(condition), error, message))
+                node = self.graph.call_function(data.require_true, (self._tensor(condition),))
                 node.meta["effect"] = True
             except _Refusal as refusal:
                 self.refusal = str(refusal)

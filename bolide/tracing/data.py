@@ -7,7 +7,6 @@ The node that tells a symbol's value at run time (`aten::_local_scalar_dense`, `
 
 from __future__ import annotations
 
-import builtins
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -28,19 +27,14 @@ _LIKELY = (61, 67, 71, 73, 79, 83, 89, 97)  # what symbols count as where it onl
 _RELATIONS: dict[str, Callable[[int, int], bool]] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge}
 
 
-def _require(value: int, relation: str, error: str, message: str) -> None:
+def _require(value: int, relation: str) -> None:
     if not _RELATIONS[relation](value, 0):
-        _fail(error, message)
+        raise Refuted("a condition on data that the program was compiled for does not hold")
 
 
-def _require_true(condition: torch.Tensor, error: str, message: str) -> None:
+def _require_true(condition: torch.Tensor) -> None:
     if not condition:
-        _fail(error, message)
-
-
-def _fail(error: str, message: str) -> None:
-    cls = Refuted if error == "Refuted" else getattr(builtins, error)
-    raise cls(*([message] if message else []))
+        raise Refuted("a check of the program fails")
 
 
 def _wrap_index(index: int, size: int) -> int:
@@ -55,8 +49,8 @@ def _clip_index(index: int, size: int) -> int:
 
 _library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _schema, _kernel in (
-    ("require(SymInt value, str relation, str error, str message) -> ()", _require),
-    ("require_true(Tensor condition, str error, str message) -> ()", _require_true),
+    ("require(SymInt value, str relation) -> ()", _require),
+    ("require_true(Tensor condition) -> ()", _require_true),
     ("wrap_index(SymInt index, SymInt size) -> SymInt", _wrap_index),
     ("clip_index(SymInt index, SymInt size) -> SymInt", _clip_index),
 ):
@@ -174,20 +168,22 @@ def _dims_taken(item: Any) -> int:
     return item.dim() if is_mask else 1
 
 
-def check(trace: Trace, condition: Cond, message: str, error: str) -> None:
-    """Record that the program raises unless a condition on symbols holds."""
-    args = (trace.size_node(condition.expr), condition.op, error, message)
-    node = trace.graph.create_node("call_function", require, args, {}, "require")
-    node.meta["val"], node.meta["where"] = None, trace.where
-    trace.refutable |= error == "Refuted"
+def check(trace: Trace, condition: Cond) -> None:
+    """Record that the call is made again in eager (`Refuted`) unless a condition on symbols holds."""
+    trace.functional_only = "sizes are checked"
+    _check(trace, require, trace.size_node(condition.expr), condition.op)
 
 
-def check_tensor(trace: Trace, condition: TracedTensor, error: str, message: str) -> None:
-    """Record that the program raises the builtin exception named `error` (or `Refuted`: then the call is made again in
-    eager) unless the condition, one element, is true. That happens before any input is written to."""
-    node = trace.graph.create_node("call_function", require_true, (condition.node, error, message), {}, "require")
+def check_tensor(trace: Trace, condition: TracedTensor) -> None:
+    """Record that the call is made again in eager (`Refuted`) unless the condition, one element, is true. That happens
+    before any input is written to."""
+    _check(trace, require_true, condition.node)
+
+
+def _check(trace: Trace, func: Any, *args: Any) -> None:
+    node = trace.graph.create_node("call_function", func, args, {}, "require")
     node.meta["val"], node.meta["where"] = None, trace.where
-    trace.refutable |= error == "Refuted"
+    trace.refutable = True
 
 
 # ---- operations with a result of unknown size ------------------------------------------------------------------------

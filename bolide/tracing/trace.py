@@ -102,9 +102,11 @@ class Trace:
         self._size_nodes[symbol.node.expr] = node
 
     def is_data(self, value: Any) -> bool:
-        """Whether a symbolic number is made of numbers that are data."""
+        """Whether a symbolic number is made of numbers that the graph computes."""
         expr = getattr(value.node, "expr", None)
-        return isinstance(expr, (Expr, Cond, Ratio)) and self.shapes.is_data(expr)
+        if not isinstance(expr, (Expr, Cond, Ratio)) or not self.shapes.is_data(expr):
+            return False
+        return not self.shapes.facts.names.isdisjoint(expr.free_vars - self.shapes.unbacked)
 
     def number_tensor(self, value: Any) -> TracedTensor:
         """A symbolic number that is data as a 0-dim tensor: int64, float64 or bool."""

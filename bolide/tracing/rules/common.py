@@ -17,7 +17,7 @@ Number = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool
 def require(condition: Any, message: str, error: type[Exception] = RuntimeError) -> None:
     """Raise the error that eager raises, unless the condition holds; one on data is checked when the program runs."""
     if is_undecided(condition):
-        condition = condition.node.env.suppose(condition.node.expr, message, error.__name__)
+        condition = condition.node.env.suppose(condition.node.expr)
     if not condition:
         raise error(message)
 
@@ -27,8 +27,7 @@ def differ(a: Any, b: Any) -> bool:
     runs."""
     equal = a == b
     if is_undecided(equal):
-        text = f"expected {equal.node} (sizes that are data are broadcast only to equal ones)"
-        return not equal.node.env.suppose(equal.node.expr, text)
+        return not equal.node.env.suppose(equal.node.expr)
     return not equal
 
 
