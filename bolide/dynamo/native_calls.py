@@ -32,6 +32,8 @@ HASHABLE = frozenset(
         type(torch.nn.Parameter),
         type(torch.nn.Buffer),
         functools._lru_cache_wrapper,
+        type(torch.Tensor),
+        type(torch.FloatTensor),
         *BUILTIN_TYPES,
         type(torch.ops),
     }

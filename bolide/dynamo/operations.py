@@ -16,6 +16,7 @@ from bolide.dynamo.bytecode import BINARY_SYMBOLS
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING
+from bolide.dynamo.overrides import asked_by, overridden, overrides
 from bolide.dynamo.values.outside import Outside
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
@@ -192,6 +193,10 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
             return op is operator.ne
     elif all(_declines(look, cls, name) for cls, name in ((a, forward), (b, reflected))):
         raise _no_operator(op, a, b)
+    if a is TracedTensor and overrides(right):
+        return overridden(asked_by(op, False), [right], [left, right], {})
+    if b is TracedTensor and overrides(left):
+        return overridden(asked_by(op, True), [left], [right, left], {})
     vm.trace.where = vm.where()
     view = native_view(vm, left)
     result = op(view, native_view(vm, right))
@@ -286,6 +291,17 @@ def has_python_eq(vm: Machine, container: Any, item: Any = None) -> bool:
     return False
 
 
+AS_INDEX: dict[type, Callable[[Any], Any]] = {}  # what an index of a class of ours is to a tensor
+
+
+def _tensor_index(key: Any) -> Any:
+    """An index of a tensor, with tensors in place of arrays."""
+    if type(key) is tuple:
+        return key if AS_INDEX.keys().isdisjoint(map(type, key)) else tuple([_tensor_index(part) for part in key])
+    convert = AS_INDEX.get(type(key))
+    return key if convert is None else convert(key)
+
+
 def _has_symbols(key: Any) -> bool:
     """Whether there are symbolic integers in an index of a tensor."""
     return type(key) is torch.SymInt or (type(key) is tuple and any(type(part) is torch.SymInt for part in key))
@@ -300,6 +316,7 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
         return Call(polyfill("item_by_index"), [owner, key]) if type(key) is Outside else owner[key]
     if cls is TracedTensor:
         vm.trace.where = vm.where()
+        key = _tensor_index(key)
         if vm.trace.has_symbols and _has_symbols(key):
             owner, key = data.with_selected(owner, key)
             return owner[key] if key else owner
@@ -333,8 +350,10 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
     cls = type(owner)
     if cls in PLAIN or cls is TracedTensor:
         vm.trace.where = vm.where()
-        if cls is TracedTensor and vm.trace.has_symbols and _has_symbols(key):
-            owner, key = data.with_selected(owner, key)
+        if cls is TracedTensor:
+            key = _tensor_index(key)
+            if vm.trace.has_symbols and _has_symbols(key):
+                owner, key = data.with_selected(owner, key)
         owner[as_key(vm, key) if cls is dict else key] = value
         return None
     real = class_of(owner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +13,14 @@ from torch.utils import _pytree as pytree
 
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Machine
-from bolide.dynamo.operations import SEEN_AS
+from bolide.dynamo.operations import AS_INDEX, SEEN_AS
 from bolide.dynamo.values.arrays import TracedArray, layer
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.scalars import TracedFloat
 
 SEEN_AS[TracedArray] = numpy.ndarray
+AS_INDEX[TracedArray] = operator.attrgetter("tensor")
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -61,6 +63,37 @@ def _tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     wanted = options.pop("requires_grad", False)
     made = _made(vm, args[0], options, copy=True)
     return made.requires_grad_() if wanted else made
+
+
+@intercept(torch.Tensor.new_tensor)
+def _new_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) < 2 or type(args[1]) is not TracedArray:
+        return NATIVE
+    return _tensor(vm, args[1:], {"dtype": args[0].dtype, "device": args[0].device, **kwargs})
+
+
+_CONSTRUCTORS: dict[Any, torch.dtype] = {
+    torch.Tensor: torch.float32,
+    **{cls: cls.dtype for cls in (getattr(torch, f"{name}Tensor") for name in ("Float", "Double", "Half", "BFloat16"))},
+    **{
+        cls: cls.dtype for cls in (getattr(torch, f"{name}Tensor") for name in ("Long", "Int", "Short", "Char", "Byte"))
+    },
+    torch.BoolTensor: torch.bool,
+}
+
+
+def _constructor(dtype: torch.dtype) -> Callable[[Machine, Args, Kwargs], Any]:
+    def make(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        """A tensor in the memory of an array, if that has the same type."""
+        if len(args) != 1 or kwargs or type(args[0]) is not TracedArray:
+            return NATIVE
+        return _made(vm, args[0], {"dtype": dtype}, copy=False)
+
+    return make
+
+
+for _class, _dtype in _CONSTRUCTORS.items():
+    intercept(_class)(_constructor(_dtype))
 
 
 def _made(vm: Machine, value: Any, options: Kwargs, copy: bool) -> Any:

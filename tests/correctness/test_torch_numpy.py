@@ -131,3 +131,29 @@ def test_a_wrapped_numpy_function_is_differentiable_in_compiled_code():
     torch.testing.assert_close(mine, theirs)
     with pytest.raises(RuntimeError, match="requires grad"):
         program(x, [w])
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, a: x + x.new_tensor(a),
+        lambda x, a: x.new_tensor(a, dtype=torch.float64),
+        lambda x, a: x + torch.FloatTensor(a.astype(np.float32)),
+        lambda x, a: x + torch.LongTensor(a),
+        lambda x, a: torch.Tensor(a),
+        lambda x, a: x[:, a[a.shape[0] - 2 :] - 1],
+        lambda x, a: x[a[:2] - 1],
+    ],
+)
+def test_arrays_become_tensors_and_indices(program):
+    x, a = torch.randn(2, 3), np.array([0, 1, 2])
+    same(bolide.compile(program, fullgraph=True)(x, a), program(x, a))
+
+
+def test_an_item_is_written_at_an_arrays_places():
+    def program(x, a):
+        x[:, a[:2]] = 3.0
+        return x * 2
+
+    x, a = torch.randn(2, 3), np.array([0, 2, 1])
+    same(bolide.compile(program, fullgraph=True)(x.clone(), a), program(x, a))
