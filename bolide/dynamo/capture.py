@@ -116,6 +116,7 @@ class _Attempt:
         self.symbols = Symbols(history or SizeHistory("", False), self.trace)
         self.world = World(self.trace, self.symbols)
         self.machine = Machine(self.world, self.trace, call)
+        self.machine.serve(self.world)
         self.machine.memory[CallRecorder] = self.calls
         self.world.own_functions = self.machine.own_functions
         self.world.guard(None, "global_state", None)

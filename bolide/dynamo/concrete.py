@@ -8,6 +8,7 @@ that are called run in CPython.
 from __future__ import annotations
 
 import builtins
+import functools
 import itertools
 import operator
 import sys
@@ -15,12 +16,14 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bolide.dynamo.bytecode import Code
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import OPCODES, Handler, Machine
 from bolide.dynamo.opcodes import NULL
 from bolide.dynamo.values.kinds import MISSING
 
 NATIVE: dict[str, Handler] = {}
+REIFIED: set[types.CodeType] = set()  # what native generators around reified frames run
 
 
 class Concrete:
@@ -29,8 +32,7 @@ class Concrete:
     """
 
     def __init__(self, frames: Sequence[Frame]) -> None:
-        self.machine = Machine(_World(), _NoTrace(), _call)  # type: ignore[arg-type]
-        self.machine.world = _World()  # type: ignore[assignment]  # one that does not know the machine: no cycle
+        self.machine = Machine(_WORLD, _NO_TRACE, _call)
         self.machine.frames += frames
 
     @property
@@ -52,11 +54,13 @@ class Concrete:
         """Run one instruction."""
         vm = self.machine
         frame = vm.frames[-1]
-        name, arg = frame.code.ops[frame.pc], frame.code.args[frame.pc]
+        handler, arg, _ = _instructions(frame.code)[frame.pc]
         frame.pc += 1
-        handler = NATIVE.get(name) or OPCODES[name]
+        handled = None
+        for each in vm.frames:
+            if each.exceptions:
+                handled = each.exceptions[-1]
         try:
-            handled = next((f.exceptions[-1] for f in reversed(vm.frames) if f.exceptions), None)
             if handled is None:
                 handler(vm, frame, arg)
             else:
@@ -69,8 +73,22 @@ class Concrete:
         the Python numbers that they decide on.
         """
         self.step()
-        while not self.done and _is_light(self.machine.frames[-1]):
-            self.step()
+        vm = self.machine
+        frames = vm.frames
+        while len(frames) > 1:
+            frame = frames[-1]
+            handler, arg, light = _instructions(frame.code)[frame.pc]
+            if light is _moves:
+                frame.pc += 1
+                handler(vm, frame, arg)
+            elif light is not None and light(frame):
+                self.step()
+            else:
+                return
+
+    def restart(self, frames: Sequence[Frame]) -> None:
+        """Run other frames; those that were run are let go."""
+        self.machine.frames[1:] = frames
 
 
 def _while_handling(handled: BaseException, work: Callable[[], Any]) -> None:
@@ -88,27 +106,63 @@ def _while_handling(handled: BaseException, work: Callable[[], Any]) -> None:
 # ---- which instructions are light ------------------------------------------------------------------------------------
 
 _SCALARS = frozenset({int, float, bool, str, type(None), bytes, complex})
-_STACK_ONLY = "POP_TOP STORE_FAST JUMP PUSH_NULL COPY SWAP LOAD_CONST DELETE_FAST RETURN_VALUE RETURN_CONST END_SEND"
+_MOVES = "POP_TOP STORE_FAST JUMP PUSH_NULL COPY SWAP LOAD_CONST END_SEND"
 _ON_IDENTITY = "POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE IS_OP PUSH_EXC_INFO POP_EXCEPT CHECK_EXC_MATCH RERAISE"
-_LIGHT = frozenset(f"{_STACK_ONLY} {_ON_IDENTITY}".split())
-_LIGHT_ON_SCALARS = {"COMPARE_OP": 2, "BINARY_OP": 2, "CONTAINS_OP": 2, "POP_JUMP_IF_TRUE": 1, "POP_JUMP_IF_FALSE": 1}
-_LIGHT_ON_SCALARS |= {"UNARY_NOT": 1, "UNARY_NEGATIVE": 1}
+_MAY_RAISE = f"DELETE_FAST RETURN_VALUE RETURN_CONST {_ON_IDENTITY}"
+_Light = Callable[[Frame], bool]
 
 
-def _is_light(frame: Frame) -> bool:
-    """Whether the next instruction only moves values about, or works on Python numbers."""
-    name = frame.code.ops[frame.pc]
-    if name in _LIGHT:
-        return True
-    if name == "LOAD_FAST":
-        following = frame.code.ops[frame.pc + 1]
-        return type(frame.locals[frame.code.args[frame.pc]]) in _SCALARS or following in ("RETURN_VALUE", "STORE_FAST")
-    if name == "FOR_ITER":  # the bodies of reified generators are better captured
-        return type(frame.stack[-1]) is not types.GeneratorType
-    if name == "UNPACK_SEQUENCE":
-        return type(frame.stack[-1]) in (tuple, list)
-    count = _LIGHT_ON_SCALARS.get(name)
-    return count is not None and all(type(value) in _SCALARS for value in frame.stack[-count:])
+def _moves(frame: Frame) -> bool:
+    """Of instructions that only move values about and cannot raise."""
+    return True
+
+
+def _always(frame: Frame) -> bool:
+    return True
+
+
+def _one_scalar(frame: Frame) -> bool:
+    return type(frame.stack[-1]) in _SCALARS
+
+
+def _two_scalars(frame: Frame) -> bool:
+    return type(frame.stack[-1]) in _SCALARS and type(frame.stack[-2]) in _SCALARS
+
+
+def _reads_scalar(frame: Frame) -> bool:
+    following = frame.code.ops[frame.pc + 1]
+    return type(frame.locals[frame.code.args[frame.pc]]) in _SCALARS or following in ("RETURN_VALUE", "STORE_FAST")
+
+
+def _iterates_natively(frame: Frame) -> bool:
+    """Whether the iterator is no reified generator, whose body is better captured."""
+    iterator = frame.stack[-1]
+    return type(iterator) is not types.GeneratorType or iterator.gi_code not in REIFIED
+
+
+def _unpacks_plainly(frame: Frame) -> bool:
+    return type(frame.stack[-1]) in (tuple, list)
+
+
+_LIGHT: dict[str, _Light] = {
+    **dict.fromkeys(_MOVES.split(), _moves),
+    **dict.fromkeys(_MAY_RAISE.split(), _always),
+    **dict.fromkeys(("COMPARE_OP", "BINARY_OP", "CONTAINS_OP"), _two_scalars),
+    **dict.fromkeys(("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "UNARY_NOT", "UNARY_NEGATIVE"), _one_scalar),
+    "LOAD_FAST": _reads_scalar,
+    "FOR_ITER": _iterates_natively,
+    "UNPACK_SEQUENCE": _unpacks_plainly,
+}
+"""When the next instruction only moves values about, or works on Python numbers."""
+
+
+@functools.cache
+def _instructions(code: Code) -> list[tuple[Handler, Any, _Light | None]]:
+    """For each instruction its handler, its argument, and when it is light (None: never)."""
+    return [
+        (NATIVE.get(name) or OPCODES[name], arg, _LIGHT.get(name))
+        for name, arg in zip(code.ops, code.args, strict=True)
+    ]
 
 
 # ---- the world, seen directly ----------------------------------------------------------------------------------------
@@ -156,6 +210,10 @@ class _World:
 
     def lookup(self, cls: type, name: str) -> Any:
         return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), MISSING)
+
+
+_WORLD: Any = _World()
+_NO_TRACE: Any = _NoTrace()
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------

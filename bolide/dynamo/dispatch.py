@@ -161,10 +161,11 @@ class Dispatcher(Versions):
         """The rest of a call whose first entry has answered `result`."""
         state.entering = None
         name = self.name
+        running = Concrete(())
         while type(result) is Suspended:
             start = time.perf_counter() if events.subscribers else 0.0
             disabled = state.disabled
-            running = Concrete(result.frames())
+            running.restart(result.frames())
             running.advance()
             if result.onwards:
                 self._go_on(running, disabled)
@@ -178,7 +179,7 @@ class Dispatcher(Versions):
                 events.emit(events.Resumed(name, point.name if point else "", time.perf_counter() - start))
             if point is None:
                 return running.result
-            del running
+            running.restart(())
             name = point.name
             result = point.top(*values)
             del values

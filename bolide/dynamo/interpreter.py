@@ -98,6 +98,9 @@ class Machine:
         self.required: list[tuple[Any, list[Any], dict[str, Any]]] = []  # checks of data, made before any effect
         self.memory: dict[Any, Any] = {}  # what intercepts remember for the length of this run
         self._dispatch = dispatch
+
+    def serve(self, world: World) -> None:
+        """Answer what a world asks of the machine that interprets."""
         world.where = self.where
         world.appends = self._appends
         world.evaluate = self.evaluate

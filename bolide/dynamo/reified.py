@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Generator as NativeGenerator
 from typing import Any
 
-from bolide.dynamo.concrete import NATIVE, Concrete
+from bolide.dynamo.concrete import NATIVE, REIFIED, Concrete
 from bolide.dynamo.frames import Frame, Generator, dropped_generator
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Effect, Recipe, Source
@@ -44,6 +44,9 @@ def _body(record: Generator) -> NativeGenerator[Any, Any, Any]:
         result = _resume(record, value, error)
         if record.done:
             return result
+
+
+REIFIED.add(_body.__code__)
 
 
 def _resume(record: Generator, value: Any, error: BaseException | None) -> Any:

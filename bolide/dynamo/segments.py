@@ -7,7 +7,6 @@ The shape identifies a *program point*; the values are the arguments of the segm
 from __future__ import annotations
 
 import functools
-import itertools
 import keyword
 import types
 from collections.abc import Iterable, Sequence
@@ -109,7 +108,7 @@ def flatten(frames: Sequence[Frame]) -> tuple[Shape, list[Any]]:
 
     Raises Unsupported for frames that cannot be taken apart."""
     values: list[Any] = []
-    shapes = tuple([_flatten(*pair, values) for pair in itertools.zip_longest(frames, frames[1:])])
+    shapes = tuple([_flatten(frame, callee, values) for frame, callee in zip(frames, [*frames[1:], None])])
     return Shape(shapes, tuple([frame.globals for frame in frames])), values
 
 
@@ -128,7 +127,7 @@ def _flatten(frame: Frame, callee: Frame | None, values: list[Any]) -> FrameShap
             bound.append(index)
             values.append(value)
     stack = tuple([value is not NULL for value in frame.stack])
-    values += [value for value in frame.stack if value is not NULL]
+    values += frame.stack if all(stack) else [value for value in frame.stack if value is not NULL]
     values += frame.exceptions
     constant = frame.then_value
     if frame.then in _VALUED:
@@ -164,11 +163,12 @@ def unflatten(shape: Shape, values: Sequence[Any]) -> list[Frame]:
     """The frames that `flatten` has taken apart, with other values in the places of the first ones."""
     rest = iter(values)
     frames = []
-    for part, namespace in zip(shape.frames, shape.namespaces, strict=True):
-        frame = Frame(part.code, namespace, [MISSING] * len(part.code.locals_names))
-        frame.pc = part.pc
+    for part, namespace in zip(shape.frames, shape.namespaces):
+        variables = [MISSING] * len(part.code.locals_names)
         for index in part.bound:
-            frame.locals[index] = next(rest)
+            variables[index] = next(rest)
+        frame = Frame(part.code, namespace, variables)
+        frame.pc = part.pc
         frame.stack = [next(rest) if value else NULL for value in part.stack]
         frame.exceptions = [next(rest) for _ in range(part.errors)]
         frame.then = part.then
