@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, fx
@@ -28,6 +28,7 @@ from bolide.support import events
 from bolide.support.errors import BolideWarning, CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.tracing import TensorMeta, modes
+from bolide.tracing.described import describe
 
 GraphCompiler = Callable[[fx.GraphModule, GraphInfo], Callable[[list[Any]], Any]]
 Partition = Literal["default", "min_cut"]
@@ -136,14 +137,13 @@ def run_calls(captured: Captured, compiler_fn: CompilerFn, options: Mapping[str,
     if captured.calls is not None:
         graph = captured.calls.finish(captured.outputs, config.dead_code_elimination)
     if graph is None:
-        compiler = functools.partial(_foreign_graph, compiler_fn, options)
+        compiler = functools.partial(_foreign_graph, compiler_fn, options, name)
         return run_trace(captured, compiler, "default", {})
     if events.subscribers:
         events.emit(events.Graph(name, "calls", graph))
     start = time.perf_counter()
     sizes = [int(size.node.hint) for size in captured.trace.sizes]
-    compiled = compiler_fn(graph, [*captured.examples, *sizes], **options)
-    _check_callable(compiler_fn, compiled)
+    compiled = _given(compiler_fn, graph, [*captured.examples, *sizes], options, name)
     if events.subscribers:
         events.emit(events.Compiled(name, "calls", compiled, time.perf_counter() - start))
     run = _unboxed(compiled)
@@ -176,12 +176,32 @@ def _keeping_modes(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[
 
 
 def _foreign_graph(
-    compiler_fn: CompilerFn, options: Mapping[str, Any], graph: fx.GraphModule, info: GraphInfo
+    compiler_fn: CompilerFn, options: Mapping[str, Any], name: str, graph: fx.GraphModule, info: GraphInfo
 ) -> Callable[[list[Any]], Any]:
     examples = [_example(node.meta["val"]) for node in graph.graph.nodes if node.op == "placeholder"]
-    compiled = compiler_fn(graph, examples, **options)
-    _check_callable(compiler_fn, compiled)
-    return _unboxed(compiled)
+    return _unboxed(_given(compiler_fn, graph, examples, options, name))
+
+
+def _given(
+    compiler_fn: CompilerFn, graph: fx.GraphModule, examples: list[Any], options: Mapping[str, Any], name: str
+) -> Callable[..., Any]:
+    """What a backend makes of a graph of the function `name`. Raises CompileError, which names the backend."""
+    describe(graph.graph)
+    try:
+        compiled = compiler_fn(graph, examples, **options)
+        if not callable(compiled):
+            raise TypeError(f"it returned {type(compiled).__name__}; a backend must return a callable")
+    except Unsupported:
+        raise
+    except Exception as error:
+        raise CompileError("backend", name, error, f"the backend {_name(compiler_fn)}") from error
+    return cast(Callable[..., Any], compiled)
+
+
+def _name(compiler_fn: CompilerFn) -> str:
+    while isinstance(compiler_fn, functools.partial):
+        compiler_fn = compiler_fn.func
+    return getattr(compiler_fn, "__qualname__", type(compiler_fn).__qualname__)
 
 
 def _example(meta: Any) -> Any:
@@ -194,14 +214,6 @@ def _example(meta: Any) -> Any:
     if not (meta.dtype.is_floating_point or meta.dtype.is_complex):
         return empty.zero_()
     return empty.normal_(generator=torch.Generator(meta.device).manual_seed(0))
-
-
-def _check_callable(compiler_fn: CompilerFn, compiled: Any) -> None:
-    if not callable(compiled):
-        raise TypeError(
-            f"the backend {getattr(compiler_fn, '__name__', compiler_fn)} returned {type(compiled).__name__}; it must "
-            "return a callable"
-        )
 
 
 # ---- verify_correctness ----------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def _rebuilt(
     def misfit(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("the guards of an exported program do not hold for its own example")
 
-    entry = make_entry(Signature.of(function.__code__), captured, checks, run, misfit, misfit)
+    entry = make_entry(Signature.of(function.__code__), captured, checks, run, 0, lambda *_: None, misfit, misfit)
     bound = inspect.signature(function)
     bound_args = bound.bind(*args, **kwargs)
     bound_args.apply_defaults()

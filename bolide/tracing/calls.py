@@ -152,8 +152,7 @@ class CallRecorder(TorchFunctionMode):
             node = self.graph.call_method(name, operands, named)
         else:
             node = self.graph.call_function(func, operands, named)
-        where = self.trace.where
-        node.meta["where"], node.stack_trace = where, None if where is None else str(where)
+        node.meta["where"] = self.trace.where
         return node
 
     def _bind(self, result: Any, node: fx.Node, effect: bool) -> None:
@@ -165,7 +164,9 @@ class CallRecorder(TorchFunctionMode):
         elif isinstance(result, (tuple, list)):
             for position, item in enumerate(result):
                 if isinstance(item, (TracedTensor, tuple, list)):
-                    self._bind(item, self.graph.call_function(operator.getitem, (node, position)), False)
+                    part = self.graph.call_function(operator.getitem, (node, position))
+                    part.meta["where"] = node.meta["where"]
+                    self._bind(item, part, False)
 
     def _value(self, value: Any) -> Any:
         """An argument as it stands in the graph."""

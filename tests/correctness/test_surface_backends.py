@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterator
@@ -82,6 +84,13 @@ def test_a_callable_gets_a_graph_that_can_be_run_printed_and_differentiated() ->
     assert w.grad is not None and torch.equal(w.grad, x.sum(0).expand(2, 4))
     where = [n.stack_trace for n in gm.graph.nodes if n.op.startswith("call_") and n.stack_trace]
     assert where and all(__file__ in line for line in where)
+    assert "code: y = F.linear(x, w)" in gm.print_readable(print_output=False)
+    shown = {n.name: n.meta["example_value"] for n in gm.graph.nodes if "example_value" in n.meta}
+    assert shown["x"].shape == (3, 4) and shown["linear"].shape == (3, 2) and shown["linear"].stride() == (2, 1)
+    assert shown["linear"].dtype is torch.float32 and shown["w"].requires_grad and "(3, 2)" not in repr(shown)
+    with pytest.raises(RuntimeError, match="holds no data"):
+        shown["x"] + 1
+    copy.deepcopy(gm).graph.lint()
 
 
 def test_mode_is_handed_on_and_default_is_not() -> None:
@@ -199,8 +208,32 @@ def test_a_backend_that_returns_nothing_callable_is_named() -> None:
     def wrong(gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
         return 3
 
-    with pytest.raises(bolide.CompileError, match="backend wrong returned int"):
+    with pytest.raises(bolide.CompileError, match=r"the backend .*wrong failed.*it returned int"):
         bolide.compile(lambda x: x + 1, backend=wrong)(torch.randn(3))
+
+
+def test_a_backend_that_raises_is_named() -> None:
+    def failing(gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
+        raise ZeroDivisionError("no kernels today")
+
+    x = torch.randn(3)
+    told = pytest.warns(bolide.BolideWarning, match=r"the backend .*failing failed to compile.*ZeroDivisionError")
+    with bolide.dynamo.config.patch(suppress_errors=True), told:
+        assert torch.equal(bolide.compile(lambda x: x + 1, backend=failing)(x), x + 1)
+    with bolide.dynamo.config.patch(suppress_errors=False), pytest.raises(bolide.CompileError, match="no kernels"):
+        bolide.compile(lambda x: x + 1, backend=functools.partial(failing))(x)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_backends_of_torch_take_the_graphs(dynamic: bool | None, seed: int) -> None:
+    from torch._dynamo.backends.registry import lookup_backend as torch_backend
+
+    plain, compiled = model(), model()
+    compiled.load_state_dict(plain.state_dict())
+    fast = bolide.compile(compiled, backend=torch_backend("aot_eager"), fullgraph=True, dynamic=dynamic)
+    x = torch.randn(5, 4)
+    for a, b in zip(step(plain, x, seed), step(fast, x, seed), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("backend", [b for b in list_backends(None) if b != "cudagraphs"])

@@ -1,0 +1,65 @@
+"""What graphs that leave bolide say of their nodes, under the names that torch's tools and other backends read:
+``meta["example_value"]``, ``meta["val"]`` and ``meta["stack_trace"]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from bolide.support.errors import UserFrame
+from bolide.tracing.meta import TensorMeta
+
+
+class Described(torch.Tensor):
+    """A tensor with the shape, strides, dtype and device of a value of a graph, and no data."""
+
+    @staticmethod
+    def of(meta: TensorMeta) -> Described:
+        tensor: Described = torch.Tensor._make_wrapper_subclass(
+            Described,
+            meta.shape,
+            strides=meta.stride,
+            storage_offset=meta.offset,
+            dtype=meta.dtype,
+            device=meta.device,
+            requires_grad=meta.requires_grad,
+        )
+        return tensor
+
+    def __repr__(self, *, tensor_contents: None = None) -> str:
+        sizes = ", ".join(map(str, self.shape))
+        return f"Described({self.dtype}[{sizes}], {self.device})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls.of(described(args[0]))
+        raise RuntimeError(f"{func}: the example value of a node describes a tensor; it holds no data")
+
+
+def described(tensor: torch.Tensor) -> TensorMeta:
+    """What is known of a tensor; it does not require grad."""
+    return TensorMeta(
+        tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype, tensor.device, False
+    )
+
+
+def describe(graph: fx.Graph) -> None:
+    """Give the nodes of a graph that was recorded here these entries."""
+    for node in graph.nodes:
+        if "val" in node.meta:
+            node.meta["example_value"] = _example(node.meta["val"])
+        where: UserFrame | None = node.meta.get("where")
+        if where is not None:
+            node.meta["stack_trace"] = f"  {where}\n    {where.text}\n"
+
+
+def _example(value: Any) -> Any:
+    if isinstance(value, TensorMeta):
+        return Described.of(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_example, value))
+    return value
