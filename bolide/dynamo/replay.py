@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from bolide.dynamo.checks import Check
 from bolide.dynamo.program import Captured, Effect, Guard, Recipe
 from bolide.dynamo.segments import Suspended
@@ -126,7 +128,11 @@ class _Builder:
                 popped.append(f"{self.made[recipe]} = {found}.pop()")
         yield from reversed(popped)
         if self.captured.trace.refutable:
-            refuted = self.namespace.reference(Refuted, "refuted")
+            reference = self.namespace.reference
+            drawn = self.captured.trace.draws()
+            state = self.namespace.fresh("state")
+            if drawn:
+                yield f"{state} = {reference(torch.get_rng_state, 'get_rng_state')}()"
             yield "try:"
             yield f"    {self.out} = {run}({found})"
             yield f"except {refuted}:"

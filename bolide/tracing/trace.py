@@ -177,6 +177,11 @@ class Trace:
         """A tensor as this trace sees it: there is no other trace around it (see `branches.Part`)."""
         return value
 
+    def draws(self) -> bool:
+        """Whether the graph draws from torch's random generator."""
+        tag = torch.Tag.nondeterministic_seeded
+        return any(tag in getattr(node.target, "tags", ()) for node in self.graph.nodes)
+
     def mutated_inputs(self) -> list[int]:
         """Positions of the inputs whose storage was written."""
         return [position for position, tensor in enumerate(self.inputs) if tensor.group.version]

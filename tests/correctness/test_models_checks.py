@@ -99,6 +99,25 @@ def test_a_failed_check_leaves_no_effect_of_the_graph_behind(backend: str) -> No
     assert wanted is not None
 
 
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("draw", [torch.rand_like, lambda x: torch.randperm(5)[:3] * x])
+def test_a_failed_check_draws_random_numbers_once(backend: str, draw: Callable[[Tensor], Tensor]) -> None:
+    def program(x: Tensor) -> Tensor:
+        y = draw(x)
+        if (x > 1).any():
+            raise Bad
+        return x + y
+
+    compiled = bolide.compile(program, backend=backend, fullgraph=True)
+    compiled(torch.rand(3))
+    torch.manual_seed(torch.initial_seed())
+    assert outcome(compiled, torch.rand(3) + 1) is not None
+    found = torch.rand(3)
+    torch.manual_seed(torch.initial_seed())
+    assert outcome(program, torch.rand(3) + 1) is not None
+    assert torch.equal(torch.rand(3), found)
+
+
 def test_a_check_after_a_break_goes_on_from_there() -> None:
     calls = []
 
