@@ -14,6 +14,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import PLAIN, SYMBOLIC, concrete, polyfill, python_method
+from bolide.dynamo.overrides import is_overridable, overridden, overrides
 from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
@@ -31,9 +32,9 @@ HASHABLE = frozenset(
         type,
         type(torch.nn.Parameter),
         type(torch.nn.Buffer),
-        functools._lru_cache_wrapper,
         type(torch.Tensor),
         type(torch.FloatTensor),
+        functools._lru_cache_wrapper,
         *BUILTIN_TYPES,
         type(torch.ops),
     }
@@ -109,6 +110,8 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
     prepared: list[Any] | None = None
     for i, arg in enumerate(args):
         if type(arg) not in _SIMPLE:
+            if overrides(arg) and is_overridable(function):
+                return overridden(function, [*args, *(kwargs or {}).values()], args, kwargs or {})
             value = _prepare(vm, function, arg, i == 0 and type(function) in _METHODS)
             if type(value) is Call:
                 return Call(polyfill("drained_call"), [function, args, kwargs or {}])
@@ -117,6 +120,8 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
                 prepared[i] = value
     words = kwargs or {}
     if any(type(arg) not in _SIMPLE for arg in words.values()):
+        if any(map(overrides, words.values())) and is_overridable(function):
+            return overridden(function, [*args, *words.values()], args, words)
         words = {key: arg if type(arg) in _SIMPLE else _prepare(vm, function, arg) for key, arg in words.items()}
         if any(type(value) is Call for value in words.values()):
             return Call(polyfill("drained_call"), [function, args, kwargs])

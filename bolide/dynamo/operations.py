@@ -194,9 +194,9 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     elif all(_declines(look, cls, name) for cls, name in ((a, forward), (b, reflected))):
         raise _no_operator(op, a, b)
     if a is TracedTensor and overrides(right):
-        return overridden(asked_by(op, False), [right], [left, right], {})
+        return overridden(asked_by(op, False), [left, right], [left, right], {})
     if b is TracedTensor and overrides(left):
-        return overridden(asked_by(op, True), [left], [right, left], {})
+        return overridden(asked_by(op, True), [right, left], [right, left], {})
     vm.trace.where = vm.where()
     view = native_view(vm, left)
     result = op(view, native_view(vm, right))

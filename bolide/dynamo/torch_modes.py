@@ -1,14 +1,19 @@
-"""Torch's function modes inside captured code."""
+"""Torch's function modes and tensor subclasses inside captured code."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode, handle_torch_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Machine
-from bolide.dynamo.values.outside import Outside
+from bolide.dynamo.operations import class_of
+from bolide.dynamo.overrides import overridden, overrides
+from bolide.support.errors import Unsupported
+from bolide.tracing import TracedTensor
 from bolide.tracing.calls import CallRecorder
 
 Args = list[Any]
@@ -20,12 +25,41 @@ def _asked(function: Any) -> None:
     @intercept(function)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         """The recorder of calls is no mode of the program's: it would have the interpreted function called anew."""
+        if any(map(overrides, args)):
+            return True
         recorder = vm.memory.get(CallRecorder)
-        asked = args[0] if len(args) == 1 and type(args[0]) in (tuple, list) else args
-        if recorder is None or any(type(arg) is Outside and hasattr(arg.cls, "__torch_function__") for arg in asked):
-            return NATIVE
-        return recorder.aside(function, args)
+        return NATIVE if recorder is None else recorder.aside(function, args)
 
 
 for _name in ("", "_unary", "_variadic"):
     _asked(getattr(_native, f"_has_torch_function{_name}"))
+
+
+@intercept(handle_torch_function)
+def _handle(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    function, relevant, *given = args
+    return overridden(function, relevant, given, kwargs) if overrides(relevant) else NATIVE
+
+
+@intercept(TorchFunctionMode.__enter__, TorchDispatchMode.__enter__)
+def _enter_mode(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Torch's own modes run natively; the program's would, too, and what they do outside would be seen once."""
+    if type(args[0]).__module__.partition(".")[0] != "torch":
+        name = f"{class_of(args[0]).__qualname__}.__enter__"
+        raise Unsupported("a mode of the program's own is entered", vm.where(), kind="context", operation=name)
+    return NATIVE
+
+
+@intercept(torch.Tensor.as_subclass, torch.Tensor._make_subclass, torch.Tensor._make_wrapper_subclass)
+def _as_subclass(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """A tensor of a subclass would call the program's code natively."""
+    cls = next((arg for arg in args if isinstance(arg, type)), kwargs.get("cls"))
+    if cls is torch.Tensor and type(args[0]) is TracedTensor:
+        return args[0]
+    raise Unsupported(
+        f"a tensor is made a {cls.__name__}, a subclass of Tensor" if isinstance(cls, type) else "a subclass of Tensor",
+        vm.where(),
+        "do this outside the compiled function",
+        kind="input",
+        operation="a tensor subclass is made",
+    )

@@ -36,3 +36,12 @@ def checkpoint_without_inputs(function: Any, args: Any) -> Any:
 
 def identity(value: Any) -> Any:
     return value
+
+
+def torch_override(function: Any, owners: Any, classes: Any, args: Any, kwargs: Any) -> Any:
+    """What torch's functions do with arguments that have a `__torch_function__`."""
+    for owner in owners:
+        result = owner.__torch_function__(function, classes, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    raise TypeError(f"no implementation found for '{function.__name__}' on types that implement __torch_function__")

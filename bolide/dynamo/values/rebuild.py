@@ -336,6 +336,9 @@ class Rebuilder:
 
     def _tensor(self, value: torch.Tensor) -> Recipe:
         if not isinstance(value, TracedTensor):
+            if type(value) not in (torch.Tensor, torch.nn.Parameter) and hasattr(value, "__tensor_flatten__"):
+                reason = f"a {type(value).__name__}, a subclass of Tensor, leaves the function"
+                raise Unsupported(reason, self.world.where(), None, "escape")
             return Recipe("constant", value)
         source = self.input_of.get(id(value))
         if source is not None:
