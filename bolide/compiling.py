@@ -268,7 +268,7 @@ def compile_fx(
 def _compile_forward(gm: fx.GraphModule, backend: str, **arguments: Any) -> Callable[..., Any]:
     if isinstance(gm, _LazyGraphModule):
         gm.force_recompile(gm)  # its forward writes itself when it is first called
-    return compile(gm.forward, backend=backend, fullgraph=True, **arguments)
+    return compile(gm.forward, backend=backend, **arguments)
 
 
 def call_target(target: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -358,6 +358,32 @@ def test_torch_compile_with_bolide() -> None:
     assert module[0].weight.grad is not None
 
 
+def written(x: Tensor, w: Tensor, *, scale: int = 2) -> dict[str, Any]:
+    x.add_(1)
+    return {"y": Tripled.apply(x @ w) * scale, "rows": x.shape[0], "turned": x.t()}
+
+
+def scaled(x: Tensor, w: Tensor) -> dict[str, Any]:
+    return {"y": x @ w * w.detach().sum().item()}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("fn", [written, scaled])
+def test_torch_compile_with_bolide_on_functions(fn: Callable[..., Any], dynamic: bool | None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fast = torch.compile(fn, backend=compile_fx, dynamic=dynamic)
+        for size in (3, 5):
+            x, w = torch.randn(size, 4), torch.randn(4, 4, requires_grad=True)
+            other, copied = x.clone(), w.detach().clone().requires_grad_()
+            found, wanted = fast(x, w), fn(other, copied)
+            torch.testing.assert_close(found, wanted)
+            torch.testing.assert_close(x, other)
+            found["y"].square().sum().backward()
+            wanted["y"].square().sum().backward()
+            torch.testing.assert_close(w.grad, copied.grad)
+
+
 def test_the_entry_point_names_the_function() -> None:
     points = importlib.metadata.entry_points(group="torch_dynamo_backends", name="bolide")
     if not points:
