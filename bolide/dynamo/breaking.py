@@ -106,8 +106,8 @@ def checked(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool
     what the user has written, where he has.
     """
     code, at = frame.code, frame.pc
-    if not config.rewrite_assert_with_torch_assert or state.stage == "backend" or type(vm.trace) is not Trace:
-        return None  # nor in a backward pass or in one branch of `torch.cond`
+    if not config.rewrite_assert_with_torch_assert or not can_require(vm):
+        return None
     if only_raises(code, at):
         truth = wanted
     elif only_raises(code, target):
@@ -121,11 +121,16 @@ def checked(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool
         return truth if supposed(vm, holds) else None
     if type(condition) is not TracedTensor or condition.numel() != 1:
         return None
-    _require(vm, condition if truth else condition.logical_not())
+    require(vm, condition if truth else condition.logical_not())
     return truth
 
 
-def _require(vm: Machine, condition: Any) -> None:
+def can_require(vm: Machine) -> bool:
+    """Whether the graph can look at conditions here: not in a backward pass or in one branch of `torch.cond`."""
+    return state.stage != "backend" and type(vm.trace) is Trace
+
+
+def require(vm: Machine, condition: Any) -> None:
     """In the graph: the call is made in eager unless the condition, one element, is true."""
     vm.trace.where = vm.where()
     data.check_tensor(vm.trace, condition)
@@ -151,7 +156,7 @@ def compared_number(vm: Machine, frame: Frame, function: Any, args: list[Any]) -
     if function is bool:
         return tensor != 0  # type: ignore[return-value]
     if tensor.dtype.itemsize == 8 and not tensor.is_floating_point() and function is not float:
-        _require(vm, (tensor < _EXACT) & (tensor > -_EXACT))
+        require(vm, (tensor < _EXACT) & (tensor > -_EXACT))
     elif tensor.is_floating_point() and function is int:
         return None
     return tensor.double()  # type: ignore[return-value]

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.torch_lists import of_numbers
 from bolide.dynamo.operations import AS_INDEX, SEEN_AS
 from bolide.dynamo.values.arrays import TracedArray, layer
 from bolide.support.errors import Unsupported
@@ -48,7 +49,10 @@ def _from_numpy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(torch.as_tensor, torch.asarray)
 def _as_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """A tensor in the memory of an array, or of a float of the graph."""
+    """A tensor in the memory of an array, or of numbers of the graph."""
+    made = of_numbers(vm, args[0], kwargs.get("dtype"), kwargs.get("device")) if args else None
+    if made is not None:
+        return made
     if not args or type(args[0]) not in (TracedArray, TracedFloat):
         return NATIVE
     return _made(vm, args[0], dict(kwargs), copy=False)
@@ -56,7 +60,10 @@ def _as_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(torch.tensor, torch.scalar_tensor)
 def _tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """A new tensor of an array, or of a float of the graph."""
+    """A new tensor of an array, or of numbers of the graph."""
+    made = of_numbers(vm, args[0], kwargs.get("dtype"), kwargs.get("device")) if args else None
+    if made is not None:
+        return made.requires_grad_() if kwargs.get("requires_grad") else made
     if not args or type(args[0]) not in (TracedArray, TracedFloat):
         return NATIVE
     options = dict(kwargs)

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from bolide.dynamo import sizes
-from bolide.dynamo.breaking import supposed
+from bolide.dynamo.breaking import can_require, require, supposed
 from bolide.dynamo.calls import NATIVE, intercept
+from bolide.dynamo.config import config
 from bolide.dynamo.interpreter import Machine
+from bolide.tracing import TracedTensor
 
 
 @intercept(torch._check, torch._check_index, torch._check_value, torch._check_type, torch._check_not_implemented)
@@ -20,6 +22,18 @@ def _check(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if type(condition) is torch.SymBool:
         condition = supposed(vm, condition)
     return None if condition is True else NATIVE
+
+
+@intercept(torch._assert_async, torch._assert, torch._check_tensor_all)
+def _assert(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A tensor that has to be true (all of it, for the last one): looked at in the graph."""
+    condition = args[0] if args else None
+    is_data = type(condition) is TracedTensor and vm.trace.known(condition) is None
+    if not is_data or not can_require(vm):
+        return NATIVE
+    if not config.do_not_emit_runtime_asserts:
+        require(vm, condition.all())
+    return None
 
 
 @intercept(torch._check_is_size)

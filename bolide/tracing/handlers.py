@@ -530,6 +530,15 @@ def _item(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return data.number(trace, tensor)
 
 
+@handler("_assert_async", "_assert_async.msg")
+def _assert_async(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    known = trace.known(args[0])
+    if known is not None:
+        return func(known, *args[1:])
+    data.check_tensor(trace, args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0]))
+    return None
+
+
 @handler("equal")
 def _equal(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     if args[0].shape != args[1].shape:

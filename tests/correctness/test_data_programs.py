@@ -241,7 +241,7 @@ def test_a_failed_check_leaves_what_eager_leaves() -> None:
     for backend in ("eager", "inductor"):
         compiled = bolide.compile(program, backend=backend, fullgraph=True)
         x = rows()
-        kept, ours = x.clone(), x.clone()
+        kept = x.clone()
         torch.testing.assert_close(compiled(x, tensor(2)), program(kept, tensor(2)))
         torch.testing.assert_close(x, kept)
         with pytest.raises(RuntimeError, match="it is 0"):
@@ -294,3 +294,70 @@ def test_without_the_options_data_breaks() -> None:
         for program, data in ((at, COUNTS[0]), (of_rows, MASKS[0]), (parts, SPLITS[0])):
             with pytest.raises(Unsupported, match="data"):
                 bolide.compile(program, backend="aot_eager", fullgraph=True)(rows(), data)
+
+
+# ---- without the options ---------------------------------------------------------------------------------------------
+
+
+def constants(x: Any) -> Any:
+    sizes = torch.tensor([[2, 5]])
+    lengths = F.pad(torch.tensor([3, 4, 3]).cumsum(0), (1, 0)).diff().tolist()
+    places = torch.zeros(4, dtype=torch.long)
+    places[1:3] += 1
+    if torch.equal(torch.arange(3), torch.tensor([0, 1, 2])) and torch.all(torch.ones(3) > 0):
+        x = x + torch.linspace(0, 0.5, 4).tolist()[1]
+    for i in torch.arange(3):
+        x = x + i.item() * x[i]
+    blocks = [x.view(h, w, 4).sum(1) for h, w in sizes]
+    return blocks, [part.sum() for part in x.split(lengths)], x[:, places.nonzero()[:, 0]], x[torch.unique(places)]
+
+
+def masks_written(x: Any) -> Any:
+    y = x.clone()
+    y[y < 0] = 0.0
+    y[:, :2][y[:, 0] > 1] = torch.tensor([1.0, 2.0])
+    return y, y.masked_scatter(x > 1, x * 2)
+
+
+def lists_of_tensors(x: Any) -> Any:
+    total, most = x.sum(), x.argmax()
+    return (
+        torch.tensor([total, 2.0]),
+        torch.tensor([[most, 1], [2, 3]]),
+        torch.as_tensor([most, total]),
+        torch.tensor((most, True), dtype=torch.int32),
+    )
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("program", [constants, masks_written, lists_of_tensors], ids=lambda p: p.__name__)
+def test_what_the_program_alone_decides_is_captured(program: Callable[..., Any], backend: str) -> None:
+    with config.patch(capture_scalar_outputs=False, capture_dynamic_output_shape_ops=False):
+        compiled = bolide.compile(program, backend=backend, fullgraph=True)
+        for _ in range(2):
+            x = rows()
+            torch.testing.assert_close(compiled(x), program(x))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda c: torch._assert_async(c, "negative"),
+        lambda c: torch._assert(c, "negative"),
+        lambda c: torch._check_tensor_all(c, lambda: "negative"),
+    ],
+    ids=["_assert_async", "_assert", "_check_tensor_all"],
+)
+def test_torchs_own_assertions(check: Callable[[Any], None], backend: str) -> None:
+    def program(x: Any) -> Any:
+        check((x > 0).all())
+        return x.add_(1)
+
+    compiled = bolide.compile(program, backend=backend, fullgraph=True)
+    x = torch.rand(4) + 1
+    torch.testing.assert_close(compiled(x.clone()), program(x.clone()))
+    kept = x.neg()
+    with pytest.raises((RuntimeError, AssertionError), match="negative"):
+        compiled(kept)
+    assert torch.equal(kept, x.neg())
