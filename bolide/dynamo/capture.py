@@ -98,6 +98,9 @@ def _unless_unsupported(attempt: _Attempt, stop: int | None, ending: Break | Non
     except Unsupported as error:
         attempt.world.release()
         return error
+    except BaseException:
+        attempt.world.release()
+        raise
 
 
 class _Attempt:

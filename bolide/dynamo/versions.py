@@ -296,11 +296,19 @@ class Versions(ABC):
         try:
             captured = self.capture_now(args, kwargs)
             while self.sizes.fix(captured):  # what the program needs to know is no symbol in the version that is kept
+                captured.release()
                 captured = self.capture_now(args, kwargs)
         except BolideError:
             raise
         except Exception as error:
             raise CompileError("capture", self.name, error) from error
+        try:
+            return self._entry(captured, start, surroundings), captured
+        finally:
+            captured.release()
+
+    def _entry(self, captured: Captured, start: float, surroundings: guards.GlobalState) -> Entry:
+        """The entry of what was captured since `start`. Raises CompileError for a fault of the backend's."""
         captured.name = self.name
         state.stage = "backend"
         captured_after = time.perf_counter() - start
@@ -322,12 +330,11 @@ class Versions(ABC):
         checks = select(checks, self.guard_filter)
         number = len(self.entries)
         entry = make_entry(self.signature, captured, checks, run, number, self.others, self.miss, self.refuted)
-        captured.release()
         seconds = time.perf_counter() - start
         self._measure(captured, len(checks), captured_after, seconds)
         if events.subscribers:
             events.emit(events.Installed(self.name, len(self.entries), entry.source, seconds))
-        return entry, captured
+        return entry
 
     def _measure(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import gc
 import logging
 import random
 import threading
@@ -355,3 +356,34 @@ def test_items_and_attributes_that_write_each_other() -> None:
     compiled = bolide.compile(program, backend="eager", fullgraph=True)
     for _ in range(2):
         assert describe((compiled(X, ours), ours)) == describe((program(X, theirs), theirs))
+
+
+def test_values_die_when_the_program_drops_them() -> None:
+    """Capture, also one that is thrown away, leaves nothing behind that keeps the program's objects alive."""
+    handles: list[Any] = []
+    alive: list[bool] = []
+
+    @bolide.disable
+    def opened(text: str) -> Any:
+        made = Box(text=text)
+        handles.append(weakref.ref(made))
+        return made
+
+    @bolide.disable
+    def look() -> None:
+        alive.append(handles[-1]() is not None)
+
+    def program(x: Any, step: int) -> Any:
+        y = x * 2
+        opened(f"{step}").text.upper()
+        look()
+        return y
+
+    compiled = bolide.compile(program, backend="eager")
+    gc.disable()
+    try:
+        for step in range(6):
+            assert torch.equal(compiled(X, step), X * 2)
+    finally:
+        gc.enable()
+    assert alive == [False] * 6
