@@ -2,7 +2,7 @@
 
 `Part` records such a piece while a `Trace` is under way; tensors of the outer trace that it uses become its operands.
 `bolide::branch` runs one of two graphs, `bolide::branch_backward` the gradients of the one that ran (computed from the
-operands again), `bolide::repeat` a graph as long as another one says. Graphs are found by number in `TABLES`.
+operands again), `bolide::repeat` a graph as long as another one says. Graphs are found by number (`tables`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.fx as fx
 from bolide.support.errors import Unsupported
 from bolide.tracing.meta import TensorMeta, contiguous_strides
 from bolide.tracing.rules.registry import rule
-from bolide.tracing.tables import TABLES
+from bolide.tracing.tables import lookup
 from bolide.tracing.tensor import AliasGroup, TracedTensor
 from bolide.tracing.trace import Trace
 
@@ -156,20 +156,20 @@ class Repetition:
 
 
 def _branch(pred: torch.Tensor, operands: list[torch.Tensor], table: int) -> list[torch.Tensor]:
-    return list(TABLES[table].forward[0 if pred.item() else 1](operands))
+    return list(lookup(table).forward[0 if pred.item() else 1](operands))
 
 
 def _branch_backward(
     pred: torch.Tensor, operands: list[torch.Tensor], tangents: list[torch.Tensor], table: int
 ) -> list[torch.Tensor]:
-    branches: Branches = TABLES[table]
+    branches: Branches = lookup(table)
     found = branches.backward[0 if pred.item() else 1]([*operands, *tangents])
     wanted = [operands[index] for index in branches.differentiable]
     return [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(wanted, found)]
 
 
 def _repeat(carried: list[torch.Tensor], operands: list[torch.Tensor], table: int) -> list[torch.Tensor]:
-    repetition: Repetition = TABLES[table]
+    repetition: Repetition = lookup(table)
     values = [value.clone() for value in carried]
     while repetition.goes_on([*values, *operands])[0].item():
         values = list(repetition.step([*values, *operands]))
@@ -192,19 +192,19 @@ repeat = torch.ops.bolide.repeat.default
 
 @rule("bolide::branch")
 def _branch_metas(pred: TensorMeta, operands: list[TensorMeta], table: int) -> list[TensorMeta]:
-    return list(TABLES[table].metas)
+    return list(lookup(table).metas)
 
 
 @rule("bolide::branch_backward")
 def _gradient_metas(
     pred: TensorMeta, operands: list[TensorMeta], tangents: list[TensorMeta], table: int
 ) -> list[TensorMeta]:
-    return [dense(operands[index]) for index in TABLES[table].differentiable]
+    return [dense(operands[index]) for index in lookup(table).differentiable]
 
 
 @rule("bolide::repeat")
 def _repeat_metas(carried: list[TensorMeta], operands: list[TensorMeta], table: int) -> list[TensorMeta]:
-    return list(TABLES[table].metas)
+    return list(lookup(table).metas)
 
 
 class Choice(torch.autograd.Function):
@@ -225,6 +225,6 @@ class Choice(torch.autograd.Function):
         nodes = [trace.adopt(tangent).node for tangent in tangents]
         found = trace.call(branch_backward, ctx.pred, ctx.operands, nodes, ctx.table)
         gradients: list[Any] = [None] * len(ctx.operands)
-        for index, gradient in zip(TABLES[ctx.table].differentiable, found):
+        for index, gradient in zip(lookup(ctx.table).differentiable, found):
             gradients[index] = trace.wrap(gradient)
         return (None, None, None, *gradients)

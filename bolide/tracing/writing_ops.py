@@ -4,7 +4,8 @@ graph they are ``bolide::functional``, which lets them write to copies and gives
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,14 +15,15 @@ from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules import infer
 from bolide.tracing.rules.common import like_strides
 from bolide.tracing.rules.registry import rule
-from bolide.tracing.tables import TABLES, enter
+from bolide.tracing.tables import enter, lookup
 from bolide.tracing.tensor import TracedTensor
 
 if TYPE_CHECKING:
     from bolide.tracing.trace import Trace
 
 
-class Writing(NamedTuple):
+@dataclass(frozen=True)
+class Writing:
     """One call: the operation, its arguments in flat form (a tensor is None there), the places of the tensors, which of
     these are written (as positions among the tensors), and the metas of all results: the operation's own `returned`
     ones that are no argument, then the copies."""
@@ -79,7 +81,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
 
 
 def _functional(tensors: Sequence[torch.Tensor], table: int) -> list[torch.Tensor]:
-    call: Writing = TABLES[table]
+    call: Writing = lookup(table)
     own = list(tensors)
     for position in call.written:
         own[position] = own[position].clone()
@@ -100,4 +102,4 @@ functional = torch.ops.bolide.functional.default
 
 @rule("bolide::functional")
 def _metas(tensors: list[TensorMeta], table: int) -> list[TensorMeta]:
-    return list(TABLES[table].metas)
+    return list(lookup(table).metas)

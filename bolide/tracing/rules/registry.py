@@ -19,6 +19,7 @@ from bolide.symbolic import ShapeEnv
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.probing import by_probes
+from bolide.tracing.tables import Handle
 
 RULES: dict[str, Callable[..., Any]] = {}  # by the name of the overload: looking up 300 overloads costs 10 ms
 _MEMO_LIMIT = 1 << 14
@@ -137,6 +138,8 @@ def _key(arg: Any) -> Any:
         return arg if arg.offset.__class__ is int else (*arg[:2], _key(arg.offset), *arg[3:])
     if cls is torch.SymInt:
         return (cls, arg.node.expr)
+    if cls is Handle:
+        return int(arg)  # answers hold no graphs
     return arg if cls is int else (cls, arg)
 
 

@@ -1,0 +1,98 @@
+"""What was compiled is given back when the function is dropped."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._higher_order_ops import while_loop
+
+import bolide
+from bolide.tracing import tables
+
+X = torch.randn(4, 4)
+
+
+def chosen(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(
+        x.sum() > 0, lambda y: y.sin(), lambda y: torch.cond(y[0, 0] > 0, torch.cos, torch.exp, (y,)), (x,)
+    )
+
+
+def repeated(x: torch.Tensor) -> torch.Tensor:
+    return while_loop(lambda i, y: y.norm() < 100, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("program", [chosen, repeated])
+@torch.no_grad()
+def test_graphs_inside_a_graph_live_as_long_as_it(program: Any, backend: str) -> None:
+    gc.collect()
+    before = len(tables._tables)
+    compiled = bolide.compile(lambda x: program(x) * 2, backend=backend, fullgraph=True)
+    for x in (X, -X, X + 1):
+        torch.testing.assert_close(compiled(x), program(x) * 2)
+        gc.collect()
+    assert len(tables._tables) > before
+    del compiled
+    gc.collect()
+    assert len(tables._tables) == before
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_backward_may_come_after_the_function_is_gone(backend: str) -> None:
+    weight = X.clone().requires_grad_()
+    compiled = bolide.compile(lambda x: chosen(x * weight).sum(), backend=backend, fullgraph=True)
+    results = [compiled(x) for x in (X, -X)]
+    del compiled
+    bolide.reset()
+    gc.collect()
+    found = [torch.autograd.grad(result, weight)[0] for result in results]
+    for x, gradient in zip((X, -X), found):
+        torch.testing.assert_close(gradient, torch.autograd.grad(chosen(x * weight).sum(), weight)[0])
+
+
+def test_a_module_and_its_parameters_die_with_their_last_user() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    compiled = bolide.compile(module, fullgraph=True)
+    for _ in range(4):
+        compiled(X).sum().backward()
+    watched = [weakref.ref(x) for x in (module, *module.parameters())]
+    del module, compiled
+    gc.collect()
+    assert [ref() for ref in watched] == [None] * len(watched)
+
+
+def test_arguments_and_globals_are_not_kept_by_what_was_compiled() -> None:
+    compiled = bolide.compile(lambda x, table: x + table["bias"] * len(table), backend="eager")
+    bias, x = torch.randn(4), torch.randn(4)
+    for _ in range(4):
+        compiled(x, {"bias": bias})
+    watched = [weakref.ref(bias), weakref.ref(x)]
+    del bias, x
+    gc.collect()
+    assert [ref() for ref in watched] == [None, None]
+    assert len(compiled._bolide.entries) == 1
+
+
+def test_reset_drops_graphs_and_constants() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x + torch.tensor([1.0, 2.0, 3.0, 4.0])
+        bolide.graph_break()
+        return y.sin() * x
+
+    compiled = bolide.compile(f)
+    compiled(X)
+    watched = [weakref.ref(versions.entries[0].function) for versions in (compiled._bolide, *points(compiled))]
+    bolide.reset()
+    gc.collect()
+    assert len(watched) == 2 and [ref() for ref in watched] == [None, None]
+    torch.testing.assert_close(compiled(X), f(X))
+
+
+def points(compiled: Any) -> list[Any]:
+    return [point for point in compiled._bolide.points.values() if point.entries]
