@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import threading
 import types
 from typing import Any
 
@@ -15,6 +16,7 @@ from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import PLAIN, SYMBOLIC, concrete, polyfill, python_method
 from bolide.dynamo.overrides import is_overridable, overridden, overrides
+from bolide.dynamo.values.kinds import LOCK_TYPES
 from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
@@ -52,6 +54,7 @@ _SIMPLE |= {types.BuiltinFunctionType, types.MethodDescriptorType}
 _CONTAINERS = (list, dict, set, frozenset, collections.deque, str, bytes, bytearray)
 _DATA = (list, tuple, dict, collections.deque)
 _STAND_INS = ("Outside", "ProgramIterator", "SymInt", "TracedFloat")
+_COMPUTING = (*LOCK_TYPES, threading.Lock, threading.RLock, threading.local, threading.get_ident)
 _NUMBERS = (int, float, complex, bool)
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
@@ -125,7 +128,7 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
         words = {key: arg if type(arg) in _SIMPLE else _prepare(vm, function, arg) for key, arg in words.items()}
         if any(type(value) is Call for value in words.values()):
             return Call(polyfill("drained_call"), [function, args, kwargs])
-    if policy.is_refused(_module_of(function)):
+    if policy.is_refused(_module_of(function)) or not _only_computes(function):
         raise refused(vm, function)
     vm.trace.where = vm.where()
     try:
@@ -140,6 +143,21 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
 
 def _module_of(function: Any) -> Any:
     return getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
+
+
+def _only_computes(function: Any) -> bool:
+    """Whether what is run natively has no effect of its own; Python functions have been looked at (`is_native`)."""
+    if policy.is_python_class(type(function)) and not isinstance(function, type):
+        return True
+    if type(function) is types.FunctionType or any(function is known for known in _COMPUTING):
+        return True
+    if isinstance(function, type):  # made by what it has inherited from a class in C
+        owners = [getattr(function.__new__, "__self__", object), getattr(function.__init__, "__objclass__", object)]
+        return all(policy.only_computes(owner.__module__) for owner in owners)
+    if type(function) is types.BuiltinFunctionType and not isinstance(function.__self__, (types.ModuleType, type)):
+        function = getattr(type(function.__self__), function.__name__, function)
+    owner = getattr(function, "__objclass__", None)
+    return policy.only_computes(_module_of(function) if owner is None else owner.__module__)
 
 
 def refused(vm: Machine, function: Any) -> Unsupported:

@@ -33,7 +33,7 @@ def _names(text: str) -> frozenset[str]:
 NATIVE_ROOTS = _names(
     "torch numpy inspect re abc _abc typing enum dataclasses os posixpath ntpath genericpath importlib string textwrap "
     "types "
-    "numbers copyreg packaging sys threading operator fractions decimal math sre_parse collections "
+    "numbers copyreg packaging sys operator fractions decimal math sre_parse collections "
     "keyword warnings tokenize linecache typing_extensions ast dis opcode copy platform json statistics cmath "
     "_pydecimal _pydatetime datetime calendar"
 )
@@ -69,7 +69,9 @@ INTERPRETED = (
     "os._Environ.",
 )
 # Modules whose functions give another result at every call, or have effects outside of Python's objects.
-_REFUSED_MODULES = _names("random time socket subprocess _random io _io shutil tempfile secrets uuid numpy.random")
+_REFUSED_MODULES = _names(
+    "random time socket subprocess _random io _io shutil tempfile secrets uuid numpy.random threading"
+)
 
 # Packages that draw, write or log: what they do is no work for a graph.
 _REFUSED_ROOTS = _names("tqdm rich wandb mlflow tensorboard tensorboardX matplotlib PIL IPython ipywidgets")
@@ -79,6 +81,25 @@ _REFUSED_ROOTS = _names("tqdm rich wandb mlflow tensorboard tensorboardX matplot
 def is_refused(module: Any) -> bool:
     """Whether functions and classes of a module are called for real."""
     return module in _REFUSED_MODULES or (isinstance(module, str) and module.partition(".")[0] in _REFUSED_ROOTS)
+
+
+# Modules whose functions in C only compute: the same result from the same values, and nothing is changed but what they
+# are given. Functions in C of all other modules are called for real.
+_COMPUTING_ROOTS = _names(
+    "builtins torch numpy math cmath operator _operator itertools functools _functools collections _collections "
+    "_collections_abc re _sre string _string types typing _typing abc _abc enum copy copyreg struct _struct json _json "
+    "datetime _datetime zoneinfo decimal _decimal fractions numbers statistics _statistics bisect _bisect heapq _heapq "
+    "array zlib binascii base64 hashlib _hashlib _sha1 _sha2 _sha256 _sha512 _sha3 _md5 _blake2 unicodedata weakref "
+    "_weakref _weakrefset inspect dis opcode _opcode warnings _warnings ast _ast posixpath os posix sys contextlib "
+    "contextvars _contextvars keyword token traceback dataclasses textwrap calendar _codecs codecs graphlib pickle "
+    "_pickle marshal regex bolide"
+)
+
+
+@functools.cache
+def only_computes(module: Any) -> bool:
+    """Whether functions and classes in C of a module may be run while capturing."""
+    return isinstance(module, str) and module.partition(".")[0] in _COMPUTING_ROOTS
 
 
 _OF_THE_MOMENT = {
@@ -92,6 +113,7 @@ _OF_THE_MOMENT = {
     gc: "collect get_count get_objects get_referrers get_stats",
     platform: "node platform uname",
     locale: "getlocale setlocale",
+    torch: "set_num_interop_threads set_printoptions set_warn_always",
     datetime.datetime: "now today utcnow",
     datetime.date: "today",
 }

@@ -10,11 +10,15 @@ import collections
 import contextlib
 import copy
 import functools
+import gc
 import io
 import itertools
+import sqlite3
+import threading
 import traceback
 import types
 import weakref
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -689,3 +693,24 @@ def test_a_fault_of_capture_costs_only_speed(monkeypatch: pytest.MonkeyPatch, af
         assert torch.equal(compiled(x), x + 2)
     with bolide.dynamo.config.patch(suppress_errors=False), pytest.raises(CompileError, match="a fault"):
         bolide.compile(fn, backend="eager")(x)
+
+
+def test_code_in_c_that_is_not_known_to_only_compute_runs_in_every_call() -> None:
+    done: list[Any] = []
+
+    def fn(x: Tensor, number: int) -> Tensor:
+        thread = threading.Thread(target=lambda: done.append(number))
+        thread.start()
+        thread.join()
+        done.append((sqlite3.connect(":memory:").execute("select ? + 1", (number,)).fetchone(), gc.isenabled()))
+        return x + zlib.crc32(b"only computes")
+
+    x = torch.randn(3)
+    compiled = bolide.compile(fn, backend="eager")
+    for number in range(3):
+        (gc.enable, gc.disable)[number % 2]()
+        try:
+            assert torch.equal(compiled(x, number), x + zlib.crc32(b"only computes"))
+        finally:
+            gc.enable()
+    assert done == [0, ((1,), True), 1, ((2,), False), 2, ((3,), True)]
