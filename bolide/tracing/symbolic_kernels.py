@@ -15,7 +15,8 @@ import torch
 from torch._C import DispatchKey
 
 from bolide.symbolic import product, same_size, times
-from bolide.tracing.meta import contiguous_strides, is_data, is_undecided, same_sizes
+from bolide.tracing.meta import is_data, is_undecided, same_sizes
+from bolide.tracing.rules.common import is_contiguous
 from bolide.tracing.rules.registry import remembered
 from bolide.tracing.rules.views import reshaped
 from bolide.tracing.tensor import TracedTensor
@@ -29,12 +30,12 @@ def install() -> None:
     """Put our kernels before torch's (once per process)."""
     if not _installed:
         ours: dict[Any, Callable[..., Any]] = {
-            aten.contiguous.default: contiguous,
+            aten.contiguous.default: _of_primitives(contiguous),
             aten.dropout.default: dropout,
-            aten.linear.default: linear,
-            aten.matmul.default: matmul,
+            aten.linear.default: _of_primitives(linear),
+            aten.matmul.default: _of_primitives(matmul),
             aten.max_pool1d.default: max_pool1d,
-            aten.reshape.default: reshape,
+            aten.reshape.default: _of_primitives(reshape),
             aten.scaled_dot_product_attention.default: attention,
         }
         for op, kernel in ours.items():
@@ -57,15 +58,27 @@ def _of_traced(ours: Callable[..., Any], op: Any, theirs: Callable[..., Any] | N
     return kernel
 
 
+def _of_primitives(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """For a kernel that calls nothing composite: the dispatcher need not ask Python about each of its calls."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._DisablePythonDispatcher():
+            return kernel(*args, **kwargs)
+
+    return call
+
+
+def _in_order(x: Any) -> bool:
+    """Whether a traced tensor is known to be contiguous."""
+    known: bool = remembered(x._trace.shapes, is_contiguous, x.known)
+    return known
+
+
 def contiguous(x: Any, memory_format: Any = torch.contiguous_format) -> Any:
     """`Tensor.contiguous`: the tensor itself where its elements are in order already."""
-    shape = tuple(x.shape)
-    known = {size for size in shape if size.__class__ is int}
-    if memory_format is not torch.contiguous_format or 0 in known:
+    if memory_format is not torch.contiguous_format:
         return aten.contiguous.default._op_dk(_COMPOSITE, x, memory_format=memory_format)
-    strides = zip(shape, x.stride(), contiguous_strides(shape))
-    in_order = all(same_size(own, wanted) or (size.__class__ is int and size == 1) for size, own, wanted in strides)
-    return x if in_order else x.clone(memory_format=memory_format)
+    return x if _in_order(x) else x.clone(memory_format=memory_format)
 
 
 def dropout(x: Any, p: float, train: bool) -> Any:
@@ -77,7 +90,7 @@ def attention(
     q: Any, k: Any, v: Any, mask: Any = None, p: float = 0.0, is_causal: bool = False, **options: Any
 ) -> Any:
     """`torch.nn.functional.scaled_dot_product_attention`; the fused kernel does not take empty tensors."""
-    if any(is_undecided(size >= 1) for tensor in (q, k, v) for size in tensor.shape):
+    if any(is_data(size) and is_undecided(size >= 1) for tensor in (q, k, v) for size in tensor.shape):
         return aten._scaled_dot_product_attention_math(q, k, v, mask, p, is_causal, **options)[0]
     op = aten.scaled_dot_product_attention.default
     return op._op_dk(_COMPOSITE, q, k, v, mask, p, is_causal, **options)
@@ -89,7 +102,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
         return matmul(x, weight.t())
     if x.dim() == 2:
         return torch.addmm(bias, x, weight.t())
-    if x.dim() == 3 and same_sizes(x.stride(), contiguous_strides(tuple(x.shape))):
+    if x.dim() == 3 and x.__class__ is TracedTensor and _in_order(x):
         batch, length, width = x.shape
         return torch.addmm(bias, x.view(times(batch, length), width), weight.t()).view(batch, length, weight.shape[0])
     return torch.add(matmul(x, weight.t()), bias)
@@ -100,7 +113,7 @@ def reshape(x: Any, size: Any) -> Any:
     if x.__class__ is not TracedTensor:
         return x.reshape(size)
     shapes = x._trace.shapes
-    meta, size = x.meta, list(size)
+    meta, size = x.known, list(size)
     if shapes.facts.names and any(is_data(part) for part in (*meta.shape, *size)):
         return aten.reshape.default._op_dk(_COMPOSITE, x, size)
     shape, is_view = remembered(shapes, reshaped, meta, size)

@@ -111,6 +111,11 @@ class TracedTensor(torch.Tensor):
             tuple(self.shape), self.stride(), self.storage_offset(), self.dtype, self.device, self.requires_grad
         )
 
+    @property
+    def known(self) -> TensorMeta:
+        """As `meta`, without asking C++ where that is not needed; says nothing of `requires_grad`."""
+        return self.meta if self.group.version else self._node.meta["val"]  # type: ignore[no-any-return]
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"TracedTensor({self._node.name}: {self.dtype}{list(self.shape)})"
 

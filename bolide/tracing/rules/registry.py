@@ -96,7 +96,7 @@ def _quietly(shapes: ShapeEnv, function: Callable[..., Any], args: Any) -> Any:
 
 def remembered(shapes: ShapeEnv, function: Callable[..., Any], *args: Any) -> Any:
     """What a function of metas and lists of sizes says, which is asked once for a trace."""
-    key = (function, *map(_key, args))
+    key = (function, *(_symbolic_key(shapes.keys, arg) for arg in args))
     found = shapes.answers.get(key)
     if found is None:
         found = shapes.answers[key] = _quietly(shapes, function, args)
