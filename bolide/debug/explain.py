@@ -226,7 +226,9 @@ def break_text(b: BreakInfo) -> Iterator[str]:
     """The lines of one break."""
     yield f"{'breaks' if b.between else b.function + ' runs in eager'}: {b.reason} [{b.code}]"
     yield from ([f"  operation: {b.operation}"] if b.operation else [])
-    yield from located(b.where, b.source, b.remedy)
+    yield from located(b.where, b.source, "")
+    yield from (f"  called from: {frame}" for frame in reversed(b.stack) if frame != b.where)
+    yield from ([f"  remedy: {b.remedy}"] if b.remedy else [])
     times = [(b.ms_call, "a call"), (b.ms_capture, "to capture again")]
     costs = [f"{ms:.3g} ms {what}" for ms, what in times if ms is not None]
     yield from ([f"  cost: {', '.join(costs)}"] if costs else [])

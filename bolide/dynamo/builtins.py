@@ -222,13 +222,15 @@ def _vars(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return load_attribute(vm, args[0], "__dict__")
 
 
-@intercept(builtins.globals, builtins.locals, builtins.eval, builtins.exec, builtins.open, builtins.input)
-def _refused(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@intercept(builtins.globals, builtins.locals, builtins.eval, builtins.exec)
+def _frame_access(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("a frame's names are asked for, which no frame has yet", vm.where(), None, "frame_access")
+
+
+@intercept(builtins.open, builtins.input)
+def _files(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported(
-        "globals, locals, eval, exec, open or input",
-        vm.where(),
-        "do this outside the compiled function",
-        kind="frame_access",
+        "files and terminals are outside", vm.where(), "do this outside the compiled function", "side_effect"
     )
 
 

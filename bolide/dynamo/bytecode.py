@@ -112,8 +112,9 @@ class Code:
         return found
 
 
-_PLUMBING = tuple(
-    os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(os.path.abspath(__file__)))
+_PLUMBING = (
+    *(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(os.path.abspath(__file__)))),
+    "<frozen ",
 )
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 

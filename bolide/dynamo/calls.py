@@ -17,7 +17,16 @@ from bolide.dynamo.breaking import refuse_disabled, waits
 from bolide.dynamo.config import config
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.native_calls import BUILTIN_TYPES, HASHABLE, is_native, native, refused, runs_as_is, runs_natively
+from bolide.dynamo.native_calls import (
+    BUILTIN_TYPES,
+    HASHABLE,
+    is_native,
+    native,
+    refused,
+    runs_as_is,
+    runs_natively,
+    shown,
+)
 from bolide.dynamo.operations import PLAIN, class_of, polyfill
 from bolide.dynamo.program import Source
 from bolide.dynamo.state import own_mark
@@ -73,6 +82,15 @@ def _of_arity(handler: Intercept, function: Any) -> Intercept:
 
 def call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
     """Call `function`: push its frame (and answer True), or push its result onto `frame`."""
+    try:
+        return _call(vm, frame, function, args, kwargs)
+    except Unsupported as error:
+        if error.operation is None:
+            error.operation = f"{shown(function)}(...)"
+        raise
+
+
+def _call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
     while True:
         cls = type(function)
         if cls is types.MethodType:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
+import sys
 import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -145,6 +148,27 @@ def _module_of(function: Any) -> Any:
     return getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
 
 
+# Classes and modules by the names that users know them by.
+_SHOWN = {
+    **{"_VariableFunctionsClass": "torch", "TracedTensor": "Tensor", "TensorBase": "Tensor"},
+    **{"posix": "os", "_io": "io", "genericpath": "os.path", "posixpath": "os.path"},
+}
+
+
+def shown(function: Any) -> str:
+    """The name of a function, or of an object's class, for messages."""
+    while type(function) is types.MethodType:
+        function = function.__func__
+    real = function.real if type(function) is Outside else function
+    named = real if inspect.isroutine(real) or isinstance(real, type) else type(real)
+    owner, dot, rest = named.__qualname__.partition(".")
+    if dot:
+        return f"{_SHOWN.get(owner, owner)}.{rest}"
+    module = getattr(named, "__module__", None) or ""
+    library = module.partition(".")[0] in sys.stdlib_module_names and module not in ("builtins", "__main__")
+    return f"{_SHOWN.get(module, module)}.{owner}" if library else owner
+
+
 def _only_computes(function: Any) -> bool:
     """Whether what is run natively has no effect of its own; Python functions have been looked at (`is_native`)."""
     if policy.is_python_class(type(function)) and not isinstance(function, type):
@@ -162,9 +186,9 @@ def _only_computes(function: Any) -> bool:
 
 def refused(vm: Machine, function: Any) -> Unsupported:
     """The refusal of a function whose result or effect is of the moment."""
-    name = f"{function.__qualname__}(...)"
-    reason = "its result or effect is of the moment"
-    return Unsupported(reason, vm.where(), "call it outside the compiled function", "moment", operation=name)
+    name = shown(function)
+    reason = f"what {name} answers or does differs from call to call"
+    return Unsupported(reason, vm.where(), "call it outside the compiled function", "moment", operation=f"{name}(...)")
 
 
 def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> Any:
@@ -181,8 +205,8 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
         if keeps_objects(function):
             return arg
         return Call(None, []) if _iterates(function) else ProgramIterator(vm, arg)
-    if cls in _DATA and type(function) is types.FunctionType and not _takes_symbols(function):
-        return concrete_data(vm, arg)
+    if cls in _DATA and type(function) is types.FunctionType:
+        return native_data(arg) if _takes_symbols(function) else concrete_data(vm, arg)
     if not isinstance(arg, (type, list, tuple)) and _iterates(function):
         return Call(None, []) if python_method(vm.world, cls, "__iter__") is not None else arg
     return arg
@@ -223,17 +247,22 @@ def _given(vm: Machine, function: Any, what: str) -> Unsupported:
 
 
 def concrete_data(vm: Machine, value: Any) -> Any:
-    """Containers with numbers in place of symbolic ones; others as they are."""
+    """Containers with numbers in place of symbolic ones, and copies in place of those from outside; others as they are."""
+    return native_data(value, lambda number: concrete(vm, number))
+
+
+def native_data(value: Any, number: Callable[[Any], Any] = lambda number: number) -> Any:
+    """Containers with copies in place of those from outside; `number` says what symbolic numbers become."""
     cls = type(value)
     if cls in SYMBOLIC:
-        return concrete(vm, value)
+        return number(value)
     if cls is Outside and (container := value.container()) is not None:
-        return concrete_data(vm, container)
+        return native_data(container, number)
     if cls is dict:
-        parts = {concrete_data(vm, key): concrete_data(vm, item) for key, item in value.items()}
+        parts = {native_data(key, number): native_data(item, number) for key, item in value.items()}
         return parts if any(a is not b for a, b in zip(parts.values(), value.values())) else value
     if cls in (list, tuple, collections.deque):
-        items = [concrete_data(vm, item) for item in value]
+        items = [native_data(item, number) for item in value]
         return cls(items) if any(a is not b for a, b in zip(items, value)) else value
     return value
 

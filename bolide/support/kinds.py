@@ -104,7 +104,7 @@ _TABLE = (
     BreakKind(
         "BR0204",
         "moment",
-        "The result of a call is of the moment",
+        "A call answers or does something else each time",
         "Clocks, random generators of Python, the process's environment: a later call gets another result.",
         "call it outside the compiled function and pass the result",
     ),
