@@ -70,7 +70,8 @@ INTERPRETED = (
 )
 # Modules whose functions give another result at every call, or have effects outside of Python's objects.
 _REFUSED_MODULES = _names(
-    "random time socket subprocess _random io _io shutil tempfile secrets uuid numpy.random threading"
+    "random time socket subprocess _random io _io shutil tempfile secrets uuid numpy.random threading "
+    "torch.utils.data.dataloader"
 )
 
 # Packages that draw, write or log: what they do is no work for a graph.

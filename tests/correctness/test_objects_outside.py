@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import bolide
+from bolide.support import events
 from tests.object_tools import describe
 
 X = torch.arange(6.0).view(2, 3)
@@ -381,3 +382,22 @@ def test_values_die_when_the_program_drops_them(tmp_path: Any) -> None:
     finally:
         gc.enable()
     assert counts == [1, 2, 3, 4, 5]
+
+
+def test_a_loop_over_a_data_loader_is_compiled_once() -> None:
+    items = torch.utils.data.TensorDataset(torch.randn(8, 3))
+    loader = torch.utils.data.DataLoader(items, batch_size=2)
+    model = torch.nn.Linear(3, 2)
+
+    def program(loader: Any, model: Any) -> Any:
+        total = torch.zeros(2)
+        for (batch,) in loader:
+            total = total + model(batch).sum(0)
+        return total
+
+    captured: list[Any] = []
+    compiled = bolide.compile(program, backend="eager")
+    for _ in range(2):
+        with events.subscribed(lambda event: captured.append(event) if isinstance(event, events.Captured) else None):
+            assert torch.equal(compiled(loader, model), program(loader, model))
+    assert len(captured) <= 5
