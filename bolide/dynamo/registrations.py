@@ -19,6 +19,7 @@ from bolide.dynamo import (  # noqa: F401  (imported for what they register)
     torch_checkpoint,
     torch_control,
     torch_control_flow,
+    torch_distributed,
     torch_distributions,
     torch_losses,
     torch_modes,

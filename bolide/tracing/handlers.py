@@ -208,7 +208,8 @@ def _data_dependent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         given = kwargs.get("output_size") is not None
         if func.name() in data.SIZED and (trace.captures_sizes or given):
             return data.sized_by_data(trace, func, args, kwargs)
-        raise DataDependent(str(func), trace.where, "data_shape")
+        sized = any(isinstance(result.type, torch.TensorType) for result in func._schema.returns)
+        raise DataDependent(str(func), trace.where, "data_shape" if sized else "data_value")
     result = func(*known, **kwargs)
     return pytree.tree_map(
         lambda leaf: trace.lift(leaf, private=True) if isinstance(leaf, torch.Tensor) else leaf, result
@@ -274,6 +275,12 @@ def _collective(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         kind="operator",
         operation=str(func),
     )
+
+
+@handler("_c10d_functional::_wrap_tensor_autograd")
+def _wait(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """Eager waits when the tensor is first used; a graph does so at once."""
+    return trace.wrap(trace.call(torch.ops._c10d_functional.wait_tensor.default, trace.unwrap(args[0])))
 
 
 def _unrecorded(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:

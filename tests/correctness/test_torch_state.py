@@ -145,3 +145,30 @@ def test_a_break_in_a_function_that_torch_interprets_leaves_no_mode() -> None:
     for _ in range(2):
         assert torch.equal(compiled(*args), loss(*args))
     assert not modes.stacks()[0]
+
+
+RUNS: list[int] = []
+
+
+@torch.library.custom_op("bolide_tests::counted", mutates_args=())
+def counted(x: torch.Tensor) -> torch.Tensor:
+    RUNS.append(x.numel())
+    return x * 2
+
+
+@counted.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operators_of_the_user_do_not_run_while_capturing(backend: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return counted(x + 1) * 3
+
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    RUNS.clear()
+    for calls in (1, 2, 3):
+        x = torch.randn(5)
+        torch.testing.assert_close(compiled(x), (x + 1) * 6)
+        assert len(RUNS) == calls
