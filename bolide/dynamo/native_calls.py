@@ -150,8 +150,13 @@ def _module_of(function: Any) -> Any:
 
 # Classes and modules by the names that users know them by.
 _SHOWN = {
-    **{"_VariableFunctionsClass": "torch", "TracedTensor": "Tensor", "TensorBase": "Tensor"},
-    **{"posix": "os", "_io": "io", "genericpath": "os.path", "posixpath": "os.path"},
+    "_VariableFunctionsClass": "torch",
+    "TracedTensor": "Tensor",
+    "TensorBase": "Tensor",
+    "posix": "os",
+    "_io": "io",
+    "genericpath": "os.path",
+    "posixpath": "os.path",
 }
 
 
