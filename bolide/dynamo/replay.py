@@ -135,7 +135,10 @@ class _Builder:
                 yield f"{state} = {reference(torch.get_rng_state, 'get_rng_state')}()"
             yield "try:"
             yield f"    {self.out} = {run}({found})"
-            yield f"except {refuted}:"
+            refutes = Exception if self.captured.trace.shapes.facts.names else Refuted  # what it cannot do, eager can
+            yield f"except {reference(refutes, 'refutes')}:"
+            if drawn:
+                yield f"    {reference(torch.set_rng_state, 'set_rng_state')}({state})"
             yield f"    return {self.eager}"
         elif self.captured.trace.inputs or self.captured.outputs:
             yield f"{self.out} = {run}({found})"

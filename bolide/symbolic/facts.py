@@ -63,6 +63,16 @@ class Facts:
         return found
 
 
-def _at_least_0(expr: Expr, facts: list[Expr]) -> bool:
-    """Whether an expression is never negative, by its bounds or because it is at least one that is not."""
-    return expr.least() >= 0 or any((expr - fact).least() >= 0 for fact in facts)
+def _at_least_0(expr: Expr, facts: list[Expr], depth: int = 3) -> bool:
+    """Whether an expression is never negative, by its bounds or because it is at least one that is not; minima and
+    maxima are taken apart up to `depth` times."""
+    if expr.least() >= 0 or any((expr - fact).least() >= 0 for fact in facts):
+        return True
+    for mono, coefficient in expr.terms if depth else ():
+        if len(mono) == 1 and mono[0].kind in ("min", "max"):
+            rest = expr - mono[0].as_expr() * coefficient
+            either = (mono[0].kind == "max") is (coefficient > 0)  # the larger of two numbers, or of two losses
+            cases = (_at_least_0(arg * coefficient + rest, facts, depth - 1) for arg in mono[0].args)
+            if any(cases) if either else all(cases):
+                return True
+    return False

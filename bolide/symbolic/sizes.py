@@ -94,6 +94,14 @@ class ShapeEnv:
         known = self.facts.decide(condition, least=2) if known is None else known
         return self.holds(condition) if known is None else known
 
+    def presume(self, condition: Cond) -> bool:
+        """As `likely`; that it is so is checked when the program runs."""
+        known = self.decide(condition)
+        if known is None:
+            known = self.likely(condition)
+            self.suppose(condition if known else condition.negate())
+        return known
+
     def surely(self, condition: Cond) -> bool:
         """As `holds`, but for conditions on data: whether it is known to hold."""
         return self.facts.decide(condition) is True if self.is_data(condition) else self.holds(condition)
@@ -276,8 +284,12 @@ class SymNode:
         return self.env.likely(self.expr) if isinstance(self.expr, Cond) else bool(self.guard_int())
 
     def bool_(self) -> bool:
-        """What Python asks."""
-        return self.env.holds(self.expr) if isinstance(self.expr, Cond) else bool(self.guard_int())
+        """What Python asks: the program, or torch's own functions, mostly to raise errors."""
+        if not isinstance(self.expr, Cond):
+            return bool(self.guard_int())
+        if self.env.is_data(self.expr) and str(sys._getframe(2).f_globals.get("__name__")).startswith("torch."):
+            return self.env.presume(self.expr)
+        return self.env.holds(self.expr)
 
     def expect_true(self, file: Any = "", line: Any = 0) -> bool:
         if isinstance(self.expr, Cond):

@@ -73,6 +73,7 @@ def _new_symbol(trace: Trace, lo: int | None) -> torch.SymInt:
     """Upper bounds are facts: a kernel is checked with the bounds of symbols, and may not have been reached where a
     fact does not hold."""
     trace.functional_only = "numbers are data"
+    trace.refutable = True
     trace.allow_symbols()
     hint = _LIKELY[len(trace.shapes.facts.names) % len(_LIKELY)]
     symbol: torch.SymInt = trace.shapes.data(hint, None, lo)

@@ -15,8 +15,9 @@ import torch
 from torch._C import DispatchKey
 
 from bolide.symbolic import product, same_size, times
-from bolide.tracing.meta import is_data, is_undecided, same_sizes
+from bolide.tracing.meta import is_data, is_one, is_undecided, same_sizes
 from bolide.tracing.rules.common import is_contiguous
+from bolide.tracing.rules.common import differ
 from bolide.tracing.rules.registry import remembered
 from bolide.tracing.rules.views import reshaped
 from bolide.tracing.tensor import TracedTensor
@@ -187,9 +188,9 @@ def _broadcast(a: Any, b: Any) -> list[Any]:
     """The common shape of two batches."""
     longer, shorter = (list(a), list(b)) if len(a) >= len(b) else (list(b), list(a))
     for i in range(1, len(shorter) + 1):
-        if longer[-i] == 1:
+        if is_one(longer[-i]):
             longer[-i] = shorter[-i]
-        elif shorter[-i] != 1 and longer[-i] != shorter[-i]:
+        elif not is_one(shorter[-i]) and differ(longer[-i], shorter[-i]):
             raise RuntimeError(
                 f"The size of tensor a ({longer[-i]}) must match the size of tensor b ({shorter[-i]}) at the batch "
                 f"dimension {-i} of matmul"

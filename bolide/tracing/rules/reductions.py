@@ -73,25 +73,36 @@ def _mean(x: TensorMeta, dims: Any, keepdim: bool = False, *, dtype: torch.dtype
     return reduced(x, dims, keepdim, dtype or x.dtype)
 
 
-@rule("amax", "amin")
+def _require_elements(x: TensorMeta, dims: Any, name: str, error: type[Exception] = IndexError) -> None:
+    """What has no neutral element needs one element at least: along each of `dims`, or, without any, in all."""
+    for dim in dims:
+        place = wrap_dim(dim, x.ndim)
+        if x.shape:
+            require(x.shape[place] != 0, f"{name}(): Expected reduction dim {dim} to have non-zero size.", IndexError)
+    for size in () if dims else x.shape:
+        require(
+            size != 0,
+            f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with "
+            "the 'dim' argument.",
+            error,
+        )
+
+
+@rule("amax")
 def _amax(x: TensorMeta, dims: Any = (), keepdim: bool = False) -> TensorMeta:
-    require(
-        dims or 0 not in x.shape,
-        "amax(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with "
-        "the 'dim' "
-        "argument.",
-    )
+    _require_elements(x, dims, "amax", RuntimeError)
+    return reduced(x, list(dims), keepdim, x.dtype)
+
+
+@rule("amin")
+def _amin(x: TensorMeta, dims: Any = (), keepdim: bool = False) -> TensorMeta:
+    _require_elements(x, dims, "amin", RuntimeError)
     return reduced(x, list(dims), keepdim, x.dtype)
 
 
 @rule("max", "min")
 def _max_all(x: TensorMeta) -> TensorMeta:
-    require(
-        0 not in x.shape,
-        "max(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with "
-        "the 'dim' "
-        "argument.",
-    )
+    _require_elements(x, (), "max", RuntimeError)
     return fresh((), x.dtype, x.device)
 
 
@@ -107,11 +118,13 @@ def _any(x: TensorMeta, dims: Any = None, keepdim: bool = False) -> TensorMeta:
 
 @rule("argmax", "argmin")
 def _argmax(x: TensorMeta, dim: int | None = None, keepdim: bool = False) -> TensorMeta:
+    _require_elements(x, () if dim is None else (dim,), "argmax")
     return reduced(x, dim, keepdim, torch.int64)
 
 
 @rule("max.dim", "min.dim")
 def _max_dim(x: TensorMeta, dim: int, keepdim: bool = False) -> tuple[TensorMeta, TensorMeta]:
+    _require_elements(x, (dim,), "max")
     return reduced(x, dim, keepdim, x.dtype), reduced(x, dim, keepdim, torch.int64)
 
 
