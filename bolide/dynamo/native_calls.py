@@ -252,7 +252,7 @@ def _given(vm: Machine, function: Any, what: str) -> Unsupported:
 
 
 def concrete_data(vm: Machine, value: Any) -> Any:
-    """Containers with numbers in place of symbolic ones, and copies in place of those from outside; others as they are."""
+    """Containers with numbers in place of symbolic ones and copies of those from outside; others as they are."""
     return native_data(value, lambda number: concrete(vm, number))
 
 
@@ -338,7 +338,7 @@ def callback(vm: Machine, value: Any) -> Any:
     """A function of the program as native code may call it: each call is a nested run."""
     if type(value) is types.MethodType and isinstance(value.__func__, BUILTIN_TYPES):
         return value
-    if type(value) is types.FunctionType and is_native(vm, value):
+    if type(value) is types.FunctionType and (is_native(vm, value) or value.__globals__ is globals()):
         return value
 
     def run(*args: Any, **kwargs: Any) -> Any:
