@@ -1,0 +1,125 @@
+"""Recurrent layers over any number of time steps, as one operation.
+
+ATen's `lstm`, `gru`, `rnn_tanh` and `rnn_relu` take a time step at a time, so a trace of them is one of a fixed length.
+`bolide::recurrent` is the whole layer, called when the program runs; `bolide::recurrent_backward` runs the layer again
+with gradients. Both take time first, and give results in row-major order, as ATen does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bolide.support.errors import Unsupported
+from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.tracing.rules.registry import rule
+from bolide.tracing.tensor import TracedTensor
+
+_LAYERS = {"lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}
+_ARGUMENTS = "str kind, Tensor x, Tensor[] state, Tensor[] weights, bool biases, int layers, bool bidirectional"
+Tensors = Sequence[torch.Tensor]
+
+
+def _run(
+    kind: str,
+    x: torch.Tensor,
+    state: Tensors,
+    weights: Tensors,
+    biases: bool,
+    layers: int,
+    bidirectional: bool,
+    train: bool = False,
+) -> list[torch.Tensor]:
+    start: Any = list(state) if kind == "lstm" else state[0]
+    found = _LAYERS[kind](x, start, list(weights), biases, layers, 0.0, train, bidirectional, False)
+    return [tensor.contiguous() for tensor in found]
+
+
+def _run_backward(
+    kind: str,
+    x: torch.Tensor,
+    state: Tensors,
+    weights: Tensors,
+    biases: bool,
+    layers: int,
+    bidirectional: bool,
+    tangents: Tensors,
+) -> list[torch.Tensor]:
+    leaves = [tensor.detach().requires_grad_() for tensor in (x, *state, *weights)]
+    count = 1 + len(state)
+    with torch.enable_grad():
+        results = _run(kind, leaves[0], leaves[1:count], leaves[count:], biases, layers, bidirectional, True)
+    engine = torch.autograd.Variable._execution_engine
+    found = engine.run_backward(tuple(results), tuple(tangents), False, False, tuple(leaves), True, False)
+    return [torch.zeros_like(leaf) if grad is None else grad.contiguous() for leaf, grad in zip(leaves, found)]
+
+
+_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(f"recurrent({_ARGUMENTS}) -> Tensor[]")
+_library.define(f"recurrent_backward({_ARGUMENTS}, Tensor[] tangents) -> Tensor[]")
+_library.impl("recurrent", _run, "CompositeExplicitAutograd")
+_library.impl("recurrent_backward", _run_backward, "CompositeExplicitAutograd")
+_forward, _backward = torch.ops.bolide.recurrent.default, torch.ops.bolide.recurrent_backward.default
+
+
+def _fresh(shape: tuple[Any, ...], like: TensorMeta) -> TensorMeta:
+    return TensorMeta(shape, contiguous_strides(shape), 0, like.dtype, like.device)
+
+
+@rule("bolide::recurrent")
+def _results(kind: str, x: TensorMeta, state: list[TensorMeta], *options: Any) -> list[TensorMeta]:
+    width = state[0].shape[2] * (2 if options[-1] else 1)
+    return [_fresh((*x.shape[:2], width), x), *(_fresh(part.shape, x) for part in state)]
+
+
+@rule("bolide::recurrent_backward")
+def _gradients(
+    kind: str, x: TensorMeta, state: list[TensorMeta], weights: list[TensorMeta], *options: Any
+) -> list[TensorMeta]:
+    return [_fresh(meta.shape, meta) for meta in (x, *state, *weights)]
+
+
+class _Recurrent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, trace: Any, kind: str, options: tuple[Any, ...], parts: int, *tensors: Any) -> Any:
+        nodes = [trace.unwrap(tensor) for tensor in tensors]
+        operands = (kind, nodes[0], nodes[1 : 1 + parts], nodes[1 + parts :], *options)
+        ctx.trace, ctx.operands = trace, operands
+        return trace.wrap(trace.call(_forward, *operands))
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Any) -> Any:
+        trace = ctx.trace
+        if torch.is_grad_enabled():
+            reason = "gradients of gradients of a recurrent layer over a symbolic number of steps"
+            raise Unsupported(reason, trace.where, "use a fixed number of steps (dynamic=False)", "operator")
+        found = trace.call(_backward, *ctx.operands, [trace.unwrap(tangent) for tangent in tangents])
+        return (None, None, None, None, *(trace.wrap(node) for node in found))
+
+
+def layer(kind: str, stepwise: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of one of ATen's layers on traced tensors; `stepwise` has the others, that of layers with dropout
+    between them."""
+
+    def kernel(
+        x: Any,
+        state: Any,
+        weights: Any,
+        biases: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
+        if (train and dropout and layers > 1) or x.__class__ is not TracedTensor:
+            return stepwise(x, state, weights, biases, layers, dropout, train, bidirectional, batch_first)
+        parts = list(state) if kind == "lstm" else [state]
+        steps = x.transpose(0, 1) if batch_first else x
+        options = (biases, layers, bidirectional)
+        out, *last = _Recurrent.apply(x._trace, kind, options, len(parts), steps, *parts, *weights)  # type: ignore[no-untyped-call]
+        return (out.transpose(0, 1) if batch_first else out, *last)
+
+    return kernel
