@@ -15,6 +15,7 @@ import torch
 from torch._C import DispatchKey
 
 from bolide.symbolic import product, same_size, times
+from bolide.tracing.layers import layer
 from bolide.tracing.meta import is_data, is_one, is_undecided, same_sizes
 from bolide.tracing.rules.common import is_contiguous
 from bolide.tracing.rules.common import differ
@@ -39,6 +40,9 @@ def install() -> None:
             aten.reshape.default: _of_primitives(reshape),
             aten.scaled_dot_product_attention.default: attention,
         }
+        for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+            op = getattr(aten, kind).input
+            ours[op] = layer(kind, op.py_kernels[_COMPOSITE])
         for op, kernel in ours.items():
             _installed.append(op)
             for key in (_COMPOSITE, DispatchKey.Autograd):
