@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import sys
 import types
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from bolide.dynamo import operations
 from bolide.dynamo.calls import intercept
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Machine, opcode
+from bolide.dynamo.polyfills import statements
 from bolide.dynamo.values.attributes import load_attribute
 from bolide.dynamo.values.kinds import MISSING, is_library_namespace
 from bolide.dynamo.values.outside import Outside
@@ -31,18 +34,22 @@ def _build_class(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The body is interpreted with a namespace of its own, then the metaclass is called natively, and `__set_name__` of
     what the body has made is interpreted."""
     body, name, *bases = args
+    _refuse_hooks(vm, [kwargs.get("metaclass"), *map(type, bases)], ("__prepare__", "__mro_entries__"))
     resolved = tuple(types.resolve_bases(bases))
     meta, namespace, keywords = types.prepare_class(name, resolved, kwargs)
     if any(type(part) is Outside for part in [*resolved, *keywords.values()]):
         raise Unsupported("a class statement with outside objects", vm.where(), kind="class_statement")
-    _refuse_hooks(vm, meta, resolved)
+    _refuse_hooks(vm, [meta], ("__new__", "__init__"))
+    hooked = [base for top in resolved for base in top.__mro__ if "__init_subclass__" in vars(base)]
+    _refuse_hooks(vm, [base for base in hooked if id(base) not in vm.world.own_classes], ("__init_subclass__",))
     cell = vm.evaluate_body(body, namespace)
     if resolved != tuple(bases):
         namespace["__orig_bases__"] = tuple(bases)
     named = {key: value for key, value in namespace.items() if _set_name(vm, value) is not None}
     for key in named:
         namespace[key] = None
-    made = meta(name, resolved, namespace, **keywords)
+    own = {base: vars(base)["__init_subclass__"] for base in hooked if id(base) in vm.world.own_classes}
+    made = _without_hooks(own, functools.partial(meta, name, resolved, namespace, **({} if own else keywords)))
     vm.world.own_classes[id(made)] = made
     for key, value in named.items():
         type.__setattr__(made, key, value)
@@ -50,22 +57,31 @@ def _build_class(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         cell.cell_contents = made
     for key, value in named.items():
         vm.evaluate(_set_name(vm, value), [value, made, key])
+    if own:
+        vm.evaluate(statements.init_subclass, [made, keywords])
     return made
+
+
+def _without_hooks(hooks: dict[type, Any], make: Callable[[], type]) -> type:
+    """Make a class whose bases, made by the program, are not to be told."""
+    for base in hooks:
+        type.__setattr__(base, "__init_subclass__", classmethod(lambda cls: None))
+    try:
+        return make()
+    finally:
+        for base, hook in hooks.items():
+            type.__setattr__(base, "__init_subclass__", hook)
 
 
 def _set_name(vm: Machine, value: Any) -> Any:
     return operations.python_method(vm.world, operations.class_of(value), "__set_name__")
 
 
-def _refuse_hooks(vm: Machine, meta: type, bases: tuple[type, ...]) -> None:
-    """Code of the outside world that making a class would run natively may do anything there."""
-    hooks = [vm.world.lookup(base, "__init_subclass__") for base in bases]
-    hooks += [vm.world.lookup(meta, method) for method in ("__new__", "__init__")]
-    for hook in hooks:
+def _refuse_hooks(vm: Machine, classes: Iterable[Any], names: Sequence[str]) -> None:
+    """Raises Unsupported where making a class would run methods of the user's natively: they may do anything."""
+    for hook in [vm.world.lookup(cls, name) for cls in classes if isinstance(cls, type) for name in names]:
         function = getattr(hook, "__func__", hook)
-        if type(function) is not types.FunctionType or id(function) in vm.own_functions:
-            continue
-        if not is_library_namespace(function.__globals__):
+        if type(function) is types.FunctionType and not is_library_namespace(function.__globals__):
             raise Unsupported(
                 f"making a class runs {function.__qualname__}",
                 vm.where(),

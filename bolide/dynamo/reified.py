@@ -253,6 +253,10 @@ def wrap_exception(world: World, real: BaseException, source: Source) -> BaseExc
     made.args = args
     world.mirror(made, source)
     world.seen[id(real)] = (real, made, source)  # an exception may be its own context
+    for base in cls.__mro__:
+        for name, member in vars(base).items():
+            if type(member) is types.MemberDescriptorType and name not in _LINKS and hasattr(real, name):
+                setattr(made, name, world.wrap(getattr(real, name), Source("attr", source, name)))
     namespace = Source("attr", source, "__dict__")
     world.guard(namespace, "dict_keys", list(vars(real)))
     for name, value in vars(real).items():

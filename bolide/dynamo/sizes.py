@@ -260,9 +260,9 @@ class Symbols:
             raise ConstraintError(what, condition.replace(name, what), where)
 
     def read_by(self, expressions: Iterable[int | Expr]) -> tuple[tuple[str, Source], ...]:
-        """The symbols in these sizes by name, and where each is read."""
+        """The symbols in these sizes and where each is read, sorted by name."""
         names = set().union(*(e.free_vars for e in expressions if isinstance(e, Expr)))
-        return tuple((symbol.name, symbol.source) for symbol in self.found if symbol.name in names)
+        return tuple(sorted((s.name, s.source) for s in self.found if s.name in names))
 
 
 def _is_argument(source: Source) -> bool:

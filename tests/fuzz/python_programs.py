@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import random
 
+from python_statements import PRELUDE as MORE
+from python_statements import Statements
+
 PRELUDE = """
 import torch, functools, itertools, collections, contextlib, sys, operator
 import bolide
@@ -96,9 +99,10 @@ def careful(log, name, n):
 STATE = {"n": 1, "items": [1, 2]}
 TOTAL = 0
 """
+PRELUDE += MORE
 
 
-class Writer:
+class Writer(Statements):
     """Writes a random program of nested statements over a few typed pools of variables."""
 
     def __init__(self, seed: int, breaks: bool = False) -> None:
@@ -224,6 +228,10 @@ class Writer:
             self.unpack,
             self.comprehension,
             self.outside,
+            self.trap,
+            self.changed_while_read,
+            self.targets,
+            self.aliases,
         ]
         nested = [
             self.branch,
@@ -239,6 +247,14 @@ class Writer:
             self.early,
             self.delete,
             self.recursion,
+            self.classes,
+            self.group,
+            self.sent,
+            self.coroutine,
+            self.leaving,
+            self.decorated,
+            self.body,
+            self.closures,
         ]
         if self.breaks and self.rng.random() < 0.12:
             self.stop(indent)

@@ -21,3 +21,8 @@ def merge_keywords(target: Any, mapping: Any, function: Any) -> Any:
         if key in target:
             raise TypeError(f"{function} got multiple values for keyword argument '{key}'")
         target[key] = mapping[key]
+
+
+def init_subclass(made: Any, keywords: Any) -> None:
+    """What making a class does last."""
+    super(made, made).__init_subclass__(**keywords)

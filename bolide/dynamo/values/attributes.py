@@ -56,7 +56,7 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if cls is Super:
         return load_super(vm, owner.cls, owner.owner, name)
     if cls is Generator:
-        return _generator(owner, name)
+        return _generator(vm, owner, name)
     if cls is types.MethodType:
         return _bound_method(vm, owner, name)
     if cls in SYMBOLIC:
@@ -103,7 +103,26 @@ def _module(vm: Machine, owner: types.ModuleType, name: str) -> Any:
     return vm.world.wrap(value, attribute_source(Source("object", None, None, owner), name))
 
 
-def _generator(owner: Generator, name: str) -> Any:
+_GENERATOR_STATE = {
+    "generator": frozenset(name for name in dir(types.GeneratorType) if name.startswith("gi_")),
+    "coroutine": frozenset(name for name in dir(types.CoroutineType) if name.startswith("cr_")),
+}
+
+
+def _generator(vm: Machine, owner: Generator, name: str) -> Any:
+    if name in ("__name__", "__qualname__"):
+        return owner.name if name == "__qualname__" else owner.name.rpartition(".")[2]
+    if name in _GENERATOR_STATE[owner.kind]:
+        match name[3:]:
+            case "running":
+                return owner.running
+            case "suspended":
+                return owner.started and not (owner.running or owner.done)
+            case "code":
+                return owner.frame.code.code
+            case "frame" if owner.done:
+                return None
+        raise Unsupported(f"{name} of a generator", vm.where(), kind="frame_access")
     method = polyfills.BY_NAME.get(f"generator_{name.strip('_')}")
     if method is None:
         raise AttributeError(f"'generator' object has no attribute '{name}'")
