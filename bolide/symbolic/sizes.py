@@ -41,6 +41,7 @@ class ShapeEnv:
         self._values: dict[Expr, int] = {}
         self._truths: dict[tuple[str, Expr], bool] = {}  # what `holds` has found, of conditions that are not data
         self._nodes: dict[Any, SymNode] = {}  # results of arithmetic: C++ asks for the same ones all the time
+        self.needed: Callable[[Expr], None] | None = None  # is told before the value of an expression is assumed
         self.quiet = False  # texts are for messages, which are made before anybody knows whether they are needed
         self.closed = False  # whether the trace is finished: nothing more may be assumed
         self.facts = Facts()  # what is known of symbols that are data
@@ -174,6 +175,8 @@ class ShapeEnv:
         """Assume that the expression has the value it has now. Raises Unsupported where that is data."""
         if self.is_data(expr) and self.decide(expr.eq(value)) is not True:
             raise Unsupported(f"the value of {expr.text()} is needed, which is data", self._where(), kind="data_value")
+        if self.needed is not None and not expr.is_const and expr.eq(value) not in self.guards:
+            self.needed(expr)
         self.holds(expr.eq(value))
         return value
 
@@ -461,7 +464,8 @@ class SymNode:
             result = result * base
         return self._int(result)
 
-    pow = pow_by_natural
+    def pow(self, other: SymNode) -> Any:
+        return self.float_pow(other) if self.is_float() or other.is_float() else self.pow_by_natural(other)
 
     def neg(self) -> SymNode:
         if isinstance(self.expr, Ratio):

@@ -556,6 +556,12 @@ def _equal(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return torch.equal(left, right)
 
 
+@handler("size")
+def _size(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """What C++ code asks that takes no symbols: the sizes are fixed."""
+    return [int(size) for size in args[0].shape]
+
+
 @handler("is_same_size")
 def _is_same_size(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return tuple(args[0].shape) == tuple(args[1].shape)

@@ -8,7 +8,7 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported
-from bolide.tracing.meta import DataDependent, TensorMeta
+from bolide.tracing.meta import DataDependent, TensorMeta, is_data
 
 if TYPE_CHECKING:
     from bolide.tracing.trace import Trace
@@ -150,7 +150,7 @@ class TracedTensor(torch.Tensor):
     def tolist(self) -> Any:
         known = self._trace.known(self)
         if known is None:
-            if self._trace.captures_numbers and all(type(size) is int for size in self.shape):
+            if self._trace.captures_numbers and not any(map(is_data, self.shape)):
                 return self.item() if not self.dim() else [row.tolist() for row in self.unbind()]
             raise DataDependent("Tensor.tolist", self._trace.where)
         with torch._C._DisableTorchDispatch():

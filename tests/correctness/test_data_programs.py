@@ -361,3 +361,25 @@ def test_torchs_own_assertions(check: Callable[[Any], None], backend: str) -> No
     with pytest.raises((RuntimeError, AssertionError), match="negative"):
         compiled(kept)
     assert torch.equal(kept, x.neg())
+
+
+# ---- together with sizes that change ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", [attended, selected, reduced, centred], ids=lambda p: p.__name__)
+def test_data_and_symbolic_sizes(program: Callable[..., Any]) -> None:
+    compiled = bolide.compile(program, backend="aot_eager", fullgraph=True, dynamic=True)
+    for data in MASKS:
+        x = rows()
+        torch.testing.assert_close(outcome(compiled, x, data), outcome(program, x, data), equal_nan=True)
+
+
+def test_attention_by_products_with_a_symbolic_head_size() -> None:
+    def program(x: Any) -> Any:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    compiled = bolide.compile(program, backend="aot_eager", fullgraph=True, dynamic=True)
+    for size in (4, 6):
+        x = torch.randn(2, 3, size)
+        torch.testing.assert_close(compiled(x), program(x))

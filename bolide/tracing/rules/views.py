@@ -47,9 +47,9 @@ def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
 
 
 def _is_less(a: Any, b: Any) -> bool:
-    """``a < b``, as if sizes that are data were not 0 or 1."""
+    """``a < b``; of sizes that are data as it is likely."""
     less = a < b
-    return bool(less.node.env.likely(less.node.expr) if is_undecided(less) else less)
+    return bool(less.node.hint if is_undecided(less) else less)
 
 
 def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[Any, ...]) -> tuple[Any, ...] | None:
