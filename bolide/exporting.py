@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
 import re
+import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -19,11 +22,14 @@ from bolide.dynamo import guards, sources
 from bolide.dynamo.backends import CompilerFn
 from bolide.dynamo.capture import capture
 from bolide.dynamo.config import config
-from bolide.dynamo.program import Captured, Guard
+from bolide.dynamo.program import Captured, Guard, Recipe
 from bolide.dynamo.replay import make_entry
 from bolide.dynamo.signature import Signature
+from bolide.dynamo.sizes import SizeHistory, mark_dynamic, shape_guards
 from bolide.dynamo.state import state
-from bolide.support.errors import Unsupported
+from bolide.support.errors import Unsupported, unknown_name
+from bolide.symbolic import Expr
+from bolide.tracing.described import describe
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -37,37 +43,99 @@ class ExportResult(NamedTuple):
     guards: tuple[str, ...]
 
 
-def export(f: Callable[..., Any], *, aten_graph: bool = False) -> Callable[..., ExportResult]:
+def export(
+    f: Callable[..., Any], *, aten_graph: bool = False, dynamic_shapes: Any = None
+) -> Callable[..., ExportResult]:
     """A function that captures one call of `f` and returns an `ExportResult`.
 
     The graph holds calls of torch's functions, or with `aten_graph` functional ATen operations (and `copy_` to written
-    arguments). Sizes and Python values are those of the example call. Tensors that are not arguments (parameters,
-    buffers, globals) are attributes of the graph module.
+    arguments). Python values, and sizes that are not named, are those of the example call. Tensors that are not
+    arguments (parameters, buffers, globals) are attributes of the graph module.
+    dynamic_shapes: which dimensions of which arguments may have other sizes (from 2 on), as for `torch.export`: a dict
+    by name, or a sequence by position, of what the argument is made of, down to tensors; for each of these a dict
+    ``{dimension: anything but None}`` or a sequence with an entry for each dimension. What has `min` and `max`
+    (``torch.export.Dim``) bounds the size. Dimensions marked by `mark_dynamic` are taken as well.
 
-    Raises Unsupported, with the user's line, for what one graph cannot do: breaks, and effects on Python objects.
+    Raises Unsupported, with the user's line, for what one graph cannot do: breaks, and effects on Python objects;
+    ConstraintError where the program works for one size of such a dimension only.
     """
 
     def run(*args: Any, **kwargs: Any) -> ExportResult:
         function, given = f, args
         if not isinstance(f, types.FunctionType):
             function, given = call_target, (f, *args)
-        captured, checks = _capture(function, given, kwargs)
-        flat = _aten_graph(captured) if aten_graph else _calls_graph(captured)
+        named = _bound(f, args, kwargs)
+        with _marked(dynamic_shapes, named):
+            captured, checks = _capture(function, given, kwargs)
+        sizes: list[Expr] = []
+        captured.result = _with_sizes(captured.result, len(captured.outputs), sizes, {})
+        flat = _aten_graph(captured, sizes) if aten_graph else _calls_graph(captured, sizes)
         entry_inputs, result = _rebuilt(function, given, kwargs, captured, checks, flat)
-        graph_module = _with_signature(f, args, kwargs, captured, flat, entry_inputs, result)
+        graph_module = _with_signature(list(named), args, kwargs, captured, flat, entry_inputs, result)
         return ExportResult(graph_module, tuple(map(guards.text, checks)))
 
     return run
+
+
+def _bound(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name; those that a signature gathers are ``argument<position>``."""
+    parameters = inspect.signature(f.forward if isinstance(f, nn.Module) else f).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names += [f"argument{position}" for position in range(len(names), len(args))]
+    return {**dict(zip(names, args)), **kwargs}
+
+
+@contextlib.contextmanager
+def _marked(shapes: Any, given: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, the dimensions that `shapes` names are marked dynamic."""
+    before: list[tuple[torch.Tensor, dict[str, Any]]] = []
+    try:
+        if shapes is not None:
+            _mark(dict(given) if isinstance(shapes, Mapping) else list(given.values()), shapes, before)
+        yield
+    finally:
+        for tensor, attributes in reversed(before):
+            vars(tensor).clear()
+            vars(tensor).update(attributes)
+
+
+def _mark(value: Any, shapes: Any, before: list[tuple[torch.Tensor, dict[str, Any]]]) -> None:
+    if shapes is None:
+        return
+    if not isinstance(shapes, (Mapping, list, tuple)):
+        raise TypeError(
+            f"dynamic_shapes has {shapes!r} where a dict or a sequence by dimension or argument is expected"
+        )
+    parts = list(shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes))
+    if not isinstance(value, torch.Tensor):
+        for key, part in parts:
+            if isinstance(value, Mapping) and key not in value:
+                raise ValueError(unknown_name("argument or key in dynamic_shapes", key, map(str, value)))
+            _mark(value[key], part, before)
+        return
+    before.append((value, dict(vars(value))))
+    for dim, wanted in parts:
+        if wanted is not None:
+            lo, hi = (bound if isinstance(bound, int) else None for bound in _bounds(wanted))
+            mark_dynamic(value, dim, min=lo, max=hi)
+
+
+def _bounds(wanted: Any) -> tuple[Any, Any]:
+    hi = getattr(wanted, "max", None)
+    return getattr(wanted, "min", None), None if isinstance(hi, int) and hi >= sys.maxsize - 1 else hi
 
 
 def _capture(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Captured, list[Guard]]:
     reason = guards.busy()
     if reason is not None:
         raise Unsupported(reason, kind="state")
+    history = SizeHistory(getattr(function, "__qualname__", ""))
     state.stage = "capture"
     try:
         surroundings = guards.global_state()
-        captured = capture(function, args, kwargs, breaks=False, record_calls=True)
+        captured = capture(function, args, kwargs, history, breaks=False, record_calls=True)
+        while history.fix(captured):
+            captured = capture(function, args, kwargs, history, breaks=False, record_calls=True)
     finally:
         state.stage = None
     if captured.effects:
@@ -78,26 +146,42 @@ def _capture(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
             "return the value instead, or use bolide.compile",
             kind="attribute_write",
         )
-    return captured, guards.prepare(captured.guards, surroundings)
+    return captured, guards.prepare([*captured.guards, *shape_guards(captured)], surroundings)
 
 
-def _calls_graph(captured: Captured) -> fx.GraphModule:
-    graph: fx.GraphModule | None = captured.calls.finish(captured.outputs, config.dead_code_elimination)
+def _with_sizes(recipe: Recipe, first: int, sizes: list[Expr], made: dict[int, Recipe]) -> Recipe:
+    """`recipe` with outputs of the graph, from number `first` on, in place of sizes, which are put in `sizes`."""
+    if id(recipe) not in made:
+        if recipe.kind == "size":
+            sizes.append(recipe.value)
+            made[id(recipe)] = Recipe("output", first + len(sizes) - 1)
+        else:
+            args = tuple(_with_sizes(arg, first, sizes, made) for arg in recipe.args)
+            kwargs = tuple((key, _with_sizes(arg, first, sizes, made)) for key, arg in recipe.kwargs)
+            same = args == recipe.args and kwargs == recipe.kwargs
+            made[id(recipe)] = recipe if same else dataclasses.replace(recipe, args=args, kwargs=kwargs)
+    return made[id(recipe)]
+
+
+def _calls_graph(captured: Captured, sizes: list[Expr]) -> fx.GraphModule:
+    graph: fx.GraphModule | None = captured.calls.finish(captured.outputs, config.dead_code_elimination, sizes)
     if graph is None:
         raise Unsupported(captured.calls.refusal, kind="operator", remedy="export with aten_graph=True")
+    describe(graph.graph)
     return graph
 
 
-def _aten_graph(captured: Captured) -> fx.GraphModule:
+def _aten_graph(captured: Captured, sizes: list[Expr]) -> fx.GraphModule:
     trace = captured.trace
     slots = [node for node in trace.graph.nodes if node.op == "placeholder"]
-    results = tuple(tensor.node for tensor in captured.outputs)
+    results = (*(tensor.node for tensor in captured.outputs), *map(trace.size_node, sizes))
     for position in trace.mutated_inputs():
         value = trace.inputs[position].group.base
         trace.graph.call_function(torch.ops.aten.copy_.default, (slots[position], value)).meta["val"] = slots[
             position
         ].meta["val"]
     trace.graph.output(results)
+    describe(trace.graph)
     return functorch.graph_module(functorch.run_passes(trace.graph, captured.name), trace.constants, "Exported")
 
 
@@ -128,7 +212,7 @@ def _rebuilt(
 
 
 def _with_signature(
-    f: Callable[..., Any],
+    names: list[str],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     captured: Captured,
@@ -136,8 +220,8 @@ def _with_signature(
     inputs: Sequence[Any],
     result: Any,
 ) -> fx.GraphModule:
-    """The flat graph behind the signature of `f`: inputs that are leaves of the arguments become placeholders, others
-    attributes.
+    """The flat graph behind the signature of the function, whose arguments have `names`: inputs that are leaves of the
+    arguments become placeholders, others attributes; sizes are read from them.
     """
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     graph = fx.Graph()
@@ -150,12 +234,22 @@ def _with_signature(
             name = _identifier(sources.text(source), attributes)
             attributes[name] = value
             place[id(value)] = graph.create_node("get_attr", name, name=name)
-        place[id(value)].meta.setdefault("val", node.meta.get("val"))
+        for name in ("val", "example_value"):
+            place[id(value)].meta.setdefault(name, node.meta.get(name))
         known[node] = place[id(value)]
+    numbers = [node for node in flat.graph.nodes if node.op == "placeholder"][len(captured.inputs) :]
+    for node, symbol in zip(numbers, captured.sizes):
+        tensor, dim = symbol.places[0]
+        slot = place[id(inputs[captured.inputs.index(tensor)])]
+        known[node] = graph.call_function(torch.ops.aten.sym_size.int, (slot, dim))
+        known[node].meta.update(node.meta)
     graph.graph_copy(flat.graph, known)
     found, out_spec = pytree.tree_flatten(result)
     graph.output([known[v] if isinstance(v, fx.Node) else place.get(id(v), v) for v in found])
-    graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo([*_parameter_names(f, args), *kwargs], in_spec, out_spec)))
+    for node in numbers:
+        if not known[node].users:
+            graph.erase_node(known[node])
+    graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(names, in_spec, out_spec)))
     return fx.GraphModule(attributes, graph, "Exported")
 
 
@@ -168,12 +262,6 @@ def _identifier(text: str, taken: dict[str, Any]) -> str:
     while name in taken or name[0].isdigit():
         name = f"_{name}"
     return name
-
-
-def _parameter_names(f: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
-    """Names for the positional arguments of a call."""
-    names = list(inspect.signature(f.forward if isinstance(f, nn.Module) else f).parameters)
-    return [names[i] if i < len(names) and names[i] != "self" else f"argument{i}" for i in range(len(args))]
 
 
 # ---- optimize --------------------------------------------------------------------------------------------------------

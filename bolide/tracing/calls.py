@@ -18,6 +18,7 @@ from torch import fx
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
+from bolide.symbolic import Expr
 from bolide.tracing import data, modes
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.trace import Trace, _NonLeaf
@@ -247,16 +248,19 @@ class CallRecorder(TorchFunctionMode):
 
     # ---- the end
 
-    def finish(self, outputs: Sequence[TracedTensor], eliminate: bool) -> fx.GraphModule | None:
-        """The graph module, which takes what the trace's graph takes and returns the tuple of `outputs`; None if it was
-        refused. With `eliminate`, calls without effects whose results nothing needs are dropped.
+    def finish(
+        self, outputs: Sequence[TracedTensor], eliminate: bool, sizes: Sequence[Expr] = ()
+    ) -> fx.GraphModule | None:
+        """The graph module, which takes what the trace's graph takes and returns the tuple of `outputs` and `sizes`;
+        None if it was refused. With `eliminate`, calls without effects whose results nothing needs are dropped.
         """
         try:
             self.refusal = self.refusal or self.trace.functional_only
             if self.refusal is None:
                 for node in _own_nodes([tensor.grad_fn for tensor in outputs], self._remade):
                     raise _Refusal(f"the history has a function of the user's own, {type(node).__name__}")
-                results = tuple(self._tensor(tensor) for tensor in outputs)
+                numbers = (self._number(self.trace.size_node(size)) for size in sizes)
+                results = (*(self._tensor(tensor) for tensor in outputs), *numbers)
                 self._enter(self._start)
         except _Refusal as refusal:
             self.refusal = str(refusal)

@@ -54,6 +54,45 @@ def test_export_of_a_function_that_writes_its_argument() -> None:
         assert torch.equal(x, before * 2)
 
 
+@pytest.mark.parametrize("aten", [False, True])
+def test_sizes_that_are_named_may_differ(aten: bool) -> None:
+    def f(x: Tensor, w: Tensor, *, more: dict[str, Any] | None = None) -> dict[str, Any]:
+        y = x @ w
+        if more is not None:
+            y = y + more["rows"][0]
+        return {"y": y.view(y.shape[0] * 2, -1), "count": x.shape[0] * 2 + 1, "same": x}
+
+    x, w = torch.randn(3, 4), torch.randn(4, 6)
+    for shapes, more in (
+        ({"x": {0: torch.export.Dim("rows", max=64)}}, None),
+        (({0: "rows"}, None), None),
+        ({"x": ("rows", None), "more": {"rows": [{0: "rows"}]}}, {"rows": [torch.randn(3, 6)]}),
+    ):
+        gm, guards = bolide.dynamo.export(f, aten_graph=aten, dynamic_shapes=shapes)(x, w, more=more)
+        assert any("x: Tensor float32[x.shape[0], 4]" in guard for guard in guards) and not vars(x)
+        gm.graph.lint()
+        for rows in (2, 7):
+            fresh = torch.randn(rows, 4)
+            others = {"rows": [torch.randn(rows, 6)]} if more else None
+            torch.testing.assert_close(gm(fresh, w, more=others), f(fresh, w, more=others))
+
+
+def test_wrong_names_and_sizes_that_must_be_fixed_are_errors() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] == 3 else x
+
+    x = torch.randn(3, 4)
+    for shapes, error, text in (
+        ({"x": {0: True}}, bolide.ConstraintError, "x.shape\\[0\\] == 3 only"),
+        ({"y": {0: True}}, ValueError, "unknown argument or key in dynamic_shapes 'y'"),
+        ({"x": {5: True}}, IndexError, "dimension 5"),
+        (3, TypeError, "a dict or a sequence"),
+    ):
+        with pytest.raises(error, match=text):
+            bolide.dynamo.export(f, dynamic_shapes=shapes)(x)
+        assert not vars(x)
+
+
 def test_what_one_graph_cannot_do_is_refused_with_the_line() -> None:
     def branches(x: Tensor) -> Tensor:
         return x + 1 if x.sum() > 0 else x - 1
