@@ -31,7 +31,7 @@ class CompiledModule:
         """``type(compiled)(...)`` makes what ``type(module)(...)`` makes."""
         return cls._bolide_user(*args, **kwargs)
 
-    @property  # type: ignore[misc]
+    @property
     def __class__(self) -> type:
         return type(self._orig_mod)
 

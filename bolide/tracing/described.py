@@ -29,12 +29,14 @@ class Described(torch.Tensor):
         )
         return tensor
 
-    def __repr__(self, *, tensor_contents: None = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         sizes = ", ".join(map(str, self.shape))
         return f"Described({self.dtype}[{sizes}], {self.device})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func is torch.ops.aten.detach.default:
             return cls.of(described(args[0]))
         raise RuntimeError(f"{func}: the example value of a node describes a tensor; it holds no data")
