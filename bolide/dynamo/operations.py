@@ -291,15 +291,26 @@ def has_python_eq(vm: Machine, container: Any, item: Any = None) -> bool:
     return False
 
 
-AS_INDEX: dict[type, Callable[[Any], Any]] = {}  # what an index of a class of ours is to a tensor
+def _stacked(index: Any) -> Any:
+    """A sequence of numbers, an index of a tensor, as a tensor if traced ones are among them."""
+    if not any(type(item) is TracedTensor for item in index):
+        return index
+    return torch.stack([torch.as_tensor(item) for item in index])
+
+
+#: what is made of an index of a tensor, or of a part of it, by its class
+AS_INDEX: dict[type, Callable[[Any], Any]] = {list: _stacked, tuple: _stacked}
 
 
 def _tensor_index(key: Any) -> Any:
-    """An index of a tensor, with tensors in place of arrays."""
+    """An index of a tensor, with tensors in place of arrays and of sequences of tensors."""
     if type(key) is tuple:
-        return key if AS_INDEX.keys().isdisjoint(map(type, key)) else tuple([_tensor_index(part) for part in key])
-    convert = AS_INDEX.get(type(key))
-    return key if convert is None else convert(key)
+        if AS_INDEX.keys().isdisjoint(map(type, key)):
+            return key
+        return tuple([AS_INDEX[type(part)](part) if type(part) in AS_INDEX else part for part in key])
+    if type(key) is list:  # torch decides whether this is a sequence of indices or of numbers
+        return key
+    return AS_INDEX[type(key)](key) if type(key) in AS_INDEX else key
 
 
 def _has_symbols(key: Any) -> bool:

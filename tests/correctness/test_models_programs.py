@@ -157,3 +157,16 @@ def test_steps_leave_the_state_that_eager_leaves(backend: str, make: Callable[[]
         found, wanted = (step(a, b) for step in steps)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(states[0](), states[1](), rtol=1e-4, atol=1e-5)
+
+
+def test_sequences_of_tensors_are_indices() -> None:
+    def program(points: Tensor) -> Any:
+        free = torch.full((4, 12), True)
+        rows, columns = zip(*points)
+        free[rows, columns] = False
+        return free, free[rows, columns], free[[0, 1], columns[:2]]
+
+    points = torch.stack([torch.randint(0, 4, (6,)), torch.randint(0, 12, (6,))], 1)
+    found = bolide.compile(program, fullgraph=True)(points)
+    for ours, theirs in zip(found, program(points)):
+        assert torch.equal(ours, theirs)
