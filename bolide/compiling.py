@@ -166,7 +166,8 @@ def compile(
     backend: ``inductor``; for debugging ``eager`` (torch's functions), ``aot_eager`` (ATen calls); any other name of
     `bolide.dynamo.list_backends(None)`; or a callable ``(gm: fx.GraphModule, example_inputs: list[Tensor]) ->
     callable``, which gets `mode` and `options` as keywords if they are given.
-    mode: ``default``, ``reduce-overhead``, ``max-autotune`` or ``max-autotune-no-cudagraphs``; excludes `options`.
+    mode: ``default``, ``reduce-overhead``, ``max-autotune`` or ``max-autotune-no-cudagraphs``, which are alike on the
+    CPU: they ask for CUDA graphs and for kernels to be chosen by measuring; excludes `options`.
     options: values for `bolide.inductor.config` while compiling; ``guard_filter_fn`` (see
     `bolide.dynamo.guard_filters`) chooses which guards are kept.
     disable: return `model` as it is.
