@@ -43,6 +43,7 @@ INTERPRETED = (
     "torch.nn.parallel",
     "torch.nn.utils",
     "torch.nn.functional.gaussian_nll_loss",
+    "torch._functorch.functional_call.stack_module_state",
     "torch.nn.parameter",
     "torch.utils._pytree",
     "torch.utils.checkpoint",

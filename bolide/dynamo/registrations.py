@@ -28,4 +28,5 @@ from bolide.dynamo import (  # noqa: F401  (imported for what they register)
     torch_optimizers,
     torch_sizes,
     torch_tensors,
+    torch_transforms,
 )

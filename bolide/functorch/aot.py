@@ -40,7 +40,7 @@ from bolide.functorch.runtime import (
 )
 from bolide.functorch.second import inputs_read, is_seed, second_order
 from bolide.functorch.signature import Signature, describe
-from bolide.functorch.underived import raising_later, without_underived
+from bolide.functorch.underived import with_history, without_underived
 from bolide.support import events
 from bolide.symbolic import as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
@@ -65,13 +65,13 @@ def compile_trace(
     Raises what the autograd engine raises for a program without a backward (RuntimeError), and `Unsupported` for
     outputs whose history cannot be reproduced.
     """
-    signature, faults = without_underived(describe(trace, outputs))
+    signature, faults = without_underived(describe(trace, outputs), trace.leaves)
     if signature.differentiable:
         run = _compile_training(trace, signature, forward_compiler, backward_compiler, partition, name)
     else:
         run = _compile_inference(trace, signature, forward_compiler, name)
     if faults:
-        run = raising_later(run, faults)
+        run = with_history(run, faults)
     written = [write.input for write in signature.writes if write.result is None]
     if written:
         run = counting_writes(run, written)
@@ -143,7 +143,7 @@ def _compile_training(
         else second_order(parts.forward, joint.outputs, trace.constants, again)
     )
     gradients = results(parts.backward)
-    apart = [i for i, leaf in enumerate(trace.leaves) if leaf.requires_grad and gradients[i] is None]
+    apart = [i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and gradients[i] is None]
     return differentiable(forward, backward_for, twice, crossing, apart)
 
 

@@ -1,9 +1,10 @@
-"""Results of operations that have no derivative. Eager raises when a backward pass comes to them, and not before."""
+"""Results with a history of which no gradient comes: eager raises when a backward pass comes to an operation that has
+no derivative, and not before; what depends on nothing but leaves made inside has gradients that nobody sees."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,13 +13,17 @@ from bolide.functorch.graphs import CompiledGraph
 from bolide.functorch.signature import Signature
 
 
-def without_underived(signature: Signature) -> tuple[Signature, dict[int, str]]:
-    """The signature with results that cannot be differentiated as results without history; and which those are, with
-    what eager raises."""
-    faults: dict[int, str] = {}
+def without_underived(signature: Signature, leaves: Iterable[torch.Tensor]) -> tuple[Signature, dict[int, str | None]]:
+    """The signature with results that give `leaves` no gradients as results without history; and which those are, with
+    what eager raises, if it does."""
+    faults: dict[int, str | None] = {}
+    visible = any(leaf.requires_grad for leaf in leaves)
     messages: dict[Any, str | None] = {None: None}
     for position, result in enumerate(signature.results):
-        if result.tensor is not None and (message := _fault(result.tensor.grad_fn, messages)) is not None:
+        if result.tensor is None:
+            continue
+        message = _fault(result.tensor.grad_fn, messages)
+        if message is not None or not visible:
             faults[position] = message
     if not faults:
         return signature, faults
@@ -57,15 +62,17 @@ def _message(node: Any) -> str:
     return "an operation has no derivative"
 
 
-def raising_later(run: CompiledGraph, faults: Mapping[int, str]) -> CompiledGraph:
-    """Gives these results a history that raises."""
+def with_history(run: CompiledGraph, faults: Mapping[int, str | None]) -> CompiledGraph:
+    """Gives these results a history that raises or leads nowhere."""
 
     def wrapped(inputs: list[Any]) -> list[Any]:
         results = list(run(inputs))
         with torch.enable_grad():
             for position, message in faults.items():
                 leaf = results[position].detach().requires_grad_()
-                results[position] = torch._C._functions.DelayedError(message, 1)(leaf)
+                results[position] = (
+                    leaf.clone() if message is None else torch._C._functions.DelayedError(message, 1)(leaf)
+                )
         return results
 
     return wrapped

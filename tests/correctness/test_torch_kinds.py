@@ -158,3 +158,55 @@ def test_packed_sequences_break_at_the_packing(backend: str) -> None:
 
     x, lengths = torch.randn(3, 6, 4, requires_grad=True), torch.tensor([4, 6, 2])
     check(fn, x, lengths, backend=backend, fullgraph=False)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_depends_only_on_leaves_made_inside_requires_grad(backend: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(3, requires_grad=True) * x
+
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    for _ in range(2):
+        x = torch.randn(3)
+        result = compiled(x)
+        assert torch.equal(result, x) and result.requires_grad and not result.is_leaf
+        result.sum().backward()
+
+
+class Ensemble(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.members = nn.ModuleList([nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)) for _ in range(count)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parameters, buffers = torch.func.stack_module_state(list(self.members))
+
+        def one(parameters: Any, buffers: Any) -> torch.Tensor:
+            result: torch.Tensor = torch.func.functional_call(self.members[0], (parameters, buffers), (x,))
+            return result
+
+        return torch.vmap(one)(parameters, buffers)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ensembles(backend: str) -> None:
+    model = Ensemble(3)
+    compiled = bolide.compile(model, backend=backend, fullgraph=True)
+    for _ in range(2):
+        x = torch.randn(6, 4)
+        want, got = model(x), compiled(x)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        assert got.requires_grad == want.requires_grad
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_linearize_runs_for_real(backend: str) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        out, derive = torch.func.linearize(lambda t: (t.sin() * t).sum(1), x * 2)
+        return out + 1, derive(torch.ones_like(x))
+
+    compiled = bolide.compile(fn, backend=backend)
+    for _ in range(2):
+        x = torch.randn(3, 4)
+        for a, b in zip(compiled(x), fn(x), strict=True):
+            torch.testing.assert_close(a, b)
