@@ -102,6 +102,18 @@ class GlobalState:
     default_dtype: torch.dtype
     deterministic: bool
 
+    def __str__(self) -> str:
+        casts = ", ".join(f"{device} {str(dtype).removeprefix('torch.')}" for device, dtype in self.autocast)
+        cache = "" if self.autocast_cache else " without its cache"
+        parts = [
+            f"gradients {'on' if self.grad else 'off'}",
+            *(["inference mode on"] if self.inference else []),
+            f"autocast {casts or 'off'}{cache}",
+            f"default dtype {str(self.default_dtype).removeprefix('torch.')}",
+            *(["deterministic algorithms"] if self.deterministic else []),
+        ]
+        return ", ".join(parts)
+
 
 GuardKind = Literal[
     "type",  # type(x) is expected

@@ -136,3 +136,19 @@ def test_a_break_names_the_function_called_and_where_from() -> None:
     assert all("test_explain" in b.where for b in written.breaks) and written.breaks  # not a line of os
     for fn, name in ((lambda x: open(os.devnull).close() or x, "open"), (lambda x: eval("x", {"x": x}), "eval")):
         assert name in bolide.explain(fn, backward=False)(torch.randn(3)).breaks[0].operation
+
+
+def test_recompilations_name_modes_and_flags() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    compiled = bolide.compile(module, backend="eager")
+    x, collector = torch.randn(2, 3), Collector("f")
+    with collector.listening():
+        compiled(x)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            compiled(x)
+        module.eval()
+        compiled(x)
+    modes, flag = collector.explanation().recompiles[:2]
+    assert modes.guard == "global state: gradients on, autocast off, default dtype float32"
+    assert modes.actual == "gradients off, autocast cpu bfloat16, default dtype float32" and "autocast" in modes.remedy
+    assert "training is True" in flag.guard and flag.actual == "False" and "compiled each for itself" in flag.remedy
