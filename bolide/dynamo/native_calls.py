@@ -174,11 +174,15 @@ def shown(function: Any) -> str:
     return f"{_SHOWN.get(module, module)}.{owner}" if library else owner
 
 
+_LOOKED_AT = (types.FunctionType, functools._lru_cache_wrapper)
+
+
 def _only_computes(function: Any) -> bool:
-    """Whether what is run natively has no effect of its own; Python functions have been looked at (`is_native`)."""
+    """Whether what is run natively has no effect of its own; Python functions, also cached
+    ones, have been looked at before (`is_native`, `runs_natively_cached`)."""
     if policy.is_python_class(type(function)) and not isinstance(function, type):
         return True
-    if type(function) is types.FunctionType or any(function is known for known in _COMPUTING):
+    if isinstance(function, _LOOKED_AT) or any(function is known for known in _COMPUTING):
         return True
     if isinstance(function, type):  # made by what it has inherited from a class in C
         owners = [getattr(function.__new__, "__self__", object), getattr(function.__init__, "__objclass__", object)]

@@ -364,9 +364,10 @@ def test_values_die_when_the_program_drops_them(tmp_path: Any) -> None:
     path = tmp_path / "lines"
     counts: list[int] = []
 
-    @bolide.disable
-    def count_lines() -> None:
+    def look() -> None:
         counts.append(len(path.read_text().split()))
+
+    count_lines: Any = bolide.disable(look)  # type: ignore[arg-type]
 
     def program(x: Any, step: int) -> Any:
         y = x * 2
@@ -401,3 +402,70 @@ def test_a_loop_over_a_data_loader_is_compiled_once() -> None:
         with events.subscribed(lambda event: captured.append(event) if isinstance(event, events.Captured) else None):
             assert torch.equal(compiled(loader, model), program(loader, model))
     assert len(captured) <= 5
+
+
+class Counted:
+    """A descriptor that counts its writes, and reads through `super`."""
+
+    writes = 0
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"_{name}"
+
+    def __get__(self, owner: Any, cls: Any = None) -> Any:
+        return self if owner is None else getattr(owner, self.name, 0)
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        self.writes += 1
+        setattr(owner, self.name, value)
+
+
+class Pooled:
+    """One instance for each key."""
+
+    pool: dict[int, Any] = {}
+    value = Counted()
+
+    def __new__(cls, key: int) -> Any:
+        if key not in cls.pool:
+            cls.pool[key] = super().__new__(cls)
+        return cls.pool[key]
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+
+class Deep(Pooled):
+    @property
+    def through(self) -> Any:
+        return super().value
+
+
+def test_descriptors_have_state_and_instances_are_made_past_new() -> None:
+    class Mine(Deep):
+        own = Counted()
+
+    def program(x: Any) -> Any:
+        class Local:
+            own = Counted()
+
+        Pooled.pool.clear()
+        first, second = Mine(1), Mine(1)
+        first.value = first.own = x
+        local = Local()
+        local.own = first.through + 1
+        return first is second, second.value, local.own, vars(Local)["own"].writes, Mine.own.writes
+
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    for call in range(1, 4):
+        before = Counted.writes, vars(Pooled)["value"].writes
+        found = compiled(X)
+        assert (found[0], found[3], found[4]) == (True, 1, call)
+        assert torch.equal(found[1], X) and torch.equal(found[2], X + 1)
+        assert (Counted.writes, vars(Pooled)["value"].writes) == (before[0], before[1] + 1)
+
+
+def test_cached_predicates_of_libraries_are_constants() -> None:
+    is_torch_available = pytest.importorskip("transformers.utils").is_torch_available
+    compiled = bolide.compile(lambda x: x + is_torch_available(), backend="eager", fullgraph=True)
+    assert hasattr(is_torch_available, "cache_info") and torch.equal(compiled(X), X + 1)

@@ -308,10 +308,24 @@ def outside_namespace(vm: Machine, owner: Outside) -> Outside:
     return found
 
 
+def _stateful(vm: Machine, found: Any, cls: type) -> Any:
+    """A descriptor of a class of the user's: an object that may have state, of the outside if the program has not made
+    it."""
+    world = vm.world
+    made: list[Any] = []  # what the program has put into the classes
+    for base in cls.__mro__:
+        made += vars(base).values() if id(base) in world.own_classes else ()
+        made += world.classes[base].known.values() if base in world.classes else ()
+    kind: Any = type(found)
+    if is_library_class(kind) or any(found is value for value in made):
+        return found
+    return world.wrap(found, Source("object", None, None, found))
+
+
 def _descriptor(vm: Machine, found: Any, owner: Any, cls: type) -> Any:
     getter = type(found).__get__
     if type(getter) is types.FunctionType:
-        return Call(getter, [found, owner, cls])
+        return Call(getter, [_stateful(vm, found, cls), owner, cls])
     if type(owner) is Outside:
         raise Unsupported(f"a descriptor of type {type(found).__name__}", vm.where(), kind="outside_object")
     return getter(found, owner, cls)
@@ -354,6 +368,8 @@ def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
                 return _method_of_c(found, owner)
             if kind is types.BuiltinFunctionType:  # __new__ of built-in types
                 return found
+            if type(getattr(kind, "__get__", None)) is types.FunctionType:
+                return Call(kind.__get__, [_stateful(vm, found, start), None if unbound else owner, start])
             if hasattr(kind, "__get__"):
                 return found.__get__(None if unbound else owner, start)
             return _class_value(vm, base, name, found)
@@ -433,7 +449,7 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
             found.__set__(owner.real if type(owner) is Outside else owner, value)  # raises
         return Call(found.fset, [owner, value])
     if found is not MISSING and type(getattr(type(found), "__set__", None)) is types.FunctionType:
-        return Call(type(found).__set__, [found, owner, value])
+        return Call(type(found).__set__, [_stateful(vm, found, cls), owner, value])
     if type(owner) is Outside:
         if name == "__class__":
             raise Unsupported("the class of an object is replaced", vm.where(), None, "attribute_write")
@@ -466,7 +482,7 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if type(found) is property and found.fdel is not None:
         return Call(found.fdel, [owner])
     if found is not MISSING and type(getattr(type(found), "__delete__", None)) is types.FunctionType:
-        return Call(type(found).__delete__, [found, owner])
+        return Call(type(found).__delete__, [_stateful(vm, found, cls), owner])
     if type(owner) is Outside:
         overlay = owner.attrs
         if hook is _MODULE_DELATTR and owner.attrs is not None:

@@ -50,13 +50,16 @@ from bolide.symbolic import Ratio
 from bolide.tracing import TracedFloat, TracedTensor
 
 
+def bare_instance(cls: Any) -> Any:
+    """An empty instance, made past any `__new__` that is written in Python."""
+    makers = [base.__dict__["__new__"] for base in cls.__mro__ if "__new__" in base.__dict__]
+    return next(new for new in makers if type(new) is types.BuiltinFunctionType)(cls)
+
+
 def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> Any:
     """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
     set or tuple subclass. `attributes` are None for a dict whose items are its attributes."""
-    if issubclass(cls, tuple):
-        made = tuple.__new__(cls, items)
-    else:
-        made = cls.__new__(cls)
+    made = tuple.__new__(cls, items) if issubclass(cls, tuple) else bare_instance(cls)
     if issubclass(cls, collections.OrderedDict):
         for key, value in items.items():
             collections.OrderedDict.__setitem__(made, key, value)
@@ -269,7 +272,7 @@ class Rebuilder:
         if cls in (list, dict, collections.OrderedDict):
             return Recipe("call", cls)
         if is_python_class(cls) and not isinstance(value, (tuple, type, enum.Enum, BaseException)):
-            return Recipe("call", cls.__new__, (Recipe("constant", cls),))
+            return Recipe("call", bare_instance, (Recipe("constant", cls),))
         return None
 
     def _fill(self, value: Any, cls: type, empty: Recipe) -> None:

@@ -98,6 +98,7 @@ class World:
         self.own_functions: dict[int, Any] = {}
         self.own_classes: dict[int, type] = {}  # classes made by the program, by id
         self.once: set[Any] = set()  # what has been guarded already
+        self.relied: dict[int, types.FunctionType] = {}  # functions whose code has been guarded, by id
         self.places: dict[int, int] = {}  # id of a traced input -> its index
         self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
         self.mro_cache: dict[tuple[type, str], Any] = {}
@@ -144,6 +145,37 @@ class World:
                 self.guards.append(
                     Guard(attribute_source(Source("object", None, None, cls), name), "is", function, self.where())
                 )
+
+    def rely_on_code(self, function: types.FunctionType) -> None:
+        """Guard that an outside function of the user's keeps its code and the defaults of its parameters."""
+        if id(function) in self.relied:
+            return
+        self.relied[id(function)] = function
+        if is_library_namespace(function.__globals__):
+            return
+        source = self.source_of(function)
+        self.guard(attribute_source(source, "__code__"), "is", function.__code__)
+        self.guard(attribute_source(source, "__defaults__"), "is", function.__defaults__)
+        defaults, at = function.__kwdefaults__, attribute_source(source, "__kwdefaults__")
+        if defaults is None:
+            self.guard(at, "is", None)
+            return
+        self.guard(at, "dict_keys", list(defaults))
+        for name, value in defaults.items():
+            self.guard(Source("item", at, name), "is", value)
+
+    def rely_on_difference(self, first: Any, second: Any) -> None:
+        """Guard that two tensors or objects, if both are from outside, are not one and the same."""
+        sources = [self.outside_source(value) for value in (first, second)]
+        if None not in sources and any(source is not None and source.kind != "object" for source in sources):
+            self.guard(sources[0], "distinct", sources[1])
+
+    def outside_source(self, value: Any) -> Source | None:
+        """Where an outside object, or the tensor that an input is, was found; None for other values."""
+        if type(value) is TracedTensor:
+            place = self.input_place(value)
+            return None if place is None else self.inputs[place]
+        return value.source if type(value) is Outside else None
 
     def rely_on_missing(self, owner: Outside, name: str) -> None:
         """Guard that an outside object has no attribute `name` (unless the program itself has deleted it)."""
@@ -438,7 +470,16 @@ class World:
             return found
         if base is collections.deque:
             return base(found, real.maxlen)
-        return base(real if all(map(operator.is_, found, listed)) else found)  # a set's own copy keeps its order
+        if all(map(operator.is_, found, listed)):
+            return base(real)  # a set's own copy keeps its order
+        # otherwise the order depends on what was put in first
+        for first in range(min(len(found), 8)):
+            for made in (base(found[first:] + found[:first]), base(found[first::-1] + found[:first:-1])):
+                if all(map(operator.is_, made, found)):
+                    return made
+        raise Unsupported(
+            "the order of a set of objects cannot be kept", self.where(), "use a list or a dict", kind="outside_object"
+        )
 
     def _snapshot(self, real: Any, source: Source, copy: Any) -> Any:
         snapshot = Snapshot(real, source, copy)
