@@ -7,12 +7,13 @@ Compiled code runs without grad mode, so training records `bolide::rnn_layer` in
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bolide.support.errors import Unsupported
 from bolide.tracing.handlers import handler
+from bolide.tracing.meta import TensorMeta, contiguous_strides
 from bolide.tracing.rules.registry import by_real_kernel, rule
 
 if TYPE_CHECKING:
@@ -34,14 +35,6 @@ _library.impl("rnn_layer", _run, "CompositeExplicitAutograd")
 @handler("mkldnn_rnn_layer")
 def _rnn_layer(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     training = torch.is_grad_enabled()
-    if training and args[0].dtype is not torch.float32 and torch.cpu._is_amx_tile_supported():
-        # Seen with torch 2.11 on a CPU with AMX: the input's gradient has NaN in a few places, which eager's has not.
-        raise Unsupported(
-            "oneDNN's recurrent layers in 16-bit types are not trained in compiled code on CPUs with AMX",
-            trace.where,
-            "train the layer in float32",
-            kind="operator",
-        )
     op = torch.ops.bolide.rnn_layer.default if training else func
     nodes = [trace.unwrap(arg) for arg in (*args, *kwargs.values())]
     return trace.wrap(trace.call(op, *nodes))
@@ -51,6 +44,26 @@ def _rnn_layer(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 def _kept(*args: Any) -> Any:
     """The workspace has a size only oneDNN knows, so the layer is run on zeros."""
     return by_real_kernel(torch.ops.bolide.rnn_layer.default, args, {})
+
+
+@rule("mkldnn_rnn_layer_backward")
+def _gradients(x: TensorMeta, w0: TensorMeta, w1: TensorMeta, b0: TensorMeta, b1: TensorMeta, *rest: Any) -> Any:
+    """Gradients of the input, the weights, the biases and the first state and cell, dense."""
+    dtype = _gradient_dtype(x.dtype)
+    found = (x, w0, w1, b0, b1, *rest[:2])
+    return [TensorMeta(like.shape, contiguous_strides(like.shape), 0, dtype, like.device) for like in found]
+
+
+@functools.cache
+def _gradient_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Which dtype the gradients have for an input of `dtype`: that one, or float32 (torch 2.11), so it is tried."""
+    x, weight, bias, state = (torch.zeros(size, dtype=dtype) for size in ((1, 1, 1), (4, 1), (4,), (1, 1)))
+    layer = (x, weight, weight, bias, bias, state, state)
+    *results, workspace = _run(*layer, False, [], 2, 1, 1, True, False, False, True)
+    backward = torch.ops.aten.mkldnn_rnn_layer_backward.default
+    options = (False, 2, 1, 1, True, True, False, [], False)
+    found: torch.dtype = backward(*layer, *results, results[0], None, None, *options, workspace)[0].dtype
+    return found
 
 
 @rule("mkldnn_rnn_layer")

@@ -99,11 +99,7 @@ def test_training(name: str) -> None:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16(name: str, training: bool) -> None:
-    if name == "lstm" and training and torch.cpu._is_amx_tile_supported():
-        with pytest.raises(bolide.Unsupported, match="AMX"):
-            check(name, training, torch.bfloat16)
-    else:
-        check(name, training, torch.bfloat16)
+    check(name, training, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "resnet18", "mlp"])
