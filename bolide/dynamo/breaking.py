@@ -18,6 +18,7 @@ from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.state import own_mark, state
 from bolide.dynamo.values.kinds import CONSTANT_TYPES
 from bolide.support.errors import Unsupported
+from bolide.symbolic import Expr
 from bolide.tracing import Trace, TracedTensor, data
 from bolide.tracing.calls import CallRecorder
 
@@ -25,6 +26,25 @@ from bolide.tracing.calls import CallRecorder
 def break_is_error(vm: Machine) -> bool:
     """Whether a break where the machine stands is an error."""
     return bool(vm.memory.get(set_break_is_error, state.break_is_error))
+
+
+def loop_over(vm: Machine) -> tuple[Code, int] | None:
+    """The ``for`` loop over what the instruction that is being run makes: where it asks for its next item."""
+    frame = vm.frames[-1]
+    ops, at = frame.code.ops, frame.pc
+    at = at + 1 if ops[at] == "GET_ITER" else at
+    return (frame.code, at) if ops[at - 1 : at + 1] == ["GET_ITER", "FOR_ITER"] and vm.base == 1 else None
+
+
+def go_on_by_item(vm: Machine, expr: Expr) -> None:
+    """The program needs the value of a size. For a loop that has been unrolled for other values before, the
+    body is captured alone: raises Unsupported, here and where the loop asks for an item."""
+    loop = loop_over(vm)
+    if loop is not None and not break_is_error(vm) and vm.world.symbols.has_differed(expr):
+        vm.world.symbols.history.loops.add(loop)
+        raise Unsupported(
+            f"a loop whose length {expr.text()} is another one in each call", vm.where(), kind="size_loop"
+        )
 
 
 def is_disabled(function: types.FunctionType) -> bool:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from bolide.dynamo import registrations  # noqa: F401  (importing it fills the tables of handlers)
-from bolide.dynamo.breaking import break_is_error
+from bolide.dynamo.breaking import break_is_error, go_on_by_item
 from bolide.dynamo.builtins_breaks import HOLDERS
+from bolide.dynamo.builtins_library import held_locks
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
 from bolide.dynamo.config import config
@@ -49,7 +50,7 @@ def capture(
     itself raised."""
     code = (fn.__func__ if type(fn) is types.MethodType else fn).__code__
     start = functools.partial(_start_call, fn, args, kwargs)
-    return _capture(functools.partial(_Attempt, start, code, history, record_calls), breaks)
+    return _capture(functools.partial(_Attempt, start, code, history, record_calls, breaks), breaks)
 
 
 def capture_rest(
@@ -63,7 +64,7 @@ def capture_rest(
     """As `capture`, for a program that goes on where a segment ended: at the point `shape`, with real values."""
     start = functools.partial(_start_frames, shape, values)
     code = shape.frames[0].code.code
-    return _capture(functools.partial(_Attempt, start, code, history, record_calls), breaks)
+    return _capture(functools.partial(_Attempt, start, code, history, record_calls, breaks), breaks)
 
 
 def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
@@ -106,7 +107,9 @@ def _unless_unsupported(attempt: _Attempt, stop: int | None, ending: Break | Non
 class _Attempt:
     """One interpretation from the start, with a world of its own."""
 
-    def __init__(self, start: Start, code: types.CodeType, history: SizeHistory | None, record_calls: bool) -> None:
+    def __init__(
+        self, start: Start, code: types.CodeType, history: SizeHistory | None, record_calls: bool, breaks: bool
+    ) -> None:
         self.start, self.code = start, code
         answers.remember = config.fake_tensor_cache_enabled
         answers.crosscheck = config.fake_tensor_cache_crosscheck_enabled
@@ -120,6 +123,8 @@ class _Attempt:
         self.world = World(self.trace, self.symbols)
         self.machine = Machine(self.world, self.trace, call)
         self.machine.serve(self.world)
+        if breaks:
+            self.trace.shapes.needed = functools.partial(go_on_by_item, self.machine)
         self.machine.memory[CallRecorder] = self.calls
         self.world.own_functions = self.machine.own_functions
         self.world.guard(None, "global_state", None)
@@ -155,7 +160,7 @@ class _Attempt:
                     shape, values = flatten(machine.frames[1:])
                     result = tuple(values)
                 changed = modes.changed(before, modes.settings())
-                if any(isinstance(manager, HOLDERS) for manager in machine.entered):
+                if held_locks(machine) or any(isinstance(manager, HOLDERS) for manager in machine.entered):
                     raise Unsupported("a native context is entered before a break and left after it", kind="context")
                 if modes.stacks() != entered:
                     raise Unsupported("a mode is entered before a break and left after it", kind="context")
@@ -166,6 +171,8 @@ class _Attempt:
             raise Unsupported(
                 f"the program raised {type(error).__name__}: {error}", machine.where(), None, "user_exception"
             ) from error
+        finally:
+            self.trace.shapes.needed = None  # the machine is no part of what is captured
         place = machine.where() if shape is not None else decode(self.code).frame_at(-1)
         world.where = lambda: place  # the machine and its world, which know real tensors, are no cycle any more
         if shape is None:

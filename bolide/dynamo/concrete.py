@@ -140,6 +140,11 @@ def _iterates_natively(frame: Frame) -> bool:
     return type(iterator) is not types.GeneratorType or iterator.gi_code not in REIFIED
 
 
+def _starts_range(frame: Frame) -> bool:
+    """Whether a loop over numbers begins: a call that gives a range is run for real where that loop is not unrolled."""
+    return type(frame.stack[-1]) is range
+
+
 def _unpacks_plainly(frame: Frame) -> bool:
     return type(frame.stack[-1]) in (tuple, list)
 
@@ -151,6 +156,7 @@ _LIGHT: dict[str, _Light] = {
     **dict.fromkeys(("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "UNARY_NOT", "UNARY_NEGATIVE"), _one_scalar),
     "LOAD_FAST": _reads_scalar,
     "FOR_ITER": _iterates_natively,
+    "GET_ITER": _starts_range,
     "UNPACK_SEQUENCE": _unpacks_plainly,
 }
 """When the next instruction only moves values about, or works on Python numbers."""
@@ -207,6 +213,9 @@ class _World:
 
     def drop_cells(self, cells: list[types.CellType]) -> None:
         """They are the program's own: nothing else refers to them."""
+
+    def rely_on_difference(self, first: Any, second: Any) -> None:
+        """Nothing is guarded."""
 
     def lookup(self, cls: type, name: str) -> Any:
         return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), MISSING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bolide.dynamo import operations
-from bolide.dynamo.breaking import checked, compared_number
+from bolide.dynamo.breaking import break_is_error, checked, compared_number
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine, opcode
 from bolide.dynamo.opcodes import NULL, _pop_many, described, is_iterable
@@ -83,6 +83,9 @@ def _get_yield_from_iter(vm: Machine, frame: Frame, arg: Any) -> Any:
 @opcode("FOR_ITER")
 def _for_iter(vm: Machine, frame: Frame, arg: int) -> Any:
     iterator = frame.stack[-1]
+    loops = vm.world.symbols.history.loops
+    if loops and (frame.code, frame.pc - 1) in loops and not break_is_error(vm):
+        raise Unsupported("a loop whose length is another one in each call", vm.where(), kind="size_loop")
     if type(iterator) is Generator:
         return vm.resume(iterator, None, "for", arg)
     try:

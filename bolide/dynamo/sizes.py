@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo import sources
+from bolide.dynamo.bytecode import Code
 from bolide.dynamo.config import config
 from bolide.dynamo.guards import size_source
 from bolide.dynamo.program import Captured, Guard, Relation, Source, Symbol
@@ -112,6 +113,7 @@ class SizeHistory:
         self.dynamic = dynamic
         self.captures: list[dict[Source, Values]] = []
         self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
+        self.loops: set[tuple[Code, int]] = set()  # loops over sizes that differ: where each asks for its next item
 
     def past(self, source: Source, rank: int) -> list[Values | None]:
         """The values met at a place, one for each earlier capture; None where it was not read or had another rank."""
@@ -202,6 +204,11 @@ class Symbols:
             return False
         old = [values and values[0] for values in self.history.past(source, 1)]
         return self._changes(value, old, _is_argument(source))
+
+    def has_differed(self, expr: Expr) -> bool:
+        """Whether the values of all symbols in it were needed before, and were others."""
+        places = [symbol.places for symbol in self.found if symbol.name in expr.free_vars]
+        return all(any(place in self.history.fixed for place in known) for known in places)
 
     def pin(self, source: Source, value: float) -> None:
         """Note that the program needs the value of a float that is a number of the graph."""

@@ -194,6 +194,14 @@ _TABLE = (
         "Its position cannot be followed through this operation.",
         "use a loop, or list(iterator)",
     ),
+    BreakKind(
+        "BR0405",
+        "size_loop",
+        "A loop whose length differs from call to call",
+        "A loop over a size is unrolled, for one length. After two lengths its body is captured alone: that is compiled "
+        "once, whatever the length.",
+        "write it with tensor operations, or keep the length fixed",
+    ),
     # ---- tensors
     BreakKind(
         "BR0501",

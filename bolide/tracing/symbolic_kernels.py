@@ -17,8 +17,7 @@ from torch._C import DispatchKey
 from bolide.symbolic import product, same_size, times
 from bolide.tracing.layers import layer
 from bolide.tracing.meta import is_data, is_one, is_undecided, same_sizes
-from bolide.tracing.rules.common import is_contiguous
-from bolide.tracing.rules.common import differ
+from bolide.tracing.rules.common import differ, is_contiguous
 from bolide.tracing.rules.registry import remembered
 from bolide.tracing.rules.views import reshaped
 from bolide.tracing.tensor import TracedTensor
@@ -91,9 +90,7 @@ def dropout(x: Any, p: float, train: bool) -> Any:
     return aten.dropout.default._op_dk(_COMPOSITE, x, p, train) if train and p else x
 
 
-def attention(
-    q: Any, k: Any, v: Any, mask: Any = None, p: float = 0.0, is_causal: bool = False, **options: Any
-) -> Any:
+def attention(q: Any, k: Any, v: Any, mask: Any = None, p: float = 0.0, is_causal: bool = False, **options: Any) -> Any:
     """`torch.nn.functional.scaled_dot_product_attention`; the fused kernel does not take empty tensors."""
     if any(is_data(size) and is_undecided(size >= 1) for tensor in (q, k, v) for size in tensor.shape):
         return aten._scaled_dot_product_attention_math(q, k, v, mask, p, is_causal, **options)[0]
