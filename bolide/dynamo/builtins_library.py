@@ -239,8 +239,7 @@ for _name in dir(random.Random):
 
 @intercept(warnings.warn)
 def _warn(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    kwargs = {key: value for key, value in kwargs.items() if key != "stacklevel"}
-    vm.deferred.append((warnings.warn, args[:2], kwargs))
+    vm.deferred.append((vm.within(warnings.warn), args, kwargs))
     return None
 
 
@@ -266,7 +265,7 @@ def _logging(method: Any, level: int | None) -> None:
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         logger = args[0].real if type(args[0]) is Outside else args[0]
         if _is_enabled_for(vm, [logger, args[1] if level is None else level], {}):
-            vm.deferred.append((getattr(logger, method.__name__), args[1:], kwargs))
+            vm.deferred.append((vm.within(getattr(logger, method.__name__)), args[1:], kwargs))
         return None
 
 

@@ -76,7 +76,6 @@ class Code:
         "ops",
         "plumbing",
         "qualname",
-        "trace_stubs",
         "user_frames",
     )
 
@@ -93,7 +92,6 @@ class Code:
         self.exceptions: list[ExceptionEntry] = []
         self.plumbing = _is_plumbing(code.co_filename)
         self.user_frames: dict[int, UserFrame] = {}
-        self.trace_stubs: dict[int, types.FunctionType] = {}  # by line, for tracebacks
 
     def handler(self, index: int) -> ExceptionEntry | None:
         """Where an exception at instruction `index` is handled by the program (not merely changed on its way out)."""

@@ -13,10 +13,12 @@ import itertools
 import operator
 import sys
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from bolide.dynamo.bytecode import Code
+from bolide.dynamo.callers import call_within, variables
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import OPCODES, Handler, Machine
 from bolide.dynamo.opcodes import NULL
@@ -232,8 +234,14 @@ def _call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dic
     special = _OF_THE_FRAME.get(function) if type(function) in (types.BuiltinFunctionType, type) else None
     if special is not None:
         frame.stack.append(special(frame, args, kwargs or {}))
-    else:
+    elif type(function) in _BUILTIN and function not in _LOOK_UP:
         frame.stack.append(function(*args, **(kwargs or {})))
+    else:
+        frame.stack.append(call_within(vm.frames[1:], function, args, kwargs or {}))
+
+
+_BUILTIN = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, type})
+_LOOK_UP = frozenset({sys._getframe, warnings.warn})  # built-in functions that look at their callers' frames
 
 
 def _super(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -244,40 +252,27 @@ def _super(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return super(cls, owner.cell_contents if type(owner) is types.CellType else owner)
 
 
-def _variables(frame: Frame) -> dict[str, Any]:
-    found = {}
-    for name, value in zip(frame.code.locals_names, frame.locals, strict=True):
-        if type(value) is types.CellType and (name in frame.code.cellvars or name in frame.code.freevars):
-            try:
-                value = value.cell_contents
-            except ValueError:
-                continue
-        if value is not MISSING:
-            found[name] = value
-    return found
-
-
 def _evaluate(function: Callable[..., Any]) -> Callable[..., Any]:
     def answer(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if len(args) == 1:
-            args = [*args, frame.globals, _variables(frame)]
+            args = [*args, frame.globals, variables(frame)]
         return function(*args, **kwargs)
 
     return answer
 
 
 def _vars(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return vars(*args) if args else _variables(frame)
+    return vars(*args) if args else variables(frame)
 
 
 def _dir(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return dir(*args) if args else sorted(_variables(frame))
+    return dir(*args) if args else sorted(variables(frame))
 
 
 # Built-in functions that look at the frame they are called from.
 _OF_THE_FRAME: dict[Any, Callable[[Frame, list[Any], dict[str, Any]], Any]] = {
     super: _super,
-    builtins.locals: lambda frame, args, kwargs: _variables(frame),
+    builtins.locals: lambda frame, args, kwargs: variables(frame),
     builtins.globals: lambda frame, args, kwargs: frame.globals,
     builtins.vars: _vars,
     builtins.dir: _dir,

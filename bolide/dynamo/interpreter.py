@@ -17,6 +17,7 @@ from typing import Any
 
 from bolide.dynamo import tracebacks
 from bolide.dynamo.bytecode import Code, decode
+from bolide.dynamo.callers import Within, callers_of
 from bolide.dynamo.frames import Frame, Generator, bind
 from bolide.dynamo.polyfills import generators
 from bolide.dynamo.program import Source
@@ -115,6 +116,10 @@ class Machine:
             if not frame.code.plumbing and frame.code is not _SCRATCH:
                 return frame.code.frame_at(frame.pc - 1)
         return None
+
+    def within(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that is called later, from frames that look like the user's of now."""
+        return Within(function, callers_of(self.frames))
 
     # -- running
 

@@ -190,6 +190,9 @@ def _only_computes(function: Any) -> bool:
     if type(function) is types.BuiltinFunctionType and not isinstance(function.__self__, (types.ModuleType, type)):
         function = getattr(type(function.__self__), function.__name__, function)
     owner = getattr(function, "__objclass__", None)
+    if type(function) is types.BuiltinFunctionType and isinstance(function.__self__, type):  # a class method in C
+        name, made = function.__name__, (types.ClassMethodDescriptorType, types.BuiltinFunctionType)
+        owner = next((base for base in function.__self__.__mro__ if type(vars(base).get(name)) in made), None)
     return policy.only_computes(_module_of(function) if owner is None else owner.__module__)
 
 

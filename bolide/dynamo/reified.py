@@ -20,7 +20,7 @@ from bolide.dynamo.frames import Frame, Generator, dropped_generator
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Effect, Recipe, Source
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
-from bolide.dynamo.tracebacks import held
+from bolide.dynamo.tracebacks import entries_of, held, restored
 from bolide.dynamo.values.attributes import Super
 from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
@@ -261,6 +261,8 @@ def wrap_exception(world: World, real: BaseException, source: Source) -> BaseExc
     world.guard(namespace, "dict_keys", list(vars(real)))
     for name, value in vars(real).items():
         vars(made)[name] = world.wrap(value, Source("dict_value", namespace, name))
+    world.guard(Source("apply", source, (), entries_of), "equals", entries_of(real))
+    made.__traceback__ = restored(entries_of(real))
     for name in _LINKS:
         setattr(made, name, world.wrap(getattr(real, name), Source("attr", source, name)))
     world.exceptions.append((made, _exception_state(made)))
@@ -268,7 +270,8 @@ def wrap_exception(world: World, real: BaseException, source: Source) -> BaseExc
 
 
 def _exception_state(value: BaseException) -> dict[str, Any]:
-    return {**vars(value), "args": value.args, **{name: getattr(value, name) for name in _LINKS}}
+    state = {**vars(value), "args": value.args, "__traceback__": value.__traceback__}
+    return {**state, **{name: getattr(value, name) for name in _LINKS}}
 
 
 def exception_effects(rebuilder: Rebuilder) -> list[Effect]:

@@ -137,6 +137,8 @@ class _Builder:
             yield f"    {self.out} = {run}({found})"
             refutes = Exception if self.captured.trace.shapes.facts.names else Refuted  # what it cannot do, eager can
             yield f"except {reference(refutes, 'refutes')}:"
+            yield f"    {self.out} = None"
+            yield f"if {self.out} is None:"  # not in the handler, which exceptions of the program would see
             if drawn:
                 yield f"    {reference(torch.set_rng_state, 'set_rng_state')}({state})"
             yield f"    return {self.eager}"

@@ -6,50 +6,78 @@ frame object that has the name, file and line of the user's code and nothing els
 
 from __future__ import annotations
 
-import os
+import functools
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from bolide.dynamo.bytecode import Code
-
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+from bolide.dynamo.callers import is_ours, is_stand_in
 
 
 def _stub(variables: list[Any]) -> Iterator[None]:
     yield
 
 
+Entry = tuple[str, str, str, int]  # file, name, qualified name, line
+
+
 def add_entry(error: BaseException, code: Code, index: int, variables: list[Any]) -> None:
     """Note that `error` passes through a frame of `code` at instruction `index`. What the traceback says of bolide's
     own frames is dropped. `variables`: those of a frame that ends, which live as long as the traceback."""
     trace = _foreign(error.__traceback__)
-    if not code.code.co_filename.startswith(_OURS):
+    if not is_ours(code.code):
         line = code.lines[index] if 0 <= index < len(code.lines) else code.code.co_firstlineno
-        trace = types.TracebackType(trace, _frame(code, line, variables), -1, line)
+        entry = (code.code.co_filename, code.code.co_name, code.qualname, line)
+        trace = types.TracebackType(trace, _frame(entry, variables), -1, line)
     error.__traceback__ = trace
+
+
+def entries(trace: types.TracebackType | None) -> tuple[Entry, ...]:
+    """What a traceback says, outermost frame first."""
+    found = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        found.append((code.co_filename, code.co_name, getattr(code, "co_qualname", code.co_name), trace.tb_lineno))
+        trace = trace.tb_next
+    return tuple(found)
+
+
+def entries_of(error: BaseException) -> tuple[Entry, ...]:
+    """What the traceback of an exception says."""
+    return entries(error.__traceback__)
+
+
+def restored(said: tuple[Entry, ...]) -> types.TracebackType | None:
+    """A traceback that says this, and holds no variables."""
+    trace = None
+    for entry in reversed(said):
+        trace = types.TracebackType(trace, _frame(entry, []), -1, entry[3])
+    return trace
 
 
 def _foreign(trace: types.TracebackType | None) -> types.TracebackType | None:
     """What comes after the last frame of bolide's."""
     found = trace
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        if is_ours(trace.tb_frame.f_code) or is_stand_in(trace.tb_frame.f_code):
             found = trace.tb_next
         trace = trace.tb_next
     return found
 
 
-def _frame(code: Code, line: int, variables: list[Any]) -> types.FrameType:
-    stub = code.trace_stubs.get(line)
-    if stub is None:
-        named: dict[str, Any] = {"co_name": code.code.co_name}
-        if sys.version_info >= (3, 11):
-            named["co_qualname"] = code.qualname
-        named |= {"co_filename": code.code.co_filename, "co_firstlineno": line}
-        stub = code.trace_stubs[line] = types.FunctionType(_stub.__code__.replace(**named), {})
-    frame: types.FrameType = stub(variables).gi_frame  # it has no caller that it would keep alive
+@functools.lru_cache(4096)
+def _stub_of(entry: Entry) -> types.FunctionType:
+    file, name, qualname, line = entry
+    named: dict[str, Any] = {"co_name": name, "co_filename": file, "co_firstlineno": line}
+    if sys.version_info >= (3, 11):
+        named["co_qualname"] = qualname
+    return types.FunctionType(_stub.__code__.replace(**named), {})
+
+
+def _frame(entry: Entry, variables: list[Any]) -> types.FrameType:
+    frame: types.FrameType = _stub_of(entry)(variables).gi_frame  # it has no caller that it would keep alive
     return frame
 
 

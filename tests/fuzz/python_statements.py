@@ -32,7 +32,8 @@ class Trap:
     def __setitem__(self, key, value): self.log.append(("setitem", key)); self.items[key] = value
     def __delitem__(self, key): self.log.append(("delitem", key)); del self.items[key]
     def __contains__(self, key): self.log.append(("in", key)); return key in self.items
-    def __lt__(self, other): self.log.append("lt"); return self.first < getattr(other, "__dict__", {"first": other})["first"]
+    def __lt__(self, other):
+        self.log.append("lt"); return self.first < getattr(other, "__dict__", {"first": other})["first"]
     def __iadd__(self, other): self.log.append("iadd"); self.first += other; return self
     def __bool__(self): self.log.append("bool"); return self.first % 2 == 0
     def __enter__(self): self.log.append("enter"); return self

@@ -22,7 +22,8 @@ import torch
 from bolide.dynamo.frames import Generator, refuse_drop
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program import Effect, Recipe
-from bolide.dynamo.tracebacks import held
+from bolide.dynamo.tracebacks import entries, held
+from bolide.dynamo.tracebacks import restored as restored_trace
 from bolide.dynamo.values.iterators import (
     DICT_ITERATORS,
     REDUCIBLE,
@@ -92,13 +93,13 @@ def _random_generator(state: Any) -> random.Random:
 
 
 def make_exception(cls: type, args: tuple[Any, ...], attributes: dict[str, Any], links: tuple[Any, ...]) -> Any:
-    """A new exception; `links` are its cause, its context and whether the context is suppressed."""
+    """A new exception; `links` are its cause, its context, whether the context is suppressed, and its traceback."""
     made = cls.__new__(cls, *args)
     initialise: Any = getattr(cls, "__init__")  # noqa: B009
     if type(initialise) is not types.FunctionType:
         initialise(made, *args)  # sets what `args` alone does not hold: a StopIteration's value, an OSError's file
     made.__dict__.update(attributes)
-    made.__cause__, made.__context__, made.__suppress_context__ = links
+    made.__cause__, made.__context__, made.__suppress_context__, made.__traceback__ = links
     return made
 
 
@@ -405,10 +406,12 @@ class Rebuilder:
             return Recipe("call", collections.defaultdict, (self.recipe(value.default_factory), self._dict(value)))
         if isinstance(value, BaseException):
             self.refuse_held(value)
-            links = (value.__cause__, value.__context__, value.__suppress_context__)
+            links = (value.__cause__, value.__context__, value.__suppress_context__, value.__traceback__)
             given = OSError.__reduce__(value)[1] if isinstance(value, OSError) else value.args  # with its file names
             parts = (self.recipe(given), self._dict(value.__dict__), self.recipe(links))
             return Recipe("call", make_exception, (Recipe("constant", cls), *parts))
+        if cls is types.TracebackType:
+            return Recipe("call", restored_trace, self.constants(entries(value)))
         if cls in DICT_ITERATORS and not self.split and operator.length_hint(value):
             owner = gc.get_referents(value)[0]  # `reduced` would only have the items that there are now
             drawn = len(owner) - operator.length_hint(value)

@@ -1,0 +1,106 @@
+"""Calls that find the user's frames above them, where the frames that they come from are no longer, or not yet, real
+ones: `warnings.warn(stacklevel=2)`, `sys._getframe`, a logger that says who calls it.
+"""
+
+from __future__ import annotations
+
+import functools
+import keyword
+import os
+import types
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from bolide.dynamo.bytecode import Code
+from bolide.dynamo.frames import Frame
+from bolide.dynamo.values.kinds import MISSING
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_CALLED = 987654321  # stands for what is called
+
+
+class Caller(NamedTuple):
+    """A frame of the user's that calls something at a line."""
+
+    code: Code
+    line: int
+    namespace: dict[str, Any]
+
+
+def callers_of(frames: Iterable[Frame]) -> tuple[Caller, ...]:
+    """Where frames stand, but for those of bolide's own functions."""
+    return tuple(caller_of(frame) for frame in frames if not is_ours(frame.code.code))
+
+
+def caller_of(frame: Frame) -> Caller:
+    """Where a frame stands."""
+    return Caller(frame.code, frame.code.lines[max(frame.pc - 1, 0)], frame.globals)
+
+
+def variables(frame: Frame) -> dict[str, Any]:
+    """What `locals()` says of a frame of real values."""
+    found = {}
+    for name, value in zip(frame.code.locals_names, frame.locals, strict=True):
+        if type(value) is types.CellType and (name in frame.code.cellvars or name in frame.code.freevars):
+            try:
+                value = value.cell_contents
+            except ValueError:
+                continue
+        if value is not MISSING:
+            found[name] = value
+    return found
+
+
+class Within:
+    """`function`, called from frames that look like `callers` (outermost first), without their variables."""
+
+    def __init__(self, function: Callable[..., Any], callers: tuple[Caller, ...]) -> None:
+        self.function, self.callers = function, callers
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call: Callable[[], Any] = functools.partial(self.function, *args, **kwargs)
+        for caller in reversed(self.callers):
+            call = _from(caller, {}, call)
+        return call()
+
+
+def call_within(frames: Sequence[Frame], function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function from frames that look like `frames`, outermost first, whose values are real."""
+    call: Callable[[], Any] = functools.partial(function, *args, **kwargs)
+    for frame in reversed(frames):
+        if not is_ours(frame.code.code):
+            call = _from(caller_of(frame), variables(frame), call)
+    return call()
+
+
+def _from(caller: Caller, values: dict[str, Any], call: Callable[[], Any]) -> Callable[[], Any]:
+    """`call`, called from a frame with the name, line, globals and variables of the user's."""
+    names = tuple(name for name in values if name.isidentifier() and not keyword.iskeyword(name))
+    code = _stand_in(caller.code, caller.line, names)
+    constants = tuple(call if constant == _CALLED else constant for constant in code.co_consts)
+    function = types.FunctionType(code.replace(co_consts=constants), caller.namespace)
+    return functools.partial(function, *(values[name] for name in names))
+
+
+@functools.lru_cache(4096)
+def _stand_in(code: Code, line: int, names: tuple[str, ...]) -> types.CodeType:
+    scope: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a number is not callable
+        exec(f"def stub({', '.join(names)}): return {_CALLED}()", scope)
+    named: dict[str, Any] = {"co_name": code.code.co_name, "co_filename": code.code.co_filename}
+    if hasattr(code.code, "co_qualname"):
+        named["co_qualname"] = code.qualname
+    made: types.CodeType = scope["stub"].__code__.replace(co_firstlineno=line, **named)
+    return made
+
+
+def is_ours(code: types.CodeType) -> bool:
+    """Whether code is bolide's own."""
+    return code.co_filename.startswith(_OURS)
+
+
+def is_stand_in(code: types.CodeType) -> bool:
+    """Whether a frame of this code only looks like one of the user's."""
+    return any(type(constant) is functools.partial for constant in code.co_consts)
