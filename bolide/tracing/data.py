@@ -113,6 +113,39 @@ def number(trace: Trace, tensor: TracedTensor) -> Any:
     return torch.SymBool(SymNode(env, symbol.node.expr.ne(0), True))  # type: ignore[no-untyped-call]
 
 
+def of_sizes(trace: Trace, value: Any) -> Expr | None:
+    """The integer in a 0-dim tensor that is computed from sizes and integers alone; None for others."""
+    if value.__class__ is int:
+        return Expr.const(value)
+    if value.__class__ is not torch.fx.Node or value.op != "call_function":
+        return None
+    if value.target is aten.full.default and not value.args[0] and value.kwargs.get("dtype") is torch.int64:
+        size = value.args[1].meta["val"] if isinstance(value.args[1], torch.fx.Node) else value.args[1]
+        return as_expr(size) if isinstance(size, (int, torch.SymInt)) else None
+    combine = _OF_SIZES.get(value.target)
+    if combine is None or value.kwargs.get("alpha", 1) != 1:
+        return None
+    left, right = (of_sizes(trace, arg) for arg in value.args[:2])
+    if left is None or right is None:
+        return None
+    if combine is operator.floordiv:
+        mode = value.kwargs.get("rounding_mode", "floor")
+        same = mode == "floor" or (mode == "trunc" and left.least() >= 0)
+        if not same or not right.is_const or right.value <= 0:
+            return None
+    found: Expr = combine(left, right)
+    return found
+
+
+_OF_SIZES: dict[Any, Callable[[Expr, Expr], Expr]] = {
+    aten.add.Tensor: operator.add,
+    aten.sub.Tensor: operator.sub,
+    aten.mul.Tensor: operator.mul,
+    aten.div.Tensor_mode: operator.floordiv,
+    aten.floor_divide.default: operator.floordiv,
+}
+
+
 def wrapped(trace: Trace, index: Any, size: Any) -> Any:
     """The place, in 0..size - 1, that an index means; counted from the end if it is negative."""
     return _index_symbol(trace, wrap_index, index, size, as_expr(size) - 1)

@@ -15,6 +15,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
+from bolide.symbolic import SymNode
 from bolide.tracing import data, writing_ops
 from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides, hint_of, is_undecided, same_sizes
 from bolide.tracing.rules.common import format_strides, is_dense, like_strides, require
@@ -76,10 +77,21 @@ def _has_kernel(func: Any, key: str) -> bool:
 # ---- the kinds ----------------------------------------------------------------------------------------------------
 
 
+_NUMBERS = frozenset({bool, int, float, torch.SymInt})
+
+
 def _functional(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    if args and args[0].__class__ in _NUMBERS and str(func._schema.arguments[0].type) == "Tensor":
+        args = (trace.dispatch(aten.scalar_tensor.default, args[:1], {"dtype": _dtype_of(args[0])}), *args[1:])
     unwrap = trace.unwrap
     nodes = [unwrap(arg) for arg in args]
     return trace.wrap(trace.call(func, *nodes, **{key: unwrap(arg) for key, arg in kwargs.items()}))
+
+
+def _dtype_of(number: Any) -> torch.dtype:
+    """The dtype of a number that is given for a tensor."""
+    cls = number.__class__
+    return torch.get_default_dtype() if cls is float else torch.bool if cls is bool else torch.int64
 
 
 def _composite(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
@@ -532,6 +544,10 @@ def _item(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = tensor if tensor.__class__ is TracedTensor else trace.lift(tensor)
     if tensor.dtype.is_floating_point:
         return trace.scalar(tensor)
+    size = data.of_sizes(trace, tensor.node) if trace.has_symbols and not tensor.dim() else None
+    if size is not None:
+        node = SymNode(trace.shapes, size, size.evaluate(trace.shapes.hints))
+        return torch.SymInt(node)  # type: ignore[no-untyped-call]
     if not trace.captures_numbers or tensor.dtype.is_complex:
         raise DataDependent("Tensor.item", trace.where)
     return data.number(trace, tensor)

@@ -383,3 +383,16 @@ def test_attention_by_products_with_a_symbolic_head_size() -> None:
     for size in (4, 6):
         x = torch.randn(2, 3, size)
         torch.testing.assert_close(compiled(x), program(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_operations_on_numbers_alone(dynamic: bool) -> None:
+    def program(x: Any) -> Any:
+        half = int(torch.div(x.shape[0], 2, rounding_mode="trunc")) + torch.floor_divide(x.shape[0], 3).item()
+        return x[:half] * 2, torch.div(x.shape[1], 3), torch.add(2, 3)
+
+    compiled = bolide.compile(program, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    with config.patch(capture_scalar_outputs=False):
+        for size in (8, 12, 31):
+            x = torch.randn(size, 6)
+            torch.testing.assert_close(compiled(x), program(x))
