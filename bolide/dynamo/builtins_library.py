@@ -296,12 +296,33 @@ def _context_set(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("a context variable is set", vm.where(), "set it outside the compiled function", kind="context")
 
 
+def held_locks(vm: Machine) -> list[Any]:
+    """The locks that the program has entered and not left."""
+    found: list[Any] = vm.memory.setdefault(held_locks, [])
+    return found
+
+
 def _lock_method(method: Any) -> None:
     @intercept(method)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if vm.world.is_outside(args[0]):
-            raise refused(vm, method)
-        return NATIVE
+        """A package's lock that is free guards against the package's own threads while it fills its tables: a ``with``
+        block of such a lock is captured, its effects come together. Every other lock is held for real."""
+        lock, name = args[0], method.__name__
+        if not vm.world.is_outside(lock):
+            return NATIVE
+        if name == "__enter__" and _in_package(vm) and lock.acquire(blocking=False):
+            lock.release()
+            held_locks(vm).append(lock)
+            return True
+        if name == "__exit__" and lock in held_locks(vm):
+            held_locks(vm).remove(lock)
+            return None
+        raise refused(vm, method)
+
+
+def _in_package(vm: Machine) -> bool:
+    filename = vm.frames[-1].code.code.co_filename
+    return "site-packages" in filename or "dist-packages" in filename
 
 
 for _lock in LOCK_TYPES:

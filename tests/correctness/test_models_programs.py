@@ -170,3 +170,25 @@ def test_sequences_of_tensors_are_indices() -> None:
     found = bolide.compile(program, fullgraph=True)(points)
     for ours, theirs in zip(found, program(points)):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("asked", ["output_hidden_states", "output_attentions"])
+def test_a_models_first_call_installs_its_hooks_in_the_graphs_effects(asked: str) -> None:
+    """transformers installs them under a lock of its own, when a model is first asked for what they record."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=64
+    )
+    config._attn_implementation = "eager"
+    model = transformers.BertModel(config).eval()
+    twin = copy.deepcopy(model)
+    compiled = bolide.compile(model, fullgraph=True, backend="eager")
+    ids = torch.randint(0, 64, (2, 7))
+    for _ in range(2):
+        found, wanted = (call(ids, **{asked: True}) for call in (compiled, twin))
+        recorded = found[asked.removeprefix("output_")]
+        assert len(recorded) >= 2
+        for ours, theirs in zip(recorded, wanted[asked.removeprefix("output_")], strict=True):
+            assert torch.equal(ours, theirs)
+    hooks = [[len(part._forward_hooks) for part in each.modules()] for each in (model, twin)]
+    assert hooks[0] == hooks[1]
