@@ -25,7 +25,7 @@ from bolide.dynamo.dispatch import Dispatcher
 from bolide.dynamo.guard_filters import GuardFilter
 from bolide.dynamo.program import Captured
 from bolide.dynamo.replay import Runner
-from bolide.dynamo.state import own_mark
+from bolide.dynamo.state import own_mark, state
 from bolide.dynamo.torch_nested import nested_compile
 from bolide.support import events
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
@@ -107,11 +107,12 @@ def _takes_calls(backend: CompilerFn) -> bool:
 
 
 def _run_backend(settings: Settings, captured: Captured) -> Runner:
-    backend = settings.backend
+    backend, options = settings.backend, dict(settings.options)
+    if state.backend is not None:
+        backend, options = state.backend, {}
     if isinstance(backend, TraceBackend):
-        options = dict(settings.options)
         return run_trace(captured, backend.compiler, backend.partition, options, backend.devices)
-    return run_calls(captured, backend, dict(settings.options))
+    return run_calls(captured, backend, options)
 
 
 # ---- compile ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from bolide.dynamo.backends import CompilerFn, lookup_backend
 from bolide.dynamo.state import state
 from bolide.support.errors import unknown_name
 
@@ -19,16 +20,28 @@ class set_stance:
     ``default``: compile as needed. ``force_eager``: run everything in eager. ``eager_on_recompile``: use what is
     compiled, run everything else in eager. ``fail_on_recompile``: raise `RecompileError` instead of compiling.
     ``eager_then_compile``: the first call of each function runs in eager.
+    force_backend: with ``default``, what is compiled from now on is given to this backend (its name, or a callable)
+    instead of the one that was named in `compile`.
+    skip_guard_eval_unsafe: no effect: guards that cost next to nothing are always checked.
 
-    Raises ValueError for an unknown stance, with the nearest ones.
+    Raises ValueError for an unknown stance or backend, with the nearest ones, and for a backend with another stance.
     """
 
-    def __init__(self, stance: str = "default") -> None:
+    def __init__(
+        self,
+        stance: str = "default",
+        *,
+        skip_guard_eval_unsafe: bool = False,
+        force_backend: str | CompilerFn | None = None,
+    ) -> None:
         if stance not in STANCES:
             raise ValueError(unknown_name("stance", stance, STANCES))
+        if force_backend is not None and stance != "default":
+            raise ValueError(f"force_backend is for the stance default, not {stance}")
         self.stance = stance
-        self._before = state.stance
-        _take(stance)
+        self.backend = None if force_backend is None else lookup_backend(force_backend)
+        self._before = state.stance, state.backend
+        _take(self.stance, self.backend)
 
     def __enter__(self) -> None:
         pass
@@ -36,19 +49,19 @@ class set_stance:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _take(self._before)
+        _take(*self._before)
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        _take(self._before)
+        _take(*self._before)
 
         @functools.wraps(fn)
         def standing(*args: Any, **kwargs: Any) -> Any:
-            with set_stance(self.stance):
+            with set_stance(self.stance, force_backend=self.backend):
                 return fn(*args, **kwargs)
 
         return standing
 
 
-def _take(stance: str) -> None:
+def _take(stance: str, backend: CompilerFn | None) -> None:
     state.disabled += (stance == "force_eager") - (state.stance == "force_eager")  # no guard holds while disabled
-    state.stance = stance
+    state.stance, state.backend = stance, backend

@@ -11,14 +11,15 @@ from typing import Any
 
 class ThreadState(threading.local):
     """`stage`: ``capture`` or ``backend`` while compiling; `disabled`: how many `disable` regions are entered;
-    `entering`: the dispatcher that has just compiled an entry and is calling it; `stance`: see `stance.set_stance`;
-    `break_is_error`: see `disabling.error_on_graph_break`.
+    `entering`: the dispatcher that has just compiled an entry and is calling it; `stance`, `backend`: see
+    `stance.set_stance`; `break_is_error`: see `disabling.error_on_graph_break`.
     """
 
     stage: str | None = None
     disabled: int = 0
     entering: object = None
     stance: str = "default"
+    backend: Any = None
     break_is_error: bool = False
 
 

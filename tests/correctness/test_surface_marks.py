@@ -152,6 +152,27 @@ def test_eager_then_compile() -> None:
         assert [compiled_calls(counter, compiled, x) for _ in range(3)] == [0, 1, 1]
 
 
+def test_another_backend_for_a_while() -> None:
+    counter, other = Counter(), Counter()
+    x, y = torch.randn(3), torch.randn(4)
+    compiled = bolide.compile(lambda x: x * 2, backend=counter, dynamic=False)
+    fast = bolide.compile(lambda x: x * 3)
+    with bolide.set_stance("default", force_backend=other):
+        assert torch.equal(compiled(x), x * 2) and torch.equal(fast(x), x * 3)
+
+    @bolide.set_stance(force_backend="eager", skip_guard_eval_unsafe=True)
+    def with_eager() -> Any:
+        return compiled(y.double())
+
+    assert torch.equal(with_eager(), y.double() * 2)
+    assert len(counter.graphs) == 0 and len(other.graphs) == 2
+    assert compiled_calls(counter, compiled, y) == 1 and compiled_calls(other, compiled, x) == 2
+    with pytest.raises(ValueError, match="force_backend is for the stance default"):
+        bolide.set_stance("force_eager", force_backend="eager")
+    with pytest.raises(ValueError, match="unknown backend 'eagre'"):
+        bolide.set_stance(force_backend="eagre")
+
+
 def test_unknown_stance() -> None:
     with pytest.raises(ValueError, match="did you mean 'force_eager'"):
         bolide.set_stance("force_eagre")
