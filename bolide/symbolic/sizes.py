@@ -386,9 +386,8 @@ class SymNode:
         if self.is_float() or other.is_float():
             return self._float_arithmetic(op, other)
         a, b = self._integer(), other._integer()
-        if op in ("//", "%"):
-            if not self.env.suppose(b.ne(0)):
-                _OPERATORS[op](1, 0)  # raises Python's own error
+        if op in ("//", "%") and not self.env.suppose(b.ne(0)):
+            _OPERATORS[op](1, 0)  # raises Python's own error
         return self._int(_INT_OPS[op](a, b))
 
     def _float_arithmetic(self, op: str, other: Any) -> Any:
