@@ -35,7 +35,7 @@ def of_numbers(vm: Machine, values: Any, dtype: torch.dtype | None, device: Any)
         return None
     try:
         with torch.no_grad():
-            made = _stacked(vm, values, dtype)
+            made: torch.Tensor = _stacked(vm, values, dtype)
     except RuntimeError:  # lists of different lengths: torch says what is wrong
         return None
     return made.to(device) if device is not None else made

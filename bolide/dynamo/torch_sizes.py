@@ -28,8 +28,7 @@ def _check(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def _assert(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A tensor that has to be true (all of it, for the last one): looked at in the graph."""
     condition = args[0] if args else None
-    is_data = type(condition) is TracedTensor and vm.trace.known(condition) is None
-    if not is_data or not can_require(vm):
+    if type(condition) is not TracedTensor or vm.trace.known(condition) is not None or not can_require(vm):
         return NATIVE
     if not config.do_not_emit_runtime_asserts:
         require(vm, condition.all())
