@@ -15,8 +15,8 @@ from bolide.dynamo import polyfills
 from bolide.dynamo.bytecode import BINARY_SYMBOLS
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING
 from bolide.dynamo.overrides import asked_by, overridden, overrides
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING
 from bolide.dynamo.values.outside import Outside
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
