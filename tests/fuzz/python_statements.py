@@ -261,7 +261,7 @@ class Statements:
                 f"log.append([q for i in xs if (q := i + {a}) > 2]); log.append(q if xs and 'q' in dir() else 0)",
                 "log.append([w := i for i in range(3)] + [w])",
                 "for xs[0] in range(3): log.append(xs[0])",
-                f"while (n := n + 2) < {a} % 9: log.append(n)",
+                f"while (n := n + 2) < ({a}) % 9: log.append(n)",
                 "[a, [b, *xs]] = 3, [4, 5, 6]",
                 "for box.v in xs[:2]: log.append(box.v)",
                 "log.append({p: q for p, (q, *_) in enumerate(zip(xs, xs[1:]))})",
