@@ -21,6 +21,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.program import GlobalState, Guard, Relation, Source, TensorGuard
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.state import state
+from bolide.dynamo.values.kinds import ordered_keys
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import Expr
 from bolide.tracing.modes import AUTOCAST_DEVICES
@@ -224,8 +225,7 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
         case "dict_keys":
             plain = all(type(key) is str for key in expected)
             helper = "" if plain else constant(same_constant, "same")
-            keys = f"[*{value}]" if guard.source in reader.plain_dicts else f"{constant(dict.keys, 'keys')}({value})"
-            keys = keys if keys.startswith("[") else f"[*{keys}]"
+            keys = f"[*{value}]" if guard.source in reader.plain_dicts else f"{constant(ordered_keys, 'keys')}({value})"
             return [
                 f"{keys} == {constant(list(expected), 'k')}"
                 if plain

@@ -212,8 +212,10 @@ class Machine:
         """Push the frame of a call of a Python function."""
         code = decode(function.__code__)
         frame = Frame(code, function.__globals__, bind(function, args, kwargs), function)
-        if (function.__defaults__ or function.__kwdefaults__) and id(function) not in self.own_functions:
-            self._wrap_defaults(function, frame.locals)
+        if id(function) not in self.own_functions:
+            self.world.rely_on_code(function)
+            if function.__defaults__ or function.__kwdefaults__:
+                self._wrap_defaults(function, frame.locals)
         if len(self.frames) > 900:
             raise RecursionError("maximum recursion depth exceeded")
         self.frames.append(frame)

@@ -12,7 +12,7 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -50,12 +50,13 @@ class Mismatch(Exception):
 @dataclass(frozen=True)
 class Layout:
     """What had to be found. Offsets in bytes: of a class `class_version` (32 bits; no two states of any two classes
-    share one), of a dict's shared values `first_value`, of a Tensor object `impl`, of its TensorImpl the rest, and of
-    its autograd metadata `requires_grad` (a byte) and `grad_fn` (a word). `instance_versions`: dicts of instances that
-    share their keys have versions, too.
+    share one), of a function its `function_fields`, of a dict's shared values `first_value`, of a Tensor object `impl`,
+    of its TensorImpl the rest, and of its autograd metadata `requires_grad` (a byte) and `grad_fn` (a word).
+    `instance_versions`: dicts of instances that share their keys have versions, too.
     """
 
     class_version: int
+    function_fields: dict[str, int] = field(hash=False)
     first_value: int
     instance_versions: bool
     impl: int
@@ -113,6 +114,7 @@ def _layout() -> Layout:
     flags, flags_mask = _autograd_flags()
     found = Layout(
         class_version=_class_version_offset(),
+        function_fields=_function_fields(),
         first_value=_first_value_offset(),
         instance_versions=_instances_have_versions(),
         metadata=metadata,
@@ -309,6 +311,18 @@ def _class_version_offset() -> int:
     growing = [i for i in range(len(snapshots[0])) if all(0 < a[i] < b[i] for a, b in itertools.pairwise(snapshots))]
     _require(len(growing) == 1, "tp_version_tag")
     return growing[0] * 4
+
+
+def _function_fields() -> dict[str, int]:
+    """Where a function has its code and its defaults."""
+
+    def example(a: object = [], *, b: object = []) -> None: ...
+
+    words = _words(id(example), types.FunctionType.__basicsize__ // WORD)
+    return {
+        name: _find(words, [id(getattr(example, name))], name)
+        for name in ("__code__", "__defaults__", "__kwdefaults__")
+    }
 
 
 # ---- torch -----------------------------------------------------------------------------------------------------------

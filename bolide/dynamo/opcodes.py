@@ -493,8 +493,10 @@ def _unary_not(vm: Machine, frame: Frame, arg: Any) -> Any:
 
 @opcode("IS_OP")
 def _is_op(vm: Machine, frame: Frame, arg: int) -> None:
-    right = frame.stack.pop()
-    frame.stack.append((frame.stack.pop() is right) != bool(arg))
+    right, left = frame.stack.pop(), frame.stack.pop()
+    if left is not right and type(left) is type(right):
+        vm.world.rely_on_difference(left, right)
+    frame.stack.append((left is right) != bool(arg))
 
 
 @opcode("CONTAINS_OP")

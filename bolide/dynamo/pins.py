@@ -13,6 +13,7 @@ stay Python expressions. So do the values that were seen to change while the gua
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 import types
@@ -347,6 +348,8 @@ class Recorder:
             return self.note_item(self.namespace(base), name, source.base, source)
         if isinstance(base, type):
             return self._class_attribute(base, name)
+        if cls is types.FunctionType and name in self.layout.function_fields:
+            return self._function_field(base, name)
         if cls is types.MethodType and name in ("__self__", "__func__"):
             value = getattr(base, name)
             self.note_class(base)
@@ -372,6 +375,16 @@ class Recorder:
             raise Loose
         self.note_absent(namespace, name, source.base)
         return shared
+
+    def _function_field(self, function: types.FunctionType, name: str) -> Any:
+        """The code or the defaults of a function: null when there are none."""
+        self.note_class(function)
+        address = id(function) + self.layout.function_fields[name]
+        expected, value = word(address), getattr(function, name)
+        self.note(address, expected)
+        if expected != (0 if value is None else id(value)):
+            raise Loose
+        return value
 
     def _slot_value(self, base: Any, slot: types.MemberDescriptorType) -> Any:
         """The value of a slot of a Python class."""
@@ -534,6 +547,8 @@ class Recorder:
                 else:
                     self.note_absent(value, expected[0], self._namespace_source(source))
             case "dict_keys" if isinstance(value, dict):
+                if isinstance(value, collections.OrderedDict) and len(value) > 1:
+                    raise Loose  # its order is kept elsewhere
                 home = self._namespace_source(source)
                 if self.busy(value, home):
                     self.note_absent(value, MISSING, home)

@@ -102,7 +102,9 @@ def test_verdicts_agree(seed: int) -> None:
     found = [*guards_of(x, X, rng), *guards_of(y, Y, rng)]
     checks = guards.prepare(found, guards.global_state())
     program = Captured("call", SimpleNamespace(inputs=[], refutable=False), [], [], [], Recipe("constant", "hit"), [])
-    entry = make_entry(SIGNATURE, program, checks, lambda _: [], lambda *_: "miss", lambda *_: "eager")
+    entry = make_entry(
+        SIGNATURE, program, checks, lambda _: [], 0, lambda *_: None, lambda *_: "miss", lambda *_: "eager"
+    )
     others = [make_value(rng) for _ in range(30)]
     for a, b in [(x, y), *((rng.choice([x, other]), rng.choice([y, other])) for other in others)]:
         expected = alike(x, a) and alike(y, b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import datetime
 import decimal
 import functools
@@ -99,6 +100,13 @@ def is_derived_constant(real: Any, cls: type) -> bool:
     if not issubclass(cls, (int, float, str, bytes)) or own_namespace(real):
         return False
     return type(cls.__eq__) is not types.FunctionType
+
+
+def ordered_keys(table: dict[Any, Any]) -> list[Any]:
+    """The keys of a dict in their order, past any methods of its class. (An OrderedDict keeps an order of its own.)"""
+    if isinstance(table, collections.OrderedDict):
+        return [*collections.OrderedDict.__iter__(table)]
+    return [*dict.keys(table)]
 
 
 NO_NAMESPACE: dict[str, Any] = {}

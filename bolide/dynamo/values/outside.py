@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bolide.dynamo.frames import refuse_drop
 from bolide.dynamo.program import Source
-from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, NO_NAMESPACE, SLOT_TYPES, own_namespace
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, NO_NAMESPACE, SLOT_TYPES, ordered_keys, own_namespace
 from bolide.support.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -119,12 +119,12 @@ class Overlay:
     def materialise(self) -> dict[Any, Any]:
         """The whole dict as a real one (of a plain dict type) that the program may use and change natively."""
         if self.complete is None:
-            self.world.guard(self.itself, "dict_keys", list(dict.keys(self.real)))
-            for key in dict.keys(self.real):
+            self.world.guard(self.itself, "dict_keys", ordered_keys(self.real))
+            for key in ordered_keys(self.real):
                 if key not in self.original:
                     self.original[key] = self.world.wrap(dict.__getitem__(self.real, key), self.child(self.source, key))
             whole = _empty_like(self.real)
-            for key in dict.keys(self.real):
+            for key in ordered_keys(self.real):
                 value = self.known.get(key, self.original[key])
                 if value is not MISSING:
                     dict.__setitem__(whole, self.world.shown_key(key), value)
@@ -153,7 +153,7 @@ class Overlay:
 
     def _displaced(self, final: dict[Any, Any]) -> frozenset[Any]:
         """The keys of the real dict that are no longer where writing the new ones behind it would leave them."""
-        kept = [key for key in dict.keys(self.real) if key in final]
+        kept = [key for key in ordered_keys(self.real) if key in final]
         place = next((i for i, (old, new) in enumerate(zip(kept, final)) if old is not new and old != new), len(kept))
         return frozenset(kept[place:])
 
