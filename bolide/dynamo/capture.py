@@ -13,6 +13,7 @@ from typing import Any
 from bolide.dynamo import registrations  # noqa: F401  (importing it fills the tables of handlers)
 from bolide.dynamo.breaking import break_is_error, go_on_by_item
 from bolide.dynamo.builtins_breaks import HOLDERS
+from bolide.dynamo.builtins_library import held_locks
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
 from bolide.dynamo.config import config
@@ -159,7 +160,7 @@ class _Attempt:
                     shape, values = flatten(machine.frames[1:])
                     result = tuple(values)
                 changed = modes.changed(before, modes.settings())
-                if any(isinstance(manager, HOLDERS) for manager in machine.entered):
+                if held_locks(machine) or any(isinstance(manager, HOLDERS) for manager in machine.entered):
                     raise Unsupported("a native context is entered before a break and left after it", kind="context")
                 if modes.stacks() != entered:
                     raise Unsupported("a mode is entered before a break and left after it", kind="context")

@@ -477,7 +477,7 @@ def _confirm_tensors(layout: Layout) -> None:
     with torch.inference_mode():
         inference = torch.ones(3)
     graded = torch.ones(3, requires_grad=True)
-    (graded * 2).sum().backward()
+    (graded * 2).sum().backward()  # type: ignore[no-untyped-call]
     examples = [torch.ones(()), torch.ones(4, 0), leaf, made, made[0], made.detach(), written, taken, before, graded]
     examples += [torch.nn.Parameter(made.detach()), made.t(), leaf.data, inference, torch.ones(1, 2, 1, 2, 1, 2, 1)]
     for tensor in examples:

@@ -185,7 +185,8 @@ def _only_computes(function: Any) -> bool:
     if isinstance(function, _LOOKED_AT) or any(function is known for known in _COMPUTING):
         return True
     if isinstance(function, type):  # made by what it has inherited from a class in C
-        owners = [getattr(function.__new__, "__self__", object), getattr(function.__init__, "__objclass__", object)]
+        makers = (function.__new__, "__self__"), (inspect.getattr_static(function, "__init__"), "__objclass__")
+        owners = [getattr(maker, place, object) for maker, place in makers]
         return all(policy.only_computes(owner.__module__) for owner in owners)
     if type(function) is types.BuiltinFunctionType and not isinstance(function.__self__, (types.ModuleType, type)):
         function = getattr(type(function.__self__), function.__name__, function)

@@ -224,8 +224,6 @@ class _Builder:
                 return [f"{target}.cell_contents = {value}" if effect.value else f"del {target}.cell_contents"]
             case "list_assign":
                 return [f"{target}[:] = {value}"]
-            case "dict_assign" | "set_assign":
-                return [f"{target}.clear()", f"{target}.update({value})"]
 
 
 def _recipes(captured: Captured) -> Iterator[tuple[Recipe, bool]]:

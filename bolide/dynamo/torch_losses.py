@@ -19,7 +19,8 @@ _LENGTHS = {"input_lengths": 2, "target_lengths": 3}
 def _ctc_loss(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """Lengths are given as tensors: from lists the native code would make tensors past the recording."""
     for name, place in _LENGTHS.items():
-        given, slot = (kwargs, name) if name in kwargs else (args, place)
+        given: Any = kwargs if name in kwargs else args
+        slot = name if name in kwargs else place
         if type(given[slot]) in (list, tuple):
             vm.trace.where = vm.where()
             given[slot] = torch.tensor(given[slot])

@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Machine
-from bolide.dynamo.torch_lists import of_numbers
 from bolide.dynamo.operations import AS_INDEX, SEEN_AS
+from bolide.dynamo.torch_lists import of_numbers
 from bolide.dynamo.values.arrays import TracedArray, layer
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor

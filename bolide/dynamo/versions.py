@@ -25,7 +25,7 @@ from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
 from bolide.dynamo.guard_filters import GuardFilter, select
 from bolide.dynamo.metrics import CompilationMetrics, compilation_metrics
-from bolide.dynamo.program import Break, Captured, Guard
+from bolide.dynamo.program import Break, Captured, GlobalState, Guard
 from bolide.dynamo.replay import Entry, Runner, make_entry
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.sizes import SizeHistory, shape_guards
@@ -107,6 +107,12 @@ class Versions(ABC):
     @abstractmethod
     def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """Capture from here. Raises Unsupported."""
+
+    @abstractmethod
+    def failed(self, error: Unsupported) -> BaseException | None:
+        """Account for a capture that failed. Returns the exception that eager is expected to raise, if the user's code
+        is what failed.
+        """
 
     @abstractmethod
     def lead(self, entry: Entry) -> None:
@@ -307,7 +313,7 @@ class Versions(ABC):
         finally:
             captured.release()
 
-    def _entry(self, captured: Captured, start: float, surroundings: guards.GlobalState) -> Entry:
+    def _entry(self, captured: Captured, start: float, surroundings: GlobalState) -> Entry:
         """The entry of what was captured since `start`. Raises CompileError for a fault of the backend's."""
         captured.name = self.name
         state.stage = "backend"

@@ -198,8 +198,8 @@ _TABLE = (
         "BR0405",
         "size_loop",
         "A loop whose length differs from call to call",
-        "A loop over a size is unrolled, for one length. After two lengths its body is captured alone: that is compiled "
-        "once, whatever the length.",
+        "A loop over a size is unrolled, for one length. After two lengths its body is captured alone, which is "
+        "compiled once, whatever the length.",
         "write it with tensor operations, or keep the length fixed",
     ),
     # ---- tensors

@@ -547,7 +547,8 @@ class SymNode:
             return found
         a, b = self.expr, other.expr
         if a.__class__ is Expr and b.__class__ is Expr:
-            return self._remember(key, self._cond(getattr(a, op)(b)))
+            compared: SymNode = self._remember(key, self._cond(getattr(a, op)(b)))
+            return compared
         if self.is_float() or other.is_float():
             x, y = self._ratio(), other._ratio() if isinstance(other, SymNode) else None
             if x is None or y is None or not x.exact or not y.exact:

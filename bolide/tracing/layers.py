@@ -33,7 +33,8 @@ def _run(
     train: bool = False,
 ) -> list[torch.Tensor]:
     start: Any = list(state) if kind == "lstm" else state[0]
-    found = _LAYERS[kind](x, start, list(weights), biases, layers, 0.0, train, bidirectional, False)
+    layer: Any = _LAYERS[kind]
+    found = layer(x, start, list(weights), biases, layers, 0.0, train, bidirectional, False)
     return [tensor.contiguous() for tensor in found]
 
 

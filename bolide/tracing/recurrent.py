@@ -61,7 +61,7 @@ def _gradient_dtype(dtype: torch.dtype) -> torch.dtype:
     layer = (x, weight, weight, bias, bias, state, state)
     *results, workspace = _run(*layer, False, [], 2, 1, 1, True, False, False, True)
     backward = torch.ops.aten.mkldnn_rnn_layer_backward.default
-    options = (False, 2, 1, 1, True, True, False, [], False)
+    options: tuple[Any, ...] = (False, 2, 1, 1, True, True, False, [], False)
     found: torch.dtype = backward(*layer, *results, results[0], None, None, *options, workspace)[0].dtype
     return found
 

@@ -67,8 +67,9 @@ def _lengths(trace: Trace, given: Any) -> Any:
 @handler("_ctc_loss", "_ctc_loss.Tensor")
 def _ctc_loss(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """The loss, and a stand-in for the table."""
-    log_probs, targets, inputs, wanted, *options = [*args, *kwargs.values()]
-    blank, zero_infinity = [*options, *(0, False)[len(options) :]]
+    given: list[Any] = [*args, *kwargs.values()]
+    log_probs, targets, inputs, wanted, *options = given
+    blank, zero_infinity = options + [0, False][len(options) :]
     nodes = [trace.unwrap(log_probs), trace.unwrap(targets), _lengths(trace, inputs), _lengths(trace, wanted)]
     loss = trace.call(torch.ops.bolide.ctc_loss.default, *nodes, blank, zero_infinity)
     return trace.wrap([loss, trace.filled(_dense(log_probs.meta, (0,)), 0)])
@@ -76,7 +77,8 @@ def _ctc_loss(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handler("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
 def _ctc_loss_backward(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    grad, log_probs, targets, inputs, wanted, _, _, blank, *rest = [*args, *kwargs.values()]
+    given: list[Any] = [*args, *kwargs.values()]
+    grad, log_probs, targets, inputs, wanted, _, _, blank, *rest = given
     nodes = [trace.unwrap(log_probs), trace.unwrap(targets), _lengths(trace, inputs), _lengths(trace, wanted)]
     zero_infinity = rest[0] if rest else False
     gradient = torch.ops.bolide.ctc_loss_backward.default

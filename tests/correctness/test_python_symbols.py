@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -12,7 +13,7 @@ import bolide
 
 def test_results_of_many_changing_integers() -> None:
     def program(x: Any, values: list[int]) -> Any:
-        return x + 1, sum(p * (q - 1) for p, q in zip(values, values[1:]))
+        return x + 1, sum(p * (q - 1) for p, q in itertools.pairwise(values))
 
     compiled = bolide.compile(program, backend="eager", fullgraph=True)
     x = torch.rand(2)

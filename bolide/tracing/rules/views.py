@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -197,8 +197,9 @@ def _select(x: TensorMeta, dim: int, index: Any) -> TensorMeta:
 def _within(value: Any, least: Any, most: Any) -> Any:
     """A bound moved into least..most."""
     above, below = value > most, value < least
-    value = torch.sym_min(value, most) if is_undecided(above) else most if above else value
-    return torch.sym_max(value, least) if is_undecided(below) else least if below else value
+    smaller, larger = cast(Any, torch.sym_min), cast(Any, torch.sym_max)
+    value = smaller(value, most) if is_undecided(above) else most if above else value
+    return larger(value, least) if is_undecided(below) else least if below else value
 
 
 @rule("slice.Tensor")
