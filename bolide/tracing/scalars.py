@@ -9,7 +9,6 @@ now (`TracedFloat.decide`).
 
 from __future__ import annotations
 
-import contextlib
 import math
 import operator
 from collections.abc import Callable
@@ -113,12 +112,11 @@ class TracedFloat(torch.SymFloat):
         the same as text, with {} for each number."""
         operands = (self, *others)
         formula = _formula(form, operands)
-        if formula is not None:
-            with contextlib.suppress(ArithmeticError, ValueError, TypeError):
-                result = known(*map(_hint, operands))
-                formula.assume(f"{formula.text} == {result!r}")
-                return result
-        return known(*[float(operand) for operand in operands])
+        if formula is None:
+            return known(*[float(operand) for operand in operands])
+        result = known(*map(_hint, operands))
+        formula.assume(f"{formula.text} == {result!r}")
+        return result
 
     def __bool__(self) -> bool:
         return self.decide("({} != 0)", bool)  # type: ignore[no-any-return]
