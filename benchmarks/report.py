@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
+from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+BY_HAND = Path(__file__).with_name("by_hand.md")  # what commands of their own print
 
 
 def table(header: list[str], rows: list[list[str]]) -> list[str]:
@@ -285,4 +287,4 @@ def render(data: dict[str, Any]) -> str:
         rows = [row for row in data["rows"].values() if row["measurement"] in measurements]
         if rows:
             lines += section(rows)
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n" + BY_HAND.read_text()
