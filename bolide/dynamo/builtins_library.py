@@ -265,8 +265,19 @@ def _logging(method: Any, level: int | None) -> None:
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         logger = args[0].real if type(args[0]) is Outside else args[0]
         if _is_enabled_for(vm, [logger, args[1] if level is None else level], {}):
-            vm.deferred.append((vm.within(getattr(logger, method.__name__)), args[1:], kwargs))
+            vm.deferred.append((vm.within(getattr(logger, method.__name__)), args[1:], _of_now(vm, kwargs)))
         return None
+
+
+def _of_now(vm: Machine, kwargs: Kwargs) -> Kwargs:
+    """The keywords of a call that waits, with the exception that is being handled now, if it asks for that."""
+    asked = kwargs.get("exc_info")
+    if not asked or isinstance(asked, BaseException):
+        return kwargs
+    handled = None if type(asked) is tuple else vm.handled()
+    if handled is None:
+        raise Unsupported("a logger is given exc_info", vm.where(), kind="side_effect")
+    return {**kwargs, "exc_info": handled}
 
 
 for _method, _level in [

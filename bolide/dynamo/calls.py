@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from bolide.dynamo import policy
 from bolide.dynamo.breaking import refuse_disabled, waits
 from bolide.dynamo.config import config
@@ -200,6 +202,9 @@ def _instantiate(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: 
 
 def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
     """`type.__call__(cls, ...)`."""
+    if type(vm.world.lookup(cls, "__del__")) is types.FunctionType:
+        operation = f"{cls.__qualname__}(...)"
+        raise Unsupported("an object with a method __del__ is made", vm.where(), None, "finaliser", operation)
     new, init = vm.world.lookup(cls, "__new__"), vm.world.lookup(cls, "__init__")
     new = getattr(new, "__func__", new)
     python_new, python_init = type(new) is types.FunctionType, type(init) is types.FunctionType
@@ -225,7 +230,7 @@ def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwar
     if known is not None:
         return known(vm, frame, function, args, kwargs)
     real = function.cls if cls is Outside else cls
-    if cls is Outside and hasattr(function.real, "_torchdynamo_inline"):  # a function that TorchScript has compiled
+    if real is torch.jit.ScriptFunction and cls is Outside and hasattr(function.real, "_torchdynamo_inline"):
         vm.world.guard(function.source, "is", function.real)
         return Call(function.real._torchdynamo_inline, args, kwargs)
     method = vm.world.lookup(real, "__call__")

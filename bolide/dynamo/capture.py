@@ -157,7 +157,7 @@ class _Attempt:
                 if machine.run(stop):
                     result = machine.frames[0].stack.pop()
                 else:
-                    shape, values = flatten(machine.frames[1:])
+                    shape, values = flatten(machine.frames[1:], ending is not None and ending.kind == "frame_access")
                     result = tuple(values)
                 changed = modes.changed(before, modes.settings())
                 if held_locks(machine) or any(isinstance(manager, HOLDERS) for manager in machine.entered):

@@ -434,25 +434,26 @@ def _for_iter(vm: Machine, frame: Frame, arg: int) -> None:
         frame.pc = arg
 
 
+@functools.cache
+def _unpacker(before: int, after: int | None) -> Callable[[Any], list[Any]]:
+    """CPython's own unpacking into `before` variables, and into `after` ones behind a starred one."""
+    names = [f"item{i}" for i in range(before + (0 if after is None else after + 1))]
+    targets = [f"*{name}" if i == before else name for i, name in enumerate(names)]
+    scope: dict[str, Any] = {}
+    text = f"def unpack(value):\n    [{', '.join(targets)}] = value\n    return [{', '.join(reversed(names))}]\n"
+    exec(compile(text, __file__, "exec", dont_inherit=True), scope)
+    unpack: Callable[[Any], list[Any]] = scope["unpack"]
+    return unpack
+
+
 @_native("UNPACK_SEQUENCE")
 def _unpack_sequence(vm: Machine, frame: Frame, arg: int) -> None:
-    value = frame.stack.pop()
-    items = list(itertools.islice(iter(value), arg + 1))
-    if len(items) < arg:
-        raise ValueError(f"not enough values to unpack (expected {arg}, got {len(items)})")
-    if len(items) > arg:
-        raise ValueError(f"too many values to unpack (expected {arg})")
-    frame.stack.extend(reversed(items))
+    frame.stack += _unpacker(arg, None)(frame.stack.pop())
 
 
 @_native("UNPACK_EX")
 def _unpack_ex(vm: Machine, frame: Frame, arg: int) -> None:
-    items = list(frame.stack.pop())
-    before, after = arg & 0xFF, arg >> 8
-    if len(items) < before + after:
-        raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
-    middle = items[before : len(items) - after]
-    frame.stack.extend(reversed([*items[:before], middle, *items[len(items) - after :]]))
+    frame.stack += _unpacker(arg & 0xFF, arg >> 8)(frame.stack.pop())
 
 
 @_native("BEFORE_WITH")

@@ -75,8 +75,11 @@ _REFUSED_MODULES = _names(
     "torch.utils.data.dataloader"
 )
 
-# Packages that draw, write or log: what they do is no work for a graph.
-_REFUSED_ROOTS = _names("tqdm rich wandb mlflow tensorboard tensorboardX matplotlib PIL IPython ipywidgets")
+# Packages that draw, write or log, or drive code of the program from event loops, threads and processes: what they do is
+# no work for a graph.
+_REFUSED_ROOTS = _names(
+    "tqdm rich wandb mlflow tensorboard tensorboardX matplotlib PIL IPython ipywidgets asyncio concurrent multiprocessing"
+)
 
 
 @functools.cache

@@ -103,21 +103,24 @@ class Suspended:
         return unflatten(self.shape, values)
 
 
-def flatten(frames: Sequence[Frame]) -> tuple[Shape, list[Any]]:
-    """The point at which `frames` (outermost first) stand and the values that are live there.
+def flatten(frames: Sequence[Frame], whole: bool = False) -> tuple[Shape, list[Any]]:
+    """The point at which `frames` (outermost first) stand and the values that are live there; with `whole`, those of
+    all variables, for an operation that looks at frames.
 
     Raises Unsupported for frames that cannot be taken apart."""
     values: list[Any] = []
-    shapes = tuple([_flatten(frame, callee, values) for frame, callee in zip(frames, [*frames[1:], None])])
+    shapes = tuple([_flatten(frame, callee, values, whole) for frame, callee in zip(frames, [*frames[1:], None])])
     return Shape(shapes, tuple([frame.globals for frame in frames])), values
 
 
-def _flatten(frame: Frame, callee: Frame | None, values: list[Any]) -> FrameShape:
+def _flatten(frame: Frame, callee: Frame | None, values: list[Any], whole: bool) -> FrameShape:
     if frame.namespace is not None or frame.pc < _prologue(frame.code):
         raise Unsupported(
             "a break inside the body of a class, or before a function has begun", None, kind="class_statement"
         )
-    if callee is None:
+    if whole:
+        live = -1
+    elif callee is None:
         live = live_locals(frame.code)[frame.pc]
     else:
         live = live_during_call(frame.code, frame.pc, callee.then_value if callee.then in _JUMPING else None)
@@ -150,7 +153,7 @@ def _flatten(frame: Frame, callee: Frame | None, values: list[Any]) -> FrameShap
 
 def _is_finalised(value: Any) -> bool:
     cls = type(value.real) if type(value) in (Deferred, Outside) else type(value)
-    return cls in _FINALISED
+    return cls in _FINALISED or hasattr(cls, "__del__")
 
 
 @functools.cache

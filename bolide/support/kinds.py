@@ -165,6 +165,13 @@ _TABLE = (
         "Copying would run code of its class natively.",
         "copy it outside the compiled function",
     ),
+    BreakKind(
+        "BR0307",
+        "finaliser",
+        "An object with a finaliser is made",
+        "Its `__del__` must run when the program lets go of the object, at every call and at the right moment.",
+        "make it outside the compiled function, or use a context manager",
+    ),
     # ---- Python
     BreakKind(
         "BR0401",
