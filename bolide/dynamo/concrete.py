@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import itertools
 import operator
 import sys
 import types

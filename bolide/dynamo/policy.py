@@ -75,10 +75,10 @@ _REFUSED_MODULES = _names(
     "torch.utils.data.dataloader"
 )
 
-# Packages that draw, write or log, or drive code of the program from event loops, threads and processes: what they do is
-# no work for a graph.
+# Packages that draw, write or log, or run event loops, threads and processes: what they do is no work for a graph.
 _REFUSED_ROOTS = _names(
-    "tqdm rich wandb mlflow tensorboard tensorboardX matplotlib PIL IPython ipywidgets asyncio concurrent multiprocessing"
+    "tqdm rich wandb mlflow tensorboard tensorboardX matplotlib PIL IPython ipywidgets "
+    "asyncio concurrent multiprocessing"
 )
 
 
