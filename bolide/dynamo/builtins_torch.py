@@ -78,7 +78,7 @@ _HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_
 def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """`Module.__call__` without hooks is a call of `forward`; with hooks, torch's own code is interpreted."""
     module = args[0]
-    if type(module) is Outside and not any(_GLOBAL_HOOKS):
+    if type(module) is Outside and not _has_global_hooks(vm):
         if "global hooks" not in vm.world.once:
             vm.world.once.add("global hooks")
             for hooks in _GLOBAL_HOOKS:
@@ -90,6 +90,12 @@ def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
                 return Call(forward, args[1:], kwargs)
     vm.enter(_CALL_IMPL, args, kwargs)
     return SWITCHED
+
+
+def _has_global_hooks(vm: Machine) -> bool:
+    """Whether there are hooks for all modules, those included that the program has put there."""
+    overlays = [vm.world.overlay_of.get(id(hooks)) for hooks in _GLOBAL_HOOKS]
+    return any(hooks if known is None else known.length() for hooks, known in zip(_GLOBAL_HOOKS, overlays))
 
 
 _CALL_IMPL: Any = torch.nn.Module._call_impl

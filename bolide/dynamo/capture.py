@@ -22,6 +22,7 @@ from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
 from bolide.dynamo.reified import exception_effects, generator_effects
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.sizes import SizeHistory, Symbols
+from bolide.dynamo.torch_hooks import hook_effects
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MODULE_INTERNALS
 from bolide.dynamo.values.rebuild import Rebuilder
 from bolide.dynamo.values.world import World
@@ -181,6 +182,7 @@ class _Attempt:
         recipe = rebuilder.recipe(result)
         written = rebuilder.effects()
         effects = generator_effects(rebuilder) + exception_effects(rebuilder)
+        effects += hook_effects(rebuilder)
         effects += _deferred(machine.deferred, rebuilder)
         effects += [_call_effect(setter, *args) for setter, args in changed]
         checks = _deferred(machine.required, rebuilder)

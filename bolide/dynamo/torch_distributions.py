@@ -1,5 +1,6 @@
-"""Distributions check their parameters and samples. In captured code the check is part of the graph, and what it finds
-is raised after the graph has run, before any effect."""
+"""Distributions check their parameters and samples. In captured code the check is part of the graph, and where it fails
+the call is made again in eager, which raises torch's own error. Where the graph cannot be left (one branch of a
+`torch.cond`, a backward pass) what it finds is raised after the graph has run, before any effect."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 
+from bolide.dynamo.breaking import can_require, require
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Machine
 from bolide.tracing import TracedTensor
@@ -27,6 +29,9 @@ def _is_all_true(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     valid = torch._is_all_true(args[0])
     if vm.trace.known(valid) is not None:
         return valid
+    if can_require(vm):
+        require(vm, valid)
+        return True
     names = frame.code.locals_names
     parameter = frame.locals[names.index("param")] if "param" in names else "a value"
     owner = frame.locals[names.index("self")]

@@ -1,4 +1,4 @@
-"""Methods of tensors that touch the world outside: gradients, hooks, numbers."""
+"""Methods of tensors that touch the world outside: gradients, numbers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch.autograd import forward_ad
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.config import config
 from bolide.dynamo.interpreter import Machine
-from bolide.dynamo.torch_autograd import later
-from bolide.dynamo.values.outside import attribute_source
+from bolide.dynamo.torch_hooks import hooks_of
 from bolide.dynamo.values.tensors import behind, outside_attributes
 from bolide.support.errors import Unsupported
 from bolide.tracing import DataDependent, TracedTensor
@@ -37,20 +36,6 @@ def _requires_grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         raise _refused(vm, "Tensor.requires_grad_", "requires_grad of an input is changed", "set it before the call")
     vm.trace.where = vm.where()
     return tensor.requires_grad_(wanted)
-
-
-# ---- hooks -----------------------------------------------------------------------------------------------------------
-
-
-@intercept(torch.Tensor.register_hook)
-def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """A hook on a value made here becomes part of the recorded backward."""
-    tensor, hook = args
-    if vm.world.input_place(tensor) is not None:
-        raise _refused(vm, "Tensor.register_hook", "a hook is put on an input", "register it before the call")
-    vm.trace.where = vm.where()
-    vm.trace.functional_only, vm.trace.own_gradients = "a tensor has a hook", True
-    return tensor.register_hook(later(vm, hook, "a hook of a tensor"))
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------
@@ -146,14 +131,12 @@ def _several(value: Any) -> list[Any]:
 
 def _accumulate(vm: Machine, place: int, gradient: Any, create: bool) -> None:
     """Adds to the `grad` of a leaf as the engine does: in place if there is one."""
-    tensor, source = vm.trace.inputs[place], vm.world.inputs[place]
+    tensor = vm.trace.inputs[place]
     if not vm.world.input_tensors[place].is_leaf:
         raise _refused(vm, "Tensor.backward", "the gradient goes on outside of the function", "call backward there")
-    real = vm.world.input_tensors[place]
-    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-        if getattr(real, name):
-            raise _refused(vm, "Tensor.backward", "a parameter has hooks", "call backward outside the function")
-        vm.world.guard(attribute_source(source, name), "is", None)
+    hooked = hooks_of(vm, place)
+    if hooked is not None:
+        raise _refused(vm, "Tensor.backward", hooked, "call backward outside the function")
     attributes = outside_attributes(vm, tensor)
     before = attributes.get("grad")
     if before is None:
@@ -202,6 +185,9 @@ def _grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if not all(tensor.requires_grad for tensor in inputs):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
     _refuse_outer_graph(vm, outputs, inputs)
+    for place in (vm.world.input_place(tensor) for tensor in inputs):
+        if place is not None and (hooked := hooks_of(vm, place)) is not None:
+            raise _refused(vm, "torch.autograd.grad", hooked, "compile what is called outside of the hook")
     found = run_engine(
         vm,
         outputs,

@@ -140,6 +140,8 @@ class CallRecorder(TorchFunctionMode):
     # ---- nodes
 
     def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        if func is torch.Tensor.new and len(args) == 2 and type(args[1]) is torch.Size:
+            func = torch.Tensor.new_empty  # a graph holds sizes as tuples, which `new` takes for data
         operands = tuple(self._value(arg) for arg in args)
         named = {key: self._value(arg) for key, arg in kwargs.items()}
         name = _METHODS.get(func, "")

@@ -131,8 +131,11 @@ class TracedTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        """The same storage without autograd history."""
-        return self.detach()
+        """The same storage without autograd history; writes through it go unnoticed by what autograd has saved."""
+        meta = self.meta._replace(requires_grad=False)
+        made = TracedTensor.make(self._trace, meta, self.node, self.group, self.chain)
+        carry_marks(self, made)
+        return made
 
     @data.setter
     def data(self, value: Any) -> None:

@@ -287,10 +287,32 @@ def test_parameters_of_distributions_are_checked(monkeypatch: pytest.MonkeyPatch
     compiled = bolide.compile(fn, fullgraph=True, backend="aot_eager")
     mean = torch.randn(3)
     torch.testing.assert_close(compiled(mean, torch.ones(3)), fn(mean, torch.ones(3)))
-    effects.clear()
-    with pytest.raises(ValueError, match="parameter scale of distribution Normal"):
-        compiled(mean, -torch.ones(3))
-    assert not effects
+    raised = []
+    for function in (fn, compiled):
+        effects.clear()
+        with pytest.raises(ValueError, match="parameter scale") as caught:
+            function(mean, -torch.ones(3))
+        raised.append((str(caught.value), list(effects)))
+    assert raised[0] == raised[1]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_failing_check_comes_before_what_the_operation_raises(backend: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Normal(x, -x.abs() - 1, validate_args=True).sample()
+
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        bolide.compile(fn, fullgraph=True, backend=backend)(torch.randn(3))
+
+
+def test_new_tensors_of_a_size() -> None:
+    """`Tensor.new` takes a `torch.Size` for sizes, other sequences for data."""
+
+    def fn(x: torch.Tensor) -> Any:
+        return x.new(x.shape).fill_(1), x.new(torch.Size([3, 2])).zero_(), x.new((3, 2)), x.new([4]), x.new(2).zero_()
+
+    x = torch.randn(5)
+    torch.testing.assert_close(bolide.compile(fn, fullgraph=True, backend="eager")(x), fn(x))
 
 
 @torch.jit.script

@@ -24,7 +24,7 @@ from bolide.dynamo.values.kinds import (
     own_namespace,
 )
 from bolide.dynamo.values.outside import CONTAINERS, Outside, Overlay, attribute_source
-from bolide.dynamo.values.tensors import load_tensor_attribute, store_tensor_attribute
+from bolide.dynamo.values.tensors import NODE_METHODS, load_tensor_attribute, store_tensor_attribute
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
@@ -188,6 +188,8 @@ def _instance(vm: Machine, owner: Any, cls: type, name: str) -> Any:
     world = vm.world
     if name == "__class__":
         return cls
+    if name in NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
+        return types.MethodType(NODE_METHODS[name], owner)
     hook = world.lookup(cls, "__getattribute__")
     if type(hook) is types.FunctionType:
         return Call(hook, [owner, name])

@@ -433,7 +433,7 @@ class Rebuilder:
             return Recipe("call", _VIEWS[cls], (self.recipe(gc.get_referents(value)[0]),))
         if isinstance(value, frozenset):
             return Recipe("call", frozenset, (self._list(value),))
-        return self._instance(value, cls)
+        return self.instance(value)
 
     def _function(self, value: types.FunctionType) -> Recipe:
         if id(value) not in self.world.own_functions:
@@ -448,7 +448,9 @@ class Rebuilder:
         )
         return Recipe("call", make_function, args)
 
-    def _instance(self, value: Any, cls: type) -> Recipe:
+    def instance(self, value: Any) -> Recipe:
+        """An instance of a class, by its state."""
+        cls: Any = type(value)
         module = cls.__module__
         if issubclass(cls, tuple) and not is_python_class(cls):  # a structseq, as torch.max returns
             return Recipe("call", cls, (Recipe("tuple", None, tuple(self.recipe(item) for item in value)),))

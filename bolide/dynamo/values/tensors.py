@@ -13,6 +13,7 @@ from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.outside import Overlay, attribute_source
 from bolide.support.errors import Unsupported
+from bolide.tracing.calls import CallRecorder
 
 # Attributes that are state of the storage or of autograd rather than of the value.
 _REFUSED = frozenset(
@@ -23,11 +24,34 @@ _REFUSED = frozenset(
         "untyped_storage",
         "share_memory_",
         "set_",
-        "register_post_accumulate_grad_hook",
     ]
 )
+_DATA: Any = torch.Tensor.data
 # Methods with an effect outside, or an answer of their own (`torch_tensors`).
-INTERCEPTED = frozenset(["backward", "register_hook", "requires_grad_", "retain_grad", "item", "numpy"])
+INTERCEPTED = frozenset(
+    [
+        "backward",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "requires_grad_",
+        "retain_grad",
+        "item",
+        "numpy",
+    ]
+)
+
+
+def node_hook(node: Any, hook: Any) -> Any:
+    """Stands for `Node.register_hook`, of which each class of nodes has its own."""
+    return node.register_hook(hook)
+
+
+def node_prehook(node: Any, hook: Any) -> Any:
+    """Likewise for `Node.register_prehook`."""
+    return node.register_prehook(hook)
+
+
+NODE_METHODS = {"register_hook": node_hook, "register_prehook": node_prehook}
 
 
 def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
@@ -41,6 +65,9 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if name == "grad" and vm.world.input_place(owner) is not None:
         return outside_attributes(vm, owner).get("grad")
     vm.trace.where = vm.where()
+    recorder = vm.memory.get(CallRecorder)
+    if name == "data" and recorder is not None:
+        return recorder.as_one(_DATA.__get__, [owner], lambda: owner.data)
     try:
         return getattr(owner, name)
     except AttributeError:

@@ -99,6 +99,7 @@ class World:
         self.own_classes: dict[int, type] = {}  # classes made by the program, by id
         self.once: set[Any] = set()  # what has been guarded already
         self.relied: dict[int, types.FunctionType] = {}  # functions whose code has been guarded, by id
+        self.registered: dict[int, Any] = {}  # hooks that the program has put on inputs, by id of their handles
         self.places: dict[int, int] = {}  # id of a traced input -> its index
         self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
         self.mro_cache: dict[tuple[type, str], Any] = {}

@@ -1,0 +1,162 @@
+"""Hooks on tensors and on nodes of autograd's graph.
+
+One on a value that the program makes becomes part of the recorded backward: it is interpreted when the engine reaches
+it. One on an input is put on the real tensor, as an effect: it runs as in eager, when gradients go on outside.
+"""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from bolide.dynamo.calls import intercept
+from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.program import Effect, Recipe
+from bolide.dynamo.torch_autograd import later
+from bolide.dynamo.values.outside import attribute_source
+from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
+from bolide.dynamo.values.tensors import node_hook, node_prehook
+from bolide.support.errors import Unsupported
+from bolide.tracing import TracedTensor
+from bolide.tracing.trace import _NonLeaf
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+
+@dataclass(eq=False)
+class Registration:
+    """A hook that the program has put on an input. `hooks` is the dict that its handle takes it out of."""
+
+    handle: RemovableHandle
+    method: Any
+    tensor: TracedTensor
+    hook: Any
+    hooks: dict[int, Any]
+
+
+class _Registered:
+    """The key of the registrations of a run in `Machine.memory`."""
+
+
+def _refused(vm: Machine, operation: str, why: str, remedy: str) -> Unsupported:
+    return Unsupported(why, vm.where(), remedy, operation=operation, kind="tensor_method")
+
+
+@intercept(torch.Tensor.register_hook)
+def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    tensor, hook = args
+    if vm.world.input_place(tensor) is not None:
+        if not tensor.requires_grad:
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        return _register(vm, torch.Tensor.register_hook, tensor, hook)
+    vm.trace.where = vm.where()
+    vm.trace.functional_only, vm.trace.own_gradients = "a tensor has a hook", True
+    return tensor.register_hook(later(vm, hook, "a hook of a tensor"))
+
+
+@intercept(torch.Tensor.register_post_accumulate_grad_hook)
+def _register_post_accumulate(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    tensor, hook = args
+    if not tensor.requires_grad:
+        raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+    if tensor.grad_fn is not None and not _is_leaf_outside(vm, tensor):
+        raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+    if vm.world.input_place(tensor) is None:
+        operation = "Tensor.register_post_accumulate_grad_hook"
+        raise _refused(vm, operation, "a hook is put on a leaf made here", "make the leaf before the call")
+    return _register(vm, torch.Tensor.register_post_accumulate_grad_hook, tensor, hook)
+
+
+def _is_leaf_outside(vm: Machine, tensor: Any) -> bool:
+    place = vm.world.input_place(tensor)
+    return place is not None and vm.world.input_tensors[place].is_leaf
+
+
+def _register(vm: Machine, method: Any, tensor: TracedTensor, hook: Any) -> RemovableHandle:
+    if tensor.group.version and not _is_leaf_outside(vm, tensor):
+        operation = "Tensor.register_hook"
+        raise _refused(vm, operation, "a hook is put on an input that has been written to", "register it first")
+    hooks: dict[int, Any] = collections.OrderedDict()
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    registered = vm.memory.setdefault(_Registered, {})
+    registered[id(handle)] = vm.world.registered[id(handle)] = Registration(handle, method, tensor, hook, hooks)
+    return handle
+
+
+def hooks_of(vm: Machine, place: int) -> str | None:
+    """Why the engine, if the program runs it, may not stop at an input: hooks of the real tensor would not be called.
+    None, with guards, if it has none."""
+    tensor, real = vm.trace.inputs[place], vm.world.input_tensors[place]
+    pending = vm.memory.get(_Registered, {}).values()
+    if any(known.tensor is tensor and known.hooks for known in pending):
+        return "a hook has been put on an input"
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if getattr(real, name):
+            return "a parameter has hooks"
+        vm.world.guard(attribute_source(vm.world.inputs[place], name), "is", getattr(real, name))
+    return None
+
+
+def hook_effects(rebuilder: Rebuilder) -> list[Effect]:
+    """The registrations that the program has not taken back."""
+    effects = []
+    for known in rebuilder.world.registered.values():
+        if known.hooks:
+            if known.tensor.group.version and known.tensor.grad_fn is not None:
+                raise Unsupported("an input with a hook is written to", rebuilder.world.where(), kind="tensor_write")
+            kept = Recipe("call", _keep, (rebuilder.recipe(known.handle),))
+            effects.append(Effect("call", None, None, kept))
+    return effects
+
+
+def _keep(handle: RemovableHandle) -> None:
+    """Making the handle was the effect."""
+
+
+def _recipe(rebuilder: Rebuilder, handle: RemovableHandle) -> Recipe:
+    known = rebuilder.world.registered.get(id(handle))
+    if known is None:
+        return rebuilder.instance(handle)
+    if not known.hooks:
+        return Recipe("call", _spent)
+    return Recipe("call", known.method, (rebuilder.recipe(known.tensor), rebuilder.recipe(known.hook)))
+
+
+def _spent() -> RemovableHandle:
+    """A handle whose hook has been removed."""
+    return RemovableHandle(collections.OrderedDict())
+
+
+RECIPES[RemovableHandle] = _recipe
+
+
+@intercept(node_hook)
+def _node_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return _register_on_node(vm, "register_hook", *args)
+
+
+@intercept(node_prehook)
+def _node_prehook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return _register_on_node(vm, "register_prehook", *args)
+
+
+def _register_on_node(vm: Machine, name: str, node: Any, hook: Any) -> Any:
+    """A hook on a node of the recorded history; those of the history outside are not at hand."""
+    if node.name().endswith("AccumulateGrad") or isinstance(node, _NonLeaf._backward_cls):
+        why = "a hook is put on a node of the history outside"
+        raise _refused(vm, f"Node.{name}", why, "put it on the tensor")
+    vm.trace.where = vm.where()
+    vm.trace.functional_only, vm.trace.own_gradients = "a node of the history has a hook", True
+    return getattr(node, name)(later(vm, hook, f"Node.{name}"))
+
+
+@intercept(torch.autograd.graph.register_multi_grad_hook)
+def _register_multi_grad_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    why = "a hook on several tensors counts those that get a gradient"
+    raise _refused(vm, "register_multi_grad_hook", why, "put a hook on each tensor")

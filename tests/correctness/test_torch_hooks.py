@@ -1,0 +1,193 @@
+"""Hooks on tensors and on nodes of autograd's graph, put there inside compiled functions: eager's gradients, results
+and handles."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bolide
+
+BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+SEEN: list[torch.Tensor] = []
+
+
+def on_leaf(x: torch.Tensor) -> Any:
+    x.register_hook(lambda g: g * 3)
+    return (x.sin() * x).sum()
+
+
+def on_leaf_with_closure(x: torch.Tensor) -> Any:
+    scale = x.detach().exp()
+    x.register_hook(lambda g: g * scale)
+    return (x.sin() * x).sum()
+
+
+def on_result_of_an_operation(x: torch.Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: g.clamp(-0.5, 0.5))
+    return (y.sin() * y).sum()
+
+
+def taken_back(x: torch.Tensor) -> Any:
+    handle = x.register_hook(lambda g: g * 3)
+    y = x.sin().sum()
+    handle.remove()
+    return y
+
+
+def while_inside(x: torch.Tensor) -> Any:
+    with x.register_hook(lambda g: g * 3):
+        return x.sin().sum()
+
+
+def after_accumulation(x: torch.Tensor) -> Any:
+    def double(parameter: torch.Tensor) -> None:
+        parameter.grad.mul_(2)  # type: ignore[union-attr]
+
+    x.register_post_accumulate_grad_hook(double)
+    return x.sin().sum()
+
+
+def several(x: torch.Tensor) -> Any:
+    x.register_hook(lambda g: g + 1)
+    x.register_hook(lambda g: g * 2)
+    return x.sin().sum()
+
+
+def that_keeps_what_it_sees(x: torch.Tensor) -> Any:
+    x.register_hook(SEEN.append)
+    return x.sin().sum()
+
+
+def on_a_node(x: torch.Tensor) -> Any:
+    y = x.sin()
+    y.grad_fn.register_hook(lambda inputs, outputs: (inputs[0] * 2,))
+    y.grad_fn.register_prehook(lambda outputs: (outputs[0] + 1,))
+    return y.exp().sum()
+
+
+def written_through_data(x: torch.Tensor) -> Any:
+    y = x.exp()
+    y.data.mul_(2)  # what the backward has saved changes unnoticed
+    return y.sum()
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    "fn",
+    [
+        on_leaf,
+        on_leaf_with_closure,
+        on_result_of_an_operation,
+        taken_back,
+        while_inside,
+        after_accumulation,
+        several,
+        that_keeps_what_it_sees,
+        on_a_node,
+        written_through_data,
+    ],
+)
+def test_gradients(fn: Callable[[torch.Tensor], Any], backend: str) -> None:
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    for _ in range(2):
+        x = torch.randn(5)
+        found = []
+        for function in (fn, compiled):
+            SEEN.clear()
+            own = x.clone().requires_grad_()
+            out = function(own)
+            out.backward()
+            found.append((out, own.grad, [seen.clone() for seen in SEEN]))
+        torch.testing.assert_close(found[1], found[0])
+    assert len(compiled._bolide.entries) == 1
+
+
+def test_an_input_with_a_history() -> None:
+    """Its hook runs where the gradient leaves the compiled function."""
+
+    def fn(y: torch.Tensor) -> torch.Tensor:
+        y.register_hook(lambda g: g * 3)
+        return y.sin().sum()
+
+    compiled = bolide.compile(fn, backend="eager", fullgraph=True)
+    x = torch.randn(5, requires_grad=True)
+    gradients = [torch.autograd.grad(function(x * 2), x)[0] for function in (fn, compiled)]
+    assert torch.equal(*gradients)
+
+
+def test_handles_that_leave() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        handle = x.register_hook(lambda g: g * 3)
+        return x.sin().sum(), handle, [handle]
+
+    x = torch.randn(5, requires_grad=True)
+    out, handle, listed = bolide.compile(fn, backend="eager", fullgraph=True)(x)
+    assert listed == [handle] and len(x._backward_hooks) == 1
+    handle.remove()
+    assert not x._backward_hooks
+    assert torch.equal(torch.autograd.grad(out, x)[0], x.cos())
+
+
+@pytest.mark.parametrize("taken", [torch.Tensor.backward, torch.autograd.grad])
+def test_gradients_taken_inside_call_them(taken: Any) -> None:
+    """The engine does not stop at an input with hooks: a break, and eager's gradients."""
+
+    def fn(x: torch.Tensor) -> Any:
+        x.register_hook(lambda g: g * 3)
+        y = x.sin().sum()
+        return y.backward() or x.grad if taken is torch.Tensor.backward else torch.autograd.grad(y, x)
+
+    compiled = bolide.compile(fn, backend="eager")
+    x = torch.randn(5)
+    expected, found = (function(x.clone().requires_grad_()) for function in (fn, compiled))
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(bolide.Unsupported, match="a hook has been put on an input"):
+        bolide.compile(fn, backend="eager", fullgraph=True)(x.requires_grad_())
+
+
+def test_hooks_of_parameters_count_in_gradients_taken_inside() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return torch.autograd.grad(x.sin().sum(), x)
+
+    compiled = bolide.compile(fn, backend="eager")
+    x = torch.randn(5, requires_grad=True)
+    torch.testing.assert_close(compiled(x), fn(x))
+    x.register_hook(lambda g: g * 3)
+    torch.testing.assert_close(compiled(x), fn(x))
+
+
+@pytest.mark.parametrize("method", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_tensors_that_cannot_have_one(method: str) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        try:
+            getattr(x, method)(lambda g: None)
+        except RuntimeError as error:
+            return str(error)
+
+    cases = [torch.randn(3)] + [torch.randn(3, requires_grad=True) * 2] * method.endswith("grad_hook")
+    for x in cases:
+        assert bolide.compile(fn, backend="eager", fullgraph=True)(x) == fn(x)
+
+
+def test_hooks_for_all_modules() -> None:
+    """Put there by the program, they are called in it."""
+
+    def fn(model: Any, x: torch.Tensor) -> Any:
+        handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: out * 2)
+        try:
+            y = model(x)
+        finally:
+            handle.remove()
+        return y + model(x)
+
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    expected = fn(copy.deepcopy(model), x)
+    torch.testing.assert_close(bolide.compile(fn, backend="eager")(model, x), expected)
+    assert not nn.modules.module._global_forward_hooks
