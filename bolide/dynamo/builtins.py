@@ -79,12 +79,17 @@ def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     method = None if class_of(value) is cls else _class_check(vm, cls, "__instancecheck__")
     if method is not None:
         return Call(polyfill("truth_of_call"), [method, cls, value])
-    return isinstance(_real(value), cls)
+    return isinstance(_real(value), cls) or (_is_faced(value) and issubclass(value.face, cls))
+
+
+def _is_faced(value: Any) -> bool:
+    return type(value) is TracedTensor and value.face is not None
 
 
 @intercept(type.__instancecheck__)
 def _instance_check(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return type.__instancecheck__(args[0], _real(args[1]))
+    cls, value = args
+    return type.__instancecheck__(cls, _real(value)) or (_is_faced(value) and issubclass(value.face, cls))
 
 
 @intercept(issubclass)

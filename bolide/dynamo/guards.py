@@ -7,6 +7,7 @@ the same expressions one by one, to say which guard failed and why.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,29 @@ from bolide.symbolic import Expr
 from bolide.tracing.modes import AUTOCAST_DEVICES
 
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_OF_CLASSES = "module annotations annotate_func annotations_cache firstlineno static_attributes dict weakref parameters"
+_PLAIN_PARTS = frozenset(vars(object)) - {
+    "__getattribute__",
+    "__setattr__",
+    "__delattr__",
+    "__class__",
+    "__eq__",
+    "__hash__",
+} | {
+    f"__{name}__" for name in [*_OF_CLASSES.split(), "deepcopy", "torch_function", "torch_dispatch"]
+}  # what a class may have of its own that no operation asks for
+_NO_OVERRIDES = (torch._C._disabled_torch_function_impl, torch._C._disabled_torch_dispatch_impl)
+
+
+@functools.cache
+def is_plain_subclass(cls: type) -> bool:
+    """Whether a class only adds to `torch.Tensor` or `torch.nn.Parameter`: operations on its instances are those on any
+    tensor."""
+    if (cls.__torch_function__, cls.__torch_dispatch__) != _NO_OVERRIDES:  # type: ignore[attr-defined]
+        return False
+    own = [base for base in cls.__mro__ if base not in TENSOR_TYPES and not base.__module__.startswith("torch")]
+    names = {name for base in own if base is not object for name in vars(base)}
+    return not any(hasattr(torch.nn.Parameter, name) for name in names - _PLAIN_PARTS)
 
 
 # ---- making the expected values --------------------------------------------------------------------------------------
@@ -60,7 +84,7 @@ def tensor_fits(real: torch.Tensor, expected: TensorGuard) -> bool:
 
 def _refusal(real: torch.Tensor) -> tuple[str, str] | None:
     """Why a tensor cannot be an input, and what to do; None if it can."""
-    if type(real) not in TENSOR_TYPES:
+    if type(real) not in TENSOR_TYPES and not is_plain_subclass(type(real)):
         return f"an argument is a {type(real).__name__}, a subclass of Tensor", "call it outside the compiled function"
     if real.is_nested or real.layout is not torch.strided:
         kind = "nested" if real.is_nested else str(real.layout).removeprefix("torch.")

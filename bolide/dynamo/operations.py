@@ -89,6 +89,9 @@ def class_of(value: Any) -> type:
     if cls is Outside:
         outside: type = value.cls
         return outside
+    if cls is TracedTensor and value.face is not None:
+        face: type = value.face
+        return face
     return SEEN_AS.get(cls, cls)
 
 

@@ -63,6 +63,7 @@ class TracedTensor(torch.Tensor):
     chain: tuple[ViewStep, ...]
     _node: torch.fx.Node
     _seen: int
+    face: type | None = None  # the class that the program sees, of an input of a subclass that changes no operation
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
@@ -120,11 +121,15 @@ class TracedTensor(torch.Tensor):
         return f"TracedTensor({self._node.name}: {self.dtype}{list(self.shape)})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TracedTensor:
+        if self.face is not None:
+            self._refuse(f"copying a {self.face.__name__}", "copy it outside the compiled function")
         copy = self.clone() if not self.requires_grad else self.detach().clone().requires_grad_(True)
         memo[id(self)] = copy
         return copy  # type: ignore[return-value, unused-ignore]
 
     def __copy__(self) -> torch.Tensor:
+        if self.face is not None:
+            self._refuse(f"copying a {self.face.__name__}", "copy it outside the compiled function")
         return torch.ops.aten.alias.default(self)  # type: ignore[no-any-return]
 
     # ---- what would go past the recording -------------------------------------------------------------------------

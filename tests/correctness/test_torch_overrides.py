@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bolide
@@ -103,6 +106,110 @@ def test_the_programs_own_modes_run_for_real_at_each_call() -> None:
         LOG.clear()
         torch.testing.assert_close(compiled(x), fn(x))
         assert LOG[:2] == LOG[2:] == ["aten.sin.default", "aten.add.Tensor"]
+
+
+class Named(nn.Parameter):
+    """A parameter with more to it: operations are those of any tensor."""
+
+    scale = 3.0
+    label: str
+
+    def __new__(cls, data: torch.Tensor, label: str = "none", requires_grad: bool = True) -> Any:
+        made = super().__new__(cls, data, requires_grad)
+        made.label, made.group = label, 7
+        return made
+
+    def scaled(self) -> torch.Tensor:
+        return self * self.scale
+
+    @property
+    def total(self) -> torch.Tensor:
+        return self.abs().sum()
+
+    @classmethod
+    def factor(cls) -> float:
+        return cls.scale
+
+    def __repr__(self) -> str:
+        return f"Named({self.label})"
+
+
+class Shifted(Named):
+    def scaled(self) -> torch.Tensor:
+        return super().scaled() + 1
+
+
+def classes_of(model: Any, x: torch.Tensor) -> Any:
+    w = model.weight
+    checks = [isinstance(w, cls) for cls in (Named, Shifted, nn.Parameter, torch.Tensor, (int, Named))]
+    names = type(w).__name__, w.__class__.__name__, type(w * 2).__name__
+    return checks, names, hasattr(w, "label"), hasattr(w, "node"), hasattr(x, "group")
+
+
+def methods_of(model: Any, x: torch.Tensor) -> Any:
+    w = model.weight
+    return model(x) + w.scaled() * w.total + w.factor() + w.group
+
+
+def attributes_of(model: Any, x: torch.Tensor) -> Any:
+    model.weight.label += "!"
+    model.weight.fresh = x.shape[0]
+    return model(x), model.weight, model.weight.label, model.weight.detach(), model.weight.data.t()
+
+
+def written(model: Any, x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        model.weight.mul_(2)
+    return model(x)
+
+
+def _agree(found: Any, expected: Any) -> None:
+    """Equal values, tensors within the tolerance."""
+    pairs = list(zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True))
+    for one, other in pairs:
+        if isinstance(one, torch.Tensor):
+            torch.testing.assert_close(one, other)
+        else:
+            assert one == other
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cls", [Named, Shifted])
+@pytest.mark.parametrize("fn", [classes_of, methods_of, attributes_of, written])
+def test_subclasses_that_change_no_operation(fn: Any, cls: Any, backend: str) -> None:
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    model = nn.Linear(3, 3)
+    model.weight = cls(model.weight.detach().clone())
+    twin = copy.deepcopy(model)
+    twin.weight = cls(model.weight.detach().clone())
+    for _ in range(2):
+        x = torch.randn(3, 3)
+        found, expected = compiled(model, x), fn(twin, x)
+        _agree(found, expected)
+        assert (type(model.weight), model.weight.__dict__) == (type(twin.weight), twin.weight.__dict__)
+        if fn is methods_of:
+            for out in (found, expected):
+                out.sum().backward()
+            torch.testing.assert_close(model.weight.grad, twin.weight.grad)
+    model.weight = nn.Parameter(model.weight.detach().clone())
+    if fn is classes_of:
+        assert compiled(model, x) == fn(model, x)
+
+
+class Counted(nn.Parameter):
+    def sum(self) -> Any:  # type: ignore[override]
+        return 3
+
+
+def test_subclasses_with_operations_of_their_own_run_for_real() -> None:
+    def fn(parameter: Any, x: torch.Tensor) -> Any:
+        return x * 2 + parameter.sum()
+
+    x = torch.randn(3)
+    model = nn.Module()
+    model.weight = Counted(torch.randn(3))
+    compiled = bolide.compile(lambda model, x: fn(model.weight, x), backend="eager")
+    torch.testing.assert_close(compiled(model, x), x * 2 + 3)
 
 
 class Pair(torch.Tensor):

@@ -13,7 +13,7 @@ from bolide.dynamo import polyfills
 from bolide.dynamo.bytecode import VERSION
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.operations import SYMBOLIC, concrete
+from bolide.dynamo.operations import SYMBOLIC, class_of, concrete
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import (
     CONSTANT_TYPES,
@@ -24,7 +24,7 @@ from bolide.dynamo.values.kinds import (
     own_namespace,
 )
 from bolide.dynamo.values.outside import CONTAINERS, Outside, Overlay, attribute_source
-from bolide.dynamo.values.tensors import NODE_METHODS, load_tensor_attribute, store_tensor_attribute
+from bolide.dynamo.values.tensors import NODE_METHODS, load_tensor_attribute, outside_attributes, store_tensor_attribute
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
@@ -50,6 +50,8 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if cls is Outside:
         return _instance(vm, owner, owner.cls, name)
     if cls is TracedTensor:
+        if owner.face is not None and name != "__class__" and not hasattr(torch.nn.Parameter, name):
+            return _of_face(vm, owner, name)
         return load_tensor_attribute(vm, owner, name)
     if cls is types.ModuleType:
         return _module(vm, owner, name)
@@ -66,6 +68,21 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if issubclass(cls, type):
         return _class(vm, owner, name)
     return _instance(vm, owner, cls, name)
+
+
+def _of_face(vm: Machine, owner: TracedTensor, name: str) -> Any:
+    """What an input's class, a subclass of Tensor, adds to it, or what is kept on the input."""
+    face = owner.face
+    assert face is not None
+    own = outside_attributes(vm, owner).get(name)
+    found = vm.world.lookup(face, name)
+    if own is not MISSING and (found is MISSING or not hasattr(type(found), "__set__")):
+        return own
+    if found is MISSING:
+        raise AttributeError(f"'{face.__name__}' object has no attribute '{name}'")
+    if type(found) is types.FunctionType:
+        vm.world.rely_on_method(face, name, found)
+    return default_attribute(vm, owner, face, name, False)
 
 
 def _native(vm: Machine, owner: Any, name: str) -> Any:
@@ -352,7 +369,7 @@ def _module_member(vm: Machine, owner: Outside, cls: type, name: str) -> Any:
 def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
     """`super(cls, owner).name`."""
     unbound = issubclass(type(owner), type) and issubclass(owner, cls)
-    start = owner if unbound else (owner.cls if type(owner) is Outside else type(owner))
+    start = owner if unbound else class_of(owner)
     mro = start.__mro__
     for base in mro[mro.index(cls) + 1 :]:
         if name in base.__dict__:

@@ -13,6 +13,7 @@ from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.outside import Overlay, attribute_source
 from bolide.support.errors import Unsupported
+from bolide.tracing import TracedTensor
 from bolide.tracing.calls import CallRecorder
 
 # Attributes that are state of the storage or of autograd rather than of the value.
@@ -26,6 +27,8 @@ _REFUSED = frozenset(
         "set_",
     ]
 )
+_OURS = frozenset(vars(TracedTensor)) | frozenset(TracedTensor.__annotations__)
+_OURS -= frozenset(dir(torch.nn.Parameter))  # what only traced tensors have
 _DATA: Any = torch.Tensor.data
 # Methods with an effect outside, or an answer of their own (`torch_tensors`).
 INTERCEPTED = frozenset(
@@ -59,24 +62,28 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if name in _REFUSED:
         raise _refused(vm, name, "is used")
     if name == "__class__":
-        return torch.nn.Parameter if isinstance(owner, torch.nn.Parameter) else torch.Tensor
+        plain = torch.nn.Parameter if isinstance(owner, torch.nn.Parameter) else torch.Tensor
+        return owner.face or plain
     if name in INTERCEPTED:
         return types.MethodType(getattr(torch.Tensor, name), owner)
-    if name == "grad" and vm.world.input_place(owner) is not None:
+    if name == "grad" and (place := vm.world.input_place(owner)) is not None:
+        if not vm.world.input_tensors[place].is_leaf:
+            raise _refused(vm, "grad", "of a tensor that is no leaf is used")
         return outside_attributes(vm, owner).get("grad")
     vm.trace.where = vm.where()
     recorder = vm.memory.get(CallRecorder)
     if name == "data" and recorder is not None:
         return recorder.as_one(_DATA.__get__, [owner], lambda: owner.data)
-    try:
-        return getattr(owner, name)
-    except AttributeError:
-        if vm.world.input_place(owner) is None:
-            raise
-        found = outside_attributes(vm, owner).get(name)
-        if found is MISSING:
-            raise
-        return found
+    if name not in _OURS:
+        try:
+            return getattr(owner, name)
+        except AttributeError:
+            if vm.world.input_place(owner) is None:
+                raise
+    found = MISSING if vm.world.input_place(owner) is None else outside_attributes(vm, owner).get(name)
+    if found is MISSING:
+        raise AttributeError(f"'Tensor' object has no attribute '{name}'")
+    return found
 
 
 def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> None:
@@ -102,9 +109,7 @@ def outside_attributes(vm: Machine, owner: Any) -> Overlay:
     known = vm.memory.get(("attributes", place))
     if known is None:
         real, source = vm.world.input_tensors[place], vm.world.inputs[place]
-        if not real.is_leaf:
-            raise _refused(vm, "grad", "of a tensor that is no leaf is used")
-        present = {**vars(real), "grad": real.grad}
+        present = {**vars(real), "grad": real.grad} if real.is_leaf else dict(vars(real))
         known = vm.memory["attributes", place] = vm.world.overlay(present, source, attribute_source, real)
     found: Overlay = known
     return found

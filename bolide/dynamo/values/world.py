@@ -17,7 +17,7 @@ import numpy
 import torch
 
 from bolide.dynamo.frames import Generator, dropped_generator, refuse_drop
-from bolide.dynamo.guards import tensor_guard
+from bolide.dynamo.guards import TENSOR_TYPES, tensor_guard
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program import Guard, GuardKind, Relation, Source
 from bolide.dynamo.sizes import SizeHistory, Symbols, as_exprs
@@ -381,6 +381,8 @@ class World:
         name = source_name(source)
         sizes = self.symbols.of_tensor(source, real, name)
         traced = self.trace.input(real, name, sizes)
+        if type(real) not in TENSOR_TYPES:
+            traced.face = type(real)
         self._note_storage(real, traced, where)
         if sizes:
             shape, stride = map(as_exprs, (traced.shape, traced.stride()))
