@@ -29,12 +29,14 @@ REIFIED: set[types.CodeType] = set()  # what native generators around reified fr
 
 class Concrete:
     """Frames that are run for real, outermost first. When the outermost one has returned, `done` is set and `result`
-    is its value; an exception that no frame handles leaves `step`.
+    is its value; an exception that no frame handles leaves `step`. `way`: the instructions that `advance` has run since
+    `restart`, each by the number of its frame and its index.
     """
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.machine = Machine(_WORLD, _NO_TRACE, _call)
         self.machine.frames += frames
+        self.way: list[tuple[int, int]] = []
 
     @property
     def frames(self) -> list[Frame]:
@@ -70,26 +72,34 @@ class Concrete:
             vm.unwind(error)
 
     def advance(self) -> None:
-        """Run one instruction, and then those that need no tensors: a segment that began with them would only guard
-        the Python numbers that they decide on.
-        """
+        """Run one instruction, and then those that need no tensors."""
+        frames = self.machine.frames
+        self.way.append((len(frames) - 2, frames[-1].pc))
         self.step()
-        vm = self.machine
+        self.glide()
+
+    def glide(self) -> None:
+        """Run instructions while they need no tensors: a segment that began with them would only guard the Python
+        numbers that they decide on.
+        """
+        vm, way = self.machine, self.way
         frames = vm.frames
         while len(frames) > 1:
             frame = frames[-1]
             handler, arg, light = _instructions(frame.code)[frame.pc]
+            if light is None or not light(frame):
+                return
+            way.append((len(frames) - 2, frame.pc))
             if light is _moves:
                 frame.pc += 1
                 handler(vm, frame, arg)
-            elif light is not None and light(frame):
-                self.step()
             else:
-                return
+                self.step()
 
     def restart(self, frames: Sequence[Frame]) -> None:
         """Run other frames; those that were run are let go."""
         self.machine.frames[1:] = frames
+        self.way = []
 
 
 def _while_handling(handled: BaseException, work: Callable[[], Any]) -> None:
@@ -106,7 +116,7 @@ def _while_handling(handled: BaseException, work: Callable[[], Any]) -> None:
 
 # ---- which instructions are light ------------------------------------------------------------------------------------
 
-_SCALARS = frozenset({int, float, bool, str, type(None), bytes, complex})
+SCALARS = frozenset({int, float, bool, str, type(None), bytes, complex})
 _MOVES = "POP_TOP STORE_FAST JUMP PUSH_NULL COPY SWAP LOAD_CONST END_SEND"
 _ON_IDENTITY = "POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE IS_OP PUSH_EXC_INFO POP_EXCEPT CHECK_EXC_MATCH RERAISE"
 _MAY_RAISE = f"DELETE_FAST RETURN_VALUE RETURN_CONST {_ON_IDENTITY}"
@@ -123,22 +133,25 @@ def _always(frame: Frame) -> bool:
 
 
 def _one_scalar(frame: Frame) -> bool:
-    return type(frame.stack[-1]) in _SCALARS
+    return type(frame.stack[-1]) in SCALARS
 
 
 def _two_scalars(frame: Frame) -> bool:
-    return type(frame.stack[-1]) in _SCALARS and type(frame.stack[-2]) in _SCALARS
+    return type(frame.stack[-1]) in SCALARS and type(frame.stack[-2]) in SCALARS
 
 
 def _reads_scalar(frame: Frame) -> bool:
     following = frame.code.ops[frame.pc + 1]
-    return type(frame.locals[frame.code.args[frame.pc]]) in _SCALARS or following in ("RETURN_VALUE", "STORE_FAST")
+    return type(frame.locals[frame.code.args[frame.pc]]) in SCALARS or following in ("RETURN_VALUE", "STORE_FAST")
+
+
+def iterates_natively(iterator: Any) -> bool:
+    """Whether an iterator is no reified generator, whose body is better captured."""
+    return type(iterator) is not types.GeneratorType or iterator.gi_code not in REIFIED
 
 
 def _iterates_natively(frame: Frame) -> bool:
-    """Whether the iterator is no reified generator, whose body is better captured."""
-    iterator = frame.stack[-1]
-    return type(iterator) is not types.GeneratorType or iterator.gi_code not in REIFIED
+    return iterates_natively(frame.stack[-1])
 
 
 def _starts_range(frame: Frame) -> bool:
@@ -233,13 +246,13 @@ def _call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dic
     special = _OF_THE_FRAME.get(function) if type(function) in (types.BuiltinFunctionType, type) else None
     if special is not None:
         frame.stack.append(special(frame, args, kwargs or {}))
-    elif type(function) in _BUILTIN and function not in _LOOK_UP:
+    elif type(function) in DIRECT and function not in _LOOK_UP:
         frame.stack.append(function(*args, **(kwargs or {})))
     else:
         frame.stack.append(call_within(vm.frames[1:], function, args, kwargs or {}))
 
 
-_BUILTIN = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, type})
+DIRECT = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, type})
 _LOOK_UP = frozenset({sys._getframe, warnings.warn})  # built-in functions that look at their callers' frames
 
 
@@ -278,6 +291,7 @@ _OF_THE_FRAME: dict[Any, Callable[[Frame, list[Any], dict[str, Any]], Any]] = {
     builtins.eval: _evaluate(eval),
     builtins.exec: _evaluate(exec),
 }
+LOOKING = frozenset(_OF_THE_FRAME) | _LOOK_UP  # functions in C that see the frames of the program
 
 
 # ---- handlers --------------------------------------------------------------------------------------------------------

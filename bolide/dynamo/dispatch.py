@@ -21,6 +21,7 @@ from bolide.dynamo.capture import capture_rest
 from bolide.dynamo.concrete import Concrete
 from bolide.dynamo.config import config
 from bolide.dynamo.guard_filters import GuardFilter
+from bolide.dynamo.hops import Hop, Left, Way, make_hop
 from bolide.dynamo.program import Captured
 from bolide.dynamo.replay import Entry
 from bolide.dynamo.segments import Shape, Suspended, flatten
@@ -120,6 +121,8 @@ class Dispatcher(Versions):
         super().reset()
         self.points: dict[Shape, Point] = {}
         self.heads: set[tuple[Code, int]] = set()  # the innermost frames of points that have entries
+        self.hops: dict[Shape, Hop | None] = {}  # by where segments have ended
+        self.seen: set[Shape] = set()  # where they have ended once
         self._scope[self._top] = self.miss
         self.function.__code__ = self._codes[0]
 
@@ -162,28 +165,59 @@ class Dispatcher(Versions):
         state.entering = None
         name = self.name
         running = Concrete(())
+        hops = self.hops
         while type(result) is Suspended:
             start = time.perf_counter() if events.subscribers else 0.0
-            disabled = state.disabled
-            running.restart(result.frames())
-            running.advance()
-            if result.onwards:
-                self._go_on(running, disabled)
-            if running.done:
-                point, values = None, ()
-            else:
-                shape, live = flatten(running.frames)
-                point, values = self.point(shape), tuple(live)
-                del live
+            hop = None if result.onwards else hops.get(result.shape)
+            reached = None if hop is None else hop(result)
+            if type(reached) is not tuple:
+                reached = self._walk(running, result, reached)
+            point, values = reached
+            del reached
             if start:
                 events.emit(events.Resumed(name, point.name if point else "", time.perf_counter() - start))
             if point is None:
-                return running.result
-            running.restart(())
+                return values
             name = point.name
             result = point.top(*values)
             del values
         return result
+
+    def _walk(self, running: Concrete, suspended: Suspended, left: Left | None) -> tuple[Point | None, Any]:
+        """Go on from where a segment has ended, or from where its hop was left: the next point and the values that are
+        live there, or None and the result.
+        """
+        shape, disabled = suspended.shape, state.disabled
+        running.restart((suspended if left is None else left).frames())
+        if left is None or left.first:
+            running.advance()
+        else:
+            if left.error is not None:
+                running.machine.unwind(left.error)
+            running.glide()
+        if suspended.onwards:
+            self._go_on(running, disabled)
+        if running.done:
+            final, values = None, running.result
+            point = None
+        else:
+            final, live = flatten(running.frames)
+            point, values = self.point(final), tuple(live)
+        if left is None and not suspended.onwards:
+            self._learn(shape, running.way, final, point)
+        elif left is not None and left.first:
+            self.hops[shape] = None
+        running.restart(())
+        return point, values
+
+    def _learn(self, shape: Shape, way: Way, final: Shape | None, point: Point | None) -> None:
+        """The frames of `shape` went this way: when they do for the second time, it is written down."""
+        if shape in self.hops:
+            return
+        if shape not in self.seen:
+            self.seen.add(shape)
+            return
+        self.hops[shape] = make_hop(shape, way, final, point)
 
     def _go_on(self, running: Concrete, disabled: int) -> None:
         """Run frames for real until a point is reached that has entries, or a region that is never compiled is left

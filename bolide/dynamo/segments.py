@@ -20,7 +20,7 @@ from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.outside import Deferred, Outside
 from bolide.support.errors import Unsupported, UserFrame
 
-_VALUED = frozenset({"instance", "default"})  # what `then_value` is a value of the program for
+VALUED = frozenset({"instance", "default"})  # what `then_value` is a value of the program for
 _JUMPING = frozenset({"for", "send"})  # `then_value` says where the caller goes on when the generator returns
 _FINALISED = (Generator, types.GeneratorType)  # to drop them earlier than CPython does could be seen
 _SETS_UP = frozenset({"MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR"})
@@ -68,7 +68,7 @@ class Shape:
             names = [frame.code.locals_names[index] for index in frame.bound]
             names += [f"stack{i}" for i, value in enumerate(frame.stack) if value]
             names += [f"error{i}" for i in range(frame.errors)]
-            names += ["result"] * (frame.then in _VALUED) + ["generator"] * frame.generator
+            names += ["result"] * (frame.then in VALUED) + ["generator"] * frame.generator
             for name in names:
                 name = name if name.isidentifier() and not keyword.iskeyword(name) else "iterable"
                 found[_distinct(name, found)] = None
@@ -126,14 +126,14 @@ def _flatten(frame: Frame, callee: Frame | None, values: list[Any], whole: bool)
         live = live_during_call(frame.code, frame.pc, callee.then_value if callee.then in _JUMPING else None)
     bound = []
     for index, value in enumerate(frame.locals):
-        if value is not MISSING and (live >> index & 1 or _is_finalised(value)):
+        if value is not MISSING and (live >> index & 1 or is_finalised(value)):
             bound.append(index)
             values.append(value)
     stack = tuple([value is not NULL for value in frame.stack])
     values += frame.stack if all(stack) else [value for value in frame.stack if value is not NULL]
     values += frame.exceptions
     constant = frame.then_value
-    if frame.then in _VALUED:
+    if frame.then in VALUED:
         values.append(constant)
         constant = None
     if frame.generator is not None:
@@ -151,7 +151,8 @@ def _flatten(frame: Frame, callee: Frame | None, values: list[Any], whole: bool)
     )
 
 
-def _is_finalised(value: Any) -> bool:
+def is_finalised(value: Any) -> bool:
+    """Whether code of the program may run when a value goes."""
     cls = type(value.real) if type(value) in (Deferred, Outside) else type(value)
     return cls in _FINALISED or hasattr(cls, "__del__")
 
@@ -175,7 +176,7 @@ def unflatten(shape: Shape, values: Sequence[Any]) -> list[Frame]:
         frame.stack = [next(rest) if value else NULL for value in part.stack]
         frame.exceptions = [next(rest) for _ in range(part.errors)]
         frame.then = part.then
-        frame.then_value = next(rest) if part.then in _VALUED else part.constant
+        frame.then_value = next(rest) if part.then in VALUED else part.constant
         if part.generator:
             _adopt(next(rest), frame)
         frames.append(frame)
@@ -199,5 +200,5 @@ def is_local(shape: Shape) -> list[bool]:
         variables = len(part.code.code.co_varnames)
         cells = part.code.cellvars
         found += [i < variables and part.code.locals_names[i] not in cells for i in part.bound]
-        found += [False] * (sum(part.stack) + part.errors + (part.then in _VALUED) + part.generator)
+        found += [False] * (sum(part.stack) + part.errors + (part.then in VALUED) + part.generator)
     return found
