@@ -121,6 +121,7 @@ class Dispatcher(Versions):
         super().reset()
         self.points: dict[Shape, Point] = {}
         self.heads: set[tuple[Code, int]] = set()  # the innermost frames of points that have entries
+        self.shapes: dict[Shape, Shape] = {}  # where segments end
         self.hops: dict[Shape, Hop | None] = {}  # by where segments have ended
         self.seen: set[Shape] = set()  # where they have ended once
         self._scope[self._top] = self.miss
@@ -133,7 +134,13 @@ class Dispatcher(Versions):
         return self.original(*args, **kwargs)
 
     def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-        return self.capture(self.original, args, kwargs, self.sizes)
+        return self.known(self.capture(self.original, args, kwargs, self.sizes))
+
+    def known(self, captured: Captured) -> Captured:
+        """`captured`, with the one shape that stands for all that are equal: they are compared at every break."""
+        if captured.shape is not None:
+            captured.shape = self.shapes.setdefault(captured.shape, captured.shape)
+        return captured
 
     def lead(self, entry: Entry) -> None:
         self._scope[self._top] = entry.function
@@ -277,7 +284,7 @@ class Point(Versions):
 
     def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         try:
-            return self.root.rest(self.shape, args, self.sizes)
+            return self.root.known(self.root.rest(self.shape, args, self.sizes))
         except Unsupported as error:
             self.single = error.about.scope != "user"
             raise

@@ -28,6 +28,7 @@ REDUCIBLE: frozenset[type] = frozenset(
     + [itertools.chain, itertools.product, itertools.permutations, itertools.combinations]
     + [itertools.combinations_with_replacement, itertools.zip_longest, itertools.pairwise, itertools.compress]
 )
+_DEPRECATED = frozenset(cls for cls in REDUCIBLE if cls.__module__ == "itertools")  # to pickle them warns in 3.12
 
 _FORMS = [(name, backwards) for name in ("keys", "values", "items") for backwards in (False, True)]
 
@@ -49,8 +50,11 @@ def dict_iterator(owner: dict[Any, Any], name: str, backwards: bool, drawn: int)
 
 def reduced(iterator: Any) -> tuple[Any, ...]:
     """(function, arguments, state or None) that make an equal iterator, which shares what it iterates over."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pickling of itertools is deprecated in 3.12
+    if type(iterator) in _DEPRECATED:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            function, args, *state = iterator.__reduce__()
+    else:
         function, args, *state = iterator.__reduce__()
     return function, args, state[0] if state else None
 
@@ -65,6 +69,9 @@ def restored(function: Any, args: Any, state: Any) -> Any:
 
 def set_position(iterator: Any, state: Any) -> None:
     """Put an iterator where `reduced` has found another one."""
+    if type(iterator) not in _DEPRECATED:
+        iterator.__setstate__(state)
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         iterator.__setstate__(state)

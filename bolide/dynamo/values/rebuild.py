@@ -61,6 +61,17 @@ def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> An
     """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
     set or tuple subclass. `attributes` are None for a dict whose items are its attributes."""
     made = tuple.__new__(cls, items) if issubclass(cls, tuple) else bare_instance(cls)
+    if items is not None:
+        _fill(cls, made, items)
+    if attributes is None:
+        object.__setattr__(made, "__dict__", made)
+        return made
+    for name, value in attributes.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _fill(cls: Any, made: Any, items: Any) -> None:
     if issubclass(cls, collections.OrderedDict):
         for key, value in items.items():
             collections.OrderedDict.__setitem__(made, key, value)
@@ -70,12 +81,6 @@ def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> An
         list.extend(made, items)
     elif issubclass(cls, set):
         set.update(made, items)
-    if attributes is None:
-        object.__setattr__(made, "__dict__", made)
-        return made
-    for name, value in attributes.items():
-        object.__setattr__(made, name, value)
-    return made
 
 
 def _derived(cls: Any, base: Any, value: Any, attributes: dict[str, Any]) -> Any:
