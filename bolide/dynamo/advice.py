@@ -16,6 +16,7 @@ _ADVICE: dict[GuardKind, str] = {
     "dict_keys": "keep the keys the same",
     "has_key": "keep the keys the same",
     "has_attr": "set the attribute before the first call",
+    "class_attr": "change methods and other attributes of classes before the first call",
     "not_aliased": "pass tensors that do not share memory",
     "same": "pass the same object in both places, or different ones each time",
     "distinct": "pass the same object in both places, or different ones each time",

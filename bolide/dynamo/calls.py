@@ -262,14 +262,13 @@ def _cached(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: A
 
 
 def referent(vm: Machine, reference: Any) -> Any:
-    """What a weak reference refers to. The reference itself is guarded, and so is that; the entry keeps it alive."""
+    """What a weak reference refers to. The reference itself is guarded, and whether that still lives."""
     found = weakref.ref.__call__(reference)
+    source = vm.world.place_of(reference)
+    if source is not None:
+        return vm.world.wrap(found, Source("apply", source, (), weakref.ref.__call__))
     known = vm.world.seen.get(id(found))
-    if known is not None and known[0] is found:
-        return known[1]
-    if found is not None and vm.world.is_outside(reference):
-        return vm.world.wrap(found, Source("object", None, None, found))
-    return found
+    return found if known is None or known[0] is not found else known[1]
 
 
 def _weak_reference(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: Any) -> None:

@@ -34,6 +34,7 @@ from bolide.support import events, log
 from bolide.support.errors import Unsupported, UserFrame
 
 _log = log.logger("dynamo")
+OMITTED: Any = type("Omitted", (), {"__slots__": (), "__repr__": lambda self: "<default>"})()
 
 # torch.compile does not look into what is compiled here.
 _skip = torch._C._dynamo.eval_frame._FrameAction.SKIP
@@ -95,27 +96,67 @@ class Dispatcher(Versions):
         )
 
     def _public(self, name: str, signature: Signature) -> types.FunctionType:
-        """The public function: the user's parameters and defaults, forwarded to `top`. Its code comes in two forms, the
-        second for functions with breaks.
+        """The public function: the user's parameters, forwarded to `top`. Its code comes in two forms, the second for
+        functions with breaks.
         """
-        namespace = Namespace(signature.names)
-        top, resume = namespace.fresh("top"), namespace.fresh("resume")
-        call = f"{top}({signature.forward})"
-        codes = []
-        for body in (call, f"{resume}({call})"):
-            text = f"def public({signature.declare}):\n    return {body}\n"
-            exec(compile(text, f"<bolide {name}>", "exec", dont_inherit=True), namespace.values)
-            codes.append(namespace.values["public"].__code__)
-            _set_strategy(codes[-1], _LEFT_ALONE)
-        function: types.FunctionType = namespace.values.pop("public")
+        self._namespace = Namespace(signature.names)
+        self._scope = self._namespace.values
+        self._top, self._resume = self._namespace.fresh("top"), self._namespace.fresh("resume")
+        self._scope[self._resume] = self.resume
+        self._codes = self._write(name, signature)
+        function = types.FunctionType(self._codes[0], self._scope)
         functools.update_wrapper(function, self.original)
-        function.__defaults__ = self.original.__defaults__
-        function.__kwdefaults__ = self.original.__kwdefaults__
+        self._omit(function)
         function._bolide = self  # type: ignore[attr-defined]
         function._torchdynamo_disable = True  # type: ignore[attr-defined]
-        namespace.values[resume] = self.resume
-        self._codes, self._scope, self._top = codes, namespace.values, top
         return function
+
+    def _write(self, name: str, signature: Signature) -> list[types.CodeType]:
+        """The two forms of the public function's code."""
+        before, passed = self._defaults(signature)
+        call = f"{self._top}({passed})"
+        codes = []
+        for body in (call, f"{self._resume}({call})"):
+            text = f"def public({signature.declare}):\n{before}    return {body}\n"
+            exec(compile(text, f"<bolide {name}>", "exec", dont_inherit=True), self._scope)
+            codes.append(self._scope.pop("public").__code__)
+            _set_strategy(codes[-1], _LEFT_ALONE)
+        return codes
+
+    def _defaults(self, signature: Signature) -> tuple[str, str]:
+        """For the public function: a statement that sees to it that the user's function has the defaults it had, and
+        what is passed on, with these for what was omitted. (The user may assign other ones at any time.)
+        """
+        function, reference = self.original, self._namespace.reference
+        defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
+        if not defaults and not keywords:
+            return "", signature.forward
+        end = function.__code__.co_argcount
+        held = {name: reference(value) for name, value in zip(signature.names[end - len(defaults) : end], defaults)}
+        held |= {name: f"{reference(keywords)}[{name!r}]" for name in keywords}
+        omitted = reference(OMITTED, "omitted")
+        passed = signature.passing({name: f"{text} if {name} is {omitted} else {name}" for name, text in held.items()})
+        same = [
+            f"{reference(function, 'f')}.{name} is {reference(getattr(function, name), name)}"
+            for name in ("__defaults__", "__kwdefaults__")
+        ]
+        other = reference(self._other_defaults, "other_defaults")
+        return f"    if not ({' and '.join(same)}): return {other}({signature.forward})\n", passed
+
+    def _omit(self, function: types.FunctionType) -> None:
+        """Mark the parameters of the public function that may be omitted."""
+        function.__defaults__ = (OMITTED,) * len(self.original.__defaults__ or ()) or None
+        function.__kwdefaults__ = dict.fromkeys(self.original.__kwdefaults__ or (), OMITTED) or None
+
+    def _other_defaults(self, *args: Any, **kwargs: Any) -> Any:
+        """A call, with marks for what was omitted, after the user's function was given other defaults."""
+        form = self._codes.index(self.function.__code__)
+        self._codes = self._write(self.name, self.signature)
+        self.function.__code__ = self._codes[form]
+        self._omit(self.function)
+        count = next((i for i, value in enumerate(args) if value is OMITTED), len(args))
+        named = dict(zip(self.signature.names[count:], args[count:])) | kwargs
+        return self.function(*args[:count], **{name: value for name, value in named.items() if value is not OMITTED})
 
     def reset(self) -> None:
         super().reset()
@@ -132,6 +173,11 @@ class Dispatcher(Versions):
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.original(*args, **kwargs)
+
+    def miss(self, *args: Any, **kwargs: Any) -> Any:
+        if Signature.of(self.original.__code__) != self.signature:
+            raise TypeError(f"{self.name} was given code with other parameters after it was compiled; compile it again")
+        return super().miss(*args, **kwargs)
 
     def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         return self.known(self.capture(self.original, args, kwargs, self.sizes))

@@ -67,6 +67,10 @@ def _inside(source: Source | None, owners: set[Source]) -> bool:
     return False
 
 
+def _of_module_class(guard: Guard) -> bool:
+    return guard.kind == "class_attr" and guard.source is not None and issubclass(guard.source.obj, nn.Module)
+
+
 def _of_hooks(guard: Guard) -> bool:
     source: Source | None = guard.source
     while source is not None:
@@ -87,7 +91,7 @@ def select(guards: Sequence[Guard], wanted: GuardFilter | None = None) -> list[G
         kept = [guard for guard in kept if not _of_hooks(guard)]
     if not config.guard_nn_modules:
         modules = {g.source for g in kept if g.kind == "type" and g.source and issubclass(g.expected, nn.Module)}
-        kept = [guard for guard in kept if not _inside(guard.source, modules)]
+        kept = [guard for guard in kept if not (_inside(guard.source, modules) or _of_module_class(guard))]
     if wanted is None:
         return kept
     answers = list(wanted([entry(guard) for guard in kept]))

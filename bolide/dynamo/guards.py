@@ -19,10 +19,10 @@ from torch.nn.parameter import is_lazy
 
 from bolide.dynamo import sources
 from bolide.dynamo.config import config
-from bolide.dynamo.program import GlobalState, Guard, Relation, Source, TensorGuard
+from bolide.dynamo.program import ClassAttribute, GlobalState, Guard, Relation, Source, TensorGuard
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.state import state
-from bolide.dynamo.values.kinds import ordered_keys
+from bolide.dynamo.values.kinds import MISSING, ordered_keys, steering
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import Expr
 from bolide.tracing.modes import AUTOCAST_DEVICES
@@ -112,6 +112,7 @@ def global_state() -> GlobalState:
         torch.is_autocast_cache_enabled(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
     )
 
 
@@ -171,8 +172,11 @@ def text(guard: Guard) -> str:
             return f"({sources.shown(expected[0])} in {name}) is {expected[1]}"
         case "has_attr":
             return f"hasattr({name}, {expected[0]!r}) is {expected[1]}"
-        case "class_lacks":
-            return f"{name} has no attribute {expected!r}"
+        case "class_attr":
+            held = name if expected.after is None else f"super({expected.after.__qualname__}, {name})"
+            if expected.found is MISSING:
+                return f"{held} has no attribute {expected.name!r}"
+            return f"{held}.{expected.name} is {_show(expected.found)}"
         case "same":
             return f"{name} is {sources.text(expected)}"
         case "distinct":
@@ -263,8 +267,10 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
         case "has_attr":
             test = f"{constant(hasattr, 'hasattr')}({value}, {expected[0]!r})"
             return [test if expected[1] else f"not {test}"]
-        case "class_lacks":
-            return [f"{constant(lacks, 'lacks')}({value}, {expected!r})"]
+        case "class_attr":
+            after = "" if expected.after is None else f", {constant(expected.after, expected.after.__name__)}"
+            found = f"{constant(steering, 'class_attribute')}({value}, {expected.name!r}{after})"
+            return [f"{found} is {reader.namespace.reference(expected.found, 'o')}"]
         case "equals":
             return _equals_conditions(value, lambda: reader.again(source), expected, constant)
         case "tensor":
@@ -294,11 +300,6 @@ def _equals_conditions(value: str, again: Callable[[], str], expected: Any, cons
     if kind in (torch.dtype, torch.layout, torch.memory_format):
         return [f"{value} is {constant(expected)}"]
     return [f"{constant(same_constant, 'same')}({value}, {constant(expected)})"]
-
-
-def lacks(cls: type, name: str) -> bool:
-    """Whether neither a class nor any of its bases has an attribute of its own with this name."""
-    return not any(name in base.__dict__ for base in cls.__mro__)
 
 
 def same_constant(value: Any, expected: Any) -> bool:
@@ -421,6 +422,7 @@ def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:
         flag(native.is_inference_mode_enabled, expected.inference, "inference_mode"),
         f"{constant(native.get_default_dtype, 'default_dtype')}() is {constant(expected.default_dtype, 'dtype')}",
         flag(native._get_deterministic_algorithms, expected.deterministic, "deterministic"),
+        flag(native._get_deterministic_algorithms_warn_only, expected.only_warns, "only_warns"),
         f"{constant(native._functorch.peek_interpreter_stack, 'transforms')}() is None",
         f"{constant(forward_ad, 'forward_ad')}._current_level < 0",
         f"{constant(native._get_tracing_state, 'jit_tracing')}() is None",
@@ -461,6 +463,8 @@ def prepare(guards: Iterable[Guard], now: GlobalState) -> list[Guard]:
 
 
 def _identity(guard: Guard) -> Any:
+    if isinstance(guard.expected, ClassAttribute):
+        return guard.expected.name, guard.expected.after
     return guard.expected if isinstance(guard.expected, (Source, TensorGuard, Relation)) else id(guard.expected)
 
 
@@ -506,6 +510,9 @@ def _actual(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Map
         return f"{type(error).__name__}: {error}"
     if guard.kind == "type":
         return _show(type(value))
+    if guard.kind == "class_attr":
+        found = steering(value, guard.expected.name, guard.expected.after)
+        return "none" if found is MISSING else _show(found)
     if guard.kind == "tensor" and isinstance(value, torch.Tensor):
         refusal = _refusal(value)
         return refusal[0] if refusal else text(Guard(guard.source, "tensor", tensor_guard(value)))

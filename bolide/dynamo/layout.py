@@ -11,6 +11,7 @@ import functools
 import itertools
 import sys
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ DICT_VALUES = 40  # the address of the values of a dict whose keys are shared wi
 CELL_CONTENTS = 16
 METHOD_FUNCTION = 16
 METHOD_SELF = 24
+REFERENT = 16  # of a weak reference
 DESCRIPTOR_MEMBER = 40  # of a descriptor of a slot: the address of its description (name, kind, offset)
 OBJECT_MEMBER = 16  # that kind, when it is an object of Python's
 MANAGED_DICT = -24  # the address of an instance's dict, unless its class says otherwise
@@ -176,6 +178,11 @@ def _confirm_containers() -> None:
     _require(word(id(cell) + CELL_CONTENTS) == id(a), "cell")
     method = types.MethodType(_require, a)
     _require(word(id(method) + METHOD_SELF) == id(a), "__self__")
+    referred = _Plain()
+    reference = weakref.ref(referred)
+    _require(word(id(reference) + REFERENT) == id(referred), "referent")
+    del referred
+    _require(word(id(reference) + REFERENT) == id(None), "dead referent")
     _require(word(id(method) + METHOD_FUNCTION) == id(_require), "__func__")
 
 

@@ -37,9 +37,10 @@ WORDS = 9  # count, then (address, expected) count times
 BITS = 10  # count, then (address, mask, expected) count times
 TENSORS = 11  # count, then (object, facts) count times
 ATTRIBUTE_IS = 12  # object, name, object
-STATE = 13  # keys of autocast (all off), key of transforms (off), autograd's flags, default dtype, deterministic
+STATE = 13  # keys of autocast (all off), key of transforms (off), autograd's flags, default dtype, determinism
 ATTRIBUTE = 14  # slot to fill, object, name: an attribute that is read by native code
 APART = 15  # size of a table (a power of two), count, then (slot or -1, object) count times: no memory is shared
+ABSENT = 16  # dict, key: it is not in the dict
 
 # What a tensor has to be ("facts"): class, dim, flags, numbers of words and of sizes, then (offset, mask, expected) for
 # each word of the TensorImpl, then (offset, expected) for each size and stride.
@@ -84,7 +85,9 @@ def thread_state(layout: Layout) -> tuple[int, int, int, int]:
     transforms = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode).raw_repr()
     flags = ctypes.c_uint8.from_address(autograd_state() + layout.flags).value & layout.flags_mask
     default = ctypes.CFUNCTYPE(ctypes.c_uint16)(symbol_address("_ZN3c1017get_default_dtypeEv") or 0)()
-    return transforms, flags, default, int(torch.are_deterministic_algorithms_enabled())
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return transforms, flags, default, deterministic | only_warns << 1
 
 
 @dataclass

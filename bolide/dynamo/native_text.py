@@ -13,6 +13,7 @@ TEXT = """
 declare i64 @PyLong_AsLongLong(ptr)
 declare i32 @PyDict_Next(ptr, ptr, ptr, ptr)
 declare ptr @PyDict_GetItemWithError(ptr, ptr)
+declare i32 @PyDict_Contains(ptr, ptr)
 declare i32 @PyObject_RichCompareBool(ptr, ptr, i32)
 declare ptr @PyObject_VectorcallDict(ptr, ptr, i64, ptr)
 declare ptr @PyObject_GetAttr(ptr, ptr)
@@ -31,6 +32,7 @@ declare i64 @_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv()
 declare i16 @_ZN3c1017get_default_dtypeEv()
 declare ptr @_ZN2at13globalContextEv()
 declare i8 @_ZNK2at7Context23deterministicAlgorithmsEv(ptr)
+declare i8 @_ZNK2at7Context31deterministicAlgorithmsWarnOnlyEv(ptr)
 declare ptr @_ZN5torch3jit6tracer15getTracingStateEv()
 
 define internal i1 @words_match(ptr %pairs, i64 %count) {{
@@ -446,7 +448,11 @@ keys:
   %context = call ptr @_ZN2at13globalContextEv()
   %exact = call i8 @_ZNK2at7Context23deterministicAlgorithmsEv(ptr %context)
   %exact.bit = and i8 %exact, 1
-  %exact.word = zext i8 %exact.bit to i64
+  %warns = call i8 @_ZNK2at7Context31deterministicAlgorithmsWarnOnlyEv(ptr %context)
+  %warns.bit = and i8 %warns, 1
+  %warns.high = shl i8 %warns.bit, 1
+  %exact.both = or i8 %exact.bit, %warns.high
+  %exact.word = zext i8 %exact.both to i64
   %exact.wanted = load.word(ptr %operands, i64 4)
   %e = icmp eq i64 %exact.word, %exact.wanted
   %ab = and i1 %a, %b
@@ -560,6 +566,7 @@ step:
     i64 {STATE}, label %state
     i64 {ATTRIBUTE}, label %read
     i64 {APART}, label %apart
+    i64 {ABSENT}, label %absent
   ]
 words:
   %words.ok = call i1 @words_match(ptr %second, i64 %x)
@@ -633,6 +640,12 @@ apart:
   %apart.two = mul i64 %apart.count, 2
   %apart.size = add i64 %apart.two, 3
   br label %advance
+absent:
+  %absent.table = load ptr, ptr %operands
+  %absent.key = load ptr, ptr %second
+  %absent.found = call i32 @PyDict_Contains(ptr %absent.table, ptr %absent.key)
+  %absent.ok = icmp eq i32 %absent.found, 0
+  br label %advance
 state:
   %state.ok = call i1 @state_is(ptr %operands)
   br label %advance
@@ -640,11 +653,11 @@ advance:
   %ok = phi i1 [ %words.ok, %words ], [ %bits.ok, %bits ], [ %tensors.ok, %tensors ], [ %is.ok, %identity ],
     [ %tensor.ok, %tensor ], [ %equals.ok, %equals ], [ %field.ok, %field ], [ %tuple.ok, %tuple ], [ %list.ok, %list ],
     [ %dict.ok, %dict ], [ %item.ok, %item ], [ %attribute.ok, %attribute ], [ %state.ok, %state ],
-    [ %read.ok, %read ], [ %apart.ok, %apart ]
+    [ %read.ok, %read ], [ %apart.ok, %apart ], [ %absent.ok, %absent ]
   %size = phi i64 [ %words.size, %words ], [ %bits.size, %bits ], [ %tensors.size, %tensors ], [ 3, %identity ],
     [ 3, %tensor ], [ 3, %equals ],
     [ 4, %field ], [ 4, %tuple ], [ 4, %list ], [ %dict.size, %dict ], [ 4, %item ], [ 4, %attribute ],
-    [ 6, %state ], [ 4, %read ], [ %apart.size, %apart ]
+    [ 6, %state ], [ 4, %read ], [ %apart.size, %apart ], [ 3, %absent ]
   %after = getelementptr i64, ptr %at, i64 %size
   br i1 %ok, label %step, label %failed
 failed:

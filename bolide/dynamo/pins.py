@@ -32,8 +32,8 @@ from bolide.dynamo import native
 from bolide.dynamo.layout import KIND_MASK, Layout, Mismatch, word
 from bolide.dynamo.program import GlobalState, Guard, Source, TensorGuard
 from bolide.dynamo.state import state
+from bolide.dynamo.values.kinds import MISSING, class_attribute, steering
 
-MISSING: Any = object()
 ALL = (1 << 64) - 1
 IMMUTABLE = frozenset(
     [int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented), torch.dtype, torch.device]
@@ -84,14 +84,6 @@ def is_immutable(value: Any) -> bool:
     if cls is tuple or cls is frozenset:
         return all(map(is_immutable, value))
     return cls in IMMUTABLE
-
-
-def class_attribute(cls: type, name: str) -> Any:
-    """What the class and its bases hold under `name`, unbound, or MISSING."""
-    for base in cls.__mro__:
-        if name in base.__dict__:
-            return base.__dict__[name]
-    return MISSING
 
 
 def _own_reading(cls: type) -> bool:
@@ -225,15 +217,28 @@ class Recorder:
 
     def global_item(self, table: dict[str, Any], name: str, source: Source) -> Any:
         """The value of a global, whatever becomes of the other ones."""
+        return self.note_item(table, name, self._follow_globals(table), source)
+
+    def _follow_globals(self, table: dict[str, Any]) -> Source:
+        """Where the globals of a module are known: they change all the time, so each is followed for itself."""
         home = Source("object", None, None, table)
         self.habits.dicts.add(home)
         self.own(table)
-        return self.note_item(table, name, home, source)
+        return home
 
     def note_absent(self, table: dict[Any, Any], key: Any, source: Source) -> None:
         """A key is not in a dict, and does not get in."""
         if dict.__contains__(table, key):
             raise Loose
+        if not self.busy(table, source):
+            self.note_dict(table, source)
+        elif type(key) is str:
+            self.tail += (native.ABSENT, id(table), self.own(key))
+        else:
+            raise Loose
+
+    def note_all_keys(self, table: dict[Any, Any], source: Source) -> None:
+        """The keys of a dict stay what they are."""
         if not self.busy(table, source):
             self.note_dict(table, source)
             return
@@ -322,7 +327,16 @@ class Recorder:
                 return self.note_item(base, source.key, source.base, source)
             case "item":
                 return self._item(base, source)
+            case "apply" if source.obj is weakref.ref.__call__ and isinstance(base, weakref.ref):
+                return self._referent(base)
         raise Loose
+
+    def _referent(self, reference: weakref.ref[Any]) -> Any:
+        """What a weak reference refers to; None from its death on."""
+        self.note_class(reference)
+        value = reference()
+        self.note(id(reference) + places.REFERENT, id(value))
+        return value
 
     def _item(self, base: Any, source: Source) -> Any:
         if type(base) not in (list, tuple) or type(source.key) is not int or not 0 <= source.key < len(base):
@@ -541,6 +555,8 @@ class Recorder:
             case "length":
                 self._check_length(value, expected)
             case "has_key" if isinstance(value, dict):
+                if source.kind == "object":
+                    self._follow_globals(value)
                 if expected[1]:
                     home = self._namespace_source(source)
                     self.note_item(value, expected[0], home, Source("dict_value", source, expected[0]))
@@ -549,19 +565,16 @@ class Recorder:
             case "dict_keys" if isinstance(value, dict):
                 if isinstance(value, collections.OrderedDict) and len(value) > 1:
                     raise Loose  # its order is kept elsewhere
-                home = self._namespace_source(source)
-                if self.busy(value, home):
-                    self.note_absent(value, MISSING, home)
-                else:
-                    self.note_dict(value, home)
+                self.note_all_keys(value, self._namespace_source(source))
                 if not guard_module.same_constant(list(dict.keys(value)), expected):
                     raise Loose
             case "has_attr" if not expected[1]:
                 self._check_no_attribute(value, expected[0], source)
-            case "class_lacks" if isinstance(value, type):
+            case "class_attr" if isinstance(value, type):
                 self.note_class_version(value)
-                if not guard_module.lacks(value, expected):
+                if steering(value, expected.name, expected.after) is not expected.found:
                     raise Loose
+                self.own(expected.found)
             case "tensor" if isinstance(value, torch.Tensor):
                 self.tensors += (id(value), self.tensor_facts(value, expected))
             case _:

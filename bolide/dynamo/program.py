@@ -90,6 +90,17 @@ class Relation:
 
 
 @dataclass(frozen=True)
+class ClassAttribute:
+    """What looking up `name` in a class finds, or, with `after`, in the classes behind that one in its resolution
+    order. `found`: the very object, unbound; MISSING; PLAIN for a value that is no descriptor, whatever it is.
+    """
+
+    name: str
+    after: type | None
+    found: Any
+
+
+@dataclass(frozen=True)
 class GlobalState:
     """The part of torch's global state that decides what is recorded. `autocast`: per device type in use (type,
     dtype), then whether its cache is on; () when off.
@@ -101,6 +112,7 @@ class GlobalState:
     autocast_cache: bool
     default_dtype: torch.dtype
     deterministic: bool
+    only_warns: bool
 
     def __str__(self) -> str:
         casts = ", ".join(f"{device} {str(dtype).removeprefix('torch.')}" for device, dtype in self.autocast)
@@ -111,6 +123,7 @@ class GlobalState:
             f"autocast {casts or 'off'}{cache}",
             f"default dtype {str(self.default_dtype).removeprefix('torch.')}",
             *(["deterministic algorithms"] if self.deterministic else []),
+            *(["what is not deterministic only warns"] if self.only_warns else []),
         ]
         return ", ".join(parts)
 
@@ -124,7 +137,7 @@ GuardKind = Literal[
     "dict_keys",  # list(dict.keys(x)) == expected
     "has_key",  # dict.__contains__(x, key) is expected[1], expected = (key, bool)
     "has_attr",  # hasattr(x, key) is expected[1], expected = (name, bool)
-    "class_lacks",  # no class in x.__mro__ has an attribute of its own named `expected`
+    "class_attr",  # expected: a ClassAttribute of the class x
     "not_aliased",  # expected: sources of tensors of which no two share a storage
     "same",  # x is the object at source `expected`
     "distinct",  # x is not the object at source `expected`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -17,6 +18,14 @@ class Signature:
     declare: str
     forward: str
     containers: tuple[str, ...] = ()
+
+    def passing(self, values: Mapping[str, str]) -> str:
+        """As `forward`, with other expressions for some of the parameters."""
+        passed = []
+        for part in self.forward.split(", "):
+            name, keyword, _ = part.partition("=")
+            passed.append(f"{name}{keyword}{values[name]}" if keyword and name in values else values.get(name, part))
+        return ", ".join(passed)
 
     @staticmethod
     def of(code: types.CodeType) -> Signature:

@@ -207,7 +207,9 @@ def test_writes_are_seen_through_every_name_of_an_object() -> None:
 def test_unread_state_is_not_guarded() -> None:
     thing = Thing()
     guards = capture(lambda x, t: x * t.value, (torch.ones(3), thing), {}).guards
-    assert len(guards) <= 7  # global state, the tensor, the class of t, t.value, the function's code and defaults
+    # global state, the tensor, the class of t, how it reads attributes, that it has no `value` itself, t.value, the
+    # function's code and defaults
+    assert len(guards) <= 9
 
 
 def test_nothing_outside_is_changed_by_capture() -> None:

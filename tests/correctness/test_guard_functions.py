@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
+import contextlib
+import gc
+import inspect
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import bolide
 from bolide.dynamo.config import config
@@ -111,3 +117,227 @@ def test_tensors_and_objects_that_become_the_same() -> None:
             lambda: setattr(held, "q", types.SimpleNamespace()),
         ],
     )
+
+
+class Base:
+    scale = 2.0
+
+    def method(self, x: Any) -> Any:
+        return x + 1
+
+    @classmethod
+    def of_class(cls, x: Any) -> Any:
+        return x * 2
+
+    @property
+    def computed(self) -> Any:
+        return 3
+
+    def __call__(self, x: Any) -> Any:
+        return x - 1
+
+    def __add__(self, other: Any) -> Any:
+        return other * 5
+
+    def __getattr__(self, name: str) -> Any:
+        return 7
+
+
+def reading(self: Any, name: str) -> Any:
+    return 4 if name == "zzz" else object.__getattribute__(self, name)
+
+
+CHANGES: dict[str, tuple[str, Any]] = {
+    "method": ("method", lambda self, x: x + 2),
+    "static": ("method", staticmethod(lambda x: x + 6)),
+    "classmethod": ("of_class", classmethod(lambda cls, x: x * 4)),
+    "property": ("computed", property(lambda self: 9)),
+    "value": ("scale", 2.5),
+    "call": ("__call__", lambda self, x: x - 9),
+    "operator": ("__add__", lambda self, other: other * 6),
+    "getattr": ("__getattr__", lambda self, name: 8),
+    "getattribute": ("__getattribute__", reading),
+    "truth": ("__bool__", lambda self: False),
+    "length": ("__len__", lambda self: 0),
+    "shadow": ("zzz", 11),
+    "super": ("inherited", lambda self, x: x * 12),
+}
+
+
+@pytest.mark.parametrize("on", ["base", "derived"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_class_of_the_user_has(change: str, on: str) -> None:
+    body = {key: held for key, held in vars(Base).items() if key not in ("__dict__", "__weakref__")}
+    base: Any = type("Copy", (), {**body, "inherited": lambda self, x: x})
+
+    class Derived(base):  # type: ignore[misc]
+        def inherited(self, x: Any) -> Any:
+            return super().inherited(x) + 1
+
+    thing = Derived()
+
+    def f(x: torch.Tensor) -> Any:
+        y = thing(thing.of_class(thing.method(x)) * thing.computed + (thing + x) * thing.zzz * thing.scale)
+        return thing.inherited(y) + (1 if thing else 2)
+
+    name, value = CHANGES[change]
+    follows(f, [lambda: setattr(base if on == "base" and change != "super" else Derived, name, value)])
+
+
+def test_what_is_not_read_of_a_class_makes_no_new_version() -> None:
+    class Thing:
+        def used(self, x: Any) -> Any:
+            return x + 1
+
+    thing = Thing()
+    compiled = bolide.compile(lambda x: thing.used(x), backend="eager", fullgraph=True)
+    for i in range(50):
+        setattr(Thing, f"other{i % 3}", i)
+        Thing.count = i  # type: ignore[attr-defined]
+        compiled(X)
+    assert len(compiled._bolide.entries) == 1
+
+
+def test_bases() -> None:
+    class One:
+        def run(self, x: Any) -> Any:
+            return x + 1
+
+    class Two:
+        def run(self, x: Any) -> Any:
+            return x + 2
+
+    class Thing(One):
+        pass
+
+    thing = Thing()
+    follows(lambda x: thing.run(x), [lambda: setattr(Thing, "__bases__", (Two,))])
+
+
+def test_a_class_of_which_the_program_makes_instances() -> None:
+    class Point:
+        def __init__(self, x: Any) -> None:
+            self.x = x
+
+        def twice(self) -> Any:
+            return self.x * 2
+
+    def initialise(self: Any, x: Any) -> None:
+        self.x = x - 3
+
+    follows(
+        lambda x: Point(x).twice(),
+        [lambda: setattr(Point, "__init__", initialise), lambda: setattr(Point, "twice", lambda self: self.x * 7)],
+    )
+
+
+def test_forward_on_the_class_of_a_module() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.layer(x)
+
+    net = Net()
+    compiled = bolide.compile(net, backend="eager", fullgraph=True)
+    before = nn.Linear.forward
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, nn.Linear, "forward", before)
+        for change in (
+            lambda: None,
+            lambda: setattr(Net, "forward", lambda self, x: self.layer(x) * 2),
+            lambda: setattr(nn.Linear, "forward", lambda self, x: x @ self.weight),
+            lambda: setattr(nn.Linear, "forward", before),
+        ):
+            change()
+            for _ in range(3):
+                torch.testing.assert_close(compiled(X), net(X), rtol=0, atol=0)
+
+
+def test_a_global_that_comes_before_a_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: torch.Tensor) -> Any:
+        return x * abs(-3)
+
+    follows(
+        f,
+        [
+            lambda: monkeypatch.setitem(f.__globals__, "abs", lambda x: 77),
+            lambda: monkeypatch.setitem(f.__globals__, "abs", builtins.abs),
+            lambda: monkeypatch.delitem(f.__globals__, "abs"),
+        ],
+    )
+
+
+def test_the_death_of_a_referent() -> None:
+    class Thing:
+        scale = 3.0
+
+    held = [Thing()]
+    reference = weakref.ref(held[0])
+
+    def f(x: torch.Tensor) -> Any:
+        found = reference()
+        return x if found is None else x * found.scale
+
+    follows(f, [lambda: setattr(held[0], "scale", 4.0), held.clear, gc.collect])
+
+
+def test_defaults_of_the_compiled_function_itself() -> None:
+    def f(x: Any, by: Any = 2, *rest: Any, plus: Any = 3) -> Any:
+        return x * by + plus + len(rest)
+
+    compiled = bolide.compile(f, backend="eager", fullgraph=True)
+    calls: list[Callable[[Any], Any]] = [
+        lambda g: g(X),
+        lambda g: g(X, 2),
+        lambda g: g(X, 4, 5, plus=6),
+        lambda g: g(X, plus=3),
+        lambda g: g(by=1, x=X),
+    ]
+    changes: list[Callable[[], Any]] = [
+        lambda: None,
+        lambda: setattr(f, "__defaults__", (5,)),
+        lambda: f.__kwdefaults__.update(plus=9),
+        lambda: setattr(f, "__kwdefaults__", {"plus": 8}),
+        lambda: setattr(f, "__code__", (lambda x, by, *rest, plus: x - by - plus - len(rest)).__code__),
+        lambda: setattr(f, "__defaults__", (torch.ones(4), 6)),
+    ]
+    for change in changes:
+        change()
+        for call in calls:
+            torch.testing.assert_close(compiled(X, by=1), f(X, by=1), rtol=0, atol=0)
+            torch.testing.assert_close(call(compiled), call(f), rtol=0, atol=0)
+        assert str(inspect.signature(compiled)) == str(inspect.signature(f))
+    f.__defaults__ = f.__kwdefaults__ = None
+    for call in (lambda: compiled(X), lambda: compiled(X, 2)):
+        with pytest.raises(TypeError, match="missing 1 required"):
+            call()
+
+
+def test_code_with_other_parameters_is_refused() -> None:
+    def f(a: Any, b: Any) -> Any:
+        return a - b
+
+    compiled = bolide.compile(f, backend="eager", fullgraph=True)
+    compiled(X, 1)
+    f.__code__ = (lambda b, a: a - b).__code__
+    with pytest.raises(TypeError, match="other parameters"):
+        compiled(X, b=1)
+
+
+def test_whether_nondeterminism_only_warns() -> None:
+    def f(x: torch.Tensor) -> Any:
+        return x * (2 if torch.is_deterministic_algorithms_warn_only_enabled() else 3)
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.use_deterministic_algorithms, False)
+        follows(
+            f,
+            [
+                lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+                lambda: torch.use_deterministic_algorithms(True),
+                lambda: torch.use_deterministic_algorithms(False, warn_only=True),
+            ],
+        )

@@ -80,8 +80,6 @@ def _of_face(vm: Machine, owner: TracedTensor, name: str) -> Any:
         return own
     if found is MISSING:
         raise AttributeError(f"'{face.__name__}' object has no attribute '{name}'")
-    if type(found) is types.FunctionType:
-        vm.world.rely_on_method(face, name, found)
     return default_attribute(vm, owner, face, name, False)
 
 
@@ -162,7 +160,6 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
         if own in (MISSING, object):
             return types.MethodType(of_meta, owner)
     if type(found) in (types.FunctionType, staticmethod):
-        vm.world.rely_on_method(owner, name, getattr(found, "__func__", found))
         return getattr(found, "__func__", found)
     if type(found) is classmethod:
         return types.MethodType(found.__func__, owner)
@@ -237,10 +234,9 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         return value
     if found is not MISSING:
         if kind is types.FunctionType:
-            if outside:
-                world.rely_on_method(cls, name, found)
-                if owner.attrs is not None and (name == "forward" or getattr(torch.nn.Module, name, None) is not found):
-                    owner.attrs.rely_on_absence(name)  # an instance's own would come first
+            own_first = name == "forward" or getattr(torch.nn.Module, name, None) is not found
+            if outside and own_first and owner.attrs is not None:
+                owner.attrs.rely_on_absence(name)  # an instance's own would come first
             return types.MethodType(found, owner)
         if kind is staticmethod:
             return found.__func__
@@ -370,29 +366,28 @@ def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
     """`super(cls, owner).name`."""
     unbound = issubclass(type(owner), type) and issubclass(owner, cls)
     start = owner if unbound else class_of(owner)
-    mro = start.__mro__
-    for base in mro[mro.index(cls) + 1 :]:
-        if name in base.__dict__:
-            found = base.__dict__[name]
-            kind = type(found)
-            if kind is types.FunctionType:
-                return found if unbound and name == "__new__" else types.MethodType(found, owner)
-            if kind is staticmethod:
-                return found.__func__
-            if kind is classmethod:
-                return types.MethodType(found.__func__, start)
-            if kind is property:
-                return Call(found.fget, [owner])
-            if kind in (types.WrapperDescriptorType, types.MethodDescriptorType) and not unbound:
-                return _method_of_c(found, owner)
-            if kind is types.BuiltinFunctionType:  # __new__ of built-in types
-                return found
-            if type(getattr(kind, "__get__", None)) is types.FunctionType:
-                return Call(kind.__get__, [_stateful(vm, found, start), None if unbound else owner, start])
-            if hasattr(kind, "__get__"):
-                return found.__get__(None if unbound else owner, start)
-            return _class_value(vm, base, name, found)
-    raise AttributeError(f"'super' object has no attribute '{name}'")
+    found = vm.world.lookup(start, name, cls)
+    kind = type(found)
+    if found is MISSING:
+        raise AttributeError(f"'super' object has no attribute '{name}'")
+    if kind is types.FunctionType:
+        return found if unbound and name == "__new__" else types.MethodType(found, owner)
+    if kind is staticmethod:
+        return found.__func__
+    if kind is classmethod:
+        return types.MethodType(found.__func__, start)
+    if kind is property:
+        return Call(found.fget, [owner])
+    if kind in (types.WrapperDescriptorType, types.MethodDescriptorType) and not unbound:
+        return _method_of_c(found, owner)
+    if kind is types.BuiltinFunctionType:  # __new__ of built-in types
+        return found
+    if type(getattr(kind, "__get__", None)) is types.FunctionType:
+        return Call(kind.__get__, [_stateful(vm, found, start), None if unbound else owner, start])
+    if hasattr(kind, "__get__"):
+        return found.__get__(None if unbound else owner, start)
+    holder = next(base for base in start.__mro__[start.__mro__.index(cls) + 1 :] if name in base.__dict__)
+    return _class_value(vm, holder, name, found)
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

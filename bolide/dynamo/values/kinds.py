@@ -109,6 +109,26 @@ def ordered_keys(table: dict[Any, Any]) -> list[Any]:
     return [*dict.keys(table)]
 
 
+PLAIN: Any = type("Plain", (), {"__slots__": (), "__repr__": lambda self: "a plain value"})()
+
+
+def class_attribute(cls: type, name: str, after: type | None = None) -> Any:
+    """What a class and its bases (those behind `after` in its resolution order) hold under `name`, unbound; MISSING."""
+    for base in cls.__mro__ if after is None else cls.__mro__[cls.__mro__.index(after) + 1 :]:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return MISSING
+
+
+def steering(cls: type, name: str, after: type | None = None) -> Any:
+    """As `class_attribute`, but PLAIN for a value that only counts where it is read, and is guarded there."""
+    found = class_attribute(cls, name, after)
+    if found is MISSING or found is None or (name.startswith("__") and name.endswith("__")):
+        return found
+    kind = type(found)
+    return found if any(hasattr(kind, hook) for hook in ("__get__", "__set__", "__delete__")) else PLAIN
+
+
 NO_NAMESPACE: dict[str, Any] = {}
 
 

@@ -19,7 +19,7 @@ import torch
 from bolide.dynamo.frames import Generator, dropped_generator, refuse_drop
 from bolide.dynamo.guards import TENSOR_TYPES, tensor_guard
 from bolide.dynamo.policy import is_python_class
-from bolide.dynamo.program import Guard, GuardKind, Relation, Source
+from bolide.dynamo.program import ClassAttribute, Guard, GuardKind, Relation, Source
 from bolide.dynamo.sizes import SizeHistory, Symbols, as_exprs
 from bolide.dynamo.sources import symbols_in
 from bolide.dynamo.values.iterators import Stream, is_readable
@@ -29,12 +29,14 @@ from bolide.dynamo.values.kinds import (
     IDENTITY,
     MISSING,
     MODULE_INTERNALS,
+    class_attribute,
     is_bound,
     is_constant,
     is_derived_constant,
     is_library_class,
     is_library_namespace,
     is_opaque,
+    steering,
 )
 from bolide.dynamo.values.outside import (
     CONTAINERS,
@@ -102,7 +104,7 @@ class World:
         self.registered: dict[int, Any] = {}  # hooks that the program has put on inputs, by id of their handles
         self.places: dict[int, int] = {}  # id of a traced input -> its index
         self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
-        self.mro_cache: dict[tuple[type, str], Any] = {}
+        self.mro_cache: dict[tuple[type, str, type | None], Any] = {}
 
     # -- guards and sources
 
@@ -119,33 +121,42 @@ class World:
             self.overlays.append(found)
         return found
 
-    def lookup(self, cls: type, name: str) -> Any:
-        """The class attribute `name` by method resolution order, unbound, or MISSING."""
-        key = (cls, name)
+    def lookup(self, cls: type, name: str, after: type | None = None) -> Any:
+        """The class attribute `name` by method resolution order (of the classes behind `after`), unbound, or MISSING.
+        Guarded.
+        """
+        key = (cls, name, after)
         found = self.mro_cache.get(key, self)
         if found is self:
-            found = MISSING
-            for base in cls.__mro__:
-                written = self.classes.get(base)
-                if written is not None and name in written.known:
-                    found = written.known[name]
-                    if found is not MISSING:
-                        break
-                elif name in base.__dict__:
-                    found = base.__dict__[name]
-                    break
+            self.rely_on_class(cls, name, after)
+            found = self._look_up(cls, name, after) if self.classes else class_attribute(cls, name, after)
             self.mro_cache[key] = found
         return found
 
-    def rely_on_method(self, cls: type, name: str, function: Any) -> None:
-        """Guard that a class of the user's still has this method (those of libraries are trusted)."""
-        if (cls, name) not in self.once:
-            self.once.add((cls, name))
-            holder = next((base for base in cls.__mro__ if name in base.__dict__), cls)
-            if not is_library_class(holder) and holder not in self.classes and getattr(cls, name, None) is function:
-                self.guards.append(
-                    Guard(attribute_source(Source("object", None, None, cls), name), "is", function, self.where())
-                )
+    def _look_up(self, cls: type, name: str, after: type | None) -> Any:
+        """`class_attribute`, with what the program has written."""
+        for base in cls.__mro__ if after is None else cls.__mro__[cls.__mro__.index(after) + 1 :]:
+            written = self.classes.get(base)
+            if written is not None and name in written.known:
+                if written.known[name] is not MISSING:
+                    return written.known[name]
+            elif name in base.__dict__:
+                return base.__dict__[name]
+        return MISSING
+
+    def rely_on_class(self, cls: type, name: str, after: type | None = None) -> None:
+        """Guard what a class of the user's has under a name. Those of libraries are trusted, but for `forward`, which
+        is replaced often."""
+        key = (cls, name, after)
+        if key in self.once or (name != "forward" and is_library_class(cls)):
+            return
+        self.once.add(key)
+        if id(cls) in self.own_classes:
+            for base in cls.__bases__ if name not in cls.__dict__ else ():
+                self.rely_on_class(base, name)
+            return
+        found = ClassAttribute(name, after, steering(cls, name, after))
+        self.guards.append(Guard(Source("object", None, None, cls), "class_attr", found, self.where()))
 
     def rely_on_code(self, function: types.FunctionType) -> None:
         """Guard that an outside function of the user's keeps its code and the defaults of its parameters."""
@@ -187,8 +198,7 @@ class World:
                 self.guard(owner.source, "has_attr", (name, False))
                 return
             owner.attrs.rely_on_absence(name)
-            if not is_library_class(owner.cls):
-                self.guard(Source("object", None, None, owner.cls), "class_lacks", name)
+            self.rely_on_class(owner.cls, name)
 
     def input_place(self, tensor: Any) -> int | None:
         """The index of the input that a traced tensor is, or None."""
@@ -537,6 +547,8 @@ class World:
         if name in overlay.known:
             return overlay.known[name]
         if name not in namespace:
+            if not self.trusted[id(namespace)]:
+                overlay.rely_on_absence(name)
             return MISSING
         real = namespace[name]
         grown = self.grown(real, Source("global", None, (id(namespace), name), namespace))
@@ -622,9 +634,14 @@ class World:
         self.mirrors[id(value)] = (value, source)
         return value
 
+    def place_of(self, value: Any) -> Source | None:
+        """Where an object that stands for itself (an opaque one) was found; None for one that the program has made."""
+        known = self.seen.get(id(value)) or self.mirrors.get(id(value))
+        return None if known is None else known[-1]
+
     def is_outside(self, value: Any) -> bool:
-        """Whether an object that stands for itself (an opaque one) was found outside, not made by the program."""
-        return id(value) in self.seen or id(value) in self.mirrors
+        """Whether an object that stands for itself was found outside."""
+        return self.place_of(value) is not None
 
     def release(self) -> None:
         """Let go of everything real: the capture is over, and the program's objects live no longer because of it."""
