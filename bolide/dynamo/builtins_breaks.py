@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -13,8 +14,13 @@ from bolide.dynamo.state import state
 from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 
-# Context managers that hold a native object: only the one that was entered can be left.
-HOLDERS = (torch.inference_mode, torch.autograd.profiler.record_function, torch.autograd.profiler.profile)
+# Context managers that hold a native object, or what is to be put back: only the one that was entered can be left.
+HOLDERS = (
+    torch.inference_mode,
+    torch.autograd.profiler.record_function,
+    torch.autograd.profiler.profile,
+    warnings.catch_warnings,
+)
 
 
 @intercept(graph_break)

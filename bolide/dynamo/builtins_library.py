@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextvars
 import copy
 import enum
 import functools
@@ -15,7 +14,6 @@ import random
 import sys
 import types
 import typing
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +21,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo import operations, policy
+from bolide.dynamo.caches import Writes
 from bolide.dynamo.calls import NATIVE, intercept, referent
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import concrete_data, refused
@@ -109,6 +108,27 @@ def _lru_cache(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(functools.cache)
 def _cache(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return Call(polyfill("cache"), args, kwargs)
+
+
+@intercept(library.writes)
+def _writes(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Writes(vm)
+
+
+@intercept(library.refuse_others)
+def _refuse_others(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    before, function, answer = args
+    return before.refuse_others(vm, function, answer)
+
+
+def _cache_method(method: Any) -> None:
+    @intercept(method)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        raise refused(vm, method)
+
+
+_cache_method(functools._lru_cache_wrapper.cache_info)
+_cache_method(functools._lru_cache_wrapper.cache_clear)
 
 
 # ---- copy ------------------------------------------------------------------------------------------------------------
@@ -234,13 +254,7 @@ for _name in dir(random.Random):
         _random_method(_name, getattr(random.Random, _name))
 
 
-# ---- logging and warnings --------------------------------------------------------------------------------------------
-
-
-@intercept(warnings.warn)
-def _warn(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    vm.deferred.append((vm.within(warnings.warn), args, kwargs))
-    return None
+# ---- logging ---------------------------------------------------------------------------------------------------------
 
 
 @intercept(logging.getLogger)
@@ -291,20 +305,7 @@ for _method, _level in [
     _logging(_method, _level)
 
 
-# ---- state of the interpreter ----------------------------------------------------------------------------------------
-
-
-@intercept(contextvars.ContextVar.get)
-def _context_get(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    value = args[0].get(*args[1:])
-    if type(value) not in CONSTANT_TYPES:
-        raise Unsupported("a context variable holds an object", vm.where(), kind="context")
-    return value
-
-
-@intercept(contextvars.ContextVar.set, contextvars.ContextVar.reset)
-def _context_set(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported("a context variable is set", vm.where(), "set it outside the compiled function", kind="context")
+# ---- locks and frames ------------------------------------------------------------------------------------------------
 
 
 def held_locks(vm: Machine) -> list[Any]:

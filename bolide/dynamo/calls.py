@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo import policy
+from bolide.dynamo import caches, policy
 from bolide.dynamo.breaking import refuse_disabled, waits
 from bolide.dynamo.config import config
 from bolide.dynamo.frames import Frame
@@ -250,15 +250,21 @@ def _partial(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: 
 
 
 def _cached(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: Any) -> Any:
-    """A cache of the user's is passed by: what it holds is not known to last. A logger's, such as `warning_once`, says
-    what it says once, after the graph has run."""
+    """A logger's cached function, such as `warning_once`, says what it says once, after the graph has run; a library's
+    predicates on constants run natively; the user's are a matter of the cache (`caches.py`)."""
     if args and issubclass(class_of(args[0]), logging.Logger):
         vm.deferred.append((function, args, kwargs or {}))
         frame.stack.append(None)
         return None
-    if runs_natively_cached(function) and all(type(a) in PLAIN for a in args):
-        return native(vm, frame, function, args, kwargs)
-    return Call(function.__wrapped__, args, kwargs)
+    if _is_of_library(function):
+        if all(type(a) in PLAIN for a in args):
+            return native(vm, frame, function, args, kwargs)
+        return Call(function.__wrapped__, args, kwargs)
+    found = caches.held(vm, function, args, kwargs or {})
+    if type(found) is Call:
+        return found
+    frame.stack.append(found)
+    return None
 
 
 def referent(vm: Machine, reference: Any) -> Any:
@@ -302,7 +308,7 @@ _OBJECTS: dict[type, Callable[..., Any]] = {
 """How objects of these classes are called."""
 
 
-def runs_natively_cached(function: Any) -> bool:
+def _is_of_library(function: Any) -> bool:
     """Whether an `lru_cache` function belongs to a library, whose predicates on constants are constants."""
     wrapped = function.__wrapped__
     return type(wrapped) is types.FunctionType and is_library_namespace(wrapped.__globals__)

@@ -13,6 +13,7 @@ from typing import Any
 from bolide.dynamo import registrations  # noqa: F401  (importing it fills the tables of handlers)
 from bolide.dynamo.breaking import break_is_error, go_on_by_item
 from bolide.dynamo.builtins_breaks import HOLDERS
+from bolide.dynamo.builtins_contexts import context_effects
 from bolide.dynamo.builtins_library import held_locks
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
@@ -182,7 +183,7 @@ class _Attempt:
         recipe = rebuilder.recipe(result)
         written = rebuilder.effects()
         effects = generator_effects(rebuilder) + exception_effects(rebuilder)
-        effects += hook_effects(rebuilder)
+        effects += hook_effects(rebuilder) + context_effects(machine, rebuilder)
         effects += _deferred(machine.deferred, rebuilder)
         effects += [_call_effect(setter, *args) for setter, args in changed]
         checks = _deferred(machine.required, rebuilder)

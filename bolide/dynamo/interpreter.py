@@ -302,6 +302,7 @@ class Machine:
         `fresh` one (rather than one that goes on after a handler) gets its `__context__`."""
         frames = self.frames
         if fresh and error is not self.escaping:
+            tracebacks.name_tensors(error)
             _set_context(error, self.handled())
         while len(frames) > self.base:
             frame = frames[-1]

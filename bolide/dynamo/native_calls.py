@@ -144,6 +144,12 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
     return None
 
 
+def for_real(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """A native call whose operations on tensors are not the program's: those of a module that is imported, say."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        return function(*args, **kwargs)
+
+
 def _module_of(function: Any) -> Any:
     return getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
 
@@ -179,7 +185,7 @@ _LOOKED_AT = (types.FunctionType, functools._lru_cache_wrapper)
 
 def _only_computes(function: Any) -> bool:
     """Whether what is run natively has no effect of its own; Python functions, also cached
-    ones, have been looked at before (`is_native`, `runs_natively_cached`)."""
+    ones, have been looked at before (`is_native`, `calls._cached`)."""
     if policy.is_python_class(type(function)) and not isinstance(function, type):
         return True
     if isinstance(function, _LOOKED_AT) or any(function is known for known in _COMPUTING):

@@ -9,12 +9,11 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-
 from bolide.dynamo import operations
 from bolide.dynamo.calls import intercept
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Machine, opcode
+from bolide.dynamo.native_calls import for_real
 from bolide.dynamo.polyfills import statements
 from bolide.dynamo.values.attributes import load_attribute
 from bolide.dynamo.values.kinds import MISSING, is_library_namespace
@@ -93,24 +92,18 @@ def _refuse_hooks(vm: Machine, classes: Iterable[Any], names: Sequence[str]) -> 
 # ---- imports ---------------------------------------------------------------------------------------------------------
 
 
-def _really(function: Any, *args: Any) -> Any:
-    """A native call whose operations on tensors are not the program's: those of a module that is imported."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        return function(*args)
-
-
 @opcode("IMPORT_NAME")
 def _import_name(vm: Machine, frame: Frame, arg: str) -> None:
     names = frame.stack.pop()
     level = frame.stack.pop()
-    frame.stack.append(_really(__import__, arg, frame.globals, None, names, level))
+    frame.stack.append(for_real(__import__, arg, frame.globals, None, names, level))
 
 
 @opcode("IMPORT_FROM")
 def _import_from(vm: Machine, frame: Frame, arg: str) -> Any:
     module = frame.stack[-1]
     if isinstance(module, types.ModuleType):
-        _really(getattr, module, arg, None)  # modules that load their parts when they are asked for
+        for_real(getattr, module, arg, None)  # modules that load their parts when they are asked for
     try:
         return vm.answer(frame, load_attribute(vm, module, arg))
     except AttributeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bolide.dynamo import (  # noqa: F401  (imported for what they register)
     builtins,
     builtins_breaks,
+    builtins_contexts,
     builtins_iteration,
     builtins_library,
     builtins_torch,

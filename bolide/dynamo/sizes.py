@@ -114,6 +114,7 @@ class SizeHistory:
         self.captures: list[dict[Source, Values]] = []
         self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
         self.loops: set[tuple[Code, int]] = set()  # loops over sizes that differ: where each asks for its next item
+        self.called_for_real: dict[Any, str] = {}  # cached functions of which it matters, and why
 
     def past(self, source: Source, rank: int) -> list[Values | None]:
         """The values met at a place, one for each earlier capture; None where it was not read or had another rank."""

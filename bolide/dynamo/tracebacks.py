@@ -12,6 +12,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from bolide.dynamo.bytecode import Code
 from bolide.dynamo.callers import is_ours, is_stand_in
 
@@ -32,6 +34,14 @@ def add_entry(error: BaseException, code: Code, index: int, variables: list[Any]
         entry = (code.code.co_filename, code.code.co_name, code.qualname, line)
         trace = types.TracebackType(trace, _frame(entry, variables), -1, line)
     error.__traceback__ = trace
+
+
+def name_tensors(error: BaseException) -> None:
+    """Give traced tensors, in what native code says of them, the name of the class that the program sees."""
+    said = error.args[0] if error.args else None
+    if type(said) is str and "TracedTensor" in said:
+        seen = torch.nn.Parameter if isinstance(getattr(error, "obj", None), torch.nn.Parameter) else torch.Tensor
+        error.args = (said.replace("TracedTensor", seen.__name__), *error.args[1:])
 
 
 def entries(trace: types.TracebackType | None) -> tuple[Entry, ...]:

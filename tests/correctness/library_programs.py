@@ -6,7 +6,7 @@ a program; indented lines continue it. The value of its last expression is its r
 """
 
 PRELUDE = """
-import abc, bisect, cmath, collections, contextlib, copy, dataclasses, datetime, enum, functools, heapq, inspect, io
+import abc, bisect, cmath, collections, contextlib, contextvars, copy, dataclasses, datetime, enum, functools, heapq, inspect, io
 import itertools, json, logging, math, numbers, numpy, operator, os, random, re, statistics, string, sys, textwrap, time
 import types, typing, warnings, weakref
 import torch
@@ -236,6 +236,12 @@ def cached_sum(a, b=1): return a + b
 
 @functools.cache
 def cached_const(k): return k * 2
+
+@functools.cache
+def cached_list(k): return [k]
+
+VAR = contextvars.ContextVar("VAR", default=1)
+BARE = contextvars.ContextVar("BARE")
 
 @contextlib.contextmanager
 def tagged(log, name):
@@ -787,6 +793,12 @@ __dir__  dir(o)
 __del__  class New:
       def __del__(self): pass
   q = New(); del q; 1
+__get__ on a class  class Seen:
+      def __get__(self, owner, cls): return (owner is None, cls.__name__)
+  class New:
+      v = Seen()
+  New.v, New().v, type(vars(New)['v']).__name__
+in, without iteration  n in plain
 closures in methods  class New:
       k = n
       def get(self): return self.k + n
@@ -812,6 +824,7 @@ partial in map  list(map(functools.partial(add, 1), ns)), sorted(ns, key=functoo
 partialmethod  desc.bound(2)
 lru_cache  cached_sum(1), cached_sum(1, b=n), cached_sum(1), cached_const(n)
 lru_cache over tensors  cached_sum(x, 1) + 0
+cache of lists  cached_list(1) is cached_list(1), cached_list(n), cached_list(n)[0] * x
 lru_cache made inside  calls = []
   @functools.lru_cache(maxsize=None)
   def f(v): calls.append(v); return v + 1
@@ -876,6 +889,34 @@ infinite, with break  out = []
       if k > 6: break
       out.append(k)
   out
+"""
+
+PROGRAMS["contextvars, warnings"] = """
+get  VAR.get(), VAR.get(n), BARE.get(None), VAR.name
+get, absent  BARE.get()
+set and reset  a = VAR.set(n); c = BARE.set(x); out = VAR.get() * x, BARE.get(); VAR.reset(a); BARE.reset(c); out, VAR.get(), BARE.get('none')
+set twice  a = VAR.set(n); c = VAR.set(x); q = VAR.get(); VAR.reset(c); w = VAR.get(); VAR.reset(a); q, w, VAR.get()
+reset after an exception  a = VAR.set(5)
+  try:
+      VAR.get()[0]
+  except TypeError:
+      out = VAR.get()
+  finally:
+      VAR.reset(a)
+  out, VAR.get()
+copy_context  contextvars.copy_context().run(VAR.get)
+recorded  with warnings.catch_warnings(record=True) as w:
+      warnings.simplefilter('always')
+      warnings.warn('one'); warnings.warn(f'two {n}', DeprecationWarning)
+  [(str(q.message), q.category, q.lineno) for q in w]
+ignored  with warnings.catch_warnings():
+      warnings.simplefilter('ignore')
+      warnings.warn('not seen')
+  x + 1
+as an error  with warnings.catch_warnings():
+      warnings.simplefilter('error')
+      warnings.warn('now an error')
+filters changed  warnings.simplefilter('ignore', BytesWarning)
 """
 
 PROGRAMS["operator"] = """
@@ -1126,6 +1167,11 @@ made inside  @dataclasses.dataclass
       a: int
       b: list = dataclasses.field(default_factory=list)
   q = New(n); q.b.append(x); q.a, q.b, New(1) == New(1)
+made inside, fields  @dataclasses.dataclass(kw_only=True)
+  class New:
+      a: int
+      b: list = dataclasses.field(default_factory=list)
+  q = New(a=n); dataclasses.asdict(q), [f.name for f in dataclasses.fields(New)], dataclasses.replace(q, a=5).a
 inheritance  @dataclasses.dataclass
   class New(Point):
       e: int = 5
@@ -1174,6 +1220,7 @@ warnings.warn  warnings.warn('quiet')
 
 PROGRAMS["tensors as Python values"] = """
 facts  x.size(), x.dim(), x.ndim, x.numel(), x.nelement(), x.element_size(), x.is_contiguous(), x.is_floating_point(), x.is_complex(), x.get_device(), x.stride(), x.storage_offset(), m.size(0), m.stride(-1), x.itemsize, x.nbytes
+no such attribute  x.nothing
 more facts  x.dtype, x.device, x.device.type, x.device.index, x.layout, x.requires_grad, x.is_leaf, x.is_cuda, x.is_sparse, x.is_quantized, x.is_meta, x.is_signed(), x.is_nested, x.is_mkldnn, x.names, x.grad_fn, x.is_inference(), x.is_pinned()
 shape  m.shape, m.shape[0], m.shape[-1], m.shape[:1], m.shape.numel(), tuple(m.shape), list(m.shape), m.shape == (2, 3), m.shape + (1,), len(m.shape), [*m.shape], m.shape.index(3), 3 in m.shape, m.shape.count(2)
 shape unpacked  a, c = m.shape; a * c, m.view(c, a).shape, torch.zeros(m.shape), m.new_zeros(a, c), m.reshape(-1).shape, torch.Size([a, c]) == m.shape

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import contextvars
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ import torch
 
 import bolide
 from bolide.support import events
+from bolide.support.errors import Unsupported
 from tests.object_tools import agree, describe
 
 
@@ -348,3 +351,68 @@ def test_a_broken_loop_that_appends_is_compiled_once() -> None:
     with events.subscribed(lambda event: captured.append(event) if isinstance(event, events.Captured) else None):
         found = bolide.compile(program, backend="eager")(items, X)
     assert describe(found) == describe(program(items, X)) and len(captured) <= 4
+
+
+def test_a_context_variable_is_guarded_and_stays_set() -> None:
+    count: contextvars.ContextVar[int] = contextvars.ContextVar("count", default=1)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        count.set(count.get() + 1)
+        return x * count.get()
+
+    for compiled in (
+        bolide.compile(program, backend="eager", fullgraph=True),
+        bolide.compile(broken(program), backend="eager"),
+    ):
+        before = count.get()
+        for step in range(4):
+            assert torch.equal(compiled(torch.ones(2)), torch.full((2,), before + 1.0 + step))
+            assert count.get() == before + 1 + step
+
+
+def broken(program: Callable[..., Any]) -> Callable[..., Any]:
+    """The program after a break."""
+
+    def run(x: torch.Tensor) -> Any:
+        bolide.graph_break()
+        return program(x)
+
+    return run
+
+
+def test_what_a_cache_of_the_users_holds_is_that_object_and_is_made_once() -> None:
+    made: list[str] = []
+
+    @functools.cache
+    def settings(name: str) -> Box:
+        made.append(name)
+        return Box(name=name, mask=torch.arange(len(name)))
+
+    def program(x: torch.Tensor, name: str) -> Any:
+        settings(name).uses = getattr(settings(name), "uses", 0) + 1
+        return x + settings(name).mask, settings(name)
+
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    for name in ("abc", "abc", "de", "abc"):
+        total, found = compiled(torch.zeros(len(name)), name)
+        assert found is settings(name)
+        assert torch.equal(total, torch.arange(len(name)).float())
+    assert made == ["abc", "de"]
+    assert settings("abc").uses == 3
+
+
+def test_a_cached_function_that_writes_breaks_and_writes_as_often_as_in_eager() -> None:
+    log: list[int] = []
+
+    @functools.cache
+    def of_tensor(x: torch.Tensor) -> torch.Tensor:
+        log.append(1)
+        return x + 1
+
+    compiled = bolide.compile(lambda x: of_tensor(x) * of_tensor(x), backend="eager")
+    x = torch.ones(2)
+    for _ in range(3):
+        assert torch.equal(compiled(x), torch.full((2,), 4.0))
+    assert log == [1]
+    with pytest.raises(Unsupported, match="has effects"):
+        bolide.compile(lambda x: of_tensor(x) + 1, backend="eager", fullgraph=True)(torch.ones(3))

@@ -320,6 +320,8 @@ def contains(container: Any, item: Any) -> Any:
     cls = type(container)
     if hasattr(cls, "__contains__") and not isinstance(container, (list, tuple)):
         return True if cls.__contains__(container, item) else False  # noqa: SIM210
+    if not (hasattr(cls, "__iter__") or hasattr(cls, "__getitem__")):
+        raise TypeError(f"argument of type {cls.__name__!r} is not iterable")
     for other in container:  # noqa: SIM110
         if other is item or other == item:
             return True

@@ -334,6 +334,26 @@ def cache(function: Any) -> Any:
     return lru_cache_wrapper(function, None, False)
 
 
+def call_cached(function: Any, results: Any, args: Any, kwargs: Any) -> Any:
+    """A call of an `lru_cache` function from outside whose arguments are not constants; `results` are those of this
+    run."""
+    key = (function, tuple(args), tuple(kwargs.items()))
+    if key not in results:
+        before = writes()
+        answer = function.__wrapped__(*args, **kwargs)
+        refuse_others(before, function, answer)
+        results[key] = answer
+    return results[key]
+
+
+def writes() -> Any:
+    """What has been written to the outside world by now. Answered by an intercept while capturing."""
+
+
+def refuse_others(before: Any, function: Any, answer: Any) -> Any:
+    """Refuses a cached function with effects, or one that answers objects. Answered by an intercept while capturing."""
+
+
 def update_wrapper(wrapper: Any, wrapped: Any, assigned: Any = None, updated: Any = ("__dict__",)) -> Any:
     """`functools.update_wrapper`."""
     for name in functools.WRAPPER_ASSIGNMENTS if assigned is None else assigned:

@@ -169,6 +169,9 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
         if found is MISSING:
             raise AttributeError(f"type object '{owner.__name__}' has no attribute '{name}'")
         return found
+    kind: Any = type(found)
+    if type(getattr(kind, "__get__", None)) is types.FunctionType and not is_library_class(kind):
+        return Call(kind.__get__, [_stateful(vm, found, owner), None, owner])
     value = getattr(owner, name)
     if name == "__dict__":
         return _class_namespace(vm, owner, value)
@@ -179,6 +182,8 @@ def _class_namespace(vm: Machine, cls: type, namespace: Any) -> Any:
     """The `__dict__` of a class: of one made by the program or by a library as it is, else with its parts guarded."""
     if cls in vm.world.classes:
         raise Unsupported("the __dict__ of a class that is written to", vm.where(), None, "outside_object")
+    if id(cls) in vm.world.own_classes:
+        return namespace
     source = attribute_source(Source("object", None, None, cls), "__dict__")
     wrap = vm.world.trust if is_library_class(cls) else vm.world.wrap
     return types.MappingProxyType(

@@ -183,6 +183,7 @@ _OPAQUE_MODULES = frozenset({"typing", "contextvars", "_contextvars", "operator"
 _OPAQUE_CLASSES = frozenset(
     {"OpOverload", "OpOverloadPacket", "_OpNamespace", "_Ops", "property", "classmethod", "staticmethod"}
     | {"ufunc", "_ArrayFunctionDispatcher", "ReferenceType", "KeyedRef", "WeakMethod"}
+    | {"_FIELD_BASE", "_MISSING_TYPE", "_HAS_DEFAULT_FACTORY_CLASS", "_KW_ONLY_TYPE"}  # markers of dataclasses
 )
 
 

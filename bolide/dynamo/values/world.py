@@ -571,7 +571,7 @@ class World:
             return self.mirror(real, source)
         if type(real) in CONSTANT_TYPES or isinstance(real, (type, enum.Enum, str)):
             return real
-        if is_constant(real):
+        if is_constant(real) or type(real) is object:  # a library's marker, of which its native code knows as well
             return real
         known = self.seen.get(id(real))
         if known is not None:
