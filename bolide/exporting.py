@@ -129,7 +129,7 @@ def _capture(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     reason = guards.busy()
     if reason is not None:
         raise Unsupported(reason, kind="state")
-    history = SizeHistory(getattr(function, "__qualname__", ""))
+    history = SizeHistory(getattr(function, "__qualname__", ""), reads_data=False)
     state.stage = "capture"
     try:
         surroundings = guards.global_state()

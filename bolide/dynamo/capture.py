@@ -18,6 +18,7 @@ from bolide.dynamo.builtins_library import held_locks
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
 from bolide.dynamo.config import config
+from bolide.dynamo.input_data import data_of
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
 from bolide.dynamo.reified import exception_effects, generator_effects
@@ -125,6 +126,7 @@ class _Attempt:
         self.world = World(self.trace, self.symbols)
         self.machine = Machine(self.world, self.trace, call)
         self.machine.serve(self.world)
+        self.trace.data_of = functools.partial(data_of, self.machine, breaks)
         if breaks:
             self.trace.shapes.needed = functools.partial(go_on_by_item, self.machine)
         self.machine.memory[CallRecorder] = self.calls

@@ -102,6 +102,12 @@ class DynamoConfig(Config):
     # ---- sizes and numbers
     specialize_int: bool = option(False, "Integers are always constants of a compiled version.")
     specialize_float: bool = option(False, "Floats are always constants of a compiled version.")
+    specialize_data: int = option(
+        64,
+        "Integers and booleans may be read from tensors on the CPU with at most this many elements, as long as they "
+        "stay the same: they are compared at every call. When they change, reading them is a break (with fullgraph, a "
+        "new version).",
+    )
     dynamic_shapes: bool = option(True, "Sizes may be symbolic.", note=_LEGACY)
     assume_static_by_default: bool = option(True, "Sizes are fixed in a first compilation, unless marked dynamic.")
     automatic_dynamic_shapes: bool = option(

@@ -315,7 +315,7 @@ class Point(Versions):
 
     def reset(self) -> None:
         super().reset()
-        self.sizes.loops = self.root.sizes.loops
+        self.sizes.loops, self.sizes.changing = self.root.sizes.loops, self.root.sizes.changing
         self.single = False  # nothing can be captured here: one instruction is run for real
         self.top: Callable[..., Any] = self.miss
 

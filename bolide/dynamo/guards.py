@@ -455,7 +455,8 @@ def prepare(guards: Iterable[Guard], now: GlobalState) -> list[Guard]:
             seen.add(key)
             source = guard.source
             near = source is not None and (
-                source.kind == "local" or (source.base is not None and source.base.kind == "local")
+                source.kind == "local"
+                or (source.base is not None and source.base.kind == "local" and source.kind != "apply")
             )
             kinds = ("type", "tensor", "length", "dict_keys", "equals", "integer")
             (arguments if near and guard.kind in kinds else rest).append(guard)

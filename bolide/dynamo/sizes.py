@@ -24,7 +24,7 @@ from bolide.symbolic import Expr
 from bolide.tracing import Trace
 
 _log = log.logger("dynamo")
-Values = tuple[Any, ...]  # the sizes of a tensor, or an integer, a float or a container alone
+Values = tuple[Any, ...]  # the sizes of a tensor, or an integer, a float, a container or the data of a tensor alone
 Place = tuple[Source, int | None]  # a dimension of a tensor, or an integer
 Bounds = tuple[int | None, int | None]
 _MARKS = "_bolide_sizes"
@@ -106,15 +106,18 @@ def mark_static_address(t: torch.Tensor, guard: bool = True) -> None:
 class SizeHistory:
     """The sizes and integers that one place of a program has met in its captures, and what it was told about them.
 
-    dynamic: True: all are symbolic from the start; False: none ever; None: those that change."""
+    dynamic: True: all are symbolic from the start; False: none ever; None: those that change. reads_data: whether a
+    version may be made for the data of its inputs."""
 
-    def __init__(self, name: str = "", dynamic: bool | None = None) -> None:
+    def __init__(self, name: str = "", dynamic: bool | None = None, reads_data: bool = True) -> None:
         self.name = name
         self.dynamic = dynamic
+        self.reads_data = reads_data
         self.captures: list[dict[Source, Values]] = []
         self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
         self.loops: set[tuple[Code, int]] = set()  # loops over sizes that differ: where each asks for its next item
         self.called_for_real: dict[Any, str] = {}  # cached functions of which it matters, and why
+        self.changing: set[Source] = set()  # data that was read and was other data in another capture
 
     def past(self, source: Source, rank: int) -> list[Values | None]:
         """The values met at a place, one for each earlier capture; None where it was not read or had another rank."""
@@ -205,6 +208,14 @@ class Symbols:
             return False
         old = [values and values[0] for values in self.history.past(source, 1)]
         return self._changes(value, old, _is_argument(source))
+
+    def has_stayed(self, source: Source, value: Any) -> bool:
+        """Whether what a program reads at a place has been the same in every capture that looked at it. What is
+        known of loops and data is shared by all points of a function."""
+        self.met[source] = (value,)
+        if any(old is not None and old != (value,) for old in self.history.past(source, 1)):
+            self.history.changing.add(source)
+        return source not in self.history.changing
 
     def has_differed(self, expr: Expr) -> bool:
         """Whether the values of all symbols in it were needed before, and were others."""

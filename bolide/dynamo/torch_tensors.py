@@ -251,6 +251,6 @@ def _item(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     vm.trace.where = vm.where()
     if type(tensor) is not TracedTensor:
         return NATIVE
-    if vm.trace.known(tensor) is None and tensor.dtype.is_floating_point and not config.capture_scalar_outputs:
+    if tensor.dtype.is_floating_point and not config.capture_scalar_outputs and vm.trace.read(tensor) is None:
         raise DataDependent("Tensor.item", vm.where())
     return NATIVE

@@ -1,4 +1,5 @@
-"""Values that are known while recording: what is computed from constants of the program alone."""
+"""Values that are known while recording: what is computed from constants of the program alone, and, where the program
+cannot go on without, from small inputs that whoever records promises to be the same in every run."""
 
 from __future__ import annotations
 
@@ -24,6 +25,44 @@ def known_tensor(trace: Trace, tensor: Any) -> torch.Tensor | None:
         return None
     value = _known(trace, tensor.node, DEEPEST)
     return None if value is _UNKNOWN else value
+
+
+def read_tensor(trace: Trace, tensor: Any) -> torch.Tensor | None:
+    """As `known_tensor`, for a program that needs the data: it may also be computed from inputs whose data
+    `Trace.data_of` gives. From then on these are constants of the program."""
+    known = known_tensor(trace, tensor)
+    if known is not None or tensor.__class__ is not TracedTensor:
+        return known
+    found = [(node, trace.data_of(node.meta["place"])) for node in _inputs_behind(tensor.node) or ()]
+    if not found or any(data is None for _, data in found):
+        return None
+    for node in trace.graph.nodes:
+        if node.meta.get("known") is _UNKNOWN:
+            del node.meta["known"]
+    for node, data in found:
+        assert data is not None
+        node.meta["known"], rely = data
+        rely()
+    return known_tensor(trace, tensor)
+
+
+def _inputs_behind(node: torch.fx.Node) -> list[torch.fx.Node] | None:
+    """The inputs that are not known yet and that a value is computed from; None if something else is behind it."""
+    found, seen, waiting = [], {node}, [node]
+    while waiting:
+        node = waiting.pop()
+        known = node.meta.get("known", _UNKNOWN)
+        if known is not _UNKNOWN or (node.op == "get_attr" and node.meta.get("private")):
+            continue
+        if node.op == "placeholder" and "place" in node.meta:
+            found.append(node)
+        elif node.op == "call_function" and _is_repeatable(node.target) and _is_small(node.meta["val"]):
+            following = [other for other in node.all_input_nodes if other not in seen]
+            seen.update(following)
+            waiting += following
+        else:
+            return None
+    return found
 
 
 def _known(trace: Trace, value: Any, depth: int) -> Any:

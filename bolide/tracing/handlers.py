@@ -18,7 +18,7 @@ from bolide.support.errors import Unsupported
 from bolide.symbolic import SymNode
 from bolide.tracing import data, writing_ops
 from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides, hint_of, is_undecided, same_sizes
-from bolide.tracing.rules.common import format_strides, is_dense, like_strides, require
+from bolide.tracing.rules.common import broadcast_shapes, format_strides, is_dense, like_strides, require
 from bolide.tracing.rules.registry import infer_from, qualified
 from bolide.tracing.tensor import TracedTensor, ViewStep, carry_marks
 
@@ -220,6 +220,8 @@ def _data_dependent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         given = kwargs.get("output_size") is not None
         if func.name() in data.SIZED and (trace.captures_sizes or given):
             return data.sized_by_data(trace, func, args, kwargs)
+        known = [trace.read(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    if any(value is None and arg is not None for value, arg in zip(known, args)):
         sized = any(isinstance(result.type, torch.TensorType) for result in func._schema.returns)
         raise DataDependent(str(func), trace.where, "data_shape" if sized else "data_value")
     result = func(*known, **kwargs)
@@ -548,9 +550,12 @@ def _item(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     if size is not None:
         node = SymNode(trace.shapes, size, size.evaluate(trace.shapes.hints))
         return torch.SymInt(node)  # type: ignore[no-untyped-call]
-    if not trace.captures_numbers or tensor.dtype.is_complex:
+    if trace.captures_numbers and not tensor.dtype.is_complex:
+        return data.number(trace, tensor)
+    known = trace.read(tensor)
+    if known is None:
         raise DataDependent("Tensor.item", trace.where)
-    return data.number(trace, tensor)
+    return known.item()
 
 
 @handler("_assert_async", "_assert_async.msg")
@@ -566,7 +571,7 @@ def _assert_async(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 def _equal(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     if args[0].shape != args[1].shape:
         return False
-    left, right = (trace.known(arg) for arg in args)
+    left, right = (trace.read(arg) for arg in args)
     if left is None or right is None:
         raise DataDependent("torch.equal", trace.where)
     return torch.equal(left, right)
@@ -593,6 +598,19 @@ def _fused_sdp_choice(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         return real.requires_grad_(arg.requires_grad)
 
     return func(*map(stand_in, args), **{key: stand_in(arg) for key, arg in kwargs.items()})
+
+
+@handler("masked_select")
+def _masked_select(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """A mask that is known says which elements."""
+    tensor, mask = args
+    known = trace.known(mask) if trace.captures_sizes else trace.read(mask)
+    if known is None:
+        return _data_dependent(trace, func, args, kwargs)
+    shape = broadcast_shapes([tensor.shape, known.shape]) or (1,)
+    whole = trace.call(aten.expand.default, trace.unwrap(tensor), list(shape))
+    places = [trace.unwrap(trace.lift(place, private=True)) for place in known.expand(shape).nonzero().unbind(1)]
+    return trace.wrap(trace.call(aten.index.Tensor, whole, places))
 
 
 # ---- operations that write without saying so ----------------------------------------------------------------------
@@ -623,13 +641,13 @@ def _index(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     indices = []
     for index in args[1]:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
-            known = trace.known(index)
-            if known is not None:
-                indices += [trace.lift(place, private=True) for place in known.nonzero().unbind(1)]
-            elif trace.captures_sizes:
+            if trace.captures_sizes and trace.known(index) is None:
                 indices += data.sized_by_data(trace, aten.nonzero.default, (index,), {}).unbind(1)
-            else:
+                continue
+            known = trace.read(index)
+            if known is None:
                 raise DataDependent("indexing with a mask", trace.where, "data_shape")
+            indices += [trace.lift(place, private=True) for place in known.nonzero().unbind(1)]
         else:
             indices.append(index)
     return trace.wrap(trace.call(aten.index.Tensor, trace.unwrap(args[0]), trace.unwrap(indices)))

@@ -156,10 +156,10 @@ class TracedTensor(torch.Tensor):
         raise DataDependent("Tensor.numpy", self._trace.where, "data_pointer")
 
     def tolist(self) -> Any:
-        known = self._trace.known(self)
+        if self._trace.captures_numbers and self._trace.known(self) is None and not any(map(is_data, self.shape)):
+            return self.item() if not self.dim() else [row.tolist() for row in self.unbind()]
+        known = self._trace.read(self)
         if known is None:
-            if self._trace.captures_numbers and not any(map(is_data, self.shape)):
-                return self.item() if not self.dim() else [row.tolist() for row in self.unbind()]
             raise DataDependent("Tensor.tolist", self._trace.where)
         with torch._C._DisableTorchDispatch():
             return known.tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,6 +24,7 @@ from bolide.tracing.views import INVERSES
 
 aten = torch.ops.aten
 _SIZE_OPS = {"//": operator.floordiv, "%": operator.mod, "min": torch.sym_min, "max": torch.sym_max}
+Data = tuple[torch.Tensor, Callable[[], None]]  # a copy, and what to call if the program depends on it
 _PLAIN = {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
@@ -43,6 +44,7 @@ class Trace:
         self.captures_numbers = False  # whether integers read from tensors are symbols; else they are refused
         self.captures_sizes = False  # the same of sizes of results
         self.answered: dict[Any, Any] = {}  # what data was asked for before
+        self.data_of: Callable[[int], Data | None] = lambda place: None  # see `read`
         self._mode = _Recording(self)
         self._size_nodes: dict[Expr, torch.fx.Node] = {}
         self._lifted: dict[int, TracedTensor] = {}
@@ -73,6 +75,7 @@ class Trace:
         node = self._last_input = self._placeholder(name, meta, behind)
         if behind is self._last_placeholder:
             self._last_placeholder = node
+        node.meta["place"] = len(self.inputs)
         group = AliasGroup(node, source=len(self.inputs))
         leaf = TracedTensor.make(self, meta, node, group, requires_grad=meta.requires_grad)
         if isinstance(real, torch.nn.Parameter):
@@ -172,6 +175,11 @@ class Trace:
     def known(self, tensor: Any) -> torch.Tensor | None:
         """The data of a tensor computed from constants of the program alone, else None. Must not be changed."""
         return folding.known_tensor(self, tensor)
+
+    def read(self, tensor: Any) -> torch.Tensor | None:
+        """The data of a tensor that the program needs to go on: as `known`, or computed from inputs whose data
+        `data_of` gives."""
+        return folding.read_tensor(self, tensor)
 
     def adopt(self, value: Any) -> Any:
         """A tensor as this trace sees it: there is no other trace around it (see `branches.Part`)."""

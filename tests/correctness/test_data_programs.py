@@ -290,7 +290,7 @@ def test_a_branch_on_a_size_marked_unbacked_is_an_error() -> None:
 
 
 def test_without_the_options_data_breaks() -> None:
-    with config.patch(capture_scalar_outputs=False, capture_dynamic_output_shape_ops=False):
+    with config.patch(capture_scalar_outputs=False, capture_dynamic_output_shape_ops=False, specialize_data=0):
         for program, data in ((at, COUNTS[0]), (of_rows, MASKS[0]), (parts, SPLITS[0])):
             with pytest.raises(Unsupported, match="data"):
                 bolide.compile(program, backend="aot_eager", fullgraph=True)(rows(), data)

@@ -1,0 +1,219 @@
+"""Small integer inputs that the program reads: captured by value, guarded by their data, a break once it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, tensor
+
+import bolide
+from bolide.dynamo.config import config
+from bolide.support import events
+from bolide.support.errors import Unsupported
+
+
+def seen_while(run: Callable[[], Any]) -> tuple[Any, int, int]:
+    """What `run` gives, and how many segments were captured and breaks met meanwhile."""
+    met: list[Any] = []
+    with events.subscribed(met.append):
+        result = run()
+    return result, sum(type(e) is events.Captured for e in met), sum(type(e) is events.Break for e in met)
+
+
+def listed(x: Any, g: Any) -> Any:
+    return [part.sum() for part in x.split([h * w for h, w in g.tolist()])]
+
+
+def counted(x: Any, g: Any) -> Any:
+    return x[: int(g.prod(1).max())] * g.max().item()
+
+
+def branched(x: Any, g: Any) -> Any:
+    return x.sin() if (g[0] == g[1]).all() else x.cos()
+
+
+def masked(x: Any, g: Any) -> Any:
+    return x[:4][(g > 2).flatten()], x[:4].masked_select((g > 2).flatten()[:, None])
+
+
+def repeated(x: Any, g: Any) -> Any:
+    return x[:4].repeat_interleave(g.flatten(), 0), torch.equal(g, g.t()), g.float().mean().item(), g.nonzero() + 1
+
+
+PROGRAMS = [listed, counted, branched, masked, repeated]
+GRIDS = [tensor([[1, 3], [2, 3]]), tensor([[3, 3], [0, 4]]), tensor([[1, 4], [1, 5]])]  # 9 in all, each
+
+
+def rows() -> Tensor:
+    return torch.randn(9, 5)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_data_that_stays_is_captured_and_data_that_changes_is_right(program: Callable[..., Any], backend: str) -> None:
+    compiled = bolide.compile(program, backend=backend)
+    x, grid = rows(), GRIDS[0].clone()
+
+    def call() -> Any:
+        result = compiled(x, grid)
+        torch.testing.assert_close(result, program(x, grid))
+        return result
+
+    assert seen_while(call)[1:] == (1, 0)
+    assert seen_while(call)[1:] == (0, 0)
+    x = rows()
+    assert seen_while(call)[1:] == (0, 0)
+    grid.view(-1).copy_(GRIDS[1].view(-1))  # the same tensor, written through a view of it
+    assert seen_while(call)[2] > 0
+    for other in (*GRIDS, *GRIDS):
+        grid = other.clone()
+        call()
+    assert seen_while(call)[1:] == (0, 0)
+    grid = GRIDS[0]
+    assert seen_while(call)[1:] == (0, 0)
+
+
+def test_the_guard_names_the_data() -> None:
+    found = bolide.explain(listed)(rows(), GRIDS[0])
+    assert "numbers(g) == '[[1, 3], [2, 3]]'" in str(found)
+    assert len(found.breaks) == 0
+
+
+def test_where_a_break_is_an_error_each_data_is_compiled_for_itself() -> None:
+    compiled = bolide.compile(listed, backend="aot_eager", fullgraph=True)
+    x = rows()
+    for grid in (*GRIDS, *GRIDS):
+        torch.testing.assert_close(compiled(x, grid), listed(x, grid))
+    with events.subscribed(lambda event: pytest.fail(str(event))):
+        compiled(x, GRIDS[0].clone())
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        (torch.ones(2, 2), {}),  # not integers
+        (torch.ones(5, 13, dtype=torch.long), {}),  # too many
+        (torch.ones(2, 2, dtype=torch.long), {"specialize_data": 3}),
+        (torch.ones(2, 2, dtype=torch.bool), {"specialize_data": 0}),
+    ],
+)
+def test_other_data_is_a_break(data: Tensor, options: dict[str, Any]) -> None:
+    def program(g: Any) -> Any:
+        return g + len(g.tolist())
+
+    with config.patch(**options), pytest.raises(Unsupported, match=r"Tensor.tolist depends on the data"):
+        bolide.compile(program, backend="eager", fullgraph=True)(data)
+
+
+@pytest.mark.parametrize("write", ["itself", "a view"])
+def test_what_the_program_writes_is_not_guarded(write: str) -> None:
+    """A counter is another number in each call."""
+
+    def program(x: Any, n: Any) -> Any:
+        (n if write == "itself" else n.view(-1)).add_(1)
+        return x[: n.item()] * 2
+
+    compiled = bolide.compile(program, backend="eager")
+    counts = tensor(0), tensor(0)
+    for trip in range(4):
+        x = rows()
+        (ours, _, breaks), theirs = seen_while(lambda x=x: compiled(x, counts[0])), program(x, counts[1])  # type: ignore[misc]
+        torch.testing.assert_close((ours, counts[0]), (theirs, counts[1]))
+        assert breaks == (trip == 0)
+
+
+def test_each_segment_reads_the_data_of_its_own_time() -> None:
+    def program(x: Any, g: Any) -> Any:
+        first = g.tolist()
+        bolide.disable(lambda: g.add_(1))()
+        second = g.tolist()
+        return x * sum(first), x * sum(second)
+
+    compiled = bolide.compile(program, backend="eager")
+    ours, theirs = tensor([1, 2]), tensor([1, 2])
+    for _ in range(4):
+        x = rows()
+        torch.testing.assert_close(compiled(x, ours), program(x, theirs))
+        assert torch.equal(ours, theirs)
+
+
+def test_buffers_are_read() -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("sizes", tensor([4, 5]))
+
+        def forward(self, x: Any) -> Any:
+            return [part.mean() for part in x.split(self.sizes.tolist())]
+
+    module = Windows()
+    compiled = bolide.compile(module, backend="inductor", fullgraph=True)
+    for sizes in (tensor([4, 5]), tensor([4, 5]), tensor([2, 7])):
+        module.sizes = sizes
+        x = rows()
+        torch.testing.assert_close(compiled(x), module(x))
+    module.sizes[0] = 6
+    module.sizes[1] = 3
+    torch.testing.assert_close(compiled(x), module(x))
+
+
+def test_inputs_that_share_memory() -> None:
+    """What is written through one name is not read through another as it was."""
+
+    def program(x: Any, n: Any, m: Any) -> Any:
+        n.add_(1)
+        return x * sum(m.tolist())
+
+    compiled = bolide.compile(program, backend="eager")
+    x = rows()
+    for shared in (False, True, False, True):
+        ours, theirs = tensor([1, 2]), tensor([1, 2])
+        other = ours if shared else tensor([1, 2]), theirs if shared else tensor([1, 2])
+        torch.testing.assert_close(compiled(x, ours, other[0]), program(x, theirs, other[1]))
+
+
+def test_another_layout_or_type_of_the_same_numbers() -> None:
+    def program(x: Any, n: Any) -> Any:
+        return x * n.tolist()[1][0], n * 2
+
+    compiled = bolide.compile(program, backend="eager")
+    square = tensor([[1, 0], [1, 0]])
+    for data in (square, square.t(), square.bool(), square.int(), square[:1].expand(2, 2), square.t().contiguous()):
+        x = rows()
+        found, wanted = compiled(x, data), program(x, data)
+        torch.testing.assert_close(found, wanted)
+        assert found[1].stride() == wanted[1].stride()
+
+
+def test_with_gradients() -> None:
+    def program(x: Any, g: Any) -> Any:
+        return torch.stack([part.square().sum() for part in x.split(g.prod(1).tolist())])
+
+    compiled = bolide.compile(program, backend="inductor", fullgraph=True)
+    for grid in (GRIDS[0], GRIDS[2], GRIDS[0]):
+        x = rows().requires_grad_()
+        ours, theirs = (torch.autograd.grad(fn(x, grid).sum(), x)[0] for fn in (compiled, program))
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_an_exported_program_is_for_all_data() -> None:
+    with pytest.raises(Unsupported, match=r"Tensor.tolist depends on the data"):
+        bolide.dynamo.export(listed)(rows(), GRIDS[0])
+
+
+def test_symbols_go_before_data() -> None:
+    def program(x: Any, n: Any) -> Any:
+        return x * n.item()
+
+    compiled = bolide.compile(program, backend="aot_eager", fullgraph=True)
+    with config.patch(capture_scalar_outputs=True):
+        captures = 0
+        for count in range(3):
+            x = rows()
+            (ours, captured, _) = seen_while(lambda x=x, n=count: compiled(x, tensor(n)))  # type: ignore[misc]
+            torch.testing.assert_close(ours, x * count)
+            captures += captured
+        assert captures == 1
