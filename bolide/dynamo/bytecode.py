@@ -41,7 +41,7 @@ from bolide.dynamo.bytecode_forms import (
 )
 from bolide.tracing import UserFrame
 
-__all__ = ["BINARY_SYMBOLS", "VERSION", "Code", "ExceptionEntry", "decode"]
+__all__ = ["BINARY_SYMBOLS", "VERSION", "Code", "ExceptionEntry", "decode", "is_ours"]
 
 _FORMS = forms(VERSION)
 
@@ -74,6 +74,7 @@ class Code:
         "lines",
         "locals_names",
         "ops",
+        "ours",
         "plumbing",
         "qualname",
         "user_frames",
@@ -90,6 +91,7 @@ class Code:
         self.locals_names = locals_of(code)
         self.qualname: str = getattr(code, "co_qualname", code.co_name)  # from 3.11 on
         self.exceptions: list[ExceptionEntry] = []
+        self.ours = is_ours(code)
         self.plumbing = _is_plumbing(code.co_filename)
         self.user_frames: dict[int, UserFrame] = {}
 
@@ -108,6 +110,14 @@ class Code:
         if found is None:
             found = self.user_frames[line] = UserFrame(self.code.co_filename, line, self.qualname)
         return found
+
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def is_ours(code: types.CodeType) -> bool:
+    """Whether code is bolide's own."""
+    return code.co_filename.startswith(_OURS)
 
 
 _PLUMBING = (

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import keyword
-import os
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,6 @@ from bolide.dynamo.bytecode import Code
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.values.kinds import MISSING
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _CALLED = 987654321  # stands for what is called
 
 
@@ -30,7 +28,7 @@ class Caller(NamedTuple):
 
 def callers_of(frames: Iterable[Frame]) -> tuple[Caller, ...]:
     """Where frames stand, but for those of bolide's own functions."""
-    return tuple(caller_of(frame) for frame in frames if not is_ours(frame.code.code))
+    return tuple(caller_of(frame) for frame in frames if not frame.code.ours)
 
 
 def caller_of(frame: Frame) -> Caller:
@@ -69,7 +67,7 @@ def call_within(frames: Sequence[Frame], function: Callable[..., Any], args: lis
     """Call a function from frames that look like `frames`, outermost first, whose values are real."""
     call: Callable[[], Any] = functools.partial(function, *args, **kwargs)
     for frame in reversed(frames):
-        if not is_ours(frame.code.code):
+        if not frame.code.ours:
             call = _from(caller_of(frame), variables(frame), call)
     return call()
 
@@ -94,11 +92,6 @@ def _stand_in(code: Code, line: int, names: tuple[str, ...]) -> types.CodeType:
         named["co_qualname"] = code.qualname
     made: types.CodeType = scope["stub"].__code__.replace(co_firstlineno=line, **named)
     return made
-
-
-def is_ours(code: types.CodeType) -> bool:
-    """Whether code is bolide's own."""
-    return code.co_filename.startswith(_OURS)
 
 
 def is_stand_in(code: types.CodeType) -> bool:

@@ -190,6 +190,9 @@ class _Attempt:
         effects += [_call_effect(setter, *args) for setter, args in changed]
         checks = _deferred(machine.required, rebuilder)
         effects = [*checks, *rebuilder.fills, *written, *rebuilder.positions, *effects]
+        if any(id(generator) not in rebuilder.memo for generator in machine.unfinished()):
+            reason = "a generator that has not come to its end lives on in a reference cycle or in a traceback"
+            raise Unsupported(reason, world.where(), "use it up or close it", kind="iterator")
         _guard_aliasing(world, self.trace)
         _guard_identities(world)
         return Captured(

@@ -225,9 +225,6 @@ class _World:
     def new_cell(self) -> types.CellType:
         return types.CellType()
 
-    def drop_cells(self, cells: list[types.CellType]) -> None:
-        """They are the program's own: nothing else refers to them."""
-
     def rely_on_difference(self, first: Any, second: Any) -> None:
         """Nothing is guarded."""
 

@@ -256,6 +256,8 @@ class Dispatcher(Versions):
         else:
             final, live = flatten(running.frames)
             point, values = self.point(final), tuple(live)
+            for frame in running.frames:
+                frame.move()
         if left is None and not suspended.onwards:
             self._learn(shape, running.way, final, point)
         elif left is not None and left.first:

@@ -6,10 +6,12 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from bolide.dynamo.bytecode import Code, decode
+from bolide.dynamo.bytecode import VERSION, Code, decode
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import MISSING
 from bolide.support.errors import Unsupported, UserFrame
+
+_GENERATORS_HAVE_CALLERS = VERSION >= (3, 12)  # whether the frame of a generator that has ended knows who resumed it
 
 
 class Frame:
@@ -20,10 +22,15 @@ class Frame:
     result (see `Machine.finish`): "push" onto the caller's stack, "drop", or "instance" (push `then_value` instead, as
     after `__init__`). `generator` is set while the frame runs as the body of one. `namespace` is the local namespace of
     a class body. `tick` is the number of its last instruction after which another frame was on top.
+
+    What refers to a frame keeps its variables alive, as in CPython: exceptions do, by their tracebacks. One that has
+    `ended` refers to the frame that it was called from, `back`.
     """
 
     __slots__ = (
+        "back",
         "code",
+        "ended",
         "exceptions",
         "function",
         "generator",
@@ -50,6 +57,23 @@ class Frame:
         self.then = "push"
         self.then_value: Any = None
         self.tick = 0
+        self.back: Frame | None = None
+        self.ended = False
+
+    def end(self, caller: Frame) -> None:
+        """The frame has returned to `caller`, or raised there."""
+        self.ended = True
+        self.stack, self.exceptions = [], []
+        if self.code.ours:
+            self.locals = []  # stands for a function written in C, which has no frame
+        if self.generator is None or _GENERATORS_HAVE_CALLERS:
+            self.back = caller
+        if self.generator is not None:
+            self.generator.finish()
+
+    def move(self) -> None:
+        """What the frame holds goes on in another frame: tracebacks that refer to this one hold nothing."""
+        self.locals, self.stack, self.exceptions = [], [], []
 
     def delegate(self) -> Any:
         """What the suspended body of a generator yields from, or None."""
@@ -80,9 +104,10 @@ class Generator:
         self.source: Source | None = None
 
     def finish(self) -> None:
-        """The body has come to its end; what it held is let go."""
+        """The body has come to its end; its frame is let go."""
+        ended = self.frame
         self.done, self.running, self.native = True, False, None
-        self.frame.generator, self.frame.locals, self.frame.stack = None, [], []
+        self.frame, ended.generator = Frame(ended.code, ended.globals, []), None
 
     def cleans_up(self) -> bool:
         """Whether code of the program runs when the generator is dropped: in its body, or in that of a generator which

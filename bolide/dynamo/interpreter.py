@@ -13,7 +13,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from bolide.dynamo import tracebacks
 from bolide.dynamo.bytecode import Code, decode
@@ -97,6 +97,7 @@ class Machine:
         self.entered: list[Any] = []  # native context managers that are entered now
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls to be made after the graph has run
         self.required: list[tuple[Any, list[Any], dict[str, Any]]] = []  # checks of data, made before any effect
+        self.generators: list[weakref.ref[Generator]] = []  # those made by the program
         self.memory: dict[Any, Any] = {}  # what intercepts remember for the length of this run
         self._dispatch = dispatch
 
@@ -198,6 +199,7 @@ class Machine:
 
     def _nested(self, start: Callable[[Frame], Any]) -> Any:
         scratch = Frame(_SCRATCH, {}, [])
+        scratch.back = self.frames[-1]
         self.frames.append(scratch)
         outer, self.base = self.base, len(self.frames)
         try:
@@ -268,26 +270,24 @@ class Machine:
 
     def finish(self, frame: Frame, value: Any) -> None:
         """The top frame returns `value`."""
-        frames = self.frames
-        frames.pop()
-        caller = frames[-1]
-        then = frame.then
-        if frame.generator is not None:
-            frame.generator.finish()
+        then, generator = frame.then, frame.generator
+        self.frames.pop()
+        caller = self.frames[-1]
+        frame.end(caller)
+        if generator is not None:
             self._return_of_generator(caller, then, frame.then_value, value)
-        elif then == "push":
+        else:
+            self.give(frame, value)
+
+    def give(self, frame: Frame, value: Any) -> None:
+        """Hand a value to the caller, now on top, that has called `frame`."""
+        caller = self.frames[-1]
+        if frame.then == "push":
             caller.stack.append(value)
-        elif then == "instance":
+        elif frame.then == "instance":
             if value is not None:
                 raise TypeError(f"__init__() should return None, not '{type(value).__name__}'")
             caller.stack.append(frame.then_value)
-
-    def drop_cells(self, frame: Frame) -> None:
-        """The top frame returns: its cells go, and what is in them, unless a closure has them, or a traceback the
-        variables of the frame."""
-        cells = [value for value in frame.locals if type(value) is types.CellType]
-        frame.locals = []
-        self.world.drop_cells(cells)
 
     def handled(self) -> BaseException | None:
         """The exception that is being handled (`sys.exception()`)."""
@@ -297,13 +297,16 @@ class Machine:
                 return error
         return None
 
-    def unwind(self, error: BaseException, fresh: bool = True) -> None:
-        """Find the handler of an exception raised in the top frame; raise it when no frame of this run has one. A
-        `fresh` one (rather than one that goes on after a handler) gets its `__context__`."""
+    def unwind(self, error: BaseException, origin: Literal["raised", "thrown", "reraised"] = "raised") -> None:
+        """Find the handler of an exception in the top frame; raise it when no frame of this run has one. One that is
+        raised there gets its `__context__`; one that goes on after a handler is not noted again in the traceback."""
         frames = self.frames
-        if fresh and error is not self.escaping:
+        if origin == "raised" and error is not self.escaping:
             tracebacks.name_tensors(error)
             _set_context(error, self.handled())
+        elif origin == "thrown" and frames[-1].exceptions:
+            _set_context(error, frames[-1].exceptions[-1])
+        noted = origin == "reraised"
         while len(frames) > self.base:
             frame = frames[-1]
             at = frame.pc - 1
@@ -311,9 +314,9 @@ class Machine:
             for entry in frame.code.exceptions:
                 if entry.start <= at < entry.end:
                     chosen = entry
-            if fresh:
-                tracebacks.add_entry(error, frame.code, at, frame.locals if chosen is None else [])
-            fresh = True
+            if not noted:
+                tracebacks.add_entry(error, frame)
+            noted = False
             if chosen is not None:
                 del frame.stack[chosen.depth :]
                 if chosen.handled is not None:
@@ -325,16 +328,17 @@ class Machine:
                 self.escaping = None
                 return
             frames.pop()
-            frame.stack.clear()  # the traceback holds the variables, not this
             generator = frame.generator
-            if generator is not None:
-                generator.finish()
-                if isinstance(error, StopIteration):
-                    wrapped = RuntimeError(f"{generator.kind} raised StopIteration")
-                    wrapped.__cause__ = wrapped.__context__ = error
-                    error = wrapped
-        self.escaping = error
-        raise error
+            frame.end(frames[-1])
+            if generator is not None and isinstance(error, StopIteration):
+                wrapped = RuntimeError(f"{generator.kind} raised StopIteration")
+                wrapped.__cause__ = wrapped.__context__ = error
+                error = wrapped
+        self.escaping = error if self.base > 1 else None
+        try:
+            raise error
+        finally:
+            del error  # its traceback leads to this frame: a cycle would keep the program's values alive
 
     # -- generators
 
@@ -368,9 +372,8 @@ class Machine:
         GeneratorExit is raised in the outer one, whose inner one was closed before."""
         if generator.running:
             raise ValueError(f"{generator.kind} already executing")
-        if generator.done or not generator.started:
-            generator.finish()
-            self.unwind(error, fresh=False)  # the generator has no frame any more that could handle something
+        if generator.done:
+            self.unwind(error, "reraised")  # the generator has no frame any more
             return
         self.proceed(generator, "stop", None)
         frame = generator.frame
@@ -382,8 +385,7 @@ class Machine:
             inner = frame.delegate()
         if inner is not None and not isinstance(error, GeneratorExit) and hasattr(inner, "throw"):
             raise Unsupported("throw into an iterator of the outside", self.where(), kind="iterator")
-        _set_context(error, frame.exceptions[-1] if frame.exceptions else None)
-        self.unwind(error, fresh=False)
+        self.unwind(error, "thrown")
 
     def _return_of_generator(self, caller: Frame, then: str, then_value: Any, value: Any) -> None:
         if then == "for":
@@ -397,7 +399,17 @@ class Machine:
         else:
             raise StopIteration() if value is None else StopIteration(value)
 
-    def close_abandoned(self, generator: Generator) -> None:
+    def note_generator(self, generator: Generator) -> None:
+        """A generator has been made by the program."""
+        generator.abandon = self._close_abandoned
+        self.generators.append(weakref.ref(generator))
+
+    def unfinished(self) -> list[Generator]:
+        """The program's generators that are alive, and would do something if they were dropped."""
+        alive = [generator for ref in self.generators if (generator := ref()) is not None]
+        return [generator for generator in alive if generator.cleans_up()]
+
+    def _close_abandoned(self, generator: Generator) -> None:
         """Run the `finally` blocks of a suspended generator whose last reference has gone."""
         if not self.running or not generator.cleans_up():
             return

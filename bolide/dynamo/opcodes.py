@@ -107,7 +107,10 @@ def _make_cell(vm: Machine, frame: Frame, arg: int) -> None:
 
 @opcode("COPY_FREE_VARS")
 def _copy_free_vars(vm: Machine, frame: Frame, arg: int) -> None:
-    frame.locals[-arg:] = frame.function.__closure__
+    function = frame.function
+    if id(function) not in vm.own_functions:
+        vm.world.note_cells(function.__closure__)
+    frame.locals[-arg:] = function.__closure__
 
 
 @opcode("LOAD_DEREF")

@@ -179,16 +179,11 @@ def _call_function_ex(vm: Machine, frame: Frame, arg: tuple[bool, bool]) -> Any:
 
 @opcode("RETURN_VALUE")
 def _return_value(vm: Machine, frame: Frame, arg: Any) -> bool:
-    value = frame.stack.pop()
-    if frame.code.cellvars:
-        vm.drop_cells(frame)
-    vm.finish(frame, value)
+    vm.finish(frame, frame.stack.pop())
     return True
 
 
 @opcode("RETURN_CONST")
 def _return_const(vm: Machine, frame: Frame, arg: Any) -> bool:
-    if frame.code.cellvars:
-        vm.drop_cells(frame)
     vm.finish(frame, arg)
     return True

@@ -133,7 +133,7 @@ if VERSION >= (3, 11):
 
 @opcode("RERAISE")
 def _reraise(vm: Machine, frame: Frame, arg: Any) -> bool:
-    vm.unwind(frame.stack.pop(), fresh=False)  # the argument only says which line a traceback should show
+    vm.unwind(frame.stack.pop(), "reraised")  # the argument only says which line a traceback should show
     return True
 
 
@@ -143,7 +143,7 @@ def _raise(vm: Machine, frame: Frame, arg: int) -> Any:
         error = vm.handled()
         if error is None:
             raise RuntimeError("No active exception to reraise")
-        vm.unwind(error, fresh=False)
+        vm.unwind(error, "reraised")
         return True
     cause = frame.stack.pop() if arg == 2 else MISSING
     error = frame.stack.pop()

@@ -27,8 +27,9 @@ def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:
         )
     kind = "coroutine" if flags & inspect.CO_COROUTINE else "generator"
     generator = Generator(frame, getattr(frame.function, "__qualname__", frame.code.qualname), kind)
-    generator.abandon = vm.close_abandoned
-    vm.finish(frame, generator)
+    vm.note_generator(generator)
+    vm.frames.pop()
+    vm.give(frame, generator)
     return True
 
 
@@ -78,7 +79,7 @@ def _end_send(vm: Machine, frame: Frame, arg: Any) -> None:
 def _cleanup_throw(vm: Machine, frame: Frame, arg: Any) -> Any:
     error = frame.stack[-1]
     if not isinstance(error, StopIteration):
-        vm.unwind(error, fresh=False)
+        vm.unwind(error, "reraised")
         return True
     del frame.stack[-3:]
     frame.stack += [None, error.value]
@@ -170,7 +171,7 @@ def _end_async_for(vm: Machine, frame: Frame, arg: int) -> Any:
     """`arg`: how many values below the exception belong to the loop; in 3.10 there is a running handler among them."""
     error = frame.stack.pop()
     if not isinstance(error, StopAsyncIteration):
-        vm.unwind(error, fresh=False)
+        vm.unwind(error, "reraised")
         return True
     del frame.stack[-arg:]
     if arg > 1:

@@ -41,7 +41,10 @@ def _body(record: Generator) -> NativeGenerator[Any, Any, Any]:
             error = thrown
         if record.done and error is None:
             return None
-        result = _resume(record, value, error)
+        try:
+            result = _resume(record, value, error)
+        finally:
+            del error  # its traceback leads to this frame: a cycle would keep alive what resumed this
         if record.done:
             return result
 
@@ -53,39 +56,44 @@ def _resume(record: Generator, value: Any, error: BaseException | None) -> Any:
     """Run the frame until it yields or returns; what it gives."""
     running = Concrete([])
     machine = running.machine
-    if error is None:
-        machine.resume(record, value, "send", 0)
-    else:
-        inner = record.frame.delegate() if record.started and not record.done else None
-        if inner is not None and hasattr(inner, "throw") and not isinstance(error, GeneratorExit):
-            try:
-                return inner.throw(error)
-            except StopIteration as stop:
-                record.frame.end_delegation(stop.value)
-                error = None
-            except BaseException as failure:
-                error = failure
-        _raise_in(machine, record, error)
-    while not running.done:
-        running.step()
-    return running.result
+    try:
+        if error is None:
+            machine.resume(record, value, "send", 0)
+        else:
+            inner = record.frame.delegate() if record.started and not record.done else None
+            if inner is not None and hasattr(inner, "throw") and not isinstance(error, GeneratorExit):
+                try:
+                    return inner.throw(error)
+                except StopIteration as stop:
+                    record.frame.end_delegation(stop.value)
+                    error = None
+                except BaseException as failure:
+                    error = failure
+            _raise_in(machine, record, error)
+        while not running.done:
+            running.step()
+        return running.result
+    finally:
+        del error  # as in `_body`
 
 
 def _raise_in(machine: Machine, record: Generator, error: BaseException | None) -> None:
     """Continue a suspended frame, by raising `error` unless that is None."""
-    if record.done or not record.started:
-        record.finish()
-        assert error is not None
-        raise error
-    inner = record.frame.delegate() if isinstance(error, GeneratorExit) else None
-    machine.proceed(record, "send", 0)
-    if inner is not None and hasattr(inner, "close"):
-        try:
-            inner.close()
-        except BaseException as failure:
-            error = failure
-    if error is not None:
-        machine.unwind(error)
+    try:
+        if record.done:
+            assert error is not None
+            raise error
+        inner = record.frame.delegate() if record.started and isinstance(error, GeneratorExit) else None
+        machine.proceed(record, "send", 0)
+        if inner is not None and hasattr(inner, "close"):
+            try:
+                inner.close()
+            except BaseException as failure:
+                error = failure
+        if error is not None:
+            machine.unwind(error, "thrown")
+    finally:
+        del error  # as in `_body`
 
 
 def is_reified(value: Any) -> bool:
@@ -304,7 +312,8 @@ def _wrap_super(world: World, real: Any, source: Source) -> Any:
 def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:
     made = make_generator(frame.code.qualname)
     record_of(made).frame = frame
-    vm.finish(frame, made)
+    vm.frames.pop()
+    vm.give(frame, made)
     return True
 
 

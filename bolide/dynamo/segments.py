@@ -6,6 +6,7 @@ The shape identifies a *program point*; the values are the arguments of the segm
 
 from __future__ import annotations
 
+import collections
 import functools
 import keyword
 import types
@@ -22,7 +23,8 @@ from bolide.support.errors import Unsupported, UserFrame
 
 VALUED = frozenset({"instance", "default"})  # what `then_value` is a value of the program for
 _JUMPING = frozenset({"for", "send"})  # `then_value` says where the caller goes on when the generator returns
-_FINALISED = (Generator, types.GeneratorType)  # to drop them earlier than CPython does could be seen
+_FINALISED = frozenset({Generator, types.GeneratorType})  # to drop them earlier than CPython does could be seen
+_CONTAINERS = frozenset({list, tuple, set, frozenset, collections.deque})
 _SETS_UP = frozenset({"MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR"})
 
 
@@ -152,9 +154,15 @@ def _flatten(frame: Frame, callee: Frame | None, values: list[Any], whole: bool)
 
 
 def is_finalised(value: Any) -> bool:
-    """Whether code of the program may run when a value goes."""
-    cls = type(value.real) if type(value) in (Deferred, Outside) else type(value)
-    return cls in _FINALISED or hasattr(cls, "__del__")
+    """Whether code of the program may run when a value goes, or what is in a container."""
+    if type(value) in (Deferred, Outside):
+        value = value.real
+    cls = type(value)
+    if cls is dict:
+        value = value.values()
+    elif cls not in _CONTAINERS:
+        return cls in _FINALISED or hasattr(cls, "__del__")
+    return any(cls in _FINALISED or hasattr(cls, "__del__") for cls in set(map(type, value)))
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Tracebacks of the interpreted program.
 
 Python knows nothing of reified frames: an exception that passes through them gets an entry for each by hand, with a
-frame object that has the name, file and line of the user's code and nothing else.
+frame object that has the name, file and line of the user's code, and refers to the reified frame.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.bytecode import Code
-from bolide.dynamo.callers import is_ours, is_stand_in
+from bolide.dynamo.bytecode import is_ours
+from bolide.dynamo.callers import is_stand_in
+from bolide.dynamo.frames import Frame
 
 
-def _stub(variables: list[Any]) -> Iterator[None]:
+def _stub(frame: Frame | None) -> Iterator[None]:
     yield
 
 
 Entry = tuple[str, str, str, int]  # file, name, qualified name, line
 
 
-def add_entry(error: BaseException, code: Code, index: int, variables: list[Any]) -> None:
-    """Note that `error` passes through a frame of `code` at instruction `index`. What the traceback says of bolide's
-    own frames is dropped. `variables`: those of a frame that ends, which live as long as the traceback."""
+def add_entry(error: BaseException, frame: Frame) -> None:
+    """Note that `error` passes through `frame`, which lives as long as the traceback. What that says of bolide's own
+    frames is dropped."""
     trace = _foreign(error.__traceback__)
-    if not is_ours(code.code):
+    code, index = frame.code, frame.pc - 1
+    if not code.ours:
         line = code.lines[index] if 0 <= index < len(code.lines) else code.code.co_firstlineno
         entry = (code.code.co_filename, code.code.co_name, code.qualname, line)
-        trace = types.TracebackType(trace, _frame(entry, variables), -1, line)
+        trace = types.TracebackType(trace, _frame(entry, frame), -1, line)
     error.__traceback__ = trace
 
 
@@ -63,7 +65,7 @@ def restored(said: tuple[Entry, ...]) -> types.TracebackType | None:
     """A traceback that says this, and holds no variables."""
     trace = None
     for entry in reversed(said):
-        trace = types.TracebackType(trace, _frame(entry, []), -1, entry[3])
+        trace = types.TracebackType(trace, _frame(entry, None), -1, entry[3])
     return trace
 
 
@@ -86,13 +88,14 @@ def _stub_of(entry: Entry) -> types.FunctionType:
     return types.FunctionType(_stub.__code__.replace(**named), {})
 
 
-def _frame(entry: Entry, variables: list[Any]) -> types.FrameType:
-    frame: types.FrameType = _stub_of(entry)(variables).gi_frame  # it has no caller that it would keep alive
+def _frame(entry: Entry, kept: Frame | None) -> types.FrameType:
+    frame: types.FrameType = _stub_of(entry)(kept).gi_frame  # it has no caller that it would keep alive
     return frame
 
 
 def held(error: BaseException) -> Iterator[Any]:
-    """What lives only as long as the tracebacks of `error` and of its context and cause, perhaps."""
+    """What the frames that have ended hold, which live only as long as the tracebacks of `error` and of its context and
+    cause, perhaps."""
     seen: set[int] = set()
     errors: list[BaseException | None] = [error]
     while errors:
@@ -104,5 +107,13 @@ def held(error: BaseException) -> Iterator[Any]:
         trace = at.__traceback__
         while trace is not None:
             for value in trace.tb_frame.f_locals.values():
-                yield from value if type(value) is list else (value,)
+                yield from _of_ended(value) if type(value) is Frame else (value,)
             trace = trace.tb_next
+
+
+def _of_ended(frame: Frame | None) -> Iterator[Any]:
+    """The variables of a frame, and of those that it was called from, that have ended."""
+    while frame is not None:
+        if frame.ended:
+            yield from frame.locals
+        frame = frame.back

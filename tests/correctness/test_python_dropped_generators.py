@@ -197,7 +197,107 @@ def kept_by_a_traceback_across_a_break(x: Any, log: list[Any]) -> Any:
     return x
 
 
+def kept_by_the_caller_of_a_frame(x: Any, log: list[Any]) -> Any:
+    def fails() -> None:
+        raise KeyError(1)
+
+    def catches() -> Any:
+        try:
+            fails()
+        except KeyError as error:
+            return error
+
+    def holds() -> Any:
+        it = careful(log, "caller", 3)
+        next(it)
+        return catches()
+
+    error = holds()
+    log.append("before")
+    del error
+    log.append("after")
+    look(log)
+    return x
+
+
+def in_a_closure(x: Any, log: list[Any]) -> Any:
+    def make() -> Any:
+        it = careful(log, "closure", 3)
+
+        def step() -> int:
+            return next(it)
+
+        return step
+
+    step = make()
+    x = x + step()
+    log.append("before")
+    del step
+    log.append("after")
+    look(log)
+    return x
+
+
+def in_a_list_that_is_not_read(x: Any, log: list[Any]) -> Any:
+    its = [careful(log, "list", 3)]
+    x = x + next(its[0])
+    look(log)
+    log.append("last")
+    return x
+
+
+def dropped_for_real(x: Any, log: list[Any]) -> Any:
+    it = careful(log, "first", 3)
+    next(it)
+    for _ in range(2):
+        it = careful(log, "again", 3)
+        log.append(it.gi_frame is None)
+        next(it)
+        look(log)
+    return x
+
+
+def entries(error: BaseException) -> list[Any]:
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found.append((trace.tb_frame.f_code.co_name, trace.tb_lineno))
+        trace = trace.tb_next
+    return found
+
+
+def noted(log: list[Any]) -> Iterator[int]:
+    try:
+        yield 1
+    except KeyError as error:
+        log.append(entries(error))
+        raise
+
+
+def thrown_into(x: Any, log: list[Any]) -> Any:
+    def delegating() -> Iterator[int]:
+        yield from noted(log)
+
+    for it in (noted(log), delegating(), careful(log, "not started", 3)):
+        for _ in range(2):
+            try:
+                log.append(it.throw(KeyError(1)))  # type: ignore[attr-defined]
+            except KeyError as error:
+                log.append(entries(error))
+    it = delegating()
+    next(it)
+    try:
+        it.throw(KeyError(2))  # type: ignore[attr-defined]
+    except KeyError as error:
+        log.append(entries(error))
+    return x
+
+
 PROGRAMS = (
+    kept_by_the_caller_of_a_frame,
+    in_a_closure,
+    in_a_list_that_is_not_read,
+    dropped_for_real,
+    thrown_into,
     in_an_attribute,
     in_a_list,
     in_a_cell_of_its_own,
@@ -224,3 +324,33 @@ def test_finally_blocks_run_when_the_last_reference_goes(program: Callable[..., 
         wanted = program(x, expected)
         torch.testing.assert_close(compiled(x, actual), wanted, rtol=0, atol=0)
         assert actual == expected
+
+
+def test_a_generator_in_a_reference_cycle_is_refused() -> None:
+    def program(x: Any) -> Any:
+        its: list[Any] = [careful([], "cycle", 3)]
+        its.append(its)
+        return x + next(its[0])
+
+    x = torch.rand(4)
+    with pytest.raises(bolide.Unsupported, match="reference cycle"):
+        bolide.compile(program, backend="eager", fullgraph=True)(x)
+    with pytest.warns(bolide.BolideWarning, match="reference cycle"):
+        torch.testing.assert_close(bolide.compile(program, backend="eager")(x), x, rtol=0, atol=0)
+
+
+def test_the_end_of_what_a_closure_holds_is_captured() -> None:
+    def program(x: Any, log: list[Any]) -> Any:
+        def make() -> Any:
+            it = careful(log, "closed", 3)
+            return lambda: next(it)
+
+        step = make()
+        x = x + step()
+        del step
+        log.append("after")
+        return x
+
+    log: list[Any] = []
+    bolide.compile(program, backend="eager", fullgraph=True)(torch.rand(4), log)
+    assert log == ["closed", "after"]

@@ -272,7 +272,7 @@ class Rebuilder:
         if id(value) in self.world.snapshots or cls is Outside or cls in RECIPES or isinstance(value, _VALUES):
             return None
         if cls is types.CellType:
-            return Recipe("call", types.CellType) if id(value) in self.world.own_cells else None
+            return Recipe("call", types.CellType) if id(value) not in self.world.outside_cells else None
         if cls is collections.deque:
             return Recipe("call", cls, self.constants((), value.maxlen))
         if cls in (list, dict, collections.OrderedDict):
@@ -397,7 +397,7 @@ class Rebuilder:
                 "call", functools.partial, args, tuple((k, self.recipe(v)) for k, v in value.keywords.items())
             )
         if cls is types.CellType:
-            if id(value) not in self.world.own_cells:
+            if id(value) in self.world.outside_cells:
                 return self.cell(value)
             try:
                 return Recipe("call", types.CellType, (self.recipe(value.cell_contents),))

@@ -9,7 +9,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -81,7 +81,7 @@ class World:
         self.globals: dict[int, Overlay] = {}
         self.trusted: dict[int, bool] = {}
         self.cells: dict[int, tuple[types.CellType, Any, Any]] = {}  # id(cell) -> (cell, original, value)
-        self.own_cells: dict[int, types.CellType] = {}
+        self.outside_cells: dict[int, types.CellType] = {}  # all others the program has made
         self.streams: list[Stream] = []
         self.lists_grown: dict[int, Grown] = {}  # by id of the list
         self.appends: Callable[[], bool] = lambda: False  # whether what is read now is only asked for its `append`
@@ -363,6 +363,7 @@ class World:
     def mirror_cell(self, cell: types.CellType, source: Source) -> types.CellType:
         """An outside cell that another call may find another one in the place of."""
         known = self.mirrors.get(id(cell))
+        self.note_cells([cell])
         if known is None:
             self.mirror(cell, source)
         else:
@@ -580,7 +581,7 @@ class World:
 
     def load_cell(self, cell: types.CellType, name: str) -> Any:
         """The contents of a closure cell, or MISSING when it is empty."""
-        if id(cell) in self.own_cells:
+        if id(cell) not in self.outside_cells:
             try:
                 return cell.cell_contents
             except ValueError:
@@ -602,7 +603,7 @@ class World:
         return known[2]
 
     def store_cell(self, cell: types.CellType, name: str, value: Any) -> None:
-        if id(cell) in self.own_cells:
+        if id(cell) not in self.outside_cells:
             if value is MISSING:
                 del cell.cell_contents
             else:
@@ -652,19 +653,14 @@ class World:
         self.__dict__.clear()
 
     def new_cell(self) -> types.CellType:
-        cell = types.CellType()
-        self.own_cells[id(cell)] = cell
-        return cell
+        return types.CellType()
 
-    def drop_cells(self, cells: list[types.CellType]) -> None:
-        """Let go of those of the program's cells that nothing but `cells` refers to."""
-        while cells:
-            cell = cells.pop()
-            if sys.getrefcount(cell) == _UNUSED and id(cell) in self.own_cells:
-                del self.own_cells[id(cell)]
+    def note_cells(self, cells: Iterable[types.CellType]) -> None:
+        """These cells are of the outside world."""
+        for cell in cells:
+            self.outside_cells[id(cell)] = cell
 
 
-_UNUSED = 3  # references to a cell that only `own_cells` has: from there, and two while they are counted
 _UNUSED_LIST = 5  # to a list that is watched: it is also among `seen` and `snapshots`
 
 
