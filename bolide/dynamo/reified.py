@@ -13,6 +13,7 @@ import functools
 import types
 import weakref
 from collections.abc import Generator as NativeGenerator
+from collections.abc import Iterable
 from typing import Any
 
 from bolide.dynamo.concrete import NATIVE, REIFIED, Concrete
@@ -20,7 +21,7 @@ from bolide.dynamo.frames import Frame, Generator, dropped_generator
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Effect, Recipe, Source
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
-from bolide.dynamo.tracebacks import entries_of, held, restored
+from bolide.dynamo.tracebacks import entries, entries_of, held, held_by, restored
 from bolide.dynamo.values.attributes import Super
 from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
@@ -247,15 +248,27 @@ def _cleans_up(value: types.GeneratorType[Any, Any, Any]) -> bool:
     return record_of(value).cleans_up() if is_reified(value) else True
 
 
+def _refuse_held(world: World, values: Iterable[Any]) -> None:
+    if any(type(value) is types.GeneratorType and _cleans_up(value) for value in values):
+        reason = "the traceback of an exception holds a generator that has not come to its end"
+        raise Unsupported(reason, world.where(), "close the generator", kind="iterator")
+
+
+def wrap_traceback(world: World, real: types.TracebackType, source: Source) -> Any:
+    """A traceback that says the same."""
+    _refuse_held(world, held_by(real))
+    said = entries(real)
+    world.guard(Source("apply", source, (), entries), "equals", said)
+    return world.mirror(restored(said), source)
+
+
 _LINKS = ("__cause__", "__context__", "__suppress_context__")
 
 
 def wrap_exception(world: World, real: BaseException, source: Source) -> BaseException:
     """An exception of the outside world as one that the program can raise and catch; its changes become effects."""
     cls = type(real)
-    if any(type(value) is types.GeneratorType and _cleans_up(value) for value in held(real)):
-        reason = "the traceback of an exception holds a generator that has not come to its end"
-        raise Unsupported(reason, world.where(), "close the generator", kind="iterator")
+    _refuse_held(world, held(real))
     args = world.wrap(real.args, Source("attr", source, "args"))
     made = cls.__new__(cls, *args)
     made.args = args
@@ -320,6 +333,7 @@ def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:
 _NOTHING: Any = Concrete([]).machine.frames[0].code
 WRAPPERS[types.GeneratorType] = wrap_generator
 RECIPES[Generator] = _recipe
+WRAPPERS[types.TracebackType] = wrap_traceback
 WRAPPERS[BaseException] = wrap_exception
 WRAPPERS[super] = _wrap_super
 RECIPES[Super] = _super_recipe

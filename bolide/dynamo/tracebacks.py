@@ -104,11 +104,15 @@ def held(error: BaseException) -> Iterator[Any]:
             continue
         seen.add(id(at))
         errors += [at.__context__, at.__cause__]
-        trace = at.__traceback__
-        while trace is not None:
-            for value in trace.tb_frame.f_locals.values():
-                yield from _of_ended(value) if type(value) is Frame else (value,)
-            trace = trace.tb_next
+        yield from held_by(at.__traceback__)
+
+
+def held_by(trace: types.TracebackType | None) -> Iterator[Any]:
+    """What the frames that have ended hold, which live only as long as a traceback, perhaps."""
+    while trace is not None:
+        for value in trace.tb_frame.f_locals.values():
+            yield from _of_ended(value) if type(value) is Frame else (value,)
+        trace = trace.tb_next
 
 
 def _of_ended(frame: Frame | None) -> Iterator[Any]:
