@@ -20,7 +20,7 @@ from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING
 from bolide.dynamo.values.outside import Outside
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedFloat, TracedTensor, data
+from bolide.tracing import STANDS_FOR, TracedFloat, TracedTensor, data
 
 # Types whose operators are exact on values of the interpreter: no method of theirs is written in Python.
 PLAIN = frozenset(
@@ -92,7 +92,7 @@ def class_of(value: Any) -> type:
     if cls is TracedTensor and value.face is not None:
         face: type = value.face
         return face
-    return SEEN_AS.get(cls, cls)
+    return SEEN_AS.get(cls) or vars(cls).get(STANDS_FOR, cls)
 
 
 def _in_graph(value: Any) -> Any:

@@ -119,10 +119,10 @@ def _keep(handle: RemovableHandle) -> None:
     """Making the handle was the effect."""
 
 
-def _recipe(rebuilder: Rebuilder, handle: RemovableHandle) -> Recipe:
+def _recipe(rebuilder: Rebuilder, handle: RemovableHandle) -> Recipe | None:
     known = rebuilder.world.registered.get(id(handle))
     if known is None:
-        return rebuilder.instance(handle)
+        return None
     if not known.hooks:
         return Recipe("call", _spent)
     return Recipe("call", known.method, (rebuilder.recipe(known.tensor), rebuilder.recipe(known.hook)))

@@ -50,7 +50,7 @@ def _enter_mode(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return NATIVE
 
 
-@intercept(torch.Tensor.as_subclass, torch.Tensor._make_subclass, torch.Tensor._make_wrapper_subclass)
+@intercept(torch.Tensor.as_subclass, torch.Tensor._make_subclass)
 def _as_subclass(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """A tensor of a subclass would call the program's code natively."""
     cls = next((arg for arg in args if isinstance(arg, type)), kwargs.get("cls"))

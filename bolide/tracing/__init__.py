@@ -4,10 +4,11 @@ from bolide.support.errors import UserFrame
 from bolide.tracing.isolation import keep_dynamo_out, without_wrapper
 from bolide.tracing.meta import DataDependent, TensorMeta
 from bolide.tracing.scalars import TracedFloat
-from bolide.tracing.tensor import AliasGroup, TracedTensor
+from bolide.tracing.tensor import STANDS_FOR, AliasGroup, TracedTensor, is_stand_in
 from bolide.tracing.trace import Trace
 
 __all__ = [
+    "STANDS_FOR",
     "AliasGroup",
     "DataDependent",
     "TensorMeta",
@@ -15,6 +16,7 @@ __all__ = [
     "TracedFloat",
     "TracedTensor",
     "UserFrame",
+    "is_stand_in",
     "keep_dynamo_out",
     "without_wrapper",
 ]

@@ -54,6 +54,21 @@ def carry_marks(tensor: torch.Tensor, view: torch.Tensor) -> None:
         torch._C._set_neg(view, True)
 
 
+STANDS_FOR = "_bolide_stands_for"  # in the namespace of a class by which tensors of a subclass are known in a program
+
+
+def is_stand_in(cls: type) -> bool:
+    return STANDS_FOR in vars(cls)
+
+
+_ONLY_TRACED: tuple[type, ...]
+
+
+def has_others(types: tuple[type, ...]) -> bool:
+    """Whether tensors of the program's own subclasses are among the arguments: their class answers."""
+    return types != _ONLY_TRACED and any(map(is_stand_in, types))
+
+
 class TracedTensor(torch.Tensor):
     """A tensor that holds no data: what is done with it is recorded in its trace. `chain` leads from the base of its
     storage to it."""
@@ -164,6 +179,11 @@ class TracedTensor(torch.Tensor):
         with torch._C._DisableTorchDispatch():
             return known.tolist()
 
+    def as_subclass(self, cls: type) -> Any:  # type: ignore[override]
+        if cls is not torch.Tensor:
+            self._refuse(f"making a tensor a {cls.__name__}", "do this outside the compiled function")
+        return self
+
     def untyped_storage(self) -> Any:
         raise DataDependent("Tensor.untyped_storage", self._trace.where, "data_pointer")
 
@@ -191,8 +211,13 @@ class TracedTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if has_others(types):
+            return NotImplemented
         trace = _trace_of(args) or _trace_of(tuple((kwargs or {}).values()))
         return trace.dispatch(func, args, kwargs or {})
+
+
+_ONLY_TRACED = (TracedTensor,)
 
 
 def _trace_of(args: Any) -> Any:

@@ -233,26 +233,183 @@ class Pair(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         LOG.append(str(func))
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.add_.Tensor:
+            func(args[0].a, *args[1:]), func(args[0].b, *args[1:])
+            return args[0]
         firsts = [arg.a if isinstance(arg, Pair) else arg for arg in args]
         seconds = [arg.b if isinstance(arg, Pair) else arg for arg in args]
         return Pair(func(*firsts, **(kwargs or {})), func(*seconds, **(kwargs or {})))
 
 
-@pytest.mark.filterwarnings("ignore::bolide.BolideWarning")
-def test_subclasses_run_for_real() -> None:
-    def inside(a: torch.Tensor) -> Any:
-        pair = Pair(a * 2, a * 3).sin() + 1
-        return pair.a * pair.b
+def _pair(*shape: int) -> Any:
+    return Pair(torch.randn(shape), torch.randn(shape))
 
-    def given(pair: Any) -> Any:
-        return (pair.sin() + 1).b
 
-    for fn, make in ((inside, torch.randn), (given, lambda n: Pair(torch.randn(n), torch.randn(n)))):
-        compiled = bolide.compile(fn)
-        for _ in range(2):
-            value = make(3)
+class Quantised(torch.Tensor):
+    """Integers and a scale, with `__torch_function__` for what is to be fast; all else is done with what they mean."""
+
+    def __new__(cls, q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, q.shape, dtype=dtype)
+
+    def __init__(self, q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> None:
+        self.q, self.scale = q, scale
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> Any:
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        return cls((weight / scale).round().to(torch.int8), scale, weight.dtype)
+
+    def meaning(self) -> torch.Tensor:
+        return self.q.to(self.dtype) * self.scale
+
+    def __tensor_flatten__(self) -> Any:
+        return ["q", "scale"], {"dtype": self.dtype}
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(parts["q"], parts["scale"], context["dtype"])
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            return (args[0] @ args[1].q.to(args[1].dtype).t()) * args[1].scale.t() + args[2]
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return Quantised(args[0].q, args[0].scale, args[0].dtype)
+        return func(*[arg.meaning() if isinstance(arg, Quantised) else arg for arg in args], **(kwargs or {}))
+
+
+def pair_inside(a: torch.Tensor, b: torch.Tensor) -> Any:
+    pair = Pair(a * 2, b * 3).sin() + 1
+    return pair.a * pair.b, pair, pair.shape, isinstance(pair, Pair), type(pair).__name__, len(pair)
+
+
+def pair_given(pair: Any) -> Any:
+    other = 1 - pair.exp()
+    return (other * pair).b, pair, [pair.a, other[0]], pair.dtype, other.mean().a, pair.t()
+
+
+def pair_written(pair: Any) -> Any:
+    pair.add_(1)
+    return pair * 2
+
+
+def pair_with_plain_gradients(pair: Any, x: torch.Tensor) -> Any:
+    return (pair.a * x).sin() + pair.b
+
+
+def weight_called(weight: Any, x: torch.Tensor) -> Any:
+    return F.linear(x, weight, x.new_ones(4)).relu()
+
+
+def weight_meant(weight: Any, x: torch.Tensor) -> Any:
+    return (x @ weight.t()).tanh(), weight.meaning().sum(), weight.q.dtype
+
+
+WRAPPER_PROGRAMS: dict[Any, Any] = {
+    pair_inside: lambda: (torch.randn(3, 2), torch.randn(3, 2)),
+    pair_given: lambda: (_pair(3, 2),),
+    pair_written: lambda: (_pair(3),),
+    pair_with_plain_gradients: lambda: (_pair(3), torch.randn(3, requires_grad=True)),
+    weight_called: lambda: (Quantised.of(torch.randn(4, 3)), torch.randn(2, 3, requires_grad=True)),
+    weight_meant: lambda: (Quantised.of(torch.randn(4, 3)), torch.randn(2, 3, requires_grad=True)),
+}
+
+
+def _opened(value: Any) -> Any:
+    """Wrappers as what they are made of."""
+
+    def opened(one: Any) -> Any:
+        if not hasattr(one, "__tensor_flatten__"):
+            return one
+        names, context = one.__tensor_flatten__()
+        return type(one).__name__, [getattr(one, name) for name in names], context, one.shape
+
+    return pytree.tree_map(opened, value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fn", WRAPPER_PROGRAMS)
+def test_wrapper_subclasses(fn: Any, backend: str) -> None:
+    """Results, effects of `__torch_dispatch__`, what is written, and gradients of plain tensors."""
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    for _ in range(3):
+        ours = WRAPPER_PROGRAMS[fn]()
+        theirs = pytree.tree_map_only(torch.Tensor, _copied, ours)
+        found, expected = [], []
+        for function, args, seen in ((compiled, ours, found), (fn, theirs, expected)):
             LOG.clear()
-            result = compiled(value)
-            assert type(result) is torch.Tensor
-            torch.testing.assert_close(result, fn(value))
-            assert LOG[:2] == LOG[2:] == ["aten.sin.default", "aten.add.Tensor"]
+            result = function(*args)
+            seen += [_opened(result), _opened(args), list(LOG)]
+            leaves = [arg for arg in args if arg.requires_grad]
+            if leaves:
+                out = result[0] if isinstance(result, tuple) else result
+                seen += torch.autograd.grad((out * out).sum(), leaves)
+        _agree(found, expected)
+    assert len(compiled._bolide.entries) == 1
+
+
+def _copied(tensor: torch.Tensor) -> Any:
+    if type(tensor) is torch.Tensor:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    parts = {name: getattr(tensor, name).clone() for name in names}
+    return type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())  # type: ignore[attr-defined]
+
+
+def test_wrappers_are_guarded() -> None:
+    """By their class, by the class and layout of their parts, and by what they say of themselves."""
+    compiled: Any = bolide.compile(weight_meant, backend="eager", fullgraph=True)
+    weight, x = torch.randn(4, 3), torch.randn(2, 3)
+    for given in (Quantised.of(weight), weight, Quantised.of(weight.double()), Quantised.of(weight[:2])):
+        inputs = (given, x.to(given.dtype))
+        if type(given) is Quantised:
+            _agree(compiled(*inputs), weight_meant(*inputs))
+        else:
+            with pytest.raises(AttributeError, match="no attribute 'meaning'"):
+                compiled(*inputs)
+    assert len(compiled._bolide.entries) >= 3
+
+
+def test_wrappers_that_require_grad() -> None:
+    """Without grad mode they are captured; else, and where it is switched on inside, the call runs for real."""
+
+    def fn(pair: Any, x: torch.Tensor) -> Any:
+        return (pair * x).a, pair.requires_grad
+
+    def back_on(weight: Any, x: torch.Tensor) -> Any:
+        with torch.enable_grad():
+            return x @ weight.t()
+
+    pair, x = _pair(3).requires_grad_(), torch.randn(3)
+    with torch.no_grad():
+        _agree(bolide.compile(fn, fullgraph=True)(pair, x), fn(pair, x))
+        weight = Quantised.of(torch.randn(4, 3)).requires_grad_()
+        with pytest.warns(bolide.BolideWarning, match="a gradient would go to a tensor of a subclass"):
+            out = bolide.compile(back_on, backend="eager")(weight, x)
+        assert out.requires_grad and weight.requires_grad
+    with pytest.raises(bolide.Unsupported, match="requires grad"):
+        bolide.compile(fn, fullgraph=True)(pair, x)
+
+
+def test_wrappers_cross_breaks_and_are_not_given_attributes() -> None:
+    def fn(pair: Any) -> Any:
+        pair = pair + 1
+        bolide.graph_break()
+        return (pair * 2).a
+
+    def mark(pair: Any) -> Any:
+        pair.mark = 3
+        return (pair * 2).a
+
+    for function in (fn, mark):
+        pair = _pair(3)
+        torch.testing.assert_close(bolide.compile(function, backend="eager")(pair), function(pair))
+    assert pair.mark == 3
+    with pytest.raises(bolide.Unsupported, match="an attribute of Pair is assigned"):
+        bolide.compile(mark, fullgraph=True)(pair)

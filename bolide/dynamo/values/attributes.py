@@ -26,7 +26,7 @@ from bolide.dynamo.values.kinds import (
 from bolide.dynamo.values.outside import CONTAINERS, Outside, Overlay, attribute_source
 from bolide.dynamo.values.tensors import NODE_METHODS, load_tensor_attribute, outside_attributes, store_tensor_attribute
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor
+from bolide.tracing import STANDS_FOR, TracedTensor
 
 _MODULE_GETATTR = torch.nn.Module.__getattr__
 _MODULE_SETATTR = torch.nn.Module.__setattr__
@@ -67,7 +67,7 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return _native(vm, owner, name)
     if issubclass(cls, type):
         return _class(vm, owner, name)
-    return _instance(vm, owner, cls, name)
+    return _instance(vm, owner, vars(cls).get(STANDS_FOR, cls), name)
 
 
 def _of_face(vm: Machine, owner: TracedTensor, name: str) -> Any:
@@ -421,9 +421,9 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
             )
         vm.world.store_class_attribute(owner, name, value)
         return None
-    if cls in CONSTANT_TYPES or (is_opaque(owner) and vm.world.is_outside(owner)):
+    if cls in CONSTANT_TYPES or ((is_opaque(owner) or issubclass(cls, torch.Tensor)) and vm.world.is_outside(owner)):
         raise Unsupported(
-            f"an attribute of {owner!r} is assigned",
+            f"an attribute of {cls.__name__ if issubclass(cls, torch.Tensor) else repr(owner)} is assigned",
             vm.where(),
             "assign it outside the compiled function",
             kind="attribute_write",

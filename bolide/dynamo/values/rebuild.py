@@ -162,7 +162,7 @@ def make_function(
     return made
 
 
-RECIPES: dict[type, Callable[[Rebuilder, Any], Recipe]] = {}  # of values that only the interpreter knows
+RECIPES: dict[type, Callable[[Rebuilder, Any], Recipe | None]] = {}  # of values that only the interpreter knows
 
 
 class _ContainsItself(Exception):
@@ -345,6 +345,9 @@ class Rebuilder:
 
     def _tensor(self, value: torch.Tensor) -> Recipe:
         if not isinstance(value, TracedTensor):
+            made = RECIPES[torch.Tensor](self, value)
+            if made is not None:
+                return made
             if type(value) not in (torch.Tensor, torch.nn.Parameter) and hasattr(value, "__tensor_flatten__"):
                 reason = f"a {type(value).__name__}, a subclass of Tensor, leaves the function"
                 raise Unsupported(reason, self.world.where(), None, "escape")
@@ -352,6 +355,9 @@ class Rebuilder:
         source = self.input_of.get(id(value))
         if source is not None:
             return Recipe("source", source)
+        if value.requires_grad and self.world.hidden_leaves:
+            reason = "a gradient would go to a tensor of a subclass"
+            raise Unsupported(reason, self.world.where(), "call the function under no_grad", "escape")
         if isinstance(value, torch.nn.Parameter):
             return Recipe(
                 "call", torch.nn.Parameter, (self._output(value.detach()), *self.constants(value.requires_grad))
@@ -383,8 +389,8 @@ class Rebuilder:
         if cls is types.FunctionType:
             return self._function(value)
         special = RECIPES.get(cls)
-        if special is not None:
-            return special(self, value)
+        if special is not None and (made := special(self, value)) is not None:
+            return made
         if cls is types.MethodType:
             of_c = type(value.__func__) in (types.WrapperDescriptorType, types.MethodDescriptorType)
             if of_c or type(value.__self__) is TracedTensor:  # a traced tensor's methods are not the real one's
@@ -438,7 +444,7 @@ class Rebuilder:
             return Recipe("call", _VIEWS[cls], (self.recipe(gc.get_referents(value)[0]),))
         if isinstance(value, frozenset):
             return Recipe("call", frozenset, (self._list(value),))
-        return self.instance(value)
+        return self._instance(value, cls)
 
     def _function(self, value: types.FunctionType) -> Recipe:
         if id(value) not in self.world.own_functions:
@@ -453,9 +459,7 @@ class Rebuilder:
         )
         return Recipe("call", make_function, args)
 
-    def instance(self, value: Any) -> Recipe:
-        """An instance of a class, by its state."""
-        cls: Any = type(value)
+    def _instance(self, value: Any, cls: type) -> Recipe:
         module = cls.__module__
         if issubclass(cls, tuple) and not is_python_class(cls):  # a structseq, as torch.max returns
             return Recipe("call", cls, (Recipe("tuple", None, tuple(self.recipe(item) for item in value)),))

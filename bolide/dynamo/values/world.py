@@ -102,6 +102,7 @@ class World:
         self.once: set[Any] = set()  # what has been guarded already
         self.relied: dict[int, types.FunctionType] = {}  # functions whose code has been guarded, by id
         self.registered: dict[int, Any] = {}  # hooks that the program has put on inputs, by id of their handles
+        self.hidden_leaves = False  # whether tensors that require grad are known which are no inputs
         self.places: dict[int, int] = {}  # id of a traced input -> its index
         self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
         self.mro_cache: dict[tuple[type, str, type | None], Any] = {}
@@ -385,6 +386,8 @@ class World:
     def _wrap_tensor(self, real: torch.Tensor, source: Source) -> Any:
         if isinstance(real, TracedTensor):
             return real
+        if type(real) not in TENSOR_TYPES and (made := WRAPPERS[torch.Tensor](self, real, source)) is not None:
+            return made
         where = self.where()
         expected = tensor_guard(real, where)
         self.inputs.append(source)
