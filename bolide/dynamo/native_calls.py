@@ -135,7 +135,7 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
         raise refused(vm, function)
     vm.trace.where = vm.where()
     try:
-        result = function(*(prepared or args), **words)
+        result = vm.trace.perform(function, prepared or args, words)
     except TypeError as error:
         if any(stand_in in str(error) for stand_in in _STAND_INS):  # it looked into a container and took one for itself
             raise _given(vm, function, "an outside object") from error

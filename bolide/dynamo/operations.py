@@ -34,6 +34,7 @@ SYMBOLIC: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.Sy
 _POWERS = (operator.pow, operator.ipow)
 _INTEGERS = (int, torch.SymInt)
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
+_NO_WORDS: dict[str, Any] = {}
 SEEN_AS: dict[type, type] = {**SYMBOLIC}  # the class that the program sees of values of other classes
 
 _DUNDERS: dict[Callable[[Any, Any], Any], tuple[str | None, str, str]] = {}
@@ -167,7 +168,7 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         vm.trace.where = vm.where()
         if op in _POWERS and not (a in _INTEGERS and b in _INTEGERS):
             left, right = _in_graph(left), _in_graph(right)
-        result = op(left, right)
+        result = vm.trace.perform(op, (left, right), _NO_WORDS)
         return settled(result) if type(result) in SYMBOLIC else result
     if a is str and op is operator.mod:
         return Call(polyfill("percent"), [left, right])
@@ -230,7 +231,7 @@ def unary(vm: Machine, op: Callable[[Any], Any], value: Any) -> Any:
         vm.trace.where = vm.where()
     if op is operator.invert and type(value) in SYMBOLIC:
         return ~concrete(vm, value)
-    return op(native_view(vm, value))
+    return vm.trace.perform(op, (native_view(vm, value),), _NO_WORDS)
 
 
 def truth(vm: Machine, value: Any) -> Any:

@@ -212,6 +212,7 @@ class Ratio:
 
 
 Value = Expr | Cond | Ratio | float
+_LARGEST = torch.iinfo(torch.int64).max
 _HASH = torch.SymInt.__hash__.__code__
 
 
@@ -547,6 +548,8 @@ class SymNode:
             return found
         a, b = self.expr, other.expr
         if a.__class__ is Expr and b.__class__ is Expr:
+            if op == "le" and not b.terms and b.offset == _LARGEST:  # the end of a slice that has none
+                return self.wrap_bool(True)
             compared: SymNode = self._remember(key, self._cond(getattr(a, op)(b)))
             return compared
         if self.is_float() or other.is_float():

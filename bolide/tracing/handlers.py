@@ -70,6 +70,12 @@ def classify(func: Any) -> Handler:
     return _functional
 
 
+def is_recorded_as_is(func: Any) -> bool:
+    """Whether an operation becomes a node of its own, whatever its arguments are."""
+    kind = HANDLERS.get(func) or classify(func)
+    return kind in (_functional, _view, _mutation) and not _has_kernel(func, "CompositeImplicitAutograd")
+
+
 def _has_kernel(func: Any, key: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 

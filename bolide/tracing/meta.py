@@ -33,6 +33,14 @@ class TensorMeta(NamedTuple):
         return product(self.shape)
 
 
+_NUMBER = frozenset({int})
+
+
+def is_symbolic(meta: TensorMeta) -> bool:
+    """Whether a size, a stride or the offset is not a number."""
+    return not _NUMBER.issuperset(map(type, (*meta[0], *meta[1], meta[2])))
+
+
 class DataDependent(Unsupported):
     """An operation whose result (a Python number, a shape) depends on the tensors' data, which do not exist while
     tracing."""

@@ -8,7 +8,7 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported
-from bolide.tracing.meta import DataDependent, TensorMeta, is_data
+from bolide.tracing.meta import DataDependent, TensorMeta, is_data, is_symbolic
 
 if TYPE_CHECKING:
     from bolide.tracing.trace import Trace
@@ -37,7 +37,7 @@ class AliasGroup:
 ViewStep = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-_ANY_SIZE = 1 << 40
+_ANY_SIZE = 1 << 40  # of a storage: spares C++ a sum over symbolic sizes
 
 PHYSICAL: dict[Any, Any] = {
     torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
@@ -92,17 +92,9 @@ class TracedTensor(torch.Tensor):
         requires_grad: bool = False,
     ) -> TracedTensor:
         """A traced tensor with this meta whose value is `node` now; without `group` it owns a new storage."""
-        tensor = torch.Tensor._make_wrapper_subclass(
-            TracedTensor,
-            meta[0],
-            meta[1],
-            meta[2],
-            None,
-            meta[3],
-            torch.strided,
-            meta[4],
-            requires_grad=requires_grad,
-            storage_size=_ANY_SIZE if trace.has_symbols else None,  # sparing C++ a sum over symbolic sizes
+        symbolic = trace.has_symbols and is_symbolic(meta)
+        tensor: TracedTensor = (
+            _symbolic_wrapper(trace, meta, requires_grad) if symbolic else _wrapper(meta, requires_grad)
         )
         tensor._trace = trace
         tensor.group = group = group if group is not None else AliasGroup(node)
@@ -218,6 +210,33 @@ class TracedTensor(torch.Tensor):
 
 
 _ONLY_TRACED = (TracedTensor,)
+
+
+def _wrapper(meta: TensorMeta, requires_grad: bool, storage_size: int | None = None) -> Any:
+    return torch.Tensor._make_wrapper_subclass(
+        TracedTensor,
+        meta[0],
+        meta[1],
+        meta[2],
+        None,
+        meta[3],
+        torch.strided,
+        meta[4],
+        requires_grad=requires_grad,
+        storage_size=storage_size,
+    )
+
+
+def _symbolic_wrapper(trace: Trace, meta: TensorMeta, requires_grad: bool) -> Any:
+    """A wrapper of symbolic sizes: taking them from Python to C++ is slow, so the first one made for this meta is
+    copied there."""
+    known = trace.wrappers.get(id(meta))
+    if known is None:
+        known = trace.wrappers[id(meta)] = meta, _wrapper(meta, False, _ANY_SIZE)
+    tensor = _wrapper(TensorMeta((), (), 0, meta[3], meta[4]), requires_grad)
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        torch.Tensor.data.__set__(tensor, known[1])  # type: ignore[attr-defined]
+    return tensor
 
 
 def _trace_of(args: Any) -> Any:

@@ -47,6 +47,7 @@ class Trace:
         self.data_of: Callable[[int], Data | None] = lambda place: None  # see `read`
         self._mode = _Recording(self)
         self._size_nodes: dict[Expr, torch.fx.Node] = {}
+        self.wrappers: dict[int, tuple[TensorMeta, TracedTensor]] = {}  # one for each meta of symbolic sizes, by id
         self._lifted: dict[int, TracedTensor] = {}
         self.sizes: list[torch.SymInt] = []
         self._last_input: torch.fx.Node = self.graph._root
@@ -193,6 +194,10 @@ class Trace:
     def mutated_inputs(self) -> list[int]:
         """Positions of the inputs whose storage was written."""
         return [position for position, tensor in enumerate(self.inputs) if tensor.group.version]
+
+    def perform(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call one of torch's functions, or an operator, for the program."""
+        return primitives.call(function, args, kwargs) if self.shapes.hints else function(*args, **kwargs)
 
     def recording(self) -> AbstractContextManager[Any]:
         """While it is active, factory functions and operations on real tensors are recorded as well."""
@@ -481,4 +486,4 @@ def invert(order: list[int]) -> list[int]:
     return inverse
 
 
-from bolide.tracing import conjugates, handlers, random_handlers, recurrent, scalars, sequences  # noqa: E402, F401  (the tables of handlers need Trace)
+from bolide.tracing import conjugates, handlers, primitives, random_handlers, recurrent, scalars, sequences  # noqa: E402, F401  (the tables of handlers need Trace)

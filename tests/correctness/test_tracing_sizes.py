@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch.fx
 import torch.nn.functional as F
 
 from bolide.symbolic import Expr, ShapeEnv
-from bolide.tracing import Trace
+from bolide.tracing import Trace, primitives
 
 Program = Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]
 
@@ -107,3 +109,69 @@ def test_integer_arithmetic_of_sizes() -> None:
     assert a < b and [guard.text() for guard in env.guards] == ["s1 >= s0 + 1"]
     assert int(a) == 6 and a.node.expr.eq(6) in env.guards
     assert isinstance(b.node.expr, Expr)
+
+
+def _operations(trace: Trace) -> list[str]:
+    return [str(node.target) for node in trace.graph.nodes if node.op == "call_function"]
+
+
+def _recorded(*shape: int) -> tuple[Trace, torch.Tensor]:
+    """A trace, and an input of it whose sizes are all symbolic."""
+    trace = Trace()
+    sizes = {dim: trace.size(size, f"size{dim}") for dim, size in enumerate(shape)}
+    return trace, trace.input(torch.randn(shape), "x", sizes)
+
+
+def test_whole_slices_are_no_views() -> None:
+    trace, x = _recorded(3, 5, 7)
+    with trace.recording():
+        y = x[:, :, None]
+    assert _operations(trace) == ["aten.unsqueeze.default"]
+    assert y.shape[:2] == x.shape[:2] and not trace.shapes.guards
+
+
+def test_inferred_size_is_found_beside_a_sum_of_sizes() -> None:
+    trace, x = _recorded(3, 8)
+    batch, length = x.shape[0] + 1, x.shape[1]
+    heads = trace.input(torch.randn(4, 8, 4, 16), "heads", {0: batch, 1: length})
+    with trace.recording():
+        assert heads.reshape(batch, length, -1).shape[2] == 64
+        assert heads.flatten(1).view(batch, -1, 16).shape[1].node.expr is (length * 4).node.expr
+    assert not trace.shapes.guards
+
+
+def test_tensors_with_one_meta_change_their_shape_alone() -> None:
+    trace, x = _recorded(3, 5)
+    with trace.recording():
+        a, b, c = x + 1, x + 1, x + 1
+        b.t_()
+    assert a.shape == c.shape == x.shape and b.shape == x.shape[::-1]
+    assert (a + 1).shape == x.shape
+
+
+PRIMITIVE = [torch.cat, torch.Tensor.view, torch.Tensor.add_, F.gelu, operator.mul, torch.relu]
+COMPOSITE = [torch.matmul, torch.Tensor.reshape, torch.Tensor.to, torch.softmax, F.linear, operator.matmul, torch.where]
+
+
+def test_functions_that_are_recorded_as_they_are() -> None:
+    assert all(map(primitives.is_primitive, PRIMITIVE))
+    assert not any(map(primitives.is_primitive, [*COMPOSITE, len, [].append, _mlp, torch.nn.Linear]))
+    _, x = _recorded(3, 5)
+    assert primitives.is_primitive(x.view) and not primitives.is_primitive(x.reshape)
+
+
+@pytest.mark.parametrize("around", [contextlib.nullcontext, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_primitive_calls_are_those_of_the_dispatcher(around: Any) -> None:
+    """With and without a transform around them they record what the dispatcher would have them record."""
+
+    def program(call: Callable[..., Any]) -> list[str]:
+        trace, x = _recorded(3, 8)
+        w = trace.input(torch.randn(8, 8), "w")
+        with trace.recording(), around():
+            h = call(torch.addmm, x[0], x, w)
+            h = torch.func.vmap(lambda row: call(operator.mul, call(torch.sin, row), row))(h)
+            torch.func.jvp(lambda t: call(torch.mm, t, w), (h.to(w.dtype),), (x,))
+        return _operations(trace)
+
+    plain = program(lambda function, *args: function(*args))
+    assert program(lambda function, *args: primitives.call(function, args, {})) == plain

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bolide.tracing.meta import TensorMeta, same_sizes
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
     broadcast_shapes,
     differ,
@@ -60,7 +60,7 @@ def _mm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
 def _addmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, alpha: Any = 1) -> TensorMeta:
     _check_product(a, b)
     shape = (a.shape[0], b.shape[1])
-    if not same_sizes(broadcast_shapes([bias.shape, shape]), shape):
+    if shapes_differ(broadcast_shapes([bias.shape, shape]), shape):
         raise RuntimeError(f"expand({list(bias.shape)}): cannot be expanded to {list(shape)}")
     return fresh(shape, a.dtype, a.device)
 

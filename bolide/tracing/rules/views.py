@@ -42,8 +42,16 @@ def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
         "can be any "
         "value and is ambiguous",
     )
-    require(x.numel % known == 0, f"shape '{list(size)}' is invalid for input of size {x.numel}")
-    return (*size[:position], x.numel // known, *size[position + 1 :])
+    given, left = [*size[:position], *size[position + 1 :]], []
+    for extent in x.shape:  # quotients of sums are not simplified
+        place = next((i for i, other in enumerate(given) if same_size(other, extent)), None)
+        if place is None:
+            left.append(extent)
+        else:
+            del given[place]
+    count, known = product(left), product(given)
+    require(count % known == 0, f"shape '{list(size)}' is invalid for input of size {x.numel}")
+    return (*size[:position], count // known, *size[position + 1 :])
 
 
 def _is_less(a: Any, b: Any) -> bool:

@@ -1,0 +1,71 @@
+"""Calls of torch's functions on tensors with symbolic sizes, where that costs less than asking torch.
+
+While sizes are symbolic torch's Python dispatcher is on: it asks Python about each operation, also one that C++ calls,
+and it takes 5 µs to hear that Python has nothing to say. Where every operation that is met is recorded as it is, it is
+off.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator as op
+import types
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch.autograd import forward_ad
+
+from bolide.tracing.handlers import is_recorded_as_is
+from bolide.tracing.tensor import TracedTensor
+
+_OWNERS = (torch._C.TensorBase, torch._C._VariableFunctions, torch._C._nn)  # type: ignore[attr-defined, unused-ignore]
+_OPERATORS = frozenset((op.add, op.eq, op.ge, op.gt, op.le, op.lt, op.mul, op.ne, op.neg, op.sub))
+
+
+def call(function: Any, args: Any, kwargs: Any) -> Any:
+    """Call one of torch's functions, or an operator."""
+    if is_primitive(function) and not _is_transformed():
+        with torch._C._DisablePythonDispatcher():
+            return function(*args, **kwargs)
+    return function(*args, **kwargs)
+
+
+def is_primitive(function: Any) -> bool:
+    """Whether a function does nothing but operations that are recorded as they are."""
+    cls = function.__class__
+    if cls is types.BuiltinFunctionType:
+        owner = function.__self__
+        if owner.__class__ is TracedTensor:
+            return _is_recorded(function.__name__)
+        return (owner is None or owner.__class__ is types.ModuleType) and _is_listed(function)
+    return cls is types.MethodDescriptorType and _is_listed(function)
+
+
+@functools.cache
+def _is_listed(function: Any) -> bool:
+    name = function.__name__
+    known = function in _OPERATORS or any(getattr(owner, name, None) is function for owner in _OWNERS)
+    return known and _is_recorded(name)
+
+
+@functools.cache
+def _is_recorded(name: str) -> bool:
+    """Whether all forms of an operation are recorded as they are, and none has a kernel in Python of its own."""
+    packet = getattr(torch.ops.aten, name, None)
+    forms = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+    known = [
+        form for form in forms if torch._C._dispatch_has_kernel(form.name()) and "Dimname" not in str(form._schema)
+    ]
+    return bool(known) and all(
+        is_recorded_as_is(form) and form.py_kernels.keys() <= {DispatchKey.Meta} for form in known
+    )
+
+
+def _is_transformed() -> bool:
+    """Whether operations become others before they are recorded: by a transform, a forward derivative or autocast."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch._C._is_any_autocast_enabled()
+    )
