@@ -15,6 +15,9 @@ from torch.utils import checkpoint
 from bolide.dynamo.calls import intercept
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.polyfills import torch_functions
+from bolide.dynamo.program import Recipe
+from bolide.dynamo.torch_autograd import effects_so_far
+from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
 from bolide.tracing import TensorMeta
 
@@ -30,10 +33,19 @@ class Policy(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A checkpointed call that has begun: the graph's last node before it."""
+    """A checkpointed call that has begun: the graph's last node before it, and what had been written outside."""
 
     before: fx.Node
     policy: Policy | None
+    written: Any
+
+
+def _no_recipe(rebuilder: Rebuilder, region: Region) -> Recipe:
+    """A segment ends in front of a checkpointed call, not in it: what follows inside would not be computed again."""
+    raise Unsupported("a checkpointed call is entered before a break and left after it", None, None, "context")
+
+
+RECIPES[Region] = _no_recipe
 
 
 @intercept(checkpoint.checkpoint)
@@ -76,12 +88,24 @@ def _begin(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
                 "use selective checkpoint contexts",
                 kind="context",
             )
-    return Region(next(iter(reversed(vm.trace.graph.nodes))), policy)
+    return Region(next(iter(reversed(vm.trace.graph.nodes))), policy, _written(vm))
+
+
+def _written(vm: Machine) -> Any:
+    return effects_so_far(vm), [leaf.group.version for leaf in vm.trace.leaves if leaf.group.version]
 
 
 @intercept(torch_functions.end_region)
 def _end(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     region: Region = args[0]
+    if torch.is_grad_enabled() and region.written != _written(vm):
+        raise Unsupported(
+            "a checkpointed region writes outside: eager does that again when it computes the region again",
+            vm.where(),
+            "keep what it writes (statistics, counters) out of the region",
+            kind="context",
+            operation="torch.utils.checkpoint.checkpoint",
+        )
     node, saved = region.before.next, set()
     while node.op != "root":
         if node.op == "call_function":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -107,16 +108,51 @@ def test_each_region_is_computed_again_when_its_turn_comes(watcher: Watcher) -> 
     assert peak < 2 * 4 * WIDTH * ROWS + 4 * 2 * 4 * WIDTH * WIDTH + 3 * 4 * WIDTH * ROWS
 
 
+def _statistics(model: nn.Module, x: torch.Tensor) -> Any:
+    return checkpoint(model, x, use_reentrant=False)
+
+
+def _counter(model: Any, x: torch.Tensor) -> Any:
+    def region(x: torch.Tensor) -> torch.Tensor:
+        model.calls = getattr(model, "calls", 0) + 1
+        return model(x).tanh()
+
+    return checkpoint(region, x * 2, use_reentrant=False)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_batch_norm_is_counted_once(backend: str) -> None:
+@pytest.mark.parametrize("fn", [_statistics, _counter])
+def test_what_a_region_writes_is_written_again(fn: Any, backend: str) -> None:
+    """Eager computes the region again with all that it does: so it is called for real."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
-    x = torch.randn(2, 3, 8, 8)
-    expected = gradients(model, model, x)
-    statistics = model[1].running_mean.clone()
-    model[1].reset_running_stats()
-    compiled = bolide.compile(lambda x: checkpoint(model, x, use_reentrant=False), backend=backend, fullgraph=True)
-    torch.testing.assert_close(gradients(model, compiled, x), expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(model[1].running_mean, statistics)
+    twin = copy.deepcopy(model)
+    compiled = bolide.compile(fn, backend=backend)
+    for _ in range(2):
+        x = torch.randn(2, 3, 8, 8, requires_grad=True)
+        found, expected = (torch.autograd.grad(f(m, x).square().sum(), x) for f, m in ((compiled, model), (fn, twin)))
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(model.state_dict(), twin.state_dict())
+        assert getattr(model, "calls", 0) == getattr(twin, "calls", 0)
+    with pytest.raises(bolide.Unsupported, match="a checkpointed region writes outside"):
+        bolide.compile(fn, backend=backend, fullgraph=True)(model, x)
+    with torch.no_grad():  # nothing is computed again
+        bolide.compile(fn, backend=backend, fullgraph=True)(model, x)
+
+
+def test_a_break_inside_a_region() -> None:
+    def region(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        bolide.graph_break()
+        return y.exp()
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(region, x * 2, use_reentrant=False) * 3
+
+    compiled = bolide.compile(fn, backend="eager")
+    x = torch.randn(5, requires_grad=True)
+    for _ in range(2):
+        found, expected = (torch.autograd.grad(function(x).sum(), x)[0] for function in (compiled, fn))
+        torch.testing.assert_close(found, expected)
 
 
 def test_dropout_is_the_same_again() -> None:
