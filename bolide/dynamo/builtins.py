@@ -72,6 +72,7 @@ def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     value, cls = args
     if type(value) is Generator:
         return isinstance((_ for _ in ()), cls)
+    vm.world.rely_on_bases(class_of(value), cls)
     if type(cls) is type and issubclass(class_of(value), cls):
         return True
     if type(cls) is tuple and any(_class_check(vm, part, "__instancecheck__") for part in cls):
@@ -97,11 +98,13 @@ def _issubclass(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     method = _class_check(vm, args[1], "__subclasscheck__")
     if method is not None:
         return Call(polyfill("truth_of_call"), [method, args[1], args[0]])
+    vm.world.rely_on_bases(*args)
     return issubclass(*args)
 
 
 @intercept(callable)
 def _callable(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    vm.world.rely_on_class(class_of(args[0]), "__call__")
     return callable(_real(args[0]))
 
 

@@ -206,6 +206,8 @@ def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dic
         operation = f"{cls.__qualname__}(...)"
         raise Unsupported("an object with a method __del__ is made", vm.where(), None, "finaliser", operation)
     new, init = vm.world.lookup(cls, "__new__"), vm.world.lookup(cls, "__init__")
+    for name in ("__hash__", "__eq__"):  # native containers call these
+        vm.world.rely_on_class(cls, name)
     new = getattr(new, "__func__", new)
     python_new, python_init = type(new) is types.FunctionType, type(init) is types.FunctionType
     if (python_new and not runs_natively(new)) or (python_new and python_init):

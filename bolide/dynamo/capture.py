@@ -151,7 +151,7 @@ class _Attempt:
     def run(self, stop: int | None, ending: Break | None) -> Captured:
         """Interpret to the end, or to the instruction number `stop`, where the segment ends for the reason `ending`."""
         machine, world = self.machine, self.world
-        before = modes.settings()
+        before = machine.surroundings = modes.settings()
         shape: Shape | None = None
         try:
             # modes are left in the reverse order

@@ -25,7 +25,7 @@ from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, is_opaque
 from bolide.dynamo.values.outside import Deferred, attribute_source
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.tracing import Trace
+from bolide.tracing import Trace, modes
 
 Handler = Callable[["Machine", Frame, Any], Any]
 
@@ -94,6 +94,7 @@ class Machine:
         self.tick = 0  # the number of the instruction that was not supported
         self.started = False  # whether it has come to the first instruction
         self.own_functions: dict[int, Any] = {}  # functions made by the program, weakly, by id
+        self.surroundings: list[modes.Setting] = []  # torch's modes at the beginning
         self.entered: list[Any] = []  # native context managers that are entered now
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls to be made after the graph has run
         self.required: list[tuple[Any, list[Any], dict[str, Any]]] = []  # checks of data, made before any effect

@@ -327,9 +327,24 @@ class Recorder:
                 return self.note_item(base, source.key, source.base, source)
             case "item":
                 return self._item(base, source)
-            case "apply" if source.obj is weakref.ref.__call__ and isinstance(base, weakref.ref):
-                return self._referent(base)
+            case "apply":
+                return self._apply(source.obj, base, *source.key)
         raise Loose
+
+    def _apply(self, function: Any, base: Any, *args: Any) -> Any:
+        """What a function answers about an object, for those that come down to memory."""
+        if function is issubclass:
+            return self._is_subclass(base, *args)
+        if function is weakref.ref.__call__ and isinstance(base, weakref.ref):
+            return self._referent(base)
+        raise Loose
+
+    def _is_subclass(self, cls: type, wanted: Any) -> bool:
+        for other in wanted if type(wanted) is tuple else (wanted,):
+            if class_attribute(type(other), "__subclasscheck__") is not vars(type)["__subclasscheck__"]:
+                raise Loose
+        self.note_class_version(cls)
+        return issubclass(cls, wanted)
 
     def _referent(self, reference: weakref.ref[Any]) -> Any:
         """What a weak reference refers to; None from its death on."""

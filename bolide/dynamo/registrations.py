@@ -29,6 +29,7 @@ from bolide.dynamo import (  # noqa: F401  (imported for what they register)
     torch_numpy,
     torch_optimizers,
     torch_sizes,
+    torch_state,
     torch_subclasses,
     torch_tensors,
     torch_transforms,

@@ -39,7 +39,7 @@ def _pairs(names: str, getter: str, setter: str) -> list[tuple[Any, Any]]:
     return [(getattr(_native, get), getattr(_native, put)) for get, put in named if hasattr(_native, put)]
 
 
-_FLAGS = (
+FLAGS = (
     *_pairs("flash mem_efficient math cudnn overrideable", "_get_{}_sdp_enabled", "_set_sdp_use_{}"),
     *_pairs(
         "cudnn_enabled cudnn_benchmark cudnn_deterministic mkldnn_enabled mkldnn_deterministic nnpack_enabled "
@@ -63,7 +63,7 @@ def settings() -> list[Setting]:
     found.append((torch.set_default_dtype, (torch.get_default_dtype(),)))
     anomalies = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     found.append((torch.set_anomaly_enabled, anomalies))
-    found += [(setter, (getter(),)) for getter, setter in _FLAGS]
+    found += [(setter, (getter(),)) for getter, setter in FLAGS]
     return found
 
 

@@ -235,7 +235,10 @@ def instantiate(cls: Any, args: Any, kwargs: Any) -> Any:
 def truth(value: Any) -> Any:
     cls = type(value)
     if hasattr(cls, "__bool__"):
-        return cls.__bool__(value)
+        result = cls.__bool__(value)
+        if type(result) is not bool:
+            raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
+        return result
     return cls.__len__(value) != 0
 
 

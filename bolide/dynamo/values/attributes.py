@@ -112,6 +112,8 @@ def _module(vm: Machine, owner: types.ModuleType, name: str) -> Any:
     namespace = owner.__dict__
     if name in namespace:
         return vm.world.load_global(namespace, name)
+    if not is_library_namespace(namespace):
+        vm.world.load_global(namespace, name)  # guards that it is not there
     value = getattr(owner, name)  # lazy submodules, module-level __getattr__
     if is_library_namespace(namespace):
         return vm.world.trust(value, attribute_source(Source("object", None, None, owner), name))
@@ -227,6 +229,8 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         return Call(found.fget, [owner])
     if kind in _SLOT_TYPES:
         return _slot(vm, owner, name)
+    for hook in ("__get__", "__set__"):
+        world.rely_on_class(kind, hook)
     if (
         kind is not types.FunctionType
         and found is not MISSING
@@ -238,18 +242,16 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
     if value is not MISSING:
         return value
     if found is not MISSING:
+        own_first = name == "forward" or getattr(torch.nn.Module, name, None) is not found
+        if outside and own_first and owner.attrs is not None and hasattr(kind, "__get__"):
+            owner.attrs.rely_on_absence(name)  # an instance's own would come first
         if kind is types.FunctionType:
-            own_first = name == "forward" or getattr(torch.nn.Module, name, None) is not found
-            if outside and own_first and owner.attrs is not None:
-                owner.attrs.rely_on_absence(name)  # an instance's own would come first
             return types.MethodType(found, owner)
         if kind is staticmethod:
             return found.__func__
         if kind is classmethod:
             return types.MethodType(found.__func__, cls)
         if kind is functools.cached_property:
-            if outside:
-                owner.namespace.rely_on_absence(name)
             return Call(polyfills.BY_NAME["cached_property_get"], [owner, found.func, found.attrname])
         if hasattr(kind, "__get__"):
             if outside and kind in _METHOD_TYPES:
@@ -313,6 +315,7 @@ def _slot(vm: Machine, owner: Any, name: str) -> Any:
     overlay = owner.slots(vm.world)
     value = overlay.peek(name)
     if value is MISSING:
+        vm.world.guard(owner.source, "has_attr", (name, False))
         raise AttributeError(name)
     return value
 
@@ -343,7 +346,7 @@ def _stateful(vm: Machine, found: Any, cls: type) -> Any:
 
 
 def _descriptor(vm: Machine, found: Any, owner: Any, cls: type) -> Any:
-    getter = type(found).__get__
+    getter = vm.world.lookup(type(found), "__get__")
     if type(getter) is types.FunctionType:
         return Call(getter, [_stateful(vm, found, cls), owner, cls])
     if type(owner) is Outside:

@@ -159,6 +159,17 @@ class World:
         found = ClassAttribute(name, after, steering(cls, name, after))
         self.guards.append(Guard(Source("object", None, None, cls), "class_attr", found, self.where()))
 
+    def rely_on_bases(self, cls: Any, wanted: Any) -> None:
+        """Guard whether a class of the user's is a subclass of another class, or of one of several."""
+        key = (cls, wanted, "bases")
+        if cls is wanted or key in self.once or not isinstance(cls, type) or id(cls) in self.own_classes:
+            return
+        if is_library_class(cls) or (isinstance(wanted, type) and id(wanted) in self.own_classes):
+            return
+        self.once.add(key)
+        found = issubclass(cls, wanted)
+        self.guard(Source("apply", Source("object", None, None, cls), (wanted,), issubclass), "equals", found)
+
     def rely_on_code(self, function: types.FunctionType) -> None:
         """Guard that an outside function of the user's keeps its code and the defaults of its parameters."""
         if id(function) in self.relied:
