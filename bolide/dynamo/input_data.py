@@ -26,14 +26,12 @@ def numbers(tensor: torch.Tensor) -> str:
 
 def data_of(vm: Machine, breaks: bool, place: int) -> Data | None:
     """The data of an input, and what to call to guard it; None if it cannot be, or differs from call to call (and
-    the program may break: `breaks`).
-
-    What the program writes itself will be another value in the next call."""
+    the program may break: `breaks`)."""
     traced = vm.trace.inputs[place]
     fixed = all(type(size) is int for size in traced.shape)
     whole = not (traced.dtype.is_floating_point or traced.dtype.is_complex)
     small = fixed and 0 < traced.numel() <= config.specialize_data
-    if not (whole and small and traced.device.type == "cpu") or traced.group.version:
+    if not (whole and small and traced.device.type == "cpu"):
         return None
     if state.stage == "backend" or not vm.world.symbols.history.reads_data:
         return None
