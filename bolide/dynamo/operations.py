@@ -21,6 +21,7 @@ from bolide.dynamo.values.outside import Outside
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedFloat, TracedTensor, data
+from bolide.tracing.calls import CallRecorder
 
 # Types whose operators are exact on values of the interpreter: no method of theirs is written in Python.
 PLAIN = frozenset(
@@ -360,6 +361,34 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     return owner[key]
 
 
+def _fills_mask(owner: TracedTensor, key: Any, value: Any) -> bool:
+    """Whether one differentiable value goes wherever a mask is true: torch's gradient of it gathers with the mask, so
+    its size would be data."""
+    if type(key) is not TracedTensor or type(value) is not TracedTensor or key.dtype is not torch.bool:
+        return False
+    if not value.requires_grad or not torch.is_grad_enabled() or value.dtype is not owner.dtype:
+        return False
+    if tuple(owner.shape[: key.dim()]) != tuple(key.shape):
+        return False
+    rest = owner.shape[key.dim() :]
+    sizes = zip(reversed(value.shape), reversed(rest), strict=False)
+    return value.dim() <= len(rest) and all(mine == other or mine == 1 for mine, other in sizes)
+
+
+def _fill_mask(vm: Machine, owner: TracedTensor, mask: TracedTensor, value: TracedTensor) -> None:
+    """`owner[mask] = value` without gathering."""
+
+    def write() -> None:
+        spread = mask[(..., *[None] * (owner.dim() - mask.dim()))]
+        owner.copy_(torch.where(spread, value, owner))
+
+    recorder = vm.memory.get(CallRecorder)
+    if recorder is None:
+        write()
+    else:
+        recorder.as_one(operator.setitem, [owner, mask, value], write)
+
+
 def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
     """`owner[key] = value`; None, or the Call that does it."""
     cls = type(owner)
@@ -369,6 +398,9 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
             key = _tensor_index(key)
             if vm.trace.has_symbols and _has_symbols(key):
                 owner, key = data.with_selected(owner, key)
+            if _fills_mask(owner, key, value):
+                _fill_mask(vm, owner, key, value)
+                return None
         owner[as_key(vm, key) if cls is dict else key] = value
         return None
     real = class_of(owner)

@@ -319,6 +319,29 @@ def masks_written(x: Any) -> Any:
     return y, y.masked_scatter(x > 1, x * 2)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("shape", [(), (4,), (1,)])
+def test_one_value_where_a_mask_is_true_has_a_gradient(shape: tuple[int, ...], backend: str) -> None:
+    """As the tokens that stand for what is masked."""
+
+    def program(x: Any, m: Any, v: Any) -> Any:
+        y = x * 2
+        y[m] = v
+        y[:, 0][m] = v.sum()
+        return y.sin()
+
+    with config.patch(capture_dynamic_output_shape_ops=False):
+        compiled = bolide.compile(program, backend=backend, fullgraph=True)
+        for mask in MASKS:
+            x, v = rows().requires_grad_(), torch.randn(shape, requires_grad=True)
+            ours, theirs = compiled(x, mask, v), program(x, mask, v)
+            torch.testing.assert_close(ours, theirs)
+            for one, other in zip(*(torch.autograd.grad(y.sum(), (x, v)) for y in (ours, theirs))):
+                torch.testing.assert_close(one, other)
+    with pytest.raises((RuntimeError, IndexError)):
+        bolide.compile(program, backend=backend)(rows(), MASKS[0][:3], torch.randn(shape, requires_grad=True))
+
+
 def lists_of_tensors(x: Any) -> Any:
     total, most = x.sum(), x.argmax()
     return (

@@ -39,6 +39,12 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "pooling": lambda x: F.max_pool2d(x[None, None], 9),
     "split sizes": lambda x: x.split([1, 5], 1),
     "topk": lambda x: x.topk(9),
+    "mask of another shape": lambda x: x.index_put((torch.ones(2, dtype=torch.bool),), x[0]),
+    "mask of another shape, later": lambda x: x.index_put((None, torch.ones(3, dtype=torch.bool)), x[0, 0]),
+    "mask with too many dimensions": lambda x: x.index_put((torch.ones(3, 4, 1, dtype=torch.bool),), x[0, 0]),
+    "too many indices": lambda x: x.index_put((torch.tensor(0),) * 3, x[0, 0]),
+    "writing another type at places": lambda x: x.index_put((torch.tensor([0, 1]),), x[:2].double()),
+    "writing another type at a mask": lambda x: x.index_put((torch.ones(3, dtype=torch.bool),), x.double()),
 }
 
 

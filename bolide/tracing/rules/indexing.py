@@ -9,6 +9,7 @@ import torch
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
     broadcast_shapes,
+    differ,
     dtype_name,
     fresh,
     like_strides,
@@ -100,11 +101,37 @@ def _index_add(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *
     "index_copy",
     "index_fill.int_Scalar",
     "index_fill.int_Tensor",
-    "index_put",
-    "_unsafe_index_put",
 )
 def _written(x: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
     return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)  # clone(), then a write
+
+
+@rule("index_put", "_unsafe_index_put")
+def _index_put(
+    x: TensorMeta, indices: list[TensorMeta | None], values: TensorMeta, accumulate: bool = False
+) -> TensorMeta:
+    masks = [index is None or index.dtype in _MASKS for index in indices]
+    dim = 0
+    for index, is_mask in zip(indices, masks):
+        for place, size in enumerate(index.shape if index is not None and is_mask else ()):
+            if dim + place < x.ndim:
+                require(
+                    not differ(size, x.shape[dim + place]),
+                    f"The shape of the mask {list(index.shape)} at index {place} does not match the shape of the "  # type: ignore[union-attr]
+                    f"indexed tensor {list(x.shape)} at index {dim + place}",
+                    IndexError,
+                )
+        dim += index.ndim if index is not None and is_mask else 1
+    require(dim <= x.ndim, f"too many indices for tensor of dimension {x.ndim} (got {dim})", IndexError)
+    require(
+        x.dtype is values.dtype or (all(masks) and not accumulate and values.numel == 1),  # which is a masked_fill
+        f"Index put requires the source and destination dtypes match, got {dtype_name(x.dtype)} for the destination "
+        f"and {dtype_name(values.dtype)} for the source.",
+    )
+    return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
+
+
+_MASKS = (torch.bool, torch.uint8)
 
 
 @rule("masked_scatter")
@@ -117,7 +144,7 @@ def _index(x: TensorMeta, indices: list[TensorMeta | None]) -> TensorMeta:
     """Adjacent indices put their common shape where they stand, others put it in front (TensorAdvancedIndexing.cpp)."""
     slots = [dim for dim, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
-    if any(index.dtype in (torch.bool, torch.uint8) for index in given):
+    if any(index.dtype in _MASKS for index in given):
         raise NotImplementedError("the shape of a selection by mask depends on its data")
     common = broadcast_shapes([index.shape for index in given])
     kept = [dim for dim in range(x.ndim) if dim not in slots]
