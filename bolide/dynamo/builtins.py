@@ -6,8 +6,10 @@ from __future__ import annotations
 import abc
 import builtins
 import collections
+import io
 import math
 import operator
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo import operations
+from bolide.dynamo.builtins_frames import variables
 from bolide.dynamo.calls import INTERCEPTS, NATIVE, SWITCHED, construct, intercept
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
@@ -226,13 +229,8 @@ def _type_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(vars)
 def _vars(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) != 1:
-        raise Unsupported("vars() without an argument", vm.where(), None, "frame_access")
+        return variables(vm)
     return load_attribute(vm, args[0], "__dict__")
-
-
-@intercept(builtins.globals, builtins.locals, builtins.eval, builtins.exec)
-def _frame_access(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported("a frame's names are asked for, which no frame has yet", vm.where(), None, "frame_access")
 
 
 @intercept(builtins.open, builtins.input)
@@ -244,6 +242,13 @@ def _files(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(print)
 def _print(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    written = vm.world.globals.get(id(sys.__dict__))
+    file = kwargs.get("file")
+    if file is None and written is not None:  # redirected, perhaps
+        file = vm.world.load_global(sys.__dict__, "stdout")
+    if type(file) is io.StringIO:
+        kwargs.pop("flush", None)
+        return Call(polyfill("print_to"), args, {**kwargs, "file": file})
     raise Unsupported(
         "print writes to the outside world",
         vm.where(),
@@ -256,7 +261,7 @@ def _print(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(dir)
 def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if not args:
-        raise Unsupported("dir() without an argument", vm.where(), None, "frame_access")
+        return sorted(variables(vm))
     value = args[0]
     method = operations.python_method(vm.world, class_of(value), "__dir__")
     if method is not None:

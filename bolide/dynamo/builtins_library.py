@@ -7,6 +7,7 @@ import copy
 import enum
 import functools
 import inspect
+import io
 import json
 import logging
 import operator
@@ -176,6 +177,41 @@ _COPIED = frozenset(
 def _dumps(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     data = concrete_data(vm, args[0])
     return json.dumps(data, **kwargs) if is_plain([data, *kwargs.values()]) else NATIVE
+
+
+# ---- files in memory -------------------------------------------------------------------------------------------------
+
+_IN_MEMORY: tuple[Any, ...] = (io.StringIO, io.BytesIO)
+
+
+def _in_memory(cls: Any) -> None:
+    """A file in memory that the program made is a value like others."""
+
+    @intercept(cls)
+    def make(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if kwargs or not (len(args) < 2 and is_plain(args)):
+            raise refused(vm, cls)
+        return cls(*args)
+
+    def method(function: Any) -> None:
+        @intercept(function)
+        def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+            if type(args[0]) is not cls or not is_plain(args[1:]):
+                raise refused(vm, function)
+            return function(*args, **kwargs)
+
+    for name in dir(cls):
+        function = getattr(cls, name)
+        if type(function) in (types.MethodDescriptorType, types.WrapperDescriptorType) and name in _OF_FILES:
+            method(function)
+
+
+_OF_FILES = frozenset(
+    ["write", "writelines", "getvalue", "read", "readline", "readlines", "seek", "tell", "truncate", "close"]
+    + ["__enter__", "__exit__", "__iter__", "__next__"]
+)
+for _file in _IN_MEMORY:
+    _in_memory(_file)
 
 
 # ---- what is of the moment -------------------------------------------------------------------------------------------

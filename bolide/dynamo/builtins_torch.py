@@ -20,18 +20,8 @@ Kwargs = dict[str, Any]
 
 @intercept(torch.nn.Parameter)
 def _parameter(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """A parameter made under `no_grad` is a value like others; with gradients, those of a leaf made here would be
-    lost."""
     vm.trace.where = vm.where()
-    made = torch.nn.Parameter(*args, **kwargs)
-    if made.requires_grad and torch.is_grad_enabled():
-        raise Unsupported(
-            "a parameter is made while gradients are recorded",
-            vm.where(),
-            "make it under torch.no_grad(), or outside the compiled function",
-            kind="parameter",
-        )
-    return made
+    return torch.nn.Parameter(*args, **kwargs)
 
 
 @intercept(torch.nn.Buffer)

@@ -189,6 +189,7 @@ class _Attempt:
         effects += _deferred(machine.deferred, rebuilder)
         effects += [_call_effect(setter, *args) for setter, args in changed]
         checks = _deferred(machine.required, rebuilder)
+        rebuilder.refuse_histories()
         effects = [*checks, *rebuilder.fills, *written, *rebuilder.positions, *effects]
         if any(id(generator) not in rebuilder.memo for generator in machine.unfinished()):
             reason = "a generator that has not come to its end lives on in a reference cycle or in a traceback"

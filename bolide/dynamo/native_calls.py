@@ -19,7 +19,7 @@ from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import PLAIN, SYMBOLIC, concrete, polyfill, python_method
 from bolide.dynamo.overrides import is_overridable, overridden, overrides
-from bolide.dynamo.values.kinds import LOCK_TYPES
+from bolide.dynamo.values.kinds import LOCK_TYPES, MISSING
 from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
@@ -59,6 +59,8 @@ _DATA = (list, tuple, dict, collections.deque)
 _STAND_INS = ("Outside", "ProgramIterator", "SymInt", "TracedFloat")
 _COMPUTING = (*LOCK_TYPES, threading.Lock, threading.RLock, threading.local, threading.get_ident)
 _NUMBERS = (int, float, complex, bool)
+_PLAIN_CLASSES = (int, float, str, bytes)
+_MAKERS = ("__new__", "__init__", "__init_subclass__")
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
 
@@ -249,6 +251,8 @@ def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:
     container = arg.container()
     if container is not None:
         return container
+    if _reads_as_plain(function, arg.cls) and (plain := arg.plain()) is not MISSING:
+        return plain
     if type(function) is types.WrapperDescriptorType and function.__objclass__ in _NUMBERS and not is_owner:
         return NotImplemented  # as operators of numbers answer for any other object
     if (
@@ -258,6 +262,19 @@ def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:
     ):
         return callback(vm, arg)
     raise _given(vm, function, f"an outside {arg.cls.__name__} object")
+
+
+def _reads_as_plain(function: Any, cls: type) -> bool:
+    """Whether a native function makes no difference between an instance of this subclass of int, str or the like and
+    a plain one: it is a method of those, or the class has no special methods of its own."""
+    if isinstance(function, type) and not _only_computes(function):
+        return False
+    if getattr(function, "__objclass__", None) in _PLAIN_CLASSES:
+        return True
+    own = [item for base in cls.__mro__ if policy.is_python_class(base) for item in vars(base).items()]
+    return not any(
+        name[:2] == "__" and type(value) is types.FunctionType and name not in _MAKERS for name, value in own
+    )
 
 
 def _given(vm: Machine, function: Any, what: str) -> Unsupported:

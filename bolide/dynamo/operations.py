@@ -148,6 +148,9 @@ def native_view(vm: Machine, value: Any) -> Any:
         container = value.container()
         if container is not None:
             return container
+        plain = value.plain()
+        if plain is not MISSING:
+            return plain
         raise Unsupported(
             f"an outside {value.cls.__name__} object is used by a built-in operation", vm.where(), kind="outside_object"
         )
@@ -194,6 +197,7 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     if op is operator.eq or op is operator.ne:
         if left is right and type(left) is Outside:
             return op is operator.eq
+        left, right = _as_plain(left), _as_plain(right)
         if any(type(v) is Outside and v.items is None and v.contents is None for v in (left, right)):
             return op is operator.ne
     elif all(_declines(look, cls, name) for cls, name in ((a, forward), (b, reflected))):
@@ -206,6 +210,12 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     view = native_view(vm, left)
     result = op(view, native_view(vm, right))
     return left if result is view else result  # in place
+
+
+def _as_plain(value: Any) -> Any:
+    """An outside instance of a subclass of str and the like as native code compares it."""
+    plain = value.plain() if type(value) is Outside else MISSING
+    return value if plain is MISSING else plain
 
 
 def _declines(world: World, cls: type, name: str) -> bool:
@@ -344,6 +354,8 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     if cls is Outside:
         if owner.contents is not None:
             return get_item(vm, owner.contents, key)
+        if owner.items is None and (plain := owner.plain()) is not MISSING:
+            return get_item(vm, plain, key)
         if owner.items is None:
             raise Unsupported(f"an item of an outside {real.__name__} object", vm.where(), kind="outside_object")
         key = as_key(vm, key)

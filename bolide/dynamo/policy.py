@@ -18,6 +18,7 @@ import platform
 import sys
 import threading
 import types
+import uuid
 import weakref
 from typing import Any
 
@@ -35,7 +36,7 @@ NATIVE_ROOTS = _names(
     "types "
     "numbers copyreg packaging sys operator fractions decimal math sre_parse collections "
     "keyword warnings tokenize linecache typing_extensions ast dis opcode copy platform json statistics cmath "
-    "_pydecimal _pydatetime datetime calendar"
+    "_pydecimal _pydatetime datetime calendar uuid"
 )
 # Exceptions to that, by the beginning of module and qualified name.
 INTERPRETED = (
@@ -71,7 +72,7 @@ INTERPRETED = (
 )
 # Modules whose functions give another result at every call, or have effects outside of Python's objects.
 _REFUSED_MODULES = _names(
-    "random time socket subprocess _random io _io shutil tempfile secrets uuid numpy.random threading "
+    "random time socket subprocess _random io _io shutil tempfile secrets numpy.random threading "
     "torch.utils.data.dataloader"
 )
 
@@ -119,6 +120,7 @@ _OF_THE_MOMENT = {
     platform: "node platform uname",
     locale: "getlocale setlocale",
     torch: "set_num_interop_threads set_printoptions set_warn_always",
+    uuid: "getnode uuid1 uuid4",
     datetime.datetime: "now today utcnow",
     datetime.date: "today",
 }

@@ -6,6 +6,7 @@ from bolide.dynamo import (  # noqa: F401  (imported for what they register)
     builtins,
     builtins_breaks,
     builtins_contexts,
+    builtins_frames,
     builtins_iteration,
     builtins_library,
     builtins_torch,

@@ -18,6 +18,8 @@ Args = list[Any]
 Kwargs = dict[str, Any]
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
+_PLAIN_TEXTS: tuple[Any, ...] = (int.__repr__, float.__repr__, str.__repr__, bytes.__repr__)
+_PLAIN_FORMATS: tuple[Any, ...] = (int.__format__, float.__format__, str.__format__)
 _CONVERSIONS: tuple[Any, ...] = (str, repr, ascii)
 
 
@@ -38,6 +40,8 @@ def format_value(vm: Machine, value: Any, conversion: int, spec: Any) -> Any:
         return Call(method, [value, spec])
     if type(value) is TracedTensor:
         raise _tensor_text(vm)
+    if type(value) is Outside and method in _PLAIN_FORMATS:
+        return format(value.plain(), spec) if spec else _text(vm, value, False)
     if spec and method is object.__format__:
         return Call(polyfill("format_text"), [value, spec])
     return format(value, spec) if spec else _text(vm, value, False)
@@ -67,6 +71,8 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
             return Call(polyfill("text_of_exception"), [value])
         if method is not object.__str__ and type(value) is not Outside:
             return str(value)
+        if method is str.__str__:
+            return value.plain()
     method = vm.world.lookup(cls, "__repr__")
     if type(method) is types.FunctionType:
         return Call(method, [value])
@@ -76,6 +82,8 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
         return _text(vm, value.contents, True)
     if type(value) in _CONTAINERS or (type(value) is Outside and cls is dict):
         return Call(polyfill("represent"), [value])
+    if type(value) is Outside and method in _PLAIN_TEXTS:
+        return repr(value.plain())
     if type(value) is Outside:
         raise Unsupported(f"the text of an outside {cls.__name__} object", vm.where(), None, "outside_object")
     return repr(value) if as_repr else str(value)

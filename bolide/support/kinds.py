@@ -269,13 +269,6 @@ _TABLE = (
         "clone the detached one",
     ),
     BreakKind(
-        "BR0509",
-        "parameter",
-        "A parameter, buffer or module is made",
-        "It would have to be registered while capturing.",
-        "make modules and parameters outside the compiled function",
-    ),
-    BreakKind(
         "BR0510",
         "compliance",
         "A custom operator is not known to keep the compiler's rules",

@@ -6,9 +6,9 @@ a program; indented lines continue it. The value of its last expression is its r
 """
 
 PRELUDE = """
-import abc, bisect, cmath, collections, contextlib, contextvars, copy, dataclasses, datetime, enum, functools, heapq, inspect, io
+import abc, bisect, cmath, collections, contextlib, contextvars, copy, dataclasses, datetime, enum, fractions, functools, heapq, inspect, io
 import itertools, json, logging, math, numbers, numpy, operator, os, random, re, statistics, string, sys, textwrap, time
-import types, typing, warnings, weakref
+import types, typing, uuid, warnings, weakref
 import torch
 
 
@@ -253,6 +253,14 @@ def tagged(log, name):
     finally:
         log.append("-" + name)
 
+class Label(str):
+    def __new__(cls, text, tag): made = str.__new__(cls, text); made.tag = tag; return made
+    def shout(self): return Label(self.upper() + "!", self.tag)
+
+class Count2(int):
+    def __add__(self, other): return Count2(int(self) + int(other) * 10)
+    def __bool__(self): return False
+
 KEY = Box(77)
 
 class Calls:
@@ -292,6 +300,11 @@ def match_color(c):
         case Color.GREEN: return "green"
         case Color.RED: return "red"
 
+def filled(module):
+    with torch.no_grad():
+        for p in module.parameters(): p.copy_(torch.arange(p.numel()).view_as(p) / 7)
+    return module
+
 def add(a, b): return a + b
 def varied(a, /, b, *c, d=4, **e): return (a, b, c, d, e)
 def numbers_up_to(n):
@@ -305,6 +318,10 @@ VALUES = {
     "s": "'ab c'",
     "b": "b'abc'",
     "ba": "bytearray(b'abc')",
+    "lb": "Label('ab c', x)",
+    "c2": "Count2(3)",
+    "third": "fractions.Fraction(1, 3)",
+    "ui": "uuid.UUID(int=5)",
     "ns": "[3, 1, 2]",
     "fs": "[1.5, 2.5, 3.0]",
     "ss": "['b', 'a', 'c']",
@@ -355,7 +372,7 @@ VALUES = {
     "ns_": "types.SimpleNamespace(a=1, b=x)",
     "part": "functools.partial(varied, 1, d=x)",
     "bm": "Box(5).get",
-    "mod": "torch.nn.Linear(3, 2)",
+    "mod": "filled(torch.nn.Linear(3, 2))",
     "rng": "random.Random(5)",
     "pat": "re.compile('(a+)(b)?')",
     "size": "torch.Size([2, 3])",
@@ -561,9 +578,16 @@ class attribute written  Box.count += 1; a = o.count; Box.count -= 1; a, Box.cou
 bound methods  f = o.get; f(1), f.__self__ is o, f.__func__ is Box.get, bm(2), bm.__name__, o.get == o.get
 exceptions  err.args, str(err), isinstance(err, ValueError), type(err).__name__, repr(err)
 globals  globals()['n'] if 'n' in globals() else n
-locals  a = n; locals()['a']
-eval  eval('1 + 1')
+globals written  globals()['fresh'] = x + n; out = fresh; del globals()['fresh']; out, 'fresh' in globals(), globals() is globals()
+locals  a = n; locals()['a'], sorted(k for k in locals() if k in ('a', 'm', 'q')), vars()['a'], 'a' in dir()
+eval  eval('1 + 1'), eval('x * n'), eval('a + 1', {'a': x}), eval('[n + k for k in q]', {'n': n, 'q': ns}), eval('a', None, {'a': n})
+eval, wrong  eval('1 +')
+eval, undefined  eval('nothing_of_that_name')
 exec  exec('q = 1')
+exec into a dict  q = {'x': x, 'n': n}
+  exec("def f(v):\\n    global calls\\n    calls += 1\\n    return v * n\\ncalls = 0\\nclass New:\\n    k = n\\ny = f(x)", q)
+  q['y'], q['f'](2), q['calls'], q['New']().k, sorted(q)
+exec among outside names  exec('fresh = 1', d)
 compile  compile('1', 'f', 'eval').co_name
 __import__  __import__('math').pi
 input  input()
@@ -891,6 +915,17 @@ infinite, with break  out = []
   out
 """
 
+PROGRAMS["subclasses of str and int, other constants"] = """
+str with attributes  lb.tag * 2, lb.upper(), lb + 'q', lb[1:], lb[0], len(lb), 'b' in lb, lb == 'ab c', lb.split(), list(lb)
+str with attributes, text  str(lb), repr(lb), f'{lb}', f'{lb:>8}', f'{lb!r}', '%s' % lb, '{}'.format(lb), type(str(lb)) is str
+str with attributes, kept  lb, lb.shout(), type(lb.shout()).__name__, lb.shout().tag is lb.tag, isinstance(lb, str), {'ab c': 1}.get(str(lb))
+str with attributes, written  lb.tag = n; lb.tag
+int with operators  c2 + 2, type(c2 + 2).__name__, bool(c2), 1 if c2 else 2, c2 * 2, x * c2, ns[Count2(1)], range(c2), c2 == 3, f'{c2:03d}'
+Fraction  third + 1, float(third) * x, third.limit_denominator(2), math.floor(third), third > 0, str(third), round(third, 1), {third: 1}[third], third.numerator
+UUID  ui.int * n, str(ui), ui == uuid.UUID(int=5), ui.hex[-1], uuid.uuid5(ui, 'a').version
+UUID, random  uuid.uuid4()
+"""
+
 PROGRAMS["contextvars, warnings"] = """
 get  VAR.get(), VAR.get(n), BARE.get(None), VAR.name
 get, absent  BARE.get()
@@ -1214,6 +1249,14 @@ time.perf_counter  time.perf_counter()
 datetime constants  datetime.timedelta(days=1).total_seconds(), datetime.date(2020, 1, 2).isoformat(), datetime.datetime(2020, 1, 2, 3).hour
 datetime.now  datetime.datetime.now()
 io.StringIO  q = io.StringIO(); q.write('a'); q.getvalue()
+io.StringIO, read  q = io.StringIO('one' + chr(10) + 'two'); q.readline(), list(q), q.tell(), q.seek(0), q.read(3)
+io.StringIO returned  q = io.StringIO('one'); q
+io.BytesIO  q = io.BytesIO(b'abc'); q.read(1), q.getvalue()
+print to a file  q = io.StringIO(); print('a', n, x.shape, o, sep='-', end='!', file=q); q.getvalue()
+redirect_stdout  q = io.StringIO()
+  with contextlib.redirect_stdout(q):
+      print('inside', n)
+  q.getvalue(), x + 1
 logging  logging.getLogger('bolide.test').debug('hidden %s', n)
 warnings.warn  warnings.warn('quiet')
 """

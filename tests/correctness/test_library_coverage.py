@@ -126,6 +126,7 @@ class Describer:
         if cls in (tuple, range, slice, types.GenericAlias, types.MethodType) or cls.__module__ in (
             "operator",
             "decimal",
+            "fractions",
         ):
             return (cls.__name__, *self.parts(value))  # nobody relies on their identity
         if id(value) in self.known:

@@ -126,6 +126,12 @@ def percent(template: Any, values: Any) -> Any:
     return "".join(out)
 
 
+def print_to(*values: Any, file: Any, sep: Any = None, end: Any = None) -> Any:
+    """`print` to a file of the program."""
+    text = (" " if sep is None else sep).join([str(value) for value in values])
+    file.write(text + ("\n" if end is None else end))
+
+
 # ---- containers ------------------------------------------------------------------------------------------------------
 
 

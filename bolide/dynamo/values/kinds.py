@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import datetime
 import decimal
+import fractions
 import functools
 import os
 import re
 import sys
 import threading
 import types
+import uuid
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ IDENTITY_CONSTANTS: tuple[type, ...] = (
     types.FunctionType,
     types.ModuleType,
     re.Pattern,
+    datetime.timezone,
     types.GenericAlias,
     types.UnionType,
     functools._lru_cache_wrapper,
@@ -60,6 +63,8 @@ EQUAL_CONSTANTS: tuple[type, ...] = (
     datetime.time,
     datetime.timedelta,
     decimal.Decimal,
+    fractions.Fraction,
+    uuid.UUID,
 )
 CONSTANT_TYPES = frozenset(IDENTITY_CONSTANTS + EQUAL_CONSTANTS + (slice,))
 BOUND_BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})

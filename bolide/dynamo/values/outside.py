@@ -193,11 +193,27 @@ class Outside:
     @classmethod
     def namespace_of(cls, owner: Outside) -> Outside:
         """The `__dict__` of an outside object as a dict that shares its overlay."""
+        overlay = owner.attrs
+        assert overlay is not None
+        return cls.over(owner.world, owner.real.__dict__, overlay, attribute_source(owner.source, "__dict__"))
+
+    @classmethod
+    def over(cls, world: World, real: dict[str, Any], items: Overlay, source: Source) -> Outside:
+        """A dict of names, read and written through an overlay that others use as well."""
         view = cls.__new__(cls)
-        view.real, view.cls, view.attrs, view.items = owner.real.__dict__, dict, None, owner.attrs
-        view.source = attribute_source(owner.source, "__dict__")
-        view.contents, view.slot_values, view.world = None, None, owner.world
+        view.real, view.cls, view.attrs, view.items, view.source = real, dict, None, items, source
+        view.contents, view.slot_values, view.world = None, None, world
         return view
+
+    def plain(self) -> Any:
+        """What an instance of a subclass of int, float, str or bytes is as one of these (guarded), MISSING for others:
+        for native code that asks no more of it."""
+        kind: Any = next((kind for kind in _PLAIN_KINDS if isinstance(self.real, kind)), None)
+        if kind is None:
+            return MISSING
+        source = Source("apply", self.source, (), kind.__getnewargs__)
+        self.world.guard(source, "equals", kind.__getnewargs__(self.real))
+        return kind.__getnewargs__(self.real)[0]
 
     def container(self) -> Any:
         """What native code may use and change in place of a dict, list, set or deque; None for other objects."""
@@ -267,6 +283,7 @@ class Deferred:
         self.real, self.source = real, source
 
 
+_PLAIN_KINDS = (int, float, str, bytes)
 CONTAINERS: tuple[type, ...] = (list, set, frozenset, collections.deque, bytearray)
 
 

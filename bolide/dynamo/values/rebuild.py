@@ -8,6 +8,7 @@ import contextlib
 import enum
 import functools
 import gc
+import io
 import operator
 import random
 import threading
@@ -88,6 +89,12 @@ def _derived(cls: Any, base: Any, value: Any, attributes: dict[str, Any]) -> Any
     made = base.__new__(cls, value)
     for name, item in attributes.items():
         object.__setattr__(made, name, item)
+    return made
+
+
+def _file_in_memory(cls: Any, state: Any) -> Any:
+    made = cls()
+    made.__setstate__(state)
     return made
 
 
@@ -202,6 +209,7 @@ class Rebuilder:
     def __init__(self, world: World) -> None:
         self.world = world
         self.outputs: list[TracedTensor] = []
+        self.leaves: list[torch.Tensor] = []  # made by the program, requiring grad, and leaving it
         self.memo: dict[int, tuple[Any, Recipe]] = {}
         self.active: set[int] = set()
         self.split = False  # make containers empty first: a value contains itself
@@ -358,6 +366,8 @@ class Rebuilder:
         if value.requires_grad and self.world.hidden_leaves:
             reason = "a gradient would go to a tensor of a subclass"
             raise Unsupported(reason, self.world.where(), "call the function under no_grad", "escape")
+        if value.requires_grad and value.is_leaf:
+            self.leaves.append(value)
         if isinstance(value, torch.nn.Parameter):
             return Recipe(
                 "call", torch.nn.Parameter, (self._output(value.detach()), *self.constants(value.requires_grad))
@@ -366,11 +376,29 @@ class Rebuilder:
             persistent = ("persistent", Recipe("constant", value.persistent))
             return Recipe("call", torch.nn.Buffer, (self._output(value.detach()),), (persistent,))
         if value.requires_grad and value.is_leaf:
-            where = self.world.where()
-            raise Unsupported("a tensor made inside becomes a new leaf that requires grad", where, kind="new_leaf")
+            return Recipe("call", torch.Tensor.requires_grad_, (self._output(value.detach()),))
         if self.world.trace.spent and is_spent(value):
             return Recipe("call", released, (self._output(detached(value)),))
         return self._output(value)
+
+    def refuse_histories(self) -> None:
+        """Raises Unsupported where a new leaf leaves the graph together with a result that was computed from it: the
+        real leaf would get no gradient."""
+        leaves = {id(leaf) for leaf in self.leaves}
+        seen: set[Any] = set()
+        waiting = [value.grad_fn for value in self.outputs] if leaves else []
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if id(getattr(node, "variable", None)) in leaves:
+                raise Unsupported(
+                    "a new leaf that requires grad leaves the function, and so does what was computed from it",
+                    self.world.where(),
+                    kind="new_leaf",
+                )
+            waiting += [before for before, _ in node.next_functions]
 
     def _output(self, value: Any) -> Recipe:
         self.outputs.append(value)
@@ -409,6 +437,8 @@ class Rebuilder:
                 return Recipe("call", types.CellType, (self.recipe(value.cell_contents),))
             except ValueError:
                 return Recipe("call", types.CellType)
+        if cls is bytearray:
+            return Recipe("call", bytearray, self.constants(bytes(value)))
         if cls is collections.deque:
             return Recipe("call", collections.deque, (self._list(value), *self.constants(value.maxlen)))
         if cls is collections.OrderedDict:
@@ -449,6 +479,9 @@ class Rebuilder:
     def _function(self, value: types.FunctionType) -> Recipe:
         if id(value) not in self.world.own_functions:
             return Recipe("constant", value)
+        if self.world.is_own_namespace(value.__globals__):
+            reason = "a function made by exec() leaves the function"
+            raise Unsupported(reason, self.world.where(), "define it outside", "escape")
         attributes = {"__kwdefaults__": value.__kwdefaults__, "__qualname__": value.__qualname__, **value.__dict__}
         closure = None if value.__closure__ is None else self.recipe(value.__closure__)
         args = (
@@ -469,6 +502,8 @@ class Rebuilder:
             return Recipe("call", _derived, (*self.constants(cls, base, base.__getnewargs__(value)[0]), state))
         if cls is types.SimpleNamespace:
             return Recipe("call", cls, (), tuple((key, self.recipe(item)) for key, item in vars(value).items()))
+        if cls in (io.StringIO, io.BytesIO) and not value.closed:
+            return Recipe("call", _file_in_memory, self.constants(cls, value.__getstate__()))
         if isinstance(value, random.Random):
             return Recipe("call", _random_generator, self.constants(value.getstate()))
         if not is_python_class(cls):  # an iterator, a view, a C object

@@ -79,6 +79,7 @@ class World:
         self.snapshots: dict[int, Snapshot] = {}  # by id of the copy
         self.seen: dict[int, tuple[Any, Any, Source]] = {}  # id(real) -> (real, wrapped, source)
         self.globals: dict[int, Overlay] = {}
+        self.own_namespaces: dict[int, dict[str, Any]] = {}  # dicts of the program that code is run among, by id
         self.trusted: dict[int, bool] = {}
         self.cells: dict[int, tuple[types.CellType, Any, Any]] = {}  # id(cell) -> (cell, original, value)
         self.outside_cells: dict[int, types.CellType] = {}  # all others the program has made
@@ -552,13 +553,24 @@ class World:
 
     # -- globals and cells
 
-    def load_global(self, namespace: dict[str, Any], name: str) -> Any:
-        """The global `name` of a module, or MISSING. Functions, classes and constants of libraries are trusted."""
+    def is_own_namespace(self, namespace: dict[str, Any]) -> bool:
+        """Whether these globals are a dict that the program has made."""
+        return id(namespace) in self.own_namespaces
+
+    def globals_of(self, namespace: dict[str, Any]) -> Overlay:
+        """The globals of a module."""
         overlay = self.globals.get(id(namespace))
         if overlay is None:
             source = Source("object", None, None, namespace)
             overlay = self.globals[id(namespace)] = self.overlay(namespace, source, global_source)
             self.trusted[id(namespace)] = is_library_namespace(namespace)
+        return overlay
+
+    def load_global(self, namespace: dict[str, Any], name: str) -> Any:
+        """The global `name` of a module, or MISSING. Functions, classes and constants of libraries are trusted."""
+        if self.own_namespaces and self.is_own_namespace(namespace):
+            return namespace.get(name, MISSING)
+        overlay = self.globals_of(namespace)
         if name in overlay.known:
             return overlay.known[name]
         if name not in namespace:
@@ -577,6 +589,12 @@ class World:
         return value
 
     def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+        if self.is_own_namespace(namespace):
+            if value is MISSING:
+                del namespace[name]
+            else:
+                namespace[name] = value
+            return
         self.load_global(namespace, name)
         self.globals[id(namespace)].set(name, value)
 
