@@ -36,6 +36,8 @@ def _buffer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     torch.initial_seed,
     torch.set_rng_state,
     torch.get_rng_state,
+    torch.random.fork_rng,
+    torch.random.fork_rng.__wrapped__,  # type: ignore[attr-defined]
     torch.set_default_device,
     torch.set_num_threads,
     torch.use_deterministic_algorithms,

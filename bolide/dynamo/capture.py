@@ -207,6 +207,7 @@ class _Attempt:
             sizes=self.symbols.done(),
             calls=self.calls,
             examples=world.input_tensors if self.calls else (),
+            generators=tuple(world.drawn_from),
             shape=shape,
             ending=ending,
             release=world.release,

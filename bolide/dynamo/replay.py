@@ -105,7 +105,8 @@ class _Builder:
         self.captured = captured
         self.eager = eager
         self.wanted = [*captured.inputs, *(symbol.source for symbol in captured.sizes)]
-        self.order = list(_recipes(captured))
+        self.generators = [(slot, Recipe("source", source)) for slot, source in captured.generators]
+        self.order = [*((recipe, True) for _, recipe in self.generators), *_recipes(captured)]
         self.uses = Counter(recipe for recipe, first in self.order if not first)
         self.made: dict[Recipe, str] = {}
         self.out = namespace.fresh("out")
@@ -127,8 +128,14 @@ class _Builder:
                 self.wanted.append(source)
                 popped.append(f"{self.made[recipe]} = {found}.pop()")
         yield from reversed(popped)
+        generators = [self.made[recipe] for _, recipe in self.generators]
+        for generator, (slot, _) in zip(generators, self.generators):
+            yield f"{self.namespace.reference(slot.put, 'put')}({generator})"
         if self.captured.trace.refutable:
             reference = self.namespace.reference
+            states = [self.namespace.fresh("state") for _ in generators]
+            for name, generator in zip(states, generators):
+                yield f"{name} = {generator}.get_state()"
             drawn = self.captured.trace.draws()
             state = self.namespace.fresh("state")
             if drawn:
@@ -141,6 +148,8 @@ class _Builder:
             yield f"if {self.out} is None:"  # not in the handler, which exceptions of the program would see
             if drawn:
                 yield f"    {reference(torch.set_rng_state, 'set_rng_state')}({state})"
+            for name, generator in zip(states, generators):
+                yield f"    {generator}.set_state({name})"
             yield f"    return {self.eager}"
         elif self.captured.trace.inputs or self.captured.outputs:
             yield f"{self.out} = {run}({found})"

@@ -250,9 +250,9 @@ _TABLE = (
     BreakKind(
         "BR0506",
         "generator_state",
-        "A random number generator of the user's own",
-        "Compiled code draws from torch's default generator only.",
-        "use torch.manual_seed and the default generator",
+        "A random number generator is made, asked or set",
+        "Compiled code draws from generators; it does not make them, nor ask or set their state.",
+        "make and seed it outside of the compiled function",
     ),
     BreakKind(
         "BR0507",

@@ -19,7 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from bolide.symbolic import Expr
-from bolide.tracing import data, modes
+from bolide.tracing import data, generators, modes
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.trace import Trace, _NonLeaf
 
@@ -177,6 +177,8 @@ class CallRecorder(TorchFunctionMode):
             return self._tensor(value)
         if isinstance(value, torch.Tensor):
             return self._constant(value)
+        if isinstance(value, torch.Generator):
+            return None if generators.is_default(value) else self.graph.call_function(_getter(self.trace, value))
         if isinstance(value, torch.SymInt):
             return self._number(self.trace.size_node(value.node.expr))
         if isinstance(value, numpy.generic):
@@ -278,6 +280,16 @@ class CallRecorder(TorchFunctionMode):
                     self.graph.erase_node(node)
         self.graph.lint()
         return fx.GraphModule(self.constants, self.graph, "Captured")
+
+
+def _getter(trace: Trace, stand_in: torch.Generator) -> Callable[[], Any]:
+    """What gives the generator, as a function with a name, which printed graphs need."""
+    slot = generators.slot_of(trace, stand_in)
+
+    def generator() -> Any:
+        return slot.generator
+
+    return generator
 
 
 class _Refusal(Exception):

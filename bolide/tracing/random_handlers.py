@@ -79,16 +79,6 @@ def _converted(trace: Trace, node: Node, wanted: TensorMeta) -> Node:
     return trace.restride(node, wanted)
 
 
-def _no_generator(trace: Trace, kwargs: dict[str, Any]) -> None:
-    if kwargs.get("generator") is not None:
-        raise Unsupported(
-            "a random number generator of the user's own",
-            trace.where,
-            "use torch.manual_seed and the default one",
-            kind="generator_state",
-        )
-
-
 def _two(given: tuple[Any, ...]) -> tuple[Any, Any]:
     """The two parameters of a distribution, of which the last may be left out."""
     return (given[0] if given else 0.0, given[1] if len(given) > 1 else 1.0)
@@ -101,7 +91,6 @@ def _target(trace: Trace, tensor: Any) -> tuple[TracedTensor, TensorMeta]:
 
 @handler("bernoulli_.float", "bernoulli_.Tensor")
 def _bernoulli_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    _no_generator(trace, kwargs)
     target, meta = _target(trace, args[0])
     trace.write(target, _bernoulli(trace, meta, trace.unwrap(args[1]) if len(args) > 1 else kwargs.get("p", 0.5)))
     return args[0]
@@ -109,7 +98,6 @@ def _bernoulli_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handler("bernoulli", "bernoulli.p")
 def _bernoulli_of(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    _no_generator(trace, kwargs)
     node = trace.unwrap(args[0])
     meta = node.meta["val"]._replace(stride=like_strides(node.meta["val"], None))
     return trace.wrap(_bernoulli(trace, meta, args[1] if len(args) > 1 else node))
@@ -117,7 +105,6 @@ def _bernoulli_of(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handler("uniform_")
 def _uniform_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    _no_generator(trace, kwargs)
     target, meta = _target(trace, args[0])
     low, high = _two(args[1:])
     trace.write(target, _uniform(trace, meta, kwargs.get("from", low), kwargs.get("to", high)))
@@ -126,7 +113,6 @@ def _uniform_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handler("normal_")
 def _normal_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    _no_generator(trace, kwargs)
     target, meta = _target(trace, args[0])
     mean, std = _two(args[1:])
     trace.write(target, _normal(trace, meta, kwargs.get("mean", mean), kwargs.get("std", std)))
@@ -135,7 +121,6 @@ def _normal_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handler("normal_functional")
 def _normal_functional(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    _no_generator(trace, kwargs)
     meta = trace.unwrap(args[0]).meta["val"]
     mean, std = _two(args[1:])
     return trace.wrap(_normal(trace, meta, mean, std))
@@ -143,7 +128,6 @@ def _normal_functional(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handler("random_", "random_.to", "random_.from")
 def _random_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    _no_generator(trace, kwargs)
     target, meta = _target(trace, args[0])
     if len(args) == 1 or args[-1] is None:
         raise Unsupported(
@@ -168,14 +152,12 @@ def _like(trace: Trace, tensor: Any, kwargs: dict[str, Any]) -> TensorMeta:
 
 @handler("rand", "rand.generator", "rand_like")
 def _rand(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    _no_generator(trace, kwargs)
     wanted = _like(trace, args[0], kwargs) if isinstance(args[0], torch.Tensor) else _fresh(args[0], kwargs)
     return trace.wrap(_uniform(trace, wanted))
 
 
 @handler("randn", "randn.generator", "randn_like")
 def _randn(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    _no_generator(trace, kwargs)
     wanted = _like(trace, args[0], kwargs) if isinstance(args[0], torch.Tensor) else _fresh(args[0], kwargs)
     return trace.wrap(_normal(trace, wanted))
 
@@ -194,7 +176,6 @@ def _randint_like(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handler("normal.float_float")
 def _normal_of_shape(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    _no_generator(trace, kwargs)
     return trace.wrap(_normal(trace, _fresh(args[2], kwargs), args[0], args[1]))
 
 

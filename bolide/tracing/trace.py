@@ -52,6 +52,7 @@ class Trace:
         self.sizes: list[torch.SymInt] = []
         self._last_input: torch.fx.Node = self.graph._root
         self._last_placeholder: torch.fx.Node = self.graph._root
+        self.generators: dict[int, tuple[torch.Generator, generators.Slot]] = {}  # stand-ins by the address in C++
         self._seed: torch.fx.Node | None = None
         self._draws = 0
         self.has_scalars = False
@@ -301,6 +302,12 @@ class Trace:
             value = value.clone() if value.group is tensor.group else value  # later writes do not change a number
         return scalars.TracedFloat(value, hint, pins, formula)
 
+    def generator(self, device: torch.device) -> tuple[torch.Generator, generators.Slot]:
+        """A stand-in for a generator of the user's, and where the graph will find the real one."""
+        made = torch.Generator(device), generators.Slot()
+        self.generators[made[0]._cdata] = made  # type: ignore[attr-defined]
+        return made
+
     def seed(self) -> tuple[torch.fx.Node, int]:
         """The seed's node and the number of the next draw."""
         if self._seed is None:
@@ -396,6 +403,8 @@ class Trace:
             result := scalars.with_tensors(self, func, args, kwargs)
         ) is not NotImplemented:
             return result
+        if (generator := generators.find(args, kwargs)) is not None:
+            return generators.draw(self, generator, func, args, kwargs)
         handler = handlers.HANDLERS.get(func)
         if handler is None:
             handler = handlers.HANDLERS[func] = handlers.classify(func)
@@ -486,4 +495,4 @@ def invert(order: list[int]) -> list[int]:
     return inverse
 
 
-from bolide.tracing import conjugates, handlers, primitives, random_handlers, recurrent, scalars, sequences  # noqa: E402, F401  (the tables of handlers need Trace)
+from bolide.tracing import conjugates, generators, handlers, primitives, random_handlers, recurrent, scalars, sequences  # noqa: E402, F401  (the tables of handlers need Trace)

@@ -37,9 +37,9 @@ class Writing:
     metas: list[TensorMeta]
 
 
-def call_on_copies(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Records a call of `func`; the result is as the operation's. Raises Unsupported where it returns what it was
-    given."""
+def call_on_copies(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], op: Any = None) -> Any:
+    """Records a call of `func` as one of `op` (`functional`, or `drawn`); the result is as the operation's. Raises
+    Unsupported where it returns what it was given, unless that is the tensor it writes."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     tensors = [leaves[place] for place in places]
@@ -48,10 +48,13 @@ def call_on_copies(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[
     nodes = [trace.unwrap(tensor) for tensor in tensors]
     plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     metas: list[TensorMeta] = []
-    if func._schema.returns:
-        if any(value.alias_info is not None for value in func._schema.returns):
+    returns, itself = func._schema.returns, None
+    if op is drawn and len(returns) == 1 and returns[0].alias_info is not None and written:
+        returns, itself = [], tensors[written[0]]
+    if returns:
+        if any(value.alias_info is not None for value in returns):
             raise Unsupported(f"{func} returns an argument that it writes", trace.where, kind="operator")
-        full = list(plain)
+        full = [None if hasattr(leaf, "put") else leaf for leaf in plain]  # no generator for the shapes
         for place, node in zip(places, nodes):
             full[place] = node
         node_args, node_kwargs = pytree.tree_unflatten(full, spec)
@@ -62,10 +65,12 @@ def call_on_copies(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[
         meta = nodes[position].meta["val"]
         metas.append(TensorMeta(meta.shape, like_strides(meta), 0, meta.dtype, meta.device))
     table = enter(Writing(func, plain, spec, places, written, returned, metas))
-    results = trace.call(functional, nodes, table)
+    results = trace.call(op or functional, nodes, table)
     for position, node in zip(written, results[returned:]):
         target = tensors[position]
         trace.write(target if target.__class__ is TracedTensor else trace.lift(target), node)
+    if itself is not None:
+        return itself
     made = [trace.wrap(node) for node in results[:returned]]
     return None if not made else made[0] if len(func._schema.returns) == 1 else tuple(made)
 
@@ -85,21 +90,25 @@ def _functional(tensors: Sequence[torch.Tensor], table: int) -> list[torch.Tenso
     own = list(tensors)
     for position in call.written:
         own[position] = own[position].clone()
-    leaves = list(call.leaves)
+    leaves = [leaf.get() if hasattr(leaf, "put") else leaf for leaf in call.leaves]
     for place, tensor in zip(call.places, own):
         leaves[place] = tensor
     args, kwargs = pytree.tree_unflatten(leaves, call.spec)
     result = call.func(*args, **kwargs)
     returned = [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
-    return [*returned, *[own[position] for position in call.written]]
+    return [*returned[: call.returned], *[own[position] for position in call.written]]
 
 
 _library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("functional(Tensor[] tensors, int table) -> Tensor[]")
 _library.impl("functional", _functional, "CompositeExplicitAutograd")
 functional = torch.ops.bolide.functional.default
+_library.define("drawn(Tensor[] tensors, int table) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,))
+_library.impl("drawn", _functional, "CompositeExplicitAutograd")
+drawn = torch.ops.bolide.drawn.default
+"""As `functional`, of an operation that draws from a generator of the user's (see `generators`)."""
 
 
-@rule("bolide::functional")
+@rule("bolide::functional", "bolide::drawn")
 def _metas(tensors: list[TensorMeta], table: int) -> list[TensorMeta]:
     return list(lookup(table).metas)
