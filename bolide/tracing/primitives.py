@@ -25,10 +25,18 @@ _OPERATORS = frozenset((op.add, op.eq, op.ge, op.gt, op.le, op.lt, op.mul, op.ne
 
 def call(function: Any, args: Any, kwargs: Any) -> Any:
     """Call one of torch's functions, or an operator."""
-    if is_primitive(function) and not _is_transformed():
+    if is_primitive(function) and not (_is_transformed() or any(map(_may_answer, (*args, *kwargs.values())))):
         with torch._C._DisablePythonDispatcher():
             return function(*args, **kwargs)
     return function(*args, **kwargs)
+
+
+def _may_answer(arg: Any) -> bool:
+    """Whether a tensor among the arguments may be of a class of the program's, which then does what it likes."""
+    cls = arg.__class__
+    if cls is list or cls is tuple:
+        return any(map(_may_answer, arg))
+    return cls is not TracedTensor and issubclass(cls, torch.Tensor)
 
 
 def is_primitive(function: Any) -> bool:

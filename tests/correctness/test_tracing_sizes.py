@@ -175,3 +175,21 @@ def test_primitive_calls_are_those_of_the_dispatcher(around: Any) -> None:
 
     plain = program(lambda function, *args: function(*args))
     assert program(lambda function, *args: primitives.call(function, args, {})) == plain
+
+
+def test_tensors_with_a_class_of_their_own_are_asked_with_the_dispatcher_on() -> None:
+    """What they answer with may be composite."""
+    found = []
+
+    class Asked(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found.append(torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher))
+            return args[0]
+
+    trace, x = _recorded(3, 5)
+    asked = torch.ones(1).as_subclass(Asked)
+    with trace.recording():
+        primitives.call(torch.mul, (asked, x), {})
+        primitives.call(torch.cat, ([x, asked],), {})
+    assert found == [True, True]
