@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bolide.symbolic import same_size
+from bolide.symbolic import same_size, times
 from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, is_undecided, is_zero, same_sizes
 
 Number = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -78,7 +78,7 @@ def result_strides(shape: tuple[Any, ...], operands: Iterable[TensorMeta]) -> tu
     step: Any = 1
     for dim in order:
         stride[dim] = step
-        step = step * shape[dim]
+        step = times(step, shape[dim])
     return tuple(stride)
 
 
@@ -98,11 +98,14 @@ def _iteration_order(shape: tuple[Any, ...], strides: list[list[Any]]) -> list[i
     def swap(inner: int, outer: int) -> int:
         for stride in strides:
             a, b = stride[inner], stride[outer]
-            if a == 0 or b == 0:
+            if is_zero(a) or is_zero(b):
                 continue
-            if a < b:
-                return -1
-            if a > b or shape[inner] > shape[outer]:
+            if not same_size(a, b):
+                if a < b:
+                    return -1
+                if a > b:
+                    return 1
+            if not same_size(shape[inner], shape[outer]) and shape[inner] > shape[outer]:
                 return 1
         return 0
 
@@ -129,7 +132,7 @@ def is_contiguous(meta: TensorMeta) -> bool:
         if size.__class__ is not int or size != 1:
             if not same_size(stride, step):
                 return False
-            step = step * size
+            step = times(step, size)
     return True
 
 
@@ -142,7 +145,7 @@ def is_dense(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
     for size, own in sorted(pairs, key=lambda pair: (hint_of(pair[1]), hint_of(pair[0]))):
         if not same_size(own, step):
             return False
-        step = step * size
+        step = times(step, size)
     return True
 
 
@@ -162,14 +165,14 @@ def format_strides(shape: tuple[Any, ...], memory_format: torch.memory_format | 
         step: Any = 1
         for dim in (1, *range(len(shape) - 1, 1, -1), 0):
             stride[dim] = step
-            step = step * (shape[dim] if shape[dim].__class__ is not int or shape[dim] > 1 else 1)
+            step = times(step, shape[dim] if shape[dim].__class__ is not int or shape[dim] > 1 else 1)
         return tuple(stride)
     return contiguous_strides(shape)
 
 
 def is_channels_last(meta: TensorMeta) -> bool:
     """Whether torch suggests channels_last for this tensor (TensorImpl::compute_strides_like_channels_last)."""
-    if meta.ndim not in (4, 5):
+    if meta.ndim not in (4, 5) or same_sizes(meta.stride, contiguous_strides(meta.shape)):
         return False
     if any(is_undecided(extent >= 2) for extent in meta.shape):
         last = torch.channels_last if meta.ndim == 4 else torch.channels_last_3d

@@ -108,6 +108,10 @@ def _dot(a: TensorMeta, b: TensorMeta) -> TensorMeta:
 # ---- convolution --------------------------------------------------------------------------------------------------
 
 
+def _plus(size: Any, number: Any) -> Any:
+    return size if number.__class__ is int and number == 0 else size + number
+
+
 def _per_dimension(values: list[Any], count: int) -> list[Any]:
     return list(values) * count if len(values) == 1 else list(values)
 
@@ -148,7 +152,9 @@ def _convolution(
         if transposed:
             sizes.append((size - 1) * step[dim] - 2 * pad[dim] + reach + extra[dim] + 1)
         else:
-            sizes.append((size + 2 * pad[dim] - reach - 1) // step[dim] + 1)
+            room = 2 * pad[dim] - reach  # added to the size at once: each sum of symbols takes a while
+            whole = step[dim].__class__ is int and step[dim] == 1
+            sizes.append(_plus(size, room) if whole else (size + (room - 1)) // step[dim] + 1)
     shape = (x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *sizes)
     last = is_channels_last(x) or is_channels_last(weight)
     chosen = (

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from bolide.symbolic import product, same_size
+from bolide.symbolic import product, same_size, times
 from bolide.tracing.meta import TensorMeta, contiguous_strides, is_one, is_undecided, is_zero, same_sizes
 from bolide.tracing.rules.common import (
     differ,
@@ -26,23 +26,29 @@ def _strided(x: TensorMeta, shape: Any, stride: Any, offset: Any = None) -> Tens
     return TensorMeta(tuple(shape), tuple(stride), x.offset if offset is None else offset, x.dtype, x.device)
 
 
+def _is_rest(extent: Any) -> bool:
+    """Whether this stands for the size that the others leave."""
+    if extent.__class__ is torch.SymInt:
+        least = extent.node.expr.bounds()[0]
+        if least is not None and least >= 0:
+            return False
+    return bool(extent == -1)
+
+
 def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
     """The sizes with -1 filled in."""
-    if -1 not in size:
+    places = [place for place, extent in enumerate(size) if _is_rest(extent)]
+    if not places:
         return tuple(size)
-    position = size.index(-1)
-    require(size.count(-1) == 1, "only one dimension can be inferred")
-    known: Any = 1
-    for other, extent in enumerate(size):
-        if other != position:
-            known = known * extent
+    require(len(places) == 1, "only one dimension can be inferred")
+    before, after = size[: places[0]], size[places[0] + 1 :]
+    given, left = [*before, *after], []
     require(
-        known != 0,
+        product(given) != 0,
         f"cannot reshape tensor of 0 elements into shape {list(size)} because the unspecified dimension size -1 "
         "can be any "
         "value and is ambiguous",
     )
-    given, left = [*size[:position], *size[position + 1 :]], []
     for extent in x.shape:  # quotients of sums are not simplified
         place = next((i for i, other in enumerate(given) if same_size(other, extent)), None)
         if place is None:
@@ -51,7 +57,7 @@ def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
             del given[place]
     count, known = product(left), product(given)
     require(count % known == 0, f"shape '{list(size)}' is invalid for input of size {x.numel}")
-    return (*size[:position], count // known, *size[position + 1 :])
+    return (*before, count // known, *after)
 
 
 def _is_less(a: Any, b: Any) -> bool:
@@ -72,11 +78,11 @@ def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[An
     block: Any = 1
     viewed: Any = 1
     for dim in range(len(shape) - 1, -1, -1):
-        block = block * shape[dim]
-        if dim == 0 or (not is_one(shape[dim - 1]) and not same_size(stride[dim - 1], block * base)):
+        block = times(block, shape[dim])
+        if dim == 0 or (not is_one(shape[dim - 1]) and not same_size(stride[dim - 1], times(block, base))):
             while position >= 0 and (_is_less(viewed, block) or is_one(size[position])):
-                result[position] = viewed * base
-                viewed = viewed * size[position]
+                result[position] = times(viewed, base)
+                viewed = times(viewed, size[position])
                 position -= 1
             if not same_size(viewed, block) and differ(viewed, block):
                 return None
@@ -101,11 +107,9 @@ def _view(x: TensorMeta, size: list[Any]) -> TensorMeta:
     shape = _resolve(x, size)
     if same_sizes(x.stride, contiguous_strides(x.shape)):
         stride: Any = contiguous_strides(shape)
-        wanted: Any = 1
-        for extent in shape:
-            wanted = wanted * extent
-        if not same_size(wanted, x.numel) and differ(wanted, x.numel):
-            raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {x.numel}")
+        wanted, count = product(shape), x.numel
+        if not same_size(wanted, count) and differ(wanted, count):
+            raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {count}")
     else:
         stride = view_strides(x.shape, x.stride, shape)
     if stride is None:
