@@ -41,7 +41,7 @@ def variables(vm: Machine) -> dict[str, Any]:
             value = vm.world.load_cell(value, name)
         if value is not MISSING and name.isidentifier():
             found[name] = value
-    return found
+    return frame.as_locals(found)
 
 
 @intercept(builtins.globals)

@@ -18,6 +18,7 @@ from bolide.dynamo.builtins_library import held_locks
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
 from bolide.dynamo.config import config
+from bolide.dynamo.frames import Frame
 from bolide.dynamo.input_data import data_of
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
@@ -100,11 +101,18 @@ def _unless_unsupported(attempt: _Attempt, stop: int | None, ending: Break | Non
     try:
         return attempt.run(stop, ending)
     except Unsupported as error:
-        attempt.world.release()
+        _release(attempt.world, attempt.machine.frames)
         return error
     except BaseException:
-        attempt.world.release()
+        _release(attempt.world, attempt.machine.frames)
         raise
+
+
+def _release(world: World, frames: list[Frame]) -> None:
+    """The capture is over: the values of the program and of its caller live no longer because of it."""
+    for frame in frames:
+        frame.move()
+    world.release()
 
 
 class _Attempt:
@@ -210,7 +218,7 @@ class _Attempt:
             generators=tuple(world.drawn_from),
             shape=shape,
             ending=ending,
-            release=world.release,
+            release=functools.partial(_release, world, machine.frames),
         )
 
 

@@ -264,24 +264,24 @@ def _super(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def _evaluate(function: Callable[..., Any]) -> Callable[..., Any]:
     def answer(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if len(args) == 1:
-            args = [*args, frame.globals, variables(frame)]
+            args = [*args, frame.globals, frame.as_locals(variables(frame))]
         return function(*args, **kwargs)
 
     return answer
 
 
 def _vars(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return vars(*args) if args else variables(frame)
+    return vars(*args) if args else frame.as_locals(variables(frame))
 
 
 def _dir(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return dir(*args) if args else sorted(variables(frame))
+    return dir(*args) if args else sorted(frame.as_locals(variables(frame)))
 
 
 # Built-in functions that look at the frame they are called from.
 _OF_THE_FRAME: dict[Any, Callable[[Frame, list[Any], dict[str, Any]], Any]] = {
     super: _super,
-    builtins.locals: lambda frame, args, kwargs: variables(frame),
+    builtins.locals: lambda frame, args, kwargs: frame.as_locals(variables(frame)),
     builtins.globals: lambda frame, args, kwargs: frame.globals,
     builtins.vars: _vars,
     builtins.dir: _dir,

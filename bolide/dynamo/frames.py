@@ -24,7 +24,8 @@ class Frame:
     a class body. `tick` is the number of its last instruction after which another frame was on top.
 
     What refers to a frame keeps its variables alive, as in CPython: exceptions do, by their tracebacks. One that has
-    `ended` refers to the frame that it was called from, `back`.
+    `ended` refers to the frame that it was called from, `back`. `snapshot` is what `locals()` has answered, where that
+    is the same dict each time.
     """
 
     __slots__ = (
@@ -38,6 +39,7 @@ class Frame:
         "locals",
         "namespace",
         "pc",
+        "snapshot",
         "stack",
         "then",
         "then_value",
@@ -59,6 +61,7 @@ class Frame:
         self.tick = 0
         self.back: Frame | None = None
         self.ended = False
+        self.snapshot: dict[str, Any] | None = None
 
     def end(self, caller: Frame) -> None:
         """The frame has returned to `caller`, or raised there."""
@@ -71,9 +74,22 @@ class Frame:
         if self.generator is not None:
             self.generator.finish()
 
+    def as_locals(self, variables: dict[str, Any]) -> dict[str, Any]:
+        """What `locals()` answers. Up to 3.12 it is one dict, which holds the values of then as long as the frame
+        lives."""
+        if VERSION >= (3, 13):
+            return variables
+        if self.snapshot is None:
+            self.snapshot = {}
+        for name in self.code.locals_names:
+            if name not in variables:
+                self.snapshot.pop(name, None)
+        self.snapshot.update(variables)
+        return self.snapshot
+
     def move(self) -> None:
         """What the frame holds goes on in another frame: tracebacks that refer to this one hold nothing."""
-        self.locals, self.stack, self.exceptions = [], [], []
+        self.locals, self.stack, self.exceptions, self.snapshot = [], [], [], None
 
     def delegate(self) -> Any:
         """What the suspended body of a generator yields from, or None."""

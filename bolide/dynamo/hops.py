@@ -64,7 +64,7 @@ def make_hop(shape: Shape, way: Way, final: Shape | None, point: object) -> Hop 
     """The hop that goes the same way as the frames of `shape` went, to the point of shape `final` (None: to the end).
     None where that cannot be written down.
     """
-    if len(way) > LONGEST or any(part.errors or part.generator for part in shape.frames):
+    if len(way) > LONGEST or any(part.errors or part.generator or part.snapshot for part in shape.frames):
         return None
     writer = _Writer(shape)
     try:

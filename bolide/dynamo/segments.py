@@ -31,7 +31,7 @@ _SETS_UP = frozenset({"MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR"})
 class FrameShape(NamedTuple):
     """Everything of a frame but its values. `bound`: the fast locals that are saved; `stack`: False for a NULL;
     `errors`: how many exceptions are being handled; `constant`: `then_value`, where it is not a value of the program;
-    `generator`: whether it is the body of a generator.
+    `generator`: whether it is the body of a generator; `snapshot`: whether it has a dict of its variables.
     """
 
     code: Code
@@ -43,6 +43,7 @@ class FrameShape(NamedTuple):
     then: str
     constant: Any
     generator: bool
+    snapshot: bool
 
 
 class Shape:
@@ -71,6 +72,7 @@ class Shape:
             names += [f"stack{i}" for i, value in enumerate(frame.stack) if value]
             names += [f"error{i}" for i in range(frame.errors)]
             names += ["result"] * (frame.then in VALUED) + ["generator"] * frame.generator
+            names += ["variables"] * frame.snapshot
             for name in names:
                 name = name if name.isidentifier() and not keyword.iskeyword(name) else "iterable"
                 found[_distinct(name, found)] = None
@@ -140,6 +142,8 @@ def _flatten(frame: Frame, callee: Frame | None, values: list[Any], whole: bool)
         constant = None
     if frame.generator is not None:
         values.append(frame.generator.native or frame.generator)
+    if frame.snapshot is not None:
+        values.append(frame.snapshot)
     return FrameShape(
         frame.code,
         frame.pc,
@@ -150,6 +154,7 @@ def _flatten(frame: Frame, callee: Frame | None, values: list[Any], whole: bool)
         frame.then,
         constant,
         frame.generator is not None,
+        frame.snapshot is not None,
     )
 
 
@@ -187,6 +192,8 @@ def unflatten(shape: Shape, values: Sequence[Any]) -> list[Frame]:
         frame.then_value = next(rest) if part.then in VALUED else part.constant
         if part.generator:
             _adopt(next(rest), frame)
+        if part.snapshot:
+            frame.snapshot = next(rest)
         frames.append(frame)
     return frames
 
@@ -208,5 +215,5 @@ def is_local(shape: Shape) -> list[bool]:
         variables = len(part.code.code.co_varnames)
         cells = part.code.cellvars
         found += [i < variables and part.code.locals_names[i] not in cells for i in part.bound]
-        found += [False] * (sum(part.stack) + part.errors + (part.then in VALUED) + part.generator)
+        found += [False] * (sum(part.stack) + part.errors + (part.then in VALUED) + part.generator + part.snapshot)
     return found

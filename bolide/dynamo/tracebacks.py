@@ -30,12 +30,21 @@ def add_entry(error: BaseException, frame: Frame) -> None:
     """Note that `error` passes through `frame`, which lives as long as the traceback. What that says of bolide's own
     frames is dropped."""
     trace = _foreign(error.__traceback__)
-    code, index = frame.code, frame.pc - 1
-    if not code.ours:
-        line = code.lines[index] if 0 <= index < len(code.lines) else code.code.co_firstlineno
-        entry = (code.code.co_filename, code.code.co_name, code.qualname, line)
-        trace = types.TracebackType(trace, _frame(entry, frame), -1, line)
+    if not frame.code.ours:
+        entry = _entry(frame)
+        trace = types.TracebackType(trace, _frame(entry, frame), -1, entry[3])
     error.__traceback__ = trace
+
+
+def _entry(frame: Frame) -> Entry:
+    code, index = frame.code, frame.pc - 1
+    line = code.lines[index] if 0 <= index < len(code.lines) else code.code.co_firstlineno
+    return (code.code.co_filename, code.code.co_name, code.qualname, line)
+
+
+def frame_object(frame: Frame) -> types.FrameType:
+    """A frame object that says where a frame stands."""
+    return _frame(_entry(frame), frame)
 
 
 def name_tensors(error: BaseException) -> None:

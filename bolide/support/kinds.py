@@ -119,7 +119,7 @@ _TABLE = (
         "BR0206",
         "frame_access",
         "A frame's namespaces are used",
-        "globals(), locals(), eval, exec and frame objects see CPython's frames, which do not exist while capturing.",
+        "globals(), eval, exec and what frame objects hold see CPython's frames, which do not exist while capturing.",
         "do this outside the compiled function",
     ),
     # ---- objects

@@ -276,7 +276,7 @@ def methods(x: Tensor) -> Tensor:
     return B().f(x)
 
 
-@program(3)
+@program(2)
 def frame_functions(x: Tensor) -> Tensor:
     a, b = x * 2, 3
     names = sorted(locals())

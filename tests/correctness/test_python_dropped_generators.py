@@ -354,3 +354,60 @@ def test_the_end_of_what_a_closure_holds_is_captured() -> None:
     log: list[Any] = []
     bolide.compile(program, backend="eager", fullgraph=True)(torch.rand(4), log)
     assert log == ["closed", "after"]
+
+
+def kept_by_locals(x: Any, log: list[Any]) -> Any:
+    it = careful(log, "first", 3)
+    x = x + next(it)
+    log.append("it" in dir())
+    it = careful(log, "second", 3)
+    log.append("after")
+    return x
+
+
+def locals_again(x: Any, log: list[Any]) -> Any:
+    first = locals()
+    here = sorted(first)
+    second = locals()
+    log.append((here, sorted(second), sorted(first), first is second))
+    look(log)
+    late = 5
+    log.append((sorted(locals()), sorted(vars()), sorted(dir())))
+    log.append((sorted(first), first is locals(), late))
+    return x + len(first)
+
+
+def locals_inside(x: Any, log: list[Any]) -> Any:
+    free = 3
+
+    class Body:
+        kind = 4
+        names = sorted(name for name in locals() if not name.startswith("_"))
+
+    def inner(a: int, *rest: int, **named: int) -> dict[str, Any]:
+        del a
+        log.append(free)
+        return locals()
+
+    log.append((Body.names, [(name, value) for name, value in inner(1, 2, b=3).items() if name != "log"]))
+    log.append([sorted(locals()) for i in range(1)])
+    return x
+
+
+@pytest.mark.parametrize("program", [kept_by_locals, locals_again, locals_inside], ids=lambda program: program.__name__)
+def test_the_variables_of_a_frame_as_a_dict(program: Callable[..., Any]) -> None:
+    test_finally_blocks_run_when_the_last_reference_goes(program)
+
+
+def test_frames_of_generators() -> None:
+    def program(x: Any) -> Any:
+        it = careful([], "frame", 1)
+        found = [it.gi_frame is None]  # type: ignore[attr-defined]
+        x = x + next(it)
+        found += [it.gi_frame is None, it.gi_frame.f_code.co_name]  # type: ignore[attr-defined]
+        return x, found + [list(it), it.gi_frame is None]  # type: ignore[attr-defined]
+
+    x = torch.rand(4)
+    assert bolide.compile(program, backend="eager", fullgraph=True)(x)[1] == program(x)[1]
+    with pytest.raises(bolide.Unsupported, match="f_locals of a frame"):
+        bolide.compile(lambda x: x + len(careful([], "", x).gi_frame.f_locals), fullgraph=True)(x)  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo import polyfills
+from bolide.dynamo import polyfills, tracebacks
 from bolide.dynamo.bytecode import VERSION
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
@@ -61,6 +61,8 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return _generator(vm, owner, name)
     if cls is types.MethodType:
         return _bound_method(vm, owner, name)
+    if cls is types.FrameType and name not in ("f_code", "__class__"):
+        raise Unsupported(f"{name} of a frame object", vm.where(), kind="frame_access")
     if cls in SYMBOLIC:
         return SYMBOLIC[cls] if name == "__class__" else getattr(concrete(vm, owner), name)
     if cls in CONSTANT_TYPES or cls in (list, dict, set, tuple, frozenset):
@@ -137,8 +139,8 @@ def _generator(vm: Machine, owner: Generator, name: str) -> Any:
                 return owner.started and not (owner.running or owner.done)
             case "code":
                 return owner.frame.code.code
-            case "frame" if owner.done:
-                return None
+            case "frame":
+                return None if owner.done else tracebacks.frame_object(owner.frame)
         raise Unsupported(f"{name} of a generator", vm.where(), kind="frame_access")
     method = polyfills.BY_NAME.get(f"generator_{name.strip('_')}")
     if method is None:
