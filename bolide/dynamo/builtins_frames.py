@@ -39,7 +39,7 @@ def variables(vm: Machine) -> dict[str, Any]:
         value = vm.local(frame, index)
         if type(value) is types.CellType and (name in frame.code.cellvars or name in frame.code.freevars):
             value = vm.world.load_cell(value, name)
-        if value is not MISSING and name.isidentifier():
+        if value is not MISSING:
             found[name] = value
     return frame.as_locals(found)
 

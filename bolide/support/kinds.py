@@ -119,7 +119,7 @@ _TABLE = (
         "BR0206",
         "frame_access",
         "A frame's namespaces are used",
-        "globals(), eval, exec and what frame objects hold see CPython's frames, which do not exist while capturing.",
+        "The variables of a frame object, names of a library's module or code among names from outside are asked for.",
         "do this outside the compiled function",
     ),
     # ---- objects
