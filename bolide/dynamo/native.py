@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import torch
 from bolide.dynamo.layout import LIST_ITEMS, SIZE, TUPLE_ITEMS, TYPE, Layout, autograd_state
 from bolide.dynamo.native_text import TEXT, expanded
 from bolide.support.engine import Method, load
+from bolide.support.locks import compiling
 from bolide.support.symbols import symbol_address
 
 # Instructions, with their operands. An object is given by its address. Those about the values that are passed come
@@ -50,8 +50,6 @@ REQUIRES_GRAD, LEAF, NOT_LEAF, FAR_SIZES = 1, 2, 4, 8
 # address of the results, then instructions. A result is (slot, -), (-1, object), or (-2, position in the rest's list).
 # A control block is: a Python function to be asked when no program passes, None, number of names, number of programs,
 # their addresses.
-
-_loading = threading.Lock()
 
 
 @functools.cache
@@ -142,6 +140,6 @@ def make_check(
     answer.
     """
     control = words([id(readable), id(None), names, len(programs), *(program.address for program in programs)])
-    with _loading:
+    with compiling:
         method = _method(layout)
     return method.bind(address(control), (control, tuple(programs), readable))

@@ -37,7 +37,7 @@ def format_value(vm: Machine, value: Any, conversion: int, spec: Any) -> Any:
         return format(text, spec)
     method = vm.world.lookup(class_of(value), "__format__")
     if type(method) is types.FunctionType:
-        return Call(method, [value, spec])
+        return Call(polyfill("text_by_method"), [method, "__format__ must return a str, not ", value, spec])
     if type(value) is TracedTensor:
         raise _tensor_text(vm)
     if type(value) is Outside and method in _PLAIN_FORMATS:
@@ -66,7 +66,7 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
     if not as_repr:
         method = vm.world.lookup(cls, "__str__")
         if type(method) is types.FunctionType:
-            return Call(method, [value])
+            return Call(polyfill("text_by_method"), [method, "__str__ returned non-string (type ", value])
         if method is BaseException.__str__:
             return Call(polyfill("text_of_exception"), [value])
         if method is not object.__str__ and type(value) is not Outside:
@@ -75,7 +75,7 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
             return value.plain()
     method = vm.world.lookup(cls, "__repr__")
     if type(method) is types.FunctionType:
-        return Call(method, [value])
+        return Call(polyfill("text_by_method"), [method, "__repr__ returned non-string (type ", value])
     if method is BaseException.__repr__:
         return Call(polyfill("repr_of_exception"), [value])
     if type(value) is Outside and value.contents is not None:

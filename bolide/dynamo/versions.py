@@ -8,7 +8,6 @@ again first.
 
 from __future__ import annotations
 
-import threading
 import time
 import traceback
 import warnings
@@ -42,14 +41,19 @@ from bolide.support.errors import (
     describe,
 )
 from bolide.support.garbage import collector_paused
+from bolide.support.locks import compiling, tables
 from bolide.support.profiling import profiled
 from bolide.tracing import modes
 
 Backend = Callable[[Captured], Runner]
 
 _log = log.logger("dynamo")
-_turn = threading.RLock()
 _all: weakref.WeakSet[Versions] = weakref.WeakSet()
+
+
+def _known() -> list[Versions]:
+    with tables:
+        return list(_all)
 
 
 class _Unfit(Exception):
@@ -83,7 +87,8 @@ class Versions(ABC):
         self.backend, self.fullgraph = backend, fullgraph
         self.dynamic, self.guard_filter = dynamic, guard_filter
         self.reset()
-        _all.add(self)
+        with tables:
+            _all.add(self)
 
     def reset(self) -> None:
         """Drop every entry and every failure."""
@@ -141,14 +146,14 @@ class Versions(ABC):
 
     def _used(self, order: tuple[Entry, ...], place: int) -> None:
         """Try an entry of `order` first from now on, unless another thread compiles: that is not waited for."""
-        if not _turn.acquire(blocking=False):
+        if not compiling.acquire(blocking=False):
             return
         try:
             if self.order is order:
                 self.order = (order[place], *order[:place], *order[place + 1 :])
                 self.lead(order[place])
         finally:
-            _turn.release()
+            compiling.release()
 
     # ---- misses ------------------------------------------------------------------------------------------------------
 
@@ -230,7 +235,7 @@ class Versions(ABC):
             )
         if reason is not None:
             raise Unsupported(reason, kind="state", remedy="call the compiled function outside of it")
-        with _turn:
+        with compiling:
             if self.given_up:
                 return False
             fitting = self._fitting(args, kwargs)
@@ -278,7 +283,7 @@ class Versions(ABC):
                 )
 
     def _check_limits(self) -> None:
-        total = sum(len(d.entries) for d in list(_all) if d.key is self.key)
+        total = sum(len(d.entries) for d in _known() if d.key is self.key)
         if len(self.entries) < config.cache_size_limit and total < config.accumulated_cache_size_limit:
             return
         which = "cache_size_limit" if len(self.entries) >= config.cache_size_limit else "accumulated_cache_size_limit"
@@ -408,6 +413,6 @@ def _at(where: UserFrame | None) -> str:
 @on_reset
 def reset() -> None:
     """Drop the compiled versions of every function."""
-    with _turn:
-        for versions in list(_all):
+    with compiling:
+        for versions in _known():
             versions.reset()

@@ -7,7 +7,6 @@ program does not need it.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import torch
 from bolide.functorch.graphs import CompiledGraph
 from bolide.functorch.second import SecondOrder
 from bolide.functorch.signature import Output, Write, is_symbolic, replay, with_sizes
+from bolide.support.locks import compiling
 
 _set_grad_enabled = torch._C._set_grad_enabled
 
@@ -273,12 +273,11 @@ def _not_twice(gradients: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ..
 def _once_per_key(make: BackwardFor) -> BackwardFor:
     """Remembers what was made for each key; several threads may ask at once, one makes."""
     made: dict[tuple[int, ...], CompiledGraph] = {}
-    lock = threading.Lock()
 
     def get(key: tuple[int, ...]) -> CompiledGraph:
         found = made.get(key)
         if found is None:
-            with lock:
+            with compiling:
                 found = made.get(key)
                 if found is None:
                     found = made[key] = make(key)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bolide.support.locks import compiling
 from bolide.support.symbols import SERIAL, symbol_address
 
 
@@ -47,13 +47,12 @@ def _jit() -> Any:
 
 def warm_up(cpu: str, features: str) -> None:
     """Load LLVM and make what every compilation needs."""
-    with _lock:
+    with compiling:
         machine(cpu, features)
         _jit()
 
 
 _numbers = itertools.count()
-_lock = threading.Lock()
 
 
 def with_stand_ins(text: str) -> str:
@@ -71,7 +70,7 @@ def load(text: str, exports: Sequence[str], cpu: str, features: str) -> Library:
     """Compile a module and load it. RuntimeError if it calls a function found neither in torch nor in the process."""
     import llvmlite.binding as llvm
 
-    with _lock:
+    with compiling:
         module = llvm.parse_assembly(with_stand_ins(text))
         builder = llvm.JITLibraryBuilder()
         for function in module.functions:
@@ -91,7 +90,7 @@ def assembly(text: str, cpu: str, features: str) -> str:
     """The machine code of a module, for people."""
     import llvmlite.binding as llvm
 
-    with _lock:
+    with compiling:
         return str(machine(cpu, features).emit_assembly(llvm.parse_assembly(with_stand_ins(text))))
 
 

@@ -10,11 +10,12 @@ holds for all values within the variables' bounds.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from math import gcd, inf, prod
 from typing import Any, Literal, cast
 from weakref import WeakValueDictionary
+
+from bolide.support.locks import tables
 
 AtomKind = Literal["var", "//", "%", "min", "max"]
 
@@ -23,7 +24,6 @@ _memo: dict[Any, Any] = {}
 _atoms: WeakValueDictionary[Any, Atom] = WeakValueDictionary()
 _exprs: WeakValueDictionary[Any, Expr] = WeakValueDictionary()
 _small: dict[int, Expr] = {}  # constants are met most often; these are kept alive
-_lock = threading.Lock()
 
 
 def _remember(key: Any, value: Any) -> Any:
@@ -48,7 +48,7 @@ class Atom:
     @staticmethod
     def make(kind: AtomKind, args: tuple[Expr, ...], key: str, lo: int | None, hi: int | Expr | None) -> Atom:
         identity = (kind, args) if args else (key, lo, hi)
-        with _lock:
+        with tables:
             atom = _atoms.get(identity)
             if atom is None:
                 atom = object.__new__(Atom)
@@ -422,7 +422,7 @@ def as_expr(value: Any) -> Expr:
 
 def _intern(terms: tuple[tuple[tuple[Atom, ...], int], ...], offset: int) -> Expr:
     key = (terms, offset)
-    with _lock:
+    with tables:
         expr = _exprs.get(key)
         if expr is None:
             expr = object.__new__(Expr)

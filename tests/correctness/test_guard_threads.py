@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import multiprocessing
+import os
 import random
+import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +21,7 @@ from torch import nn
 
 import bolide
 from bolide.dynamo.config import config
+from bolide.support import locks
 
 THREADS = 8
 
@@ -170,3 +177,131 @@ def test_a_forked_process_calls_and_compiles() -> None:
     assert results.get(timeout=60) == 9.0
     child.join(60)
     assert child.exitcode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_forks_while_others_compile() -> None:
+    """No lock is held for ever in the new process, and what is compiled there is right."""
+    done = threading.Event()
+
+    def compile_on() -> None:
+        k = 0
+        while not done.is_set():
+            k += 1
+            fast = bolide.compile(lambda x, k=k: (x * k).sum(), backend="inductor")
+            fast(torch.ones(3, requires_grad=True)).backward()
+
+    thread = threading.Thread(target=compile_on)
+    thread.start()
+    try:
+        for _ in range(5):
+            time.sleep(0.02)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                child = os.fork()
+            if child == 0:
+                _compile_and_leave()
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        done.set()
+        thread.join(60)
+
+
+def _compile_and_leave() -> None:
+    """In the new process: leaves it with 0 when all is right, by a signal when it hangs."""
+    signal.alarm(60)
+    try:
+        x = torch.ones(3, requires_grad=True)
+        bolide.compile(lambda x: (x * 7).sum(), backend="inductor")(x).backward()
+        os._exit(0 if x.grad is not None and x.grad.tolist() == [7.0] * 3 else 1)
+    except BaseException:
+        os._exit(2)
+
+
+def test_a_pool_and_tasks() -> None:
+    model = Model()
+    fast = bolide.compile(model, backend="eager")
+
+    def work(size: int) -> bool:
+        x = torch.randn(size, 4)
+        own = bolide.compile(lambda x: x * size, backend="eager")
+        return torch.allclose(fast(x), model(x)) and torch.equal(own(x), x * size)
+
+    async def task(size: int) -> bool:
+        await asyncio.sleep(0)
+        first = work(size)
+        await asyncio.sleep(0)
+        return first and await asyncio.to_thread(work, size)
+
+    async def every() -> list[bool]:
+        return await asyncio.gather(*(task(size) for size in range(2, 6)))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, [2, 3, 4, 5] * 3))
+    assert all(asyncio.run(every()))
+
+
+def test_compiled_functions_inside_of_each_other() -> None:
+    inner = bolide.compile(lambda x: x.sin(), backend="eager")
+    calls: list[torch.Tensor] = []
+
+    class Dying:
+        def __del__(self) -> None:
+            calls.append(inner(torch.ones(2)))
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return inner(x) + 1
+
+    fast = bolide.compile(outer, backend="eager")
+    x = torch.ones(3, requires_grad=True)
+    hooked = fast(x)
+    hooked.register_hook(lambda grad: calls.append(inner(grad)))
+    kept = [Dying()]
+    kept.append(kept)  # type: ignore[arg-type]
+    del kept
+    gc.collect()
+    hooked.sum().backward()
+    torch.testing.assert_close(x.grad, torch.ones(3).cos())
+    assert [call.shape[0] for call in calls] == [2, 3]
+    for call in calls:
+        torch.testing.assert_close(call, torch.ones_like(call).sin())
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
+def test_a_signal_handler_that_calls_compiled_functions() -> None:
+    fast = bolide.compile(lambda x: (x.sin() * 2).sum(), backend="inductor")
+    other = bolide.compile(lambda x: x + 1, backend="inductor")
+    results: list[torch.Tensor] = []
+
+    def step() -> None:
+        x = torch.ones(4, requires_grad=True)
+        fast(x).backward()
+        torch.testing.assert_close(x.grad, torch.ones(4).cos() * 2)
+
+    step()
+    for grad in (True, False):  # the signal may come inside of an autograd function: gradients are off there
+        with torch.set_grad_enabled(grad):
+            other(torch.ones(2))
+    before = signal.signal(signal.SIGALRM, lambda number, frame: results.append(other(torch.ones(2))))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        deadline = time.monotonic() + 20
+        while len(results) < 20 and time.monotonic() < deadline:
+            step()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert results
+    assert all(torch.equal(result, torch.full((2,), 2.0)) for result in results)
+
+
+def test_a_thread_that_holds_the_locks_compiles() -> None:
+    """As in a finaliser or a signal handler that runs while its thread compiles a backward."""
+
+    def work(number: int) -> None:
+        with locks.compiling, locks.tables:
+            x = torch.ones(4, requires_grad=True)
+            bolide.compile(lambda x: (x.sin() * number).sum(), backend="inductor", dynamic=True)(x).backward()
+            torch.testing.assert_close(x.grad, torch.ones(4).cos() * number)
+
+    together(work)

@@ -154,7 +154,7 @@ PLACES: tuple[Place, ...] = (
         THING,
         "t{n}.computed",
         ("Base{n}.computed = property(lambda self: 4)", "Thing{n}.computed = 5", "Base{n}.computed = 6"),
-        ("t{n}.__dict__['computed'] = 9",),
+        ("t{n}.unread += 1",),
     ),
     Place(
         "class attribute",

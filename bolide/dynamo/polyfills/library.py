@@ -41,6 +41,13 @@ def text_of_exception(error: Any) -> Any:
     return str(args[0]) if args else ""
 
 
+def text_by_method(method: Any, complaint: Any, *args: Any) -> Any:
+    text = method(*args)
+    if not isinstance(text, str):
+        raise TypeError(complaint + type(text).__name__ + (")" if "(" in complaint else ""))
+    return text
+
+
 def format_text(value: Any, spec: Any) -> Any:
     """`object.__format__`."""
     if spec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from bolide.inductor.ir.verify import verify
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.support.caches import on_reset
 from bolide.support.engine import Library, load
+from bolide.support.locks import compiling
 
 ENTRY = "kernel"
 
@@ -29,7 +29,6 @@ class _Code:
 
 
 _known: dict[tuple[Any, ...], _Code] = {}
-_lock = threading.Lock()
 
 
 def compile_kernels(kernels: Sequence[Kernel], target: Target | None = None) -> list[CompiledKernel]:
@@ -37,7 +36,7 @@ def compile_kernels(kernels: Sequence[Kernel], target: Target | None = None) -> 
     May be called from any thread. Raises InvalidKernel for one that breaks a rule of loop IR."""
     target = target or host_target()
     keys = [(target, structure(kernel)) for kernel in kernels]
-    with _lock:
+    with compiling:
         missing = {key: kernel for key, kernel in zip(keys, kernels) if key not in _known}
         if missing:
             for kernel in missing.values():
@@ -57,7 +56,7 @@ def compile_kernels(kernels: Sequence[Kernel], target: Target | None = None) -> 
 @on_reset
 def reset() -> None:
     """Forget what was compiled. Machine code is released with the last `CompiledKernel` that uses it."""
-    with _lock:
+    with compiling:
         _known.clear()
 
 
