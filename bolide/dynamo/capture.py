@@ -202,6 +202,9 @@ class _Attempt:
         if any(id(generator) not in rebuilder.memo for generator in machine.unfinished()):
             reason = "a generator that has not come to its end lives on in a reference cycle or in a traceback"
             raise Unsupported(reason, world.where(), "use it up or close it", kind="iterator")
+        if world.flags and self.trace.refutable:
+            reason = "requires_grad of an input is changed in a call that may be made again in eager"
+            raise Unsupported(reason, place, "set it before the call", kind="tensor_method")
         _guard_aliasing(world, self.trace)
         _guard_identities(world)
         return Captured(
@@ -216,6 +219,7 @@ class _Attempt:
             calls=self.calls,
             examples=world.input_tensors if self.calls else (),
             generators=tuple(world.drawn_from),
+            flags=tuple(world.flags),
             shape=shape,
             ending=ending,
             release=functools.partial(_release, world, machine.frames),

@@ -106,7 +106,9 @@ class _Builder:
         self.eager = eager
         self.wanted = [*captured.inputs, *(symbol.source for symbol in captured.sizes)]
         self.generators = [(slot, Recipe("source", source)) for slot, source in captured.generators]
-        self.order = [*((recipe, True) for _, recipe in self.generators), *_recipes(captured)]
+        self.flags = [(Recipe("source", source), wanted) for source, wanted in captured.flags]
+        early = [recipe for _, recipe in self.generators] + [recipe for recipe, _ in self.flags]
+        self.order = [*((recipe, True) for recipe in early), *_recipes(captured)]
         self.uses = Counter(recipe for recipe, first in self.order if not first)
         self.made: dict[Recipe, str] = {}
         self.out = namespace.fresh("out")
@@ -131,6 +133,8 @@ class _Builder:
         generators = [self.made[recipe] for _, recipe in self.generators]
         for generator, (slot, _) in zip(generators, self.generators):
             yield f"{self.namespace.reference(slot.put, 'put')}({generator})"
+        for recipe, wanted in self.flags:
+            yield f"{self.made[recipe]}.requires_grad_({wanted})"
         if self.captured.trace.refutable:
             reference = self.namespace.reference
             states = [self.namespace.fresh("state") for _ in generators]

@@ -13,7 +13,7 @@ from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.config import config
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.torch_hooks import hooks_of
-from bolide.dynamo.values.tensors import behind, outside_attributes
+from bolide.dynamo.values.tensors import behind, change_flag, outside_attributes
 from bolide.support.errors import Unsupported
 from bolide.tracing import DataDependent, TracedTensor
 from bolide.tracing.calls import CallRecorder
@@ -33,7 +33,7 @@ def _requires_grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if type(tensor) is not TracedTensor or tensor.requires_grad is bool(wanted):
         return tensor if type(tensor) is TracedTensor else NATIVE
     if vm.world.input_place(tensor) is not None:
-        raise _refused(vm, "Tensor.requires_grad_", "requires_grad of an input is changed", "set it before the call")
+        return change_flag(vm, tensor, bool(wanted))
     vm.trace.where = vm.where()
     return tensor.requires_grad_(wanted)
 

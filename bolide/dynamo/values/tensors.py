@@ -13,7 +13,7 @@ from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.outside import Overlay, attribute_source
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor
+from bolide.tracing import Trace, TracedTensor
 from bolide.tracing.calls import CallRecorder
 
 # Attributes that are state of the storage or of autograd rather than of the value.
@@ -92,14 +92,31 @@ def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> No
     outside = vm.world.input_place(owner) is not None
     if name == "requires_grad":
         if outside and value is not owner.requires_grad:
-            raise _refused(vm, name, "of an input is changed")
-        owner.requires_grad = value
+            change_flag(vm, owner, value)
+        else:
+            owner.requires_grad = value
     elif outside and (name == "grad" or not hasattr(torch.Tensor, name)):
         outside_attributes(vm, owner).set(name, value)
     elif name == "grad":
         owner.grad = value
     else:
         raise _refused(vm, name, "is assigned")
+
+
+def change_flag(vm: Machine, tensor: Any, wanted: bool) -> Any:
+    """Let an input require grad, or not, from here on; the real one does before the graph runs. What was computed from
+    it before has no history, which only functional graphs show."""
+    world, trace = vm.world, vm.trace
+    place = world.input_place(tensor)
+    assert place is not None
+    known = world.inputs[place] in [source for source, _ in world.flags]
+    used = tensor.group.version or (not wanted and trace.leaves[place].node.users)
+    possible = type(trace) is Trace and world.input_tensors[place].is_leaf
+    if known or used or not possible or not (tensor.is_floating_point() or tensor.is_complex()):
+        raise _refused(vm, "requires_grad", "of an input is changed")
+    trace.functional_only = "requires_grad of an input is changed"
+    world.flags.append((world.inputs[place], wanted))
+    return tensor.requires_grad_(wanted)
 
 
 def outside_attributes(vm: Machine, owner: Any) -> Overlay:

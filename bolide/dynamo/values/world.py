@@ -104,6 +104,7 @@ class World:
         self.relied: dict[int, types.FunctionType] = {}  # functions whose code has been guarded, by id
         self.registered: dict[int, Any] = {}  # hooks that the program has put on inputs, by id of their handles
         self.drawn_from: list[tuple[Any, Source]] = []  # where the graph finds generators, and where they are found
+        self.flags: list[tuple[Source, bool]] = []  # inputs whose `requires_grad` the program changes, and to what
         self.hidden_leaves = False  # whether tensors that require grad are known which are no inputs
         self.places: dict[int, int] = {}  # id of a traced input -> its index
         self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned

@@ -1,0 +1,126 @@
+"""`requires_grad` of arguments and parameters, changed inside compiled functions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bolide
+
+BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+
+
+def from_here_on(x: torch.Tensor) -> Any:
+    y = x * 2  # has no history
+    x.requires_grad_()
+    return (x**2 * y).sum(), y, x
+
+
+def differentiated(x: torch.Tensor) -> Any:
+    x.requires_grad = True
+    (g,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+    return g.sum() * 2, x.is_leaf
+
+
+def accumulated(x: torch.Tensor) -> Any:
+    x.requires_grad_(True)
+    (x**3).sum().backward()
+    return x.grad * 1, (x * 2).sum()  # type: ignore[operator]
+
+
+def without_grad_mode(x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        x.requires_grad_()
+        y = x * 2
+    return (x * 3).sum(), y
+
+
+def of_views(x: torch.Tensor) -> Any:
+    early = x.view(-1)
+    x.requires_grad_()
+    return (x.view(-1) * 2).sum(), early * 2, early.requires_grad
+
+
+@BACKENDS
+@pytest.mark.parametrize("fn", [from_here_on, differentiated, accumulated, without_grad_mode, of_views])
+def test_an_argument(fn: Callable[..., Any], backend: str) -> None:
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    for _ in range(2):
+        x = torch.randn(5)
+        ours, theirs = x.clone(), x.clone()
+        for _ in range(2):  # in the second call it requires grad from the start
+            found, expected = compiled(ours), fn(theirs)
+            torch.testing.assert_close(found, expected)
+            for one, other in zip(found, expected, strict=True):
+                assert getattr(one, "requires_grad", None) == getattr(other, "requires_grad", None)
+            found[0].sum().backward() if found[0].requires_grad else None
+            expected[0].sum().backward() if expected[0].requires_grad else None
+            assert ours.requires_grad and theirs.requires_grad
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@BACKENDS
+@pytest.mark.parametrize("part", ["0", ""])
+def test_parameters_are_frozen(part: str, backend: str) -> None:
+    def fn(model: Any, x: torch.Tensor) -> Any:
+        for parameter in model.get_submodule(part).parameters():
+            parameter.requires_grad_(False)
+        return model(x)
+
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    twin = copy.deepcopy(model)
+    for _ in range(2):
+        x = torch.randn(2, 3)
+        for function, own in ((compiled, model), (fn, twin)):
+            out = function(own, x)
+            out.sum().backward() if out.requires_grad else None
+        for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            assert ours.requires_grad == theirs.requires_grad
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def late(x: torch.Tensor) -> Any:
+    y = x * 2
+    x.requires_grad_(False)
+    return y, x * 3
+
+
+def back(x: torch.Tensor) -> Any:
+    x.requires_grad_(False)
+    y = x * 2
+    x.requires_grad_(True)
+    return y, x * 3
+
+
+def written(x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        x.add_(1)
+    x.requires_grad_(False)
+    return (x * 3,)
+
+
+def looked_at(x: torch.Tensor) -> Any:
+    x.requires_grad_(False)
+    if (x > 100).any():
+        raise ValueError("too large")
+    return (x * 3,)
+
+
+@pytest.mark.filterwarnings("ignore::bolide.BolideWarning")
+@pytest.mark.parametrize("fn", [late, back, written, looked_at])
+def test_what_is_changed_for_real(fn: Callable[..., Any]) -> None:
+    """Where the history would not be eager's: after uses that have one, twice, or where eager may begin anew."""
+    x = torch.randn(3)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    found, expected = bolide.compile(fn, backend="eager")(ours), fn(theirs)
+    torch.testing.assert_close(found, expected)
+    assert [out.requires_grad for out in found] == [out.requires_grad for out in expected]
+    assert ours.requires_grad == theirs.requires_grad
+    with pytest.raises(bolide.Unsupported, match="requires_grad of an input is changed"):
+        bolide.compile(fn, backend="eager", fullgraph=True)(x.clone().requires_grad_())
