@@ -53,7 +53,7 @@ def ending(x: Tensor, count: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("program", "given"), [(item, [100.0, 100.0, 100.0]), (nested, [9, 9, 9]), (ending, [3, 3, 3])], ids=str
+    ("program", "given"), [(item, [100.0, 100.0, 100.0]), (nested, [9, 9, 9]), (ending, [3, 3, 3])]
 )
 def test_a_known_way_is_not_interpreted(
     program: Callable[..., Any], given: list[Any], walked: list[int], capsys: pytest.CaptureFixture[str]
