@@ -47,11 +47,27 @@ def _fault(root: Any, messages: dict[Any, str | None]) -> str | None:
         if unknown:
             waiting += unknown
             continue
-        if type(node).__name__ == "NotImplemented":
-            messages[node] = _message(node)
+        own = _message(node) if type(node).__name__ == "NotImplemented" else _without_formula(node)
+        if own is not None:
+            messages[node] = own
         else:
             messages[node] = next(filter(None, map(messages.__getitem__, following)), None)
     return messages[root]
+
+
+def _without_formula(node: Any) -> str | None:
+    """What the node of an operator of the user's raises that has no autograd formula; None for other nodes."""
+    if not type(node).__name__.startswith("GeneratedBackwardFor_"):
+        return None
+    backward = type(node)._forward_cls.backward
+    captured = {name: cell.cell_contents for name, cell in zip(backward.__code__.co_freevars, backward.__closure__)}
+    if "info" not in captured or captured["info"]._backward_fn is not None:
+        return None
+    try:
+        backward(None)
+    except RuntimeError as error:
+        return str(error)
+    return None
 
 
 def _message(node: Any) -> str:

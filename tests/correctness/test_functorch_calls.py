@@ -473,6 +473,29 @@ def test_a_derivative_that_does_not_exist_is_missed_in_the_backward_as_in_eager(
         out.sum().backward()
 
 
+@torch.library.custom_op("bolide_tests::underived", mutates_args=())
+def underived(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+@underived.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor", "aot_eager"])
+def test_an_operator_without_a_formula_is_missed_in_the_backward_as_in_eager(backend):
+    compiled = bolide.compile(lambda x: (underived(x * 1.5) + 1, x * 2), backend=backend, fullgraph=True)
+    x = torch.randn(5, requires_grad=True)
+    out, other = compiled(x)
+    torch.testing.assert_close(out, x * 4.5 + 1)
+    assert out.requires_grad
+    other.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((5,), 2.0))
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        out.sum().backward()
+
+
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 def test_a_tensor_made_of_numbers_is_new_at_each_call(backend):
     compiled = bolide.compile(lambda x: (torch.tensor([1, 2, 3]), x + 1), backend=backend)
