@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from bolide import functorch, inductor
+from bolide.dynamo import provenance
 from bolide.dynamo.backends import CompilerFn
 from bolide.dynamo.config import config
 from bolide.dynamo.program import Captured
@@ -129,13 +130,18 @@ def record_failure(root: str, graph: fx.GraphModule, failure: CompileError) -> s
 # ---- one graph of torch's functions ----------------------------------------------------------------------------------
 
 
-def run_calls(captured: Captured, compiler_fn: CompilerFn, options: Mapping[str, Any]) -> Runner:
+def run_calls(
+    captured: Captured, compiler_fn: CompilerFn, options: Mapping[str, Any], parameters: Sequence[str] = ()
+) -> Runner:
     """The program as one graph of torch's functions, compiled by `compiler_fn` and differentiated by eager's autograd.
     Where such a graph would not do what the program does, the functional graphs are given to it, one by one.
+
+    parameters: see `provenance.path`.
     """
     graph, name = None, captured.name
     if captured.calls is not None:
-        graph = captured.calls.finish(captured.outputs, config.dead_code_elimination)
+        names = provenance.input_names(captured, parameters)
+        graph = captured.calls.finish(captured.outputs, config.dead_code_elimination, (), names)
     if graph is None:
         compiler = functools.partial(_foreign_graph, compiler_fn, options, name)
         return run_trace(captured, compiler, "default", {})
@@ -143,6 +149,8 @@ def run_calls(captured: Captured, compiler_fn: CompilerFn, options: Mapping[str,
         events.emit(events.Graph(name, "calls", graph))
     start = time.perf_counter()
     sizes = [int(size.node.hint) for size in captured.trace.sizes]
+    provenance.describe_modules(graph.graph, parameters)
+    describe(graph.graph, replace=True)
     compiled = _given(compiler_fn, graph, [*captured.examples, *sizes], options, name)
     if events.subscribers:
         events.emit(events.Compiled(name, "calls", compiled, time.perf_counter() - start))
@@ -179,6 +187,7 @@ def _foreign_graph(
     compiler_fn: CompilerFn, options: Mapping[str, Any], name: str, graph: fx.GraphModule, info: GraphInfo
 ) -> Callable[[list[Any]], Any]:
     examples = [_example(node.meta["val"]) for node in graph.graph.nodes if node.op == "placeholder"]
+    describe(graph.graph)
     return _unboxed(_given(compiler_fn, graph, examples, options, name))
 
 
@@ -186,7 +195,6 @@ def _given(
     compiler_fn: CompilerFn, graph: fx.GraphModule, examples: list[Any], options: Mapping[str, Any], name: str
 ) -> Callable[..., Any]:
     """What a backend makes of a graph of the function `name`. Raises CompileError, which names the backend."""
-    describe(graph.graph)
     try:
         compiled = compiler_fn(graph, examples, **options)
         if not callable(compiled):

@@ -106,13 +106,13 @@ def _takes_calls(backend: CompilerFn) -> bool:
     return not isinstance(backend, TraceBackend)
 
 
-def _run_backend(settings: Settings, captured: Captured) -> Runner:
+def _run_backend(settings: Settings, parameters: Sequence[str], captured: Captured) -> Runner:
     backend, options = settings.backend, dict(settings.options)
     if state.backend is not None:
         backend, options = state.backend, {}
     if isinstance(backend, TraceBackend):
         return run_trace(captured, backend.compiler, backend.partition, options, backend.devices)
-    return run_calls(captured, backend, options)
+    return run_calls(captured, backend, options, parameters)
 
 
 # ---- compile ---------------------------------------------------------------------------------------------------------
@@ -281,13 +281,21 @@ def call_target(target: Any, /, *args: Any, **kwargs: Any) -> Any:
 def _of_target(target: Any, settings: Settings) -> Callable[..., Any]:
     name = getattr(target, "__qualname__", type(target).__qualname__)
     code = getattr(target.forward if isinstance(target, nn.Module) else type(target).__call__, "__code__", None)
-    return _dispatcher(cast(types.FunctionType, call_target), settings, name, type(target), code).function
+    parameters = code.co_varnames[: code.co_argcount] if code is not None else ("self",)
+    return _dispatcher(
+        cast(types.FunctionType, call_target), settings, name, type(target), code, parameters=parameters
+    ).function
 
 
 def _dispatcher(
-    original: types.FunctionType, settings: Settings, name: str, key: object, place: types.CodeType | None = None
+    original: types.FunctionType,
+    settings: Settings,
+    name: str,
+    key: object,
+    place: types.CodeType | None = None,
+    parameters: Sequence[str] = (),
 ) -> Dispatcher:
-    backend = functools.partial(_run_backend, settings)
+    backend = functools.partial(_run_backend, settings, parameters)
     manner: dict[str, Any] = {"breaks": not settings.fullgraph, "record_calls": _takes_calls(settings.backend)}
     return Dispatcher(
         original,

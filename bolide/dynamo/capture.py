@@ -22,6 +22,7 @@ from bolide.dynamo.frames import Frame
 from bolide.dynamo.input_data import data_of
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
+from bolide.dynamo.provenance import around
 from bolide.dynamo.reified import exception_effects, generator_effects
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.sizes import SizeHistory, Symbols
@@ -31,7 +32,7 @@ from bolide.dynamo.values.rebuild import Rebuilder
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, modes
-from bolide.tracing.calls import CallRecorder
+from bolide.tracing.calls import CallRecorder, nowhere
 from bolide.tracing.rules import answers
 
 Start = Callable[[Machine], None]  # pushes the frames a run begins with
@@ -129,7 +130,6 @@ class _Attempt:
         self.trace.captures_sizes = config.capture_dynamic_output_shape_ops
         if config.do_not_emit_runtime_asserts:
             self.trace.shapes.require = None
-        self.calls = CallRecorder(self.trace) if record_calls else None
         self.symbols = Symbols(history or SizeHistory("", False), self.trace)
         self.world = World(self.trace, self.symbols)
         self.machine = Machine(self.world, self.trace, call)
@@ -137,6 +137,7 @@ class _Attempt:
         self.trace.data_of = functools.partial(data_of, self.machine, breaks)
         if breaks:
             self.trace.shapes.needed = functools.partial(go_on_by_item, self.machine)
+        self.calls = CallRecorder(self.trace) if record_calls else None
         self.machine.memory[CallRecorder] = self.calls
         self.world.own_functions = self.machine.own_functions
         self.world.guard(None, "global_state", None)
@@ -161,6 +162,8 @@ class _Attempt:
         machine, world = self.machine, self.world
         before = machine.surroundings = modes.settings()
         shape: Shape | None = None
+        if self.calls is not None:
+            self.calls.around = functools.partial(around, machine)
         try:
             # modes are left in the reverse order
             with self.trace.recording(), self.calls or contextlib.nullcontext(), _native_state(machine):
@@ -185,6 +188,8 @@ class _Attempt:
             ) from error
         finally:
             self.trace.shapes.needed = None  # the machine is no part of what is captured
+            if self.calls is not None:
+                self.calls.around = nowhere
         place = machine.where() if shape is not None else decode(self.code).frame_at(-1)
         world.where = lambda: place  # the machine and its world, which know real tensors, are no cycle any more
         if shape is None:

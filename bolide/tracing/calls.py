@@ -8,6 +8,7 @@ What a graph of calls could not do faithfully is refused (`CallRecorder.refusal`
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
@@ -40,6 +41,14 @@ _OPERATORS: dict[str, Any] = {
     if name.startswith("__") and callable(getattr(operator, name)) and hasattr(torch.Tensor, name)
 }
 """Python's operators by the names of their methods."""
+_SAID_AS_OPERATORS: dict[str, tuple[Any, int]] = {
+    **{f.__name__: (f, 2) for f in (operator.add, operator.sub, operator.mul, operator.matmul, operator.pow)},
+    **{f.__name__: (f, 2) for f in (operator.ne, operator.lt, operator.le, operator.gt, operator.ge)},
+    "div": (operator.truediv, 2),
+    "remainder": (operator.mod, 2),
+    "neg": (operator.neg, 1),
+}
+"""The operators that call methods of other names, which do the same, and the number of their operands."""
 
 
 _METHODS = {
@@ -48,13 +57,19 @@ _METHODS = {
 """The names of the methods of tensors."""
 
 
+def nowhere() -> tuple[Any, Any]:
+    """What is around a call that nobody knows more about: no lines, no modules."""
+    return (), ()
+
+
 class CallRecorder(TorchFunctionMode):
     """Active while a program is captured. `refusal`: why the graph cannot be used, if it cannot; `changes_modes`:
-    whether the graph changes torch's modes on its way.
+    whether the graph changes torch's modes on its way. `around`: the user's lines and the modules around a call.
     """
 
     def __init__(self, trace: Trace) -> None:
         super().__init__()
+        self.around: Callable[[], tuple[Any, Any]] = nowhere
         self.trace = trace
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
@@ -151,11 +166,14 @@ class CallRecorder(TorchFunctionMode):
             raise _Refusal(f"an attribute of a tensor is set ({func.__self__.__name__})")
         elif name in _OPERATORS and not named:
             node = self.graph.call_function(_OPERATORS[name], operands)
+        elif name in _SAID_AS_OPERATORS and not named and len(operands) == _SAID_AS_OPERATORS[name][1]:
+            node = self.graph.call_function(_SAID_AS_OPERATORS[name][0], operands)
         elif name:
             node = self.graph.call_method(name, operands, named)
         else:
             node = self.graph.call_function(func, operands, named)
         node.meta["where"] = self.trace.where
+        node.meta["stack"], node.meta["modules"] = self.around()
         return node
 
     def _bind(self, result: Any, node: fx.Node, effect: bool) -> None:
@@ -168,7 +186,7 @@ class CallRecorder(TorchFunctionMode):
             for position, item in enumerate(result):
                 if isinstance(item, (TracedTensor, tuple, list)):
                     part = self.graph.call_function(operator.getitem, (node, position))
-                    part.meta["where"] = node.meta["where"]
+                    part.meta.update({key: node.meta[key] for key in ("where", "stack", "modules")})
                     self._bind(item, part, False)
 
     def _value(self, value: Any) -> Any:
@@ -253,10 +271,11 @@ class CallRecorder(TorchFunctionMode):
     # ---- the end
 
     def finish(
-        self, outputs: Sequence[TracedTensor], eliminate: bool, sizes: Sequence[Expr] = ()
+        self, outputs: Sequence[TracedTensor], eliminate: bool, sizes: Sequence[Expr] = (), names: Sequence[str] = ()
     ) -> fx.GraphModule | None:
-        """The graph module, which takes what the trace's graph takes and returns the tuple of `outputs` and `sizes`;
-        None if it was refused. With `eliminate`, calls without effects whose results nothing needs are dropped.
+        """The graph module, which takes what the trace's graph takes, under `names` if they are given, and returns the
+        tuple of `outputs` and `sizes`; None if it was refused. With `eliminate`, calls without effects whose results
+        nothing needs are dropped.
         """
         try:
             self.refusal = self.refusal or self.trace.functional_only
@@ -273,6 +292,8 @@ class CallRecorder(TorchFunctionMode):
         slots = [node for node in self.trace.graph.nodes if node.op == "placeholder"]
         for slot in reversed(slots):
             self.graph._root.append(self._slot(slot))
+        for slot, name in zip(slots, names):
+            _rename(self._slot(slot), name)
         self.graph.output(results)
         if eliminate:
             for node in reversed(self.graph.nodes):
@@ -294,6 +315,14 @@ def _getter(trace: Trace, stand_in: torch.Generator) -> Callable[[], Any]:
 
 class _Refusal(Exception):
     """A graph of calls would not do what the program does."""
+
+
+def _rename(slot: fx.Node, name: str) -> None:
+    """Give a placeholder a name that no other one has."""
+    others = {node.target for node in slot.graph.find_nodes(op="placeholder") if node is not slot}
+    candidates = itertools.chain([name], (f"{name}{number}" for number in itertools.count(1)))
+    slot.target = next(each for each in candidates if each not in others)
+    slot._rename(str(slot.target).lower())
 
 
 # ---- what is in values -----------------------------------------------------------------------------------------------

@@ -49,14 +49,19 @@ def described(tensor: torch.Tensor) -> TensorMeta:
     )
 
 
-def describe(graph: fx.Graph) -> None:
-    """Give the nodes of a graph that was recorded here these entries."""
+def describe(graph: fx.Graph, replace: bool = False) -> None:
+    """Give the nodes of a graph that was recorded here these entries. Under ``val`` stands what bolide itself reads,
+    unless that is to be replaced.
+    """
     for node in graph.nodes:
         if "val" in node.meta:
             node.meta["example_value"] = _example(node.meta["val"])
+            if replace:
+                node.meta["val"] = node.meta["example_value"]
         where: UserFrame | None = node.meta.get("where")
-        if where is not None:
-            node.meta["stack_trace"] = f"  {where}\n    {where.text}\n"
+        stack: tuple[UserFrame, ...] = node.meta.pop("stack", ()) or ((where,) if where is not None else ())
+        if stack:
+            node.meta["stack_trace"] = "".join(f"  {line}\n    {line.text}\n" for line in stack)
 
 
 def _example(value: Any) -> Any:

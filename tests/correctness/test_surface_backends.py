@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.metadata
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+from torch.fx.passes.utils.source_matcher_utils import get_source_partitions
 
 import bolide
 from bolide.compiling import compile_fx
@@ -86,11 +89,74 @@ def test_a_callable_gets_a_graph_that_can_be_run_printed_and_differentiated() ->
     assert where and all(__file__ in line for line in where)
     assert "code: y = F.linear(x, w)" in gm.print_readable(print_output=False)
     shown = {n.name: n.meta["example_value"] for n in gm.graph.nodes if "example_value" in n.meta}
-    assert shown["x"].shape == (3, 4) and shown["linear"].shape == (3, 2) and shown["linear"].stride() == (2, 1)
-    assert shown["linear"].dtype is torch.float32 and shown["w"].requires_grad and "(3, 2)" not in repr(shown)
+    assert shown["l_x_"].shape == (3, 4) and shown["linear"].shape == (3, 2) and shown["linear"].stride() == (2, 1)
+    assert shown["linear"].dtype is torch.float32 and shown["l_w_"].requires_grad and "(3, 2)" not in repr(shown)
     with pytest.raises(RuntimeError, match="holds no data"):
-        shown["x"] + 1
+        shown["l_x_"] + 1
     copy.deepcopy(gm).graph.lint()
+
+
+class Scaled(nn.Module):
+    """A module with parts of torch's and of the user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.LayerNorm(4)])
+        self.register_buffer("offset", torch.ones(4))
+
+    def forward(self, x: Tensor, *, scale: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x * scale + self.offset
+
+
+class Outer(nn.Module):
+    """Around another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Scaled()
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return self.inner(x, scale=scale).relu()
+
+
+def test_graphs_say_where_their_nodes_come_from_as_torchdynamos_do() -> None:
+    backend = Recording()
+    bolide.compile(Outer(), backend=backend, fullgraph=True)(torch.randn(2, 4), scale=torch.ones(4))
+    (gm,) = backend.graphs
+    inputs = [node.target for node in gm.graph.find_nodes(op="placeholder")]
+    layer = "L_self_modules_inner_modules_layers_modules_{}_parameters_{}_".format
+    members = [layer(number, name) for number in (0, 1) for name in ("weight", "bias")]
+    assert set(inputs) == {"L_x_", "L_scale_", *members, "L_self_modules_inner_buffers_offset_"}
+    nodes = {node.name: node for node in gm.graph.nodes}
+    assert list(nodes)[:1] == ["l_x_"] and nodes["add"].target is operator.add and nodes["mul"].target is operator.mul
+    stack = list(nodes["linear"].meta["nn_module_stack"].values())
+    assert stack == [("L['self']", Outer), ("L['self'].inner", Scaled), ("L['self'].inner.layers.0", nn.Linear)]
+    assert list(nodes["relu"].meta["nn_module_stack"].values()) == [("L['self']", Outer)]
+    assert nodes["linear"].meta["source_fn_stack"] == [("linear", nn.Linear)]
+    assert nodes["add"].meta["source_fn_stack"] == [("add", operator.add)]
+    trace = nodes["linear"].meta["stack_trace"]
+    assert trace.index("self.inner(x, scale=scale)") < trace.index("x = layer(x)")
+    partitions = get_source_partitions(gm.graph, [nn.Linear, nn.LayerNorm])
+    assert {cls: len(found) for cls, found in partitions.items()} == {nn.Linear: 1, nn.LayerNorm: 1}
+    assert "f32[2, 4]" in gm.print_readable(print_output=False)
+    ShapeProp(gm).propagate(*backend.examples[0])
+    assert nodes["linear"].meta["tensor_meta"].shape == (2, 4)
+
+
+def test_inputs_of_functions_are_named_by_their_paths() -> None:
+    backend = Recording()
+    held = {"a.b": (torch.ones(2),), "a/b": torch.ones(2)}
+
+    def f(held: dict[str, Any], x: Tensor) -> Tensor:
+        return x + held["a.b"][0] * held["a/b"] + x.shape[0]
+
+    bolide.compile(f, backend=backend, fullgraph=True, dynamic=True)(held, torch.ones(2))
+    (gm,) = backend.graphs
+    names = [node.target for node in gm.graph.find_nodes(op="placeholder")]
+    assert len(set(names)) == len(names) and {"L_x_", "L_held_a_b_0_", "L_held_a_b_"} < set(names)
+    assert torch.equal(gm(*backend.examples[0])[0], f(held, torch.ones(2)))
 
 
 def test_mode_is_handed_on_and_default_is_not() -> None:
