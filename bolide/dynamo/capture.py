@@ -34,6 +34,7 @@ from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, modes
 from bolide.tracing.calls import CallRecorder, nowhere
 from bolide.tracing.rules import answers
+from bolide.tracing.trace import unknown
 
 Start = Callable[[Machine], None]  # pushes the frames a run begins with
 
@@ -188,6 +189,7 @@ class _Attempt:
             ) from error
         finally:
             self.trace.shapes.needed = None  # the machine is no part of what is captured
+            self.trace.data_of = unknown
             if self.calls is not None:
                 self.calls.around = nowhere
         place = machine.where() if shape is not None else decode(self.code).frame_at(-1)

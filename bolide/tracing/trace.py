@@ -28,6 +28,11 @@ Data = tuple[torch.Tensor, Callable[[], None]]  # a copy, and what to call if th
 _PLAIN = {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
+def unknown(place: int) -> Data | None:
+    """What is known of the data of an input while nobody reads any."""
+    return None
+
+
 class Trace:
     """One functional graph under construction, and the real values it refers to. `where` is the user's line that is
     being executed; nodes remember it."""
@@ -44,7 +49,7 @@ class Trace:
         self.captures_numbers = False  # whether integers read from tensors are symbols; else they are refused
         self.captures_sizes = False  # the same of sizes of results
         self.answered: dict[Any, Any] = {}  # what data was asked for before
-        self.data_of: Callable[[int], Data | None] = lambda place: None  # see `read`
+        self.data_of: Callable[[int], Data | None] = unknown  # see `read`
         self._mode = _Recording(self)
         self._size_nodes: dict[Expr, torch.fx.Node] = {}
         self.wrappers: dict[int, tuple[TensorMeta, TracedTensor]] = {}  # one for each meta of symbolic sizes, by id
