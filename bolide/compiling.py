@@ -217,6 +217,8 @@ def _settings(fullgraph: Any, dynamic: Any, backend: Any, mode: Any, options: An
 def _compile(model: Any, settings: Settings, disable: bool) -> Any:
     if isinstance(model, (classmethod, staticmethod)):
         return type(model)(_compile(model.__func__, settings, disable))
+    if isinstance(model, property) and model.fget is not None:
+        return model.getter(_compile(model.fget, settings, disable))
     if isinstance(model, type):
         return _compile_class(model, settings, disable)
     if not callable(model):

@@ -14,23 +14,40 @@ from bolide.dynamo.backends import (
     register_experimental_backend,
 )
 from bolide.dynamo.config import config
-from bolide.dynamo.disabling import disable
+from bolide.dynamo.disabling import disable, error_on_graph_break, graph_break
+from bolide.dynamo.marks import (
+    allow_in_graph,
+    assume_constant_result,
+    disallow_in_graph,
+    forbid_in_graph,
+    substitute_in_graph,
+)
 from bolide.dynamo.metrics import get_compilation_metrics
+from bolide.dynamo.module import CompiledModule as OptimizedModule
 from bolide.dynamo.sizes import mark_dynamic, mark_static, mark_static_address, mark_unbacked, maybe_mark_dynamic
-from bolide.dynamo.stance import set_stance
+from bolide.dynamo.stance import run, set_stance
 from bolide.dynamo.state import is_compiling, is_dynamo_compiling
 from bolide.support.caches import reset
 
+patch_dynamo_config = config.patch
 explain: Callable[..., Any]  # these three join all stages: bolide/__init__.py sets them
 export: Callable[..., Any]
 optimize: Callable[..., Any]
+optimize_assert: Callable[..., Any]
 
 __all__ = [
+    "OptimizedModule",
+    "allow_in_graph",
+    "assume_constant_result",
     "config",
     "disable",
+    "disallow_in_graph",
+    "error_on_graph_break",
     "explain",
     "export",
+    "forbid_in_graph",
     "get_compilation_metrics",
+    "graph_break",
     "is_compiling",
     "is_dynamo_compiling",
     "list_backends",
@@ -41,9 +58,13 @@ __all__ = [
     "mark_unbacked",
     "maybe_mark_dynamic",
     "optimize",
+    "optimize_assert",
+    "patch_dynamo_config",
     "register_backend",
     "register_debug_backend",
     "register_experimental_backend",
     "reset",
+    "run",
     "set_stance",
+    "substitute_in_graph",
 ]

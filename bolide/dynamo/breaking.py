@@ -47,18 +47,23 @@ def go_on_by_item(vm: Machine, expr: Expr) -> None:
         )
 
 
-def is_disabled(function: types.FunctionType) -> bool:
-    """Whether a function is marked never to be captured, by `disable` or by torch's."""
-    if own_mark(function, "_bolide_disabled") or own_mark(function, "_torchdynamo_disable"):
-        return True
+def is_disabled(function: types.FunctionType) -> str | bool:
+    """Whether a function is marked never to be captured, by `disable` or by torch's: the reason, if one was given."""
+    mark = own_mark(function, "_bolide_disabled")
+    if mark:
+        return mark  # type: ignore[no-any-return]
+    if own_mark(function, "_torchdynamo_disable"):
+        return own_mark(function, "_torchdynamo_disable_msg") or True
     return function.__name__ == "graph_break" and function.__module__ == "torch._dynamo.decorators"
 
 
 def refuse_disabled(vm: Machine, function: types.FunctionType) -> None:
     """Raises Unsupported for a function that is never captured."""
-    if is_disabled(function):
+    mark = is_disabled(function)
+    if mark:
         name = f"{function.__qualname__}(...)"
-        raise Unsupported("a function that is never compiled is called", vm.where(), kind="disabled", operation=name)
+        reason = "a function that is never compiled is called" + (f": {mark}" if isinstance(mark, str) else "")
+        raise Unsupported(reason, vm.where(), kind="disabled", operation=name)
 
 
 def waits(vm: Machine, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any] | None) -> bool:

@@ -242,6 +242,8 @@ def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwar
         return Call(method, [function, *args], kwargs)
     if method is MISSING or cls is Outside:
         if method is not MISSING:
+            if policy.is_refused(getattr(function.real, "__module__", None)):
+                raise refused(vm, function.real)
             raise Unsupported(f"a call of an outside {real.__name__} object", vm.where(), None, "outside_object")
         raise TypeError(f"'{real.__name__}' object is not callable")
     return native(vm, frame, function, args, kwargs)

@@ -80,7 +80,7 @@ def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
     if isinstance(found, Captured):
         return found
     first.symbols.check()
-    if not breaks or break_is_error(first.machine):
+    if found.final or not breaks or break_is_error(first.machine):
         found.final = True
     elif found.about.scope != "user":
         seconds = time.perf_counter() - begin

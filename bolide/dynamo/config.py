@@ -20,6 +20,12 @@ _ALWAYS = "always so here"
 
 
 class DynamoConfig(Config):
+    _aliases = {
+        "recompile_limit": "cache_size_limit",
+        "accumulated_recompile_limit": "accumulated_cache_size_limit",
+        "fail_on_cache_limit_hit": "fail_on_recompile_limit_hit",
+    }
+
     # ---- what is said, and where
     log_file_name: str | None = option(
         None, "A file that receives what bolide logs, besides standard error.", compiled=False, types=(str,)
@@ -80,10 +86,17 @@ class DynamoConfig(Config):
     minimum_call_count: int = option(1, "Programs with fewer tensor operations than this run in eager.")
     dead_code_elimination: bool = option(True, "Drop operations whose results nothing needs.")
     cache_size_limit: int = option(
-        8, "Most compiled versions of one function; after that it is no longer compiled anew.", compiled=False
+        8,
+        "Most compiled versions of one function; then it is no longer compiled anew. Also called recompile_limit.",
+        compiled=False,
     )
     accumulated_cache_size_limit: int = option(
-        256, "Most compiled versions of all functions that share one code object.", compiled=False
+        256,
+        "Most compiled versions of all functions that share one code object. Also called accumulated_recompile_limit.",
+        compiled=False,
+    )
+    fail_on_recompile_limit_hit: bool = option(
+        False, "Raise RecompileError when a limit of compiled versions is reached, instead of eager.", compiled=False
     )
     error_on_recompile: bool = option(False, "Raise RecompileError when a guard fails.", compiled=False)
     raise_on_ctx_manager_usage: bool = option(

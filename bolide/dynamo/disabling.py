@@ -16,16 +16,17 @@ class disable:
     """Run code in eager: ``disable(fn)`` and ``@disable`` give a function that runs so, ``with disable():`` a block.
 
     recursive: compiled functions that are called inside run in eager as well. With False only `fn` itself is not
-    captured. Captured code that calls such a function breaks around the call. Of a module, `forward` is marked.
+    captured. Captured code that calls such a function breaks around the call, and says `reason`. Of a module, `forward`
+    is marked.
     """
 
-    def __new__(cls, fn: Callable[..., Any] | None = None, recursive: bool = True) -> Any:
+    def __new__(cls, fn: Callable[..., Any] | None = None, recursive: bool = True, *, reason: str | None = None) -> Any:
         if fn is not None:
-            return cls(recursive=recursive)(fn)
+            return cls(recursive=recursive, reason=reason)(fn)
         return super().__new__(cls)
 
-    def __init__(self, fn: None = None, recursive: bool = True) -> None:
-        self.recursive = recursive
+    def __init__(self, fn: None = None, recursive: bool = True, *, reason: str | None = None) -> None:
+        self.recursive, self.reason = recursive, reason
 
     def __enter__(self) -> None:
         state.disabled += self.recursive
@@ -47,7 +48,7 @@ class disable:
             with self:
                 return called(*args, **kwargs)
 
-        eager._bolide_disabled = True  # type: ignore[attr-defined]
+        eager._bolide_disabled = self.reason or True  # type: ignore[attr-defined]
         return eager
 
 

@@ -131,6 +131,37 @@ def nested_compile_region(fn: T) -> T:
     return fn
 
 
+def disallow_in_graph(fn: Any) -> Any:
+    """Calls of `fn` (or of each function of a list) are breaks: they are made for real, with real values.
+
+    Returns `fn`. Raises TypeError for what cannot be called.
+    """
+    return _refusing(fn, "a function that is not allowed in a graph is called", final=False)
+
+
+def forbid_in_graph(fn: Any) -> Any:
+    """Calls of `fn` (or of each function of a list) in captured code are errors.
+
+    Returns `fn`. Raises TypeError for what cannot be called.
+    """
+    return _refusing(fn, "a function that is forbidden in a graph is called", final=True)
+
+
+def _refusing(fn: Any, reason: str, final: bool) -> Any:
+    if isinstance(fn, (list, tuple)):
+        return [_refusing(each, reason, final) for each in fn]
+    _check(fn)
+
+    @intercept(fn)
+    def refuse(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        name = f"{getattr(fn, '__qualname__', fn)}(...)"
+        error = Unsupported(reason, vm.where(), "remove the mark", "disabled", name)
+        error.final = final
+        raise error
+
+    return fn
+
+
 def cudagraph_mark_step_begin() -> None:
     """Says that a new step begins, so that the memory of CUDA graphs' results may be used again. Nothing to do on
     CPUs.

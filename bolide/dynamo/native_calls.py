@@ -208,7 +208,7 @@ def _only_computes(function: Any) -> bool:
 def refused(vm: Machine, function: Any) -> Unsupported:
     """The refusal of a function whose result or effect is of the moment."""
     name = shown(function)
-    reason = f"what {name} answers or does differs from call to call"
+    reason = f"what {name} returns or does differs from call to call"
     return Unsupported(reason, vm.where(), "call it outside the compiled function", "moment", operation=f"{name}(...)")
 
 

@@ -72,7 +72,8 @@ INTERPRETED = (
 )
 # Modules whose functions give another result at every call, or have effects outside of Python's objects.
 _REFUSED_MODULES = _names(
-    "random time socket subprocess _random io _io shutil tempfile secrets numpy.random threading "
+    "random time socket subprocess _random io _io shutil tempfile secrets numpy.random "
+    "numpy.random.mtrand numpy.random._generator threading "
     "torch.utils.data.dataloader"
 )
 

@@ -62,6 +62,17 @@ class set_stance:
         return standing
 
 
+def run(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, in which what is compiled already is used, and everything else runs in eager."""
+
+    @functools.wraps(fn)
+    def running(*args: Any, **kwargs: Any) -> Any:
+        with set_stance("eager_on_recompile"):
+            return fn(*args, **kwargs)
+
+    return running
+
+
 def _take(stance: str, backend: CompilerFn | None) -> None:
     state.disabled += (stance == "force_eager") - (state.stance == "force_eager")  # no guard holds while disabled
     state.stance, state.backend = stance, backend

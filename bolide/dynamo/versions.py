@@ -292,13 +292,16 @@ class Versions(ABC):
         if self.entries:
             changing, read_at = self._last_failure
             changing = f"; the guard that failed last: expected {changing}{_at(read_at)}"
-        self.given_up = True
-        raise Unsupported(
+        error = Unsupported(
             reason + changing,
             self.place,
             f"keep that value fixed between calls, or raise bolide.dynamo.config.{which}",
             kind="limit",
         )
+        if config.fail_on_recompile_limit_hit:
+            raise RecompileError(str(error))
+        self.given_up = True
+        raise error
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Captured]:
         start = time.perf_counter()

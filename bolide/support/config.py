@@ -85,6 +85,7 @@ class Config:
     """Base of the config objects; see the module's text."""
 
     _options: dict[str, Option] = {}
+    _aliases: dict[str, str] = {}  # other names of options
 
     def __init_subclass__(cls) -> None:
         cls._options = {name: value for name, value in vars(cls).items() if isinstance(value, Option)}
@@ -96,16 +97,18 @@ class Config:
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._declared(name).accept(name, value)
-        object.__setattr__(self, name, value)
+        object.__setattr__(self, self._aliases.get(name, name), value)
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"option {name!r} cannot be deleted")
 
     def __getattr__(self, name: str) -> Any:
+        if name in self._aliases:
+            return getattr(self, self._aliases[name])
         raise AttributeError(unknown_name("option", name, self._options))
 
     def _declared(self, name: str) -> Option:
-        declared = self._options.get(name)
+        declared = self._options.get(self._aliases.get(name, name))
         if declared is None:
             raise AttributeError(unknown_name("option", name, self._options))
         return declared

@@ -106,7 +106,8 @@ class CompileError(BolideError):
 
 
 class RecompileError(BolideError):
-    """A guard failed while `error_on_recompile` was set."""
+    """A guard failed while `error_on_recompile` was set, or the last version that may be compiled does not fit while
+    `fail_on_recompile_limit_hit` was."""
 
 
 class ConstraintError(BolideError):

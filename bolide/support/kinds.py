@@ -41,7 +41,7 @@ _TABLE = (
         "data_branch",
         "A branch depends on the data of a tensor",
         "The truth of a tensor is known only when the graph has run, and it decides which code comes next.",
-        "use torch.where or torch.cond, or branch on sizes and Python values",
+        "use torch.where, torch.cond or torch.while_loop, or branch on sizes and Python values",
     ),
     BreakKind(
         "BR0102",

@@ -220,6 +220,11 @@ def _find_functional_form(func: Any) -> _Form | None:
     return None
 
 
+def _spoken(func: Any) -> str:
+    """The name of an operation as users know it: ``unique`` of ``aten._unique2.default``."""
+    return str(func._schema.name).partition("::")[2].strip("_").rstrip("0123456789")
+
+
 def _data_dependent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     known = [trace.known(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
     if any(value is None and arg is not None for value, arg in zip(known, args)):
@@ -229,7 +234,7 @@ def _data_dependent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         known = [trace.read(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
     if any(value is None and arg is not None for value, arg in zip(known, args)):
         sized = any(isinstance(result.type, torch.TensorType) for result in func._schema.returns)
-        raise DataDependent(str(func), trace.where, "data_shape" if sized else "data_value")
+        raise DataDependent(_spoken(func), trace.where, "data_shape" if sized else "data_value")
     result = func(*known, **kwargs)
     return pytree.tree_map(
         lambda leaf: trace.lift(leaf, private=True) if isinstance(leaf, torch.Tensor) else leaf, result

@@ -233,3 +233,24 @@ def test_types_of_options_without_a_value() -> None:
     demo.name = "x"
     with pytest.raises(TypeError, match="name must be None or str, not int"):
         demo.name = 3
+
+
+def test_options_have_the_newer_names_too() -> None:
+    config = DynamoConfig({})
+    config.recompile_limit = 3
+    assert config.cache_size_limit == 3 and "recompile_limit" not in config.shallow_copy_dict()
+    with config.patch(recompile_limit=5, accumulated_recompile_limit=6):
+        assert (config.cache_size_limit, config.accumulated_cache_size_limit) == (5, 6)
+    assert config.recompile_limit == 3
+    with pytest.raises(TypeError):
+        config.recompile_limit = "3"
+
+
+def test_reaching_the_limit_can_be_an_error() -> None:
+    compiled = bolide.compile(lambda x, mode: x * len(mode), backend="eager")
+    with bolide.dynamo.config.patch(cache_size_limit=2, fail_on_recompile_limit_hit=True):
+        for mode in ("a", "bb", "a"):
+            compiled(torch.ones(2), mode)
+        with pytest.raises(bolide.RecompileError, match=r"cache_size_limit.*mode == "):
+            compiled(torch.ones(2), "ccc")
+        compiled(torch.ones(2), "bb")

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 import bolide
 from bolide.dynamo.marks import forget
+from bolide.support import events
 
 
 class Counter:
@@ -176,3 +177,49 @@ def test_another_backend_for_a_while() -> None:
 def test_unknown_stance() -> None:
     with pytest.raises(ValueError, match="did you mean 'force_eager'"):
         bolide.set_stance("force_eagre")
+
+
+def test_a_break_says_why_a_function_is_disabled() -> None:
+    @bolide.disable(reason="it talks to the network")
+    def told(x: Tensor) -> Tensor:
+        return x + 1
+
+    def body(x: Tensor) -> Tensor:
+        return told(x) * 2
+
+    with pytest.raises(bolide.Unsupported, match="never compiled is called: it talks to the network"):
+        bolide.compile(body, backend="eager", fullgraph=True)(torch.ones(2))
+    assert torch.equal(bolide.compile(body, backend="eager")(torch.ones(2)), torch.full((2,), 4.0))
+
+
+def test_functions_that_graphs_must_not_hold(seed: int) -> None:
+    def real(x: Tensor) -> Tensor:
+        assert type(x) is Tensor
+        return x + 1
+
+    def body(x: Tensor) -> Tensor:
+        return real(x * 2) * 2
+
+    try:
+        assert bolide.dynamo.disallow_in_graph([real]) == [real]
+        explained = bolide.explain(body, backend="eager")(torch.ones(2))
+        assert explained.captures == 2 and explained.breaks[0].operation.endswith("real(...)")
+        assert bolide.dynamo.forbid_in_graph(real) is real
+        with pytest.raises(bolide.Unsupported, match="forbidden in a graph") as caught:
+            bolide.compile(body, backend="eager")(torch.ones(2))
+        assert "return real(x * 2) * 2" in str(caught.value)
+    finally:
+        forget([real])
+    assert torch.equal(bolide.compile(body, fullgraph=True, backend="eager")(torch.ones(2)), body(torch.ones(2)))
+
+
+def test_run_uses_what_is_compiled_and_compiles_nothing() -> None:
+    seen: list[Any] = []
+    compiled = bolide.compile(lambda x: x * 2, backend="eager")
+    with events.subscribed(seen.append):
+        running = bolide.dynamo.run(compiled)
+        assert torch.equal(running(torch.ones(2)), torch.full((2,), 2.0))
+        assert not [event for event in seen if isinstance(event, events.Captured)]
+        compiled(torch.ones(2))
+        assert torch.equal(running(torch.ones(2)), torch.full((2,), 2.0))
+    assert sum(isinstance(event, events.Captured) for event in seen) == 1

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import bolide
+from bolide.dynamo.state import own_mark
 from bolide.support import events
 
 
@@ -95,3 +96,25 @@ def test_torch_compile_leaves_compiled_functions_alone() -> None:
             theirs = torch.compile(fn, backend="eager")
             torch.testing.assert_close(theirs(x), expected)
             torch.testing.assert_close(theirs(x), expected)
+
+
+def test_a_property_is_compiled_as_its_getter() -> None:
+    class Box:
+        def __init__(self, value: Tensor) -> None:
+            self.value = value
+
+        @bolide.compile
+        @property
+        def double(self) -> Tensor:
+            """Twice the value."""
+            return self.value * 2
+
+        @double.setter
+        def double(self, value: Tensor) -> None:
+            self.value = value / 2
+
+    box = Box(torch.ones(3))
+    assert torch.equal(box.double, torch.full((3,), 2.0))
+    box.double = torch.full((3,), 8.0)
+    assert torch.equal(box.double, torch.full((3,), 8.0)) and Box.double.__doc__ == "Twice the value."
+    assert len(own_mark(Box.double.fget, "_bolide").entries) == 1
