@@ -18,6 +18,14 @@ with collector_paused():  # a collection of all that torch has made takes longer
     from bolide.debug.logs import configure, set_logs
     from bolide.dynamo.backends import list_backends
     from bolide.dynamo.disabling import disable, error_on_graph_break, graph_break
+    from bolide.dynamo.guard_filters import (
+        keep_portable_guards_unsafe,
+        keep_tensor_guards_unsafe,
+        skip_all_guards_unsafe,
+        skip_guard_on_all_nn_modules_unsafe,
+        skip_guard_on_globals_unsafe,
+        skip_guard_on_inbuilt_nn_modules_unsafe,
+    )
     from bolide.dynamo.marks import (
         allow_in_graph,
         assume_constant_result,
@@ -75,6 +83,8 @@ __all__ = [
     "inductor",
     "is_compiling",
     "is_dynamo_compiling",
+    "keep_portable_guards_unsafe",
+    "keep_tensor_guards_unsafe",
     "list_backends",
     "mark_dynamic",
     "mark_static",
@@ -85,6 +95,10 @@ __all__ = [
     "reset",
     "set_logs",
     "set_stance",
+    "skip_all_guards_unsafe",
+    "skip_guard_on_all_nn_modules_unsafe",
+    "skip_guard_on_globals_unsafe",
+    "skip_guard_on_inbuilt_nn_modules_unsafe",
     "substitute_in_graph",
     "wrap_numpy",
 ]

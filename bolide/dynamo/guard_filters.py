@@ -67,8 +67,8 @@ def _inside(source: Source | None, owners: set[Source]) -> bool:
     return False
 
 
-def _of_module_class(guard: Guard) -> bool:
-    return guard.kind == "class_attr" and guard.source is not None and issubclass(guard.source.obj, nn.Module)
+def _of_module_class(guard: Guard, package: str = "") -> bool:
+    return guard.kind == "class_attr" and guard.source is not None and _is_module_class(guard.source.obj, package)
 
 
 def _of_hooks(guard: Guard) -> bool:
@@ -78,6 +78,66 @@ def _of_hooks(guard: Guard) -> bool:
             return True
         source = source.base
     return False
+
+
+# ---- filters for users -----------------------------------------------------------------------------------------------
+
+
+def keep_tensor_guards_unsafe(entries: Sequence[GuardFilterEntry], keep_parameters: bool = False) -> list[bool]:
+    """Keeps what is assumed of tensors, of parameters only with `keep_parameters`."""
+    return [e.guard_type == "tensor" and (keep_parameters or not _of_parameter(e.orig_guard)) for e in entries]
+
+
+def keep_portable_guards_unsafe(entries: Sequence[GuardFilterEntry]) -> list[bool]:
+    """Keeps what is assumed of tensors that are no globals, of sizes, and of torch's global state."""
+    kinds = ("global_state", "relation", "integer", "not_aliased")
+    return [e.guard_type in kinds or (e.guard_type == "tensor" and not e.is_global) for e in entries]
+
+
+def skip_guard_on_globals_unsafe(entries: Sequence[GuardFilterEntry]) -> list[bool]:
+    """Leaves out what is assumed of globals."""
+    return [not e.is_global or e.guard_type == "global_state" for e in entries]
+
+
+def skip_guard_on_all_nn_modules_unsafe(entries: Sequence[GuardFilterEntry]) -> list[bool]:
+    """Leaves out what is assumed of modules and of what they hold."""
+    return _outside_modules(entries, "")
+
+
+def skip_guard_on_inbuilt_nn_modules_unsafe(entries: Sequence[GuardFilterEntry]) -> list[bool]:
+    """Leaves out what is assumed of torch's own modules and of what they hold."""
+    return _outside_modules(entries, "torch.nn.")
+
+
+def skip_all_guards_unsafe(entries: Sequence[GuardFilterEntry]) -> list[bool]:
+    """Leaves out everything: what is compiled first is used for every call."""
+    return [False] * len(entries)
+
+
+def _of_parameter(guard: Guard) -> bool:
+    return issubclass(guard.expected.cls, nn.Parameter)
+
+
+def _outside_modules(entries: Sequence[GuardFilterEntry], package: str) -> list[bool]:
+    """Which guards are not about modules whose classes are of a package."""
+    guards = [e.orig_guard for e in entries]
+    modules = _module_sources(guards, package)
+    return [not (g.source in modules or _inside(g.source, modules) or _of_module_class(g, package)) for g in guards]
+
+
+def _module_sources(guards: Sequence[Guard], package: str = "") -> set[Source]:
+    return {
+        guard.source
+        for guard in guards
+        if guard.kind == "type" and guard.source is not None and _is_module_class(guard.expected, package)
+    }
+
+
+def _is_module_class(cls: type, package: str) -> bool:
+    return issubclass(cls, nn.Module) and cls.__module__.startswith(package)
+
+
+# ---- what is kept ----------------------------------------------------------------------------------------------------
 
 
 def select(guards: Sequence[Guard], wanted: GuardFilter | None = None) -> list[Guard]:
@@ -90,7 +150,7 @@ def select(guards: Sequence[Guard], wanted: GuardFilter | None = None) -> list[G
     if config.skip_nnmodule_hook_guards:
         kept = [guard for guard in kept if not _of_hooks(guard)]
     if not config.guard_nn_modules:
-        modules = {g.source for g in kept if g.kind == "type" and g.source and issubclass(g.expected, nn.Module)}
+        modules = _module_sources(kept)
         kept = [guard for guard in kept if not (_inside(guard.source, modules) or _of_module_class(guard))]
     if wanted is None:
         return kept

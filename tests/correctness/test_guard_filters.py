@@ -99,3 +99,48 @@ def test_hooks_can_go_unnoticed() -> None:
     handle.remove()
     model.gain = 3.0
     torch.testing.assert_close(fast(x), model(x))
+
+
+class Twice(nn.Module):
+    """With an attribute that is guarded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = 2.0
+        self.layer = nn.Dropout(0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.times * SCALE
+
+
+@pytest.mark.parametrize(
+    ("keep", "unseen"),
+    [
+        (bolide.keep_tensor_guards_unsafe, {"times", "p", "SCALE", "mode"}),
+        (bolide.keep_portable_guards_unsafe, {"times", "p", "SCALE"}),
+        (bolide.skip_guard_on_globals_unsafe, {"SCALE"}),
+        (bolide.skip_guard_on_all_nn_modules_unsafe, {"times", "p"}),
+        (bolide.skip_guard_on_inbuilt_nn_modules_unsafe, {"p"}),
+        (bolide.skip_all_guards_unsafe, {"times", "p", "SCALE", "mode", "size"}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_filters_for_users(keep: Any, unseen: set[str]) -> None:
+    def changes(what: str) -> bool:
+        """Whether a change of one thing is seen: another version is compiled."""
+        bolide.reset()
+        globals()["SCALE"] = 2.0
+        module, x = Twice(), torch.ones(3)
+        fast = bolide.compile(module, backend="eager", dynamic=False, options={"guard_filter_fn": keep})
+        fast(x)
+        if what == "times":
+            module.times = 3.0
+        elif what == "p":
+            module.layer.p = 1.0
+        elif what == "SCALE":
+            globals()["SCALE"] = 5.0
+        with torch.set_grad_enabled(what != "mode"):
+            fast(torch.ones(4) if what == "size" else x)
+        return entries() == 2
+
+    assert {what for what in ("times", "p", "SCALE", "mode", "size") if not changes(what)} == unseen
