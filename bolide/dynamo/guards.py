@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -474,10 +474,20 @@ def plain_dicts(guards: Iterable[Guard]) -> frozenset[Source]:
     return frozenset(g.source for g in guards if g.kind == "type" and g.expected is dict and g.source is not None)
 
 
+class Failure(NamedTuple):
+    """A guard that does not hold for a call: the value it found instead, as text, and what is true of that if it is a
+    tensor.
+    """
+
+    guard: Guard
+    actual: str
+    tensor: TensorGuard | None
+
+
 def first_failure(
     guards: Sequence[Guard], signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Guard, str] | None:
-    """The first guard that does not hold for a call, and the value it found instead, as text."""
+) -> Failure | None:
+    """The first guard that does not hold for a call."""
     namespace = sources.Namespace(signature.names)
     needed = [source for guard in guards for source in read_sources(guard)]
     reader = sources.Reader(namespace, sources.count_uses(needed), plain_dicts(guards))
@@ -490,10 +500,17 @@ def first_failure(
     except Exception as error:
         assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
         index = error.__traceback__.tb_next.tb_lineno - 2
-    return None if index is None else (guards[index], _actual(guards[index], signature, args, kwargs))
+    return None if index is None else _failure(guards[index], signature, args, kwargs)
 
 
-def _actual(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def _failure(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Failure:
+    found = _actual(guard, signature, args, kwargs)
+    if isinstance(found, TensorGuard):
+        return Failure(guard, text(Guard(guard.source, "tensor", found)), found)
+    return Failure(guard, found, None)
+
+
+def _actual(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | TensorGuard:
     if guard.kind == "global_state":
         return busy() or str(global_state())
     if guard.kind == "relation":
@@ -516,5 +533,5 @@ def _actual(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Map
         return "none" if found is MISSING else _show(found)
     if guard.kind == "tensor" and isinstance(value, torch.Tensor):
         refusal = _refusal(value)
-        return refusal[0] if refusal else text(Guard(guard.source, "tensor", tensor_guard(value)))
+        return refusal[0] if refusal else tensor_guard(value)
     return _show(value)

@@ -24,7 +24,7 @@ from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
 from bolide.dynamo.guard_filters import GuardFilter, select
 from bolide.dynamo.metrics import CompilationMetrics, compilation_metrics
-from bolide.dynamo.program import Break, Captured, GlobalState, Guard
+from bolide.dynamo.program import Break, Captured, GlobalState
 from bolide.dynamo.replay import Entry, Runner, make_entry
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.sizes import SizeHistory, shape_guards
@@ -259,10 +259,11 @@ class Versions(ABC):
             failure = guards.first_failure(entry.guards, self.signature, args, kwargs)
             if failure is None:
                 return entry
-            self._guard_failed(index, *failure)
+            self._guard_failed(index, failure)
         return None
 
-    def _guard_failed(self, index: int, guard: Guard, actual: str) -> None:
+    def _guard_failed(self, index: int, failure: guards.Failure) -> None:
+        guard, actual, tensor = failure
         wanted = guards.text(guard)
         _log.debug(
             "%s: version %d does not fit: expected %s, found %s (read at %s)",
@@ -274,7 +275,7 @@ class Versions(ABC):
         )
         if events.subscribers:
             place = guard.where or self.place
-            events.emit(events.GuardFailed(self.name, index, wanted, wanted, actual, place, remedy(guard)))
+            events.emit(events.GuardFailed(self.name, index, wanted, wanted, actual, place, remedy(guard, tensor)))
         if index == len(self.entries) - 1:
             self._last_failure = f"{wanted}, found {actual}", guard.where
             if config.error_on_recompile:

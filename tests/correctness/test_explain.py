@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import bolide
 from bolide.debug.explain import Collector
+from bolide.support import events
 
 
 def small_model() -> nn.Module:
@@ -134,7 +136,7 @@ def test_a_break_names_the_function_called_and_where_from() -> None:
     assert f'called from: File "{__file__}", line {line + 3}' in str(found)
     written = bolide.explain(lambda x: os.environ.update(BOLIDE_TEST="1") or x, backward=False)(torch.randn(3))
     assert all("test_explain" in b.where for b in written.breaks) and written.breaks  # not a line of os
-    for fn, name in ((lambda x: open(os.devnull).close() or x, "open"), (lambda x: eval("x", {"x": x}), "eval")):
+    for fn, name in ((lambda x: open(os.devnull).close() or x, "open"), (lambda x: os.getppid() * 0 + x, "getppid")):
         assert name in bolide.explain(fn, backward=False)(torch.randn(3)).breaks[0].operation
 
 
@@ -152,3 +154,31 @@ def test_recompilations_name_modes_and_flags() -> None:
     assert modes.guard == "global state: gradients on, autocast off, default dtype float32"
     assert modes.actual == "gradients off, autocast cpu bfloat16, default dtype float32" and "autocast" in modes.remedy
     assert "training is True" in flag.guard and flag.actual == "False" and "compiled each for itself" in flag.remedy
+
+
+@pytest.mark.parametrize(
+    ("calls", "advice"),
+    [
+        ([(torch.ones(3),), (torch.ones(3).double(),)], "same dtype"),
+        ([(torch.ones(3),), (torch.ones(3, 3),)], "number of dimensions"),
+        ([(torch.ones(3),), (torch.ones(3, requires_grad=True),)], "with and without gradients"),
+        ([(torch.ones(3),), (torch.ones(1),)], "sizes 0 and 1"),
+        ([(torch.ones(3),), (torch.ones(4),)], "a symbol in the next version"),
+        ([(torch.ones(2, 3),), (torch.ones(3, 2).t(),)], "same layout"),
+        ([(torch.ones(3), 2), (torch.ones(3), 3)], "the number is a symbol"),
+        ([(torch.ones(3), "a"), (torch.ones(3), "b")], "each value is compiled for itself"),
+        ([(torch.ones(3), lambda: 1), (torch.ones(3), lambda: 2)], "define it once"),
+        ([(torch.ones(3), None), (torch.ones(3), 2)], "True, False and None"),
+    ],
+)
+def test_advice_fits_what_has_changed(calls: list[tuple[Any, ...]], advice: str) -> None:
+    def body(x: Tensor, other: Any = None) -> Tensor:
+        return x * (len(other) if type(other) is str else other() if callable(other) else other or 1)
+
+    compiled = bolide.compile(body, backend="eager")
+    compiled(*calls[0])
+    seen: list[Any] = []
+    with events.subscribed(seen.append):
+        compiled(*calls[1])
+    failed = [event for event in seen if isinstance(event, events.GuardFailed)]
+    assert len(failed) == 1 and advice in failed[0].remedy
