@@ -241,7 +241,13 @@ def _weak_reference(vm: Machine, cls: type[Any], target: Any, callback: Any = No
     tidies_up = type(callback) is types.FunctionType and is_library_namespace(callback.__globals__)
     if callback is not None and not tidies_up:
         raise Unsupported("a weak reference with a callback", vm.where(), None, "outside_object")
-    return weakref.ref.__new__(cls, target.real) if type(target) is Outside else NATIVE
+    if type(target) is Outside:
+        return weakref.ref.__new__(cls, target.real)
+    for default in (callback.__defaults__ or ()) if callback is not None else ():
+        if type(default) is weakref.ref and id(default()) in vm.world.seen:
+            reason = "a weak container of the outside world is given a new object, which may die before it"
+            raise Unsupported(reason, vm.where(), kind="outside_object")
+    return NATIVE
 
 
 @intercept(weakref.ref)

@@ -170,7 +170,7 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
                 vm.entered.remove(args[0])
             return request
         root = function.__globals__["__name__"].partition(".")[0]
-        if root in ("inspect", "typing"):
+        if root in ("inspect", "typing") and not any(isinstance(_real(a), inspect.BoundArguments) for a in args):
             frame.stack.append(function(*[_real(a) for a in args], **{k: _real(v) for k, v in (kwargs or {}).items()}))
             return None
     vm.enter(function, args, kwargs)

@@ -261,6 +261,10 @@ class Count2(int):
     def __add__(self, other): return Count2(int(self) + int(other) * 10)
     def __bool__(self): return False
 
+class Reduced:
+    def __init__(self, v): self.v = v
+    def __reduce__(self): return (Reduced, (self.v,))
+
 KEY = Box(77)
 
 class Calls:
@@ -318,6 +322,7 @@ VALUES = {
     "s": "'ab c'",
     "b": "b'abc'",
     "ba": "bytearray(b'abc')",
+    "red": "Reduced([x])",
     "lb": "Label('ab c', x)",
     "c2": "Count2(3)",
     "third": "fractions.Fraction(1, 3)",
@@ -1085,6 +1090,7 @@ __copy__, __deepcopy__  class New:
   copy.copy(New()), copy.deepcopy(New()), copy.deepcopy([New()])
 copy of dataclasses  a = copy.copy(pt); a.c.append(9); pt.c, a.b, copy.copy(fr) == fr, copy.deepcopy(fr) == fr
 copy of dict subclasses  copy.copy(miss), type(copy.copy(miss)).__name__, copy.copy(cn), copy.copy(ml)
+deepcopy by __reduce__  q = copy.deepcopy([red, red]); q[0] is q[1], q[0] is red, q[0].v[0] + 1, copy.copy(red).v is red.v
 deepcopy of a module  copy.deepcopy(mod)(x)
 deepcopy keeps identity  q = [1]; a = copy.deepcopy([q, q]); a[0] is a[1], a[0] is q
 copy of namedtuples  copy.copy(nt).u, copy.deepcopy(Pair(1, [2]))
@@ -1124,6 +1130,7 @@ inspect.getfullargspec  inspect.getfullargspec(varied).args, inspect.getfullargs
 inspect predicates  inspect.isfunction(add), inspect.isclass(Box), inspect.ismethod(o.get), inspect.isgeneratorfunction(numbers_up_to), inspect.isbuiltin(len), inspect.ismodule(math), inspect.isroutine(add), inspect.isabstract(Shape), inspect.iscoroutinefunction(add)
 inspect of members  inspect.getmro(Sub)[1] is Box, inspect.getdoc(decorated), inspect.unwrap(decorated).__name__, inspect.getattr_static(o, 'double') is Box.double
 inspect.getmembers  [k for k, _ in inspect.getmembers(slot) if k in ('v', 'w')]
+signature, bound  q = inspect.signature(varied).bind(1, x, e=n); q.apply_defaults(); q.arguments['d'], q.args[1], q.kwargs['e']
 inspect.getsource  inspect.getsource(add)
 inspect.stack  len(inspect.stack()) > 0
 inspect.currentframe  inspect.currentframe().f_code.co_name

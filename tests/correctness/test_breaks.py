@@ -11,6 +11,7 @@ import contextlib
 import copy
 import functools
 import gc
+import inspect
 import io
 import itertools
 import sqlite3
@@ -30,7 +31,7 @@ from torch.utils import _pytree as pytree
 import bolide
 from bolide.dynamo.values.rebuild import Rebuilder
 from bolide.support import events
-from bolide.support.errors import CompileError
+from bolide.support.errors import CompileError, Unsupported
 
 PROGRAMS: list[tuple[Callable[..., Any], int]] = []
 
@@ -714,3 +715,30 @@ def test_code_in_c_that_is_not_known_to_only_compute_runs_in_every_call() -> Non
         finally:
             gc.enable()
     assert done == [0, ((1,), True), 1, ((2,), False), 2, ((3,), True)]
+
+
+def test_bound_arguments_are_objects_that_change_across_a_break() -> None:
+    def called(first: Any, *rest: Any, last: int = 4) -> None: ...
+
+    def program(x: Any) -> Any:
+        bound = inspect.signature(called).bind(x * 2, 3)
+        bolide.graph_break()
+        bound.apply_defaults()
+        return bound.arguments["first"] + bound.arguments["last"], list(bound.arguments)
+
+    compiled = bolide.compile(program, backend="eager")
+    for step in range(3):
+        result, names = compiled(torch.full((2,), float(step)))
+        assert torch.equal(result, torch.full((2,), step * 2 + 4.0))
+        assert names == ["first", "rest", "last"]
+
+
+def test_a_new_object_in_a_weak_container_from_outside_is_a_break() -> None:
+    found: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def program(x: Any) -> Any:
+        found.add(torch.nn.Identity())
+        return x + len(found)
+
+    with pytest.raises(Unsupported, match="weak container of the outside"):
+        bolide.compile(program, backend="eager", fullgraph=True)(torch.ones(2))

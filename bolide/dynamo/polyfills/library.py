@@ -482,8 +482,9 @@ def _copied(value: Any, part: Any, note: Any) -> Any:
 
 
 def _rebuilt(value: Any, part: Any, note: Any) -> Any:
-    """As `_copied`, by the class's own `__reduce_ex__`."""
-    function, args, *rest = value.__reduce_ex__(4)
+    """As `_copied`, by the class's own `__reduce_ex__` or `__reduce__`."""
+    by_version = getattr(type(value), "__reduce_ex__") is not object.__reduce_ex__  # noqa: B009
+    function, args, *rest = value.__reduce_ex__(4) if by_version else value.__reduce__()
     made = function(*[part(arg) for arg in args])
     note(made)
     if rest and rest[0] is not None:

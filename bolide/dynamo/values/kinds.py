@@ -7,6 +7,7 @@ import datetime
 import decimal
 import fractions
 import functools
+import inspect
 import os
 import re
 import sys
@@ -180,11 +181,12 @@ def _opaque_class(cls: Any) -> bool:
     """
     if type(cls).__name__ == "pybind11_type":
         return hasattr(cls, "__members__")  # an enumeration
-    return cls.__module__ in _OPAQUE_MODULES or cls.__name__ in _OPAQUE_CLASSES or cls in LOCK_TYPES
+    return cls.__module__ in _OPAQUE_MODULES or cls.__name__ in _OPAQUE_CLASSES or cls in _HANDLES
 
 
 LOCK_TYPES: tuple[Any, ...] = (type(threading.Lock()), type(threading.RLock()))
-_OPAQUE_MODULES = frozenset({"typing", "contextvars", "_contextvars", "operator", "inspect", "logging"})
+_HANDLES = (*LOCK_TYPES, inspect.Signature, inspect.Parameter)
+_OPAQUE_MODULES = frozenset({"typing", "contextvars", "_contextvars", "operator", "logging"})
 _OPAQUE_CLASSES = frozenset(
     {"OpOverload", "OpOverloadPacket", "_OpNamespace", "_Ops", "property", "classmethod", "staticmethod"}
     | {"ufunc", "_ArrayFunctionDispatcher", "ReferenceType", "KeyedRef", "WeakMethod"}
