@@ -356,27 +356,39 @@ def _for_iter(writer: _Writer, frame: _Frame, arg: int, following: int | None, f
 
 @_instruction("CALL")
 def _call(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
-    _called(writer, frame, len(frame.stack) - arg - 2, first, ())
+    _called(writer, frame, len(frame.stack) - arg - 2, 2, first, ())
 
 
 @_instruction("CALL_KW")
 def _call_kw(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
+    _called(writer, frame, len(frame.stack) - arg - 3, 2, first, _names_of(frame))
+
+
+@_instruction("CALL_FUNCTION")
+def _call_function(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
+    _called(writer, frame, len(frame.stack) - arg - 1, 1, first, ())
+
+
+@_instruction("CALL_FUNCTION_KW")
+def _call_function_kw(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
+    _called(writer, frame, len(frame.stack) - arg - 2, 1, first, _names_of(frame))
+
+
+def _names_of(frame: _Frame) -> Sequence[str]:
+    """The names of the keywords, which have been loaded just before."""
     code, pc = frame.code, frame.pc
     if code.ops[pc - 1] != "LOAD_CONST":
         raise _NoHop
-    _called(writer, frame, len(frame.stack) - arg - 3, first, code.args[pc - 1])
+    names: Sequence[str] = code.args[pc - 1]
+    return names
 
 
-def _called(writer: _Writer, frame: _Frame, at: int, first: bool, names: Sequence[str]) -> None:
-    """A call of a function in C: of what stands at `at` on the stack, see `opcodes_control._invoke`."""
+def _called(writer: _Writer, frame: _Frame, at: int, slots: int, first: bool, names: Sequence[str]) -> None:
+    """A call of a function in C: of what stands in the `slots` from `at` on, see `opcodes_control._invoke`."""
     if not first:
         raise _NoHop
-    left, right, *given = frame.stack[at:]
-    if names:
-        given.pop()
-    function = right if left is None else left
-    if left is not None and right is not None:
-        given.insert(0, right)
+    function, *owner = [name for name in frame.stack[at : at + slots] if name is not None]
+    given = owner + frame.stack[at + slots : len(frame.stack) - bool(names)]
     split = len(given) - len(names)
     words = [str(name) for name in given[:split]] + [f"{key}={name}" for key, name in zip(names, given[split:])]
     direct, looking = writer.namespace.reference(DIRECT, "direct"), writer.namespace.reference(LOOKING, "looking")
