@@ -275,9 +275,9 @@ def _compile_forward(gm: fx.GraphModule, backend: str, **arguments: Any) -> Call
     return compile(gm.forward, backend=backend, **arguments)
 
 
-def call_target(target: Any, /, *args: Any, **kwargs: Any) -> Any:
+def call_target(self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """What is captured for a module or another callable object."""
-    return target(*args, **kwargs)
+    return self(*args, **kwargs)
 
 
 def _of_target(target: Any, settings: Settings) -> Callable[..., Any]:

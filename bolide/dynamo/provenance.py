@@ -35,12 +35,12 @@ def around(machine: Machine) -> Around:
 
 def path(source: Source, parameters: Sequence[str]) -> str:
     """``L['self']._modules['layer']``. parameters: of a module or callable object that was compiled, which is captured
-    as ``target(*args, **kwargs)``; () for functions.
+    as ``self(*args, **kwargs)``; () for functions.
     """
     base = source.base
     if base is None:
         key = source.key[1] if source.kind == "global" else source.key
-        if parameters and key == "target":
+        if parameters and key == "self":
             key = parameters[0]
         return f"{'G' if source.kind == 'global' else 'L'}[{str(key)!r}]"
     if parameters and base.base is None and base.key == "args" and source.key + 1 < len(parameters):

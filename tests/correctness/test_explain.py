@@ -182,3 +182,9 @@ def test_advice_fits_what_has_changed(calls: list[tuple[Any, ...]], advice: str)
         compiled(*calls[1])
     failed = [event for event in seen if isinstance(event, events.GuardFailed)]
     assert len(failed) == 1 and advice in failed[0].remedy
+
+
+def test_what_a_module_holds_is_said_of_self() -> None:
+    explained = bolide.explain(nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))
+    (segment,) = explained.segments
+    assert any("self._parameters['weight']" in guard for guard in segment.guards)
