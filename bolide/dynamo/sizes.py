@@ -142,10 +142,15 @@ class SizeHistory:
             what = sources.text(symbol.source)
             if symbol.marked and value > 1 and not config.allow_ignore_mark_dynamic:
                 raise ConstraintError(what, value, where)
-            _log.info("%s: %s is fixed at %d: %s", self.name, what, value, where)
-            if events.subscribers:
-                events.emit(events.Specialised(self.name, what, str(value), "the program needs its value", where))
+            self.tell(symbol.source, value, where)
         return bool(needed)
+
+    def tell(self, source: Source, value: float, where: UserFrame | None) -> None:
+        """Log that a number is fixed, and because of which line."""
+        what = sources.text(source)
+        _log.info("%s: %s is fixed at %s: %s", self.name, what, value, where)
+        if events.subscribers:
+            events.emit(events.Specialised(self.name, what, str(value), "the program needs its value", where))
 
 
 class Symbols:
@@ -222,9 +227,12 @@ class Symbols:
         places = [symbol.places for symbol in self.found if symbol.name in expr.free_vars]
         return all(any(place in self.history.fixed for place in known) for known in places)
 
-    def pin(self, source: Source, value: float) -> None:
+    def pin(self, source: Source, value: float, where: UserFrame | None) -> None:
         """Note that the program needs the value of a float that is a number of the graph."""
-        self.history.fixed.setdefault((source, None), set()).add(value)
+        known = self.history.fixed.setdefault((source, None), set())
+        if value not in known:
+            known.add(value)
+            self.history.tell(source, value, where)
 
     def is_settled(self, source: Source, value: Any) -> bool:
         """Whether a container of constants has been the same in every capture so far, so that it may be guarded as a

@@ -14,7 +14,8 @@ from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.polyfills import control_flow
 from bolide.dynamo.torch_autograd import effects_so_far
 from bolide.support.errors import Unsupported
-from bolide.tracing import TensorMeta, TracedTensor, branches
+from bolide.symbolic import SymNode
+from bolide.tracing import TensorMeta, Trace, TracedTensor, branches
 from bolide.tracing.branches import Branches, Choice, Part, Repetition, Run, as_function, gradients
 from bolide.tracing.tables import enter
 
@@ -34,25 +35,28 @@ def _cond(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     vm.world.trace.functional_only = "control flow depends on data"
     recorded = [_record(vm, given[name], operands) for name in ("true_fn", "false_fn")]
     specs = [spec for _, _, spec in recorded]
-    metas = [[_meta(result) for result in results] for _, results, _ in recorded]
-    if specs[0] != specs[1] or metas[0] != metas[1]:
+    plain = [[_meta(result) for result in results] for _, results, _ in recorded]
+    if specs[0] != specs[1] or plain[0] != plain[1]:
         raise Unsupported(
-            f"the branches of torch.cond give different results: {metas[0]} and {metas[1]}",
+            f"the branches of torch.cond give different results: {plain[0]} and {plain[1]}",
             vm.where(),
             "return tensors of equal shapes and types",
             kind="control_flow",
         )
+    metas = [branches.common_layout([a.meta, b.meta]) for a, b in zip(recorded[0][1], recorded[1][1])]
     outer = list({id(operand): operand for part, _, _ in recorded for operand in part.operands}.values())
-    place = {id(operand): index for index, operand in enumerate(outer)}
+    place = _Places(outer, [part for part, _, _ in recorded])
     differentiable = [index for index, operand in enumerate(outer) if operand.requires_grad and torch.is_grad_enabled()]
     table = Branches(
-        tuple(_picking(as_function(part, results), part, place) for part, results, _ in recorded),
-        tuple(_gradients(part, results, place, differentiable) for part, results, _ in recorded if differentiable),
-        tuple(metas[0]),
+        tuple(place.picking(as_function(part, results, metas), part) for part, results, _ in recorded),
+        tuple(
+            _gradients(part, results, metas, place, differentiable) for part, results, _ in recorded if differentiable
+        ),
+        tuple(metas),
         tuple(differentiable),
     )
     vm.world.trace.own_gradients = True
-    made = Choice.apply(vm.trace, enter(table), pred, *outer)  # type: ignore[no-untyped-call]
+    made = Choice.apply(vm.trace, enter(table), place.sizes(vm.trace), pred, *outer)  # type: ignore[no-untyped-call]
     return pytree.tree_unflatten(list(made), specs[0])
 
 
@@ -87,21 +91,39 @@ def _meta(result: TracedTensor) -> TensorMeta:
     return branches.dense(result.meta)
 
 
-def _picking(run: Run, part: Part, place: dict[int, int]) -> Run:
-    """`run`, which takes the part's own operands, as a function of all operands and what follows them."""
-    own, count = [place[id(operand)] for operand in part.operands], len(place)
-    return lambda values: run([*[values[index] for index in own], *values[count:]])
+class _Places:
+    """Where the operands and sizes of some parts are among those of the operation that they belong to: all operands,
+    then all sizes."""
+
+    def __init__(self, operands: Sequence[TracedTensor], parts: Sequence[Part]) -> None:
+        self.operand = {id(operand): index for index, operand in enumerate(operands)}
+        symbols = dict.fromkeys(symbol for part in parts for symbol in part.symbols)
+        self.symbol = {symbol: len(operands) + index for index, symbol in enumerate(symbols)}
+
+    def sizes(self, trace: Trace) -> list[torch.SymInt]:
+        """The sizes themselves."""
+        env = trace.shapes
+        return [torch.SymInt(SymNode(env, symbol, env.value(symbol))) for symbol in self.symbol]  # type: ignore[no-untyped-call]
+
+    def picking(self, run: Run, part: Part) -> Run:
+        """`run`, which takes the part's own operands and sizes, as a function of all of them and what follows them."""
+        own = [self.operand[id(operand)] for operand in part.operands]
+        own += [self.symbol[symbol] for symbol in part.symbols]
+        count = len(self.operand) + len(self.symbol)
+        return lambda values: run([*[values[index] for index in own], *values[count:]])
 
 
-def _gradients(part: Part, results: list[TracedTensor], place: dict[int, int], wanted: list[int]) -> Run:
+def _gradients(
+    part: Part, results: list[TracedTensor], metas: Sequence[TensorMeta], place: _Places, wanted: list[int]
+) -> Run:
     """The gradients of the `wanted` ones of all operands, None where the part does not read one."""
     if part.functional_only is not None:
         raise Unsupported(
             f"a branch that depends on data is differentiated: {part.functional_only}", part.where, kind="control_flow"
         )
-    run, found = gradients(part, results)
-    where = {place[id(part.operands[own])]: position for position, own in enumerate(found)}
-    picked = _picking(run, part, place)
+    run, found = gradients(part, results, metas)
+    where = {place.operand[id(part.operands[own])]: position for position, own in enumerate(found)}
+    picked = place.picking(run, part)
 
     def complete(values: Any) -> Any:
         some = picked(values)
@@ -129,11 +151,12 @@ def _while(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     mine = {id(value) for value in carried}
     others = {id(operand): operand for part, _ in parts for operand in part.operands if id(operand) not in mine}
     outer = [*carried, *others.values()]
-    place = {id(operand): index for index, operand in enumerate(outer)}
-    runs = [_picking(as_function(part, results), part, place) for part, results in parts]
+    place = _Places(outer, [part for part, _ in parts])
+    runs = [place.picking(as_function(part, results), part) for part, results in parts]
     table = enter(Repetition(runs[0], runs[1], tuple(_meta(result) for result in parts[1][1])))
     nodes = [vm.trace.adopt(operand).node for operand in outer]
-    made = vm.trace.call(branches.repeat, nodes[: len(carried)], nodes[len(carried) :], table)
+    sizes = vm.trace.unwrap(place.sizes(vm.trace))
+    made = vm.trace.call(branches.repeat, nodes[: len(carried)], nodes[len(carried) :], sizes, table)
     return tuple(vm.trace.wrap(made))
 
 

@@ -74,7 +74,7 @@ def _tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(torch.Tensor.new_tensor)
 def _new_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) < 2 or type(args[1]) is not TracedArray:
+    if len(args) < 2:
         return NATIVE
     return _tensor(vm, args[1:], {"dtype": args[0].dtype, "device": args[0].device, **kwargs})
 

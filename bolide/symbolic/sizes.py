@@ -8,13 +8,13 @@ the `ShapeEnv` notes the condition as a guard.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -358,7 +358,9 @@ class SymNode:
     def _cond(self, condition: Cond) -> SymNode:
         return SymNode(self.env, condition, condition.holds_at(self.env.value(condition.expr)))
 
-    def add(self, other: SymNode) -> Any:
+    def add(self, other: Any) -> Any:
+        if other.__class__ is not SymNode:
+            return self._arithmetic("+", other)
         key = ("+", self.expr, other.expr)
         return self.env._nodes.get(key) or self._remember(key, self._arithmetic("+", other))
 
@@ -371,7 +373,9 @@ class SymNode:
     def sub(self, other: SymNode) -> Any:
         return self._arithmetic("-", other)
 
-    def mul(self, other: SymNode) -> Any:
+    def mul(self, other: Any) -> Any:
+        if other.__class__ is not SymNode:
+            return self._arithmetic("*", other)
         key = ("*", self.expr, other.expr)
         return self.env._nodes.get(key) or self._remember(key, self._arithmetic("*", other))
 
@@ -516,10 +520,10 @@ class SymNode:
     sym_int = trunc
 
     def round(self, digits: int | None = None) -> SymNode:
-        if isinstance(self.expr, Ratio) and self.expr.under == 1 and digits is None:
-            return self._int(self.expr.over)
         if not self.is_float():
             return self
+        if isinstance(self.expr, Ratio) and digits is None:
+            return self._int(_rounded(self.expr))
         rounded = round(self.guard_float(), digits)
         return self.wrap_int(rounded) if isinstance(rounded, int) else self.wrap_float(rounded)
 
@@ -541,7 +545,9 @@ class SymNode:
     def ge(self, other: SymNode) -> SymNode:
         return self._compare("ge", other)
 
-    def _compare(self, op: str, other: SymNode) -> SymNode:
+    def _compare(self, op: str, other: Any) -> SymNode:
+        if other.__class__ is not SymNode:
+            return self.wrap_bool(_COMPARISONS[op](self._in_graph(), other.owner))
         key = (op, self.expr, other.expr)
         found = self.env._nodes.get(key)
         if found is not None:
@@ -553,9 +559,9 @@ class SymNode:
             compared: SymNode = self._remember(key, self._cond(getattr(a, op)(b)))
             return compared
         if self.is_float() or other.is_float():
-            x, y = self._ratio(), other._ratio() if isinstance(other, SymNode) else None
+            x, y = self._ratio(), other._ratio()
             if x is None or y is None or not x.exact or not y.exact:
-                return self.wrap_bool(getattr(self.guard_float(), f"__{op}__")(other.guard_float()))
+                return self.wrap_bool(_COMPARISONS[op](self.guard_float(), other.guard_float()))
             return self._cond(getattr(x.over * y.under, op)(y.over * x.under))
         return self._cond(getattr(self._integer(), op)(other._integer()))
 
@@ -567,7 +573,7 @@ class SymNode:
     sym_and = and_
 
     def bitwise_and(self, other: SymNode) -> SymNode:
-        return self.and_(other) if self.is_bool() else self.wrap_int(self.guard_int() & other.guard_int())
+        return self.and_(other) if self.is_bool() else self._bits(other, lambda a, b, both: both)
 
     def or_(self, other: SymNode) -> SymNode:
         if not self.has_hint() or not other.has_hint():
@@ -577,10 +583,19 @@ class SymNode:
     sym_or = or_
 
     def bitwise_or(self, other: SymNode) -> SymNode:
-        return self.or_(other) if self.is_bool() else self.wrap_int(self.guard_int() | other.guard_int())
+        return self.or_(other) if self.is_bool() else self._bits(other, lambda a, b, both: a + b - both)
 
     def bitwise_xor(self, other: SymNode) -> SymNode:
-        return self.wrap_int(self.guard_int() ^ other.guard_int())
+        return self._bits(other, lambda a, b, both: a + b - both * 2)
+
+    def _bits(self, other: SymNode, form: Callable[[Expr, Expr, Expr], Expr]) -> SymNode:
+        """A bitwise operation, by the numbers and the bits that both have; with two symbols one becomes a number."""
+        a, b = self._integer(), other._integer()
+        if a.is_const:
+            a, b = b, a
+        if not b.is_const:
+            b = Expr.const(other.guard_int())
+        return self._int(form(a, b, _masked(a, b.value)))
 
     def lshift(self, other: SymNode) -> SymNode:
         return self._int(self._integer() * 2 ** other.guard_int())
@@ -669,6 +684,29 @@ def _positive_if(condition: Any) -> Expr:
     return Expr.min(expr, -expr) if condition.op == "==" else Expr.max(expr, -expr) - 1
 
 
+def _rounded(ratio: Ratio) -> Expr:
+    """The nearest integer, of two the even one."""
+    over, under = ratio.over * 2 + ratio.under, ratio.under * 2
+    nearest = over // under
+    if ratio.under % 2:
+        return nearest
+    is_tie = 1 - Expr.min(over % under, Expr.const(1))
+    return nearest - is_tie * (nearest % 2)
+
+
+def _masked(expr: Expr, mask: int) -> Expr:
+    """The bits of an integer that are in `mask`: of each run of ones a quotient's rest."""
+    if mask < 0:
+        return expr - _masked(expr, ~mask)
+    found, low = Expr.const(0), 0
+    while mask >> low:
+        length = next(k for k in itertools.count() if not mask >> (low + k) & 1)
+        if length:
+            found = found + expr // 2**low % 2**length * 2**low
+        low += length + 1
+    return found
+
+
 _INT_OPS: dict[str, Callable[[Expr, Expr], Expr]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
@@ -684,6 +722,9 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "//": operator.floordiv,
     "/": operator.truediv,
     "**": operator.pow,
+}
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 
 
@@ -717,7 +758,7 @@ def symbolic_strides(sizes: tuple[Any, ...], real: tuple[int, ...], hints: tuple
     """
     strides: list[Any] = list(real)
     order = sorted((dim for dim, size in enumerate(hints) if size != 1), key=lambda dim: (real[dim], hints[dim]))
-    for inner, outer in pairwise(order):
+    for inner, outer in itertools.pairwise(order):
         if real[outer] == real[inner] * hints[inner]:
             strides[outer] = times(strides[inner], sizes[inner])
     for outer, size in enumerate(hints):

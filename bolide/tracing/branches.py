@@ -1,6 +1,7 @@
 """Parts of a program that run or not, or several times, depending on data: graphs of their own, called by an operation.
 
-`Part` records such a piece while a `Trace` is under way; tensors of the outer trace that it uses become its operands.
+`Part` records such a piece while a `Trace` is under way; tensors of the outer trace that it uses become its operands,
+and so do sizes that are symbolic.
 `bolide::branch` runs one of two graphs, `bolide::branch_backward` the gradients of the one that ran (computed from the
 operands again), `bolide::repeat` a graph as long as another one says. Graphs are found by number (`tables`).
 """
@@ -15,25 +16,28 @@ import torch
 import torch.fx as fx
 
 from bolide.support.errors import Unsupported
-from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.symbolic import Expr, SymNode
+from bolide.tracing.meta import TensorMeta, contiguous_strides, same_sizes
+from bolide.tracing.rules.common import is_dense
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tables import lookup
 from bolide.tracing.tensor import AliasGroup, TracedTensor
 from bolide.tracing.trace import Trace
 
 aten = torch.ops.aten
-Run = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
+Run = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class Part(Trace):
-    """A trace inside another one. `operands` are the outer tensors that it reads, in the order of its placeholders."""
+    """A trace inside another one. `operands` are the outer tensors that it reads, and `symbols` the outer sizes, in the
+    order of its placeholders."""
 
     def __init__(self, outer: Trace) -> None:
         super().__init__()
-        if outer.has_symbols:
-            raise Unsupported("symbolic sizes around a branch that depends on data", outer.where, kind="control_flow")
+        self.shapes, self.assume = outer.shapes, outer.assume
         self.where = outer.where
         self.operands: list[TracedTensor] = []
+        self.symbols: list[Expr] = []
         self._adopted: dict[int, TracedTensor] = {}
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -53,10 +57,19 @@ class Part(Trace):
                 known = TracedTensor.make(self, meta, node, AliasGroup(node, source=len(self.operands)))
                 self._adopted[id(value)] = known
                 self.operands.append(value)
+                for size in (*meta.shape, *meta.stride):  # gradients ask for them all
+                    self.unwrap(size)
             return known
         if type(value) in (list, tuple):
             return [self.adopt(item) for item in value]
         return value
+
+    def size_node(self, expr: Expr) -> Any:
+        for symbol in expr.variables().values():
+            if symbol not in self._size_nodes:
+                size_operand(self, symbol)
+                self.symbols.append(symbol)
+        return super().size_node(expr)
 
     def check(self) -> None:
         """Raises Unsupported where the part writes to what is outside of it, or draws random numbers."""
@@ -68,12 +81,21 @@ class Part(Trace):
             raise Unsupported("a branch that depends on data draws random numbers", self.where, kind="control_flow")
 
 
-def as_function(trace: Trace, results: Sequence[Any]) -> Run:
+def size_operand(trace: Trace, symbol: Expr) -> torch.SymInt:
+    """A placeholder for a symbol of the trace around this one, which shares its `ShapeEnv`; its size."""
+    node = SymNode(trace.shapes, symbol, trace.shapes.value(symbol))
+    size = torch.SymInt(node)  # type: ignore[no-untyped-call]
+    trace._size_nodes[symbol] = trace._last_placeholder = trace._placeholder("size", size)
+    return size
+
+
+def as_function(trace: Trace, results: Sequence[Any], metas: Sequence[TensorMeta] | None = None) -> Run:
     """A trace as a function of one list, its placeholders' values, that gives `results` in fresh memory (None for
-    None)."""
+    None), in the layouts of `metas` or else row by row."""
     nodes = []
-    for result in results:
-        node = None if result is None else trace.restride(result.node, dense(result.meta))
+    for place, result in enumerate(results):
+        wanted = None if result is None else metas[place] if metas else dense(result.meta)
+        node = None if wanted is None else trace.restride(result.node, wanted)
         nodes.append(node if node is None else trace.call(aten.clone.default, node))
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -85,18 +107,21 @@ def as_function(trace: Trace, results: Sequence[Any]) -> Run:
     return lambda values: module(*values)
 
 
-def gradients(part: Part, results: Sequence[TracedTensor]) -> tuple[Run, list[int]]:
+def gradients(part: Part, results: Sequence[TracedTensor], metas: Sequence[TensorMeta]) -> tuple[Run, list[int]]:
     """The gradients of a part with respect to those of its operands that require them (their places are given, too),
-    as a function of the operands and of the tangents of `results`. The part is run once more on new leaves: what the
-    operands are made of is not its business.
+    as a function of the operands, the sizes and the tangents of `results`. The part is run once more on new leaves:
+    what the operands are made of is not its business.
     """
     tape = Trace()
+    tape.shapes = part.shapes
     values: dict[fx.Node, Any] = {}
     leaves: list[TracedTensor] = []
     operands = iter(part.operands)
     with tape.recording(), torch.enable_grad(), torch._C._DisableAutocast():
         for node in part.graph.nodes:
-            if node.op == "placeholder":
+            if node.op == "placeholder" and isinstance(node.meta["val"], torch.SymInt):
+                values[node] = size_operand(tape, node.meta["val"].node.expr)
+            elif node.op == "placeholder":
                 wanted = next(operands).requires_grad
                 slot = tape._placeholder("operand", node.meta["val"])
                 tape._last_placeholder = slot
@@ -107,11 +132,11 @@ def gradients(part: Part, results: Sequence[TracedTensor]) -> tuple[Run, list[in
             else:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 if node.target is branch:
-                    values[node] = Choice.apply(tape, args[2], args[0], *args[1])  # type: ignore[no-untyped-call]
+                    values[node] = Choice.apply(tape, args[3], args[2], args[0], *args[1])  # type: ignore[no-untyped-call]
                 else:
                     values[node] = node.target(*args, **kwargs)
         outputs = [values[result.node] for result in results]
-        tangents = [tape.placeholder(dense(result.meta), "tangent") for result in results]
+        tangents = [tape.placeholder(meta, "tangent") for meta in metas]
         pairs = [pair for pair in zip(outputs, tangents) if pair[0].requires_grad]
         places = [place for place, leaf in enumerate(leaves) if leaf.requires_grad]
         found: Sequence[Any] = [None] * len(places)
@@ -130,6 +155,14 @@ def gradients(part: Part, results: Sequence[TracedTensor]) -> tuple[Run, list[in
         return as_function(tape, found), places
 
 
+def common_layout(metas: Sequence[TensorMeta]) -> TensorMeta:
+    """The meta of a copy of any of these results: in their order if that is the same."""
+    first = metas[0]
+    if is_dense(first.shape, first.stride) and all(same_sizes(first.stride, meta.stride) for meta in metas):
+        return first._replace(offset=0, requires_grad=False)
+    return dense(first)
+
+
 def dense(meta: TensorMeta) -> TensorMeta:
     """The meta of a row-major copy."""
     return TensorMeta(meta.shape, contiguous_strides(meta.shape), 0, meta.dtype, meta.device)
@@ -137,8 +170,8 @@ def dense(meta: TensorMeta) -> TensorMeta:
 
 @dataclass(frozen=True)
 class Branches:
-    """Two graphs over the same operands: `forward` (if true, if false) gives results like `metas`, `backward` the
-    gradients of the operands at `differentiable`, from the operands and the tangents of the results."""
+    """Two graphs over the same operands and sizes: `forward` (if true, if false) gives results like `metas`, `backward`
+    the gradients of the operands at `differentiable`, from operands, sizes and the tangents of the results."""
 
     forward: tuple[Run, ...]
     backward: tuple[Run, ...]
@@ -148,39 +181,46 @@ class Branches:
 
 @dataclass(frozen=True)
 class Repetition:
-    """`goes_on` and `step` take the values that are carried along and further operands; `step` gives the new ones."""
+    """`goes_on` and `step` take the values that are carried along, further operands and sizes; `step` gives the new
+    values."""
 
     goes_on: Run
     step: Run
     metas: tuple[TensorMeta, ...]
 
 
-def _branch(pred: torch.Tensor, operands: list[torch.Tensor], table: int) -> list[torch.Tensor]:
-    return list(lookup(table).forward[0 if pred.item() else 1](operands))
+def _branch(pred: torch.Tensor, operands: list[torch.Tensor], sizes: list[int], table: int) -> list[torch.Tensor]:
+    return list(lookup(table).forward[0 if pred.item() else 1]([*operands, *sizes]))
 
 
 def _branch_backward(
-    pred: torch.Tensor, operands: list[torch.Tensor], tangents: list[torch.Tensor], table: int
+    pred: torch.Tensor, operands: list[torch.Tensor], sizes: list[int], tangents: list[torch.Tensor], table: int
 ) -> list[torch.Tensor]:
     branches: Branches = lookup(table)
-    found = branches.backward[0 if pred.item() else 1]([*operands, *tangents])
+    found = branches.backward[0 if pred.item() else 1]([*operands, *sizes, *tangents])
     wanted = [operands[index] for index in branches.differentiable]
     return [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(wanted, found)]
 
 
-def _repeat(carried: list[torch.Tensor], operands: list[torch.Tensor], table: int) -> list[torch.Tensor]:
+def _repeat(
+    carried: list[torch.Tensor], operands: list[torch.Tensor], sizes: list[int], table: int
+) -> list[torch.Tensor]:
     repetition: Repetition = lookup(table)
     values = [value.clone() for value in carried]
-    while repetition.goes_on([*values, *operands])[0].item():
-        values = list(repetition.step([*values, *operands]))
+    while repetition.goes_on([*values, *operands, *sizes])[0].item():
+        values = list(repetition.step([*values, *operands, *sizes]))
     return values
 
 
 _library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _name, _arguments, _implementation in (
-    ("branch", "Tensor pred, Tensor[] operands, int table", _branch),
-    ("branch_backward", "Tensor pred, Tensor[] operands, Tensor[] tangents, int table", _branch_backward),
-    ("repeat", "Tensor[] carried, Tensor[] operands, int table", _repeat),
+    ("branch", "Tensor pred, Tensor[] operands, SymInt[] sizes, int table", _branch),
+    (
+        "branch_backward",
+        "Tensor pred, Tensor[] operands, SymInt[] sizes, Tensor[] tangents, int table",
+        _branch_backward,
+    ),
+    ("repeat", "Tensor[] carried, Tensor[] operands, SymInt[] sizes, int table", _repeat),
 ):
     _library.define(f"{_name}({_arguments}) -> Tensor[]")
     _library.impl(_name, _implementation, "CompositeExplicitAutograd")
@@ -191,19 +231,21 @@ repeat = torch.ops.bolide.repeat.default
 
 
 @rule("bolide::branch")
-def _branch_metas(pred: TensorMeta, operands: list[TensorMeta], table: int) -> list[TensorMeta]:
+def _branch_metas(pred: TensorMeta, operands: list[TensorMeta], sizes: list[Any], table: int) -> list[TensorMeta]:
     return list(lookup(table).metas)
 
 
 @rule("bolide::branch_backward")
 def _gradient_metas(
-    pred: TensorMeta, operands: list[TensorMeta], tangents: list[TensorMeta], table: int
+    pred: TensorMeta, operands: list[TensorMeta], sizes: list[Any], tangents: list[TensorMeta], table: int
 ) -> list[TensorMeta]:
     return [dense(operands[index]) for index in lookup(table).differentiable]
 
 
 @rule("bolide::repeat")
-def _repeat_metas(carried: list[TensorMeta], operands: list[TensorMeta], table: int) -> list[TensorMeta]:
+def _repeat_metas(
+    carried: list[TensorMeta], operands: list[TensorMeta], sizes: list[Any], table: int
+) -> list[TensorMeta]:
     return list(lookup(table).metas)
 
 
@@ -211,10 +253,13 @@ class Choice(torch.autograd.Function):
     """The operation `bolide::branch` on traced tensors, with its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, trace: Trace, table: int, pred: TracedTensor, *operands: TracedTensor) -> Any:
+    def forward(
+        ctx: Any, trace: Trace, table: int, sizes: list[Any], pred: TracedTensor, *operands: TracedTensor
+    ) -> Any:
         ctx.trace, ctx.table, ctx.pred = trace, table, trace.adopt(pred).node
         ctx.operands = [trace.adopt(operand).node for operand in operands]
-        return trace.wrap(trace.call(branch, ctx.pred, ctx.operands, table))
+        ctx.sizes = trace.unwrap(sizes)
+        return trace.wrap(trace.call(branch, ctx.pred, ctx.operands, ctx.sizes, table))
 
     @staticmethod
     def backward(ctx: Any, *tangents: TracedTensor) -> Any:
@@ -223,8 +268,8 @@ class Choice(torch.autograd.Function):
             reason = "gradients of gradients of a branch that depends on data"
             raise Unsupported(reason, trace.where, kind="control_flow")
         nodes = [trace.adopt(tangent).node for tangent in tangents]
-        found = trace.call(branch_backward, ctx.pred, ctx.operands, nodes, ctx.table)
+        found = trace.call(branch_backward, ctx.pred, ctx.operands, ctx.sizes, nodes, ctx.table)
         gradients: list[Any] = [None] * len(ctx.operands)
         for index, gradient in zip(lookup(ctx.table).differentiable, found):
             gradients[index] = trace.wrap(gradient)
-        return (None, None, None, *gradients)
+        return (None, None, None, None, *gradients)

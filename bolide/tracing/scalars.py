@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,15 +25,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 Pin = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Formula:
-    """How a number follows from numbers of the outside world: `text` is a Python expression of their names, and
-    ``assume(text)`` guards a condition over them."""
-
-    text: str
-    assume: Callable[[str], None]
 
 
 class ScalarNode:
@@ -85,15 +75,15 @@ class ScalarNode:
 
 class TracedFloat(torch.SymFloat):
     """A float in the graph. `hint` is its value now, if it is an argument's (or computed from arguments'), and `pins`
-    are called when the program depends on that value: they guard the arguments. `formula`: where there is a simple
-    one."""
+    are called when the program depends on that value: they guard the arguments. `formula`: how it follows from numbers
+    of the outside world, as Python over their names, where there is a simple way."""
 
     def __init__(
         self,
         tensor: TracedTensor,
         hint: float | None = None,
         pins: tuple[Pin, ...] = (),
-        formula: Formula | None = None,
+        formula: str | None = None,
     ) -> None:
         super().__init__(ScalarNode(tensor))  # type: ignore[no-untyped-call]
         self.node.owner = self
@@ -110,12 +100,14 @@ class TracedFloat(torch.SymFloat):
     def decide(self, form: str, known: Callable[..., Any], *others: Any) -> Any:
         """What `known` gives of this number and others, of which the program depends on no more than that. `form`:
         the same as text, with {} for each number."""
-        operands = (self, *others)
+        operands = (self, *map(_number, others))
         formula = _formula(form, operands)
         if formula is None:
             return known(*[float(operand) for operand in operands])
         result = known(*map(_hint, operands))
-        formula.assume(f"{formula.text} == {result!r}")
+        trace = self.tensor._trace
+        assert trace.assume is not None
+        trace.assume(f"{formula} == {result!r}", trace.where)
         return result
 
     def __bool__(self) -> bool:
@@ -154,18 +146,17 @@ def _hint(operand: Any) -> Any:
     return operand.hint if isinstance(operand, TracedFloat) else operand
 
 
-def _formula(form: str, operands: tuple[Any, ...]) -> Formula | None:
+def _formula(form: str, operands: tuple[Any, ...]) -> str | None:
     """The formula of an operation on numbers; None where one of them has none."""
-    parts, assume = [], None
+    parts = []
     for operand in operands:
         if isinstance(operand, TracedFloat) and operand.formula is not None:
-            parts.append(operand.formula.text)
-            assume = operand.formula.assume
+            parts.append(operand.formula)
         elif type(operand) in (int, float) and not math.isnan(operand):
             parts.append(f"({operand!r})".replace("inf", "1e999"))
         else:
             return None
-    return None if assume is None else Formula(form.format(*parts), assume)
+    return form.format(*parts)
 
 
 def _constant(like: TracedTensor, value: float) -> TracedFloat:
@@ -193,12 +184,12 @@ def _arithmetic(name: str, sign: str, function: Callable[..., Any]) -> None:
     form = f"({{}} {sign} {{}})"
 
     def forward(self: TracedFloat, other: Any) -> Any:
-        if not isinstance(other, (int, float, torch.SymInt, TracedFloat)):
+        if not isinstance(other, _NUMBERS):
             return NotImplemented
         return compute(function, self, _number(other), known=function, form=form)
 
     def reflected(self: TracedFloat, other: Any) -> Any:
-        if not isinstance(other, (int, float, torch.SymInt)):
+        if not isinstance(other, _NUMBERS):
             return NotImplemented
         return compute(function, _number(other), self, known=function, form=form)
 
@@ -206,15 +197,19 @@ def _arithmetic(name: str, sign: str, function: Callable[..., Any]) -> None:
     setattr(TracedFloat, f"__r{name}__", reflected)
 
 
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
+
 def _number(value: Any) -> Any:
-    return value if isinstance(value, TracedFloat) else float(value)
+    """An operand as a float, or as a number of the graph if it is one or made of sizes."""
+    return of(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else float(value)
 
 
 def _of_nodes(name: str, method: str) -> None:
     """torch's own `SymFloat`, which C++ makes of a node, asks the node."""
 
     def operate(self: ScalarNode, *others: Any) -> Any:
-        return getattr(self.owner, method)(*[other.owner for other in others]).node
+        return getattr(self.owner, method)(*[other.in_graph() for other in others]).node
 
     setattr(ScalarNode, name, operate)
 
@@ -235,7 +230,7 @@ for _name, _method in {
 
 def _compared(name: str, sign: str, function: Callable[..., bool]) -> None:
     def compare(self: TracedFloat, other: Any) -> Any:
-        if not isinstance(other, (int, float, torch.SymInt, TracedFloat)):
+        if not isinstance(other, _NUMBERS):
             return NotImplemented
         return self.decide(f"({{}} {sign} {{}})", function, other)
 
@@ -314,9 +309,9 @@ def _has_scalar(value: Any) -> bool:
     return isinstance(value, torch.SymFloat) and (type(value.node) is ScalarNode or type(value.node.expr) is Ratio)
 
 
-def of(value: torch.SymFloat) -> TracedFloat:
-    """The traced float that a `SymFloat` is: one that C++ has wrapped, or one made of sizes."""
-    found: TracedFloat = value.node.owner if type(value.node) is ScalarNode else value.node.in_graph()
+def of(value: torch.SymFloat | torch.SymInt) -> TracedFloat:
+    """The traced float that a symbolic number is: one that C++ has wrapped, or one made of sizes."""
+    found: TracedFloat = value.node.in_graph()
     return found
 
 
@@ -364,6 +359,11 @@ def _full(overload: str, size: Any, value: Any, **options: Any) -> torch.Tensor:
     return value.to(dtype).expand(size).clone()  # type: ignore[no-any-return]
 
 
+def _new_full(overload: str, x: torch.Tensor, size: Any, value: Any, **options: Any) -> torch.Tensor:
+    value = torch.as_tensor(value, dtype=options.get("dtype") or x.dtype, device=options.get("device") or x.device)
+    return value.expand(size).clone()  # type: ignore[no-any-return]
+
+
 def _clamp(overload: str, x: Any, low: Any = None, high: Any = None, **bounds: Any) -> torch.Tensor:
     low, high = bounds.get("min", low), bounds.get("max", high)
     for bound, op in ((low, torch.maximum), (high, torch.minimum)):
@@ -383,8 +383,11 @@ _FORMS: dict[str, Callable[..., torch.Tensor]] = {
     "minimum": _binary(torch.minimum),
     "addcmul": _addc(torch.mul),
     "addcdiv": _addc(torch.div),
+    **{name: _binary(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod")},
     "lerp": _lerp,
     "full": _full,
+    "new_full": _new_full,
+    "masked_fill": lambda overload, x, mask, value: x.masked_fill(mask, _like(value, x).to(x.dtype)),
     "scalar_tensor": lambda overload, value, **options: _full(overload, (), value, **options),
     "fill": lambda overload, x, value: _like(value, x).to(x.dtype).expand_as(x),
     "clamp": _clamp,

@@ -46,6 +46,7 @@ class Trace:
         self.shapes = ShapeEnv(lambda: self.where)
         self.shapes.scalar = self._scalar_of_size
         self.shapes.require = functools.partial(data.check, self)
+        self.assume: Callable[[str, UserFrame | None], None] | None = None  # guards a condition on numbers from outside
         self.captures_numbers = False  # whether integers read from tensors are symbols; else they are refused
         self.captures_sizes = False  # the same of sizes of results
         self.answered: dict[Any, Any] = {}  # what data was asked for before
@@ -143,7 +144,9 @@ class Trace:
 
     def _scalar_of_size(self, expr: Expr, hint: int) -> scalars.TracedFloat:
         node = self.call(aten.full.default, [], self.size_node(expr), dtype=torch.float64, device=torch.device("cpu"))
-        return self.scalar(self.wrap(node), float(hint), (functools.partial(self.shapes.specialise, expr, hint),))
+        formula = None if self.assume is None or self.shapes.is_data(expr) else f"({expr.text()})"
+        pin = functools.partial(self.shapes.specialise, expr, hint)
+        return self.scalar(self.wrap(node), float(hint), (pin,), formula)
 
     def _placeholder(self, name: str, value: Any, behind: torch.fx.Node | None = None) -> torch.fx.Node:
         """Placeholders come before all other nodes: inputs, then sizes, then tangents, each in the order made."""
@@ -298,7 +301,7 @@ class Trace:
         tensor: TracedTensor,
         hint: float | None = None,
         pins: tuple[scalars.Pin, ...] = (),
-        formula: scalars.Formula | None = None,
+        formula: str | None = None,
     ) -> scalars.TracedFloat:
         """A Python float whose value is that of a 0-dim tensor of the graph (see `scalars`)."""
         self.has_scalars, self.functional_only = True, "numbers are computed in the graph"

@@ -64,6 +64,12 @@ def floats(x: Any) -> Any:
     return x / n, x.sum() / n, x * (1.0 / n), x / math.sqrt(n), x * n**0.5, n * 2.5, n / 2, int(n * 1.5), x * (n * 0.1)
 
 
+def bits(x: Any) -> Any:
+    n, m = x.shape[0], 5 - x.shape[0]
+    whole = round(n / 2), round(m / 4), round(n / 3), round(m / 6), n & 6, m & 13, n & -4, m | 9, n ^ 7
+    return x * (n & 1), whole
+
+
 def masks(x: Any) -> Any:
     n = x.shape[0]
     causal = torch.tril(torch.ones(n, n, dtype=torch.bool))
@@ -113,6 +119,7 @@ PROGRAMS: dict[Callable[[Any], Any], int] = {
     resizing: 3,
     integers: 3,
     floats: 3,
+    bits: 3,
     masks: 3,
     orders: 3,
     writes: 4,
@@ -225,6 +232,20 @@ class Counter(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         self.calls += 1
         return self.linear(x) * self.calls
+
+
+def test_floats_that_are_needed_are_logged_with_the_line() -> None:
+    def f(x: Any, h: float) -> Any:
+        return x * round(h, 1)
+
+    told: list[Any] = []
+    compiled = bolide.compile(f, fullgraph=True)
+    with events.subscribed(told.append):
+        for h in (0.25, 0.5, 0.75):
+            x = torch.randn(3)
+            same(compiled(x, h), f(x, h))
+    fixed = [event for event in told if isinstance(event, events.Specialised)]
+    assert fixed and all(event.source == "h" and "round" in event.where.text for event in fixed)
 
 
 def test_a_counter_does_not_compile_for_ever() -> None:
@@ -379,12 +400,23 @@ def chosen(x: Any, h: float) -> Any:
     return x * 2 if not h else x if h in (0.5, 1.0) else -x
 
 
+def with_size(x: Any, h: float) -> Any:
+    n = x.shape[0]
+    return x * (h + n) - n * h if h - n / 4 < 0.5 else max(h, n / 2) + x + (n - h)
+
+
+def compared(x: Any, h: float) -> Any:
+    return x.masked_fill(x > h, 0.5), x.new_full((2,), h), x.new_tensor([h, x.shape[0]]), x == h, x.remainder(h)
+
+
 def nearest(x: Any, h: float) -> Any:
     return x * min(math.inf, h, h / 2) if h > -math.inf else x
 
 
 @pytest.mark.parametrize(
-    "fn", [scaled_below, clipped, computed, whole_part, chosen, nearest], ids=lambda fn: fn.__name__
+    "fn",
+    [scaled_below, clipped, computed, whole_part, chosen, nearest, with_size, compared],
+    ids=lambda fn: fn.__name__,
 )
 def test_a_branch_on_a_float_compiles_once_for_each_way_it_goes(fn: Callable[..., Any]) -> None:
     compiled = bolide.compile(fn, backend="eager")
@@ -399,7 +431,7 @@ def test_a_branch_on_a_float_compiles_once_for_each_way_it_goes(fn: Callable[...
             with pytest.raises(type(error)):
                 compiled(x, h)
         else:
-            torch.testing.assert_close(compiled(x, h), expected)
+            torch.testing.assert_close(compiled(x, h), expected, equal_nan=True)
     assert len(compiled._bolide.entries) <= 7
 
 
@@ -420,3 +452,16 @@ def test_strides_of_dimensions_of_one_follow_the_sizes_inside_of_them(shape: tup
         same((cache, total), expected)
         assert cache.stride() == expected[0].stride()
     assert versions(compiled) == 2
+
+
+def test_a_view_of_too_few_elements_raises_for_strided_empty_tensors_too() -> None:
+    def f(x: Any, h: float) -> Any:
+        try:
+            return torch.full((1, x.shape[1]), h).expand(3, 1, -1).view(1, 1)
+        except RuntimeError as error:
+            return str(error)
+
+    compiled = bolide.compile(f, fullgraph=True)
+    for h in (1.0, 2.0):
+        x = torch.randn(1, 0)
+        assert compiled(x, h) == f(x, h)

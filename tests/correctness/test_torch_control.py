@@ -114,3 +114,52 @@ def test_loop_on_data(backend: str) -> None:
         assert steps.item() == count
         torch.testing.assert_close(result, expected)
     assert len(compiled._bolide.entries) == 1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_branches_under_sizes_that_change(backend: str) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        yes, no = lambda x: layer(y) * x * x.shape[0] + w.sum(), lambda x: y.sin().reshape(x.shape)
+        return torch.cond(x.sum() > 0, yes, no, (x,)) + x
+
+    def choice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return (layer(y) * x * x.shape[0] + w.sum() if x.sum() > 0 else y.sin()) + x
+
+    compiled = bolide.compile(fn, fullgraph=True, backend=backend)
+    for number, rows in enumerate((3, 5, 7, 4, 9, 2)):
+        x = torch.rand(rows, 5) * (-1) ** (number // 2)
+        results = []
+        for function in (choice, compiled):
+            given = x.clone().requires_grad_(), torch.ones(rows + 1, requires_grad=True)
+            out = function(*given)
+            found = torch.autograd.grad(out.square().sum(), [*given, *layer.parameters()], allow_unused=True)
+            results.append([out.detach(), *[torch.zeros(()) if g is None else g for g in found]])
+        for got, expected in zip(results[1], results[0]):
+            torch.testing.assert_close(got, expected.expand_as(got), rtol=1e-4, atol=1e-4)
+    assert len(compiled._bolide.entries) == 2
+
+
+def test_a_loop_on_data_under_sizes_that_change() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return while_loop(lambda i, x: x.norm() < 99, lambda i, x: (i + 1, x * 6 / x.shape[0]), (torch.tensor(0), x))
+
+    compiled = bolide.compile(fn, fullgraph=True)
+    for rows in (2, 3, 5, 4):
+        x = torch.rand(rows) + 0.5
+        with torch.no_grad():
+            steps, result = compiled(x)
+        expected, count = x, 0
+        while expected.norm() < 99:
+            expected, count = expected * 6 / rows, count + 1
+        assert steps.item() == count
+        torch.testing.assert_close(result, expected)
+    assert len(compiled._bolide.entries) == 2
+
+
+def test_the_result_of_a_branch_lies_in_memory_as_in_eager() -> None:
+    compiled = bolide.compile(lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x.sin(), (x,)))
+    for shape in ((3, 4), (5, 4), (6, 7)):
+        x = torch.randn(shape).t()
+        assert compiled(x).stride() == (x * 2).stride()

@@ -51,7 +51,6 @@ from bolide.dynamo.values.outside import (
 )
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor, UserFrame
-from bolide.tracing.scalars import Formula
 from bolide.tracing.tensor import AliasGroup
 
 Wrapper = Callable[["World", Any, Source], Any]
@@ -70,6 +69,7 @@ class World:
 
     def __init__(self, trace: Trace, symbols: Symbols | None = None) -> None:
         self.trace = trace
+        trace.assume = self._assume
         self.symbols = symbols or Symbols(SizeHistory("", False), trace)
         self.guards: list[Guard] = []
         self.inputs: list[Source] = []
@@ -456,16 +456,17 @@ class World:
             self.trace.input(tensor, source_name(source)),
             real,
             (functools.partial(self._pin_float, source, real),),
-            Formula(name, self._assume),
+            name,
         )
 
-    def _assume(self, condition: str) -> None:
-        """Guard a condition over floats from outside."""
-        named = tuple((name, self.floats[name]) for name in symbols_in(condition))
-        self.guard(None, "relation", Relation(condition, named))
+    def _assume(self, condition: str, where: UserFrame | None) -> None:
+        """Guard a condition over floats from outside and sizes."""
+        known = self.floats | {symbol.name: symbol.source for symbol in self.symbols.found}
+        named = tuple((name, known[name]) for name in symbols_in(condition))
+        self.guards.append(Guard(None, "relation", Relation(condition, named), where or self.where()))
 
     def _pin_float(self, source: Source, real: float) -> None:
-        self.symbols.pin(source, real)
+        self.symbols.pin(source, real, self.where())
         self.guard(source, "equals", real)
 
     def _wrap_tuple(self, real: tuple[Any, ...], source: Source) -> Any:
@@ -684,6 +685,7 @@ class World:
             mirrored.forget()
         for stream in self.streams:
             stream.items.close()  # it refers to its stream
+        self.trace.assume = None
         self.__dict__.clear()
 
     def new_cell(self) -> types.CellType:

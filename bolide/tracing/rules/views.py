@@ -105,13 +105,11 @@ def reshaped(x: TensorMeta, size: list[Any]) -> tuple[tuple[Any, ...], bool]:
 @rule("view")
 def _view(x: TensorMeta, size: list[Any]) -> TensorMeta:
     shape = _resolve(x, size)
-    if same_sizes(x.stride, contiguous_strides(x.shape)):
-        stride: Any = contiguous_strides(shape)
-        wanted, count = product(shape), x.numel
-        if not same_size(wanted, count) and differ(wanted, count):
-            raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {count}")
-    else:
-        stride = view_strides(x.shape, x.stride, shape)
+    wanted, count = product(shape), x.numel
+    if not same_size(wanted, count) and differ(wanted, count):
+        raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {count}")
+    dense = same_sizes(x.stride, contiguous_strides(x.shape))
+    stride = contiguous_strides(shape) if dense else view_strides(x.shape, x.stride, shape)
     if stride is None:
         raise RuntimeError(
             "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
