@@ -218,10 +218,11 @@ def _example(meta: Any) -> Any:
         return int(meta.node.hint) if isinstance(meta, torch.SymInt) else meta
     shape = [int(size) if isinstance(size, int) else int(size.node.hint) for size in meta.shape]
     stride = [int(step) if isinstance(step, int) else int(step.node.hint) for step in meta.stride]
-    empty = torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
-    if not (meta.dtype.is_floating_point or meta.dtype.is_complex):
-        return empty.zero_()
-    return empty.normal_(generator=torch.Generator(meta.device).manual_seed(0))
+    reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride)) if all(shape) else 0
+    memory = torch.zeros(reach, dtype=meta.dtype, device=meta.device)  # elements may share it
+    if meta.dtype.is_floating_point or meta.dtype.is_complex:
+        memory.normal_(generator=torch.Generator(meta.device).manual_seed(0))
+    return memory.as_strided(shape, stride)
 
 
 # ---- verify_correctness ----------------------------------------------------------------------------------------------

@@ -339,6 +339,8 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     if cls in PLAIN:
         if cls is dict:
             return owner[as_key(vm, key)]
+        if type(key) in SYMBOLIC:
+            vm.trace.where = vm.where()
         return Call(polyfill("item_by_index"), [owner, key]) if type(key) is Outside else owner[key]
     if cls is TracedTensor:
         vm.trace.where = vm.where()

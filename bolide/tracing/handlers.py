@@ -403,10 +403,11 @@ def _split(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
     extent = tensor.shape[dim]
     count = max(1, -(-hint_of(extent) // hint_of(size))) if hint_of(size) else 1
-    if type(extent) is torch.SymInt or type(size) is torch.SymInt:  # as many pieces as now, the last one not empty
-        whole = (count - 1) * size
-        fits = bool(extent > whole) and bool(extent <= whole + size)
-        assert fits
+    if size < 0:
+        raise RuntimeError(f"split expects split_size be non-negative, but got split_size={size}")
+    whole = (count - 1) * size  # as many pieces as now, the last one not empty
+    if not ((count == 1 or extent > whole) and extent <= whole + size):
+        raise RuntimeError(f"split_size can only be 0 if dimension size is 0, but got dimension size of {extent}")
     sizes = [size] * (count - 1) + [extent - (count - 1) * size]
     return _pieces(trace, tensor, sizes, dim, func is aten.split.Tensor)
 

@@ -465,3 +465,28 @@ def test_a_view_of_too_few_elements_raises_for_strided_empty_tensors_too() -> No
     for h in (1.0, 2.0):
         x = torch.randn(1, 0)
         assert compiled(x, h) == f(x, h)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_pieces_of_empty_tensors(dynamic: bool | None) -> None:
+    def f(x: Any, n: int) -> Any:
+        try:
+            return x.split(n)
+        except RuntimeError as error:
+            return str(error)
+
+    compiled = bolide.compile(f, fullgraph=True, dynamic=dynamic, backend="eager")
+    for rows, n in ((5, 2), (0, 3), (0, 0), (4, 0), (6, -2), (1, 2), (7, 7)):
+        x = torch.randn(rows)
+        same(compiled(x, n), f(x, n))
+
+
+def test_a_foreign_backend_gets_inputs_whose_elements_share_memory() -> None:
+    def f(x: Any, n: int) -> Any:
+        return x.view(x.shape).sin() if n else x.cos() + torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    compiled = bolide.compile(f, fullgraph=True, dynamic=True, backend="eager")
+    for rows in (2, 3):
+        x = torch.randn(rows, 1).expand(rows, 4)
+        expected = x.cos() + (x.sin() if x.sum() > 0 else x.cos())
+        same(compiled(x, 0), expected)

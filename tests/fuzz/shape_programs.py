@@ -20,7 +20,7 @@ PARAMETERS = "x, y, z, n, h"
 GLOBALS = {"torch": torch, "F": F, "math": math, "cond": lambda which, yes, no, values: (yes if which else no)(*values)}
 
 INTEGERS = (
-    *("{t}.shape[0]", "{t}.shape[-1]", "{t}.size(0)", "{t}.numel()", "len({t})", "{t}.stride(0)", "{t}.dim()"),
+    *("{t}.shape[0]", "{t}.shape[-1]", "{t}.size(0)", "{t}.numel()", "len({t})", "{t}.dim()"),
     *("{i} + {i}", "{i} - {i}", "{i} * {i}", "{i} + {c}", "{i} * {c} - {c}", "-{i}", "abs({i} - {i})", "{i} ** 2"),
     *("{i} // {c}", "{i} % {c}", "{i} // max({i}, 1)", "{i} % max(abs({i}), 1)", "-({i} // -{c})", "{i} >> 1"),
     *("min({i}, {i})", "max({i}, {c})", "min({i}, {i}, {c})", "sum([{i}, {i}, {c}])", "math.prod({t}.shape)"),
