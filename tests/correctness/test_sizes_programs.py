@@ -490,3 +490,16 @@ def test_a_foreign_backend_gets_inputs_whose_elements_share_memory() -> None:
         x = torch.randn(rows, 1).expand(rows, 4)
         expected = x.cos() + (x.sin() if x.sum() > 0 else x.cos())
         same(compiled(x, 0), expected)
+
+
+def test_a_view_of_negative_sizes_raises() -> None:
+    def f(x: Any, n: int) -> Any:
+        try:
+            return x.view(n, n)
+        except RuntimeError as error:
+            return str(error)
+
+    compiled = bolide.compile(f, fullgraph=True, backend="eager")
+    for n in (2, -2, 3, -3, -1, 4):
+        x = torch.randn(max(n * n, 1))
+        same(compiled(x, n), f(x, n))

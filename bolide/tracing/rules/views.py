@@ -28,16 +28,28 @@ def _strided(x: TensorMeta, shape: Any, stride: Any, offset: Any = None) -> Tens
 
 def _is_rest(extent: Any) -> bool:
     """Whether this stands for the size that the others leave."""
-    if extent.__class__ is torch.SymInt:
-        least = extent.node.expr.bounds()[0]
-        if least is not None and least >= 0:
-            return False
-    return bool(extent == -1)
+    return _may_be_negative(extent) and bool(extent == -1)
+
+
+def _may_be_negative(extent: Any) -> bool:
+    least = extent.node.expr.bounds()[0] if extent.__class__ is torch.SymInt else extent
+    return least is None or least < 0
+
+
+def _is_negative(extent: Any) -> bool:
+    """Whether this is no size; that one which is data is a size is checked when the program runs."""
+    if not _may_be_negative(extent):
+        return False
+    fine = extent >= 0
+    return not (fine.node.env.suppose(fine.node.expr) if is_undecided(fine) else fine)
 
 
 def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
     """The sizes with -1 filled in."""
     places = [place for place, extent in enumerate(size) if _is_rest(extent)]
+    for place, extent in enumerate(size):
+        if place not in places and _is_negative(extent):
+            raise RuntimeError(f"invalid shape dimension {extent} at index {place} of shape {list(size)}")
     if not places:
         return tuple(size)
     require(len(places) == 1, "only one dimension can be inferred")
