@@ -47,9 +47,9 @@ def _is_negative(extent: Any) -> bool:
 def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
     """The sizes with -1 filled in."""
     places = [place for place, extent in enumerate(size) if _is_rest(extent)]
-    for place, extent in enumerate(size):
-        if place not in places and _is_negative(extent):
-            raise RuntimeError(f"invalid shape dimension {extent} at index {place} of shape {list(size)}")
+    for at, extent in enumerate(size):
+        if at not in places and _is_negative(extent):
+            raise RuntimeError(f"invalid shape dimension {extent} at index {at} of shape {list(size)}")
     if not places:
         return tuple(size)
     require(len(places) == 1, "only one dimension can be inferred")
