@@ -157,3 +157,54 @@ def test_an_item_is_written_at_an_arrays_places():
 
     x, a = torch.randn(2, 3), np.array([0, 2, 1])
     same(bolide.compile(program, fullgraph=True)(x.clone(), a), program(x, a))
+
+
+OTHERWISE_IN_TORCH = {
+    "median": np.median,
+    "covariance": np.cov,
+    "correlation": np.corrcoef,
+    "fourier": np.fft.fft,
+    "fourier back": lambda a: np.fft.ifft(np.fft.fft(a)).real,
+    "sum so far": np.cumsum,
+    "as a method": lambda a: a.cumprod(axis=0),
+    "square": np.square,
+    "reciprocal": np.reciprocal,
+    "rounded": lambda a: (np.rint(a), np.trunc(a), np.fabs(a)),
+    "parts": np.modf,
+    "gradient": np.gradient,
+    "grid": lambda a: np.meshgrid(a[0], a[1]),
+    "bins": lambda a: np.histogram(a, bins=3),
+    "type": lambda a: np.zeros(2, np.result_type(a, np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE_IN_TORCH)
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_results_have_numpys_types(name, dtype):
+    """Where torch's NumPy layer has others, NumPy's function is called for real."""
+    program = OTHERWISE_IN_TORCH[name]
+    compiled = bolide.compile(lambda a: program(a + 1), backend="eager")
+    rng = np.random.default_rng(torch.randint(1 << 30, ()).item())
+    for _ in range(2):
+        a = (rng.random((3, 4)) * 5 + 1).astype(dtype)
+        same(compiled(a), program(a + 1))
+
+
+def test_results_come_in_numpys_containers():
+    def program(a):
+        found = np.linalg.svd(a)
+        values, q = np.linalg.eigh(a @ a.T), np.linalg.qr(a)
+        return found[1], type(found).__name__, type(values).__name__, values[0], np.abs(q[1]), np.linalg.slogdet(a)[1]
+
+    a = np.random.default_rng(torch.randint(1 << 30, ()).item()).standard_normal((3, 3))
+    found, expected = bolide.compile(program, backend="aot_eager", fullgraph=True)(a), program(a)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == theirs if isinstance(theirs, str) else np.allclose(mine, theirs)
+
+
+def test_a_part_of_a_result_becomes_a_tensor():
+    def program(x):
+        return torch.from_numpy(np.linalg.svd(x.numpy())[1]) + 1
+
+    x = torch.randn(3, 3)
+    torch.testing.assert_close(bolide.compile(program, fullgraph=True)(x), program(x))

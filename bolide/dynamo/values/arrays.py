@@ -18,6 +18,7 @@ from bolide.dynamo import policy
 from bolide.dynamo.config import config
 from bolide.dynamo.guards import tensor_guard
 from bolide.dynamo.program import Recipe, Source
+from bolide.dynamo.values.array_results import arranged, expected
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
@@ -106,13 +107,32 @@ class Method:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with_defaults()
         method = getattr(self.owner.array, self.name)
-        return out_of(method(*into(args), **into(kwargs)), (self.owner, *args, *kwargs.values()))
+        own = getattr(numpy.ndarray, self.name, None)
+        like = expected(own, (self.owner, *args), kwargs, _tensor_of)
+        return _answer(f"ndarray.{self.name}", method, args, kwargs, like, (self.owner, *args, *kwargs.values()))
+
+
+def _tensor_of(value: Any) -> torch.Tensor | None:
+    return value.tensor if isinstance(value, TracedArray) else None
+
+
+def _answer(name: str, function: Any, args: Any, kwargs: Any, like: Any, given: Any) -> Any:
+    """What the layer's `function` returns, if NumPy's result would be `like` that (None: not known)."""
+    try:
+        found = out_of(function(*into(args), **into(kwargs)), given)
+        return found if like is None else arranged(like, found, _tensor_of)
+    except NotImplementedError as error:
+        raise refused(name) from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        if like is None:
+            raise
+        raise refused(name) from error
 
 
 def refused(name: str) -> Unsupported:
     """The refusal of a function that cannot be captured."""
     return Unsupported(
-        f"numpy.{name} has no counterpart in torch", None, operation=f"numpy.{name}(...)", kind="numpy_value"
+        f"numpy.{name} has no exact counterpart in torch", None, operation=f"numpy.{name}(...)", kind="numpy_value"
     )
 
 
@@ -144,10 +164,9 @@ def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     if function is None:
         raise refused(f"{space}.{name}" if space else name)
     with_defaults()
-    try:
-        return out_of(function(*into(args), **into(kwargs)), (*args, *kwargs.values()))
-    except NotImplementedError as error:
-        raise refused(name) from error
+    own = getattr(getattr(numpy, space) if space else numpy, name, None)
+    like = expected(own, args, kwargs, _tensor_of)
+    return _answer(name, function, args, kwargs, like, (*args, *kwargs.values()))
 
 
 def into(value: Any) -> Any:
@@ -169,8 +188,8 @@ def into(value: Any) -> Any:
 
 def out_of(value: Any, given: Any) -> Any:
     """What the program gets for a result of the layer; the very array that it gave as ``out``."""
-    if type(value) in (tuple, list):
-        return type(value)([out_of(item, given) for item in value])
+    if isinstance(value, (tuple, list)):
+        return (list if type(value) is list else tuple)([out_of(item, given) for item in value])
     if not isinstance(value, layer().ndarray):
         return value
     for array in given:
@@ -191,7 +210,7 @@ def as_tensor(array: numpy.ndarray[Any, Any]) -> torch.Tensor:
 
 def to_array(tensor: torch.Tensor) -> Any:
     """The array in the memory of a result; a scalar where there are no dimensions, as NumPy's reductions give."""
-    array = tensor.detach().numpy()
+    array = tensor.detach().resolve_conj().resolve_neg().numpy()
     return array[()] if array.ndim == 0 else array
 
 
@@ -221,6 +240,10 @@ def _recipe(rebuilder: Rebuilder, value: TracedArray) -> Recipe:
     return Recipe("call", to_array, (rebuilder.recipe(value.tensor),))
 
 
+def _recipe_of_method(rebuilder: Rebuilder, value: Method) -> Recipe:
+    return Recipe("call", getattr, (rebuilder.recipe(value.owner), *rebuilder.constants(value.name)))
+
+
 def _recipe_of_real(rebuilder: Rebuilder, value: numpy.ndarray[Any, Any]) -> Recipe:
     """An array that the program has made of constants."""
     return Recipe("call", numpy.copy, (Recipe("constant", value.copy()),))
@@ -228,4 +251,5 @@ def _recipe_of_real(rebuilder: Rebuilder, value: numpy.ndarray[Any, Any]) -> Rec
 
 WRAPPERS[numpy.ndarray] = _wrap
 RECIPES[TracedArray] = _recipe
+RECIPES[Method] = _recipe_of_method
 RECIPES[numpy.ndarray] = _recipe_of_real
