@@ -108,3 +108,37 @@ def test_known_constants_answer() -> None:
     trace = Trace()
     with trace.recording():
         assert torch.tensor(3).item() == 3
+
+
+KERNELS: dict[str, tuple[Callable[..., Any], torch.dtype]] = {
+    "argmax of masks": (torch.argmax, torch.bool),
+    "gelu of integers": (F.gelu, torch.int64),
+    "bits of floats": (lambda x: x & x, torch.float32),
+    "softmax of integers": (lambda x: x.softmax(0), torch.int32),
+    "relu of masks": (torch.relu, torch.bool),
+    "elu of integers": (F.elu, torch.int8),
+    "division": (lambda x: torch.addcdiv(x, x, x), torch.int64),
+    "norm of integers": (torch.linalg.vector_norm, torch.int64),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_types_without_a_kernel_are_refused_as_in_eager(name: str) -> None:
+    function, dtype = KERNELS[name]
+    x = torch.ones(4, 4, dtype=dtype)
+    with pytest.raises((RuntimeError, NotImplementedError)) as eager:
+        function(x)
+    trace = Trace()
+    traced = trace.input(x, "x")
+    with trace.recording(), pytest.raises(eager.type):
+        function(traced)
+
+
+def test_a_kernel_that_dislikes_values_takes_the_types() -> None:
+    trace = Trace()
+    with trace.recording():
+        x = trace.input(torch.tensor([3, 5]), "x")
+        assert (x % x).dtype is (x // x).dtype is torch.int64
+        table, places = trace.input(torch.ones(7, 2), "table"), trace.input(torch.tensor([6]), "places")
+        assert F.embedding(places, table).shape == (1, 2)
+        assert F.nll_loss(table, trace.input(torch.ones(7, dtype=torch.long), "target")).shape == ()

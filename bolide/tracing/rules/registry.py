@@ -18,6 +18,7 @@ from bolide.support.errors import Unsupported
 from bolide.symbolic import ShapeEnv
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
 from bolide.tracing.meta import TensorMeta
+from bolide.tracing.rules import types
 from bolide.tracing.rules.probing import by_probes
 from bolide.tracing.tables import Handle
 
@@ -112,7 +113,11 @@ def infer_from(func: Any, first: TensorMeta, args: Any, kwargs: Any, shapes: Sha
 def _infer(func: Any, operands: list[Any], options: dict[str, Any]) -> Any:
     shape_rule = RULES.get(func.name())
     if shape_rule is not None:
-        return shape_rule(*operands, **options)
+        told = shape_rule(*operands, **options)
+        refused = types.refusal(func, operands, options)
+        if refused is not None:
+            raise type(refused)(*refused.args)
+        return told
     return by_torch(func, operands, options)
 
 
