@@ -39,6 +39,7 @@ from bolide.dynamo.bytecode_forms import (
     locals_of,
     prologue,
 )
+from bolide.support.caches import on_reset
 from bolide.tracing import UserFrame
 
 __all__ = ["BINARY_SYMBOLS", "VERSION", "Code", "ExceptionEntry", "decode", "is_ours"]
@@ -134,6 +135,7 @@ def _is_plumbing(filename: str) -> bool:
 
 
 _cache: dict[types.CodeType, Code] = {}
+on_reset(_cache.clear)
 
 
 def decode(code: types.CodeType) -> Code:

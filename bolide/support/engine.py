@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ class Library:
     """Loaded code and the addresses of its exported functions. The code is released with this object."""
 
     tracker: Any
+    jit: Any
     addresses: dict[str, int]
 
 
@@ -37,22 +37,43 @@ def machine(cpu: str, features: str) -> Any:
     return triple.create_target_machine(cpu=cpu, features=features, opt=0, reloc="pic", codemodel="small", jit=False)
 
 
-@functools.cache
-def _jit() -> Any:
-    import llvmlite.binding as llvm
+_SHARE = 32
 
-    # JITLink lays a module out in one piece; sections placed one by one may end up too far apart for 32-bit addresses.
-    return llvm.create_lljit_compiler(machine("", ""), use_jit_link=True)
+
+class _Jits:
+    """LLVM's sessions that code is loaded in. Each keeps some 10 KiB of every library until it goes itself, and takes
+    160 KiB: so a few libraries share one, which goes with the last of them.
+    """
+
+    def __init__(self) -> None:
+        self._jit: Any = None
+        self._room = 0
+
+    def open(self) -> Any:
+        """The session for the next library."""
+        import llvmlite.binding as llvm
+
+        if not self._room:
+            # JITLink lays a module out in one piece; sections placed one by one may end up too far apart for 32-bit
+            # addresses.
+            self._jit, self._room = llvm.create_lljit_compiler(machine("", ""), use_jit_link=True), _SHARE
+        return self._jit
+
+    def link(self, builder: Any) -> tuple[Any, Any]:
+        """The tracker of a library that is loaded, and its session."""
+        jit = self.open()
+        self._room -= 1
+        return builder.link(jit, f"bolide{self._room}"), jit
 
 
 def warm_up(cpu: str, features: str) -> None:
     """Load LLVM and make what every compilation needs."""
     with compiling:
         machine(cpu, features)
-        _jit()
+        _jits.open()
 
 
-_numbers = itertools.count()
+_jits = _Jits()
 
 
 def with_stand_ins(text: str) -> str:
@@ -82,8 +103,8 @@ def load(text: str, exports: Sequence[str], cpu: str, features: str) -> Library:
         builder.add_object_img(machine(cpu, features).emit_object(module))
         for name in exports:
             builder.export_symbol(name)
-        tracker = builder.link(_jit(), f"bolide{next(_numbers)}")
-        return Library(tracker, {name: tracker[name] for name in exports})
+        tracker, jit = _jits.link(builder)
+        return Library(tracker, jit, {name: tracker[name] for name in exports})
 
 
 def assembly(text: str, cpu: str, features: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -65,7 +66,7 @@ class Node:
     """An interned scalar expression. Compare by identity. Make with `Node.make` only."""
 
     __slots__ = ("__weakref__", "arg", "dtype", "op", "src")
-    _table: ClassVar[dict[Any, Node]] = {}
+    _table: ClassVar[WeakValueDictionary[Any, Node]] = WeakValueDictionary()
     op: str
     dtype: torch.dtype
     src: tuple[Node, ...]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import linecache
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,7 +72,9 @@ def build(
     filename = f"<bolide driver {name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     exec(compile(source, filename, "exec"), writer.names)
-    return writer.names["call"], source
+    call = writer.names["call"]
+    weakref.finalize(call, linecache.cache.pop, filename, None).atexit = False
+    return call, source
 
 
 def _prologue(writer: _Writer) -> None:

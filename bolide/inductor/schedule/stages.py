@@ -11,6 +11,7 @@ import torch
 
 from bolide.inductor.ir.definitions import Computed, Element, Extern, Layout, Scatter, WriteBack
 from bolide.inductor.ir.loops import Node, ReduceOp
+from bolide.support.caches import on_reset
 from bolide.symbolic import Expr
 
 Space = tuple[tuple[str, Expr], ...]  # (axis name, extent), outermost first
@@ -146,6 +147,9 @@ def nodes_below(roots: Iterable[Node]) -> list[Node]:
 @functools.lru_cache(maxsize=1 << 14)
 def _loads_below(root: Node) -> tuple[Node, ...]:
     return tuple([node for node in nodes_below((root,)) if node.op == "load"])
+
+
+on_reset(_loads_below.cache_clear)
 
 
 def loads_of(roots: Iterable[Node]) -> list[Node]:
