@@ -9,7 +9,38 @@ from __future__ import annotations
 
 import re
 
-TEXT = """
+# Whether memory is as noted: (address, expected) or (address, expected, mask) `count` times.
+_COMPARING = """define internal i1 @NAME(ptr %notes, i64 %count) {{
+entry:
+  %some = icmp sgt i64 %count, 0
+  br i1 %some, label %loop, label %yes
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %same ]
+  %at = phi ptr [ %notes, %entry ], [ %following, %same ]
+  %address = load ptr, ptr %at
+  %expected = load.word(ptr %at, i64 1)
+  %found = load i64, ptr %address
+MASKED  %equal = icmp eq i64 KEPT, %expected
+  br i1 %equal, label %same, label %no
+same:
+  %following = getelementptr i64, ptr %at, i64 WORDS
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %loop, label %yes
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}"""
+
+
+def _comparing(name: str, masked: bool) -> str:
+    mask = "  %mask = load.word(ptr %at, i64 2)\n  %kept = and i64 %found, %mask\n" if masked else ""
+    parts = {"NAME": name, "WORDS": "3" if masked else "2", "MASKED": mask, "KEPT": "%kept" if masked else "%found"}
+    return re.sub("|".join(parts), lambda found: parts[found.group()], _COMPARING)
+
+
+_DECLARATIONS = """
 declare i64 @PyLong_AsLongLong(ptr)
 declare i32 @PyDict_Next(ptr, ptr, ptr, ptr)
 declare ptr @PyDict_GetItemWithError(ptr, ptr)
@@ -35,57 +66,9 @@ declare i8 @_ZNK2at7Context23deterministicAlgorithmsEv(ptr)
 declare i8 @_ZNK2at7Context31deterministicAlgorithmsWarnOnlyEv(ptr)
 declare ptr @_ZN5torch3jit6tracer15getTracingStateEv()
 
-define internal i1 @words_match(ptr %pairs, i64 %count) {{
-entry:
-  %some = icmp sgt i64 %count, 0
-  br i1 %some, label %loop, label %yes
-loop:
-  %i = phi i64 [ 0, %entry ], [ %next, %same ]
-  %at = phi ptr [ %pairs, %entry ], [ %following, %same ]
-  %address = load ptr, ptr %at
-  %expected.at = getelementptr i64, ptr %at, i64 1
-  %expected = load i64, ptr %expected.at
-  %found = load i64, ptr %address
-  %equal = icmp eq i64 %found, %expected
-  br i1 %equal, label %same, label %no
-same:
-  %following = getelementptr i64, ptr %at, i64 2
-  %next = add i64 %i, 1
-  %more = icmp slt i64 %next, %count
-  br i1 %more, label %loop, label %yes
-yes:
-  ret i1 true
-no:
-  ret i1 false
-}}
+"""
 
-define internal i1 @bits_match(ptr %triples, i64 %count) {{
-entry:
-  %some = icmp sgt i64 %count, 0
-  br i1 %some, label %loop, label %yes
-loop:
-  %i = phi i64 [ 0, %entry ], [ %next, %same ]
-  %at = phi ptr [ %triples, %entry ], [ %following, %same ]
-  %address = load ptr, ptr %at
-  %mask.at = getelementptr i64, ptr %at, i64 1
-  %mask = load i64, ptr %mask.at
-  %expected.at = getelementptr i64, ptr %at, i64 2
-  %expected = load i64, ptr %expected.at
-  %found = load i64, ptr %address
-  %kept = and i64 %found, %mask
-  %equal = icmp eq i64 %kept, %expected
-  br i1 %equal, label %same, label %no
-same:
-  %following = getelementptr i64, ptr %at, i64 3
-  %next = add i64 %i, 1
-  %more = icmp slt i64 %next, %count
-  br i1 %more, label %loop, label %yes
-yes:
-  ret i1 true
-no:
-  ret i1 false
-}}
-
+_FUNCTIONS = """
 define internal i1 @tensor_fits(ptr %object, ptr %facts) {{
 entry:
   %class = load.at(ptr %object, i64 {type})
@@ -737,6 +720,8 @@ ask:
   ret ptr %answer
 }}
 """
+
+TEXT = "\n\n".join([_DECLARATIONS, _comparing("words_match", False), _comparing("bits_match", True), _FUNCTIONS])
 
 
 _LOAD = re.compile(r"^  (%\S+) = load\.(at|word)\(ptr (\S+), i64 (\S+)\)$", re.MULTILINE)

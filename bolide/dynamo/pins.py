@@ -724,7 +724,7 @@ class Recorder:
             notes = list(group)
             out += (native.WORDS if plain else native.BITS, len(notes))
             for address, mask, expected in notes:
-                out += (address, expected) if plain else (address, mask, expected)
+                out += (address, expected) if plain else (address, expected, mask)
         if self.tensors:
             out += (native.TENSORS, len(self.tensors) // 2, *self.tensors)
         return [*out, *self.tail]

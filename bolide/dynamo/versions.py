@@ -287,8 +287,9 @@ class Versions(ABC):
         total = sum(len(d.entries) for d in _known() if d.key is self.key)
         if len(self.entries) < config.cache_size_limit and total < config.accumulated_cache_size_limit:
             return
-        which = "cache_size_limit" if len(self.entries) >= config.cache_size_limit else "accumulated_cache_size_limit"
-        reason = f"it was compiled {total} times ({which})"
+        own = len(self.entries) >= config.cache_size_limit
+        which = "cache_size_limit" if own else "accumulated_cache_size_limit"
+        reason = f"it was compiled {len(self.entries) if own else total} times ({which})"
         changing = ""
         if self.entries:
             changing, read_at = self._last_failure
