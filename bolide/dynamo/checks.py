@@ -15,6 +15,7 @@ from bolide.dynamo import guards as guard_module
 from bolide.dynamo import native, pins
 from bolide.dynamo.config import config
 from bolide.dynamo.layout import layout
+from bolide.dynamo.notes import Habits
 from bolide.dynamo.program import Guard, Source
 from bolide.dynamo.sources import Namespace, Reader, count_uses
 
@@ -69,7 +70,7 @@ class Check:
         self.names, self.containers, self.guards, self.wanted, self.title = names, containers, guards, wanted, title
         self.installed = installed
         self.source, self.readable = readable(names, guards, wanted, title)
-        self.habits = pins.Habits()
+        self.habits = Habits()
         self.records: list[pins.Record] = []
         self.passes = 0
         self.unsettled = 0

@@ -58,6 +58,7 @@ class Layout:
     """
 
     class_version: int
+    bases: int
     function_fields: dict[str, int] = field(hash=False)
     first_value: int
     instance_versions: bool
@@ -116,6 +117,7 @@ def _layout() -> Layout:
     flags, flags_mask = _autograd_flags()
     found = Layout(
         class_version=_class_version_offset(),
+        bases=_find(_words(id(_Plain), object.__sizeof__(_Plain) // WORD), [id(_Plain.__mro__)], "tp_mro"),
         function_fields=_function_fields(),
         first_value=_first_value_offset(),
         instance_versions=_instances_have_versions(),

@@ -20,7 +20,7 @@ import types
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,43 +29,25 @@ from torch.autograd import forward_ad
 from bolide.dynamo import guards as guard_module
 from bolide.dynamo import layout as places
 from bolide.dynamo import native
-from bolide.dynamo.layout import KIND_MASK, Layout, Mismatch, word
+from bolide.dynamo.layout import KIND_MASK, Layout, word
+from bolide.dynamo.notes import ALL, Habits, Loose, Notes, is_immutable
 from bolide.dynamo.program import GlobalState, Guard, Source, TensorGuard
 from bolide.dynamo.state import state
 from bolide.dynamo.values.kinds import MISSING, class_attribute, steering
 
-ALL = (1 << 64) - 1
-IMMUTABLE = frozenset(
-    [int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented), torch.dtype, torch.device]
-    + [torch.layout, torch.memory_format, torch.Size, range, types.CodeType, types.BuiltinFunctionType]
-)
 MOST_APART = 4096  # tensors in one guard
 PLAIN_EQUALITY = frozenset([int, str, bytes, float])
-_HEAP_TYPE = 1 << 9
 _MODULE_GETATTR = torch.nn.Module.__getattr__
 _OBJECT_READING = vars(object)["__getattribute__"]
 _MODULE_MEMBERS = ("_parameters", "_buffers", "_modules")
-
-
-class Loose(Exception):
-    """This value or guard does not come down to words of memory."""
-
-
-@dataclass
-class Habits:
-    """What was seen to change from call to call while the guards held: `dicts` whose other items change, and
-    `values` that are other objects each time.
-    """
-
-    dicts: set[Source] = field(default_factory=set)
-    values: set[Source] = field(default_factory=set)
 
 
 @dataclass
 class Record:
     """What a recording found. `roots`: the passed values that have to be the same objects; `watched`: references to
     those that can be watched. `dicts` and `values`: what was
-    relied on, to see at the next recording what has changed: by source, (object's id, version or item's id).
+    relied on, to see at the next recording what has changed: by source, (object's id, version or item's id); `classes`:
+    their versions.
     """
 
     program: native.Program
@@ -73,17 +55,11 @@ class Record:
     watched: list[weakref.ref[Any]]
     dicts: dict[Source, tuple[int, int]]
     values: dict[Source, int]
+    classes: dict[type, int]
 
     def is_gone(self) -> bool:
         """Whether one of the roots is no more (or cannot be watched: then the next recording replaces this one)."""
         return len(self.watched) < len(self.roots) or any(root() is None for root in self.watched)
-
-
-def is_immutable(value: Any) -> bool:
-    cls = type(value)
-    if cls is tuple or cls is frozenset:
-        return all(map(is_immutable, value))
-    return cls in IMMUTABLE
 
 
 def _own_reading(cls: type) -> bool:
@@ -91,178 +67,22 @@ def _own_reading(cls: type) -> bool:
     return class_attribute(cls, "__getattribute__") is not _OBJECT_READING
 
 
-class Recorder:
+class Recorder(Notes):
     """One recording. `names`: the names of the values; `values`: theirs in this call."""
 
     def __init__(self, layout: Layout, names: Sequence[str], values: Sequence[Any], habits: Habits) -> None:
-        self.layout = layout
-        self.habits = habits
+        super().__init__(layout, habits)
         self.slots = {Source("local", None, name): i for i, name in enumerate(names)}
         self.slot_values: list[Any] = list(values)
         self.unpacked: set[Source] = set()
-        self.tail: list[int] = []  # instructions over what is read from objects that words have led to
         self.checked: set[Source] = set()  # tensors
-        self.late: set[int] = set()  # slots that these fill
+        self.late: set[int] = set()  # slots that the tail fills
         self.head: list[int] = []  # instructions over slots
-        self.words: list[tuple[int, int, int]] = []
         self.tensors: list[int] = []
-        self.noted: dict[tuple[int, int], int] = {}
         self.tables: list[array[int]] = []
         self.facts: dict[Any, int] = {}
-        self.owned: dict[int, Any] = {}
         self.pinned: dict[Source, Any] = {}
-        self.dict_homes: dict[int, dict[str, Any]] = {}
-        self.versions: set[type] = set()
         self.roots: dict[Source, int] = {}
-        self.dicts: dict[Source, tuple[int, int]] = {}
-        self.items: dict[Source, int] = {}
-
-    # ---- notes -------------------------------------------------------------------------------------------------------
-
-    def own(self, value: Any) -> int:
-        """Keep a value alive, because its address stands for it. Only for what cannot keep a model alive."""
-        self.owned[id(value)] = value
-        return id(value)
-
-    def note(self, address: int, expected: int, mask: int = ALL) -> None:
-        """The word at `address` has to stay `expected`; it is read here, before what it leads to."""
-        if word(address) & mask != expected:
-            raise Loose
-        before = self.noted.get((address, mask))
-        if before is None:
-            self.noted[address, mask] = expected
-            self.words.append((address, mask, expected))
-        elif before != expected:
-            raise Loose
-
-    def note_class(self, value: Any) -> None:
-        """`type(value)` has to stay."""
-        self.note(id(value) + places.TYPE, self.own(type(value)))
-
-    def note_class_version(self, cls: type) -> None:
-        """Nothing that is looked up in `cls` or its bases may change."""
-        if cls in self.versions or not cls.__flags__ & _HEAP_TYPE:
-            return
-        version = places.class_version(cls, self.layout.class_version)
-        address = id(cls) + self.layout.class_version
-        aligned, shift = address & ~7, (address & 7) * 8
-        if not version:
-            raise Loose
-        self.own(cls)
-        self.note(aligned, version << shift, 0xFFFFFFFF << shift)
-        self.versions.add(cls)
-
-    # ---- dicts -------------------------------------------------------------------------------------------------------
-
-    def namespace(self, owner: Any) -> dict[str, Any]:
-        """The `__dict__` of an instance or module, which stays the same object."""
-        known = self.dict_homes.get(id(owner))
-        if known is not None:
-            return known
-        try:
-            namespace: dict[str, Any] = object.__getattribute__(owner, "__dict__")
-        except AttributeError:  # of a class with nothing but slots
-            raise Loose from None
-        if type(namespace) is not dict:
-            raise Loose
-        self.note_class(owner)
-        place = places.instance_dict_place(owner)
-        if place is None:
-            raise Loose
-        self.note(place, id(namespace))
-        self.dict_homes[id(owner)] = namespace
-        return namespace
-
-    def busy(self, table: dict[Any, Any], source: Source) -> bool:
-        """Whether a dict's items have to be followed one by one."""
-        if source in self.habits.dicts:
-            return True
-        return not self.layout.instance_versions and word(id(table) + places.DICT_VALUES) != 0
-
-    def note_dict(self, table: dict[Any, Any], source: Source) -> None:
-        """Nothing in a dict may change."""
-        if self.dicts.get(source, (0, 0))[0] == id(table):
-            return
-        version = word(id(table) + places.DICT_VERSION)
-        self.note(id(table) + places.DICT_VERSION, version)
-        self.dicts[source] = (id(table), version)
-
-    def note_keys(self, table: dict[Any, Any]) -> None:
-        """The table of keys of a dict has to stay where it is."""
-        keys = word(id(table) + places.DICT_KEYS)
-        self.note(id(table) + places.DICT_KEYS, keys)
-        self.note(keys + places.KEYS_KIND, word(keys + places.KEYS_KIND) & places.KEYS_KIND_MASK, places.KEYS_KIND_MASK)
-        self.note(id(table) + places.DICT_VALUES, word(id(table) + places.DICT_VALUES))
-
-    def note_item(self, table: dict[Any, Any], key: Any, source: Source, of_value: Source) -> Any:
-        """The value under a key, which stays; raises Loose when there is none."""
-        if not self.busy(table, source):
-            self.note_dict(table, source)
-            if not dict.__contains__(table, key):
-                raise Loose
-            return dict.__getitem__(table, key)
-        actual = next((k for k in dict.keys(table) if type(k) is str and k == key), None)
-        if actual is None or of_value in self.habits.values:
-            raise Loose
-        self.note_keys(table)
-        try:
-            at, entry = places.find_entry(table, actual, self.layout.first_value)
-        except Mismatch:
-            raise Loose from None
-        self.note(at, self.own(actual))
-        value = dict.__getitem__(table, key)
-        self.note(entry, id(value))
-        self.items[of_value] = id(value)
-        return value
-
-    def global_item(self, table: dict[str, Any], name: str, source: Source) -> Any:
-        """The value of a global, whatever becomes of the other ones."""
-        return self.note_item(table, name, self._follow_globals(table), source)
-
-    def _follow_globals(self, table: dict[str, Any]) -> Source:
-        """Where the globals of a module are known: they change all the time, so each is followed for itself."""
-        home = Source("object", None, None, table)
-        self.habits.dicts.add(home)
-        self.own(table)
-        return home
-
-    def note_absent(self, table: dict[Any, Any], key: Any, source: Source) -> None:
-        """A key is not in a dict, and does not get in."""
-        if dict.__contains__(table, key):
-            raise Loose
-        if not self.busy(table, source):
-            self.note_dict(table, source)
-        elif type(key) is str:
-            self.tail += (native.ABSENT, id(table), self.own(key))
-        else:
-            raise Loose
-
-    def note_all_keys(self, table: dict[Any, Any], source: Source) -> None:
-        """The keys of a dict stay what they are."""
-        if not self.busy(table, source):
-            self.note_dict(table, source)
-            return
-        self.note_keys(table)
-        first, step, count, to_value = places.keys_entries(table)
-        keys = word(id(table) + places.DICT_KEYS)
-        values = word(id(table) + places.DICT_VALUES)
-        self.note(keys + places.KEYS_COUNT, count)
-        present = {id(k): k for k in dict.keys(table)}
-        if not all(type(k) is str for k in present.values()):
-            raise Loose
-        self.note(id(table) + places.SIZE, len(table))
-        for index in range(count):
-            at = first + index * step
-            entry = at + to_value if to_value else values + self.layout.first_value + index * places.WORD
-            name = word(at)
-            if name in present:
-                self.note(at, self.own(present[name]))
-            elif name == 0 or to_value:
-                self.note(at, name)
-                self.note(entry, 0)
-            else:  # a key of other instances of the class
-                self.note(at, name)
-                self.note(entry, 0)
 
     # ---- sources -----------------------------------------------------------------------------------------------------
 
@@ -343,7 +163,7 @@ class Recorder:
         for other in wanted if type(wanted) is tuple else (wanted,):
             if class_attribute(type(other), "__subclasscheck__") is not vars(type)["__subclasscheck__"]:
                 raise Loose
-        self.note_class_version(cls)
+        self.note_bases(cls)
         return issubclass(cls, wanted)
 
     def _referent(self, reference: weakref.ref[Any]) -> Any:
@@ -390,7 +210,7 @@ class Recorder:
         if name == "__dict__":
             return self.namespace(base)
         self.note_class(base)
-        self.note_class_version(cls)
+        self.note_lookup(cls, "__getattribute__", name)
         shared = class_attribute(cls, name)
         kind = type(shared)
         if kind is types.MemberDescriptorType:
@@ -431,13 +251,13 @@ class Recorder:
     def _class_attribute(self, cls: type, name: str) -> Any:
         if type(cls) is not type:
             self.note_class(cls)
-            self.note_class_version(type(cls))
+            self.note_lookup(type(cls), "__getattribute__", name)
             if (
                 type(cls).__getattribute__ is not type.__getattribute__
                 or class_attribute(type(cls), name) is not MISSING
             ):
                 raise Loose
-        self.note_class_version(cls)
+        self.note_lookup(cls, name)
         value = class_attribute(cls, name)
         if type(value) is staticmethod:
             return value.__func__
@@ -586,7 +406,9 @@ class Recorder:
             case "has_attr" if not expected[1]:
                 self._check_no_attribute(value, expected[0], source)
             case "class_attr" if isinstance(value, type):
-                self.note_class_version(value)
+                if expected.after is not None and value in self.habits.classes:
+                    raise Loose
+                self.note_lookup(value, expected.name)
                 if steering(value, expected.name, expected.after) is not expected.found:
                     raise Loose
                 self.own(expected.found)
@@ -653,7 +475,7 @@ class Recorder:
         if _own_reading(cls):
             raise Loose
         self.note_class(value)
-        self.note_class_version(cls)
+        self.note_lookup(cls, "__getattribute__", "__getattr__", name)
         if class_attribute(cls, name) is not MISSING:
             raise Loose
         hook = class_attribute(cls, "__getattr__")
@@ -773,11 +595,14 @@ def record(
     )
     roots = [recorder.slot_values[recorder.slots[source]] for source in recorder.roots]
     watched = [weakref.ref(root) for root in roots if type(root).__weakrefoffset__]
-    return Record(program, recorder.roots, watched, recorder.dicts, recorder.items)
+    return Record(program, recorder.roots, watched, recorder.dicts, recorder.items, recorder.classes)
 
 
-def changed(before: Record, now: Record) -> Iterator[tuple[str, Source]]:
-    """What a new recording of the same roots found changed: ("dicts" or "values", source)."""
+def changed(before: Record, now: Record) -> Iterator[tuple[str, Any]]:
+    """What a new recording of the same roots found changed: ("dicts" or "values", source), ("classes", class)."""
+    for cls, number in now.classes.items():
+        if before.classes.get(cls, number) != number:
+            yield "classes", cls
     for source, (table, version) in now.dicts.items():
         if before.dicts.get(source, (table, version)) != (table, version):
             yield "dicts", source

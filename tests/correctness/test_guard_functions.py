@@ -341,3 +341,46 @@ def test_whether_nondeterminism_only_warns() -> None:
                 lambda: torch.use_deterministic_algorithms(False, warn_only=True),
             ],
         )
+
+
+def test_a_class_that_changes_all_the_time() -> None:
+    """The native check follows what the program reads of it, and goes on seeing changes of that."""
+
+    class Root:
+        plain = 2
+
+        def twice(self, x: Any) -> Any:
+            return x * self.plain
+
+    class Thing(Root):
+        calls = 0
+
+        def run(self, x: Any) -> Any:
+            return self.twice(x) * (2 if hasattr(self, "absent") else 3)
+
+    thing = Thing()
+
+    def f(x: torch.Tensor) -> Any:
+        return thing.run(x) + isinstance(thing, Root)
+
+    compiled = bolide.compile(f, backend="eager", fullgraph=True)
+
+    def calls() -> None:
+        for _ in range(60):
+            Thing.calls += 1
+            Root.other = object()  # type: ignore[attr-defined]
+            torch.testing.assert_close(compiled(X), f(X), rtol=0, atol=0)
+
+    calls()
+    (entry,) = compiled._bolide.entries
+    assert (entry.check.form is entry.check.readable) is not config.enable_cpp_guard_manager
+    for change in (
+        lambda: setattr(Root, "twice", lambda self, x: x * 5),
+        lambda: setattr(Thing, "twice", lambda self, x: x * 6),
+        lambda: delattr(Thing, "twice"),
+        lambda: setattr(Root, "__getattribute__", lambda self, name: object.__getattribute__(self, name)),
+        lambda: setattr(Root, "plain", 9),
+        lambda: setattr(thing, "twice", lambda x: x),
+    ):
+        change()
+        calls()
