@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bolide.inductor.ir.definitions import Computed, Element, Extern, Program, Scatter, View, WriteBack
-from bolide.inductor.ir.loops import Node
+from bolide.inductor.ir.loops import BINARY_OPS, UNARY_OPS, Node
 from bolide.symbolic import Expr
 from bolide.tracing import rng
 
@@ -246,62 +246,5 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "recip": torch.reciprocal,
     "fma": lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype),
     "erfinv": torch.special.erfinv,
-    **{
-        name: getattr(torch, name)
-        for name in [
-            "add",
-            "sub",
-            "mul",
-            "fmod",
-            "pow",
-            "fmin",
-            "fmax",
-            "atan2",
-            "copysign",
-            "hypot",
-            "nextafter",
-            "eq",
-            "ne",
-            "lt",
-            "le",
-            "gt",
-            "ge",
-            "neg",
-            "abs",
-            "sign",
-            "sqrt",
-            "rsqrt",
-            "exp",
-            "exp2",
-            "expm1",
-            "log",
-            "log2",
-            "log10",
-            "log1p",
-            "sin",
-            "cos",
-            "tan",
-            "asin",
-            "acos",
-            "atan",
-            "sinh",
-            "cosh",
-            "tanh",
-            "asinh",
-            "acosh",
-            "atanh",
-            "erf",
-            "erfc",
-            "lgamma",
-            "digamma",
-            "sigmoid",
-            "floor",
-            "ceil",
-            "round",
-            "trunc",
-            "isnan",
-            "isinf",
-            "signbit",
-        ]
-    },
 }
+_FUNCTIONS |= {name: getattr(torch, name) for name in (*BINARY_OPS, *UNARY_OPS) if name not in _FUNCTIONS}

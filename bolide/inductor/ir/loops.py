@@ -25,10 +25,13 @@ BINARY_OPS = (
     *("atan2", "copysign", "hypot", "nextafter", "and", "or", "xor", "shl", "shr"),
     *("eq", "ne", "lt", "le", "gt", "ge"),
 )
+ELEMENTARY_OPS = (  # of floating-point numbers
+    *("sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan"),
+    *("asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma", "sigmoid"),
+)
 UNARY_OPS = (
-    *("neg", "abs", "sign", "not", "sqrt", "rsqrt", "recip", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
-    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
-    *("erf", "erfc", "erfinv", "lgamma", "digamma", "sigmoid"),
+    *("neg", "abs", "sign", "not", "recip", "erfinv", "digamma"),
+    *ELEMENTARY_OPS,
     *("floor", "ceil", "round", "trunc", "isnan", "isinf", "signbit"),
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bolide.inductor.ir.loops import Node
+from bolide.inductor.ir.loops import ELEMENTARY_OPS, Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
@@ -307,34 +307,6 @@ def clamp_max(ctx: Lowering, x: Any, max: Any) -> TensorValue:
 
 # ---- elementary functions -------------------------------------------------------------------------------------------
 
-_FLOAT_UNARY = [
-    "sqrt",
-    "rsqrt",
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "asinh",
-    "acosh",
-    "atanh",
-    "erf",
-    "erfc",
-    "lgamma",
-    "sigmoid",
-]
-
 
 def _register_unary(op: str, overload: Any) -> None:
     @lowering(overload)
@@ -342,7 +314,7 @@ def _register_unary(op: str, overload: Any) -> None:
         return elementwise(ctx, lambda v: sc.unary(op, v), x)
 
 
-for _op in _FLOAT_UNARY:
+for _op in ELEMENTARY_OPS:
     _register_unary(_op, getattr(aten, _op).default)
 _register_unary("recip", aten.reciprocal.default)
 
