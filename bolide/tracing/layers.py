@@ -38,12 +38,20 @@ def _run(
     return [tensor.contiguous() for tensor in found]
 
 
-def _run_backward(kind: str, x: torch.Tensor, state: Tensors, weights: Tensors, *rest: Any) -> list[torch.Tensor]:
-    *options, tangents = rest  # the options as `_run` takes them
+def _run_backward(
+    kind: str,
+    x: torch.Tensor,
+    state: Tensors,
+    weights: Tensors,
+    biases: bool,
+    layers: int,
+    bidirectional: bool,
+    tangents: Tensors,
+) -> list[torch.Tensor]:
     leaves = [tensor.detach().requires_grad_() for tensor in (x, *state, *weights)]
     count = 1 + len(state)
     with torch.enable_grad():
-        results = _run(kind, leaves[0], leaves[1:count], leaves[count:], *options, True)
+        results = _run(kind, leaves[0], leaves[1:count], leaves[count:], biases, layers, bidirectional, True)
     engine = torch.autograd.Variable._execution_engine
     found = engine.run_backward(tuple(results), tuple(tangents), False, False, tuple(leaves), True, False)
     return [torch.zeros_like(leaf) if grad is None else grad.contiguous() for leaf, grad in zip(leaves, found)]
