@@ -253,8 +253,8 @@ def test_global_modes_are_put_back_when_capture_stops() -> None:
         (lambda x: f"{x}", "text of a tensor"),
         (lambda x: "%s" % (x,), "text of a tensor"),  # noqa: UP031
         (lambda x: x.data_ptr(), "data_ptr"),
-        (lambda x: x.requires_grad_(), "requires_grad_"),
-        (lambda x: eval("x + 1"), "eval"),
+        (lambda x: x.set_(x), "set_"),
+        (lambda x: eval(memoryview(b"x + 1")), "eval"),
     ],
 )
 def test_what_is_not_captured_says_where_and_why(function: Callable[..., Any], reason: str) -> None:
