@@ -57,22 +57,36 @@ class Within:
         self.function, self.callers = function, callers
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call: Callable[[], Any] = functools.partial(self.function, *args, **kwargs)
+        calls = [functools.partial(self.function, *args, **kwargs)]
         for caller in reversed(self.callers):
-            call = _from(caller, {}, call)
-        return call()
+            calls.append(_from(caller, {}, calls[-1]))
+        return _made(calls)
 
 
 def call_within(frames: Sequence[Frame], function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Call a function from frames that look like `frames`, outermost first, whose values are real."""
-    call: Callable[[], Any] = functools.partial(function, *args, **kwargs)
+    calls = [functools.partial(function, *args, **kwargs)]
     for frame in reversed(frames):
         if not frame.code.ours:
-            call = _from(caller_of(frame), variables(frame), call)
-    return call()
+            calls.append(_from(caller_of(frame), variables(frame), calls[-1]))
+    return _made(calls)
 
 
-def _from(caller: Caller, values: dict[str, Any], call: Callable[[], Any]) -> Callable[[], Any]:
+def _made(calls: list[functools.partial[Any]]) -> Any:
+    """Make the last call, which makes the others. They are constants of code, where the garbage collector does not see
+    them: what they hold is taken from them."""
+    try:
+        return calls[-1]()
+    finally:
+        for call in calls:
+            call.__setstate__((_nothing, (), {}, None))  # type: ignore[attr-defined]
+
+
+def _nothing() -> None:
+    pass
+
+
+def _from(caller: Caller, values: dict[str, Any], call: functools.partial[Any]) -> functools.partial[Any]:
     """`call`, called from a frame with the name, line, globals and variables of the user's."""
     names = tuple(name for name in values if name.isidentifier() and not keyword.iskeyword(name))
     code = _stand_in(caller.code, caller.line, names)

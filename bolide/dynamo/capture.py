@@ -23,8 +23,8 @@ from bolide.dynamo.input_data import data_of
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
 from bolide.dynamo.provenance import around
-from bolide.dynamo.reified import exception_effects, generator_effects
-from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
+from bolide.dynamo.reified import exception_effects, generator_effects, unfinished_variables
+from bolide.dynamo.segments import Shape, are_held, flatten, is_local, unflatten
 from bolide.dynamo.sizes import SizeHistory, Symbols
 from bolide.dynamo.torch_hooks import hook_effects
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MODULE_INTERNALS
@@ -117,6 +117,11 @@ def _release(world: World, frames: list[Frame]) -> None:
     world.release()
 
 
+def _lives_on(machine: Machine) -> Unsupported:
+    reason = "a generator that has not come to its end lives on in a reference cycle or in a traceback"
+    return Unsupported(reason, machine.where(), "use it up or close it", kind="iterator")
+
+
 class _Attempt:
     """One interpretation from the start, with a world of its own."""
 
@@ -173,6 +178,8 @@ class _Attempt:
                 if machine.run(stop):
                     result = machine.frames[0].stack.pop()
                 else:
+                    if are_held(machine.frames[1:]):
+                        raise _lives_on(machine)
                     shape, values = flatten(machine.frames[1:], ending is not None and ending.kind == "frame_access")
                     result = tuple(values)
                 changed = modes.changed(before, modes.settings())
@@ -206,9 +213,9 @@ class _Attempt:
         checks = _deferred(machine.required, rebuilder)
         rebuilder.refuse_histories()
         effects = [*checks, *rebuilder.fills, *written, *rebuilder.positions, *effects]
-        if any(id(generator) not in rebuilder.memo for generator in machine.unfinished()):
-            reason = "a generator that has not come to its end lives on in a reference cycle or in a traceback"
-            raise Unsupported(reason, world.where(), "use it up or close it", kind="iterator")
+        unfinished = machine.unfinished() + unfinished_variables(world)
+        if any(id(generator) not in rebuilder.memo for generator in unfinished):
+            raise _lives_on(machine)
         if world.flags and self.trace.refutable:
             reason = "requires_grad of an input is changed in a call that may be made again in eager"
             raise Unsupported(reason, place, "set it before the call", kind="tensor_method")

@@ -24,7 +24,7 @@ from bolide.dynamo.guard_filters import GuardFilter
 from bolide.dynamo.hops import Hop, Left, Way, make_hop
 from bolide.dynamo.program import Captured
 from bolide.dynamo.replay import Entry
-from bolide.dynamo.segments import Shape, Suspended, flatten
+from bolide.dynamo.segments import Shape, Suspended, are_held, flatten
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.sizes import SizeHistory
 from bolide.dynamo.sources import Namespace
@@ -250,6 +250,8 @@ class Dispatcher(Versions):
             running.glide()
         if suspended.onwards:
             self._go_on(running, disabled)
+        while not running.done and are_held(running.frames):
+            running.step()
         if running.done:
             final, values = None, running.result
             point = None

@@ -59,7 +59,7 @@ class Frame:
         self.then = "push"
         self.then_value: Any = None
         self.tick = 0
-        self.back: Frame | None = None
+        self.back: Frame | types.FrameType | None = None
         self.ended = False
         self.snapshot: dict[str, Any] | None = None
 

@@ -10,6 +10,7 @@ that it reached back as an effect.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 import weakref
 from collections.abc import Generator as NativeGenerator
@@ -57,6 +58,7 @@ def _resume(record: Generator, value: Any, error: BaseException | None) -> Any:
     """Run the frame until it yields or returns; what it gives."""
     running = Concrete([])
     machine = running.machine
+    machine.frames[0].back = sys._getframe(1).f_back  # what resumes the generator
     try:
         if error is None:
             machine.resume(record, value, "send", 0)
@@ -172,6 +174,14 @@ class Mirrored:
         found = self.dropped or self.handle()
         assert found is not None
         return found
+
+
+def unfinished_variables(world: World) -> list[Generator]:
+    """The generators from before a break that were found in variables, still live, and would do something if they were
+    dropped.
+    """
+    found = [mirrored.handle() for mirrored in world.generators.values() if mirrored.source.base is None]
+    return [made for made in found if made is not None and made.cleans_up()]
 
 
 def wrap_generator(world: World, real: Any, source: Source) -> Any:

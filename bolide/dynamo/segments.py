@@ -7,10 +7,12 @@ The shape identifies a *program point*; the values are the arguments of the segm
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import keyword
+import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bolide.dynamo.bytecode import Code
@@ -168,6 +170,29 @@ def is_finalised(value: Any) -> bool:
     elif cls not in _CONTAINERS:
         return cls in _FINALISED or hasattr(cls, "__del__")
     return any(cls in _FINALISED or hasattr(cls, "__del__") for cls in set(map(type, value)))
+
+
+def are_held(frames: list[Frame]) -> bool:
+    """Whether something else, a traceback, keeps frames alive whose generators would end otherwise when the frames do:
+    what stands in `flatten` for the frames, and is not kept alive, may not take their place. `frames` is a list of its
+    own.
+    """
+    for frame in frames:
+        if sys.getrefcount(frame) > _FREE + (frame.generator is not None) and any(map(is_finalised, _contents(frame))):
+            return True
+    return False
+
+
+_FREE = 4  # references to a frame on a stack: from there, from the list, and two while they are counted
+
+
+def _contents(frame: Frame) -> Iterator[Any]:
+    for value in (*frame.locals, *frame.stack):
+        if type(value) is types.CellType:
+            with contextlib.suppress(ValueError):
+                yield value.cell_contents
+        else:
+            yield value
 
 
 @functools.cache

@@ -124,9 +124,9 @@ def held_by(trace: types.TracebackType | None) -> Iterator[Any]:
         trace = trace.tb_next
 
 
-def _of_ended(frame: Frame | None) -> Iterator[Any]:
+def _of_ended(frame: Frame | types.FrameType | None) -> Iterator[Any]:
     """The variables of a frame, and of those that it was called from, that have ended."""
-    while frame is not None:
+    while isinstance(frame, Frame):
         if frame.ended:
             yield from frame.locals
         frame = frame.back

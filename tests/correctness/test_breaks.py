@@ -742,3 +742,20 @@ def test_a_new_object_in_a_weak_container_from_outside_is_a_break() -> None:
 
     with pytest.raises(Unsupported, match="weak container of the outside"):
         bolide.compile(program, backend="eager", fullgraph=True)(torch.ones(2))
+
+
+def test_a_class_with_a_base_that_holds_a_value_of_the_call_stays_inside() -> None:
+    def program(x: Tensor, count: int) -> tuple[Tensor, int]:
+        class Base:
+            total = count * 2
+
+        class Derived(Base):
+            pass
+
+        bolide.graph_break()
+        return x + 1, Derived.total
+
+    compiled = bolide.compile(program, backend="eager", dynamic=True)
+    for count in (3, 5, 8):
+        total = compiled(torch.rand(4), count)[1]
+        assert type(total) is int and total == 2 * count

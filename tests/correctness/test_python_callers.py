@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import io
 import logging
 import sys
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -114,3 +116,31 @@ def test_callers_are_the_users(program: Callable[..., Any]) -> None:
                 result, *rest = function(x)
             outcomes.append((result.tolist(), rest, [(str(w.message), w.filename, w.lineno) for w in caught]))
         assert outcomes[0] == outcomes[1]
+
+
+class Thing:
+    """Holds the exception that was raised about it."""
+
+    error: Any = None
+
+
+def test_what_a_call_for_real_has_held_can_be_collected() -> None:
+    ends: list[Any] = []
+
+    @bolide.disable
+    def fails(thing: Thing) -> None:
+        ends.append(weakref.ref(thing))
+        try:
+            raise KeyError
+        except KeyError as error:
+            thing.error = error
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        fails(Thing())
+        return x + 1
+
+    compiled = bolide.compile(program, backend="eager")
+    for _ in range(3):
+        compiled(torch.rand(4))
+    gc.collect()
+    assert len(ends) == 3 and all(end() is None for end in ends)

@@ -67,11 +67,14 @@ def outcome(namespace: dict[str, Any], function: Any, args: list[Any]) -> Any:
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            result: Any = ("returns", plain(function(*args)))
+            returned = function(*args)
+        gc.collect()
+        result: Any = ("returns", plain(returned))
     except Unsupported:
         raise
     except Exception as error:
         result = ("raises", namespace["described"](error))
+        gc.collect()
     after = {name: plain(namespace[name]) for name in ("STATE", "TOTAL")}
     return result, printed.getvalue(), plain(args[3:]), after, namespace["Box"].count
 
@@ -95,11 +98,14 @@ def check(seed: int, broken: bool = False) -> str:
 
     The compiled program is called three times, with two sets of arguments: later calls meet guards, and globals that
     the ones before have changed. The garbage collector, which closes the generators of cycles whenever it comes to
-    them, waits."""
+    them, comes after each call."""
     gc.disable()
+    gc.collect()
+    gc.freeze()
     try:
         return _check(seed, broken)
     finally:
+        gc.unfreeze()
         gc.enable()
 
 

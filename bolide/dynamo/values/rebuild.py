@@ -253,7 +253,10 @@ class Rebuilder:
         return made
 
     def _check_class(self, cls: type | None) -> None:
-        if cls is not None and not _is_self_contained(cls):
+        if cls is None:
+            return
+        own = [base for base in cls.__mro__ if id(base) in self.world.own_classes]
+        if not all(map(_is_self_contained, own)):
             raise Unsupported(
                 f"class {cls.__name__}, made in the function, leaves it with values of this call",
                 self.world.where(),
