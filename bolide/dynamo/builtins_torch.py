@@ -70,6 +70,10 @@ _HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_
 def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """`Module.__call__` without hooks is a call of `forward`; with hooks, torch's own code is interpreted."""
     module = args[0]
+    if type(module) is Outside and issubclass(module.cls, torch.jit.ScriptModule):
+        name = module.cls.__name__
+        reason, remedy = f"a call of an outside {name} object", "compile the module that it was made from"
+        raise Unsupported(reason, vm.where(), remedy, kind="outside_object", operation=f"{name}(...)")
     if type(module) is Outside and not _has_global_hooks(vm):
         if "global hooks" not in vm.world.once:
             vm.world.once.add("global hooks")

@@ -315,6 +315,24 @@ def test_new_tensors_of_a_size() -> None:
     torch.testing.assert_close(bolide.compile(fn, fullgraph=True, backend="eager")(x), fn(x))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("kind", ["script", "trace"])
+def test_modules_of_torchscript_are_called_for_real(kind: str) -> None:
+    """A break that costs only itself: what is around them is compiled, and gradients pass."""
+    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh())
+    made: Any = torch.jit.script(model) if kind == "script" else torch.jit.trace(model, torch.randn(2, 5))
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return made(x * 2).sin()
+
+    compiled: Any = bolide.compile(fn, backend="eager")
+    x = torch.randn(2, 5, requires_grad=True)
+    for _ in range(2):
+        found, expected = (torch.autograd.grad(function(x).sum(), x)[0] for function in (compiled, fn))
+        torch.testing.assert_close(found, expected)
+    assert compiled._bolide.entries
+
+
 @torch.jit.script
 def scripted(x, n: int):
     return x * n + 1
