@@ -39,7 +39,6 @@ from bolide.dynamo.bytecode_forms import (
     locals_of,
     prologue,
 )
-from bolide.support.caches import on_reset
 from bolide.tracing import UserFrame
 
 __all__ = ["BINARY_SYMBOLS", "VERSION", "Code", "ExceptionEntry", "decode", "is_ours"]
@@ -135,7 +134,7 @@ def _is_plumbing(filename: str) -> bool:
 
 
 _cache: dict[types.CodeType, Code] = {}
-on_reset(_cache.clear)
+_CACHE_LIMIT = 1 << 10
 
 
 def decode(code: types.CodeType) -> Code:
@@ -144,6 +143,8 @@ def decode(code: types.CodeType) -> Code:
     if found is None:
         if VERSION not in VERSIONS:
             raise NotImplementedError(f"capture on Python {VERSION[0]}.{VERSION[1]}")
+        if len(_cache) >= _CACHE_LIMIT:
+            _cache.clear()
         found = _cache[code] = _decode(code)
     return found
 

@@ -57,6 +57,17 @@ _METHODS = {
 """The names of the methods of tensors."""
 
 
+_T = torch.Tensor
+_READS = frozenset(
+    {
+        *(getattr(_T, name).__get__ for name in ("device", "dtype", "is_leaf", "is_nested", "is_quantized", "layout")),
+        *(getattr(_T, name).__get__ for name in ("ndim", "requires_grad", "shape")),
+        *(_T.dim, _T.is_conj, _T.is_neg, _T.numel, _T.size, _T.storage_offset, _T.stride, _T.untyped_storage),
+    }
+)
+"""What reads of a tensor without an effect, and makes none: each input is asked some twenty such questions."""
+
+
 def nowhere() -> tuple[Any, Any]:
     """What is around a call that nobody knows more about: no lines, no modules."""
     return (), ()
@@ -88,6 +99,8 @@ class CallRecorder(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _READS:
+            return func(*args, **kwargs)
         return self._record(func, args, kwargs, functools.partial(func, *args, **kwargs))
 
     def as_one(self, func: Any, args: Sequence[Any], compute: Callable[[], Any]) -> Any:

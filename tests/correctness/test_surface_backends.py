@@ -20,6 +20,7 @@ from torch.fx.passes.utils.source_matcher_utils import get_source_partitions
 import bolide
 from bolide.compiling import compile_fx
 from bolide.dynamo.backends import list_backends, lookup_backend, register_backend, registry
+from bolide.tracing import calls
 
 
 class Recording:
@@ -456,3 +457,17 @@ def test_the_entry_point_names_the_function() -> None:
         pytest.skip("the installed metadata is older than the entry point")
     (point,) = points
     assert point.load() is compile_fx
+
+
+def test_what_only_reads_of_tensors_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[str] = []
+    record = calls.CallRecorder._record
+
+    def noting(self: calls.CallRecorder, func: Any, *args: Any) -> Any:
+        recorded.append(func.__name__)
+        return record(self, func, *args)
+
+    monkeypatch.setattr(calls.CallRecorder, "_record", noting)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+    bolide.compile(model, backend="eager")(torch.randn(3, 4))
+    assert recorded == ["linear", "relu"]
