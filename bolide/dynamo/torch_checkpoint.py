@@ -19,7 +19,7 @@ from bolide.dynamo.program import Recipe
 from bolide.dynamo.torch_autograd import effects_so_far
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
-from bolide.tracing import TensorMeta
+from bolide.tracing import TensorMeta, writing_ops
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -92,7 +92,8 @@ def _begin(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _written(vm: Machine) -> Any:
-    return effects_so_far(vm), [leaf.group.version for leaf in vm.trace.leaves if leaf.group.version]
+    drawn = sum(node.target is writing_ops.drawn for node in vm.trace.graph.nodes) if vm.trace.generators else 0
+    return effects_so_far(vm), drawn, [leaf.group.version for leaf in vm.trace.leaves if leaf.group.version]
 
 
 @intercept(torch_functions.end_region)

@@ -139,6 +139,21 @@ def test_what_a_region_writes_is_written_again(fn: Any, backend: str) -> None:
         bolide.compile(fn, backend=backend, fullgraph=True)(model, x)
 
 
+def test_a_region_draws_again_from_generators_of_the_users() -> None:
+    """Eager puts back the state of torch's own only."""
+
+    def fn(g: torch.Generator, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda t: (t * torch.rand(5, generator=g)).exp(), x, use_reentrant=False) * 2
+
+    compiled = bolide.compile(fn, backend="eager")
+    x = torch.randn(5, requires_grad=True)
+    ours, theirs = (torch.Generator().manual_seed(3) for _ in range(2))
+    for _ in range(2):
+        found, expected = (torch.autograd.grad(f(g, x).sum(), x)[0] for f, g in ((compiled, ours), (fn, theirs)))
+        torch.testing.assert_close(found, expected)
+        assert torch.equal(ours.get_state(), theirs.get_state())
+
+
 def test_a_break_inside_a_region() -> None:
     def region(x: torch.Tensor) -> torch.Tensor:
         y = x.sin()
