@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.bytecode import Code
+from bolide.dynamo.bytecode import CALLS, Code
 from bolide.dynamo.config import config
 from bolide.dynamo.disabling import set_break_is_error
 from bolide.dynamo.frames import Frame
@@ -29,10 +29,14 @@ def break_is_error(vm: Machine) -> bool:
 
 
 def loop_over(vm: Machine) -> tuple[Code, int] | None:
-    """The ``for`` loop over what the instruction that is being run makes: where it asks for its next item."""
+    """The ``for`` loop over what the instruction that is being run makes, or over what calls make of that (as in
+    ``enumerate(zip(x, y))``): where it asks for its next item."""
     frame = vm.frames[-1]
     ops, at = frame.code.ops, frame.pc
-    at = at + 1 if ops[at] == "GET_ITER" else at
+    if ops[at - 1] != "GET_ITER":
+        while ops[at] in CALLS:
+            at += 1
+        at += 1
     return (frame.code, at) if ops[at - 1 : at + 1] == ["GET_ITER", "FOR_ITER"] and vm.base == 1 else None
 
 

@@ -41,9 +41,10 @@ from bolide.dynamo.bytecode_forms import (
 )
 from bolide.tracing import UserFrame
 
-__all__ = ["BINARY_SYMBOLS", "VERSION", "Code", "ExceptionEntry", "decode", "is_ours"]
+__all__ = ["BINARY_SYMBOLS", "CALLS", "VERSION", "Code", "ExceptionEntry", "decode", "is_ours"]
 
 _FORMS = forms(VERSION)
+CALLS = frozenset({"CALL", "CALL_FUNCTION"})  # calls with positional arguments
 
 
 class ExceptionEntry(NamedTuple):

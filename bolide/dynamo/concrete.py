@@ -16,7 +16,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bolide.dynamo.bytecode import Code
+import torch
+
+from bolide.dynamo.bytecode import CALLS, Code
 from bolide.dynamo.callers import call_within, variables
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import OPCODES, Handler, Machine
@@ -154,9 +156,24 @@ def _iterates_natively(frame: Frame) -> bool:
     return iterates_natively(frame.stack[-1])
 
 
-def _starts_range(frame: Frame) -> bool:
-    """Whether a loop over numbers begins: a call that gives a range is run for real where that loop is not unrolled."""
-    return type(frame.stack[-1]) is range
+_LOOP_MAKERS = (range, zip, enumerate, reversed)
+
+
+def _starts_loop(frame: Frame) -> bool:
+    """Whether a loop over numbers, or over the parts of tensors, begins: a call that gives what it goes over is run for
+    real where that loop is not unrolled."""
+    value = frame.stack[-1]
+    parts = type(value) in (tuple, list) and bool(value) and all(type(part) is torch.Tensor for part in value)
+    return parts or type(value) in _LOOP_MAKERS
+
+
+def _makes_loop(frame: Frame) -> bool:
+    """Whether a call makes what a loop goes over of what another one does."""
+    code, at = frame.code, frame.pc
+    called = frame.stack[-code.args[at] - 2 : -code.args[at] or None][:2]
+    while code.ops[at] in CALLS:
+        at += 1
+    return code.ops[at] == "GET_ITER" and any(each is maker for each in called for maker in _LOOP_MAKERS)
 
 
 def _unpacks_plainly(frame: Frame) -> bool:
@@ -170,7 +187,8 @@ _LIGHT: dict[str, _Light] = {
     **dict.fromkeys(("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "UNARY_NOT", "UNARY_NEGATIVE"), _one_scalar),
     "LOAD_FAST": _reads_scalar,
     "FOR_ITER": _iterates_natively,
-    "GET_ITER": _starts_range,
+    "GET_ITER": _starts_loop,
+    **dict.fromkeys(CALLS, _makes_loop),
     "UNPACK_SEQUENCE": _unpacks_plainly,
 }
 """When the next instruction only moves values about, or works on Python numbers."""

@@ -66,7 +66,36 @@ def inside(x: Any, n: int) -> Any:
         x.grad = None
 
 
-PROGRAMS = (numbers, rows, steps, stops_early, nested, inside)
+def paired(x: Any, n: int) -> Any:
+    h = x.new_zeros(x.shape[1])
+    for a, b in zip(x, x * 2):
+        h = torch.tanh(h + a) - b
+    return h
+
+
+def numbered(x: Any, n: int) -> Any:
+    h = x.new_zeros(x.shape[1])
+    for i, (a, b) in enumerate(zip(x.sin(), x)):
+        h = h * 0.5 + a * i - b
+    return h
+
+
+def unbound(x: Any, n: int) -> Any:
+    h = x.new_zeros(x.shape[1])
+    for i, part in enumerate(x.unbind(0)):
+        h = h * 0.5 + part * i
+    for part in torch.unbind(x * 2):
+        h = h + part.cos()
+    return h
+
+
+def backwards(x: Any, n: int) -> Any:
+    for i in reversed(range(n)):
+        x = torch.sin(x) + i
+    return x
+
+
+PROGRAMS = (numbers, rows, steps, stops_early, nested, inside, paired, numbered, unbound, backwards)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
