@@ -537,7 +537,7 @@ PLACES: tuple[Place, ...] = (
         "backend flags",
         "",
         "torch.backends.cudnn.deterministic + 1 + 2 * torch.backends.mkldnn.enabled",
-        ("torch.backends.cudnn.deterministic = True", "torch.backends.cudnn.deterministic = False"),
+        ("torch._C._set_cudnn_deterministic(True)", "torch._C._set_cudnn_deterministic(False)"),
     ),
     Place(
         "global hooks",

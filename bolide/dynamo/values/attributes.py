@@ -231,7 +231,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         return Call(found.fget, [owner])
     if kind in _SLOT_TYPES:
         return _slot(vm, owner, name)
-    for hook in ("__get__", "__set__"):
+    for hook in ("__get__", "__set__") if found is not MISSING else ():
         world.rely_on_class(kind, hook)
     if (
         kind is not types.FunctionType
