@@ -1,13 +1,16 @@
-"""Values that are known while recording: what is computed from constants of the program alone, and, where the program
-cannot go on without, from small inputs that whoever records promises to be the same in every run."""
+"""Values that are known while recording: what is computed from constants of the program alone, how a random number
+compares with one out of its range, and, where the program cannot go on without, what is computed from small inputs
+that whoever records promises to be the same in every run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
 
+from bolide.tracing import rng
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.tensor import TracedTensor
 
@@ -17,6 +20,15 @@ if TYPE_CHECKING:
 LARGEST = 1 << 20  # elements of a value worth computing
 DEEPEST = 100  # operations behind one another
 _UNKNOWN: Any = object()
+
+aten = torch.ops.aten
+# Comparisons of a number in [0, 1) with one below and with one above that range: whether it is below, and what follows.
+_BELOW: dict[Any, tuple[Callable[[float], bool], bool]] = {
+    aten.lt.Scalar: (lambda number: number <= 0, False),
+    aten.ge.Scalar: (lambda number: number <= 0, True),
+    aten.le.Scalar: (lambda number: number < 0, False),
+    aten.gt.Scalar: (lambda number: number < 0, True),
+}
 
 
 def known_tensor(trace: Trace, tensor: Any) -> torch.Tensor | None:
@@ -81,6 +93,10 @@ def _known(trace: Trace, value: Any, depth: int) -> Any:
 def _compute(trace: Trace, node: torch.fx.Node, depth: int) -> Any:
     if node.op == "get_attr":
         return trace.constants[str(node.target)] if node.meta.get("private") else _UNKNOWN
+    if node.target in _BELOW:
+        certain = _certain_of_a_draw(node)
+        if certain is not None:
+            return certain
     if node.op != "call_function" or not depth or not _is_repeatable(node.target) or not _is_small(node.meta["val"]):
         return _UNKNOWN
     args = _known(trace, list(node.args), depth - 1)
@@ -89,6 +105,19 @@ def _compute(trace: Trace, node: torch.fx.Node, depth: int) -> Any:
         return _UNKNOWN
     with torch.no_grad(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
         return node.target(*args, **dict(kwargs))  # type: ignore[operator]
+
+
+def _certain_of_a_draw(node: torch.fx.Node) -> torch.Tensor | None:
+    """A comparison of uniform random numbers whose result is the same for all of them, such as ``rand([]) < 0.0``:
+    layers are dropped in training with a probability that is mostly 0."""
+    draw, number = node.args
+    if not (isinstance(draw, torch.fx.Node) and draw.target is rng.rand) or not isinstance(number, (int, float)):
+        return None
+    is_below, of_below = _BELOW[node.target]
+    if not is_below(number) and not number >= 1:
+        return None
+    with torch._C._DisableTorchDispatch():
+        return torch.full(node.meta["val"].shape, of_below is is_below(number))
 
 
 def _is_repeatable(target: Any) -> bool:

@@ -217,3 +217,28 @@ def test_symbols_go_before_data() -> None:
             torch.testing.assert_close(ours, x * count)
             captures += captured
         assert captures == 1
+
+
+def dropping_layers(x: torch.Tensor, probability: float) -> torch.Tensor:
+    for _ in range(3):
+        if torch.rand([]) < probability:
+            continue
+        x = x * 2
+    return x if (torch.rand(3) >= 0).all() else x * 100
+
+
+@pytest.mark.parametrize("probability", [0.0, -1, 1.0, 1])
+def test_a_random_number_is_compared_with_one_out_of_its_range(probability: float) -> None:
+    compiled = bolide.compile(dropping_layers, backend="eager", fullgraph=True)
+    x = torch.randn(4)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        expected, state = dropping_layers(x, probability), torch.get_rng_state()
+        torch.manual_seed(3)
+        assert torch.equal(compiled(x, probability), expected) and torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("probability", [0.5, float("nan"), 1e-30])
+def test_a_random_number_in_its_range_is_data(probability: float) -> None:
+    with pytest.raises(Unsupported, match="depends on the data"):
+        bolide.compile(dropping_layers, backend="eager", fullgraph=True)(torch.randn(4), probability)
