@@ -416,3 +416,23 @@ def test_a_cached_function_that_writes_breaks_and_writes_as_often_as_in_eager() 
     assert log == [1]
     with pytest.raises(Unsupported, match="has effects"):
         bolide.compile(lambda x: of_tensor(x) + 1, backend="eager", fullgraph=True)(torch.ones(3))
+
+
+class Slotted:
+    __slots__ = ("raw", "size")
+
+
+class Derived(Slotted):
+    @property
+    def raw(self) -> int:  # type: ignore[override]
+        return self.size * 2
+
+
+def test_a_slot_that_a_subclass_hides_is_not_written() -> None:
+    def program(x: torch.Tensor) -> Any:
+        made = Derived()
+        made.size = x.shape[0]
+        return made, x + made.raw
+
+    made, total = bolide.compile(program, backend="eager", fullgraph=True)(torch.zeros(3))
+    assert (type(made), made.size, made.raw, total.tolist()) == (Derived, 3, 6, [6.0] * 3)

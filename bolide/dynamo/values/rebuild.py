@@ -150,12 +150,12 @@ def exchange(target: Any, gone: list[Any], new: list[Any]) -> None:
 
 
 def _state(value: Any) -> dict[str, Any]:
-    """An instance's attributes, those in slots too."""
+    """An instance's attributes, those in slots too (unless a subclass has something else of that name)."""
     attributes = dict(own_namespace(value))
-    for base in type(value).__mro__:
-        for name, found in base.__dict__.items():
-            if type(found) is types.MemberDescriptorType and hasattr(value, name):
-                attributes[name] = getattr(value, name)
+    members = {name: found for base in reversed(type(value).__mro__) for name, found in base.__dict__.items()}
+    for name, found in members.items():
+        if type(found) is types.MemberDescriptorType and hasattr(value, name):
+            attributes[name] = getattr(value, name)
     return attributes
 
 
