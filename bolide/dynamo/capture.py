@@ -24,7 +24,7 @@ from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
 from bolide.dynamo.provenance import around
 from bolide.dynamo.reified import exception_effects, generator_effects, unfinished_variables
-from bolide.dynamo.segments import Shape, are_held, flatten, is_local, unflatten
+from bolide.dynamo.segments import Shape, are_held, flatten, is_building, is_local, unflatten
 from bolide.dynamo.sizes import SizeHistory, Symbols
 from bolide.dynamo.torch_hooks import hook_effects
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MODULE_INTERNALS
@@ -271,9 +271,10 @@ def _start_frames(shape: Shape, reals: tuple[Any, ...], machine: Machine) -> Non
     is looked at when it is read."""
     world = machine.world
     values = []
-    for real, name, local in zip(reals, shape.names(), is_local(shape), strict=True):
+    for real, name, local, building in zip(reals, shape.names(), is_local(shape), is_building(shape), strict=True):
         source = Source("local", None, name)
-        values.append(world.later(real, source) if local else world.wrap(real, source))
+        wrap = world.later if local else world.building if building else world.wrap
+        values.append(wrap(real, source))
     machine.started = True
     machine.frames += unflatten(shape, values)
 

@@ -392,6 +392,8 @@ class Machine:
         if then == "for":
             caller.stack.pop()
             caller.pc = then_value
+            if caller.stack:
+                self.world.built(caller.stack[-1])
         elif then == "send":
             caller.stack.append(value)
             caller.pc = then_value

@@ -93,6 +93,8 @@ def _for_iter(vm: Machine, frame: Frame, arg: int) -> Any:
     except StopIteration:
         frame.stack.pop()
         frame.pc = arg
+        if frame.stack:
+            vm.world.built(frame.stack[-1])
         return None
     frame.stack.append(value)
     return None

@@ -233,6 +233,18 @@ def _adopt(owner: Any, frame: Frame) -> None:
     record.started = record.running = True
 
 
+def is_building(shape: Shape) -> list[bool]:
+    """For each value, whether it is the list that a comprehension with a frame of its own (up to 3.11) is making."""
+    found: list[bool] = []
+    for part in shape.frames:
+        stack = [False] * sum(part.stack)  # in the loop, the list, the iterator, ...
+        if len(stack) > 1 and part.code.code.co_name == "<listcomp>":
+            stack[0] = True
+        found += [False] * len(part.bound) + stack
+        found += [False] * (part.errors + (part.then in VALUED) + part.generator + part.snapshot)
+    return found
+
+
 def is_local(shape: Shape) -> list[bool]:
     """For each value, whether it is a plain fast local (and so needs to be looked at only when it is read)."""
     found: list[bool] = []

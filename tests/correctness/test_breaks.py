@@ -15,6 +15,7 @@ import inspect
 import io
 import itertools
 import sqlite3
+import sys
 import threading
 import traceback
 import types
@@ -317,6 +318,23 @@ def test_trip_count_does_not_matter() -> None:
             torch.testing.assert_close(compiled(x, torch.tensor(limit)), body(x, torch.tensor(limit)))
             counts.append(sum(isinstance(e, events.Captured) for e in seen))
     assert counts[0] == 1 and counts[1] == counts[-1] <= 5, counts  # the first limit, then the loop for all others
+
+
+def test_a_list_comprehension_that_breaks_is_compiled_once() -> None:
+    def body(x: Tensor, n: int) -> tuple[Tensor, list[Tensor]]:
+        made = [(x * i, print(end=""))[0] for i in range(n) if i != 1]
+        return made[-1], made
+
+    own_frame = sys.version_info < (3, 12)
+    seen: list[Any] = []
+    compiled = bolide.compile(body, backend="aot_eager")
+    counts = []
+    with events.subscribed(seen.append):
+        for n in (30, 12, 25) if own_frame else (4, 3, 5):
+            x = torch.randn(4)
+            torch.testing.assert_close(compiled(x, n), body(x, n))
+            counts.append(sum(isinstance(e, events.Captured) for e in seen))
+    assert counts[0] <= (5 if own_frame else 8), counts
 
 
 def test_many_trips_need_no_stack() -> None:

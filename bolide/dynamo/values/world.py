@@ -545,6 +545,10 @@ class World:
         """A list in place of `real`, whose items the program appends; None when it is not read just for that."""
         if type(real) is not list or id(real) in self.seen or not self.appends():
             return None
+        return self.building(real, source)
+
+    def building(self, real: list[Any], source: Source) -> list[Any]:
+        """A list in place of `real`, to which the program only appends until it has been `built`."""
         known = self.lists_grown.get(id(real))
         if known is None:
             known = self.lists_grown[id(real)] = Grown(real, source)
@@ -553,6 +557,12 @@ class World:
         elif known.source != source:
             self.guard(source, "same", known.source)
         return known.items
+
+    def built(self, items: Any) -> None:
+        """A comprehension has come to its end: its list is read from now on."""
+        for grown in self.lists_grown.values():
+            if grown.items is items and not grown.whole:
+                self._snapshot(grown.real, grown.source, self._copy(grown.real, list, grown.source))
 
     # -- globals and cells
 
