@@ -179,6 +179,8 @@ def compared_number(vm: Machine, frame: Frame, function: Any, args: list[Any]) -
     tensor = args[0]
     if type(tensor) is not TracedTensor or tensor.numel() != 1 or tensor.is_complex():
         return None
+    if vm.trace.captures_numbers or vm.trace.known(tensor) is not None or not can_require(vm):
+        return None
     if not _goes_into_check(frame.code, frame.pc):
         return None
     tensor = tensor.detach().reshape(())

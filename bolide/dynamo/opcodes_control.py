@@ -11,6 +11,7 @@ from bolide.dynamo.interpreter import Call, Machine, opcode
 from bolide.dynamo.opcodes import NULL, _pop_many, described, is_iterable
 from bolide.dynamo.values.kinds import MISSING
 from bolide.support.errors import Unsupported
+from bolide.tracing import TracedTensor
 
 # ---- jumps and loops -------------------------------------------------------------------------------------------------
 
@@ -24,6 +25,9 @@ def _branch(vm: Machine, frame: Frame, target: int, wanted: bool) -> Any:
     value = frame.stack.pop()
     if value is not True and value is not False:
         try:
+            if type(value) is TracedTensor and not vm.trace.captures_numbers and vm.trace.known(value) is None:
+                truth = checked(vm, frame, value, target, wanted)  # rather a check than a guard of its data
+                value = value if truth is None else truth
             value = operations.truth(vm, value)
         except Unsupported as error:
             truth = None
@@ -121,14 +125,9 @@ def _call(vm: Machine, frame: Frame, arg: int) -> Any:
     args = _pop_many(frame, arg)
     second = frame.stack.pop()
     first = frame.stack.pop()
-    try:
+    number = compared_number(vm, frame, second if first is NULL else first, args)
+    if number is None:
         return _invoke(vm, frame, first, second, args)
-    except Unsupported as error:
-        if error.kind != "data_value":
-            raise
-        number = compared_number(vm, frame, second if first is NULL else first, args)
-        if number is None:
-            raise
     frame.stack.append(number)
     return None
 

@@ -242,3 +242,27 @@ def test_a_random_number_is_compared_with_one_out_of_its_range(probability: floa
 def test_a_random_number_in_its_range_is_data(probability: float) -> None:
     with pytest.raises(Unsupported, match="depends on the data"):
         bolide.compile(dropping_layers, backend="eager", fullgraph=True)(torch.randn(4), probability)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_checks_of_small_data_are_checks_of_all_data(fullgraph: bool) -> None:
+    def program(x: Any, n: Any) -> Any:
+        if n.max() > 5:
+            raise ValueError(f"{n} is too much")
+        if int(n.min()) < 0 or n.sum().item() > 10:
+            raise IndexError(f"{n} is too little")
+        return x * n.sum()
+
+    compiled = bolide.compile(program, backend="aot_eager", fullgraph=fullgraph)
+    x, captures = rows(), 0
+    for data in (tensor([1, 2]), tensor([0, 2]), tensor([3, 2])):
+        (ours, captured, _) = seen_while(lambda n=data: compiled(x, n))  # type: ignore[misc]
+        torch.testing.assert_close(ours, program(x, data))
+        captures += captured
+    assert captures == 1
+    for data, error in ((tensor([1, 7]), ValueError), (tensor([-1, 2]), IndexError)):
+        with pytest.raises(error) as wanted:
+            program(x, data)
+        with pytest.raises(error) as found:
+            compiled(x, data)
+        assert str(found.value) == str(wanted.value)

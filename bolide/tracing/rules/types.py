@@ -28,12 +28,16 @@ def refusal(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Exception | N
 
     A kernel that raises for one element may as well dislike its size or value: its types are at fault if it raises for
     a 0 and for a 1, and says that it is not implemented for them or raises for no float32."""
-    if func.namespace != "aten" or any(0 in meta.shape for meta in _metas([args, list(kwargs.values())])):
+    if func.namespace != "aten" or any(map(_is_empty, _metas([args, list(kwargs.values())]))):
         return None  # of no element no kernel is asked
     key = (func, *map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
     if key not in _asked:
         _asked[key] = _ask(func, args, kwargs)
     return _asked[key]
+
+
+def _is_empty(meta: TensorMeta) -> bool:
+    return any(size.__class__ is int and size == 0 for size in meta.shape)  # nothing is asked of symbolic sizes
 
 
 def _kind(arg: Any) -> Any:
