@@ -71,7 +71,7 @@ class Concrete:
             else:
                 _while_handling(handled, lambda: handler(vm, frame, arg))
         except BaseException as error:
-            vm.unwind(error)
+            vm.unwind(error, "passed")
 
     def advance(self) -> None:
         """Run one instruction, and then those that need no tensors."""
@@ -108,11 +108,11 @@ def _while_handling(handled: BaseException, work: Callable[[], Any]) -> None:
     """Do `work` as code in an ``except`` block of CPython's does: `sys.exc_info`, a bare ``raise`` and the context of
     new exceptions see `handled`.
     """
-    trace = handled.__traceback__
+    trace, context = handled.__traceback__, handled.__context__
     try:
         raise handled
     except BaseException:
-        handled.__traceback__ = trace
+        handled.__traceback__, handled.__context__ = trace, context
         work()
 
 

@@ -54,6 +54,9 @@ class Call:
         self.function, self.args, self.kwargs = function, args, kwargs
 
 
+Origin = Literal["raised", "thrown", "passed", "reraised"]
+"""How an exception has come to a frame."""
+
 Dispatch = Callable[["Machine", Frame, Any, list[Any], "dict[str, Any] | None"], Any]
 
 
@@ -298,9 +301,10 @@ class Machine:
                 return error
         return None
 
-    def unwind(self, error: BaseException, origin: Literal["raised", "thrown", "reraised"] = "raised") -> None:
+    def unwind(self, error: BaseException, origin: Origin = "raised") -> None:
         """Find the handler of an exception in the top frame; raise it when no frame of this run has one. One that is
-        raised there gets its `__context__`; one that goes on after a handler is not noted again in the traceback."""
+        raised there gets its `__context__` (that of one which has passed through real frames is right already); one
+        that goes on after a handler is not noted again in the traceback."""
         frames = self.frames
         if origin == "raised" and error is not self.escaping:
             tracebacks.name_tensors(error)
@@ -336,9 +340,11 @@ class Machine:
                 wrapped.__cause__ = wrapped.__context__ = error
                 error = wrapped
         self.escaping = error if self.base > 1 else None
+        context = error.__context__
         try:
             raise error
         finally:
+            error.__context__ = context  # it was raised before
             del error  # its traceback leads to this frame: a cycle would keep the program's values alive
 
     # -- generators

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -289,10 +290,44 @@ def thrown_into(x: Any, log: list[Any]) -> Any:
         it.throw(KeyError(2))  # type: ignore[attr-defined]
     except KeyError as error:
         log.append(entries(error))
+
+    def within() -> Iterator[int]:
+        with contextlib.suppress(KeyError):
+            yield 1
+
+    it = within()
+    next(it)
+    look(log)
+    try:
+        raise LookupError
+    except LookupError:
+        try:
+            it.throw(TypeError(3))  # type: ignore[attr-defined]
+        except TypeError as error:
+            log.append(repr(error.__context__))
+    return x
+
+
+@bolide.disable
+def throws() -> None:
+    it: Any = careful([], "native", 3)
+    next(it)
+    it.throw(TypeError("thrown"))
+
+
+def thrown_for_real(x: Any, log: list[Any]) -> Any:
+    try:
+        raise LookupError
+    except LookupError:
+        try:
+            throws()
+        except TypeError as error:
+            log.append(repr(error.__context__))
     return x
 
 
 PROGRAMS = (
+    thrown_for_real,
     kept_by_the_caller_of_a_frame,
     in_a_closure,
     in_a_list_that_is_not_read,
