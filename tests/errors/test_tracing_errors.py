@@ -142,3 +142,10 @@ def test_a_kernel_that_dislikes_values_takes_the_types() -> None:
         table, places = trace.input(torch.ones(7, 2), "table"), trace.input(torch.tensor([6]), "places")
         assert F.embedding(places, table).shape == (1, 2)
         assert F.nll_loss(table, trace.input(torch.ones(7, dtype=torch.long), "target")).shape == ()
+
+
+def test_asking_a_kernel_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    trace = Trace()
+    with trace.recording():
+        trace.input(torch.randn(3, 5), "x").var(1)
+    assert not recwarn.list

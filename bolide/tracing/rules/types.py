@@ -1,5 +1,6 @@
 """Which types an operation's kernel takes. A rule knows shapes, not for which types ATen has a kernel: that is asked of
-the kernel itself, once for each operation and types, on tensors of one element."""
+the kernel itself, once for each operation and types, on tensors of two elements a side (of one,
+statistics would warn)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _NUMBERS = (int, float, complex, bool, str, torch.dtype)
 def refusal(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Exception | None:
     """What eager raises for tensors (given as metas) of these types, or None.
 
-    A kernel that raises for one element may as well dislike its size or value: its types are at fault if it raises for
+    A kernel that raises may as well dislike a size or value: its types are at fault if it raises for
     a 0 and for a 1, and says that it is not implemented for them or raises for no float32."""
     if func.namespace != "aten" or any(map(_is_empty, _metas([args, list(kwargs.values())]))):
         return None  # of no element no kernel is asked
@@ -76,11 +77,11 @@ def _metas(arg: Any) -> Iterator[TensorMeta]:
 def _failure(
     func: Any, args: list[Any], kwargs: dict[str, Any], value: int, dtype: torch.dtype | None
 ) -> Exception | None:
-    """What the kernel raises for tensors of one element with this value."""
+    """What the kernel raises for small tensors full of this value."""
 
     def real(arg: Any) -> Any:
         if isinstance(arg, TensorMeta):
-            return torch.full([1] * len(arg.shape), value, dtype=dtype or arg.dtype)
+            return torch.full([2] * len(arg.shape), value, dtype=dtype or arg.dtype)
         if isinstance(arg, (list, tuple)):
             return list(map(real, arg))
         return 1 if isinstance(arg, torch.SymInt) else arg
