@@ -23,6 +23,18 @@ _OWNERS = (torch._C.TensorBase, torch._C._VariableFunctions, torch._C._nn)  # ty
 _OPERATORS = frozenset((op.add, op.eq, op.ge, op.gt, op.le, op.lt, op.mul, op.ne, op.neg, op.sub))
 
 
+_ASKED = frozenset(
+    {
+        DispatchKey.ADInplaceOrView,
+        DispatchKey.Autograd,
+        DispatchKey.AutogradCPU,
+        DispatchKey.BackendSelect,
+        DispatchKey.CompositeImplicitAutograd,
+    }
+)
+"""Where a kernel in Python would be met on the way of a call to its recording."""
+
+
 def call(function: Any, args: Any, kwargs: Any) -> Any:
     """Call one of torch's functions, or an operator."""
     if is_primitive(function) and not (_is_transformed() or any(map(_may_answer, (*args, *kwargs.values())))):
@@ -61,7 +73,8 @@ def _is_listed(function: Any) -> bool:
 def _is_recorded(name: str) -> bool:
     """Whether all forms of an operation are recorded as they are, and none has a kernel in Python of its own."""
     packet = getattr(torch.ops.aten, name, None)
-    forms = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+    listed = isinstance(packet, torch._ops.OpOverloadPacket)  # a namespace has attributes of its own
+    forms = [getattr(packet, overload) for overload in packet.overloads()] if listed else []
     known = [
         form for form in forms if torch._C._dispatch_has_kernel(form.name()) and "Dimname" not in str(form._schema)
     ]

@@ -154,10 +154,12 @@ COMPOSITE = [torch.matmul, torch.Tensor.reshape, torch.Tensor.to, torch.softmax,
 
 
 def test_functions_that_are_recorded_as_they_are() -> None:
-    assert all(map(primitives.is_primitive, PRIMITIVE))
-    assert not any(map(primitives.is_primitive, [*COMPOSITE, len, [].append, _mlp, torch.nn.Linear]))
+    assert [f for f in PRIMITIVE if not primitives.is_primitive(f)] == []
+    others = [*COMPOSITE, len, [].append, _mlp, torch.nn.Linear, {}.keys, "".format, torch.ones(1).__dir__]
+    assert not any(map(primitives.is_primitive, others))
     _, x = _recorded(3, 5)
     assert primitives.is_primitive(x.view) and not primitives.is_primitive(x.reshape)
+    assert not primitives.is_primitive(x.__dir__) and not primitives.is_primitive(x.__reduce_ex__)
 
 
 @pytest.mark.parametrize("around", [contextlib.nullcontext, lambda: torch.autocast("cpu", torch.bfloat16)])
