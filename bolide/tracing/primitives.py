@@ -72,15 +72,16 @@ def _is_listed(function: Any) -> bool:
 @functools.cache
 def _is_recorded(name: str) -> bool:
     """Whether all forms of an operation are recorded as they are, and none has a kernel in Python of its own."""
-    packet = getattr(torch.ops.aten, name, None)
+    packet: Any = getattr(torch.ops.aten, name, None)
     listed = isinstance(packet, torch._ops.OpOverloadPacket)  # a namespace has attributes of its own
     forms = [getattr(packet, overload) for overload in packet.overloads()] if listed else []
-    known = [
-        form for form in forms if torch._C._dispatch_has_kernel(form.name()) and "Dimname" not in str(form._schema)
+    known = [  # without those for names of dimensions, which no traced tensor has
+        form
+        for form in forms
+        if torch._C._dispatch_has_kernel(form.name()) and "name" not in form._overloadname.lower()
     ]
-    return bool(known) and all(
-        is_recorded_as_is(form) and form.py_kernels.keys() <= {DispatchKey.Meta} for form in known
-    )
+    own = any(not _ASKED.isdisjoint(form.py_kernels) for form in known)
+    return bool(known) and not own and all(map(is_recorded_as_is, known))
 
 
 def _is_transformed() -> bool:
