@@ -16,6 +16,7 @@ import random
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -93,23 +94,31 @@ def raised_by_capture(namespace: dict[str, Any], args: list[Any]) -> Any:
 CALLS = 3
 
 
-def check(seed: int, broken: bool = False) -> str:
-    """ "agrees", or what capture does not support. Raises AssertionError on a difference.
-
-    The compiled program is called three times, with two sets of arguments: later calls meet guards, and globals that
-    the ones before have changed. The garbage collector, which closes the generators of cycles whenever it comes to
-    them, comes after each call."""
+@contextlib.contextmanager
+def only_our_garbage() -> Iterator[None]:
+    """The garbage collector closes the generators of cycles whenever it comes to them: here it comes after each call,
+    and looks at nothing older than the program."""
     gc.disable()
     gc.collect()
-    gc.freeze()
     try:
-        return _check(seed, broken)
+        yield
     finally:
         gc.unfreeze()
         gc.enable()
 
 
-def _check(seed: int, broken: bool) -> str:
+@pytest.fixture(scope="module", autouse=True)
+def _collected() -> Iterator[None]:
+    with only_our_garbage():
+        yield
+
+
+def check(seed: int, broken: bool = False) -> str:
+    """ "agrees", or what capture does not support. Raises AssertionError on a difference.
+
+    The compiled program is called three times, with two sets of arguments: later calls meet guards, and globals that
+    the ones before have changed."""
+    gc.freeze()
     source = Writer(seed, broken).program()
     text = f"seed {seed}\n{source[len(PRELUDE) :]}"
     plainly, captured = namespace_of(source, seed), namespace_of(source, seed)
@@ -140,6 +149,7 @@ def test_random_programs_agree_with_cpython(number: int, broken: bool) -> None:
     check(seed, broken)
 
 
+@only_our_garbage()
 def main(count: int, first: int, broken: bool) -> None:
     counts: Counter[str] = Counter()
     warnings.simplefilter("ignore")
