@@ -337,6 +337,28 @@ def test_a_list_comprehension_that_breaks_is_compiled_once() -> None:
     assert counts[0] <= (5 if own_frame else 8), counts
 
 
+def test_a_loop_that_appends_what_breaks_is_compiled_once() -> None:
+    def body(x: Tensor, n: int) -> tuple[list[Any], Tensor, int]:
+        kept = [x]
+        for i in range(n):
+            x = x + 1
+            kept.append((x[i % 4] > 3).item())
+        put = kept.append
+        put(x.sum().item() > 1e6)
+        return kept, x, len(put.__self__)  # type: ignore[attr-defined]
+
+    seen: list[Any] = []
+    compiled = bolide.compile(body, backend="aot_eager")
+    with events.subscribed(seen.append):
+        for n in (12, 30):
+            x = torch.randn(4)
+            found, expected = compiled(x, n), body(x, n)
+            assert found[0][1:] == expected[0][1:] and found[2] == expected[2] == n + 2
+            assert torch.equal(found[1], expected[1])
+        first = sum(isinstance(e, events.Captured) for e in seen)
+    assert first <= 14, first  # True and False, some trip indices: not one for each length of the list
+
+
 def test_many_trips_need_no_stack() -> None:
     def body(x: Tensor, n: int) -> Tensor:
         for _ in range(n):

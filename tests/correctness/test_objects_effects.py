@@ -292,6 +292,14 @@ def append_and_read(box: Any, x: Any) -> Any:
     return total, box.items[-1]
 
 
+def append_and_ask_the_method(box: Any, x: Any) -> Any:
+    put = box.items.append
+    put(x + 1)
+    length = len(put.__self__)  # the list itself
+    put(length)
+    return length, put.__self__ is box.items
+
+
 def append_under_two_names(box: Any, x: Any) -> Any:
     box.items.append(x)
     same = box.same
@@ -304,7 +312,10 @@ def append_to_a_global(box: Any, x: Any) -> Any:
     return x + 1
 
 
-@pytest.mark.parametrize("program", [append_to_attribute, append_and_read, append_under_two_names, append_to_a_global])
+@pytest.mark.parametrize(
+    "program",
+    [append_to_attribute, append_and_read, append_and_ask_the_method, append_under_two_names, append_to_a_global],
+)
 def test_outside_lists_grow(program: Callable[..., Any]) -> None:
     def make() -> tuple[Any, ...]:
         items = [X, X * 2]

@@ -87,7 +87,10 @@ def _of_face(vm: Machine, owner: TracedTensor, name: str) -> Any:
 
 def _native(vm: Machine, owner: Any, name: str) -> Any:
     if type(owner) is not types.FunctionType or id(owner) in vm.own_functions:
-        return getattr(owner, name)
+        value = getattr(owner, name)
+        if name == "__self__":  # of `items.append`, to which the program has only appended so far
+            vm.world.built(value)
+        return value
     attributes = _function_attributes(vm, owner)
     if attributes is not None and name not in _OF_FUNCTIONS:
         value = attributes.get(name)

@@ -296,10 +296,13 @@ class World:
                         self.lose(dropped_generator(self.where()))
 
     def _wrap_bound(self, real: Any, source: Source) -> Any:
-        """A method, written in C, of an outside object: that of the value which stands for the object."""
+        """A method, written in C, of an outside object: that of the value which stands for the object. That of a list
+        which only appends does not read the list."""
         self.guard(source, "type", type(real))
         self.guard(attribute_source(source, "__name__"), "equals", real.__name__)
-        owner = self.wrap(real.__self__, attribute_source(source, "__self__"))
+        found, place = real.__self__, attribute_source(source, "__self__")
+        appends = type(found) is list and real.__name__ == "append" and id(found) not in self.seen
+        owner = self.building(found, place) if appends else self.wrap(found, place)
         if type(owner) is Outside:
             return types.MethodType(getattr(owner.cls, real.__name__), owner)
         return getattr(owner, real.__name__)
@@ -548,7 +551,7 @@ class World:
         return self.building(real, source)
 
     def building(self, real: list[Any], source: Source) -> list[Any]:
-        """A list in place of `real`, to which the program only appends until it has been `built`."""
+        """A list in place of `real`, to which the program only appends until it is read or has been `built`."""
         known = self.lists_grown.get(id(real))
         if known is None:
             known = self.lists_grown[id(real)] = Grown(real, source)
@@ -559,10 +562,10 @@ class World:
         return known.items
 
     def built(self, items: Any) -> None:
-        """A comprehension has come to its end: its list is read from now on."""
-        for grown in self.lists_grown.values():
+        """The list that `items` stands for is read from now on (as when a comprehension has come to its end)."""
+        for grown in tuple(self.lists_grown.values()):
             if grown.items is items and not grown.whole:
-                self._snapshot(grown.real, grown.source, self._copy(grown.real, list, grown.source))
+                self.wrap(grown.real, grown.source)
 
     # -- globals and cells
 
