@@ -332,10 +332,17 @@ def _like(scalar: Any, x: torch.Tensor) -> Any:
     return scalar.to(torch.get_default_dtype())
 
 
-def _binary(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _binary(op: Callable[..., torch.Tensor], sign: int = 1) -> Callable[..., torch.Tensor]:
     def form(overload: str, x: Any, y: Any, *rest: Any, alpha: Any = None, **options: Any) -> torch.Tensor:
-        if alpha is not None:
+        if isinstance(alpha, torch.Tensor):
+            if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+                kind = torch.result_type(x, y)
+                if not (kind.is_floating_point or kind.is_complex):
+                    return op(x, y, alpha=0.5)  # which raises
+                return _computed(lambda x, y: torch.addcmul(x, y, (sign * alpha).to(kind).to(x.dtype)), kind, x, y)
             y = y * _like(alpha, y)
+        elif alpha is not None:
+            y = y * alpha
         if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
             x, y = (x, _like(y, x)) if x.dim() or not y.dim() else (_like(x, y), y)
         return op(x, y, *rest, **options)
@@ -345,9 +352,20 @@ def _binary(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 def _addc(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def form(overload: str, x: Any, a: Any, b: Any, value: Any = 1) -> torch.Tensor:
-        return x + op(a, b) * _like(value, x)  # type: ignore[no-any-return]
+        if not isinstance(value, torch.Tensor):
+            return op(x, a, b, value=value)
+        if x.dtype is a.dtype is b.dtype:
+            return _computed(lambda x, a, b: op(x, a * value.to(x.dtype), b), x.dtype, x, a, b)
+        return op(x, a * _like(value, a), b)
 
     return form
+
+
+def _computed(op: Callable[..., torch.Tensor], kind: torch.dtype, *operands: torch.Tensor) -> torch.Tensor:
+    """An operation in the type in which eager's kernels compute results of type `kind`, rounded once. With them,
+    ``x + alpha * y`` is one fused operation, as in `addcmul`, and ``alpha * a`` is the first product of three."""
+    work = torch.float32 if kind.is_floating_point and kind.itemsize < 4 else kind
+    return op(*(operand.to(work) for operand in operands)).to(kind)
 
 
 def _lerp(overload: str, x: Any, end: Any, weight: Any) -> torch.Tensor:
@@ -374,15 +392,15 @@ def _clamp(overload: str, x: Any, low: Any = None, high: Any = None, **bounds: A
 
 _FORMS: dict[str, Callable[..., torch.Tensor]] = {
     "add": _binary(torch.add),
-    "sub": _binary(torch.sub),
-    "rsub": _binary(lambda x, y: y - x),
+    "sub": _binary(torch.sub, -1),
+    "rsub": lambda overload, x, y, alpha=None: _binary(torch.sub, -1)(overload, y, x, alpha=alpha),
     "mul": _binary(torch.mul),
     "div": _binary(torch.div),
     "pow": _binary(torch.pow),
     "maximum": _binary(torch.maximum),
     "minimum": _binary(torch.minimum),
-    "addcmul": _addc(torch.mul),
-    "addcdiv": _addc(torch.div),
+    "addcmul": _addc(torch.addcmul),
+    "addcdiv": _addc(torch.addcdiv),
     **{name: _binary(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod")},
     "lerp": _lerp,
     "full": _full,

@@ -214,14 +214,14 @@ def test_unused_gradients_are_errors_as_in_eager() -> None:
     assert torch.equal(found[0], torch.ones(3)) and found[1] is None
 
 
-@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adam foreach"])
-def test_schedules_do_not_recompile(name: str) -> None:
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adam foreach", "RMSprop", "Adagrad"])
+def test_schedules_do_not_recompile_and_round_as_eager(name: str) -> None:
     kind, options = OPTIMIZERS[name]
     model = network()
     twin = copy.deepcopy(model)
     optimizers = [kind(list(m.parameters()), **{"lr": 0.01, **options}) for m in (model, twin)]
     schedules = [optim.lr_scheduler.CosineAnnealingLR(optimizer, 20) for optimizer in optimizers]
-    step = bolide.compile(optimizers[1].step, fullgraph=True, backend="aot_eager")
+    step = bolide.compile(optimizers[1].step, fullgraph=True, backend="eager")
     for _ in range(12):
         x = torch.randn(6, 4)
         for own, optimizer, schedule, take in zip((model, twin), optimizers, schedules, (optimizers[0].step, step)):
@@ -229,8 +229,31 @@ def test_schedules_do_not_recompile(name: str) -> None:
             own(x).square().mean().backward()
             take()
             schedule.step()
-    torch.testing.assert_close(list(twin.parameters()), list(model.parameters()), atol=1e-5, rtol=1e-5)
+    assert all(map(torch.equal, twin.parameters(), model.parameters()))
     assert len(step._bolide.entries) <= 3
+
+
+def scaled(x: torch.Tensor, y: torch.Tensor, k: float) -> list[torch.Tensor]:
+    operations = [torch.add, torch.sub, torch.rsub]
+    return [op(x, y, alpha=k) for op in operations] + [op(x, y, y, value=k) for op in (torch.addcmul, torch.addcdiv)]
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_operations_scaled_by_a_float_that_changes(dtype: torch.dtype, backend: str) -> None:
+    compiled = bolide.compile(scaled, fullgraph=True, backend=backend)
+    for k in (0.3, -1.7, 0.1, 2.0):
+        x, y = torch.randn(70, dtype=dtype), torch.rand(70, dtype=dtype) + 0.1
+        tolerance = 0.0 if dtype is not torch.bfloat16 else 1e-2
+        torch.testing.assert_close(compiled(x, y, k), scaled(x, y, k), rtol=tolerance, atol=tolerance)
+    assert len(compiled._bolide.entries) <= 2
+
+
+def test_a_float_that_changes_does_not_scale_integers() -> None:
+    compiled = bolide.compile(lambda x, k: x.add(x, alpha=k), backend="eager")
+    for k in (0.3, 0.7, 1.5):
+        with pytest.raises(RuntimeError, match="For integral input tensors"):
+            compiled(torch.arange(3), k)
 
 
 def test_after_torch_compile_has_marked_torchs_functions() -> None:
