@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from bolide.dynamo.calls import intercept
 from bolide.dynamo.interpreter import Machine
@@ -154,6 +154,16 @@ def _register_on_node(vm: Machine, name: str, node: Any, hook: Any) -> Any:
     vm.trace.where = vm.where()
     vm.trace.functional_only, vm.trace.own_gradients = "a node of the history has a hook", True
     return getattr(node, name)(later(vm, hook, f"Node.{name}"))
+
+
+@intercept(BackwardHook)
+def _backward_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """What calls the backward hooks of a module; it puts itself on nodes of the history, natively."""
+    module, *hooks = args
+    vm.trace.where = vm.where()
+    vm.trace.functional_only, vm.trace.own_gradients = "a module has a backward hook", True
+    name = "a backward hook of a module"
+    return BackwardHook(module, *([later(vm, hook, name) for hook in called] for called in hooks))
 
 
 @intercept(torch.autograd.graph.register_multi_grad_hook)

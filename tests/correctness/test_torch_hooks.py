@@ -191,3 +191,33 @@ def test_hooks_for_all_modules() -> None:
     expected = fn(copy.deepcopy(model), x)
     torch.testing.assert_close(bolide.compile(fn, backend="eager")(model, x), expected)
     assert not nn.modules.module._global_forward_hooks
+
+
+def _keeping(seen: list[Any], before: bool) -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    if before:
+        model[1].register_full_backward_pre_hook(lambda module, out: seen.append(out[0]))
+    else:
+        model[1].register_full_backward_hook(lambda module, into, out: seen.append((into[0], out[0])))
+    return model
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_backward_hooks_of_modules_that_keep_gradients(before: bool, wanted: bool) -> None:
+    """They run at every call, in eager, on real tensors."""
+    seen: list[Any] = []
+    model = _keeping(seen, before)
+    if not wanted:
+        model[0].requires_grad_(False)  # type: ignore[operator]
+    x = torch.randn(2, 3)
+    with pytest.warns(bolide.BolideWarning, match="written in the backward pass"):
+        found = bolide.compile(model, backend="aot_eager")(x)
+    with pytest.raises(bolide.Unsupported, match="written in the backward pass") as error:
+        bolide.compile(model, backend="aot_eager", fullgraph=True)(x)
+    assert "a backward hook of a module" in str(error.value)
+    assert not seen
+    found.sum().backward()
+    model(x).sum().backward()
+    torch.testing.assert_close(*seen)
+    assert len(seen) == 2
