@@ -155,7 +155,7 @@ class _Builder:
             for name, generator in zip(states, generators):
                 yield f"    {generator}.set_state({name})"
             yield f"    return {self.eager}"
-        elif self.captured.trace.inputs or self.captured.outputs:
+        elif any(True for _ in self.captured.trace.graph.nodes):  # it may draw, without inputs and results
             yield f"{self.out} = {run}({found})"
         statements: list[str] = []
         effects = [line for effect in self.captured.effects for line in self.effect(effect, statements)]

@@ -304,7 +304,9 @@ class Trace:
         formula: str | None = None,
     ) -> scalars.TracedFloat:
         """A Python float whose value is that of a 0-dim tensor of the graph (see `scalars`)."""
-        self.has_scalars, self.functional_only = True, "numbers are computed in the graph"
+        self.has_scalars = True
+        if hint is None:  # calls that are given a known one are refused one by one (`CallRecorder`)
+            self.functional_only = "numbers are computed in the graph"
         with torch.no_grad():
             value: Any = tensor.detach().to(torch.float64)
             value = value.clone() if value.group is tensor.group else value  # later writes do not change a number

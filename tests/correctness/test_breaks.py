@@ -604,6 +604,85 @@ def test_an_iterator_made_in_front_of_a_break_stands_behind_what_the_list_has_go
     check(body, bolide.compile(body, backend="aot_eager"))
 
 
+def grown_set(x: Tensor, kept: Any) -> Any:
+    numbers, seen = {1, 2}, []
+    try:
+        for i in numbers:
+            numbers.add(i + 10)
+            bolide.graph_break()
+            seen.append(x * i)
+    except RuntimeError as error:
+        seen.append(str(error))
+    return seen
+
+
+def grown_dict_at_its_last_item(x: Tensor, kept: Any) -> Any:
+    table, seen = {1: 2}, []
+    try:
+        for key, _ in table.items():
+            table[key + 10] = 1
+            bolide.graph_break()
+            seen.append(x * key)
+    except RuntimeError as error:
+        seen.append(str(error))
+    return seen
+
+
+def grown_before_the_break(x: Tensor, kept: Any) -> Any:
+    table = {1: 2}
+    it = iter(table)
+    table[5] = 6
+    bolide.graph_break()
+    x = x + 1
+    try:
+        return x + next(it)
+    except RuntimeError as error:
+        return x, str(error)
+
+
+def grown_after_the_break(x: Tensor, kept: Any) -> Any:
+    numbers = {1, 2}
+    it = enumerate(numbers)
+    x = x + next(it)[1]
+    bolide.graph_break()
+    x = x * 2
+    numbers.add(6)
+    try:
+        return x + next(it)[1]
+    except RuntimeError as error:
+        return x, str(error)
+
+
+def grown_when_the_loop_has_ended(x: Tensor, kept: Any) -> Any:
+    for key in kept:
+        print(key)
+        x = x * kept[key]
+    kept[len(kept)] = 2
+    return x, list(kept)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        grown_set,
+        grown_dict_at_its_last_item,
+        grown_before_the_break,
+        grown_after_the_break,
+        grown_when_the_loop_has_ended,
+    ],
+    ids=lambda body: body.__name__,
+)
+def test_an_iterator_that_lives_across_a_break_notices_what_is_added_as_long_as_it_lives(
+    body: Callable[..., Any],
+) -> None:
+    ours: dict[Any, int] = {"a": 2, "b": 3}
+    theirs = dict(ours)
+    with bolide.dynamo.config.patch(suppress_errors=False):
+        compiled = bolide.compile(body, backend="aot_eager")
+        check(lambda x: body(x, theirs), lambda x: compiled(x, ours))
+    assert ours == theirs
+
+
 def test_a_generator_that_is_dropped_when_it_has_yielded_gives_its_item() -> None:
     def body(x: Tensor) -> Any:
         def items() -> Any:

@@ -64,6 +64,26 @@ def test_eager_is_bitwise_eager_with_dropout_and_gradients(train: bool, seed: in
             assert torch.equal(a, b)
 
 
+def test_draws_that_nothing_needs_are_made_without_inputs_and_beside_floats_that_change(seed: int) -> None:
+    def alone() -> int:
+        torch.rand(3)
+        return 4
+
+    def kept(x: Tensor, number: float) -> Any:
+        dropped = torch.rand(3)
+        bolide.graph_break()
+        del dropped
+        return torch.rand(3) + x, number
+
+    def outcome(first: Callable[..., Any], second: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(seed)
+        found = [(first(), *second(torch.ones(3), number)) for number in (0.5, 1.5, 2.5, 3.5)]
+        return [[part.tolist() if isinstance(part, Tensor) else part for part in each] for each in found]
+
+    compiled = [bolide.compile(fn, backend="eager") for fn in (alone, kept)]
+    assert outcome(*compiled) == outcome(alone, kept)
+
+
 def test_a_callable_gets_a_graph_that_can_be_run_printed_and_differentiated() -> None:
     backend = Recording()
 

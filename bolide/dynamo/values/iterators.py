@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import operator
 import warnings
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,19 @@ def dict_iterator(owner: dict[Any, Any], name: str, backwards: bool, drawn: int)
     made = _over_dict(owner, name, backwards)
     advance(made, drawn)
     return made
+
+
+SET_ITERATOR: type = type(iter(set()))
+
+
+def set_iterator(owner: set[Any], rest: list[Any]) -> Iterator[Any]:
+    """An iterator over a set that is still to give `rest`; where the set has another order, one over that list."""
+    drawn = len(owner) - len(rest)
+    if all(map(operator.is_, list(set.__iter__(owner))[drawn:], rest)):
+        made = set.__iter__(owner)
+        advance(made, drawn)
+        return made
+    return iter(rest)
 
 
 def reduced(iterator: Any) -> tuple[Any, ...]:
@@ -90,7 +104,11 @@ def is_readable(iterator: Any) -> bool:
     """Whether `peek` can read an iterator: it and those that it draws from can be copied."""
     if type(iterator) not in REDUCIBLE:
         return False
-    parts = [part for step in reduced(iterator)[1:] if type(step) is tuple for part in step]
+    try:
+        steps = reduced(iterator)[1:]
+    except RuntimeError:  # what it iterates over has changed
+        return False
+    parts = [part for step in steps if type(step) is tuple for part in step]
     return all(not isinstance(part, Iterator) or is_readable(part) for part in parts)
 
 

@@ -28,10 +28,12 @@ from bolide.dynamo.tracebacks import restored as restored_trace
 from bolide.dynamo.values.iterators import (
     DICT_ITERATORS,
     REDUCIBLE,
+    SET_ITERATOR,
     advance,
     dict_iterator,
     reduced,
     restored,
+    set_iterator,
     set_position,
 )
 from bolide.dynamo.values.kinds import (
@@ -456,16 +458,11 @@ class Rebuilder:
             return Recipe("call", make_exception, (Recipe("constant", cls), *parts))
         if cls is types.TracebackType:
             return Recipe("call", restored_trace, self.constants(entries(value)))
-        if cls in DICT_ITERATORS and not self.split and operator.length_hint(value):
-            owner = gc.get_referents(value)[0]  # `reduced` would only have the items that there are now
-            drawn = len(owner) - operator.length_hint(value)
-            position = self.constants(*DICT_ITERATORS[cls], drawn)
-            outside = next((o for o in self.world.overlays if o.complete is owner), None)
-            if outside is None or len(outside.real) == len(owner):
-                made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
-                return Recipe("call", dict_iterator, (made, *position))
         if cls in REDUCIBLE:
-            pieces = reduced(value)
+            pieces = self._reduced(value)
+            made = None if self.split else self._over_container(value, cls, pieces)
+            if made is not None:
+                return made
             function, inner, state = map(self.recipe, pieces)
             # an iterator cannot be put behind what it iterates over has now: that may still be filled or grow
             if pieces[2] is not None and (self.split or any(map(self._is_outside, pieces[1]))):
@@ -478,6 +475,27 @@ class Rebuilder:
         if isinstance(value, frozenset):
             return Recipe("call", frozenset, (self._list(value),))
         return self._instance(value, cls)
+
+    def _reduced(self, value: Any) -> tuple[Any, ...]:
+        try:
+            return reduced(value)
+        except RuntimeError as error:  # its next step says the same; none can be made that does
+            raise Unsupported(f"an iterator lives on: {error}", self.world.where(), None, "iterator") from None
+
+    def _over_container(self, value: Any, cls: type, pieces: tuple[Any, ...]) -> Recipe | None:
+        """An iterator that notices when the dict or set changes; `reduced` only has the items that there are now."""
+        owner = next(iter(gc.get_referents(value)), None)  # None, or what it has given last: it has ended
+        if isinstance(owner, dict) and cls in DICT_ITERATORS:
+            outside = next((o for o in self.world.overlays if o.complete is owner), None)
+            if outside is None or len(outside.real) == len(owner):
+                made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
+                position = self.constants(*DICT_ITERATORS[cls], len(owner) - operator.length_hint(value))
+                return Recipe("call", dict_iterator, (made, *position))
+        if isinstance(owner, set) and cls is SET_ITERATOR:
+            snapshot = self.world.snapshots.get(id(owner))
+            if snapshot is None or not snapshot.changed():
+                return Recipe("call", set_iterator, (self.recipe(owner), *map(self.recipe, pieces[1])))
+        return None
 
     def _function(self, value: types.FunctionType) -> Recipe:
         if id(value) not in self.world.own_functions:
@@ -543,9 +561,14 @@ class Rebuilder:
     # -- effects
 
     def effects(self) -> list[Effect]:
-        """Every write to the outside world, in the order in which its objects were first read."""
+        """Every write to the outside world, in the order in which its objects were first read. Iterators go first: they
+        were drawn from before what they iterate over was written to (`Stream`)."""
         self._refuse_drops()
         out: list[Effect] = []
+        for stream in self.world.streams:
+            if stream.taken:
+                parts = (Recipe("source", stream.source), *self.constants(stream.taken))
+                out.append(Effect("call", None, None, Recipe("call", advance, parts)))
         for overlay in self.world.overlays:
             for key, value in overlay.changes():
                 out.append(self._write(overlay, key, value))
@@ -570,10 +593,6 @@ class Rebuilder:
                 out.append(
                     Effect("call", None, None, Recipe("call", list.extend, (Recipe("source", grown.source), fresh)))
                 )
-        for stream in self.world.streams:
-            if stream.taken:
-                parts = (Recipe("source", stream.source), *self.constants(stream.taken))
-                out.append(Effect("call", None, None, Recipe("call", advance, parts)))
         return out
 
     def cell(self, cell: types.CellType) -> Recipe:

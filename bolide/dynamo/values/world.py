@@ -455,12 +455,13 @@ class World:
         self.input_tensors.append(tensor)
         name = f"f{len(self.floats)}"
         self.floats[name] = source
-        return self.trace.scalar(
+        number = self.trace.scalar(
             self.trace.input(tensor, source_name(source)),
             real,
             (functools.partial(self._pin_float, source, real),),
             name,
         )
+        return self.mirror(number, source)
 
     def _assume(self, condition: str, where: UserFrame | None) -> None:
         """Guard a condition over floats from outside and sizes."""
