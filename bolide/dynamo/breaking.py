@@ -174,8 +174,8 @@ def compared_number(vm: Machine, frame: Frame, function: Any, args: list[Any]) -
     """
     if type(function) is types.MethodType:
         function, args = function.__func__, [function.__self__, *args]
-    if function not in (torch.Tensor.item, int, float, bool) or len(args) != 1:
-        return None
+    if len(args) != 1 or not any(function is each for each in (torch.Tensor.item, int, float, bool)):
+        return None  # compared by identity: what is called may have an `==` of its own
     tensor = args[0]
     if type(tensor) is not TracedTensor or tensor.numel() != 1 or tensor.is_complex():
         return None

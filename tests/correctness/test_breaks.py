@@ -683,6 +683,25 @@ def test_an_iterator_that_lives_across_a_break_notices_what_is_added_as_long_as_
     assert ours == theirs
 
 
+class Incomparable:
+    def __eq__(self, other: object) -> bool:
+        raise KeyError("compared")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+def test_what_is_called_is_not_compared() -> None:
+    outside = Incomparable()
+
+    def body(x: Tensor) -> Any:
+        order = functools.cmp_to_key(lambda a, b: b - a)
+        return outside(x), Incomparable()(x), sorted([3, 1, 2], key=order)
+
+    x = torch.ones(2)
+    assert repr(bolide.compile(body, backend="eager", fullgraph=True)(x)) == repr(body(x))
+
+
 def test_a_generator_that_is_dropped_when_it_has_yielded_gives_its_item() -> None:
     def body(x: Tensor) -> Any:
         def items() -> Any:
