@@ -234,9 +234,13 @@ def _make_dual(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(torch.Tensor.retain_grad)
 def _retain_grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """For gradients taken inside, and, on the real tensor, for those taken outside."""
+    """For gradients taken inside, and, on the real tensor, for those taken outside: these do not come to a tensor of
+    which the compiled function makes others, so a segment ends where one is made.
+    """
     if vm.world.input_place(args[0]) is None:
-        args[0].retain_grad()
+        if args[0].requires_grad and not args[0].is_leaf:
+            raise _refused(vm, "Tensor.retain_grad", "a gradient is kept of a tensor made here", "return the tensor")
+        return NATIVE
     vm.deferred.append((torch.Tensor.retain_grad, [args[0]], {}))
     return None
 

@@ -221,3 +221,37 @@ def test_backward_hooks_of_modules_that_keep_gradients(before: bool, wanted: boo
     model(x).sum().backward()
     torch.testing.assert_close(*seen)
     assert len(seen) == 2
+
+
+def test_gradients_that_are_kept() -> None:
+    """They are those of all that is made of the tensor, inside and outside."""
+
+    def fn(x: torch.Tensor) -> Any:
+        y = x * 2
+        y.retain_grad()
+        return y, y.sin().sum()
+
+    x = torch.randn(3, requires_grad=True)
+    kept = []
+    for function in (fn, bolide.compile(fn, backend="aot_eager")):
+        y, total = function(x)
+        (total + y.sum()).backward()
+        kept.append(y.grad)
+    torch.testing.assert_close(*kept)
+    with pytest.raises(bolide.Unsupported, match="a gradient is kept of a tensor made here"):
+        bolide.compile(fn, backend="aot_eager", fullgraph=True)(x)
+
+
+def test_tensors_whose_gradient_is_not_kept() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        leaf = torch.ones(3, requires_grad=True)
+        leaf.retain_grad()
+        try:
+            (x + 1).retain_grad()
+        except RuntimeError as error:
+            return str(error), leaf * x
+
+    x = torch.randn(3)
+    (said, found), (expected, want) = bolide.compile(fn, backend="eager")(x), fn(x)
+    assert said == expected
+    torch.testing.assert_close(found, want)
