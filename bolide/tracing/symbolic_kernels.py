@@ -33,6 +33,7 @@ def install() -> None:
         ours: dict[Any, Callable[..., Any]] = {
             aten.contiguous.default: _of_primitives(contiguous),
             aten.dropout.default: dropout,
+            aten.fill_diagonal_.default: fill_diagonal,
             aten.linear.default: _of_primitives(linear),
             aten.matmul.default: _of_primitives(matmul),
             aten.max_pool1d.default: max_pool1d,
@@ -88,6 +89,13 @@ def contiguous(x: Any, memory_format: Any = torch.contiguous_format) -> Any:
 def dropout(x: Any, p: float, train: bool) -> Any:
     """`torch.dropout`: the tensor itself where nothing is dropped."""
     return aten.dropout.default._op_dk(_COMPOSITE, x, p, train) if train and p else x
+
+
+def fill_diagonal(x: Any, value: Any, wrap: bool = False) -> Any:
+    if x.dim() != 2 or wrap:
+        return aten.fill_diagonal_.default._op_dk(_COMPOSITE, x, value, wrap)
+    x.diagonal().fill_(value)
+    return x
 
 
 def attention(q: Any, k: Any, v: Any, mask: Any = None, p: float = 0.0, is_causal: bool = False, **options: Any) -> Any:

@@ -75,6 +75,22 @@ def test_recurrent_layer_that_is_given_its_state_trains_it_too() -> None:
         torch.testing.assert_close(mine.grad, start.grad)
 
 
+def test_a_diagonal_is_filled() -> None:
+    def program(x: Any) -> Any:
+        similar = x @ x.T * 2
+        return similar.fill_diagonal_(float("-inf")).softmax(1), x.clone().fill_diagonal_(2)
+
+    compiled: Any = bolide.compile(program, fullgraph=True)
+    for length in LENGTHS:
+        x = torch.randn(length, 3, requires_grad=True)
+        got, count = installed(lambda x=x: compiled(x))
+        want = program(x)
+        torch.testing.assert_close(got, want)
+        grads = [torch.autograd.grad(out.square().sum(), x) for out in (got[0], want[0])]
+        torch.testing.assert_close(*grads)
+    assert count == 0
+
+
 def test_dropout_in_evaluation_gives_the_tensor_itself() -> None:
     def program(x: Any, n: int) -> Any:
         y = x * 1
