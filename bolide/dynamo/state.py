@@ -42,5 +42,7 @@ def own_mark(function: Any, name: str) -> Any:
     """
     marks = function.__dict__ if isinstance(function, FunctionType) else {}
     mark = marks.get(name)
+    if mark is None:
+        return None
     inside = getattr(marks.get("__wrapped__"), "__dict__", {})
     return None if inside.get(name) is mark else mark

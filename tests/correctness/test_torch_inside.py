@@ -68,6 +68,11 @@ def jacobians(x: torch.Tensor) -> Any:
 
 
 @program
+def jacobians_of_a_module_per_sample(x: torch.Tensor) -> Any:
+    return vmap(jacrev(network))(x)
+
+
+@program
 def gradients_per_sample(x: torch.Tensor) -> Any:
     parameters = {name: value.detach() for name, value in network.named_parameters()}
 
