@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from bolide.symbolic import product, same_size, times
 from bolide.tracing.layers import layer
@@ -108,14 +110,50 @@ def attention(q: Any, k: Any, v: Any, mask: Any = None, p: float = 0.0, is_causa
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """`torch.nn.functional.linear`."""
+    if _is_plain(x, weight, bias) and weight.dim() == 2 and _in_order(x):
+        return _plain_linear(x, weight, bias)
     if bias is None:
         return matmul(x, weight.t())
+    if bias.dim() != 1:  # one of its rows may be a place of `x`
+        return torch.add(matmul(x, weight.t()), bias)
     if x.dim() == 2:
         return torch.addmm(bias, x, weight.t())
     if x.dim() == 3 and x.__class__ is TracedTensor and _in_order(x):
         batch, length, width = x.shape
         return torch.addmm(bias, x.view(times(batch, length), width), weight.t()).view(batch, length, weight.shape[0])
     return torch.add(matmul(x, weight.t()), bias)
+
+
+def _is_plain(x: Any, weight: Any, bias: Any) -> bool:
+    """Whether the operations that make up a linear layer may be recorded as one: nobody asks for a derivative, nor sees
+    the tensors in between."""
+    if x.dim() < 2 or (bias is not None and (x.dim() > 3 or bias.dim() != 1)):
+        return False
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    trace = getattr(_get_current_dispatch_mode(), "trace", None)
+    if trace is None or trace.shapes.facts.names or forward_ad._current_level >= 0:
+        return False
+    if any(tensor.__class__ is not TracedTensor or tensor._trace is not trace for tensor in tensors):
+        return False
+    if any(tensor.is_neg() or tensor.is_complex() for tensor in tensors):
+        return False
+    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+
+
+def _plain_linear(x: Any, weight: Any, bias: Any) -> Any:
+    """A linear layer of rows that lie one after the other: its nodes, and one tensor."""
+    trace, node = x._trace, x.node
+    *batch, width = x.shape
+    if len(batch) > 1:
+        node = trace.call(aten.view.default, node, [trace.unwrap(product(batch)), trace.unwrap(width)])
+    turned = trace.call(aten.t.default, weight.node)
+    if bias is None:
+        node = trace.call(aten.mm.default, node, turned)
+    else:
+        node = trace.call(aten.addmm.default, bias.node, node, turned)
+    if len(batch) > 1:
+        node = trace.call(aten.view.default, node, [*map(trace.unwrap, batch), trace.unwrap(weight.shape[0])])
+    return trace.wrap(node)
 
 
 def reshape(x: Any, size: Any) -> Any:

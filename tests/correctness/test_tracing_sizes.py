@@ -195,3 +195,72 @@ def test_tensors_with_a_class_of_their_own_are_asked_with_the_dispatcher_on() ->
         primitives.call(torch.mul, (asked, x), {})
         primitives.call(torch.cat, ([x, asked],), {})
     assert found == [True, True]
+
+
+def _linear_layers(x: Any, w: Any, b: Any) -> list[Any]:
+    """Of rows that lie one after the other, and that do not; of written, negated and widened tensors."""
+    written = x * 1
+    written[..., 0].mul_(2.0)
+    negated = torch.complex(x, x).conj().imag.contiguous()
+    operands = [x, x[0], x[None], x.transpose(0, 1), written, written[..., :1] * x, negated, x[:, 1:]]
+    layers = [F.linear(t, w, bias) for t in operands for bias in (None, b)]
+    return [*layers, F.linear(x, torch.complex(w, w).conj().imag, b), F.linear(x, w[0]), F.linear(x, w, x[0])]
+
+
+def _jvp_of_linear(x: Any, w: Any, b: Any) -> list[Any]:
+    return list(torch.func.jvp(lambda t: F.linear(t, w, b), (x,), (x * 2,)))
+
+
+MODES = [torch.no_grad, torch.enable_grad, lambda: torch.autocast("cpu", torch.bfloat16)]
+
+
+@pytest.mark.parametrize("program", [_linear_layers, _jvp_of_linear])
+@pytest.mark.parametrize("mode", MODES)
+def test_linear_layers_of_symbolic_rows(mode: Any, program: Any) -> None:
+    """Where nobody asks for a derivative they are recorded at once: the nodes are those of torch's own calls."""
+    shape = tuple(torch.randint(3, 9, (2,)).tolist())
+    w, b = torch.randn(8, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    trace = Trace()
+    sizes = {dim: trace.size(shape[dim], f"size{dim}") for dim in (0, 1)}
+    given = [trace.input(torch.randn(*shape, 8), "x", sizes), trace.input(w, "w"), trace.input(b, "b")]
+    with trace.recording(), mode():
+        made = program(*given)
+    trace.graph.output([tensor.node for tensor in made])
+    module = torch.fx.GraphModule(trace.constants, trace.graph)
+    for rows, length in (shape, (shape[0] + 1, shape[1] + 2)):
+        values = dict(zip(trace.shapes.hints, (rows, length)))
+        if not all(guard.evaluate(values) for guard in trace.shapes.guards):
+            assert program is _jvp_of_linear and (rows, length) != shape  # torch's forward derivatives ask for numbers
+            continue
+        x = torch.randn(rows, length, 8)
+        with mode():
+            expected = program(x, w, b)
+            found = module(x, w, b, *values.values())
+        for told, real, traced in zip(found, expected, made):
+            torch.testing.assert_close(told, real, rtol=1e-2, atol=1e-2)
+            assert told.stride() == real.stride() and traced.requires_grad == real.requires_grad
+
+
+@pytest.mark.parametrize(
+    "shape, bias", [((5, 8), True), ((5, 8), False), ((3, 5, 8), True), ((3, 5, 8), False), ((2, 3, 5, 8), False)]
+)
+def test_a_linear_layer_makes_the_nodes_of_torch(shape: tuple[int, ...], bias: bool) -> None:
+    """And no tensor on the way."""
+
+    class Counted(Trace):
+        asked = 0
+
+        def dispatch(self, *call: Any) -> Any:
+            self.asked += 1
+            return super().dispatch(*call)
+
+    def nodes(symbolic: bool) -> tuple[list[str], int]:
+        trace = Counted()
+        x = trace.input(torch.randn(shape), "x", {0: trace.size(shape[0], "size")} if symbolic else None)
+        w, b = (trace.input(torch.randn(size), "w") for size in ((8, 8), (8,)))
+        with trace.recording(), torch.no_grad():
+            F.linear(x, w, b if bias else None)
+        return sorted(name for name in _operations(trace) if name.startswith("aten")), trace.asked
+
+    (recorded, asked), (wanted, others) = nodes(True), nodes(False)
+    assert recorded == wanted and not asked and others
