@@ -31,7 +31,7 @@ from bolide.functorch.graphs import (
     results,
 )
 from bolide.functorch.mincut import INFINITE, minimum_cut
-from bolide.tracing.data import binds, require, require_true
+from bolide.tracing.data import binds
 from bolide.tracing.graph import Graph
 
 Strategy = Literal["default", "min_cut"]
@@ -294,9 +294,11 @@ def _split(joint: Joint, needs: Needs, saved: list[fx.Node]) -> Partition:
             position[node] = len(values)
             values.append(node)
         saved_at.append(position[node])
-    writes = [node for node in graph.nodes if node.target is aten.copy_.default and node in needs.in_forward]
-    checks = [node for node in graph.nodes if node.target in (require, require_true)]
-    forward = extract(graph, inputs, values[len(inputs) :], writes, checks)
+    calls = [node for node in graph.nodes if node.op == "call_function" and node in needs.in_forward]
+    effects = [node for node in calls if is_impure(node)]
+    writes = [node for node in effects if node.target is aten.copy_.default]
+    others = [node for node in effects if node.target is not aten.copy_.default]
+    forward = extract(graph, inputs, values[len(inputs) :], writes, others)
     backward = extract(graph, [*saved, *tangents], flat[joint.outputs :], [])
     if needs.checkpointed:
         delay(backward, len(saved))
@@ -312,24 +314,24 @@ def _copy_of_input(graph: fx.Graph, slot: fx.Node) -> fx.Node:
 
 
 def extract(
-    graph: fx.Graph, slots: list[fx.Node], values: Iterable[Any], effects: list[fx.Node], checks: Iterable[fx.Node] = ()
+    graph: fx.Graph, slots: list[fx.Node], values: Iterable[Any], writes: list[fx.Node], effects: Iterable[fx.Node] = ()
 ) -> fx.Graph:
-    """The part of `graph` that computes `values` from `slots` (which become placeholders) and makes the `checks`, then
-    does `effects`, in the original order.
+    """The part of `graph` that computes `values` from `slots` (which become placeholders) and has the `effects` (draws,
+    checks), then does `writes`, in the original order.
     """
     values, done = list(values), set(slots)
-    start = [*argument_nodes(values), *effects, *checks]
+    start = [*argument_nodes(values), *writes, *effects]
     needed = closure(start, lambda node: () if node in done else node.all_input_nodes)
     part = Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for slot in slots:
         copies[slot] = part.placeholder(slot.name)
         copies[slot].meta = dict(slot.meta)
-    done.update(effects)
+    done.update(writes)
     for node in graph.nodes:
         if node in needed and node not in done:
             copies[node] = part.node_copy(node, copies.__getitem__)
-    for node in effects:
+    for node in writes:
         part.node_copy(node, copies.__getitem__)
     part.output(tuple([copies[value] if isinstance(value, fx.Node) else value for value in values]))
     return part

@@ -45,8 +45,15 @@ def twice(g: torch.Generator, x: torch.Tensor) -> Any:
     return (x * a).exp() * b, a
 
 
+def unused(g: torch.Generator, x: torch.Tensor) -> Any:
+    """What is drawn moves the generator on, whatever becomes of it."""
+    torch.rand(3, generator=g)
+    torch.empty(2).uniform_(generator=g)
+    return x + 1
+
+
 @BACKENDS
-@pytest.mark.parametrize("fn", [fresh, from_tensors, in_place, initialised, twice])
+@pytest.mark.parametrize("fn", [fresh, from_tensors, in_place, initialised, twice, unused])
 def test_numbers_and_states(fn: Callable[..., Any], backend: str) -> None:
     compiled: Any = bolide.compile(fn, backend=backend, fullgraph=True)
     for _ in range(3):  # another generator each time

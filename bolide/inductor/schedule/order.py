@@ -10,8 +10,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 
-import torch
-
 from bolide.inductor.ir.definitions import Extern, WriteBack
 from bolide.inductor.schedule.grouping import unit_reads, unit_writes
 from bolide.inductor.schedule.prune import impure, viewed
@@ -56,12 +54,8 @@ def order_for_memory(units: list[Unit], ctx: Context, kept: Collection[str]) -> 
 
 def _uses(unit: Unit, known: dict[str, int]) -> _Uses:
     reads, writes = frozenset(unit_reads(unit)), frozenset(unit_writes(unit))
-    fixed = isinstance(unit, WriteBack) or (isinstance(unit, Extern) and _has_effect(unit))
+    fixed = isinstance(unit, WriteBack) or (isinstance(unit, Extern) and impure(unit))
     return _Uses(reads, writes, sum(known.get(name, 0) for name in writes - reads), fixed)
-
-
-def _has_effect(extern: Extern) -> bool:
-    return impure(extern) or torch.Tag.nondeterministic_seeded in extern.op.tags
 
 
 def _last_readers(items: list[tuple[Unit, _Uses]]) -> dict[str, int]:
