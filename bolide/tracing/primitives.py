@@ -13,6 +13,7 @@ import types
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch._C import DispatchKey
 from torch.autograd import forward_ad
 
@@ -22,6 +23,13 @@ from bolide.tracing.tensor import TracedTensor
 _OWNERS = (torch._C.TensorBase, torch._C._VariableFunctions, torch._C._nn)  # type: ignore[attr-defined, unused-ignore]
 _OPERATORS = frozenset((op.add, op.eq, op.ge, op.gt, op.le, op.lt, op.mul, op.ne, op.neg, op.sub))
 
+_OF_ONE = frozenset(
+    (
+        *(F.batch_norm, torch.batch_norm, F.layer_norm, torch.layer_norm, F.relu),
+        *(torch.conv1d, torch.conv2d, torch.conv3d),
+    )
+)
+"""Functions in whose place C++ calls one operation that is recorded as it is, also for symbolic sizes."""
 
 _ASKED = frozenset(
     {
@@ -59,6 +67,8 @@ def is_primitive(function: Any) -> bool:
         if owner.__class__ is TracedTensor:
             return _is_recorded(function.__name__)
         return (owner is None or owner.__class__ is types.ModuleType) and _is_listed(function)
+    if cls is types.FunctionType:
+        return function in _OF_ONE
     return cls is types.MethodDescriptorType and _is_listed(function)
 
 
@@ -66,7 +76,7 @@ def is_primitive(function: Any) -> bool:
 def _is_listed(function: Any) -> bool:
     name = function.__name__
     known = function in _OPERATORS or any(getattr(owner, name, None) is function for owner in _OWNERS)
-    return known and _is_recorded(name)
+    return function in _OF_ONE or (known and _is_recorded(name))
 
 
 @functools.cache

@@ -149,7 +149,22 @@ def test_tensors_with_one_meta_change_their_shape_alone() -> None:
     assert (a + 1).shape == x.shape
 
 
-PRIMITIVE = [torch.cat, torch.Tensor.view, torch.Tensor.add_, F.gelu, operator.mul, torch.relu]
+_OF_ONE: list[tuple[Any, tuple[Any, ...]]] = [
+    (F.batch_norm, ("w0", "w0", "w0", "w0")),
+    (torch.conv2d, ("w", None, 2, 1)),
+    (torch.conv2d, ("w", None, 1, "same")),
+    (F.layer_norm, ((8,), "w0")),
+    (F.relu, (True,)),
+]
+PRIMITIVE = [
+    torch.cat,
+    torch.Tensor.view,
+    torch.Tensor.add_,
+    F.gelu,
+    operator.mul,
+    torch.relu,
+    *(f for f, _ in _OF_ONE),
+]
 COMPOSITE = [torch.matmul, torch.Tensor.reshape, torch.Tensor.to, torch.softmax, F.linear, operator.matmul, torch.where]
 
 
@@ -160,6 +175,26 @@ def test_functions_that_are_recorded_as_they_are() -> None:
     _, x = _recorded(3, 5)
     assert primitives.is_primitive(x.view) and not primitives.is_primitive(x.reshape)
     assert not primitives.is_primitive(x.__dir__) and not primitives.is_primitive(x.__reduce_ex__)
+
+
+@pytest.mark.parametrize("function, others", _OF_ONE)
+@pytest.mark.parametrize("training", [False, True])
+def test_functions_of_one_operation_record_it_for_all_sizes(function: Any, others: Any, training: bool) -> None:
+    def recorded(call: Callable[..., Any]) -> tuple[list[str], list[Any]]:
+        trace = Trace()
+        sizes = {dim: trace.size(size, f"size{dim}") for dim, size in ((0, 3), (2, 9))}
+        x = trace.input(torch.randn(3, 8, 9, 8), "x", sizes) * 1
+        w = trace.input(torch.randn(8, 8, 3, 3), "w")
+        given = {"w": w, "w0": w[:, 0, 0, 0].clone()}
+        options = {"training": True} if training and function is F.batch_norm else {}
+        with trace.recording(), torch.set_grad_enabled(training):
+            y = call(function, (x, *(given[arg] if arg in ("w", "w0") else arg for arg in others)), options)
+        return _operations(trace), [
+            (tuple(map(str, y.shape)), tuple(map(str, y.stride()))),
+            *map(str, trace.shapes.guards),
+        ]
+
+    assert recorded(primitives.call) == recorded(lambda function, args, options: function(*args, **options))
 
 
 @pytest.mark.parametrize("around", [contextlib.nullcontext, lambda: torch.autocast("cpu", torch.bfloat16)])
