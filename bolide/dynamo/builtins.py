@@ -446,6 +446,8 @@ _LAZY_METHODS: dict[str, Callable[..., Any]] = {
 
 @intercept(dict.__getitem__)
 def _dict_getitem(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 2 or kwargs:
+        dict.__getitem__({}, *args[1:], **kwargs)  # raises: it has no signature to check
     owner, key = args[0], operations.as_key(vm, args[1])
     found = owner.dict_items.get(key) if type(owner) is Outside else dict.get(owner, key, MISSING)
     if found is not MISSING:

@@ -24,6 +24,12 @@ from bolide.symbolic import ShapeEnv
 OUTPUT: Any = SimpleNamespace(requires_grad=False)
 
 
+def graph_of_x() -> torch.fx.Graph:
+    graph = torch.fx.Graph()
+    graph.placeholder("x")
+    return graph
+
+
 class Doubler:
     """A capture and a backend for functions of `x` and constants: the result is ``x * 2`` whatever the function
     says."""
@@ -44,7 +50,7 @@ class Doubler:
                 found.append(Guard(source, "equals", value))
         return Captured(
             fn.__name__,
-            SimpleNamespace(inputs=[0], shapes=ShapeEnv(), graph=torch.fx.Graph(), refutable=False),
+            SimpleNamespace(inputs=[0], shapes=ShapeEnv(), graph=graph_of_x(), refutable=False),
             [Source("local", None, "x")],
             [OUTPUT],
             found,
@@ -250,7 +256,7 @@ def test_recipes_and_effects() -> None:
     def capture(fn: Any, args: Any, kwargs: Any, history: Any) -> Captured:
         return Captured(
             "f",
-            SimpleNamespace(inputs=[0], shapes=ShapeEnv(), graph=torch.fx.Graph(), refutable=False),
+            SimpleNamespace(inputs=[0], shapes=ShapeEnv(), graph=graph_of_x(), refutable=False),
             [Source("local", None, "x")],
             [OUTPUT],
             [],

@@ -101,7 +101,8 @@ def test_verdicts_agree(seed: int) -> None:
     x, y = make_value(rng), make_value(rng)
     found = [*guards_of(x, X, rng), *guards_of(y, Y, rng)]
     checks = guards.prepare(found, guards.global_state())
-    program = Captured("call", SimpleNamespace(inputs=[], refutable=False), [], [], [], Recipe("constant", "hit"), [])
+    trace = SimpleNamespace(inputs=[], graph=torch.fx.Graph(), refutable=False)
+    program = Captured("call", trace, [], [], [], Recipe("constant", "hit"), [])
     entry = make_entry(
         SIGNATURE, program, checks, lambda _: [], 0, lambda *_: None, lambda *_: "miss", lambda *_: "eager"
     )
