@@ -287,7 +287,9 @@ def wrap_exception(world: World, real: BaseException, source: Source) -> BaseExc
     for base in cls.__mro__:
         for name, member in vars(base).items():
             if type(member) is types.MemberDescriptorType and name not in _LINKS and hasattr(real, name):
-                setattr(made, name, world.wrap(getattr(real, name), Source("attr", source, name)))
+                value = world.wrap(getattr(real, name), Source("attr", source, name))
+                if getattr(made, name, MISSING) is not value:  # an OSError says None where it was set to None
+                    setattr(made, name, value)
     namespace = Source("attr", source, "__dict__")
     world.guard(namespace, "dict_keys", list(vars(real)))
     for name, value in vars(real).items():

@@ -6,6 +6,7 @@ the arguments look like afterwards must agree. The number of segments says that 
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextlib
 import copy
@@ -897,3 +898,22 @@ def test_a_class_with_a_base_that_holds_a_value_of_the_call_stays_inside() -> No
     for count in (3, 5, 8):
         total = compiled(torch.rand(4), count)[1]
         assert type(total) is int and total == 2 * count
+
+
+def test_a_group_of_exceptions_beside_a_function_that_holds_itself() -> None:
+    """The function's closure makes containers be filled after they are made; a group cannot be made empty."""
+    groups = getattr(builtins, "ExceptionGroup", None) or (lambda text, errors: ValueError(text, errors))
+
+    def program(x: Tensor) -> Any:
+        def down(n: int) -> int:
+            return down(n - 1) if n else len(error.args)
+
+        error = groups("several", [KeyError(x.shape[0]), OSError(2)])
+        x = x * 2
+        bolide.graph_break()
+        return x + down(2), type(error), str(error.args), [(str(each), each.args) for each in error.args[1]]
+
+    compiled, x = bolide.compile(program, backend="eager"), torch.randn(3)
+    for _ in range(2):
+        actual, expected = compiled(x), program(x)
+        assert torch.equal(actual[0], expected[0]) and actual[1:] == expected[1:]

@@ -3,6 +3,7 @@ run."""
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextlib
 import enum
@@ -183,6 +184,7 @@ _VIEWS: dict[type, Any] = {
     for made in ({}, collections.OrderedDict())  # type: ignore[var-annotated]
     for name in ("keys", "values", "items")
 }
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # from 3.11 on
 _VALUES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -454,7 +456,10 @@ class Rebuilder:
             self.refuse_held(value)
             links = (value.__cause__, value.__context__, value.__suppress_context__, value.__traceback__)
             given = OSError.__reduce__(value)[1] if isinstance(value, OSError) else value.args  # with its file names
-            parts = (self.recipe(given), self._dict(value.__dict__), self.recipe(links))
+            made = self.recipe(given)
+            if self.split and isinstance(value, _GROUP):  # it cannot be made of a list that is filled later
+                made = Recipe("tuple", None, (self.recipe(value.message), self._list(value.exceptions)))
+            parts = (made, self._dict(value.__dict__), self.recipe(links))
             return Recipe("call", make_exception, (Recipe("constant", cls), *parts))
         if cls is types.TracebackType:
             return Recipe("call", restored_trace, self.constants(entries(value)))
