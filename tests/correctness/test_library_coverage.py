@@ -127,6 +127,7 @@ class Describer:
             "operator",
             "decimal",
             "fractions",
+            "uuid",
         ):
             return (cls.__name__, *self.parts(value))  # nobody relies on their identity
         if id(value) in self.known:
