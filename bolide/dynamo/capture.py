@@ -134,6 +134,7 @@ class _Attempt:
         self.trace = Trace()
         self.trace.captures_numbers = config.capture_scalar_outputs
         self.trace.captures_sizes = config.capture_dynamic_output_shape_ops
+        self.trace.compliant_only = config.only_allow_pt2_compliant_ops
         if config.do_not_emit_runtime_asserts:
             self.trace.shapes.require = None
         self.symbols = Symbols(history or SizeHistory("", False), self.trace)

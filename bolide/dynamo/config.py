@@ -230,7 +230,7 @@ class DynamoConfig(Config):
         ["stride", "requires_grad", "storage_offset", "layout", "data"]
         + sorted(name for name in dir(torch.Tensor) if name.startswith("is_")),
         "Tensor attributes that a backward written by the user may not ask for in strict mode.",
-        note="for compiled autograd, which is not there yet",
+        note="there is no strict mode: what a backward of the user's asks of a tensor is answered exactly",
     )
     inject_BUILD_SET_unimplemented_TESTING_ONLY: bool = option(
         False, "Pretend that Python's BUILD_SET operation is unknown, to test breaks."

@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 
 from bolide.dynamo import policy
@@ -42,6 +43,7 @@ HASHABLE = frozenset(
         functools._lru_cache_wrapper,
         *BUILTIN_TYPES,
         type(torch.ops),
+        type(numpy.linspace),
     }
 )
 """Classes of callables that are looked up in tables."""

@@ -15,7 +15,7 @@ from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.operations import AS_INDEX, SEEN_AS
 from bolide.dynamo.torch_lists import of_numbers
-from bolide.dynamo.values.arrays import TracedArray, layer
+from bolide.dynamo.values.arrays import TracedArray, call, chosen_defaults, layer
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.scalars import TracedFloat
@@ -117,6 +117,9 @@ def _asarray(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     value = args[0] if args else None
     if type(value) is TracedTensor:
         value = _numpy(vm, [value], {})
+    if type(value) in (int, float, complex, list, tuple) and chosen_defaults():
+        vm.trace.where = vm.where()
+        return call("", "array", args, kwargs)
     if type(value) is not TracedArray:
         return NATIVE
     vm.trace.where = vm.where()
@@ -128,6 +131,21 @@ def _asarray(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
             "an option of numpy.array is not captured", vm.where(), operation="numpy.array(...)", kind="numpy_value"
         )
     return value if dtype is None and copy is None else value.astype(dtype or value.dtype)
+
+
+def _maker(name: str) -> Callable[[Machine, Args, Kwargs], Any]:
+    def make(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        """NumPy makes the array itself unless the configuration chooses other default types."""
+        if not chosen_defaults():
+            return NATIVE
+        vm.trace.where = vm.where()
+        return call("", name, args, kwargs)
+
+    return make
+
+
+for _name in ("zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "eye", "identity"):
+    intercept(getattr(numpy, _name))(_maker(_name))
 
 
 # ---- NumPy functions of tensors --------------------------------------------------------------------------------------

@@ -76,6 +76,21 @@ def is_recorded_as_is(func: Any) -> bool:
     return kind in (_functional, _view, _mutation) and not _has_kernel(func, "CompositeImplicitAutograd")
 
 
+def refuse_unless_compliant(trace: Trace, func: Any) -> None:
+    """Raises Unsupported for an operator of other makers that does not say that it keeps the compiler's rules."""
+    if (
+        not isinstance(func, torch._ops.OpOverload)
+        or func.namespace in _OWN_NAMESPACES
+        or torch.Tag.pt2_compliant_tag in func.tags
+    ):
+        return
+    reason = "an operator without the tag pt2_compliant_tag is called"
+    raise Unsupported(reason, trace.where, kind="compliance", operation=str(func))
+
+
+_OWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "bolide"})
+
+
 def _has_kernel(func: Any, key: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 

@@ -49,6 +49,7 @@ class Trace:
         self.assume: Callable[[str, UserFrame | None], None] | None = None  # guards a condition on numbers from outside
         self.captures_numbers = False  # whether integers read from tensors are symbols; else they are refused
         self.captures_sizes = False  # the same of sizes of results
+        self.compliant_only = False  # whether operators must say that they keep the compiler's rules
         self.answered: dict[Any, Any] = {}  # what data was asked for before
         self.data_of: Callable[[int], Data | None] = unknown  # see `read`
         self._mode = _Recording(self)
@@ -415,6 +416,8 @@ class Trace:
             return result
         if (generator := generators.find(args, kwargs)) is not None:
             return generators.draw(self, generator, func, args, kwargs)
+        if self.compliant_only:
+            handlers.refuse_unless_compliant(self, func)
         handler = handlers.HANDLERS.get(func)
         if handler is None:
             handler = handlers.HANDLERS[func] = handlers.classify(func)

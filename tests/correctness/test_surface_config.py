@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import pstats
-import re
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,11 +27,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def readers() -> set[str]:
     """Options that some module of the product reads."""
-    found: set[str] = set()
-    for path in (ROOT / "bolide").rglob("*.py"):
-        if path.name != "config.py":
-            found |= set(re.findall(r"\bconfig\.(\w+)", path.read_text()))
-    return found
+    return {
+        node.attr
+        for path in (ROOT / "bolide").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "config"
+    }
 
 
 def test_every_option_is_read_or_says_why_not() -> None:
@@ -61,6 +63,25 @@ def test_every_option_is_documented() -> None:
 )
 def test_values_from_the_environment(environment: dict[str, str], name: str, value: object) -> None:
     assert getattr(DynamoConfig(environment), name) == value
+
+
+def test_every_variable_sets_its_option_and_the_first_one_counts() -> None:
+    texts: dict[type, tuple[str, str]] = {
+        bool: ("1", "0"),
+        int: ("3", "1"),
+        str: ("/a", "/b"),
+        type(None): ("aot", "dynamo"),
+    }
+    for name, declared in DynamoConfig._options.items():
+        if not declared.env:
+            continue
+        first, second = texts[type(declared.default)]
+        ours, theirs = declared.env
+        assert ours.startswith("BOLIDE_") and theirs.startswith("TORCH"), name
+        wanted, other = (declared.parse(text) for text in (first, second))
+        assert wanted != other
+        assert getattr(DynamoConfig({ours: first}), name) == wanted == getattr(DynamoConfig({theirs: first}), name)
+        assert getattr(DynamoConfig({ours: second, theirs: first}), name) == other
 
 
 def test_wrong_environment_is_refused_by_name() -> None:
@@ -254,3 +275,104 @@ def test_reaching_the_limit_can_be_an_error() -> None:
         with pytest.raises(bolide.RecompileError, match=r"cache_size_limit.*mode == "):
             compiled(torch.ones(2), "ccc")
         compiled(torch.ones(2), "bb")
+
+
+def test_operators_that_do_not_say_that_they_keep_the_rules(seed: int) -> None:
+    with torch.library._scoped_library("surface", "DEF") as library:
+        library.define("plain(Tensor x) -> Tensor")
+        library.define("tagged(Tensor x) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+        for name in ("plain", "tagged"):
+            library.impl(name, lambda x: x * 3, "CompositeExplicitAutograd")
+        x = torch.randn(3)
+        operators = torch.ops.surface
+        for allowed, operator in ((False, operators.tagged), (True, operators.plain)):
+            with bolide.dynamo.config.patch(only_allow_pt2_compliant_ops=not allowed):
+                found = bolide.compile(lambda x, o=operator: o(x) + 1, backend="eager", fullgraph=True)(x)
+                assert torch.equal(found, x * 3 + 1)
+        with bolide.dynamo.config.patch(only_allow_pt2_compliant_ops=True):
+            with pytest.raises(bolide.Unsupported, match=r"BR0510(.|\n)*surface.plain"):
+                bolide.compile(lambda x: operators.plain(x) + 1, fullgraph=True)(x)
+            assert torch.equal(bolide.compile(lambda x: operators.plain(x) + 1)(x), x * 3 + 1)  # a break
+
+
+def test_numpys_default_types() -> None:
+    def f(a: Any) -> tuple[Any, ...]:
+        made = (np.zeros(2), np.arange(3), np.ones(2) * 1j, np.array([0.5]), np.full(2, 1.5))
+        return *made, a / 2, np.mean(a), np.float64(2) * np.ones(2, dtype="float64")
+
+    a = np.arange(4)
+    plain = [np.asarray(value).dtype for value in f(a)]
+    assert [np.asarray(value).dtype for value in bolide.compile(f, fullgraph=True)(a)] == plain
+    chosen = {"numpy_default_float": "float32", "numpy_default_complex": "complex64", "numpy_default_int": "int32"}
+    with bolide.dynamo.config.patch(chosen):
+        found = bolide.compile(f, fullgraph=True)(a)
+        names = ["float32", "int32", "complex64", *["float32"] * 4, "float64"]
+        assert [np.asarray(value).dtype.name for value in found] == names
+    for value, wanted in zip(found, f(a), strict=True):
+        np.testing.assert_allclose(value, wanted)
+
+
+def test_numpy_functions_need_not_be_captured() -> None:
+    def f(a: Any) -> Any:
+        return np.sin(a) + 1
+
+    a = np.linspace(0, 1, 3)
+    off = bolide.dynamo.config.patch(trace_numpy=False)
+    with off, pytest.raises(bolide.Unsupported, match="trace_numpy is off"):
+        bolide.compile(f, fullgraph=True)(a)
+    np.testing.assert_allclose(bolide.compile(f, fullgraph=True)(a), f(a))
+
+
+def test_sizes_of_what_modules_hold_are_fixed_unless_told_otherwise() -> None:
+    class Holder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.randn(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.table.sum()
+
+    for fixed, versions in ((True, 4), (False, 2)):
+        bolide.reset()
+        holder = Holder()
+        compiled = bolide.compile(holder, backend="eager")
+        with bolide.dynamo.config.patch(force_nn_module_property_static_shapes=fixed):
+            for size in (4, 5, 6, 7):
+                holder.table = torch.randn(size)
+                assert torch.equal(compiled(torch.ones(2)), holder(torch.ones(2)))
+        assert len(bolide.dynamo.get_compilation_metrics()) == versions
+
+
+def test_warnings_about_faults_carry_the_traceback_if_wanted() -> None:
+    def failing(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        raise ZeroDivisionError("no kernels today")
+
+    for verbose in (False, True):
+        with (
+            bolide.dynamo.config.patch(suppress_errors=True, verbose=verbose),
+            pytest.warns(bolide.BolideWarning, match="no kernels today") as told,
+        ):
+            bolide.compile(lambda x: x + 1, backend=failing)(torch.ones(2))
+        assert ("Traceback" in str(told[0].message)) is verbose
+
+
+def test_what_counts_as_different_when_correctness_is_verified() -> None:
+    def wrong(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        return lambda x: (x + 1.01, torch.zeros(2, dtype=torch.int64))
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + 1, torch.ones_like(x, dtype=torch.int64)
+
+    x = torch.zeros(2)
+    for options, refused in (
+        ({}, "result 0 differs"),
+        ({"repro_tolerance": 0.1}, "result 1 has other values"),
+        ({"repro_tolerance": 0.1, "repro_ignore_non_fp": True}, None),
+    ):
+        with bolide.dynamo.config.patch(verify_correctness=True, **options):
+            compiled = bolide.compile(f, backend=wrong)
+            if refused is None:
+                compiled(x)
+            else:
+                with pytest.raises(bolide.CompileError, match=refused):
+                    compiled(x)

@@ -35,6 +35,7 @@ PROGRAMS = {
     "indices": lambda a, b: a[np.array([2, 0, 1])] + b[[0, 0, 2]],
     "constants": lambda a, b: a * np.pi + np.linspace(0, 1, 4) + np.arange(3.0)[:, None],
     "sorting": lambda a, b: (np.sort(a, axis=1), np.argsort(b, axis=0), np.cumsum(a, axis=1)),
+    "integers": lambda a, b: (a > 0) / (np.argsort(b, axis=0) + 1) + np.sqrt(np.argmax(a)) / 3,
     "clip": lambda a, b: np.clip(a, -0.5, 0.5) + b.clip(0, 1),
 }
 

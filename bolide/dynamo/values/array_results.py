@@ -4,7 +4,7 @@ transforms, sums of small integers): NumPy's own function, called on ones of the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
@@ -51,17 +51,21 @@ def _like(value: Any, array_of: Callable[[Any], Any]) -> Any:
     return value
 
 
-def arranged(like: Any, found: Any, array_of: Callable[[Any], Any]) -> Any:
-    """The result `found` in NumPy's containers, as in `like`. Raises TypeError where it is not what NumPy gives."""
+def arranged(like: Any, found: Any, array_of: Callable[[Any], Any], instead: Mapping[Any, Any]) -> Any:
+    """The result `found` in NumPy's containers, as in `like`. Raises TypeError where it is not what NumPy gives, or
+    would give with other default types: those `instead` of its own.
+    """
     if isinstance(like, (tuple, list)):
         if not isinstance(found, (tuple, list)) or len(found) != len(like):
             raise TypeError
-        items = [arranged(one, item, array_of) for one, item in zip(like, found)]
+        items = [arranged(one, item, array_of, instead) for one, item in zip(like, found)]
         cls: Any = type(like)
         return cls(items) if cls in (tuple, list) else cls(*items)
     tensor = array_of(found)
     if isinstance(like, (numpy.ndarray, numpy.generic)):
-        if tensor is None or numpy.dtype(found.array.dtype.name) != like.dtype or tensor.dim() != like.ndim:
+        if tensor is None or tensor.dim() != like.ndim:
+            raise TypeError
+        if numpy.dtype(found.array.dtype.name) not in (like.dtype, instead.get(like.dtype, like.dtype)):
             raise TypeError
     elif tensor is not None or (isinstance(like, (type, numpy.dtype)) and type(like) is not type(found)):
         raise TypeError

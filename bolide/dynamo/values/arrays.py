@@ -120,7 +120,7 @@ def _answer(name: str, function: Any, args: Any, kwargs: Any, like: Any, given: 
     """What the layer's `function` returns, if NumPy's result would be `like` that (None: not known)."""
     try:
         found = out_of(function(*into(args), **into(kwargs)), given)
-        return found if like is None else arranged(like, found, _tensor_of)
+        return found if like is None else arranged(like, found, _tensor_of, chosen_defaults())
     except NotImplementedError as error:
         raise refused(name) from error
     except (TypeError, ValueError, RuntimeError) as error:
@@ -156,6 +156,16 @@ def with_defaults() -> None:
         _dtypes_impl._default_dtypes = wanted
 
 
+def chosen_defaults() -> dict[Any, Any]:
+    """The types that the configuration puts in place of NumPy's own defaults, by these."""
+    names = {
+        "float64": config.numpy_default_float,
+        "complex128": config.numpy_default_complex,
+        "int64": config.numpy_default_int,
+    }
+    return {numpy.dtype(own): numpy.dtype(name) for own, name in names.items() if own != name}
+
+
 def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """NumPy's function of this name, as torch has it. Raises Unsupported if it has not."""
     if not config.trace_numpy:
@@ -166,7 +176,20 @@ def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     with_defaults()
     own = getattr(getattr(numpy, space) if space else numpy, name, None)
     like = expected(own, args, kwargs, _tensor_of)
-    return _answer(name, function, args, kwargs, like, (*args, *kwargs.values()))
+    given = (*args, *kwargs.values())
+    if isinstance(own, numpy.ufunc):
+        args = _promoted(args, like)
+    return _answer(name, function, args, kwargs, like, given)
+
+
+def _promoted(args: Any, like: Any) -> Any:
+    """The operands of a ufunc, integers converted first where its result is to be `like` floats."""
+    kind = getattr(like, "dtype", None)
+    arrays = [arg for arg in args if isinstance(arg, TracedArray)]
+    if kind is None or kind.kind not in "fc" or any(array.dtype.kind not in "biu" for array in arrays):
+        return args
+    wanted = into(chosen_defaults().get(kind, kind))
+    return [TracedArray(arg.array.astype(wanted)) if isinstance(arg, TracedArray) else arg for arg in args]
 
 
 def into(value: Any) -> Any:
