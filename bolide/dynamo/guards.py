@@ -67,19 +67,16 @@ def tensor_guard(real: torch.Tensor, where: UserFrame | None = None) -> TensorGu
 
 
 def tensor_fits(real: torch.Tensor, expected: TensorGuard) -> bool:
-    """Whether a ``tensor`` guard of fixed sizes holds."""
+    """Whether a ``tensor`` guard holds, but for its symbolic sizes."""
     if type(real) is not expected.cls or _refusal(real) is not None:
         return False
     leaf = real.is_leaf if expected.requires_grad and expected.cls is not torch.nn.Parameter else expected.leaf
-    facts = (real.dtype, real.device, real.requires_grad, leaf, tuple(real.shape), tuple(real.stride()))
-    return facts == (
-        expected.dtype,
-        expected.device,
-        expected.requires_grad,
-        expected.leaf,
-        expected.shape,
-        expected.stride,
-    )
+    facts = (real.dtype, real.device, real.requires_grad, leaf, real.dim())
+    wanted = (expected.dtype, expected.device, expected.requires_grad, expected.leaf, len(expected.shape))
+    if facts != wanted:
+        return False
+    sizes = zip((*real.shape, *real.stride()), (*expected.shape, *expected.stride))
+    return all(size == fixed for size, fixed in sizes if isinstance(fixed, int))
 
 
 def _refusal(real: torch.Tensor) -> tuple[str, str] | None:
@@ -404,6 +401,11 @@ def disjoint(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether no two of `tensors` share a storage; empty ones share nothing."""
     addresses = [address for t in tensors if (address := t.untyped_storage().data_ptr())]
     return len(set(addresses)) == len(addresses)
+
+
+def numbers(tensor: torch.Tensor) -> str:
+    """What is in a tensor, as text."""
+    return str(tensor.tolist()) if tensor.data_ptr() else ""
 
 
 def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:

@@ -13,15 +13,11 @@ import torch
 
 from bolide.dynamo.breaking import break_is_error
 from bolide.dynamo.config import config
+from bolide.dynamo.guards import numbers
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Source
 from bolide.dynamo.state import state
 from bolide.tracing.trace import Data
-
-
-def numbers(tensor: torch.Tensor) -> str:
-    """What is in a tensor, as text."""
-    return str(tensor.tolist()) if tensor.data_ptr() else ""
 
 
 def data_of(vm: Machine, breaks: bool, place: int) -> Data | None:

@@ -69,6 +69,7 @@ class Layout:
     dims: int
     sizes: int
     strides: int
+    storage_offset: int
     kind: int  # five bytes: dtype, device type, device index
     keys: int
     requires_grad: int
@@ -358,6 +359,8 @@ def _tensor_offsets() -> dict[str, int]:
     inside = _words(memory._cdata, _allocated(memory._cdata, 48) // WORD)
     _require(memory.data_ptr() in inside, "data")
     storage_data = inside.index(memory.data_ptr()) * WORD  # the owner of the memory, later, may be the same pointer
+    shifted = torch.empty(10000).as_strided((3, 5), (7, 11), 1009)
+    storage_offset = _find(_words(shifted._cdata, _allocated(shifted._cdata, 192) // WORD), [1009], "storage offset")
     many = torch.empty_strided((2, 3, 4, 5, 6, 7), (11, 12, 13, 14, 15, 16))
     outside = word(many._cdata + sizes)
     _require(word(many._cdata + dims) == 6, "dim of many")
@@ -375,6 +378,7 @@ def _tensor_offsets() -> dict[str, int]:
         "dims": dims,
         "sizes": sizes,
         "strides": strides,
+        "storage_offset": storage_offset,
         "kind": kind,
         "keys": keys,
         "plain_keys": plain_keys,
@@ -489,6 +493,7 @@ def _confirm_tensors(layout: Layout) -> None:
     (graded * 2).sum().backward()  # type: ignore[no-untyped-call]
     examples = [torch.ones(()), torch.ones(4, 0), leaf, made, made[0], made.detach(), written, taken, before, graded]
     examples += [torch.nn.Parameter(made.detach()), made.t(), leaf.data, inference, torch.ones(1, 2, 1, 2, 1, 2, 1)]
+    examples += [torch.ones(9, dtype=torch.int16)[4:]]
     for tensor in examples:
         _require(_as_read(tensor, layout) == _as_it_is(tensor), "tensors")
 
@@ -505,11 +510,12 @@ def _as_read(tensor: torch.Tensor, layout: Layout) -> tuple[Any, ...]:
     metadata = word(impl + layout.metadata)
     flagged = bool(metadata) and ctypes.c_ubyte.from_address(metadata + layout.requires_grad).value != 0
     made = bool(metadata) and word(metadata + layout.grad_fn) != 0
-    data = word(word(impl + layout.storage) + layout.storage_data)
+    offset = tensor.element_size() * word(impl + layout.storage_offset)
+    data = word(word(impl + layout.storage) + layout.storage_data) + (offset if tensor.numel() else 0)
     return dims, _words(sizes, dims), _words(strides, dims), flagged or made, not made, data
 
 
 def _as_it_is(tensor: torch.Tensor) -> tuple[Any, ...]:
-    data = tensor.untyped_storage().data_ptr()
+    data = tensor.data_ptr()
     shape, stride = list(tensor.shape), list(tensor.stride())
     return tensor.dim(), shape, stride, tensor.requires_grad, tensor.is_leaf, data

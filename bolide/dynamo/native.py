@@ -41,6 +41,7 @@ STATE = 13  # keys of autocast (all off), key of transforms (off), autograd's fl
 ATTRIBUTE = 14  # slot to fill, object, name: an attribute that is read by native code
 APART = 15  # size of a table (a power of two), count, then (slot or -1, object) count times: no memory is shared
 ABSENT = 16  # dict, key: it is not in the dict
+DATA = 17  # slot or -1, object, bytes of an element, address of data, its bytes: what is in a dense tensor
 
 # What a tensor has to be ("facts"): class, dim, flags, numbers of words and of sizes, then (offset, mask, expected) for
 # each word of the TensorImpl, then (offset, expected) for each size and stride.
@@ -63,6 +64,7 @@ def _method(layout: Layout) -> Method:
         impl=layout.impl,
         storage=layout.storage,
         storage_data=layout.storage_data,
+        storage_offset=layout.storage_offset,
         dims=layout.dims,
         sizes=layout.sizes,
         metadata=layout.metadata,

@@ -330,7 +330,8 @@ class Recorder(Notes):
         kind = type(value)
         code = self.tail if slot in self.late else self.head
         if guard.kind == "tensor":
-            code += (native.TENSOR, slot, self.tensor_facts(value, expected))
+            code += (native.TENSOR, slot, self._tensor_facts(value, expected))
+            self._check_sizes(guard.source, expected)
             return True
         if guard.kind == "equals":
             if not guard_module.same_constant(value, expected):
@@ -369,8 +370,9 @@ class Recorder(Notes):
         source, expected = guard.source, guard.expected
         if source is None:
             raise Loose
-        if guard.kind == "tensor":
-            self.checked.add(source)
+        if source.kind == "apply" and source.obj is guard_module.numbers:
+            self._check_data(source.base, expected)
+            return
         if source.kind == "attr" and source.key == "grad" and source not in self.slots:
             self._read_gradient(source)
         if source in self.slots and self._check_passed(guard):
@@ -413,7 +415,8 @@ class Recorder(Notes):
                     raise Loose
                 self.own(expected.found)
             case "tensor" if isinstance(value, torch.Tensor):
-                self.tensors += (id(value), self.tensor_facts(value, expected))
+                self.tensors += (id(value), self._tensor_facts(value, expected))
+                self._check_sizes(source, expected)
             case _:
                 raise Loose
 
@@ -430,6 +433,20 @@ class Recorder(Notes):
         if not guard_module.disjoint(tensors):
             raise Loose
         self.tail += (native.APART, 1 << (2 * len(sources)).bit_length(), len(sources), *operands)
+
+    def _check_data(self, source: Source | None, expected: str) -> None:
+        """What is in a tensor that has a guard of its own."""
+        if source not in self.checked:
+            raise Loose
+        assert source is not None
+        slot = self.slots.get(source, -1)
+        tensor = self.slot_values[slot] if slot >= 0 else self.value(source)
+        kept = tensor.clone()
+        if not tensor.is_contiguous() or guard_module.numbers(kept) != expected:
+            raise Loose
+        self.own(kept)
+        width = tensor.element_size()
+        self.tail += (native.DATA, slot, id(tensor), width, kept.data_ptr(), width * tensor.numel())
 
     def _read_gradient(self, source: Source) -> None:
         """A slot for the gradient of a tensor: it is a new tensor after each backward."""
@@ -487,18 +504,20 @@ class Recorder(Notes):
                 at = Source("member", source, holder)
                 self.note_absent(self.value(at), name, at)
 
-    def tensor_facts(self, tensor: torch.Tensor, expected: TensorGuard) -> int:
-        """The address of what makes a tensor fit."""
-        shape = [size for size in expected.shape if isinstance(size, int)]
-        stride = [size for size in expected.stride if isinstance(size, int)]
-        if len(shape) + len(stride) != 2 * len(expected.shape):
-            raise Loose  # symbolic sizes
+    def _check_sizes(self, source: Source, expected: TensorGuard) -> None:
+        """What is at a source is a tensor, by its facts; those of symbolic sizes are loose."""
+        self.checked.add(source)
+        if not all(isinstance(size, int) for size in (*expected.shape, *expected.stride)):
+            raise Loose
+
+    def _tensor_facts(self, tensor: torch.Tensor, expected: TensorGuard) -> int:
+        """The address of what makes a tensor fit, but for symbolic sizes."""
         if not guard_module.tensor_fits(tensor, expected):
             raise Loose
         known = self.facts.get(expected)
         if known is not None:
             return known
-        layout, dims = self.layout, len(shape)
+        layout, dims = self.layout, len(expected.shape)
         far = dims > places.INLINE_DIMS
         flags = native.FAR_SIZES if far else 0
         if expected.requires_grad:
@@ -508,8 +527,12 @@ class Recorder(Notes):
         impl = tensor._cdata
         fixed = [(layout.kind, KIND_MASK), (layout.keys, layout.plain_keys)]
         to_strides = dims * places.WORD if far else layout.strides - layout.sizes
-        numbers = [(i * places.WORD, size) for i, size in enumerate(shape)]
-        numbers += [(to_strides + i * places.WORD, stride) for i, stride in enumerate(stride)]
+        numbers = [(i * places.WORD, size) for i, size in enumerate(expected.shape) if isinstance(size, int)]
+        numbers += [
+            (to_strides + i * places.WORD, stride)
+            for i, stride in enumerate(expected.stride)
+            if isinstance(stride, int)
+        ]
         table = native.words(
             [self.own(expected.cls), dims, flags, len(fixed), len(numbers)]
             + [part for offset, mask in fixed for part in (offset, mask, word(impl + offset) & mask)]

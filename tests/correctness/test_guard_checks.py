@@ -314,3 +314,40 @@ def test_memory_that_is_shared_is_seen() -> None:
         assert readable_calls(check, lambda: fast(torch.randn(4), torch.randn(4), bias)) == 0
     assert check.readable(empty, empty, bias) is None  # other sizes
     torch.testing.assert_close(fast(x, torch.ones(4), bias), bias + 1)
+
+
+def test_memory_is_looked_at_only_of_what_is_a_tensor() -> None:
+    def write(x: Any, y: Any) -> Any:
+        x.add_(1)
+        return y * 2
+
+    fast = bolide.compile(write, backend="eager", fullgraph=True, dynamic=True)
+    for size in range(3, 8):
+        fast(torch.randn(size), torch.randn(size + 1))
+    check = only_check("write")
+    x = torch.randn(3)
+    for other in (5, "text", None, [1, 2], object(), torch.nn.Linear(1, 1), torch.ones(3).to_sparse(), x):
+        assert check.readable(x, other) is None
+        assert check.form(x, other) is check.slow(x, other) is None
+    assert check.form(x, torch.randn(5)) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool])
+def test_data_is_compared_natively(dtype: torch.dtype) -> None:
+    def read(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return x * sum(n.tolist())
+
+    data = torch.randint(2, (8,)).to(dtype)
+    fast, x = compiled(read), torch.randn(3)
+    warm(lambda: fast(x, data))
+    check = only_check("read")
+    last = torch.cat([torch.zeros(3, dtype=dtype), data])[3:]  # somewhere in its storage
+    assert readable_calls(check, lambda: check.form(x, data.clone())) == 0
+    assert readable_calls(check, lambda: check.form(x, last)) == 0
+    for place in (0, 7):
+        for given in (data.clone(), last):
+            given[place] = not given[place]
+            assert check.readable(x, given) is None
+            assert check.form(x, given) is check.slow(x, given) is None
+            given[place] = data[place]
+            assert check.form(x, given) is not None

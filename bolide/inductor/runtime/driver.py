@@ -20,6 +20,9 @@ from bolide.inductor.plan import Alloc, Call, Copy, Dim, Free, Launch, Plan, Ref
 from bolide.inductor.runtime import externs
 from bolide.symbolic import Expr
 
+# `torch.empty_strided` without the dispatcher, which has nothing to say here, in two fifths of the time
+_empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
+
 Bind = Callable[[Sequence[tuple[int, tuple[int, ...]]]], Callable[..., None]]
 """Gives the callable that runs kernels one after the other; each item is (kernel, position of each of its parameters
 among the callable's arguments)."""
@@ -127,10 +130,9 @@ def _launches(writer: _Writer, run: list[Launch]) -> None:
 
 def _step(writer: _Writer, step: Step) -> None:
     if isinstance(step, Alloc):
-        writer.names["_empty"] = torch.empty_strided
+        writer.names["_empty"] = _empty_strided_cpu
         dtype = writer.constant("dtype", step.dtype)
-        sizes = f"{_dims(step.shape)}, {_dims(step.stride)}"
-        writer.lines.append(f"{step.name} = _empty({sizes}, dtype={dtype}, device='cpu')")
+        writer.lines.append(f"{step.name} = _empty({_dims(step.shape)}, {_dims(step.stride)}, {dtype})")
     elif isinstance(step, Reuse):
         writer.lines.append(f"{step.name} = {step.base}")
     elif isinstance(step, View):
