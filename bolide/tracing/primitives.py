@@ -95,7 +95,9 @@ def _is_recorded(name: str) -> bool:
 
 
 def _is_transformed() -> bool:
-    """Whether operations become others before they are recorded: by a transform, a forward derivative or autocast."""
+    """Whether operations become others before they are recorded: by a transform, a forward derivative or autocast. (Not
+    by a function mode: the program's are never active while it is captured.)
+    """
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
