@@ -21,7 +21,7 @@ from bolide.inductor.runtime import externs
 from bolide.symbolic import Expr
 
 # `torch.empty_strided` without the dispatcher, which has nothing to say here, in two fifths of the time
-_empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
+_empty_strided_cpu: Callable[..., torch.Tensor] = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 
 Bind = Callable[[Sequence[tuple[int, tuple[int, ...]]]], Callable[..., None]]
 """Gives the callable that runs kernels one after the other; each item is (kernel, position of each of its parameters
