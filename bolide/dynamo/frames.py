@@ -107,14 +107,27 @@ class Generator:
 
     CPython runs the `finally` blocks of a suspended generator when its last reference goes; `abandon` is told of that
     while a program is interpreted. `native` is the native generator that a frame on the stack of real frames is the
-    body of (see `reified`). `source` says where the generator of the outside world is found that this one stands for.
+    body of (see `reified`). `source` says where the generator of the outside world is found that this one stands for;
+    the body of a `foreign` one is run by CPython: it cannot be resumed here, and what it holds is not known.
     """
 
-    __slots__ = ("__weakref__", "abandon", "done", "frame", "kind", "name", "native", "running", "source", "started")
+    __slots__ = (
+        "__weakref__",
+        "abandon",
+        "done",
+        "foreign",
+        "frame",
+        "kind",
+        "name",
+        "native",
+        "running",
+        "source",
+        "started",
+    )
 
     def __init__(self, frame: Frame, name: str, kind: str = "generator") -> None:
         self.frame, self.name, self.kind = frame, name, kind
-        self.started = self.running = self.done = False
+        self.started = self.running = self.done = self.foreign = False
         self.abandon: Callable[[Generator], None] | None = None
         self.native: Any = None
         self.source: Source | None = None
@@ -131,7 +144,7 @@ class Generator:
         if self.running or self.done or not self.started:
             return False
         frame = self.frame
-        if frame.code.handler(frame.pc - 1) is not None:
+        if self.foreign or frame.code.handler(frame.pc - 1) is not None:
             return True
         return any(type(value) is Generator and value.cleans_up() for value in (*frame.locals, *frame.stack))
 

@@ -108,6 +108,7 @@ class Machine:
     def serve(self, world: World) -> None:
         """Answer what a world asks of the machine that interprets."""
         world.where = self.where
+        world.ended = self._has_ended
         world.appends = self._appends
         world.evaluate = self.evaluate
         world.lose = self.lose
@@ -183,6 +184,9 @@ class Machine:
                 return grown
             value = frame.locals[index] = self.world.wrap(value.real, value.source)
         return value
+
+    def _has_ended(self) -> bool:
+        return len(self.frames) == 1
 
     def _appends(self) -> bool:
         """Whether the present instruction pushes a value of which the next one takes the attribute `append`."""
@@ -363,6 +367,7 @@ class Machine:
             return False
         if not generator.started and value is not None:
             raise TypeError(f"can't send non-None value to a just-started {generator.kind}")
+        self.refuse_foreign(generator)
         frame.stack.append(value)
         self.proceed(generator, then, then_value)
         return True
@@ -374,6 +379,12 @@ class Machine:
         frame.generator, frame.then, frame.then_value = generator, then, then_value
         self.frames.append(frame)
 
+    def refuse_foreign(self, generator: Generator) -> None:
+        """Raises Unsupported for a generator whose body is CPython's."""
+        if generator.foreign:
+            reason = "a generator of the outside world is resumed"
+            raise Unsupported(reason, self.where(), "make it inside the compiled function", kind="iterator")
+
     def throw(self, generator: Generator, error: BaseException) -> None:
         """Raise `error` where a generator is suspended: in the generator of the program that it yields from, if any.
         GeneratorExit is raised in the outer one, whose inner one was closed before."""
@@ -382,6 +393,7 @@ class Machine:
         if generator.done:
             self.unwind(error, "reraised")  # the generator has no frame any more
             return
+        self.refuse_foreign(generator)
         self.proceed(generator, "stop", None)
         frame = generator.frame
         inner = frame.delegate()

@@ -497,7 +497,7 @@ def _unary_not(vm: Machine, frame: Frame, arg: Any) -> Any:
 @opcode("IS_OP")
 def _is_op(vm: Machine, frame: Frame, arg: int) -> None:
     right, left = frame.stack.pop(), frame.stack.pop()
-    if left is not right and type(left) is type(right):
+    if left is not right and operations.class_of(left) is operations.class_of(right):
         vm.world.rely_on_difference(left, right)
     frame.stack.append((left is right) != bool(arg))
 

@@ -112,7 +112,10 @@ def _generator_send(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any
 @intercept(generators.delegate_of_generator)
 def _delegate(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     generator = args[0]
-    return generator.frame.delegate() if generator.started and not (generator.done or generator.running) else None
+    if not generator.started or generator.done or generator.running:
+        return None
+    vm.refuse_foreign(generator)
+    return generator.frame.delegate()
 
 
 @intercept(generators.raise_in_generator)

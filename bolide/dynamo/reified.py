@@ -10,6 +10,7 @@ that it reached back as an effect.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import types
 import weakref
@@ -17,6 +18,7 @@ from collections.abc import Generator as NativeGenerator
 from collections.abc import Iterable
 from typing import Any
 
+from bolide.dynamo.bytecode import decode
 from bolide.dynamo.concrete import NATIVE, REIFIED, Concrete
 from bolide.dynamo.frames import Frame, Generator, dropped_generator
 from bolide.dynamo.interpreter import Machine
@@ -159,9 +161,10 @@ class Mirrored:
         made.source, made.abandon = source, functools.partial(self._drop, world)
 
     def _drop(self, world: World, made: Generator) -> None:
-        """Something of the outside world may hold the real one; where that decides what is run, it is a break."""
+        """Something of the outside world may hold the real one; where that decides what is run, it is a break. What the
+        outermost frame holds at its end goes with the entry's variables."""
         self.dropped = made
-        if made.cleans_up():
+        if made.cleans_up() and not world.ended():
             world.lose(dropped_generator(world.where()))
 
     def forget(self) -> None:
@@ -180,7 +183,8 @@ def unfinished_variables(world: World) -> list[Generator]:
     """The generators from before a break that were found in variables, still live, and would do something if they were
     dropped.
     """
-    found = [mirrored.handle() for mirrored in world.generators.values() if mirrored.source.base is None]
+    mirrored = [each for each in world.generators.values() if each.source.base is None and each.dropped is None]
+    found = [each.handle() for each in mirrored]
     return [made for made in found if made is not None and made.cleans_up()]
 
 
@@ -191,9 +195,9 @@ def wrap_generator(world: World, real: Any, source: Source) -> Any:
         if known.source is not source:
             world.guard(source, "same", known.source)
         return known.made
-    if not is_reified(real) or real.gi_frame is None:
-        return None
     world.guard(source, "type", types.GeneratorType)
+    if not is_reified(real) or real.gi_frame is None:
+        return _wrap_foreign(world, real, source)
     record = record_of(real)
     made = Generator(Frame(_NOTHING, {}, []), record.name, record.kind)
     mirrored = world.generators[id(real)] = Mirrored(world, real, source, made)
@@ -210,6 +214,18 @@ def wrap_generator(world: World, real: Any, source: Source) -> Any:
             where = Source("apply", source, (index,), value_of)
             values.append(world.later(value, where) if local else world.wrap(value, where))
         (made.frame,) = unflatten(shape, values)
+    mirrored.before = _position(made.frame)
+    return made
+
+
+def _wrap_foreign(world: World, real: Any, source: Source) -> Generator:
+    """What stands for a generator whose body CPython runs: the program can see that it is dropped."""
+    state = inspect.getgeneratorstate(real)
+    world.guard(Source("apply", source, (), inspect.getgeneratorstate), "equals", state)
+    made = Generator(Frame(decode(real.gi_code), {}, []), real.__qualname__)
+    made.foreign, made.done = True, state == inspect.GEN_CLOSED
+    made.running, made.started = state == inspect.GEN_RUNNING, state != inspect.GEN_CREATED
+    mirrored = world.generators[id(real)] = Mirrored(world, real, source, made)
     mirrored.before = _position(made.frame)
     return made
 

@@ -469,3 +469,83 @@ def test_cached_predicates_of_libraries_are_constants() -> None:
     is_torch_available = pytest.importorskip("transformers.utils").is_torch_available
     compiled = bolide.compile(lambda x: x + is_torch_available(), backend="eager", fullgraph=True)
     assert hasattr(is_torch_available, "cache_info") and torch.equal(compiled(X), X + 1)
+
+
+class Lazily:
+    """Asks `__getattr__` for what is not there, and for what cannot be computed."""
+
+    __slots__ = ("absent", "there")
+
+    def __init__(self) -> None:
+        self.there = 1
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("none"):
+            raise AttributeError(f"no {name}")
+        return len(name)
+
+    @property
+    def failing(self) -> Any:
+        raise AttributeError("inside")
+
+    @property
+    def none_failing(self) -> Any:
+        return self.none_there
+
+
+class Layer(torch.nn.Module):
+    @property
+    def wrong(self) -> Any:
+        return self.not_there
+
+
+def _asked(x: torch.Tensor, lazily: Any) -> Any:
+    found = [lazily.there, lazily.absent, lazily.failing, lazily.other, hasattr(lazily, "none"), hasattr(lazily, "w")]
+    for name in ("none_failing", "none_at_all"):
+        try:
+            getattr(lazily, name)
+        except AttributeError as error:
+            found.append((str(error), repr(error.__context__)))
+    return x + 1, found
+
+
+@pytest.mark.parametrize("made", ["inside", "outside"])
+def test_getattr_is_asked_for_attributes_whose_computation_raises(made: str) -> None:
+    def program(x: torch.Tensor, lazily: Any) -> Any:
+        return _asked(x, lazily if made == "outside" else Lazily())
+
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    for _ in range(2):
+        assert compiled(torch.ones(1), Lazily()) == program(torch.ones(1), Lazily())
+    lazily = Lazily()
+    lazily.absent = "set"  # type: ignore[attr-defined]
+    assert compiled(torch.ones(1), lazily)[1] == program(torch.ones(1), lazily)[1]
+
+
+def test_a_property_of_a_module_that_raises_says_that_the_module_does_not_have_it() -> None:
+    def program(x: torch.Tensor, layer: Layer) -> Any:
+        try:
+            return layer.wrong
+        except AttributeError as error:
+            return x, str(error)
+
+    expected = program(torch.ones(1), Layer())
+    assert "wrong" in expected[1]
+    assert bolide.compile(program, backend="eager", fullgraph=True)(torch.ones(1), Layer()) == expected
+
+
+def test_the_marker_of_a_library_is_itself_across_a_break() -> None:
+    def key(number: int) -> int:
+        look()
+        return -number
+
+    @bolide.disable
+    def look() -> None:
+        pass
+
+    def program(x: torch.Tensor, numbers: list[int]) -> Any:
+        return x + max(numbers, key=key), min(iter([]), key=key, default=numbers[0])
+
+    compiled = bolide.compile(program, backend="eager")
+    for numbers in ([3, 1, 2], [1, 3, 2], [2, 3, 1]):
+        assert compiled(torch.ones(1), numbers) == program(torch.ones(1), numbers)

@@ -258,6 +258,28 @@ def dropped_for_real(x: Any, log: list[Any]) -> Any:
     return x
 
 
+@bolide.disable
+def started_for_real(log: list[Any], name: str) -> Iterator[int]:
+    made = careful(log, name, 3)
+    next(made)
+    return made
+
+
+def made_for_real(x: Any, log: list[Any]) -> Any:
+    it = started_for_real(log, "deleted")
+    log.append("deleting")
+    del it
+    log.append("after")
+    it = started_for_real(log, "overwritten")
+    log.append(it.gi_running)
+    it = None  # type: ignore[assignment]
+    log.append("after")
+    kept = [started_for_real(log, "kept")]
+    kept = []
+    log.append("last")
+    return x + len(kept)
+
+
 def entries(error: BaseException) -> list[Any]:
     found, trace = [], error.__traceback__
     while trace is not None:
@@ -327,6 +349,7 @@ def thrown_for_real(x: Any, log: list[Any]) -> Any:
 
 
 PROGRAMS = (
+    made_for_real,
     thrown_for_real,
     kept_by_the_caller_of_a_frame,
     in_a_closure,
@@ -359,6 +382,21 @@ def test_finally_blocks_run_when_the_last_reference_goes(program: Callable[..., 
         wanted = program(x, expected)
         torch.testing.assert_close(compiled(x, actual), wanted, rtol=0, atol=0)
         assert actual == expected
+
+
+def test_a_suspended_generator_among_the_arguments_does_not_break() -> None:
+    def program(x: Any, it: Any) -> Any:
+        return x + 1
+
+    log: list[Any] = []
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    it = careful(log, "argument", 3)
+    for _ in range(2):
+        next(it)
+        compiled(torch.rand(4), it)
+        assert log == []
+    del it
+    assert log == ["argument"]
 
 
 def test_a_generator_in_a_reference_cycle_is_refused() -> None:

@@ -204,6 +204,15 @@ def max_item(iterable: Any, *, key: Any = None, default: Any = _MISSING) -> Any:
     return best
 
 
+def attribute_or(find: Any, args: Any, fallback: Any, owner: Any, name: Any) -> Any:
+    """What a class with a `__getattr__` answers: that is also for attributes whose computation raises."""
+    try:
+        return find(*args)
+    except AttributeError:
+        pass
+    return fallback(owner, name)
+
+
 def getattr_default(owner: Any, name: Any, default: Any) -> Any:
     try:
         return getattr(owner, name)

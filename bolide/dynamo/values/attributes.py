@@ -142,8 +142,10 @@ def _generator(vm: Machine, owner: Generator, name: str) -> Any:
                 return owner.started and not (owner.running or owner.done)
             case "code":
                 return owner.frame.code.code
-            case "frame":
-                return None if owner.done else tracebacks.frame_object(owner.frame)
+            case "frame" if owner.done:
+                return None
+            case "frame" if not owner.foreign:
+                return tracebacks.frame_object(owner.frame)
         raise Unsupported(f"{name} of a generator", vm.where(), kind="frame_access")
     method = polyfills.BY_NAME.get(f"generator_{name.strip('_')}")
     if method is None:
@@ -218,8 +220,15 @@ def _instance(vm: Machine, owner: Any, cls: type, name: str) -> Any:
         return types.MethodType(NODE_METHODS[name], owner)
     hook = world.lookup(cls, "__getattribute__")
     if type(hook) is types.FunctionType:
-        return Call(hook, [owner, name])
-    return default_attribute(vm, owner, cls, name, True)
+        found = Call(hook, [owner, name])
+    else:
+        found = default_attribute(vm, owner, cls, name, True)
+    if type(found) is not Call:
+        return found
+    fallback = world.lookup(cls, "__getattr__")  # it is asked for what raises AttributeError, too
+    if type(fallback) is not types.FunctionType or found.function is fallback:
+        return found
+    return Call(polyfills.BY_NAME["attribute_or"], [found.function, found.args, fallback, owner, name])
 
 
 def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: bool) -> Any:
@@ -233,7 +242,13 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
             raise AttributeError(f"unreadable attribute {name!r}")
         return Call(found.fget, [owner])
     if kind in _SLOT_TYPES:
-        return _slot(vm, owner, name)
+        value = _slot(vm, owner, name)
+        hook = world.lookup(cls, "__getattr__") if value is MISSING and fallback else None
+        if type(hook) is types.FunctionType:
+            return Call(hook, [owner, name])
+        if value is MISSING:
+            raise AttributeError(name)
+        return value
     for hook in ("__get__", "__set__") if found is not MISSING else ():
         world.rely_on_class(kind, hook)
     if (
@@ -310,8 +325,12 @@ def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
 
 
 def _slot(vm: Machine, owner: Any, name: str) -> Any:
+    """What is in a slot, or MISSING."""
     if type(owner) is not Outside:
-        found = object.__getattribute__(owner, name)
+        try:
+            found = object.__getattribute__(owner, name)
+        except AttributeError:
+            return MISSING
         if name == "__dict__":
             vm.world.namespaces[id(found)] = owner
         return found
@@ -320,8 +339,7 @@ def _slot(vm: Machine, owner: Any, name: str) -> Any:
     overlay = owner.slots(vm.world)
     value = overlay.peek(name)
     if value is MISSING:
-        vm.world.guard(owner.source, "has_attr", (name, False))
-        raise AttributeError(name)
+        vm.world.guard_no_attribute(owner, name)
     return value
 
 

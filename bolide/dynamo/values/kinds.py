@@ -118,6 +118,15 @@ def ordered_keys(table: dict[Any, Any]) -> list[Any]:
 PLAIN: Any = type("Plain", (), {"__slots__": (), "__repr__": lambda self: "a plain value"})()
 
 
+def lacks_attribute(owner: Any, name: str) -> bool:
+    """Whether `object.__getattribute__` does not find an attribute."""
+    try:
+        object.__getattribute__(owner, name)
+    except AttributeError:
+        return True
+    return False
+
+
 def class_attribute(cls: type, name: str, after: type | None = None) -> Any:
     """What a class and its bases (those behind `after` in its resolution order) hold under `name`, unbound; MISSING."""
     for base in cls.__mro__ if after is None else cls.__mro__[cls.__mro__.index(after) + 1 :]:

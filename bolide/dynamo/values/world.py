@@ -36,6 +36,7 @@ from bolide.dynamo.values.kinds import (
     is_library_class,
     is_library_namespace,
     is_opaque,
+    lacks_attribute,
     steering,
 )
 from bolide.dynamo.values.outside import (
@@ -97,6 +98,7 @@ class World:
         self.namespaces: dict[int, Any] = {}  # id of a `__dict__` that the program has asked for -> whose it is
         self.mirrors: dict[int, tuple[Any, Source]] = {}  # id(value) -> value, the outside object it stands for
         self.where: Callable[[], UserFrame | None] = lambda: None
+        self.ended: Callable[[], bool] = lambda: False  # whether the outermost frame of the program has returned
         self.evaluate: Callable[[Any, list[Any]], Any] = _no_machine
         self.own_functions: dict[int, Any] = {}
         self.own_classes: dict[int, type] = {}  # classes made by the program, by id
@@ -198,10 +200,12 @@ class World:
             self.guard(sources[0], "distinct", sources[1])
 
     def outside_source(self, value: Any) -> Source | None:
-        """Where an outside object, or the tensor that an input is, was found; None for other values."""
+        """Where an outside object, a library's marker, or the tensor that an input is was found; None for others."""
         if type(value) is TracedTensor:
             place = self.input_place(value)
             return None if place is None else self.inputs[place]
+        if type(value) is object:
+            return self.place_of(value)
         return value.source if type(value) is Outside else None
 
     def rely_on_missing(self, owner: Outside, name: str) -> None:
@@ -210,10 +214,17 @@ class World:
         if (id(owner), name) not in self.once and not written:
             self.once.add((id(owner), name))
             if owner.attrs is None:
-                self.guard(owner.source, "has_attr", (name, False))
+                self.guard_no_attribute(owner, name)
                 return
             owner.attrs.rely_on_absence(name)
             self.rely_on_class(owner.cls, name)
+
+    def guard_no_attribute(self, owner: Outside, name: str) -> None:
+        """Guard that an outside object without a `__dict__` has no attribute `name`; its `__getattr__` is not asked."""
+        if type(class_attribute(owner.cls, "__getattr__")) is types.FunctionType:
+            self.guard(Source("apply", owner.source, (name,), lacks_attribute), "equals", True)
+        else:
+            self.guard(owner.source, "has_attr", (name, False))
 
     def input_place(self, tensor: Any) -> int | None:
         """The index of the input that a traced tensor is, or None."""
@@ -261,8 +272,8 @@ class World:
             else:
                 self.guard(source, "equals", real)
             return real
-        if cls is types.GeneratorType and (made := WRAPPERS[cls](self, real, source)) is not None:
-            return made
+        if cls is types.GeneratorType:
+            return WRAPPERS[cls](self, real, source)
         known = self.seen.get(id(real))
         if known is not None:
             if known[2] is not source and source.kind != "object":
@@ -621,9 +632,13 @@ class World:
             return self.mirror(real, source)
         if type(real) in CONSTANT_TYPES or isinstance(real, (type, enum.Enum, str)):
             return real
-        if is_constant(real) or type(real) is object:  # a library's marker, of which its native code knows as well
+        if is_constant(real):
             return real
         known = self.seen.get(id(real))
+        if type(real) is object:  # a library's marker, of which its native code knows as well
+            known = self.seen.setdefault(id(real), (real, real, source))
+            if known[2] is not source and known[2].kind != "object":
+                self.guard(known[2], "is", real)
         if known is not None:
             return known[1]
         return self.wrap(real, Source("object", None, None, real))
