@@ -131,17 +131,21 @@ def record_failure(root: str, graph: fx.GraphModule, failure: CompileError) -> s
 
 
 def run_calls(
-    captured: Captured, compiler_fn: CompilerFn, options: Mapping[str, Any], parameters: Sequence[str] = ()
+    captured: Captured,
+    compiler_fn: CompilerFn,
+    options: Mapping[str, Any],
+    parameters: Sequence[str] = (),
+    floats: bool = False,
 ) -> Runner:
     """The program as one graph of torch's functions, compiled by `compiler_fn` and differentiated by eager's autograd.
     Where such a graph would not do what the program does, the functional graphs are given to it, one by one.
 
-    parameters: see `provenance.path`.
+    parameters: see `provenance.path`; floats: see `CallRecorder.finish`.
     """
     graph, name = None, captured.name
     if captured.calls is not None:
         names = provenance.input_names(captured, parameters)
-        graph = captured.calls.finish(captured.outputs, config.dead_code_elimination, (), names)
+        graph = captured.calls.finish(captured.outputs, config.dead_code_elimination, (), names, floats)
     if graph is None:
         compiler = functools.partial(_foreign_graph, compiler_fn, options, name)
         return run_trace(captured, compiler, "default", {})

@@ -112,7 +112,7 @@ def _run_backend(settings: Settings, parameters: Sequence[str], captured: Captur
         backend, options = state.backend, {}
     if isinstance(backend, TraceBackend):
         return run_trace(captured, backend.compiler, backend.partition, options, backend.devices)
-    return run_calls(captured, backend, options, parameters)
+    return run_calls(captured, backend, options, parameters, floats=backend is eager)
 
 
 # ---- compile ---------------------------------------------------------------------------------------------------------

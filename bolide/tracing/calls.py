@@ -20,7 +20,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from bolide.symbolic import Expr
-from bolide.tracing import data, generators, modes
+from bolide.tracing import data, generators, modes, scalars
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.trace import Trace, _NonLeaf
 
@@ -75,7 +75,8 @@ def nowhere() -> tuple[Any, Any]:
 
 class CallRecorder(TorchFunctionMode):
     """Active while a program is captured. `refusal`: why the graph cannot be used, if it cannot; `changes_modes`:
-    whether the graph changes torch's modes on its way. `around`: the user's lines and the modules around a call.
+    whether the graph changes torch's modes on its way; `has_floats`: whether it computes Python floats. `around`: the
+    user's lines and the modules around a call.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -85,7 +86,7 @@ class CallRecorder(TorchFunctionMode):
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self.refusal: str | None = None
-        self.changes_modes = False
+        self.changes_modes = self.has_floats = False
         self._nodes: dict[int, tuple[Any, fx.Node]] = {}
         self._numbers: dict[fx.Node, fx.Node] = {}
         self._start = self._state = modes.settings()
@@ -210,6 +211,10 @@ class CallRecorder(TorchFunctionMode):
             return self._constant(value)
         if isinstance(value, torch.Generator):
             return None if generators.is_default(value) else self.graph.call_function(_getter(self.trace, value))
+        if isinstance(value, torch.SymFloat):
+            return self._float(scalars.of(value))
+        if isinstance(value, Expr):
+            return self._number(self.trace.size_node(value))
         if isinstance(value, torch.SymInt):
             return self._number(self.trace.size_node(value.node.expr))
         if isinstance(value, numpy.generic):
@@ -236,8 +241,11 @@ class CallRecorder(TorchFunctionMode):
         for slot, given, leaf in zip(self.trace.graph.nodes, self.trace.inputs, self.trace.leaves):
             if given is tensor or leaf is tensor:
                 return self._slot(slot)
-        if tensor.node.op == "get_attr":
-            return self._constant(self.trace.constants[str(tensor.node.target)])
+        source = tensor.node
+        if source.op == "get_attr":
+            return self._constant(self.trace.constants[str(source.target)])
+        if source.target is torch.ops.aten.full.default and not source.args[0]:  # a size, as a tensor
+            return self.graph.call_function(torch.full, ((), self._number(source.args[1])), dict(source.kwargs))
         raise _Refusal("a tensor comes from where torch's functions were not seen")
 
     def _slot(self, slot: fx.Node) -> fx.Node:
@@ -259,6 +267,18 @@ class CallRecorder(TorchFunctionMode):
             made.meta["val"] = node.meta["val"]
             self._numbers[node] = made
         return self._numbers[node]
+
+    def _float(self, value: scalars.TracedFloat) -> fx.Node:
+        """A number of the graph as the Python float that it is in eager."""
+        self.has_floats = True
+        if id(value) not in self._nodes:
+            if value.made is None:
+                node = self.graph.call_method("item", (self._tensor(value.tensor),))
+            else:
+                function, operands = value.made
+                node = self.graph.call_function(function, tuple(map(self._value, operands)))
+            self._nodes[id(value)] = (value, node)
+        return self._nodes[id(value)][1]
 
     def _constant(self, real: torch.Tensor) -> fx.Node:
         if torch._C._functorch.is_functorch_wrapped_tensor(real):
@@ -284,11 +304,16 @@ class CallRecorder(TorchFunctionMode):
     # ---- the end
 
     def finish(
-        self, outputs: Sequence[TracedTensor], eliminate: bool, sizes: Sequence[Expr] = (), names: Sequence[str] = ()
+        self,
+        outputs: Sequence[TracedTensor],
+        eliminate: bool,
+        sizes: Sequence[Expr] = (),
+        names: Sequence[str] = (),
+        floats: bool = False,
     ) -> fx.GraphModule | None:
         """The graph module, which takes what the trace's graph takes, under `names` if they are given, and returns the
         tuple of `outputs` and `sizes`; None if it was refused. With `eliminate`, calls without effects whose results
-        nothing needs are dropped.
+        nothing needs are dropped. `floats`: whether the graph may read tensors as Python floats, and compute with such.
         """
         try:
             self.refusal = self.refusal or self.trace.functional_only
@@ -298,6 +323,8 @@ class CallRecorder(TorchFunctionMode):
                 numbers = (self._number(self.trace.size_node(size)) for size in sizes)
                 results = (*(self._tensor(tensor) for tensor in outputs), *numbers)
                 self._enter(self._start)
+                if not floats and (self.has_floats or self.trace.reads_floats):
+                    raise _Refusal("Python floats are computed")
         except _Refusal as refusal:
             self.refusal = str(refusal)
         if self.refusal is not None:

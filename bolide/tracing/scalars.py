@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 Pin = Callable[[], object]
+Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class ScalarNode:
@@ -76,7 +77,8 @@ class ScalarNode:
 class TracedFloat(torch.SymFloat):
     """A float in the graph. `hint` is its value now, if it is an argument's (or computed from arguments'), and `pins`
     are called when the program depends on that value: they guard the arguments. `formula`: how it follows from numbers
-    of the outside world, as Python over their names, where there is a simple way."""
+    of the outside world, as Python over their names, where there is a simple way. `made`: the Python function and the
+    numbers (sizes as expressions) that it was computed from, None if it is a tensor's."""
 
     def __init__(
         self,
@@ -84,10 +86,11 @@ class TracedFloat(torch.SymFloat):
         hint: float | None = None,
         pins: tuple[Pin, ...] = (),
         formula: str | None = None,
+        made: Made | None = None,
     ) -> None:
         super().__init__(ScalarNode(tensor))  # type: ignore[no-untyped-call]
         self.node.owner = self
-        self.tensor, self.hint, self.pins, self.formula = tensor, hint, pins, formula
+        self.tensor, self.hint, self.pins, self.formula, self.made = tensor, hint, pins, formula, made
 
     def __float__(self) -> float:
         """The value; from here on the program depends on it. Raises DataDependent where it is data."""
@@ -174,10 +177,11 @@ def compute(
     if known is not None and all(operand.hint is not None for operand in traced):
         hint = known(*map(_hint, operands))
     pins = tuple(dict.fromkeys(pin for operand in traced for pin in operand.pins))
-    with torch.no_grad(), torch._C._DisableAutocast():
+    made = None if known is None else (known, operands)
+    formula = _formula(form, operands) if form else None
+    with torch._C._DisableAutocast():
         tensors = [operand.tensor if isinstance(operand, TracedFloat) else operand for operand in operands]
-        formula = _formula(form, operands) if form else None
-        return TracedFloat(function(*tensors), hint, pins, formula)  # type: ignore[arg-type]
+        return TracedFloat(function(*tensors), hint, pins, formula, made)  # type: ignore[arg-type]
 
 
 def _arithmetic(name: str, sign: str, function: Callable[..., Any]) -> None:
@@ -238,19 +242,19 @@ def _compared(name: str, sign: str, function: Callable[..., bool]) -> None:
 
 
 for _name, _sign, _function in (
-    ("add", "+", lambda a, b: a + b),
-    ("sub", "-", lambda a, b: a - b),
-    ("mul", "*", lambda a, b: a * b),
-    ("truediv", "/", lambda a, b: a / b),
-    ("pow", "**", lambda a, b: a**b),
-    ("floordiv", "//", lambda a, b: a // b),
-    ("mod", "%", lambda a, b: a % b),
+    ("add", "+", operator.add),
+    ("sub", "-", operator.sub),
+    ("mul", "*", operator.mul),
+    ("truediv", "/", operator.truediv),
+    ("pow", "**", operator.pow),
+    ("floordiv", "//", operator.floordiv),
+    ("mod", "%", operator.mod),
 ):
     _arithmetic(_name, _sign, _function)
 for _name, _sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
     _compared(_name, _sign, getattr(operator, _name))
 for _name, _unary in {
-    "__neg__": lambda self: compute(torch.neg, self, known=lambda a: -a, form="(-{})"),
+    "__neg__": lambda self: compute(torch.neg, self, known=operator.neg, form="(-{})"),
     "__pos__": lambda self: self,
     "__abs__": lambda self: compute(torch.abs, self, known=abs, form="({}).__abs__()"),
 }.items():

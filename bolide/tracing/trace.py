@@ -63,6 +63,7 @@ class Trace:
         self._seed: torch.fx.Node | None = None
         self._draws = 0
         self.has_scalars = False
+        self.reads_floats = False  # whether tensors are read as floats
         self.refutable = False  # running the graph may raise Refuted
         self.own_gradients = False  # a backward of the program's own (a Function, a hook) is no derivative
         self.functional_only: str | None = None  # what the program does that only the functional graph shows
@@ -147,7 +148,7 @@ class Trace:
         node = self.call(aten.full.default, [], self.size_node(expr), dtype=torch.float64, device=torch.device("cpu"))
         formula = None if self.assume is None or self.shapes.is_data(expr) else f"({expr.text()})"
         pin = functools.partial(self.shapes.specialise, expr, hint)
-        return self.scalar(self.wrap(node), float(hint), (pin,), formula)
+        return self.scalar(self.wrap(node), float(hint), (pin,), formula, (float, (expr,)))
 
     def _placeholder(self, name: str, value: Any, behind: torch.fx.Node | None = None) -> torch.fx.Node:
         """Placeholders come before all other nodes: inputs, then sizes, then tangents, each in the order made."""
@@ -303,15 +304,14 @@ class Trace:
         hint: float | None = None,
         pins: tuple[scalars.Pin, ...] = (),
         formula: str | None = None,
+        made: scalars.Made | None = None,
     ) -> scalars.TracedFloat:
         """A Python float whose value is that of a 0-dim tensor of the graph (see `scalars`)."""
         self.has_scalars = True
-        if hint is None:  # calls that are given a known one are refused one by one (`CallRecorder`)
-            self.functional_only = "numbers are computed in the graph"
-        with torch.no_grad():
-            value: Any = tensor.detach().to(torch.float64)
-            value = value.clone() if value.group is tensor.group else value  # later writes do not change a number
-        return scalars.TracedFloat(value, hint, pins, formula)
+        self.reads_floats |= hint is None
+        value: Any = tensor.detach().to(torch.float64)
+        value = value.clone() if value.group is tensor.group else value  # later writes do not change a number
+        return scalars.TracedFloat(value, hint, pins, formula, made)
 
     def generator(self, device: torch.device) -> tuple[torch.Generator, generators.Slot]:
         """A stand-in for a generator of the user's, and where the graph will find the real one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.metadata
+import math
 import operator
 import warnings
 from collections.abc import Callable, Iterator
@@ -82,6 +83,29 @@ def test_draws_that_nothing_needs_are_made_without_inputs_and_beside_floats_that
 
     compiled = [bolide.compile(fn, backend="eager") for fn in (alone, kept)]
     assert outcome(*compiled) == outcome(alone, kept)
+
+
+def test_draws_beside_floats_that_change_or_are_made_of_sizes_are_eagers(seed: int) -> None:
+    def f(x: Tensor, number: float) -> tuple[Any, ...]:
+        dropped = F.dropout(x, 0.3) * math.exp(number) / math.sqrt(x.shape[0]) + x.shape[0] / 2
+        return dropped, torch.rand_like(x).clamp(max=number) ** (number / 3), number * 2, -number
+
+    def outcome(fn: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(seed)
+        found: list[Any] = []
+        for size in range(3, 7):
+            x = torch.randn(size, requires_grad=True)
+            results = fn(x, size / 7)
+            results[0].sum().backward()
+            found += [r.tolist() if isinstance(r, Tensor) else r for r in (*results, x.grad, torch.rand(1))]
+        return found
+
+    assert outcome(bolide.compile(f, backend="eager", fullgraph=True)) == outcome(f)
+    backend = Recording()
+    compiled = bolide.compile(f, backend=backend, fullgraph=True)  # which need not know Python floats
+    for size in range(3, 6):
+        compiled(torch.randn(size), size / 7)
+    assert "item" not in backend.graphs[-1].code and "aten" in backend.graphs[-1].code
 
 
 def test_a_callable_gets_a_graph_that_can_be_run_printed_and_differentiated() -> None:
