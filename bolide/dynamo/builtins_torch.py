@@ -31,13 +31,7 @@ def _buffer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(
-    torch.manual_seed,
-    torch.seed,
-    torch.initial_seed,
-    torch.set_rng_state,
-    torch.get_rng_state,
-    torch.random.fork_rng,
-    torch.random.fork_rng.__wrapped__,  # type: ignore[attr-defined]
+    *(getattr(torch.cuda, name) for name in ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all")),
     torch.set_default_device,
     torch.set_num_threads,
     torch.use_deterministic_algorithms,

@@ -233,7 +233,7 @@ class _Attempt:
             sizes=self.symbols.done(),
             calls=self.calls,
             examples=world.input_tensors if self.calls else (),
-            generators=tuple(world.drawn_from),
+            generators=tuple(world.drawn_from.values()),
             flags=tuple(world.flags),
             shape=shape,
             ending=ending,

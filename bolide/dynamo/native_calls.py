@@ -40,6 +40,7 @@ HASHABLE = frozenset(
         type(torch.nn.Buffer),
         type(torch.Tensor),
         type(torch.FloatTensor),
+        type(torch.Generator),
         functools._lru_cache_wrapper,
         *BUILTIN_TYPES,
         type(torch.ops),

@@ -49,6 +49,7 @@ INTERPRETED = (
     "torch.utils._pytree",
     "torch.utils.checkpoint",
     "torch.utils.hooks.RemovableHandle",
+    "torch.random.fork_rng",
     "torch.optim",
     "torch.ao",
     "torch.amp.grad_scaler",

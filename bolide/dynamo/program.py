@@ -229,6 +229,6 @@ class Captured:
     ending: Break | None = None
     release: Callable[[], None] = lambda: None  # to be called when the backend is done: lets go of the call's objects
     calls: Any = None  # the `tracing.calls.CallRecorder`, where a graph of torch's functions is wanted
-    generators: Sequence[tuple[Any, Source]] = ()  # what takes a generator before the graph runs, and where that is
+    generators: Sequence[tuple[Any, Recipe]] = ()  # what takes a generator before the graph runs, and how it is found
     flags: Sequence[tuple[Source, bool]] = ()  # tensors whose `requires_grad` is changed before the graph runs
     examples: Sequence[torch.Tensor] = ()  # the real tensors of this call, in the order of `inputs`

@@ -105,7 +105,7 @@ class _Builder:
         self.captured = captured
         self.eager = eager
         self.wanted = [*captured.inputs, *(symbol.source for symbol in captured.sizes)]
-        self.generators = [(slot, Recipe("source", source)) for slot, source in captured.generators]
+        self.generators = captured.generators
         self.flags = [(Recipe("source", source), wanted) for source, wanted in captured.flags]
         early = [recipe for _, recipe in self.generators] + [recipe for recipe, _ in self.flags]
         self.order = [*((recipe, True) for recipe in early), *_recipes(captured)]
@@ -130,9 +130,13 @@ class _Builder:
                 self.wanted.append(source)
                 popped.append(f"{self.made[recipe]} = {found}.pop()")
         yield from reversed(popped)
+        for slot, recipe in self.generators:
+            if recipe not in self.made:  # one that the program makes
+                made = self.expression(recipe, [])
+                self.made[recipe] = self.namespace.fresh("s")
+                yield f"{self.made[recipe]} = {made}"
+            yield f"{self.namespace.reference(slot.put, 'put')}({self.made[recipe]})"
         generators = [self.made[recipe] for _, recipe in self.generators]
-        for generator, (slot, _) in zip(generators, self.generators):
-            yield f"{self.namespace.reference(slot.put, 'put')}({generator})"
         for recipe, wanted in self.flags:
             yield f"{self.made[recipe]}.requires_grad_({wanted})"
         if self.captured.trace.refutable:

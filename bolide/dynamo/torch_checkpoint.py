@@ -19,7 +19,7 @@ from bolide.dynamo.program import Recipe
 from bolide.dynamo.torch_autograd import effects_so_far
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
-from bolide.tracing import TensorMeta, writing_ops
+from bolide.tracing import TensorMeta, generators, writing_ops
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -91,8 +91,11 @@ def _begin(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return Region(next(iter(reversed(vm.trace.graph.nodes))), policy, _written(vm))
 
 
+_DRAWN = frozenset({writing_ops.drawn, *generators.STATES})
+
+
 def _written(vm: Machine) -> Any:
-    drawn = sum(node.target is writing_ops.drawn for node in vm.trace.graph.nodes) if vm.trace.generators else 0
+    drawn = sum(node.target in _DRAWN for node in vm.trace.graph.nodes)
     return effects_so_far(vm), drawn, [leaf.group.version for leaf in vm.trace.leaves if leaf.group.version]
 
 

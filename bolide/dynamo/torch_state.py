@@ -47,7 +47,7 @@ def answer(function: Reader, *args: Any) -> Any:
     return function(*args)
 
 
-def _read(vm: Machine, reader: Reader, args: list[Any]) -> Any:
+def read_state(vm: Machine, reader: Reader, args: list[Any]) -> Any:
     """What a reader says. It is guarded unless the program itself has changed it."""
     value = reader(*args)
     own = {setter for setter, _ in modes.changed(vm.surroundings, modes.settings())} if READERS.get(reader) else ()
@@ -61,7 +61,7 @@ def _read(vm: Machine, reader: Reader, args: list[Any]) -> Any:
 def _serve(function: Reader, reader: Reader) -> None:
     @intercept(function)
     def read(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        return _read(vm, reader, [*args, *kwargs.values()])
+        return read_state(vm, reader, [*args, *kwargs.values()])
 
 
 for _reader in READERS:
@@ -73,7 +73,7 @@ for _function, _reader in BEHIND.items():
 @intercept(torch.backends.ContextProp.__get__)
 def _property(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """An attribute such as `torch.backends.cudnn.deterministic`."""
-    return _read(vm, args[0].getter, [])
+    return read_state(vm, args[0].getter, [])
 
 
 @intercept(torch.autocast)
@@ -82,5 +82,5 @@ def _autocast(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     device, dtype, *_ = [*args, None, None]
     device, dtype = kwargs.get("device_type", device), kwargs.get("dtype", dtype)
     if dtype is None and type(device) is str:
-        _read(vm, torch.get_autocast_dtype, [device])
+        read_state(vm, torch.get_autocast_dtype, [device])
     return NATIVE

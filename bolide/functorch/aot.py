@@ -27,7 +27,7 @@ from bolide.functorch.graphs import (
 from bolide.functorch.joint import finish_inference, finish_joint, tangent_meta
 from bolide.functorch.memory import saved_values
 from bolide.functorch.missing import without_tangents
-from bolide.functorch.partitioners import Partition, Strategy, forward_nodes, partition
+from bolide.functorch.partitioners import Joint, Partition, Strategy, forward_nodes, partition
 from bolide.functorch.passes import INFERENCE_PASSES, run_passes
 from bolide.functorch.passes.norms import split_norms
 from bolide.functorch.runtime import (
@@ -38,7 +38,7 @@ from bolide.functorch.runtime import (
     without_autocast,
     without_grad,
 )
-from bolide.functorch.second import inputs_read, is_seed, second_order
+from bolide.functorch.second import draws_read, inputs_read, second_order
 from bolide.functorch.signature import Signature, describe
 from bolide.functorch.underived import with_history, without_underived
 from bolide.support import events
@@ -111,12 +111,12 @@ def _compile_training(
 
     visible = frozenset(range(joint.outputs))
     parameters = _parameters(trace)
-    seed = _seed_result(parts.forward, joint.inputs)
+    drawn = _drawn_results(parts.forward, joint)
     info = GraphInfo("forward", parameters, visible)
     forward = _compiled(parts.forward, trace, info, forward_compiler, name)
     if torch._C._is_any_autocast_enabled():
         forward = without_autocast(forward)
-    crossing = _crossing(signature, parts, trace, seed)
+    crossing = _crossing(signature, parts, trace, drawn)
     _take_real_layouts(parts, joint.inputs)
     tangent_slots = placeholders(parts.backward)[len(parts.saved) :]
     slot_of_result = dict(zip([i for i, stride in enumerate(crossing.tangents) if stride is not None], tangent_slots))
@@ -147,16 +147,14 @@ def _compile_training(
     return differentiable(forward, backward_for, twice, crossing, apart)
 
 
-def _seed_result(forward: fx.Graph, inputs: int) -> int | None:
-    """Where the seed of the program's random numbers is found in the list of all inputs followed by all results, of
-    which it becomes one."""
+def _drawn_results(forward: fx.Graph, joint: Joint) -> tuple[int, ...]:
+    """Where what the program has drawn is found in the list of all inputs followed by all results, of which it becomes
+    a part."""
+    drawn = draws_read(forward, joint.outputs)
     made = results(forward)
-    for node in forward.nodes:
-        if is_seed(node):
-            if node not in made:
-                output_node(forward).args = ((*made, node),)
-            return inputs + results(forward).index(node)
-    return None
+    output_node(forward).args = ((*made, *[node for node in drawn if node not in made]),)
+    made = results(forward)
+    return tuple(joint.inputs + made.index(node) for node in drawn)
 
 
 def _parameters(trace: Trace) -> frozenset[int]:
@@ -167,7 +165,7 @@ def _symbols(trace: Trace) -> tuple[str, ...]:
     return tuple(as_expr(size).text() for size in trace.sizes)
 
 
-def _crossing(signature: Signature, parts: Partition, trace: Trace, seed: int | None) -> Crossing:
+def _crossing(signature: Signature, parts: Partition, trace: Trace, drawn: tuple[int, ...]) -> Crossing:
     tensors = [at for node, at in zip(parts.saved, parts.saved_at) if is_tensor(node)]
     numbers = parts.saved_at[len(tensors) :]
     tangents = [None if result.tensor is None else _strides(tangent_meta(result.meta)) for result in signature.results]
@@ -176,7 +174,7 @@ def _crossing(signature: Signature, parts: Partition, trace: Trace, seed: int | 
     symbols |= {str(as_expr(node.meta["val"])): at for node, at in zip(parts.saved, parts.saved_at) if is_size(node)}
     read = [at for at in inputs_read(parts.forward, len(tangents)) if at not in tensors]
     loose = [at for at in read if at not in _parameters(trace)]
-    return Crossing(len(tangents), tuple(tensors), numbers, tuple(tangents), symbols, tuple(read), tuple(loose), seed)
+    return Crossing(len(tangents), tuple(tensors), numbers, tuple(tangents), symbols, tuple(read), tuple(loose), drawn)
 
 
 def _strides(meta: TensorMeta) -> tuple[Any, ...]:

@@ -117,8 +117,8 @@ class Crossing:
     sizes are, by name, in the list of all inputs followed by all results.
 
     For gradients of gradients, which are computed from the inputs: `read`, the tensors among them that the results
-    depend on and that are not saved; `loose`, those of them that the program's caller may drop; `seed`, where the seed
-    of the random numbers is.
+    depend on and that are not saved; `loose`, those of them that the program's caller may drop; `drawn`, where the
+    seed of the random numbers is, and what else was drawn.
     """
 
     results: int
@@ -128,7 +128,7 @@ class Crossing:
     symbols: Mapping[str, int] = field(default_factory=dict)
     read: tuple[int, ...] = ()
     loose: tuple[int, ...] = ()
-    seed: int | None = None
+    drawn: tuple[int, ...] = ()
 
 
 BackwardFor = Callable[[tuple[int, ...]], CompiledGraph]
@@ -162,7 +162,7 @@ def differentiable(
             pool = [*inputs, *made]
             ctx.save_for_backward(*[pool[index] for index in crossing.tensors])
             ctx.numbers = [pool[index] for index in crossing.numbers]
-            ctx.seed = None if crossing.seed is None else pool[crossing.seed]
+            ctx.drawn = [pool[place] for place in crossing.drawn]
             if symbols:
                 ctx.sizes = {name: pool[place] for name, place in symbols.items()}
             ctx.set_materialize_grads(False)
@@ -175,7 +175,7 @@ def differentiable(
             inputs: Sequence[Any] | None = None
             if torch.is_grad_enabled():
                 inputs = _recalled(ctx, crossing)
-                gradients = None if inputs is None or twice is None else twice(inputs, ctx.seed, tangents)
+                gradients = None if inputs is None or twice is None else twice(inputs, ctx.drawn, tangents)
                 if gradients is not None:
                     return gradients
             values = [*ctx.saved_tensors, *ctx.numbers]

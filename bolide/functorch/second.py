@@ -9,20 +9,20 @@ other trace. So it has a backward of its own, and so on to any order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
 
-from bolide.functorch.graphs import Runner, aten, is_tensor, placeholders, results
+from bolide.functorch.graphs import Runner, aten, is_getitem, is_impure, is_tensor, placeholders, results
 from bolide.support.errors import CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.tracing import Trace, TracedTensor
 
 Gradients = tuple[torch.Tensor | None, ...]
-SecondOrder = Callable[[Sequence[Any], torch.Tensor | None, Sequence[torch.Tensor | None]], Gradients | None]
-"""Takes the forward's inputs (with their history), the seed of its random numbers, and the tangents of its results;
-gives one differentiable gradient for each input, or None when it cannot."""
+SecondOrder = Callable[[Sequence[Any], Sequence[torch.Tensor], Sequence[torch.Tensor | None]], Gradients | None]
+"""Takes the forward's inputs (with their history), what it has drawn (see `draws_read`), and the tangents of its
+results; gives one differentiable gradient for each input, or None when it cannot."""
 
 Compile = Callable[[Trace, Sequence[TracedTensor]], Runner]
 
@@ -36,16 +36,16 @@ def second_order(
     made: dict[Any, tuple[Runner, list[int]] | None] = {}
 
     def gradients(
-        inputs: Sequence[Any], seed: torch.Tensor | None, tangents: Sequence[torch.Tensor | None]
+        inputs: Sequence[Any], drawn: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
     ) -> Gradients | None:
         key = (*map(_key, inputs), None, *map(_key, tangents))
         if key not in made:
-            made[key] = _build(forward, outputs, constants, compile_trace, inputs, seed, tangents)
+            made[key] = _build(forward, outputs, constants, compile_trace, inputs, drawn, tangents)
         found = made[key]
         if found is None:
             return None
         run, places = found
-        arguments = [value for value in (*inputs, seed, *tangents) if isinstance(value, torch.Tensor)]
+        arguments = [value for value in (*inputs, *drawn, *tangents) if isinstance(value, torch.Tensor)]
         with torch._C._DisableAutocast():
             computed = dict(zip(places, run(arguments), strict=True))
         return tuple([computed.get(place) for place in range(len(inputs))])
@@ -65,13 +65,13 @@ def _build(
     constants: dict[str, torch.Tensor],
     compile_trace: Compile,
     inputs: Sequence[Any],
-    seed: torch.Tensor | None,
+    drawn: Sequence[torch.Tensor],
     tangents: Sequence[torch.Tensor | None],
 ) -> tuple[Runner, list[int]] | None:
     """The compiled gradients and which inputs they belong to; None for a program that cannot be derived twice."""
     trace = Trace()
     values = [_input(trace, value, f"x{place}") for place, value in enumerate(inputs)]
-    random = _input(trace, seed, "seed")
+    random = [_input(trace, value, f"drawn{place}") for place, value in enumerate(drawn)]
     weights = [_input(trace, tangent, f"tangent{place}") for place, tangent in enumerate(tangents)]
     try:
         with collector_paused(), trace.recording(), torch.enable_grad(), torch._C._DisableAutocast():
@@ -99,12 +99,13 @@ def _input(trace: Trace, value: Any, name: str) -> Any:
 
 
 def _replay(
-    graph: fx.Graph, outputs: int, constants: dict[str, torch.Tensor], inputs: Sequence[Any], seed: Any
+    graph: fx.Graph, outputs: int, constants: dict[str, torch.Tensor], inputs: Sequence[Any], drawn: Sequence[Any]
 ) -> Iterator[Any]:
     """The first `outputs` results of `graph` on traced inputs, without its effects on the inputs."""
     wanted = results(graph)[:outputs]
     needed = _needed(wanted)
     known: dict[fx.Node, Any] = dict(zip(placeholders(graph), inputs, strict=True))
+    known |= zip(draws_read(graph, outputs), drawn, strict=True)
 
     def value_of(node: fx.Node) -> Any:
         return known[node]
@@ -113,8 +114,8 @@ def _replay(
         if node in needed and node not in known:
             if node.op == "get_attr":
                 known[node] = constants[str(node.target)]
-            elif is_seed(node):
-                known[node] = seed
+            elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and is_impure(node):
+                raise Unsupported("random numbers that depend on a tensor would be drawn again", kind="operator")
             elif _updates_statistics(node):
                 x, weight, bias, _, _, *rest = fx.map_arg(node.args, known.get)
                 known[node] = aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
@@ -123,9 +124,16 @@ def _replay(
     return (known[node] for node in wanted)
 
 
-def is_seed(node: fx.Node) -> bool:
-    """Whether a node draws the seed of the program's random numbers."""
-    return node.target is torch.ops.bolide.rng_seed.default
+def draws_read(forward: fx.Graph, outputs: int) -> list[fx.Node]:
+    """What the first `outputs` results depend on that is drawn, from numbers alone: the seed, permutations, …"""
+    needed = _needed(results(forward)[:outputs])
+    return [node for node in forward.nodes if node in needed and _is_drawn(node)]
+
+
+def _is_drawn(node: fx.Node) -> bool:
+    source = cast(fx.Node, node.args[0]) if is_getitem(node) else node
+    tags = getattr(source.target, "tags", ())
+    return is_tensor(node) and torch.Tag.nondeterministic_seeded in tags and not source.all_input_nodes
 
 
 def _updates_statistics(node: fx.Node) -> bool:
@@ -147,6 +155,6 @@ def _needed(wanted: Sequence[Any]) -> set[fx.Node]:
         node = pending.pop()
         if node not in needed:
             needed.add(node)
-            read = node.args[:3] if _updates_statistics(node) else node.all_input_nodes
+            read = node.args[:3] if _updates_statistics(node) else () if _is_drawn(node) else node.all_input_nodes
             pending += [other for other in read if isinstance(other, fx.Node)]
     return needed

@@ -250,9 +250,10 @@ _TABLE = (
     BreakKind(
         "BR0506",
         "generator_state",
-        "A random number generator is made, asked or set",
-        "Compiled code draws from generators; it does not make them, nor ask or set their state.",
-        "make and seed it outside of the compiled function",
+        "A random number generator is copied, or asked for a number",
+        "Compiled code makes and seeds generators, keeps and sets their states; a seed that nobody chose is a number "
+        "of the moment.",
+        "do this outside of the compiled function",
     ),
     BreakKind(
         "BR0507",

@@ -36,6 +36,7 @@ class Part(Trace):
         super().__init__()
         self.shapes, self.assume = outer.shapes, outer.assume
         self.where = outer.where
+        self.generators = outer.generators
         self.operands: list[TracedTensor] = []
         self.symbols: list[Expr] = []
         self._adopted: dict[int, TracedTensor] = {}
@@ -77,8 +78,9 @@ class Part(Trace):
             raise Unsupported(
                 "a branch that depends on data writes to a tensor from outside", self.where, kind="control_flow"
             )
-        if self._seed is not None:
-            raise Unsupported("a branch that depends on data draws random numbers", self.where, kind="control_flow")
+        if self.draws():
+            reason = "a branch that depends on data draws random numbers, or changes a generator"
+            raise Unsupported(reason, self.where, "draw them before and hand them to it", kind="control_flow")
 
 
 def size_operand(trace: Trace, symbol: Expr) -> torch.SymInt:

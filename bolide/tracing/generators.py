@@ -1,14 +1,19 @@
-"""Random generators of the user's. While recording, each is known by a stand-in, a generator that nobody draws from; in
-the graph an operation that draws from it is ``bolide::drawn``, which finds the real one in a `Slot`."""
+"""Random generators. While recording, one of the user's is known by a stand-in, a generator that nobody draws from; in
+the graph an operation that draws from it is ``bolide::drawn``, which finds the real one in a `Slot`. Seeds and states
+are asked and set by operations of their own, in their places among the draws."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from bolide.support.errors import Unsupported
+from bolide.tracing.meta import TensorMeta
+from bolide.tracing.rules.registry import rule
+from bolide.tracing.tables import enter, lookup
 from bolide.tracing.writing_ops import call_on_copies, drawn
 
 if TYPE_CHECKING:
@@ -24,6 +29,19 @@ class Slot(threading.local):
         self.generator = generator
 
     def get(self) -> torch.Generator | None:
+        return self.generator
+
+    def manual_seed(self, seed: int) -> None:
+        self._held().manual_seed(seed)
+
+    def get_state(self) -> torch.Tensor:
+        return self._held().get_state()
+
+    def set_state(self, state: torch.Tensor) -> None:
+        self._held().set_state(state)
+
+    def _held(self) -> torch.Generator:
+        assert self.generator is not None
         return self.generator
 
 
@@ -57,9 +75,109 @@ def slot_of(trace: Trace, generator: torch.Generator) -> Slot:
     known = trace.generators.get(generator._cdata)  # type: ignore[attr-defined]
     if known is None:
         raise Unsupported(
-            "a random number generator that is made in the program",
+            "a random number generator that is not known",
             trace.where,
             "make it outside the compiled function",
             kind="generator_state",
         )
     return known[1]
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+
+STATE_SIZE = torch.Generator().get_state().numel()
+_SEEDS = 1 << 64
+
+
+def seeding(seed: Callable[[int], Any]) -> Callable[[Any], None]:
+    """`seed`, which seeds a generator, as a function that stands in graphs of calls."""
+    table = enter(seed)
+
+    def manual_seed(value: Any) -> None:
+        set_seed(_signed(value), table)
+
+    return manual_seed
+
+
+def asking(ask: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """The same for `ask`, which asks a generator for its state."""
+    table = enter(ask)
+
+    def state_of_generator() -> torch.Tensor:
+        return get_state(table)  # type: ignore[no-any-return]
+
+    return state_of_generator
+
+
+def restoring(put: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], None]:
+    """The same for `put`, which gives a generator a state."""
+    table = enter(put)
+
+    def restore_generator(state: torch.Tensor) -> None:
+        set_state(state, table)
+
+    return restore_generator
+
+
+def _signed(seed: Any) -> Any:
+    """The number of 64 bits with a sign that seeds as `seed` does."""
+    return seed - _SEEDS if type(seed) is int and seed >= _SEEDS // 2 else seed
+
+
+def record_seed(trace: Trace, seed: Callable[[int], Any], value: Any) -> None:
+    """Record that a generator is seeded. `value`: a number of 64 bits, with a sign or without, or a symbolic one."""
+    _state_changes(trace, set_seed, trace.unwrap(_signed(value)), enter(seed))
+
+
+def record_state(trace: Trace, ask: Callable[[], torch.Tensor]) -> Any:
+    """Record that a generator is asked for its state."""
+    return trace.wrap(_state_changes(trace, get_state, enter(ask)))
+
+
+def record_new_state(trace: Trace, put: Callable[[torch.Tensor], Any], state: torch.Tensor) -> None:
+    """Record that a generator gets a state."""
+    _state_changes(trace, set_state, trace.unwrap(state), enter(put))
+
+
+def _state_changes(trace: Trace, func: Any, *args: Any) -> Any:
+    """Numbers drawn from here on follow from another seed: what is drawn later must depend on the state of now, what
+    was drawn earlier must not."""
+    trace.forget_seed()
+    return trace.call(func, *args)
+
+
+def _set_seed(seed: int, table: int) -> None:
+    lookup(table)(seed)
+
+
+def _get_state(table: int) -> torch.Tensor:
+    return lookup(table)()  # type: ignore[no-any-return]
+
+
+def _set_state(state: torch.Tensor, table: int) -> None:
+    lookup(table)(state)
+
+
+_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _name, _schema, _implementation in (
+    ("set_seed", "(SymInt seed, int table) -> ()", _set_seed),
+    ("get_state", "(int table) -> Tensor", _get_state),
+    ("set_state", "(Tensor state, int table) -> ()", _set_state),
+):
+    _library.define(f"{_name}{_schema}", tags=(torch.Tag.nondeterministic_seeded,))
+    _library.impl(_name, _implementation, "CompositeExplicitAutograd")
+set_seed = torch.ops.bolide.set_seed.default
+get_state = torch.ops.bolide.get_state.default
+set_state = torch.ops.bolide.set_state.default
+STATES = frozenset({set_seed, get_state, set_state})
+"""The operations on generators' states."""
+
+
+@rule("bolide::set_seed", "bolide::set_state")
+def _no_result(value: Any, table: int) -> None:
+    return None
+
+
+@rule("bolide::get_state")
+def _state_meta(table: int) -> TensorMeta:
+    return TensorMeta((STATE_SIZE,), (1,), 0, torch.uint8, torch.device("cpu"))

@@ -327,6 +327,10 @@ class Trace:
         assert self._seed is not None
         return self._seed, self._draws - 1
 
+    def forget_seed(self) -> None:
+        """Numbers drawn from here on come from another seed."""
+        self._seed, self._draws = None, 0
+
     # ---- functional writes ----------------------------------------------------------------------------------------
 
     def replay(self, base: torch.fx.Node, chain: tuple[ViewStep, ...]) -> torch.fx.Node:

@@ -99,25 +99,27 @@ def test_attributes_and_the_default_one() -> None:
 def made(x: torch.Tensor) -> Any:
     generator = torch.Generator()
     generator.manual_seed(3)
-    return x + torch.rand(3, generator=generator)
+    return x + torch.rand(3, generator=generator), generator
 
 
 def seeded(x: torch.Tensor) -> Any:
-    generator = torch.Generator().manual_seed(4)
+    generator = torch.Generator().manual_seed(2**64 - 4)
+    number = generator.initial_seed()
     state = generator.get_state()
     a = torch.rand(3, generator=generator)
     generator.set_state(state)
-    return x + a, torch.rand(3, generator=generator)
+    return x + a, torch.rand(3, generator=generator), number
 
 
 def of_torch(x: torch.Tensor) -> Any:
-    torch.manual_seed(4)
+    torch.manual_seed(-4)
     state = torch.get_rng_state()
     a = torch.rand(3)
     torch.set_rng_state(state)
     with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(5)
         b = torch.rand(3)
-    return x + a, b, torch.rand(3), torch.initial_seed()
+    return x + a, b, torch.rand(3), torch.randperm(7), state
 
 
 @torch.random.fork_rng(devices=[])
@@ -126,18 +128,153 @@ def forked(x: torch.Tensor) -> Any:
 
 
 def of_a_decorator(x: torch.Tensor) -> Any:
+    before = torch.initial_seed()
     torch.manual_seed(4)
-    return forked(x), torch.rand(3)
+    seed = torch.initial_seed()
+    return forked(x), torch.rand(3), before, seed
 
 
-@pytest.mark.parametrize("fn", [made, seeded, of_torch, of_a_decorator])
-def test_states_are_asked_and_set_for_real(fn: Callable[..., Any]) -> None:
+def between(x: torch.Tensor) -> Any:
+    a = torch.rand(3)
+    torch.manual_seed(1)
+    return a, x + torch.rand(3)
+
+
+STATES = pytest.mark.parametrize("fn", [made, seeded, of_torch, of_a_decorator, between])
+
+
+def _plain(value: Any) -> Any:
+    return value.get_state() if isinstance(value, torch.Generator) else value
+
+
+@STATES
+def test_seeds_and_states(fn: Callable[..., Any]) -> None:
+    compiled: Any = bolide.compile(fn, backend="eager", fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(3)
+        torch.manual_seed(5)  # what `initial_seed` answers is guarded
+        found: list[Any] = []
+        start = torch.get_rng_state()
+        for function in (compiled, fn):
+            torch.set_rng_state(start)
+            found.append((tuple(map(_plain, function(x))), torch.get_rng_state(), torch.rand(2)))
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert len(compiled._bolide.entries) == 1
+
+
+def seeded_by(x: torch.Tensor, seed: int, generator: torch.Generator) -> Any:
+    first = torch.rand(20)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        a = x * torch.rand(20)
+        torch.set_rng_state(state)
+        b = x * torch.rand(20)
+    generator.manual_seed(seed)
+    return first, a, b, torch.rand(20), torch.rand(20, generator=generator)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_draws_follow_from_the_seed(backend: str) -> None:
+    """Backends with numbers of their own keep what eager promises of them: they follow from the state."""
+    compiled: Any = bolide.compile(seeded_by, backend=backend, fullgraph=True)
+    x, g = torch.ones(20), torch.Generator()
+    runs: dict[int, Any] = {}
+    for number, (outer, seed) in enumerate([(1, 50), (1, 60), (1, 70), (2, 60), (1, 60)]):
+        torch.manual_seed(outer)
+        first, a, b, last, own = compiled(x, seed, g)
+        assert torch.equal(a, b) and torch.equal(own, torch.rand(20, generator=torch.Generator().manual_seed(seed)))
+        assert len({tuple(part.tolist()) for part in (first, a, last, own)}) == 4
+        runs[number] = first, a, last
+    for outer_too, one, other in ((True, 1, 4), (False, 1, 3)):
+        same = [torch.equal(p, q) for p, q in zip(runs[one], runs[other])]
+        assert same == ([True] * 3 if outer_too else [False, True, False])
+    assert not torch.equal(runs[0][1], runs[1][1])
+    assert len(compiled._bolide.entries) == 2  # a seed that varies is a symbol
+
+
+@BACKENDS
+def test_gradients_of_gradients_do_not_draw_again(backend: str) -> None:
+    def fn(x: torch.Tensor, g: torch.Generator) -> Any:
+        torch.manual_seed(3)
+        kept = torch.dropout(x, 0.5, True)
+        torch.manual_seed(3)
+        return kept * torch.dropout(x, 0.5, True), (x * torch.rand(30, generator=g)) ** 3
+
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    x = torch.rand(30, requires_grad=True)
+    g = torch.Generator().manual_seed(7)
+    drawn = torch.rand(30, generator=g.clone_state())
+    squared, cubed = compiled(x, g)
+    state = g.get_state()
+    kept = squared != 0
+    torch.testing.assert_close(squared, torch.where(kept, 4 * x * x, 0))
+    (first,) = torch.autograd.grad((squared + cubed).sum(), x, create_graph=True)
+    torch.testing.assert_close(first, torch.where(kept, 8 * x, 0) + 3 * x**2 * drawn**3)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(second, torch.where(kept, 8.0, 0.0) + 6 * x * drawn**3)
+    assert torch.equal(g.get_state(), state)
+
+
+def asked(x: torch.Tensor) -> Any:
+    generator = torch.Generator()
+    generator.set_state(torch.Generator().manual_seed(3).get_state())
+    return x + 1, generator.initial_seed()
+
+
+def by_data(x: torch.Tensor) -> Any:
+    y = x + 1
+    torch.manual_seed(x.sum().int())
+    return y, torch.rand(3)
+
+
+def of_the_moment(x: torch.Tensor) -> Any:
+    y = x + 1
+    torch.seed()
+    torch.manual_seed(3)
+    return y, torch.rand(3)
+
+
+def copied(x: torch.Tensor) -> Any:
+    g = torch.Generator().manual_seed(3)
+    return x + torch.rand(3, generator=g), torch.rand(3, generator=g.clone_state())
+
+
+@pytest.mark.parametrize("fn", [asked, by_data, of_the_moment, copied])
+def test_what_is_done_for_real(fn: Callable[..., Any]) -> None:
     compiled = bolide.compile(fn, backend="eager")
     for _ in range(2):
         x = torch.randn(3)
         torch.testing.assert_close(compiled(x), fn(x))
-    with pytest.raises(bolide.Unsupported):
+    with pytest.raises(bolide.Unsupported) as caught:
         bolide.compile(fn, backend="eager", fullgraph=True)(x)
+    assert caught.value.kind == "generator_state"
+
+
+def test_branches_on_data_do_not_draw() -> None:
+    def fn(x: torch.Tensor, g: torch.Generator) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + torch.rand(3, generator=g), lambda x: x - 1, (x,))
+
+    with pytest.raises(bolide.Unsupported, match="draws random numbers, or changes a generator"):
+        bolide.compile(fn, backend="eager", fullgraph=True)(torch.ones(3), torch.Generator())
+
+
+class Keeper(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.generator = torch.Generator().manual_seed(6)
+        x = x + torch.rand(3, generator=self.generator)
+        bolide.graph_break()
+        return x * torch.rand(3, generator=self.generator)
+
+
+@BACKENDS
+def test_generators_outlive_segments_and_calls(backend: str) -> None:
+    model, twin = Keeper(), Keeper()
+    compiled = bolide.compile(model, backend=backend)
+    for _ in range(3):
+        x = torch.randn(3)
+        torch.testing.assert_close(compiled(x), twin(x))
+        assert torch.equal(model.generator.get_state(), twin.generator.get_state())
 
 
 def test_a_refuted_call_draws_once() -> None:

@@ -19,7 +19,7 @@ import torch
 from bolide.dynamo.frames import Generator, dropped_generator, refuse_drop
 from bolide.dynamo.guards import TENSOR_TYPES, tensor_guard
 from bolide.dynamo.policy import is_python_class
-from bolide.dynamo.program import ClassAttribute, Guard, GuardKind, Relation, Source
+from bolide.dynamo.program import ClassAttribute, Guard, GuardKind, Recipe, Relation, Source
 from bolide.dynamo.sizes import SizeHistory, Symbols, as_exprs
 from bolide.dynamo.sources import symbols_in
 from bolide.dynamo.values.iterators import Stream, is_readable
@@ -105,7 +105,7 @@ class World:
         self.once: set[Any] = set()  # what has been guarded already
         self.relied: dict[int, types.FunctionType] = {}  # functions whose code has been guarded, by id
         self.registered: dict[int, Any] = {}  # hooks that the program has put on inputs, by id of their handles
-        self.drawn_from: list[tuple[Any, Source]] = []  # where the graph finds generators, and where they are found
+        self.drawn_from: dict[int, tuple[Any, Recipe]] = {}  # by id of a stand-in: where the graph finds the generator
         self.flags: list[tuple[Source, bool]] = []  # inputs whose `requires_grad` the program changes, and to what
         self.hidden_leaves = False  # whether tensors that require grad are known which are no inputs
         self.places: dict[int, int] = {}  # id of a traced input -> its index
