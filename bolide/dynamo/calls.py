@@ -9,7 +9,7 @@ import logging
 import operator
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,12 +30,13 @@ from bolide.dynamo.native_calls import (
     shown,
 )
 from bolide.dynamo.operations import PLAIN, class_of, polyfill
+from bolide.dynamo.overrides import goes_to_class
 from bolide.dynamo.program import Source
 from bolide.dynamo.state import own_mark
 from bolide.dynamo.values.kinds import MISSING, is_library_namespace
 from bolide.dynamo.values.outside import Outside, attribute_source
 from bolide.support.errors import Unsupported
-from bolide.tracing import without_wrapper
+from bolide.tracing import masked_among, unmasked, without_wrapper
 
 Intercept = Callable[[Machine, "list[Any]", "dict[str, Any]"], Any]
 
@@ -115,7 +116,8 @@ def _call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dic
                 return None
             handler = INTERCEPTS.get(function)
             if handler is not None:
-                result = handler(vm, args, kwargs or {})
+                masked = masked_among([*args, *(kwargs or {}).values()]) if vm.world.masked else ()
+                result = _ask(vm, handler, function, args, kwargs or {}, masked)
                 if type(result) is Call:
                     function, args, kwargs = result.function, result.args, result.kwargs
                     continue
@@ -137,6 +139,19 @@ def _call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dic
         function, args, kwargs = request.function, request.args, request.kwargs
 
 
+def _ask(
+    vm: Machine, handler: Intercept, function: Any, args: list[Any], kwargs: dict[str, Any], masked: Sequence[Any]
+) -> Any:
+    """The answer of an intercept. A function of torch's that would ask the class of a tensor asks it; where it may
+    not, the `masked` tensors are like others."""
+    if not masked or not goes_to_class(function):
+        return handler(vm, args, kwargs)
+    if torch._C._is_torch_function_enabled():
+        return NATIVE
+    with unmasked(masked):
+        return handler(vm, args, kwargs)
+
+
 def _unbound(function: Any) -> Any:
     """The descriptor of a bound method written in C if its calls are intercepted, else None."""
     owner = function.__self__
@@ -151,6 +166,9 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
         compiled = own_mark(function, "_bolide")
         if compiled is not None and getattr(compiled, "original", None) is not None:
             return Call(compiled.original, args, kwargs)
+        program = own_mark(function, "_bolide_callback")
+        if program is not None:  # native code was given it, and has called the program with it
+            return Call(program, args, kwargs)
         refuse_disabled(vm, function)
         inlined = own_mark(function, "_torchdynamo_inline")  # what torch.compile has wrapped
         if inlined is not None:
@@ -210,7 +228,8 @@ def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dic
         vm.world.rely_on_class(cls, name)
     new = getattr(new, "__func__", new)
     python_new, python_init = type(new) is types.FunctionType, type(init) is types.FunctionType
-    if (python_new and not runs_natively(new)) or (python_new and python_init):
+    of_program = new is torch.Tensor.__new__ and cls.__module__.partition(".")[0] != "torch"
+    if of_program or (python_new and not runs_natively(new)) or (python_new and python_init):
         return Call(polyfill("instantiate"), [cls, tuple(args), kwargs or {}])
     if not python_init or (runs_natively(init) and not any(type(a) is Outside for a in args)):
         return native(vm, frame, cls, args, kwargs)

@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from bolide.dynamo import registrations  # noqa: F401  (importing it fills the tables of handlers)
 from bolide.dynamo.breaking import break_is_error, go_on_by_item
 from bolide.dynamo.builtins_breaks import HOLDERS
@@ -36,6 +38,7 @@ from bolide.tracing.calls import CallRecorder, nowhere
 from bolide.tracing.rules import answers
 from bolide.tracing.trace import unknown
 
+_torch: Any = torch._C
 Start = Callable[[Machine], None]  # pushes the frames a run begins with
 
 
@@ -204,6 +207,7 @@ class _Attempt:
         world.where = lambda: place  # the machine and its world, which know real tensors, are no cycle any more
         if shape is None:
             ending = None
+        world.unmask()
         rebuilder = Rebuilder(world)
         recipe = rebuilder.recipe(result)
         written = rebuilder.effects()
@@ -385,11 +389,12 @@ def _is_member(source: Source) -> bool:
 @contextlib.contextmanager
 def _native_state(machine: Machine) -> Iterator[None]:
     """Puts torch's global modes back, whatever the program did and wherever it stopped."""
-    before, entered = modes.settings(), modes.stacks()
+    before, entered, asks = modes.settings(), modes.stacks(), _torch._get_torch_function_state()
     try:
         yield
     finally:
         for manager in reversed(machine.entered):
             manager.__exit__(None, None, None)
+        _torch._set_torch_function_state(asks)
         modes.leave_to(entered)
         modes.apply(modes.changed(modes.settings(), before))

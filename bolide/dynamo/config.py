@@ -197,7 +197,7 @@ class DynamoConfig(Config):
         set(), "Functions for output (print, warnings.warn) whose calls may wait until the graph has run."
     )
     traceable_tensor_subclasses: set[type] = option(
-        set(), "Subclasses of Tensor that are captured.", note="no effect: those with a tracing protocol are captured"
+        set(), "Subclasses of Tensor that are captured.", note="no effect: all that can be are captured"
     )
     rewrite_assert_with_torch_assert: bool = option(True, "`assert` on a tensor becomes an assertion at run time.")
     only_allow_pt2_compliant_ops: bool = option(

@@ -378,4 +378,6 @@ def callback(vm: Machine, value: Any) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
         return vm.evaluate(value, list(args), kwargs)
 
-    return functools.wraps(value)(run) if type(value) is types.FunctionType else run
+    found = functools.wraps(value)(run) if type(value) is types.FunctionType else run
+    found._bolide_callback = value  # type: ignore[attr-defined]
+    return found

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.overrides import _pop_mode_temporarily
+from torch.overrides import _pop_mode_temporarily, get_ignored_functions
 
 from bolide.dynamo import polyfills
 from bolide.dynamo.interpreter import Call
@@ -55,6 +55,12 @@ def is_overridable(function: Any) -> bool:
     if holder is not None:
         return issubclass(torch.Tensor, holder) and holder is not object
     return isinstance(function, types.BuiltinFunctionType) and str(function.__module__).startswith("torch")
+
+
+@functools.cache
+def goes_to_class(function: Any) -> bool:
+    """Whether torch asks the classes of a function's arguments what it returns."""
+    return is_overridable(function) and function not in get_ignored_functions()
 
 
 def overridden(function: Any, relevant: Iterable[Any], args: list[Any], kwargs: dict[str, Any]) -> Call:

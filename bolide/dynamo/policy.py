@@ -46,6 +46,8 @@ INTERPRETED = (
     "torch.nn.functional.gaussian_nll_loss",
     "torch._functorch.functional_call.stack_module_state",
     "torch.nn.parameter",
+    "torch._tensor.Tensor.__torch_function__",
+    "torch._tensor._convert",
     "torch.utils._pytree",
     "torch.utils.checkpoint",
     "torch.utils.hooks.RemovableHandle",

@@ -26,6 +26,7 @@ from bolide.dynamo import (  # noqa: F401  (imported for what they register)
     torch_generators,
     torch_hooks,
     torch_losses,
+    torch_masks,
     torch_modes,
     torch_nested,
     torch_numpy,

@@ -11,7 +11,7 @@ import torch
 
 from bolide.dynamo.calls import intercept
 from bolide.dynamo.interpreter import Machine
-from bolide.dynamo.state import state
+from bolide.dynamo.state import own_mark, state
 from bolide.dynamo.values.attributes import load_attribute
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing.calls import CallRecorder
@@ -68,6 +68,7 @@ def later(vm: Machine, function: Any, name: str) -> Callable[..., Any]:
 
     By then its results and effects are fixed, so what is called then may not have effects, nor raise.
     """
+    function = own_mark(function, "_bolide_callback") or function
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +76,8 @@ def later(vm: Machine, function: Any, name: str) -> Callable[..., Any]:
             return vm.evaluate(function, list(args), kwargs)
         before = effects_so_far(vm), _held(function)
         try:
-            result = vm.evaluate(function, list(args), kwargs)
+            with vm.world.remasked():
+                result = vm.evaluate(function, list(args), kwargs)
         except Unsupported as error:
             error.where = error.where or _definition(function)
             raise

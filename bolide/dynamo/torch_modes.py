@@ -13,7 +13,6 @@ from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.operations import class_of
 from bolide.dynamo.overrides import overridden, overrides
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor
 from bolide.tracing.calls import CallRecorder
 
 Args = list[Any]
@@ -48,18 +47,3 @@ def _enter_mode(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         name = f"{class_of(args[0]).__qualname__}.__enter__"
         raise Unsupported("a mode of the program's own is entered", vm.where(), kind="context", operation=name)
     return NATIVE
-
-
-@intercept(torch.Tensor.as_subclass, torch.Tensor._make_subclass)
-def _as_subclass(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """A tensor of a subclass would call the program's code natively."""
-    cls = next((arg for arg in args if isinstance(arg, type)), kwargs.get("cls"))
-    if cls is torch.Tensor and type(args[0]) is TracedTensor:
-        return args[0]
-    raise Unsupported(
-        f"a tensor is made a {cls.__name__}, a subclass of Tensor" if isinstance(cls, type) else "a subclass of Tensor",
-        vm.where(),
-        "do this outside the compiled function",
-        kind="input",
-        operation="a tensor subclass is made",
-    )

@@ -24,7 +24,7 @@ from bolide.dynamo.torch_autograd import later
 from bolide.dynamo.values.kinds import is_constant
 from bolide.dynamo.values.outside import attribute_source
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
-from bolide.dynamo.values.world import WRAPPERS, World
+from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedTensor, is_stand_in
 
@@ -106,10 +106,9 @@ def facts(real: Any) -> tuple[Any, ...]:
     return (tuple(names), *layout, real.requires_grad, isinstance(real, torch.nn.Parameter), known)
 
 
-def _wrap(world: World, real: Any, source: Source) -> Any:
+def wrap_parts(world: World, real: Any, source: Source) -> Any:
+    """The stand-in for a wrapper from outside, around its parts, which are inputs."""
     cls: Any = type(real)
-    if not is_wrapper(cls):
-        return None
     described, where = facts(real), world.where()
     if real.requires_grad and torch.is_grad_enabled():
         raise Unsupported(f"a {cls.__name__}, a subclass of Tensor, requires grad", where, None, "input")
@@ -130,9 +129,6 @@ def _wrap(world: World, real: Any, source: Source) -> Any:
         made.requires_grad_()
         world.hidden_leaves = True
     return world.mirror(made, source)
-
-
-WRAPPERS[torch.Tensor] = _wrap
 
 
 def _recipe(rebuilder: Rebuilder, value: Any) -> Recipe | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,9 +66,46 @@ def is_stand_in(cls: type) -> bool:
 _ONLY_TRACED: tuple[type, ...]
 
 
-def has_others(types: tuple[type, ...]) -> bool:
-    """Whether tensors of the program's own subclasses are among the arguments: their class answers."""
-    return types != _ONLY_TRACED and any(map(is_stand_in, types))
+def is_mask(cls: type) -> bool:
+    """Whether traced tensors are of this class in place of `TracedTensor` where the program has made them, or found
+    them as, ones of a class of its own that has a `__torch_function__`."""
+    return STANDS_FOR in vars(cls) and issubclass(cls, TracedTensor)
+
+
+def masked_among(values: Iterable[Any]) -> list[TracedTensor]:
+    """The tensors behind masks among values, or in lists, tuples and dicts of such."""
+    found: list[TracedTensor] = []
+    for value in values:
+        cls = type(value)
+        if cls in (list, tuple, dict):
+            found += masked_among(value.values() if cls is dict else value)
+        elif is_mask(cls):
+            found.append(value)
+    return found
+
+
+@contextlib.contextmanager
+def unmasked(tensors: Sequence[TracedTensor]) -> Iterator[None]:
+    """While these tensors are plain traced ones."""
+    masks = [type(tensor) for tensor in tensors]
+    for tensor in tensors:
+        tensor.__class__ = TracedTensor
+    try:
+        yield
+    finally:
+        for tensor, mask in zip(tensors, masks):
+            tensor.__class__ = mask
+
+
+def recorded(trace: Any, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operation on tensors of these classes answers; NotImplemented where a class of the program's, which has
+    a `__torch_dispatch__`, is to be asked first."""
+    if types == _ONLY_TRACED or not any(map(is_stand_in, types)):
+        return trace.dispatch(func, args, kwargs)
+    if not all(map(is_mask, filter(is_stand_in, types))):
+        return NotImplemented
+    with unmasked(masked_among([*args, *kwargs.values()])):
+        return trace.dispatch(func, args, kwargs)
 
 
 class TracedTensor(torch.Tensor):
@@ -79,6 +118,7 @@ class TracedTensor(torch.Tensor):
     _node: torch.fx.Node
     _seen: int
     face: type | None = None  # the class that the program sees, of an input of a subclass that changes no operation
+    attributes: dict[str, Any] | None = None  # what the program has put on a tensor behind a mask that it has made
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
@@ -203,10 +243,8 @@ class TracedTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if has_others(types):
-            return NotImplemented
         trace = _trace_of(args) or _trace_of(tuple((kwargs or {}).values()))
-        return trace.dispatch(func, args, kwargs or {})
+        return recorded(trace, func, types, args, kwargs or {})
 
 
 _ONLY_TRACED = (TracedTensor,)

@@ -19,7 +19,7 @@ from bolide.tracing.graph import Graph
 from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, is_zero, meta_of, same_sizes
 from bolide.tracing.rules import infer
 from bolide.tracing.rules.common import dtype_name, is_dense, like_strides
-from bolide.tracing.tensor import PHYSICAL, AliasGroup, TracedTensor, ViewStep, has_others
+from bolide.tracing.tensor import PHYSICAL, AliasGroup, TracedTensor, ViewStep, recorded
 from bolide.tracing.views import INVERSES
 
 aten = torch.ops.aten
@@ -479,7 +479,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return NotImplemented if has_others(types) else self.trace.dispatch(func, args, kwargs or {})
+        return recorded(self.trace, func, types, args, kwargs or {})
 
 
 _names: dict[Any, str] = {}

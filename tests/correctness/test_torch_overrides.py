@@ -197,19 +197,316 @@ def test_subclasses_that_change_no_operation(fn: Any, cls: Any, backend: str) ->
 
 
 class Counted(nn.Parameter):
+    """With an operation of its own."""
+
     def sum(self) -> Any:  # type: ignore[override]
         return 3
 
 
-def test_subclasses_with_operations_of_their_own_run_for_real() -> None:
-    def fn(parameter: Any, x: torch.Tensor) -> Any:
-        return x * 2 + parameter.sum()
+class Asked(torch.Tensor):
+    """Notes what it is asked; results are of its class."""
 
-    x = torch.randn(3)
-    model = nn.Module()
-    model.weight = Counted(torch.randn(3))
-    compiled = bolide.compile(lambda model, x: fn(model.weight, x), backend="eager")
-    torch.testing.assert_close(compiled(model, x), x * 2 + 3)
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        LOG.append(f"{cls.__name__}.{func.__name__}{[t.__name__ for t in types]}")
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def twice(self) -> Any:
+        return self * 2
+
+
+class Unit(torch.Tensor):
+    """Hands an attribute on, and has an operator of its own."""
+
+    unit: str
+
+    def __new__(cls, data: Any, unit: str = "m") -> Any:
+        return super().__new__(cls, data)
+
+    def __init__(self, data: Any, unit: str = "m") -> None:
+        self.unit = unit
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(out, Unit):
+            out.unit = next((arg.unit for arg in args if isinstance(arg, Unit)), "?")
+        return out
+
+    def __add__(self, other: Any) -> Any:
+        LOG.append("add")
+        return super().__add__(other)
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+
+class Image(torch.Tensor):
+    """Keeps its class only where that is said, as torchvision's do."""
+
+    layout_: str
+
+    @classmethod
+    def of(cls, data: torch.Tensor, layout: str) -> Any:
+        made = data.as_subclass(cls)
+        made.layout_ = layout
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+        if func in (torch.Tensor.clone, torch.Tensor.detach, torch.Tensor.requires_grad_):
+            return cls.of(out, args[0].layout_)
+        return out.as_subclass(torch.Tensor) if isinstance(out, cls) else out
+
+
+class Kept(torch.Tensor):
+    """Nothing but a class."""
+
+
+class Elder(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        LOG.append(cls.__name__)
+        if func is torch.add and cls is Elder:
+            return "sum"
+        return NotImplemented if Younger in types else super().__torch_function__(func, types, args, kwargs)
+
+
+class Younger(Elder):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        LOG.append("Younger first")
+        return NotImplemented
+
+
+def asked_operations(x: Any, t: torch.Tensor) -> Any:
+    y = x.sin() + t
+    mixed = F.mse_loss(y, t), F.softmax(t - y, 0), torch.stack([t, y]), torch.where(y > 0, t, y)
+    checks = isinstance(y, Asked), type(y), type(y.data), y.shape, len(y), y.requires_grad, y.is_leaf, x.dtype
+    return mixed, checks, (t + x)[0], t @ y, y.twice(), torch.max(x, 0), [row * 2 for row in x], x.detach() * t
+
+
+def asked_writes(x: Any, t: torch.Tensor) -> Any:
+    y = x * 1
+    y.add_(t)
+    y[0] = 5.0
+    z = y.mul_(2)
+    y.mark, y.itself, x.mark = "new", y, getattr(x, "mark", 0) + 1
+    del y.itself
+    return z is y, y, hasattr(y, "itself"), hasattr(x, "nothing"), y.mark, x.mark
+
+
+def asked_inputs_written(x: Any, t: torch.Tensor) -> Any:
+    with torch.no_grad():
+        x.mul_(t)
+        x[1:].zero_()
+    return x
+
+
+def asked_makes(x: Any, t: torch.Tensor) -> Any:
+    made = t.as_subclass(Asked), torch.Tensor._make_subclass(Asked, t), Asked([1.0, 2.0]), Asked(t)
+    return made, made[0].twice(), made[1].as_subclass(torch.Tensor), torch.zeros_like(made[0]), nn.Parameter(t)
+
+
+def asked_silently(x: Any, t: torch.Tensor) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        y, shape = x * t, x.shape
+    return type(y), y, shape, x * y
+
+
+def asked_gradients(x: Any, t: torch.Tensor) -> Any:
+    y = x * t
+    if y.requires_grad:
+        y.register_hook(lambda g: g * 2)
+    return y.sum()
+
+
+def asked_across_breaks(x: Any, t: torch.Tensor) -> Any:
+    y = x * t
+    y.mark = "kept"
+    bolide.graph_break()
+    if y.sum() > 0:
+        y = y + 1
+    return y.twice(), getattr(y, "mark", None)
+
+
+def unit_handed_on(x: Any, t: torch.Tensor) -> Any:
+    y = (x + t) * 2
+    made = Unit(t * x.sum(), unit="s")
+    return y, y.unit, x.rows, made, made.unit, (1 - y).unit
+
+
+def image_cases(x: Any, t: torch.Tensor) -> Any:
+    a, b = x.clone(), x + t
+    return a, type(b), b, Image.of(b, x.layout_ + "!"), a.detach().layout_
+
+
+def kept_class(x: Any, t: torch.Tensor) -> Any:
+    return x * t + 1, x.sum(), type(t * x), x.mean(0)
+
+
+def counted_sum(x: Any, t: torch.Tensor) -> Any:
+    return t * 2 + x.sum(), x * t, type(x * t)
+
+
+def two_classes(x: Any, t: torch.Tensor) -> Any:
+    try:
+        x + t.as_subclass(Younger)
+    except TypeError:
+        return torch.add(x, x), torch.add(t, x)
+    return None
+
+
+def _of(cls: Any) -> Any:
+    return lambda grad: torch.randn(3).as_subclass(cls).requires_grad_(grad)
+
+
+ASKED_PROGRAMS: dict[Any, Any] = {
+    asked_operations: _of(Asked),
+    asked_writes: _of(Asked),
+    asked_inputs_written: lambda grad: torch.randn(3).as_subclass(Asked),
+    asked_makes: _of(Asked),
+    asked_silently: _of(Asked),
+    asked_gradients: _of(Asked),
+    asked_across_breaks: _of(Asked),
+    unit_handed_on: lambda grad: Unit(torch.randn(3), unit="kg").requires_grad_(grad),
+    image_cases: lambda grad: Image.of(torch.randn(3), "rgb"),
+    kept_class: _of(Kept),
+    counted_sum: lambda grad: Counted(torch.randn(3), grad),
+    two_classes: _of(Elder),
+}
+
+
+def _stripped(value: Any) -> Any:
+    """Tensors of subclasses as their class, what they were given, and the plain tensor."""
+
+    def strip(one: Any) -> Any:
+        given = {key: _stripped(part) for key, part in vars(one).items() if part is not one}
+        history = one.requires_grad, one.is_leaf, one.stride()
+        return type(one).__name__, given, history, one.detach().as_subclass(torch.Tensor)
+
+    with torch._C.DisableTorchFunctionSubclass():
+        return pytree.tree_map_only(torch.Tensor, strip, value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("fn", ASKED_PROGRAMS)
+def test_subclasses_that_torch_asks(fn: Any, grad: bool, backend: str) -> None:
+    """Results with their classes and attributes, what is asked, what is written, and gradients are eager's."""
+    compiled: Any = bolide.compile(fn, backend=backend, fullgraph=fn is not asked_across_breaks)
+    for _ in range(2):
+        x = ASKED_PROGRAMS[fn](grad)
+        twin = ASKED_PROGRAMS[fn](grad)
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            twin.copy_(x)
+        t, found = torch.randn(3), []
+        for function, given in ((compiled, x), (fn, twin)):
+            LOG.clear()
+            out = function(given, t)
+            asked = [] if function is compiled and len(found) else list(LOG)
+            total: Any = sum(leaf.sum() for leaf in _tracked(out))
+            if grad and isinstance(total, torch.Tensor):
+                total.backward()
+            with torch._C.DisableTorchFunctionSubclass():
+                found.append((_stripped((out, given, given.grad)), asked))
+        _agree(*(part[0] for part in found))
+        assert found[0][1] == found[1][1]
+    assert len(compiled._bolide.entries) == 1
+
+
+def _tracked(value: Any) -> list[torch.Tensor]:
+    with torch._C.DisableTorchFunctionSubclass():
+        leaves = pytree.tree_leaves(value)
+        return [leaf.as_subclass(torch.Tensor) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn]
+
+
+class Layer(nn.Module):
+    """With a parameter and a buffer of classes that are asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3).as_subclass(Asked))
+        self.bias = Counted(torch.randn(3))
+        self.register_buffer("scale", torch.randn(3).as_subclass(Asked))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale.mul_(0.9)
+        return F.linear(x, self.weight, self.bias).tanh() * self.scale + self.bias.sum()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_members_that_torch_asks_are_trained(backend: str) -> None:
+    torch.manual_seed(0)
+    ours = Layer()
+    torch.manual_seed(0)
+    theirs = Layer()
+    compiled = bolide.compile(ours, backend=backend, fullgraph=True)
+    for _ in range(2):
+        x = torch.randn(2, 3)
+        outs = compiled(x), theirs(x)
+        assert type(outs[0]) is type(outs[1]) is Asked
+        for out, model in zip(outs, (ours, theirs)):
+            out.sum().backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        _agree(
+            _stripped([outs[0], *ours.parameters(), ours.scale]),
+            _stripped([outs[1], *theirs.parameters(), theirs.scale]),
+        )
+
+
+def test_subclasses_that_torch_asks_are_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By class, by attributes that are read, by methods, and by whether torch asks at all."""
+
+    def fn(x: Any) -> Any:
+        return x * 2, getattr(x, "unit", None), x.twice() if isinstance(x, Asked) else None
+
+    compiled: Any = bolide.compile(fn, backend="eager", fullgraph=True)
+    x = torch.randn(3).as_subclass(Asked)
+    for given in (x, torch.randn(3), torch.randn(3).as_subclass(Kept), x.double(), x.clone().requires_grad_()):
+        _agree(_stripped(compiled(given)), _stripped(fn(given)))
+    for unit in ("a", "b"):
+        x.unit = unit
+        _agree(_stripped(compiled(x)), _stripped(fn(x)))
+    monkeypatch.setattr(Asked, "twice", lambda self: self * 5)
+    _agree(_stripped(compiled(x)), _stripped(fn(x)))
+    with torch._C.DisableTorchFunctionSubclass(), pytest.raises(bolide.Unsupported, match="is in force"):
+        bolide.compile(fn, fullgraph=True)(x)
+    compiled = bolide.compile(fn, backend="eager")
+    _agree(_stripped(compiled(x)), _stripped(fn(x)))
+    monkeypatch.setattr(Asked, "__torch_function__", classmethod(lambda *args: 7))
+    assert compiled(x)[0] == 7
+
+
+class Sealed(torch.Tensor):
+    __slots__ = ("sealed",)
+
+
+class Dispatching(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "cls, why",
+    [
+        (Sealed, "has __slots__"),
+        (Dispatching, r"has a __torch_dispatch__, but does not say what it is made of \(__tensor_flatten__\)"),
+    ],
+)
+def test_subclasses_that_are_not_captured_say_why(cls: Any, why: str) -> None:
+    def fn(x: Any) -> Any:
+        return x * 2
+
+    x = torch.randn(3).as_subclass(cls)
+    with pytest.raises(bolide.Unsupported, match=f"a {cls.__name__}, a subclass of Tensor, {why}"):
+        bolide.compile(fn, fullgraph=True)(x)
+    with pytest.warns(bolide.BolideWarning, match=why):
+        _agree(_stripped(bolide.compile(fn)(x)), _stripped(fn(x)))
 
 
 class Pair(torch.Tensor):

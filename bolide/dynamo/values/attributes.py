@@ -26,7 +26,7 @@ from bolide.dynamo.values.kinds import (
 from bolide.dynamo.values.outside import CONTAINERS, Outside, Overlay, attribute_source
 from bolide.dynamo.values.tensors import NODE_METHODS, load_tensor_attribute, outside_attributes, store_tensor_attribute
 from bolide.support.errors import Unsupported
-from bolide.tracing import STANDS_FOR, TracedTensor
+from bolide.tracing import STANDS_FOR, TracedTensor, is_mask
 
 _MODULE_GETATTR = torch.nn.Module.__getattr__
 _MODULE_SETATTR = torch.nn.Module.__setattr__
@@ -67,6 +67,11 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return SYMBOLIC[cls] if name == "__class__" else getattr(concrete(vm, owner), name)
     if cls in CONSTANT_TYPES or cls in (list, dict, set, tuple, frozenset):
         return _native(vm, owner, name)
+    if is_mask(cls):
+        vm.trace.where = vm.where()
+        if name == "__dict__":
+            reason = f"the __dict__ of a {class_of(owner).__name__}, a subclass of Tensor"
+            raise Unsupported(reason, vm.where(), "use its attributes", kind="tensor_method")
     if issubclass(cls, type):
         return _class(vm, owner, name)
     return _instance(vm, owner, vars(cls).get(STANDS_FOR, cls), name)
@@ -242,6 +247,8 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
             raise AttributeError(f"unreadable attribute {name!r}")
         return Call(found.fget, [owner])
     if kind in _SLOT_TYPES:
+        if is_mask(type(owner)):
+            return Call(found.__get__, [owner])
         value = _slot(vm, owner, name)
         hook = world.lookup(cls, "__getattr__") if value is MISSING and fallback else None
         if type(hook) is types.FunctionType:
@@ -318,10 +325,32 @@ def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
     """From the instance's `__dict__`, or MISSING."""
     if type(owner) is Outside:
         return MISSING if owner.attrs is None else owner.attrs.peek(name)
+    if is_mask(type(owner)):
+        return _behind_mask(vm, owner, name)
     value = dict.get(own_namespace(owner), name, MISSING)
     if value is not MISSING and is_opaque(owner) and vm.world.is_outside(owner):
         return vm.world.wrap(value, attribute_source(Source("object", None, None, owner), name))
     return value
+
+
+def _behind_mask(vm: Machine, owner: Any, name: str) -> Any:
+    """An attribute that a tensor of a class of the program's own has been given, or MISSING."""
+    if owner.attributes is not None:
+        return owner.attributes.get(name, MISSING)
+    given = outside_attributes(vm, owner)
+    return given.get(name) if vm.world.lookup(class_of(owner), name) is MISSING else given.peek(name)
+
+
+def _store_behind_mask(vm: Machine, owner: Any, name: str, value: Any) -> None:
+    """MISSING deletes."""
+    if owner.attributes is None:
+        outside_attributes(vm, owner).set(name, value)
+    elif value is MISSING:
+        del owner.attributes[name]
+    else:
+        owner.attributes[name] = value
+    if name == "_is_param" and value is not MISSING:
+        object.__setattr__(owner, name, value)
 
 
 def _slot(vm: Machine, owner: Any, name: str) -> Any:
@@ -447,7 +476,7 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
             )
         vm.world.store_class_attribute(owner, name, value)
         return None
-    if cls in CONSTANT_TYPES or ((is_opaque(owner) or issubclass(cls, torch.Tensor)) and vm.world.is_outside(owner)):
+    if cls in CONSTANT_TYPES or ((is_opaque(owner) or _is_wrapper(cls)) and vm.world.is_outside(owner)):
         raise Unsupported(
             f"an attribute of {cls.__name__ if issubclass(cls, torch.Tensor) else repr(owner)} is assigned",
             vm.where(),
@@ -460,6 +489,10 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
     if type(hook) is types.FunctionType:
         return Call(hook, [owner, name, value])
     return default_store(vm, owner, cls, name, value)
+
+
+def _is_wrapper(cls: type) -> bool:
+    return issubclass(cls, torch.Tensor) and not is_mask(cls)
 
 
 def _plain_module_store(owner: Outside, name: str, value: Any) -> bool:
@@ -510,6 +543,11 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
                 f"an attribute of a {cls.__name__} object is assigned", vm.where(), kind="attribute_write"
             )
         return None
+    if is_mask(type(owner)):
+        if type(found) in _SLOT_TYPES:
+            return Call(found.__set__, [owner, value])
+        _store_behind_mask(vm, owner, name, value)
+        return None
     object.__setattr__(owner, name, value)
     return None
 
@@ -542,6 +580,11 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return None
     if issubclass(cls, type):
         vm.world.store_class_attribute(owner, name, MISSING)
+        return None
+    if is_mask(cls):
+        if _behind_mask(vm, owner, name) is MISSING:
+            raise AttributeError(f"'{class_of(owner).__name__}' object has no attribute '{name}'")
+        _store_behind_mask(vm, owner, name, MISSING)
         return None
     object.__delattr__(owner, name)
     return None

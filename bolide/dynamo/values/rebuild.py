@@ -301,6 +301,11 @@ class Rebuilder:
             with contextlib.suppress(ValueError):
                 self.fills.append(Effect("cell", empty, None, self.recipe(value.cell_contents)))
             return
+        if cls is TracedTensor:
+            for name, item in (value.attributes or {}).items():
+                parts = (empty, *self.constants(name), self.recipe(item))
+                self.fills.append(Effect("call", None, None, Recipe("call", object.__setattr__, parts)))
+            return
         full = self._make(value, cls)
         self.fills.append(Effect("call", None, None, Recipe("call", fill_instance, (empty, full))))
 
@@ -370,6 +375,14 @@ class Rebuilder:
         source = self.input_of.get(id(value))
         if source is not None:
             return Recipe("source", source)
+        if id(value) in self.world.masked:
+            made = RECIPES[TracedTensor](self, value)
+            assert made is not None
+            return made
+        return self.plain_tensor(value)
+
+    def plain_tensor(self, value: TracedTensor) -> Recipe:
+        """A tensor that the program has made, as one of torch's own classes."""
         if value.requires_grad and self.world.hidden_leaves:
             reason = "a gradient would go to a tensor of a subclass"
             raise Unsupported(reason, self.world.where(), "call the function under no_grad", "escape")

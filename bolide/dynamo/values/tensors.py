@@ -33,6 +33,7 @@ _DATA: Any = torch.Tensor.data
 # Methods with an effect outside, or an answer of their own (`torch_tensors`).
 INTERCEPTED = frozenset(
     [
+        "as_subclass",
         "backward",
         "register_hook",
         "register_post_accumulate_grad_hook",
@@ -69,6 +70,7 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if name == "grad" and (place := vm.world.input_place(owner)) is not None:
         if not vm.world.input_tensors[place].is_leaf:
             raise _refused(vm, "grad", "of a tensor that is no leaf is used")
+        _refuse_masked(vm, owner, name)
         return outside_attributes(vm, owner).get("grad")
     vm.trace.where = vm.where()
     recorder = vm.memory.get(CallRecorder)
@@ -96,11 +98,18 @@ def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> No
         else:
             owner.requires_grad = value
     elif outside and (name == "grad" or not hasattr(torch.Tensor, name)):
+        _refuse_masked(vm, owner, name)
         outside_attributes(vm, owner).set(name, value)
     elif name == "grad":
         owner.grad = value
     else:
         raise _refused(vm, name, "is assigned")
+
+
+def _refuse_masked(vm: Machine, owner: Any, name: str) -> None:
+    """The real tensor's class would be asked again when the call is made."""
+    if id(owner) in vm.world.masked:
+        raise _refused(vm, name, "of an input that is of a subclass of Tensor is used")
 
 
 def change_flag(vm: Machine, tensor: Any, wanted: bool) -> Any:
@@ -111,7 +120,8 @@ def change_flag(vm: Machine, tensor: Any, wanted: bool) -> Any:
     assert place is not None
     known = world.inputs[place] in [source for source, _ in world.flags]
     used = tensor.group.version or (not wanted and trace.leaves[place].node.users)
-    possible = type(trace) is Trace and world.input_tensors[place].is_leaf
+    masked = id(tensor) in world.masked
+    possible = type(trace) is Trace and world.input_tensors[place].is_leaf and not masked
     if known or used or not possible or not (tensor.is_floating_point() or tensor.is_complex()):
         raise _refused(vm, "requires_grad", "of an input is changed")
     trace.functional_only = "requires_grad of an input is changed"
@@ -125,8 +135,10 @@ def outside_attributes(vm: Machine, owner: Any) -> Overlay:
     assert place is not None
     known = vm.memory.get(("attributes", place))
     if known is None:
-        real, source = vm.world.input_tensors[place], vm.world.inputs[place]
-        present = {**vars(real), "grad": real.grad} if real.is_leaf else dict(vars(real))
+        real, source = vm.world.given(place)
+        with torch._C.DisableTorchFunctionSubclass():
+            with_gradient = real.is_leaf and id(owner) not in vm.world.masked
+            present = {**vars(real), "grad": real.grad} if with_gradient else dict(vars(real))
         known = vm.memory["attributes", place] = vm.world.overlay(present, source, attribute_source, real)
     found: Overlay = known
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import functools
 import operator
@@ -109,6 +110,8 @@ class World:
         self.flags: list[tuple[Source, bool]] = []  # inputs whose `requires_grad` the program changes, and to what
         self.hidden_leaves = False  # whether tensors that require grad are known which are no inputs
         self.places: dict[int, int] = {}  # id of a traced input -> its index
+        self.masked: dict[int, tuple[TracedTensor, type]] = {}  # tensors of the program's own classes, by id: and masks
+        self.masked_inputs: dict[int, tuple[torch.Tensor, Source]] = {}  # by id, those of them that are inputs
         self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
         self.mro_cache: dict[tuple[type, str, type | None], Any] = {}
 
@@ -201,9 +204,9 @@ class World:
 
     def outside_source(self, value: Any) -> Source | None:
         """Where an outside object, a library's marker, or the tensor that an input is was found; None for others."""
-        if type(value) is TracedTensor:
+        if isinstance(value, TracedTensor):
             place = self.input_place(value)
-            return None if place is None else self.inputs[place]
+            return None if place is None else self.given(place)[1]
         if type(value) is object:
             return self.place_of(value)
         return value.source if type(value) is Outside else None
@@ -233,12 +236,32 @@ class World:
             self.places[id(inputs[len(self.places)])] = len(self.places)
         return self.places.get(id(tensor))
 
+    def given(self, place: int) -> tuple[torch.Tensor, Source]:
+        """The real tensor that an input is, and where it is found."""
+        masked = self.masked_inputs.get(id(self.trace.inputs[place]))
+        return masked or (self.input_tensors[place], self.inputs[place])
+
+    def unmask(self) -> None:
+        """Make tensors of the program's own classes like others: nothing more is asked of the program."""
+        for tensor, _ in self.masked.values():
+            tensor.__class__ = TracedTensor
+
+    @contextlib.contextmanager
+    def remasked(self) -> Iterator[None]:
+        """While code of the program runs after that."""
+        for tensor, mask in self.masked.values():
+            tensor.__class__ = mask
+        try:
+            yield
+        finally:
+            self.unmask()
+
     def real_key(self, key: Any) -> Any:
         """The key of an outside dict that a value stands for: an outside object or input is itself (guarded)."""
         if type(key) is Outside:
             known = (key.real, key.source)
-        elif type(key) is TracedTensor and (place := self.input_place(key)) is not None:
-            known = (self.input_tensors[place], self.inputs[place])
+        elif isinstance(key, TracedTensor) and (place := self.input_place(key)) is not None:
+            known = self.given(place)
         else:
             return key
         real, source = known
@@ -416,15 +439,20 @@ class World:
             return real
         if type(real) not in TENSOR_TYPES and (made := WRAPPERS[torch.Tensor](self, real, source)) is not None:
             return made
+        traced = self.add_input(real, source, real)
+        if type(real) not in TENSOR_TYPES:
+            traced.face = type(real)
+        return traced
+
+    def add_input(self, real: torch.Tensor, source: Source, like: torch.Tensor) -> TracedTensor:
+        """A new input of the graph; in the program it is a leaf, or not, as `like` is."""
         where = self.where()
         expected = tensor_guard(real, where)
         self.inputs.append(source)
-        self.input_tensors.append(real)
+        self.input_tensors.append(like)
         name = source_name(source)
         sizes = self.symbols.of_tensor(source, real, name)
-        traced = self.trace.input(real, name, sizes)
-        if type(real) not in TENSOR_TYPES:
-            traced.face = type(real)
+        traced = self.trace.input(like, name, sizes)
         self._note_storage(real, traced, where)
         if sizes:
             shape, stride = map(as_exprs, (traced.shape, traced.stride()))
