@@ -146,6 +146,9 @@ def _capture(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
             "return the value instead, or use bolide.compile",
             kind="attribute_write",
         )
+    if captured.draws:
+        reason = "the program draws random numbers from a generator of Python's or NumPy's, which a graph cannot have"
+        raise Unsupported(reason, None, "draw them outside and pass them", kind="moment")
     return captured, guards.prepare([*captured.guards, *shape_guards(captured)], surroundings)
 
 

@@ -25,7 +25,7 @@ from bolide.dynamo import operations, policy
 from bolide.dynamo.caches import Writes
 from bolide.dynamo.calls import NATIVE, intercept, referent
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.native_calls import concrete_data, refused
+from bolide.dynamo.native_calls import concrete_data, drawn_or_refused, refused
 from bolide.dynamo.operations import class_of, is_plain, polyfill
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.program import Source
@@ -286,9 +286,9 @@ def _random(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 def _random_method(name: str, method: Any) -> None:
     @intercept(method)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if type(args[0]) is not _SeededRandom or not is_plain([*args[1:], *kwargs.values()]):
-            raise refused(vm, method)
-        return getattr(args[0], name)(*args[1:], **kwargs)
+        if type(args[0]) is _SeededRandom and is_plain([*args[1:], *kwargs.values()]):
+            return getattr(args[0], name)(*args[1:], **kwargs)
+        return drawn_or_refused(vm, method, args, kwargs)
 
 
 for _name in dir(random.Random):

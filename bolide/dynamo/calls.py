@@ -22,6 +22,7 @@ from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import (
     BUILTIN_TYPES,
     HASHABLE,
+    drawn_or_refused,
     is_native,
     native,
     refused,
@@ -262,7 +263,8 @@ def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwar
     if method is MISSING or cls is Outside:
         if method is not MISSING:
             if policy.is_refused(getattr(function.real, "__module__", None)):
-                raise refused(vm, function.real)
+                frame.stack.append(drawn_or_refused(vm, function.real, args, kwargs or {}))
+                return None
             raise Unsupported(f"a call of an outside {real.__name__} object", vm.where(), None, "outside_object")
         raise TypeError(f"'{real.__name__}' object is not callable")
     return native(vm, frame, function, args, kwargs)

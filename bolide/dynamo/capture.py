@@ -20,6 +20,7 @@ from bolide.dynamo.builtins_library import held_locks
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
 from bolide.dynamo.config import config
+from bolide.dynamo.draws import needed
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.input_data import data_of
 from bolide.dynamo.interpreter import Machine
@@ -83,6 +84,9 @@ def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
     if isinstance(found, Captured):
         return found
     first.symbols.check()
+    draw = needed(first.machine, found)
+    if draw is not None:
+        first.machine.tick, found = draw
     if found.final or not breaks or break_is_error(first.machine):
         found.final = True
     elif found.about.scope != "user":
@@ -160,7 +164,7 @@ class _Attempt:
         if not self.machine.started:
             return []
         calls = {frame.tick for frame in self.machine.frames[1:-1]}
-        found = sorted({stop for stop in (self.machine.tick, *calls) if stop > 0}, reverse=True)
+        found = sorted({stop for stop in (self.machine.tick, *calls) if 0 < stop <= self.machine.tick}, reverse=True)
         earlier = found[-1] // 2 if found else 0
         while earlier > 0:
             found.append(earlier)
@@ -238,6 +242,7 @@ class _Attempt:
             calls=self.calls,
             examples=world.input_tensors if self.calls else (),
             generators=tuple(world.drawn_from.values()),
+            draws=tuple(world.draws),
             flags=tuple(world.flags),
             shape=shape,
             ending=ending,
@@ -342,12 +347,12 @@ def _guard_defaults(world: World, function: types.FunctionType, given: tuple[str
 
 def _guard_aliasing(world: World, trace: Trace) -> None:
     """When an input is written to, no other input may share its memory."""
-    mutated = [i for i in trace.mutated_inputs() if world.input_tensors[i].numel()]
+    mutated = [i for i in trace.mutated_inputs() if world.input_tensors[i].numel() and not world.inputs[i].is_drawn]
     if not mutated:
         return
     storages: dict[int, list[int]] = {}
     for i, tensor in enumerate(world.input_tensors):
-        if tensor.numel():
+        if tensor.numel() and not world.inputs[i].is_drawn:
             storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
     if any(len(storages[world.input_tensors[i].untyped_storage().data_ptr()]) > 1 for i in mutated):
         raise Unsupported(
@@ -358,7 +363,8 @@ def _guard_aliasing(world: World, trace: Trace) -> None:
         )
     # Members of modules do not share memory with members, but an argument that is written to may be part of one.
     every = not all(_is_member(world.inputs[i]) for i in mutated)
-    loose = [i for i, source in enumerate(world.inputs) if every or i in mutated or not _is_member(source)]
+    seen = [i for i, source in enumerate(world.inputs) if not source.is_drawn]
+    loose = [i for i in seen if every or i in mutated or not _is_member(world.inputs[i])]
     families = [[i for i in family if i in loose] for family in storages.values()]
     groups = [loose]
     if any(len(family) > 1 for family in families):  # inputs that are only read share memory with each other

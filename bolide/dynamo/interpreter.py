@@ -442,10 +442,14 @@ class Machine:
             reason = f"a generator that is dropped raises {type(error).__name__}"
             self.lose(Unsupported(reason, self.where(), "use it up or close it", kind="iterator"))
 
+    def present(self) -> int:
+        """The number of the instruction that is being run."""
+        return self._end - 1 - operator.length_hint(self._ticks)
+
     def lose(self, error: Unsupported) -> None:
         """Note what is not supported about the present instruction, where nothing can be raised."""
         if self.running and self.lost is None:
-            self.lost, self.tick = error, self._end - 1 - operator.length_hint(self._ticks)
+            self.lost, self.tick = error, self.present()
 
 
 def _set_context(error: BaseException, handled: BaseException | None) -> None:

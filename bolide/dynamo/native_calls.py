@@ -16,6 +16,7 @@ import torch
 
 from bolide.dynamo import policy
 from bolide.dynamo.config import config
+from bolide.dynamo.draws import drawn
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import PLAIN, SYMBOLIC, concrete, polyfill, python_method
@@ -137,7 +138,8 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
         if any(type(value) is Call for value in words.values()):
             return Call(polyfill("drained_call"), [function, args, kwargs])
     if policy.is_refused(_module_of(function)) or not _only_computes(function):
-        raise refused(vm, function)
+        frame.stack.append(drawn_or_refused(vm, function, args, words))
+        return None
     vm.trace.where = vm.where()
     try:
         result = vm.trace.perform(function, prepared or args, words)
@@ -213,6 +215,14 @@ def refused(vm: Machine, function: Any) -> Unsupported:
     name = shown(function)
     reason = f"what {name} returns or does differs from call to call"
     return Unsupported(reason, vm.where(), "call it outside the compiled function", "moment", operation=f"{name}(...)")
+
+
+def drawn_or_refused(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The value of a call whose result is of the moment, if it draws random numbers."""
+    found = drawn(vm, function, args, kwargs, shown(function))
+    if found is MISSING:
+        raise refused(vm, function)
+    return found
 
 
 def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> Any:

@@ -17,7 +17,18 @@ from bolide.symbolic import Expr
 from bolide.tracing import Trace, TracedTensor, UserFrame
 
 SourceKind = Literal[
-    "local", "global", "closure", "attr", "item", "type", "dict_value", "object", "apply", "member", "namespace"
+    "local",
+    "global",
+    "closure",
+    "attr",
+    "item",
+    "type",
+    "dict_value",
+    "object",
+    "apply",
+    "member",
+    "namespace",
+    "drawn",
 ]
 
 
@@ -30,7 +41,8 @@ class Source:
     module), ``attr`` (key: name), ``item`` (key: a constant), ``type`` (`type(base)`), ``dict_value`` (key: a
     constant; reads a ``dict`` bypassing user-defined ``__getitem__``), ``apply`` (`obj(base, *key)`: a function that
     changes nothing, and constants), ``member`` and ``namespace`` (key: name, None): an item of an instance's
-    ``__dict__`` and the ``__dict__`` itself, past any ``__getattribute__`` of its class.
+    ``__dict__`` and the ``__dict__`` itself, past any ``__getattribute__`` of its class, ``drawn`` (key: which of
+    `Captured.draws` makes it).
     Two sources are equal when they are the same path: same kinds and keys, the same objects held.
     """
 
@@ -52,6 +64,11 @@ class Source:
         if not isinstance(other, Source) or self._hash != other._hash:
             return False
         return (self.kind, self.key) == (other.kind, other.key) and self.obj is other.obj and self.base == other.base
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the value is, or is made of, what a random generator gives at each call."""
+        return self.kind == "drawn" or (self.base is not None and self.base.is_drawn)
 
 
 @dataclass(frozen=True)
@@ -230,5 +247,6 @@ class Captured:
     release: Callable[[], None] = lambda: None  # to be called when the backend is done: lets go of the call's objects
     calls: Any = None  # the `tracing.calls.CallRecorder`, where a graph of torch's functions is wanted
     generators: Sequence[tuple[Any, Recipe]] = ()  # what takes a generator before the graph runs, and how it is found
+    draws: Sequence[Recipe] = ()  # calls of random generators, made in this order before the graph runs
     flags: Sequence[tuple[Source, bool]] = ()  # tensors whose `requires_grad` is changed before the graph runs
     examples: Sequence[torch.Tensor] = ()  # the real tensors of this call, in the order of `inputs`

@@ -38,6 +38,8 @@ def path(source: Source, parameters: Sequence[str]) -> str:
     as ``self(*args, **kwargs)``; () for functions.
     """
     base = source.base
+    if source.kind == "drawn":
+        return f"random[{source.key}]"
     if base is None:
         key = source.key[1] if source.kind == "global" else source.key
         if parameters and key == "self":

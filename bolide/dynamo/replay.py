@@ -17,13 +17,14 @@ from __future__ import annotations
 import functools
 import keyword
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from bolide.dynamo.checks import Check
+from bolide.dynamo.draws import set_state, state_of
 from bolide.dynamo.program import Captured, Effect, Guard, Recipe
 from bolide.dynamo.segments import Suspended
 from bolide.dynamo.signature import Signature
@@ -104,10 +105,13 @@ class _Builder:
         self.namespace = namespace
         self.captured = captured
         self.eager = eager
-        self.wanted = [*captured.inputs, *(symbol.source for symbol in captured.sizes)]
+        given = [*captured.inputs, *(symbol.source for symbol in captured.sizes)]
+        self.wanted = [source for source in given if not source.is_drawn]
+        self.drawn = [(place, source) for place, source in enumerate(given) if source.is_drawn]
         self.generators = captured.generators
         self.flags = [(Recipe("source", source), wanted) for source, wanted in captured.flags]
         early = [recipe for _, recipe in self.generators] + [recipe for recipe, _ in self.flags]
+        early += [recipe for draw in captured.draws for recipe in _sources(draw)]
         self.order = [*((recipe, True) for recipe in early), *_recipes(captured)]
         self.uses = Counter(recipe for recipe, first in self.order if not first)
         self.made: dict[Recipe, str] = {}
@@ -121,6 +125,8 @@ class _Builder:
         popped = []
         for recipe in [recipe for recipe, first in self.order if first and recipe.kind == "source"]:
             source = recipe.value
+            if source.is_drawn:
+                continue
             if source.kind == "local" and not early:
                 self.made[recipe] = str(source.key)
             elif source.kind == "object":
@@ -136,6 +142,7 @@ class _Builder:
                 self.made[recipe] = self.namespace.fresh("s")
                 yield f"{self.made[recipe]} = {made}"
             yield f"{self.namespace.reference(slot.put, 'put')}({self.made[recipe]})"
+        put_back = yield from self.draw(found)
         generators = [self.made[recipe] for _, recipe in self.generators]
         for recipe, wanted in self.flags:
             yield f"{self.made[recipe]}.requires_grad_({wanted})"
@@ -156,6 +163,7 @@ class _Builder:
             yield f"if {self.out} is None:"  # not in the handler, which exceptions of the program would see
             if drawn:
                 yield f"    {reference(torch.set_rng_state, 'set_rng_state')}({state})"
+            yield from (f"    {line}" for line in put_back)
             for name, generator in zip(states, generators):
                 yield f"    {generator}.set_state({name})"
             yield f"    return {self.eager}"
@@ -171,6 +179,27 @@ class _Builder:
             reference = self.namespace.reference
             result = f"{reference(Suspended, 'suspended')}({reference(shape, 'point')}, {result})"
         yield f"return {result}"
+
+    def draw(self, found: str) -> Generator[str, None, list[str]]:
+        """The statements that draw random numbers and put them among the graph's inputs; answers those that undo it."""
+        names = [self.namespace.fresh("drawn") for _ in self.captured.draws]
+        owners = list(dict.fromkeys(self.value(draw.args[0], []) for draw in self.captured.draws))
+        put_back = []
+        if self.captured.trace.refutable:
+            for owner in owners:
+                state = self.namespace.fresh("state")
+                yield f"{state} = {self.namespace.reference(state_of, 'state_of')}({owner})"
+                put_back.append(f"{self.namespace.reference(set_state, 'set_state')}({owner}, {state})")
+        for name, draw in zip(names, self.captured.draws):
+            yield f"{name} = {self.expression(draw, [])}"
+        for place, source in self.drawn:
+            assert source.base is not None
+            name = names[source.base.key]
+            yield f"{found}.insert({place}, {self.namespace.reference(source.obj, 'f')}({name}))"
+        for recipe, _ in self.order:
+            if recipe.kind == "source" and recipe.value.kind == "drawn":
+                self.made[recipe] = names[recipe.value.key]
+        return put_back
 
     def value(self, recipe: Recipe, statements: list[str]) -> str:
         """The expression of a recipe; one that is used twice is made once, by a statement."""
@@ -241,6 +270,14 @@ class _Builder:
                 return [f"{target}.cell_contents = {value}" if effect.value else f"del {target}.cell_contents"]
             case "list_assign":
                 return [f"{target}[:] = {value}"]
+
+
+def _sources(recipe: Recipe) -> Iterator[Recipe]:
+    """The outside values that a recipe is made of."""
+    if recipe.kind == "source":
+        yield recipe
+    for part in (*recipe.args, *(value for _, value in recipe.kwargs)):
+        yield from _sources(part)
 
 
 def _recipes(captured: Captured) -> Iterator[tuple[Recipe, bool]]:

@@ -34,6 +34,8 @@ def text(source: Source) -> str:
             return str(source.key)
         case "object":
             return getattr(source.obj, "__qualname__", None) or f"<{type(source.obj).__name__}>"
+        case "drawn":
+            return f"random{source.key}"
     assert source.base is not None
     base = text(source.base)
     match source.kind:

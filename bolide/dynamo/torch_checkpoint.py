@@ -96,7 +96,8 @@ _DRAWN = frozenset({writing_ops.drawn, *generators.STATES})
 
 def _written(vm: Machine) -> Any:
     drawn = sum(node.target in _DRAWN for node in vm.trace.graph.nodes)
-    return effects_so_far(vm), drawn, [leaf.group.version for leaf in vm.trace.leaves if leaf.group.version]
+    written = [leaf.group.version for leaf in vm.trace.leaves if leaf.group.version]
+    return effects_so_far(vm), drawn, len(vm.world.draws), written
 
 
 @intercept(torch_functions.end_region)

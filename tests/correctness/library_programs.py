@@ -1228,7 +1228,7 @@ heapq of objects  q = [Box(3)]; heapq.heappush(q, Box(1)); heapq.heappush(q, Box
 bisect  bisect.bisect([1, 2, 4], n), bisect.bisect_left([1, 2, 4], 2), bisect.insort(ns, 2), ns, bisect.bisect_right(fs, 2.5)
 bisect with keys  bisect.bisect([1, 2, 4], 5, key=lambda v: v * 2), bisect.bisect([Box(1), Box(4)], Box(2))
 statistics  statistics.mean(ns), statistics.median(ns), statistics.stdev(fs), statistics.mode([1, 1, 2]), statistics.fmean(fs), statistics.pvariance(ns)
-random functions  random.random()
+random functions  random.seed(n); random.random(), random.uniform(1, 2), random.gauss(0, 1), random.randrange(9)
 random.seed, randint  random.seed(3); random.randint(0, 9)
 random.Random  rng.random(), rng.randint(0, 9)
 random.Random made inside  q = random.Random(7); q.random(), q.randint(0, 100), q.choice(ns), q.sample(range(10), 3), q.uniform(0, 1)

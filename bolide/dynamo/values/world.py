@@ -107,6 +107,7 @@ class World:
         self.relied: dict[int, types.FunctionType] = {}  # functions whose code has been guarded, by id
         self.registered: dict[int, Any] = {}  # hooks that the program has put on inputs, by id of their handles
         self.drawn_from: dict[int, tuple[Any, Recipe]] = {}  # by id of a stand-in: where the graph finds the generator
+        self.draws: list[Recipe] = []  # calls of random generators that are made before the graph runs
         self.flags: list[tuple[Source, bool]] = []  # inputs whose `requires_grad` the program changes, and to what
         self.hidden_leaves = False  # whether tensors that require grad are known which are no inputs
         self.places: dict[int, int] = {}  # id of a traced input -> its index
@@ -488,19 +489,18 @@ class World:
             self.guard(source, "equals", real)
             return real
         self.guard(source, "type", float)
-        with torch._C._DisableTorchDispatch():  # a real tensor, not one that is recorded
-            tensor = _float_tensor(real)
-        self.inputs.append(Source("apply", source, (), _float_tensor))
-        self.input_tensors.append(tensor)
         name = f"f{len(self.floats)}"
         self.floats[name] = source
-        number = self.trace.scalar(
-            self.trace.input(tensor, source_name(source)),
-            real,
-            (functools.partial(self._pin_float, source, real),),
-            name,
-        )
-        return self.mirror(number, source)
+        pin = functools.partial(self._pin_float, source, real)
+        return self.mirror(self.trace.scalar(self.input_made(source, float_tensor, real), real, (pin,), name), source)
+
+    def input_made(self, source: Source, make: Callable[[Any], torch.Tensor], real: Any) -> TracedTensor:
+        """The tensor that `make` makes of the value at `source`, of which nothing is guarded, as an input."""
+        with torch._C._DisableTorchDispatch():  # a real tensor, not one that is recorded
+            tensor = make(real)
+        self.inputs.append(Source("apply", source, (), make))
+        self.input_tensors.append(tensor)
+        return self.trace.input(tensor, source_name(source))
 
     def _assume(self, condition: str, where: UserFrame | None) -> None:
         """Guard a condition over floats from outside and sizes."""
@@ -769,7 +769,8 @@ def _is_made_anew(function: types.FunctionType, source: Source) -> bool:
     return source.kind not in ("global", "object", "closure") and "<locals>" in function.__qualname__
 
 
-def _float_tensor(value: float) -> torch.Tensor:
+def float_tensor(value: float) -> torch.Tensor:
+    """What a float of the graph is: 0-dim and float64."""
     return torch.scalar_tensor(value, dtype=torch.float64)
 
 

@@ -1,0 +1,262 @@
+"""Random generators of Python and NumPy in captured code: their numbers are drawn when the function is called."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import bolide
+from bolide.support.errors import Unsupported
+
+SEED = int(os.environ["BOLIDE_TEST_SEED"]) % 2**32
+OWN = random.Random(SEED)
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x * random.random() + random.uniform(-2, 3) - random.gauss(0, 1)
+
+
+def whole_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * random.randint(1, 9), x + random.randrange(5)
+
+
+def loop(x: Tensor) -> Tensor:
+    for _ in range(3):
+        x = x.cos() * random.random()
+    return x
+
+
+def seeded(x: Tensor) -> tuple[Tensor, float]:
+    first = random.random()
+    random.seed(7)
+    return x * random.random(), first
+
+
+def numbers_alone(x: Tensor) -> tuple[Any, ...]:
+    return random.random(), random.randint(0, 3), random.random() * 2 + 1, x.sin()
+
+
+def drawn_and_dropped(x: Tensor) -> Tensor:
+    random.random()
+    return x + random.random()
+
+
+def own_generator(x: Tensor) -> Tensor:
+    return x * OWN.random() + OWN.random()
+
+
+def numpys_numbers(x: Tensor) -> Tensor:
+    return x * np.random.rand() + np.random.normal(1.0, 2.0)
+
+
+def numpys_arrays(x: Tensor) -> tuple[Tensor, Any]:
+    noise = np.random.uniform(size=(3,)).astype(np.float32)
+    permutation = np.random.permutation(3)
+    noise[0] = 5.0
+    return x + torch.from_numpy(noise), permutation + 1
+
+
+def array_as_it_is(x: Tensor) -> tuple[Tensor, Any, Any]:
+    noise = np.random.standard_normal((2, 3))
+    same = noise
+    noise += 1
+    return x * 2, noise, same
+
+
+WHOLE = [
+    scaled,
+    whole_numbers,
+    loop,
+    seeded,
+    numbers_alone,
+    drawn_and_dropped,
+    own_generator,
+    numpys_numbers,
+    numpys_arrays,
+    array_as_it_is,
+]
+
+
+def dropped_layer(x: Tensor) -> Tensor:
+    return x * 2 if random.random() < 0.5 else x.cos() * random.random()
+
+
+def chosen(x: Tensor) -> Tensor:
+    return x * [1.0, 2.0, 3.0][random.randint(0, 2)] + random.random()
+
+
+def later_needed(x: Tensor) -> Tensor:
+    a, b = random.random(), random.random()
+    x = x * a
+    return x + 1 if b < 0.3 else x - a
+
+
+def listed(x: Tensor) -> tuple[Tensor, str]:
+    order = [1, 2, 3]
+    random.shuffle(order)
+    return x * order[0], f"{random.random():.3f}"
+
+
+def seed_all() -> None:
+    random.seed(SEED)
+    np.random.seed(SEED)
+    OWN.seed(SEED)
+
+
+def states() -> tuple[Any, ...]:
+    return random.getstate(), OWN.getstate(), [str(part) for part in np.random.get_state()]
+
+
+def calls(function: Callable[..., Any], count: int = 6) -> tuple[list[Any], Any]:
+    seed_all()
+    x = torch.randn(3, generator=torch.Generator().manual_seed(SEED))
+    found = [function(x) for _ in range(count)]
+    return found, states()
+
+
+def agree(a: Any, b: Any, exact: bool) -> None:
+    assert type(a) is type(b)
+    if isinstance(a, (tuple, list)):
+        for left, right in zip(a, b, strict=True):
+            agree(left, right, exact)
+    elif isinstance(a, Tensor):
+        assert a.dtype is b.dtype
+        torch.testing.assert_close(a, b, **({"rtol": 0, "atol": 0} if exact else {}))
+    elif isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=0 if exact else 1e-12)
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("program", WHOLE, ids=lambda program: program.__name__)
+def test_draws_are_made_at_each_call(program: Callable[..., Any], backend: str) -> None:
+    print("seed", SEED)
+    expected, after = calls(program)
+    found, state = calls(bolide.compile(program, backend=backend, fullgraph=True))
+    agree(expected, found, backend == "eager")
+    assert state == after
+
+
+@pytest.mark.parametrize("program", [dropped_layer, chosen, later_needed, listed], ids=lambda program: program.__name__)
+def test_a_number_that_decides_is_drawn_for_real(program: Callable[..., Any]) -> None:
+    print("seed", SEED)
+    expected, after = calls(program)
+    found, state = calls(bolide.compile(program, backend="eager"))
+    agree(expected, found, True)
+    assert state == after
+
+
+def test_fullgraph_says_what_decides() -> None:
+    with pytest.raises(Unsupported, match=r"needs to know what Random.random draws(?s:.*)test_python_random.py"):
+        bolide.compile(later_needed, backend="eager", fullgraph=True)(torch.ones(2))
+
+
+def test_what_decides_costs_one_break() -> None:
+    segments = bolide.explain(later_needed)(torch.ones(2))
+    assert len(segments.breaks) == 1
+
+
+def test_a_generator_is_an_argument_like_others() -> None:
+    def program(x: Tensor, generator: random.Random) -> Tensor:
+        return x * generator.random()
+
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    x = torch.ones(2)
+    for seed in (1, 2, 1):
+        assert torch.equal(compiled(x, random.Random(seed)), program(x, random.Random(seed)))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_place_is_drawn_within_a_size(backend: str) -> None:
+    def crop(x: Tensor) -> tuple[Tensor, Tensor]:
+        top = random.randint(0, x.shape[0] - 3)
+        return x[top : top + 3] * 2, x.narrow(1, random.randrange(x.shape[1] - 2), 2)
+
+    compiled = bolide.compile(crop, backend=backend, fullgraph=True)
+    for rows in (5, 9, 3, 7, 11):
+        x, state = torch.randn(rows, 2 * rows), random.getstate()
+        expected = crop(x)
+        random.setstate(state)
+        agree(expected, compiled(x), True)
+
+
+def test_gradients_go_past_drawn_numbers() -> None:
+    def program(x: Tensor) -> Tensor:
+        return (x.sin() * random.random()).sum()
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(5, requires_grad=True)
+        state = random.getstate()
+        (expected,) = torch.autograd.grad(program(x), x)
+        random.setstate(state)
+        (found,) = torch.autograd.grad(compiled(x), x)
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_call_that_is_made_again_draws_once() -> None:
+    def program(x: Tensor) -> Tensor:
+        y = x * random.random()
+        assert x.sum() > 0, "not positive"
+        return y
+
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    random.seed(SEED)
+    compiled(torch.ones(2))
+    state = random.getstate()
+    with pytest.raises(AssertionError, match="not positive"):
+        compiled(-torch.ones(2))
+    after = random.getstate()
+    random.setstate(state)
+    random.random()
+    assert random.getstate() == after
+
+
+def test_a_draw_that_fails_raises_as_in_eager() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x * random.randint(3, 1)
+
+    with pytest.raises(ValueError, match="empty range"):
+        bolide.compile(program, backend="eager")(torch.ones(2))
+
+
+def test_export_refuses_draws() -> None:
+    with pytest.raises(Unsupported, match="draws random numbers"):
+        bolide.dynamo.export(scaled)(torch.ones(2))
+
+
+def test_a_checkpointed_region_that_draws_is_run_for_real() -> None:
+    """Eager draws again when it computes the region again."""
+
+    def program(x: Tensor) -> Tensor:
+        return checkpoint(scaled, x.sin(), use_reentrant=False).sum()
+
+    found = []
+    for function in (program, bolide.compile(program, backend="eager")):
+        random.seed(SEED)
+        for _ in range(2):
+            x = torch.ones(2, requires_grad=True)
+            function(x).backward()
+            found.append((x.grad, random.getstate()))
+    for (grad, state), (other, after) in zip(found[:2], found[2:]):
+        assert torch.equal(grad, other) and state == after
+
+
+def test_system_random_stays_a_break() -> None:
+    system = random.SystemRandom()
+
+    def program(x: Tensor) -> Tensor:
+        return x * system.random()
+
+    with pytest.raises(Unsupported, match="differs from call to call"):
+        bolide.compile(program, backend="eager", fullgraph=True)(torch.ones(2))
