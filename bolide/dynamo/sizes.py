@@ -116,7 +116,7 @@ class SizeHistory:
         self.captures: list[dict[Source, Values]] = []
         self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
         self.loops: set[tuple[Code, int]] = set()  # loops over sizes that differ: where each asks for its next item
-        self.called_for_real: dict[Any, str] = {}  # cached functions of which it matters, and why
+        self.called_for_real: dict[Any, str] = {}  # what a capture must not go into, and why
         self.changing: set[Source] = set()  # data that was read and was other data in another capture
 
     def past(self, source: Source, rank: int) -> list[Values | None]:

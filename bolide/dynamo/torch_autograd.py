@@ -28,6 +28,7 @@ def _apply(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """`Function.apply`: torch's own machinery runs on a subclass whose methods are interpreted. So `forward` is
     recorded below autograd, and the engine records `backward` when it comes to it."""
     function, *values = args
+    refuse_for_real(vm, function)
     interpreted = vm.memory.get(function)
     if interpreted is None:
         interpreted = vm.memory[function] = _interpreted(vm, function)
@@ -58,17 +59,19 @@ def _interpreted(vm: Machine, function: Any) -> Any:
         own = getattr(function, name)
         if own is not getattr(torch.autograd.Function, name):
             text = f"{function.__name__}.{name}"
-            methods[name] = staticmethod(later(vm, load_attribute(vm, function, name), text))
+            methods[name] = staticmethod(later(vm, load_attribute(vm, function, name), text, function))
     return type(function)(function.__name__, (function,), {"__module__": function.__module__, **methods})
 
 
-def later(vm: Machine, function: Any, name: str) -> Callable[..., Any]:
+def later(vm: Machine, function: Any, name: str, key: Any = None) -> Callable[..., Any]:
     """`function`, a function of the program, as native code may call it at any time until the program's gradients have
     been recorded: during capture, or when the engine runs over the captured program.
 
-    By then its results and effects are fixed, so what is called then may not have effects, nor raise.
+    By then its results and effects are fixed, so what is called then may not have effects, nor raise. Where it does,
+    and a `key` says what has led to it, that is called for real when the program is captured again.
     """
     function = own_mark(function, "_bolide_callback") or function
+    history = vm.world.symbols.history
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -78,20 +81,42 @@ def later(vm: Machine, function: Any, name: str) -> Callable[..., Any]:
         try:
             with vm.world.remasked():
                 result = vm.evaluate(function, list(args), kwargs)
+            if (effects_so_far(vm), _held(function)) != before:
+                raise Unsupported(
+                    "something outside is written in the backward pass",
+                    _definition(function),
+                    "return it from the forward instead",
+                    operation=name,
+                    kind="operator",
+                )
+            return result
         except Unsupported as error:
             error.where = error.where or _definition(function)
-            raise
+            failure = error
         except Exception as error:
             reason = f"the backward pass raised {type(error).__name__}: {error}"
-            raise Unsupported(reason, _definition(function), operation=name, kind="operator") from error
-        if (effects_so_far(vm), _held(function)) != before:
-            reason = "something outside is written in the backward pass"
-            raise Unsupported(
-                reason, _definition(function), "return it from the forward instead", operation=name, kind="operator"
-            )
-        return result
+            failure = Unsupported(reason, _definition(function), operation=name, kind="operator")
+            failure.__cause__ = error
+        if key is not None:
+            history.called_for_real[key] = f"{name}, called in the backward pass: {failure.reason}"
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback leads to this frame
 
     return call
+
+
+def refuse_for_real(vm: Machine, key: Any) -> None:
+    """Raises Unsupported for what an earlier capture has found to be called for real (see `later`)."""
+    reason = vm.world.symbols.history.called_for_real.get(key)
+    if reason is not None:
+        raise Unsupported(reason, vm.where(), "write nothing outside in the backward pass", kind="side_effect")
+
+
+def here(vm: Machine) -> Any:
+    """The instruction that is being executed, as a key for `later`."""
+    return vm.frames[-1].code, vm.frames[-1].pc
 
 
 def _definition(function: Any) -> UserFrame | None:

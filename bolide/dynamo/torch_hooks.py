@@ -7,25 +7,29 @@ it. One on an input is put on the real tensor, as an effect: it runs as in eager
 from __future__ import annotations
 
 import collections
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import graph
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
-from bolide.dynamo.calls import intercept
+from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.native_calls import callback
 from bolide.dynamo.program import Effect, Recipe
-from bolide.dynamo.torch_autograd import later
-from bolide.dynamo.values.outside import attribute_source
+from bolide.dynamo.torch_autograd import here, later, refuse_for_real
+from bolide.dynamo.values.outside import Outside, attribute_source
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.tensors import node_hook, node_prehook
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor
+from bolide.tracing import TracedTensor, modes
 from bolide.tracing.trace import _NonLeaf
 
 Args = list[Any]
 Kwargs = dict[str, Any]
+_native_autograd: Any = torch._C._autograd
 
 
 @dataclass(eq=False)
@@ -54,9 +58,10 @@ def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         if not tensor.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         return _register(vm, torch.Tensor.register_hook, tensor, hook)
+    refuse_for_real(vm, here(vm))
     vm.trace.where = vm.where()
     vm.trace.functional_only, vm.trace.own_gradients = "a tensor has a hook", True
-    return tensor.register_hook(later(vm, hook, "a hook of a tensor"))
+    return tensor.register_hook(later(vm, hook, "a hook of a tensor", here(vm)))
 
 
 @intercept(torch.Tensor.register_post_accumulate_grad_hook)
@@ -163,10 +168,47 @@ def _backward_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     vm.trace.where = vm.where()
     vm.trace.functional_only, vm.trace.own_gradients = "a module has a backward hook", True
     name = "a backward hook of a module"
-    return BackwardHook(module, *([later(vm, hook, name) for hook in called] for called in hooks))
+    key = weakref.ref(module.real) if type(module) is Outside else None
+    return BackwardHook(module, *([later(vm, hook, name, key) for hook in called] for called in hooks))
 
 
-@intercept(torch.autograd.graph.register_multi_grad_hook)
+@intercept(graph.saved_tensors_hooks)
+def _saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Functions that saved tensors go through: natively called, with the program's own behind."""
+    pack, unpack = [*args, *kwargs.values()]
+    return graph.saved_tensors_hooks(*_through(vm, pack, kwargs.get("unpack_hook", unpack)))
+
+
+@intercept(graph.saved_tensors_hooks.__init__)
+def _init_saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    owner, *hooks = args
+    owner.pack_hook, owner.unpack_hook = _through(vm, *hooks, **kwargs)
+
+
+@intercept(_native_autograd._push_saved_tensors_default_hooks)
+def _push_saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    _native_autograd._push_saved_tensors_default_hooks(*_through(vm, *args))
+
+
+@intercept(_native_autograd._pop_saved_tensors_default_hooks)
+def _pop_saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if modes.saved_tensor_hooks() is None:
+        raise Unsupported("hooks of saved tensors from before are left", vm.where(), kind="context")
+    return NATIVE
+
+
+def _through(vm: Machine, pack_hook: Any, unpack_hook: Any) -> tuple[Any, Any]:
+    return callback(vm, pack_hook), later(vm, unpack_hook, "a function that saved tensors go through")
+
+
+@intercept(graph.allow_mutation_on_saved_tensors)
+def _allow_mutation(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise _refused(
+        vm, "allow_mutation_on_saved_tensors", "tensors are copied before they are written to", "enter it outside"
+    )
+
+
+@intercept(graph.register_multi_grad_hook)
 def _register_multi_grad_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     why = "a hook on several tensors counts those that get a gradient"
     raise _refused(vm, "register_multi_grad_hook", why, "put a hook on each tensor")

@@ -306,6 +306,16 @@ class Versions(ABC):
         raise error
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Captured]:
+        """Capture and compile, again where it was found meanwhile that something is to be called for real."""
+        while True:
+            known = len(self.sizes.called_for_real)
+            try:
+                return self._make_once(args, kwargs)
+            except Unsupported:
+                if len(self.sizes.called_for_real) == known:
+                    raise
+
+    def _make_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Captured]:
         start = time.perf_counter()
         state.stage = "capture"
         surroundings = guards.global_state()

@@ -205,14 +205,13 @@ def _keeping(seen: list[Any], before: bool) -> nn.Module:
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("wanted", [True, False])
 def test_backward_hooks_of_modules_that_keep_gradients(before: bool, wanted: bool) -> None:
-    """They run at every call, in eager, on real tensors."""
+    """They run at every call, in eager, on real tensors: the module's call is a break."""
     seen: list[Any] = []
     model = _keeping(seen, before)
     if not wanted:
         model[0].requires_grad_(False)  # type: ignore[operator]
     x = torch.randn(2, 3)
-    with pytest.warns(bolide.BolideWarning, match="written in the backward pass"):
-        found = bolide.compile(model, backend="aot_eager")(x)
+    found = bolide.compile(model, backend="aot_eager")(x)
     with pytest.raises(bolide.Unsupported, match="written in the backward pass") as error:
         bolide.compile(model, backend="aot_eager", fullgraph=True)(x)
     assert "a backward hook of a module" in str(error.value)
@@ -255,3 +254,117 @@ def test_tensors_whose_gradient_is_not_kept() -> None:
     (said, found), (expected, want) = bolide.compile(fn, backend="eager")(x), fn(x)
     assert said == expected
     torch.testing.assert_close(found, want)
+
+
+def _log_shape(seen: list[Any], y: torch.Tensor) -> None:
+    y.register_hook(lambda gradient: seen.append(gradient.shape))
+
+
+def _count(seen: list[Any], y: torch.Tensor) -> None:
+    def scale(gradient: torch.Tensor) -> torch.Tensor:
+        seen.append(len(seen))
+        return gradient * len(seen)
+
+    y.register_hook(scale)
+
+
+def _check(seen: list[Any], y: torch.Tensor) -> None:
+    def check(gradient: torch.Tensor) -> None:
+        if gradient.isnan().any():
+            raise ValueError("nan")
+
+    y.register_hook(check)
+
+
+class Counted(torch.autograd.Function):
+    calls: list[Any] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        Counted.calls.append(gradient.sum())
+        return gradient * 2
+
+
+def _count_function(seen: list[Any], y: torch.Tensor) -> torch.Tensor:
+    Counted.calls = seen
+    return Counted.apply(y)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("watch", [_log_shape, _count, _check, _count_function])
+def test_what_writes_in_the_backward_pass_is_a_break(watch: Callable[..., Any], backend: str) -> None:
+    """What leads to it is called for real, between two segments; so it runs at every call, when eager runs it."""
+
+    def fn(seen: list[Any], x: torch.Tensor) -> torch.Tensor:
+        y = x.sin() * 2
+        made = watch(seen, y)
+        return ((y if made is None else made) * x).cos()
+
+    compiled: Any = bolide.compile(fn, backend=backend)
+    ours: list[Any] = []
+    theirs: list[Any] = []
+    for _ in range(3):
+        x = torch.randn(3)
+        gradients = []
+        for function, seen in ((compiled, ours), (fn, theirs)):
+            leaf = x.clone().requires_grad_()
+            function(seen, leaf).sum().backward()
+            gradients.append(leaf.grad)
+        torch.testing.assert_close(*gradients)
+    torch.testing.assert_close([*map(torch.as_tensor, ours)], [*map(torch.as_tensor, theirs)])
+    assert compiled._bolide.entries
+    with pytest.raises(bolide.Unsupported, match="called in the backward pass"):
+        bolide.compile(fn, backend="inductor", fullgraph=True)([], leaf)
+
+
+def test_functions_that_saved_tensors_go_through() -> None:
+    """What packing writes is an effect; what unpacking writes is none."""
+
+    def fn(x: torch.Tensor, packed: list[Any], unpacked: list[Any] | None) -> torch.Tensor:
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            packed.append(tuple(tensor.shape))
+            return tensor.to(torch.float64)
+
+        def unpack(tensor: torch.Tensor) -> torch.Tensor:
+            if unpacked is not None:
+                unpacked.append(tuple(tensor.shape))
+            return tensor.to(torch.float32) * 3
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            y = x.exp()
+        return y * x
+
+    def run(function: Any, x: torch.Tensor, *seen: Any) -> Any:
+        for _ in range(2):
+            leaf = x.clone().requires_grad_()
+            function(leaf, *seen).sum().backward()
+        return leaf.grad, *seen
+
+    x = torch.randn(3)
+    for last in (None, [1]):
+        compiled: Any = bolide.compile(fn, backend="inductor")
+        if last is None:
+            found = run(compiled, x, [], None)
+            assert compiled._bolide.entries
+        else:
+            with pytest.warns(bolide.BolideWarning, match="written in the backward pass"):
+                found = run(compiled, x, [], [])
+        expected = run(fn, x, [], None if last is None else [])
+        torch.testing.assert_close(found[0], expected[0])
+        assert found[1:] == expected[1:] and len(found[1]) == 2
+
+
+def test_tensors_that_are_copied_before_they_are_written() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.allow_mutation_on_saved_tensors():
+            y = x * 2
+            z = y.sin()
+            y.mul_(3)
+            return torch.autograd.grad((y * z).sum(), x)[0]
+
+    x = torch.randn(3, requires_grad=True)
+    torch.testing.assert_close(bolide.compile(fn, backend="inductor")(x), fn(x))
