@@ -152,6 +152,7 @@ class _Attempt:
         if breaks:
             self.trace.shapes.needed = functools.partial(go_on_by_item, self.machine)
         self.calls = CallRecorder(self.trace) if record_calls else None
+        self.trace.draws_as_eager = record_calls
         self.machine.memory[CallRecorder] = self.calls
         self.world.own_functions = self.machine.own_functions
         self.world.guard(None, "global_state", None)

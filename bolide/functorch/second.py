@@ -74,7 +74,7 @@ def _build(
     random = [_input(trace, value, f"drawn{place}") for place, value in enumerate(drawn)]
     weights = [_input(trace, tangent, f"tangent{place}") for place, tangent in enumerate(tangents)]
     try:
-        with collector_paused(), trace.recording(), torch.enable_grad(), torch._C._DisableAutocast():
+        with collector_paused(), torch.enable_grad(), torch._C._DisableAutocast(), trace.recording():
             made = list(_replay(forward, outputs, constants, values, random))
             pairs = [(out, weight) for out, weight in zip(made, weights) if weight is not None and out.requires_grad]
             places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
@@ -87,7 +87,8 @@ def _build(
                 allow_unreachable=True,
                 accumulate_grad=False,
             )
-            present = [(place, gradient) for place, gradient in zip(places, derived) if gradient is not None]
+        present = [(place, gradient) for place, gradient in zip(places, derived) if gradient is not None]
+        with collector_paused(), torch.enable_grad(), torch._C._DisableAutocast():
             run = compile_trace(trace, [gradient for _, gradient in present])
     except (RuntimeError, NotImplementedError, Unsupported, CompileError):
         return None
@@ -133,7 +134,8 @@ def draws_read(forward: fx.Graph, outputs: int) -> list[fx.Node]:
 def _is_drawn(node: fx.Node) -> bool:
     source = cast(fx.Node, node.args[0]) if is_getitem(node) else node
     tags = getattr(source.target, "tags", ())
-    return is_tensor(node) and torch.Tag.nondeterministic_seeded in tags and not source.all_input_nodes
+    memory_only = all(operand.target is aten.full.default for operand in source.all_input_nodes)
+    return is_tensor(node) and torch.Tag.nondeterministic_seeded in tags and memory_only
 
 
 def _updates_statistics(node: fx.Node) -> bool:

@@ -1,7 +1,7 @@
 """Recording random operations as pure functions of one seed.
 
 Draws that are not worth it (permutations, multinomial samples, rare distributions) stay as they are: operations on
-torch's own generator.
+torch's own generator. So do all where the numbers are to be eager's (`Trace.draws_as_eager`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ def _draw(trace: Trace, func: Any, shape: tuple[Any, ...]) -> Node:
     return trace.call(func, seed, counter, [trace.unwrap(size) for size in shape])  # type: ignore[no-any-return]
 
 
+def _eagers(trace: Trace, func: Any, wanted: TensorMeta, *parameters: Any) -> Node:
+    """What eager draws, by the functional form of the operation that fills memory of the wanted layout."""
+    return trace.call(func, trace.filled(wanted, 0), *parameters)  # type: ignore[no-any-return]
+
+
 def _uniform(trace: Trace, wanted: TensorMeta, low: Any = 0, high: Any = 1) -> Node:
     """A node of the wanted shape and dtype, uniform in [low, high)."""
+    if trace.draws_as_eager:
+        return _eagers(trace, aten.uniform.default, wanted, low, high)
     node = _draw(trace, rng.rand, wanted.shape)
     if wanted.dtype in (torch.bfloat16, torch.float16):  # as many bits as the dtype holds: rounding must not give 1
         steps = 2**8 if wanted.dtype is torch.bfloat16 else 2**11
@@ -46,6 +53,8 @@ def _uniform(trace: Trace, wanted: TensorMeta, low: Any = 0, high: Any = 1) -> N
 
 
 def _normal(trace: Trace, wanted: TensorMeta, mean: Any = 0, std: Any = 1) -> Node:
+    if trace.draws_as_eager:
+        return _eagers(trace, aten.normal_functional.default, wanted, mean, std)
     node = _draw(trace, rng.randn, wanted.shape)
     if std != 1:
         node = trace.call(aten.mul.Tensor, node, std)
@@ -55,6 +64,9 @@ def _normal(trace: Trace, wanted: TensorMeta, mean: Any = 0, std: Any = 1) -> No
 
 
 def _integers(trace: Trace, wanted: TensorMeta, low: int, high: int) -> Node:
+    if trace.draws_as_eager:
+        node = _eagers(trace, aten.random.to, wanted, high - low)
+        return node if low == 0 else trace.call(aten.add.Tensor, node, low)  # type: ignore[no-any-return]
     if high - low > _EXACT:
         shape = [trace.unwrap(size) for size in wanted.shape]
         op = aten.randint.low
@@ -68,6 +80,8 @@ def _integers(trace: Trace, wanted: TensorMeta, low: int, high: int) -> Node:
 
 def _bernoulli(trace: Trace, wanted: TensorMeta, p: Any) -> Node:
     """1 with probability `p` (a number or a node), in the wanted dtype."""
+    if trace.draws_as_eager:
+        return _eagers(trace, aten.bernoulli.Tensor if isinstance(p, Node) else aten.bernoulli.p, wanted, p)
     node = _draw(trace, rng.rand, wanted.shape)
     op = aten.lt.Tensor if isinstance(p, Node) else aten.lt.Scalar
     return _converted(trace, trace.call(op, node, p), wanted)

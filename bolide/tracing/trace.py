@@ -62,6 +62,7 @@ class Trace:
         self.generators: dict[int, tuple[torch.Generator, generators.Slot]] = {}  # stand-ins by the address in C++
         self._seed: torch.fx.Node | None = None
         self._draws = 0
+        self.draws_as_eager = False  # whether random numbers are drawn one operation after the other, as eager does
         self.has_scalars = False
         self.reads_floats = False  # whether tensors are read as floats
         self.refutable = False  # running the graph may raise Refuted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.metadata
+import itertools
 import math
 import operator
 import warnings
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.fx.passes.utils.source_matcher_utils import get_source_partitions
+from torch.utils.checkpoint import checkpoint
 
 import bolide
 from bolide.compiling import compile_fx
@@ -106,6 +108,69 @@ def test_draws_beside_floats_that_change_or_are_made_of_sizes_are_eagers(seed: i
     for size in range(3, 6):
         compiled(torch.randn(size), size / 7)
     assert "item" not in backend.graphs[-1].code and "aten" in backend.graphs[-1].code
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = F.dropout(x, 0.4) * 2
+    y.register_hook(lambda grad: grad * 3)
+    return y * torch.rand(5) + torch.randn_like(x) + torch.randint(3, 10, (5,))
+
+
+def checkpointed(x: Tensor) -> Tensor:
+    def block(x: Tensor) -> Tensor:
+        return F.dropout(x.sin(), 0.3) * x
+
+    return checkpoint(block, checkpoint(block, x, use_reentrant=False), use_reentrant=False)
+
+
+def mapped(x: Tensor) -> Tensor:
+    noise = torch.empty(5, 4).t().uniform_(-1, 1) + torch.empty(4, 5).normal_(2, 0.5)
+    return torch.vmap(lambda row: row * F.dropout(x[0], 0.3), randomness="same")(x) * noise
+
+
+def branching(x: Tensor) -> Tensor:
+    x = torch.nn.functional.alpha_dropout(x, 0.2, training=True)
+    return torch.cond(x.sum() > 0, lambda a: a * 2, lambda a: a.sin(), (x,))
+
+
+def stepping(x: Tensor) -> Tensor:
+    inner = x.detach().requires_grad_()
+    F.dropout(inner * inner, 0.2).sum().backward()
+    return inner.grad * x * torch.bernoulli(x.detach().sigmoid()) + x.detach().bernoulli(0.3)
+
+
+@pytest.mark.parametrize(
+    ("fn", "dynamic"),
+    [(mapped, None), *itertools.product([hooked, checkpointed, branching, stepping], [None, True])],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_eagers_numbers_are_drawn_where_the_graphs_are_functional(
+    fn: Callable[[Tensor], Tensor], dtype: torch.dtype, dynamic: bool | None, seed: int
+) -> None:
+    def outcome(fn: Callable[[Tensor], Tensor]) -> list[list[Any]]:
+        torch.manual_seed(seed)
+        found: list[list[Any]] = []
+        for _ in range(2):
+            x = torch.randn(4, 5, dtype=dtype, requires_grad=True)
+            y = fn(x)
+            y.sum().backward()
+            found += [y.tolist(), x.grad.tolist(), torch.rand(2).tolist()]
+        return found
+
+    assert outcome(bolide.compile(fn, backend="eager", fullgraph=True, dynamic=dynamic)) == outcome(fn)
+
+
+def test_derivatives_of_derivatives_know_what_was_drawn(seed: int) -> None:
+    def f(x: Tensor) -> Tensor:
+        return checkpoint(lambda x: F.dropout(x.sin(), 0.3) * x, x, use_reentrant=False)
+
+    def outcome(fn: Callable[[Tensor], Tensor]) -> list[Any]:
+        torch.manual_seed(seed)
+        x = torch.randn(6, requires_grad=True)
+        (first,) = torch.autograd.grad(fn(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0].tolist()
+
+    assert outcome(bolide.compile(f, backend="eager", fullgraph=True)) == pytest.approx(outcome(f))
 
 
 def test_a_callable_gets_a_graph_that_can_be_run_printed_and_differentiated() -> None:

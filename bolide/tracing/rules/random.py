@@ -1,4 +1,4 @@
-"""Shape rules of our own random number operations."""
+"""Shape rules of random number operations: our own, and those that fill memory as a given tensor has it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.tracing.rules.common import like_strides
 from bolide.tracing.rules.registry import rule
 
 
@@ -19,3 +20,8 @@ def _seed() -> TensorMeta:
 def _draw(seed: TensorMeta, counter: int, size: list[Any]) -> TensorMeta:
     shape = tuple(size)
     return TensorMeta(shape, contiguous_strides(shape), 0, torch.float32, seed.device)
+
+
+@rule("aten::uniform", "aten::normal_functional", "aten::random.to", "aten::bernoulli.p", "aten::bernoulli.Tensor")
+def _fill(like: TensorMeta, *parameters: Any) -> TensorMeta:
+    return TensorMeta(like.shape, like_strides(like), 0, like.dtype, like.device)
