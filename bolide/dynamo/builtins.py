@@ -228,9 +228,9 @@ def _type_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(vars)
 def _vars(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) != 1:
-        return variables(vm)
-    return load_attribute(vm, args[0], "__dict__")
+    if len(args) > 1 or kwargs:
+        return NATIVE  # raises its own error
+    return load_attribute(vm, args[0], "__dict__") if args else variables(vm)
 
 
 @intercept(builtins.open, builtins.input)
@@ -260,6 +260,8 @@ def _print(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(dir)
 def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) > 1 or kwargs:
+        return NATIVE
     if not args:
         return sorted(variables(vm))
     value = args[0]
@@ -487,7 +489,9 @@ def _dict_method(method: Any, name: str) -> None:
         others = args[1:]
         if name in ("__or__", "__ror__", "__eq__", "__ne__"):
             others = [operations.native_view(vm, other) for other in others]
-        return getattr(owner.dict_items.materialise(), name)(*others, **kwargs)
+        view = owner.dict_items.materialise()
+        bound = method.__get__(view) if isinstance(view, method.__objclass__) else getattr(view, name)
+        return bound(*others, **kwargs)
 
 
 _DICT_METHODS = (

@@ -302,8 +302,11 @@ def referent(vm: Machine, reference: Any) -> Any:
     return found if known is None or known[0] is not found else known[1]
 
 
-def _weak_reference(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: Any) -> None:
+def _weak_reference(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: Any) -> Any:
+    if args or kwargs:
+        return native(vm, frame, function, args, kwargs)  # raises its own error
     frame.stack.append(referent(vm, function))
+    return None
 
 
 def _getter(name: str) -> Callable[..., Any]:

@@ -309,6 +309,10 @@ def filled(module):
         for p in module.parameters(): p.copy_(torch.arange(p.numel()).view_as(p) / 7)
     return module
 
+def noted(value, note):
+    value.note = note
+    return value
+
 def add(a, b): return a + b
 def varied(a, /, b, *c, d=4, **e): return (a, b, c, d, e)
 def numbers_up_to(n):
@@ -376,6 +380,8 @@ VALUES = {
     "rk": "Rank(2)",
     "ns_": "types.SimpleNamespace(a=1, b=x)",
     "part": "functools.partial(varied, 1, d=x)",
+    "wp": "functools.update_wrapper(functools.partial(varied, 1, d=x), varied)",
+    "mn": "noted(MyTuple(1, x), x)",
     "bm": "Box(5).get",
     "mod": "filled(torch.nn.Linear(3, 2))",
     "rng": "random.Random(5)",
@@ -457,6 +463,7 @@ OTHERS = {
     "rk": "Rank(3)",
     "ns_": "types.SimpleNamespace(a=2, b=x)",
     "part": "functools.partial(varied, 2, d=x, e=1)",
+    "mn": "noted(MyTuple(1, x), 3)",
     "bm": "Box(6).get",
     "pat": "re.compile('(b)(c)?')",
     "size": "torch.Size([3, 2])",
@@ -695,6 +702,8 @@ methods  tn.index(1), tn.count(3), tn + (1,), tn * 2, tn[1:], tn[-1], len(tn), 1
 construct  tuple(), tuple(ns), tuple(o), tuple(numbers_up_to(3)), tuple(s), tuple(d.items()), tuple(v + 1 for v in ts)
 item assigned  tn[0] = 1
 subclass  mt[1], len(mt), type(mt).__name__, isinstance(mt, tuple), list(mt)[0], MyTuple(1, 2) == (1, 2)
+subclass with attributes  mn.note, mn[1] is mn.note, hasattr(mn, 'other'), hasattr(mt, 'note'), mn == (1, x)
+subclass, attribute written  mt.note = x; mt.note is x
 namedtuple  nt.u, nt.v, nt[1], nt._replace(u=5), nt._asdict(), nt._fields, Pair._make([1, 2]), Pair(1), len(nt), Pair._field_defaults
 namedtuple, unpack  a, c = nt; a, c, nt == (1, nt.v) if False else nt[0], isinstance(nt, tuple), Pair(u=1, v=x), [*nt]
 namedtuple, wrong argument  Pair(1, 2, 3)
@@ -850,6 +859,10 @@ partial  part(2), part.func is varied, part.args, part.keywords['d'].shape, func
 partial, nested  f = functools.partial(functools.partial(varied, 1, e=2), 3, d=4); f(), f(5, e=6), f.args
 partial of methods  functools.partial(o.get, 2)(), functools.partial(Box.of, 3)().v, functools.partial(torch.sum, dim=0)(m), functools.partial(mod)(x)
 partial in map  list(map(functools.partial(add, 1), ns)), sorted(ns, key=functools.partial(operator.mul, -1))
+partial, attributes  wp.__name__, wp.__wrapped__ is varied, wp(2), hasattr(wp, 'note'), getattr(wp, 'note', 5), hasattr(part, '__name__')
+partial, attributes written  wp.note = x; wp.note is x
+partial, its __dict__  sorted(vars(wp)), vars(part)
+partial, state replaced  part.__setstate__((varied, (4,), {}, None)); part.args
 partialmethod  desc.bound(2)
 lru_cache  cached_sum(1), cached_sum(1, b=n), cached_sum(1), cached_const(n)
 lru_cache over tensors  cached_sum(x, 1) + 0

@@ -423,8 +423,8 @@ def copy_shallow(value: Any) -> Any:
     return _copied(value, lambda part: part, lambda made: None)
 
 
-def copy_deep(value: Any, memo: Any = None) -> Any:
-    """`copy.deepcopy`."""
+def copy_deep(value: Any, memo: Any = None, _nil: Any = None) -> Any:
+    """`copy.deepcopy`, whose own marker nobody gives it."""
     memo = {} if memo is None else memo
     key = id(value)
     if key in memo:

@@ -18,6 +18,7 @@ from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import (
     CONSTANT_TYPES,
     MISSING,
+    NO_NAMESPACE,
     is_library_class,
     is_library_namespace,
     is_opaque,
@@ -330,6 +331,10 @@ def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
     value = dict.get(own_namespace(owner), name, MISSING)
     if value is not MISSING and is_opaque(owner) and vm.world.is_outside(owner):
         return vm.world.wrap(value, attribute_source(Source("object", None, None, owner), name))
+    place = _place_of_copy(vm, owner)
+    if value is MISSING and place is not None and (id(owner), "namespace") not in vm.world.once:
+        vm.world.once.add((id(owner), "namespace"))
+        vm.world.guard(attribute_source(place, "__dict__"), "dict_keys", list(own_namespace(owner)))
     return value
 
 
@@ -353,6 +358,19 @@ def _store_behind_mask(vm: Machine, owner: Any, name: str, value: Any) -> None:
         object.__setattr__(owner, name, value)
 
 
+def _place_of_copy(vm: Machine, owner: Any) -> Source | None:
+    """Where the partial, or tuple with attributes, was found of which `owner` is a copy."""
+    has_attributes = isinstance(owner, (tuple, functools.partial)) and own_namespace(owner) is not NO_NAMESPACE
+    return vm.world.place_of(owner) if has_attributes else None
+
+
+def _refuse_copy(vm: Machine, owner: Any) -> None:
+    """Raises Unsupported where attributes are written that are only a copy of those outside."""
+    if _place_of_copy(vm, owner) is not None:
+        reason = f"the attributes of a {type(owner).__name__} from outside are written"
+        raise Unsupported(reason, vm.where(), "do this outside the compiled function", "attribute_write")
+
+
 def _slot(vm: Machine, owner: Any, name: str) -> Any:
     """What is in a slot, or MISSING."""
     if type(owner) is not Outside:
@@ -361,6 +379,7 @@ def _slot(vm: Machine, owner: Any, name: str) -> Any:
         except AttributeError:
             return MISSING
         if name == "__dict__":
+            _refuse_copy(vm, owner)
             vm.world.namespaces[id(found)] = owner
         return found
     if name == "__dict__":
@@ -548,6 +567,8 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
             return Call(found.__set__, [owner, value])
         _store_behind_mask(vm, owner, name, value)
         return None
+=======
+    _refuse_copy(vm, owner)
     object.__setattr__(owner, name, value)
     return None
 
@@ -586,6 +607,8 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
             raise AttributeError(f"'{class_of(owner).__name__}' object has no attribute '{name}'")
         _store_behind_mask(vm, owner, name, MISSING)
         return None
+=======
+    _refuse_copy(vm, owner)
     object.__delattr__(owner, name)
     return None
 

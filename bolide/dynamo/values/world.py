@@ -38,6 +38,7 @@ from bolide.dynamo.values.kinds import (
     is_library_namespace,
     is_opaque,
     lacks_attribute,
+    own_namespace,
     steering,
 )
 from bolide.dynamo.values.outside import (
@@ -366,14 +367,14 @@ class World:
                 return real
             self.guard(source, "type", cls)
             parts = [self.wrap(item, Source("item", source, i)) for i, item in enumerate(tuple.__iter__(real))]
-            return self.mirror(tuple.__new__(cls, parts) if is_python_class(cls) else cls(parts), source)
+            return self._with_attributes(tuple.__new__(cls, parts) if is_python_class(cls) else cls(parts), real, source)
         if cls is functools.partial:
             self.guard(source, "type", cls)
             function = self.wrap(real.func, Source("attr", source, "func"))
             args = self.wrap(real.args, Source("attr", source, "args"))
             keywords = self.wrap(real.keywords, Source("attr", source, "keywords"))
             made = functools.partial(function, *args, **keywords.dict_items.materialise())
-            return self.mirror(made, source)
+            return self._with_attributes(made, real, source)
         if isinstance(real, numpy.generic) or is_derived_constant(real, cls):
             self.guard(source, "equals", real)
             return self.mirror(real, source)
@@ -399,6 +400,12 @@ class World:
             if made is not None:
                 return made
         return self._wrap_object(real, cls, source)
+
+    def _with_attributes(self, made: Any, real: Any, source: Source) -> Any:
+        """`made`, which stands for an outside partial or tuple, with the attributes that this has been given."""
+        for name, value in own_namespace(real).items():
+            own_namespace(made)[name] = self.wrap(value, attribute_source(source, name))
+        return self.mirror(made, source)
 
     def _wrap_function(self, real: types.FunctionType, source: Source) -> Any:
         """A function that the user's program makes anew for each call: known by its code, and by its cells."""
