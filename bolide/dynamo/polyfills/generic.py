@@ -7,6 +7,7 @@ Primitives are answered by the interpreter itself; their bodies are what they do
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 
@@ -286,16 +287,16 @@ def unequal(left: Any, right: Any) -> Any:
 def binary(left: Any, right: Any, in_place: Any, forward: Any, reflected: Any, symbol: Any) -> Any:
     """An arithmetic operator by its special methods."""
     a, b = type(left), type(right)
+    first, then = hasattr(a, forward), a is not b and hasattr(b, reflected)
+    if then and a in (list, tuple, str, bytes, bytearray, collections.deque):
+        result = getattr(b, reflected)(right, left)  # sequences concatenate and repeat only when nobody else can
+        if result is not NotImplemented:
+            return result
+        then = False
     if in_place is not None and hasattr(a, in_place):
         result = getattr(a, in_place)(left, right)
         if result is not NotImplemented:
             return result
-    first, then = hasattr(a, forward), a is not b and hasattr(b, reflected)
-    if then and a in (list, tuple, str, bytes):  # these concatenate and repeat only when nobody else can
-        result = getattr(b, reflected)(right, left)
-        if result is not NotImplemented:
-            return result
-        then = False
     if then and issubclass(b, a) and getattr(b, reflected) is not getattr(a, reflected, None):
         result = getattr(b, reflected)(right, left)
         if result is not NotImplemented:
