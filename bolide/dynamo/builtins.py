@@ -350,7 +350,8 @@ def _converting(function: Any, name: str, by: str) -> None:
         return NATIVE
 
 
-_converting(range, "__index__", "on_indices")
+for _function in (range, math.isqrt, math.comb, math.perm, math.factorial, math.gcd, math.lcm):
+    _converting(_function, "__index__", "on_indices")
 
 
 for _function in vars(math).values():

@@ -282,7 +282,9 @@ def _start_frames(shape: Shape, reals: tuple[Any, ...], machine: Machine) -> Non
     is looked at when it is read."""
     world = machine.world
     values = []
-    for real, name, local, building in zip(reals, shape.names(), is_local(shape), is_building(shape), strict=True):
+    for real, name, local, building in zip(
+        reals, shape.names(), is_local(shape), is_building(shape, reals), strict=True
+    ):
         source = Source("local", None, name)
         wrap = world.later if local else world.building if building else world.wrap
         values.append(wrap(real, source))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import keyword
 import sys
 import types
@@ -233,16 +234,28 @@ def _adopt(owner: Any, frame: Frame) -> None:
     record.started = record.running = True
 
 
-def is_building(shape: Shape) -> list[bool]:
-    """For each value, whether it is the list that a comprehension with a frame of its own (up to 3.11) is making."""
+def is_building(shape: Shape, values: Sequence[Any]) -> list[bool]:
+    """For each value, whether it is a list that a comprehension is making: nobody reads it before that has ended."""
     found: list[bool] = []
     for part in shape.frames:
-        stack = [False] * sum(part.stack)  # in the loop, the list, the iterator, ...
-        if len(stack) > 1 and part.code.code.co_name == "<listcomp>":
-            stack[0] = True
-        found += [False] * len(part.bound) + stack
+        found += [False] * len(part.bound)
+        stack = values[len(found) : len(found) + sum(part.stack)]
+        below = [type(value) is list and hasattr(type(above), "__next__") for value, above in itertools.pairwise(stack)]
+        loops = sum(start <= part.pc < end for start, end in _comprehensions(part.code))
+        known = sum(below) == loops  # otherwise it cannot be told from a list and an iterator that are operands
+        found += [known and is_list for is_list in below] + [False] * bool(stack)
         found += [False] * (part.errors + (part.then in VALUED) + part.generator + part.snapshot)
     return found
+
+
+def _comprehensions(code: Code) -> list[tuple[int, int]]:
+    """Where the loops are that make a list: in frames of their own up to 3.11, in the frame around them since."""
+    made = (
+        at
+        for at, name in enumerate(code.ops)
+        if name == "FOR_ITER" and code.ops[at - 1] in ("SWAP", "LOAD_FAST") and code.ops[at - 2] == "BUILD_LIST"
+    )
+    return [(at, code.args[at]) for at in made]
 
 
 def is_local(shape: Shape) -> list[bool]:

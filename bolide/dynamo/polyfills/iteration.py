@@ -5,6 +5,7 @@ originals.
 from __future__ import annotations
 
 import collections
+import operator
 from typing import Any
 
 _NOTHING = object()
@@ -216,8 +217,16 @@ def zip_longest(*iterables: Any, fillvalue: Any = None) -> Any:
 # ---- bisect, heapq ---------------------------------------------------------------------------------------------------
 
 
+def _range(a: Any, lo: Any, hi: Any) -> Any:
+    """Where to search, from arguments `lo` and `hi`."""
+    lo, hi = operator.index(lo), -1 if hi is None else operator.index(hi)
+    if lo < 0:
+        raise ValueError("lo must be non-negative")
+    return lo, len(a) if hi == -1 else hi
+
+
 def bisect_right(a: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
-    hi = len(a) if hi is None else hi
+    lo, hi = _range(a, lo, hi)
     while lo < hi:
         middle = (lo + hi) // 2
         if x < (a[middle] if key is None else key(a[middle])):
@@ -228,7 +237,7 @@ def bisect_right(a: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None
 
 
 def bisect_left(a: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
-    hi = len(a) if hi is None else hi
+    lo, hi = _range(a, lo, hi)
     while lo < hi:
         middle = (lo + hi) // 2
         if (a[middle] if key is None else key(a[middle])) < x:

@@ -431,9 +431,9 @@ def copy_deep(value: Any, memo: Any = None, _nil: Any = None) -> Any:
         return memo[key]
     if copies_itself(value):
         return value
-    hook = getattr(type(value), "__deepcopy__", None)
+    hook = getattr(value, "__deepcopy__", None)
     if hook is not None:
-        made = hook(value, memo)
+        made = hook(memo)
     elif type(value) is tuple:
         parts = tuple([copy_deep(item, memo) for item in value])
         made = parts

@@ -567,7 +567,6 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
             return Call(found.__set__, [owner, value])
         _store_behind_mask(vm, owner, name, value)
         return None
-=======
     _refuse_copy(vm, owner)
     object.__setattr__(owner, name, value)
     return None
@@ -607,7 +606,6 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
             raise AttributeError(f"'{class_of(owner).__name__}' object has no attribute '{name}'")
         _store_behind_mask(vm, owner, name, MISSING)
         return None
-=======
     _refuse_copy(vm, owner)
     object.__delattr__(owner, name)
     return None

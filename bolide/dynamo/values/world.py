@@ -367,7 +367,9 @@ class World:
                 return real
             self.guard(source, "type", cls)
             parts = [self.wrap(item, Source("item", source, i)) for i, item in enumerate(tuple.__iter__(real))]
-            return self._with_attributes(tuple.__new__(cls, parts) if is_python_class(cls) else cls(parts), real, source)
+            return self._with_attributes(
+                tuple.__new__(cls, parts) if is_python_class(cls) else cls(parts), real, source
+            )
         if cls is functools.partial:
             self.guard(source, "type", cls)
             function = self.wrap(real.func, Source("attr", source, "func"))
