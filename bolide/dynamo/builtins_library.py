@@ -101,7 +101,7 @@ def _call_partial(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return Call(args[0], args[1:], kwargs)
 
 
-@intercept(functools.partial.__setstate__)
+@intercept(vars(functools.partial)["__setstate__"])
 def _set_partial(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if args and vm.world.is_outside(args[0]):
         raise Unsupported("the state of a partial from outside is replaced", vm.where(), kind="attribute_write")
