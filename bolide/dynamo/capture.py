@@ -222,6 +222,8 @@ class _Attempt:
         effects += [_call_effect(setter, *args) for setter, args in changed]
         checks = _deferred(machine.required, rebuilder)
         rebuilder.refuse_histories()
+        if any(tensor.grad_fn is not None for tensor in self.trace.renewed):
+            raise Unsupported("an input whose data was assigned is written to", place, kind="tensor_write")
         effects = [*checks, *rebuilder.fills, *written, *rebuilder.positions, *effects]
         unfinished = machine.unfinished() + unfinished_variables(world)
         if any(id(generator) not in rebuilder.memo for generator in unfinished):

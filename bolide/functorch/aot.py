@@ -37,6 +37,7 @@ from bolide.functorch.runtime import (
     differentiable,
     without_autocast,
     without_grad,
+    writing_unseen,
 )
 from bolide.functorch.second import draws_read, inputs_read, second_order
 from bolide.functorch.signature import Signature, describe
@@ -72,7 +73,7 @@ def compile_trace(
         run = _compile_inference(trace, signature, forward_compiler, name)
     if faults:
         run = with_history(run, faults)
-    written = [write.input for write in signature.writes if write.result is None]
+    written = [write.input for write in signature.writes if write.result is None and write.counted]
     if written:
         run = counting_writes(run, written)
     numbers = {
@@ -86,6 +87,7 @@ def _compile_inference(trace: Trace, signature: Signature, compiler: GraphCompil
     graph = run_passes(trace.graph, name, INFERENCE_PASSES)
     visible = frozenset(range(len(signature.results)))
     run = _compiled(graph, trace, GraphInfo("inference", _parameters(trace), visible), compiler, name)
+    run = _silently(run, signature)
     if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in trace.leaves):
         run = without_grad(run)
     return without_autocast(run) if torch._C._is_any_autocast_enabled() else run
@@ -113,7 +115,7 @@ def _compile_training(
     parameters = _parameters(trace)
     drawn = _drawn_results(parts.forward, joint)
     info = GraphInfo("forward", parameters, visible)
-    forward = _compiled(parts.forward, trace, info, forward_compiler, name)
+    forward = _silently(_compiled(parts.forward, trace, info, forward_compiler, name), signature)
     if torch._C._is_any_autocast_enabled():
         forward = without_autocast(forward)
     crossing = _crossing(signature, parts, trace, drawn)
@@ -145,6 +147,11 @@ def _compile_training(
     gradients = results(parts.backward)
     apart = [i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and gradients[i] is None]
     return differentiable(forward, backward_for, twice, crossing, apart)
+
+
+def _silently(run: CompiledGraph, signature: Signature) -> CompiledGraph:
+    unseen = [write.input for write in signature.writes if not write.counted]
+    return writing_unseen(run, unseen) if unseen else run
 
 
 def _drawn_results(forward: fx.Graph, joint: Joint) -> tuple[int, ...]:

@@ -52,11 +52,12 @@ class Result:
 @dataclass(frozen=True, slots=True)
 class Write:
     """An input that the program writes to. With `result`, the write is part of the history: autograd has to see it, so
-    the graph only computes that result.
+    the graph only computes that result. `counted`: autograd's version counter sees it.
     """
 
     input: int
     result: int | None
+    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def describe(trace: Trace, outputs: Sequence[TracedTensor]) -> Signature:
     for index in trace.mutated_inputs():
         tensor = trace.inputs[index]
         with_history = _has_new_history(tensor, trace.leaves[index])
-        writes.append(Write(index, len(results) if with_history else None))
+        writes.append(Write(index, len(results) if with_history else None, tensor.group.counted))
         if with_history:
             results.append(Result(tensor.node, tensor.meta, tensor))
     families: dict[int, list[TracedTensor]] = {}

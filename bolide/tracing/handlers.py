@@ -139,6 +139,8 @@ def view_of(trace: Trace, tensor: Any, func: Any, *args: Any, **kwargs: Any) -> 
     view = TracedTensor.make(trace, meta, node, tensor.group, (*tensor.chain, (func, args, kwargs)))
     if marked:
         carry_marks(tensor, view)
+    if not tensor.counts:
+        view.counts = False
     return view
 
 
@@ -164,7 +166,7 @@ def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _fit_out(trace: Trace, target: Any, result: torch.fx.Node) -> None:
     """An `out=` argument without elements is resized."""
-    known = target.__class__ is TracedTensor and not any(target is given for given in trace.inputs)
+    known = target.__class__ is TracedTensor and not trace.is_input(target)
     if not known or target.numel():
         raise Unsupported(
             "an out= argument of another shape than the result",
@@ -269,7 +271,7 @@ def _metadata_change(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _refuse_of_input(trace: Trace, func: Any, tensor: Any) -> None:
-    if tensor.__class__ is not TracedTensor or any(tensor is given for given in trace.inputs):
+    if tensor.__class__ is not TracedTensor or trace.is_input(tensor):
         raise Unsupported(
             f"{func} changes the shape of an argument in place",
             trace.where,
@@ -372,6 +374,7 @@ def _same(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
     same = TracedTensor.make(trace, tensor.meta, tensor.node, tensor.group, tensor.chain)
     carry_marks(tensor, same)
+    same.counts = tensor.counts
     return same
 
 
@@ -387,7 +390,9 @@ def _as_strided(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         raise Unsupported("as_strided of a tensor that does not fill its storage", trace.where, kind="tensor_write")
     step: ViewStep = (func, (trace.unwrap(size), trace.unwrap(stride), trace.unwrap(offset)), {})
     node = trace.call(func, tensor.group.base, *step[1])
-    return TracedTensor.make(trace, node.meta["val"], node, tensor.group, (step,))
+    view = TracedTensor.make(trace, node.meta["val"], node, tensor.group, (step,))
+    view.counts = tensor.counts
+    return view
 
 
 @handler("_reshape_alias")

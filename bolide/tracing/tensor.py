@@ -22,10 +22,10 @@ class AliasGroup:
     `base` is the node of the storage's owner as it is now; each write makes a new one and raises `version`. `source`
     is the position of the graph input whose storage it
     is, or None; `frozen` says that the storage belongs to a real tensor that is not an input, which must not be
-    written; `shared`, that another input has the same memory.
+    written; `shared`, that another input has the same memory; `counted`, that autograd has seen a write.
     """
 
-    __slots__ = ("base", "frozen", "shared", "source", "version")
+    __slots__ = ("base", "counted", "frozen", "shared", "source", "version")
 
     def __init__(self, base: torch.fx.Node, source: int | None = None, frozen: bool = False) -> None:
         self.base = base
@@ -33,6 +33,7 @@ class AliasGroup:
         self.source = source
         self.frozen = frozen
         self.shared = False
+        self.counted = False
 
 
 #: one view operation: the overload, and its arguments after the tensor
@@ -117,6 +118,7 @@ class TracedTensor(torch.Tensor):
     chain: tuple[ViewStep, ...]
     _node: torch.fx.Node
     _seen: int
+    counts: bool = True  # whether autograd sees writes; not through `.data`
     face: type | None = None  # the class that the program sees, of an input of a subclass that changes no operation
     attributes: dict[str, Any] | None = None  # what the program has put on a tensor behind a mask that it has made
 
@@ -186,6 +188,7 @@ class TracedTensor(torch.Tensor):
         """The same storage without autograd history; writes through it go unnoticed by what autograd has saved."""
         meta = self.meta._replace(requires_grad=False)
         made = TracedTensor.make(self._trace, meta, self.node, self.group, self.chain)
+        made.counts = False
         carry_marks(self, made)
         return made
 

@@ -41,6 +41,7 @@ class Trace:
         self.graph: torch.fx.Graph = Graph()
         self.inputs: list[TracedTensor] = []
         self.leaves: list[TracedTensor] = []
+        self.renewed: list[TracedTensor] = []  # inputs that have been given another storage
         self.constants: dict[str, torch.Tensor] = {}
         self.where: UserFrame | None = None
         self.shapes = ShapeEnv(lambda: self.where)
@@ -184,6 +185,20 @@ class Trace:
         if not private:
             self._lifted[id(real)] = tensor
         return tensor
+
+    def is_input(self, tensor: Any) -> bool:
+        return any(tensor is given for given in (*self.inputs, *self.renewed))
+
+    def renew(self, tensor: TracedTensor, value: TracedTensor) -> None:
+        """`tensor.data = value`: the tensor has the storage of `value`, and its own history, from now on. Another one
+        stands for the storage of an input then."""
+        place = next((place for place, given in enumerate(self.inputs) if given is tensor), None)
+        if place is not None:
+            others = tensor.meta, tensor.node, tensor.group, tensor.chain, tensor.requires_grad
+            self.inputs[place] = TracedTensor.make(self, *others)
+            self.renewed.append(tensor)
+        tensor.group, tensor.chain = value.group, value.chain
+        tensor._node, tensor._seen = value.node, value.group.version
 
     def known(self, tensor: Any) -> torch.Tensor | None:
         """The data of a tensor computed from constants of the program alone, else None. Must not be changed."""
@@ -372,6 +387,7 @@ class Trace:
                 )
             value = self.call(aten._to_copy.default, value, dtype=old.dtype)
         self._store(target, self.restride(value, old))
+        group.counted |= target.counts
 
     def _store(self, target: TracedTensor, value: torch.fx.Node) -> None:
         group, chain = target.group, target.chain

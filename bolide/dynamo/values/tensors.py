@@ -15,6 +15,7 @@ from bolide.dynamo.values.outside import Overlay, attribute_source
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor
 from bolide.tracing.calls import CallRecorder
+from bolide.tracing.meta import same_sizes
 
 # Attributes that are state of the storage or of autograd rather than of the value.
 _REFUSED = frozenset(
@@ -102,8 +103,30 @@ def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> No
         outside_attributes(vm, owner).set(name, value)
     elif name == "grad":
         owner.grad = value
+    elif name == "data" and type(value) is TracedTensor:
+        _renew(vm, owner, value)
     else:
         raise _refused(vm, name, "is assigned")
+
+
+def _renew(vm: Machine, owner: Any, value: TracedTensor) -> None:
+    """`owner.data = value`: an effect on an input, which is then another tensor's storage."""
+    old, new = owner.meta, value.meta
+    alike = same_sizes(old.shape, new.shape) and same_sizes(old.stride, new.stride)
+    if not alike or (old.dtype, old.device) != (new.dtype, new.device):
+        raise _refused(vm, "data", "is assigned a tensor of another shape, type or layout")
+    place = vm.world.input_place(owner)
+    possible = owner.is_leaf if place is not None else not owner.requires_grad
+    if not possible or type(vm.trace) is not Trace or id(owner) in vm.world.masked or owner.face is not None:
+        raise _refused(vm, "data", "of a tensor with a history is assigned")
+    if value.group is owner.group and value.chain == owner.chain:
+        return
+    vm.trace.functional_only = "Tensor.data is assigned"
+    vm.trace.renew(owner, value)
+    if place is not None:
+        vm.world.places[id(vm.trace.inputs[place])] = place
+        vm.world.mirror(owner, vm.world.inputs[place])
+        outside_attributes(vm, owner).set("data", value.data)
 
 
 def _refuse_masked(vm: Machine, owner: Any, name: str) -> None:

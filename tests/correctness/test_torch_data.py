@@ -1,0 +1,204 @@
+"""`Tensor.data`: read, written through and assigned, as training code does with parameters."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import bolide
+
+BACKENDS = ["eager", "aot_eager", "inductor"]
+
+
+def moving_average(target: Any, model: Any, x: torch.Tensor) -> Any:
+    for kept, new in zip(target.parameters(), model.parameters()):
+        kept.data = 0.9 * kept.data + 0.1 * new.data
+    return target(x)
+
+
+def moving_average_in_place(target: Any, model: Any, x: torch.Tensor) -> Any:
+    for kept, new in zip(target.parameters(), model.parameters()):
+        kept.data.mul_(0.9).add_(new.data, alpha=0.1)
+        new.data.clamp_(-0.2, 0.2)
+    return target(x)
+
+
+def descent(target: Any, model: Any, x: torch.Tensor) -> Any:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.data = parameter.data - 0.1 * parameter.grad
+            parameter.grad = None
+    return model(x)
+
+
+def descent_in_place(target: Any, model: Any, x: torch.Tensor) -> Any:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.data -= 0.1 * parameter.grad.data
+            parameter.grad.data.zero_()
+    return model(x)
+
+
+def normalised(target: Any, model: Any, x: torch.Tensor) -> Any:
+    before = model(x)
+    model.weight.data = F.normalize(model.weight.data, dim=1)
+    return before.detach() + model(x)
+
+
+def shared(target: Any, model: Any, x: torch.Tensor) -> Any:
+    target.weight.data = model.weight.data
+    return target(x), model.weight.detach()
+
+
+def exchanged(target: Any, model: Any, x: torch.Tensor) -> Any:
+    target.weight.data, model.weight.data = model.weight.data, target.weight.data
+    return target(x) + model(x)
+
+
+def assigned_twice(target: Any, model: Any, x: torch.Tensor) -> Any:
+    first = model.weight.data[0]
+    model.weight.data = x @ x.t() @ model.weight.data
+    model.weight.data.add_(first)
+    model.weight.data = model.weight.data.clone()
+    return model(x), first
+
+
+def of_a_result(target: Any, model: Any, x: torch.Tensor) -> Any:
+    made = x * 2
+    view = made[0]
+    made.data = x + 1
+    made[1].mul_(3)
+    return made, view, made.data
+
+
+PROGRAMS = [
+    moving_average,
+    moving_average_in_place,
+    descent,
+    descent_in_place,
+    normalised,
+    shared,
+    exchanged,
+    assigned_twice,
+    of_a_result,
+]
+
+
+def _state(value: Any) -> list[Any]:
+    """What there is to see of modules and tensors."""
+    if isinstance(value, nn.Module):
+        members = list(value.parameters())
+        return [_state(members), [member._version for member in members]]
+    if isinstance(value, (tuple, list)):
+        return [_state(item) for item in value]
+    gradient = value.grad if value.is_leaf else None
+    facts = value.requires_grad, value.is_leaf, value.stride(), gradient is None
+    return [type(value), facts, value.detach().clone(), [] if gradient is None else gradient.clone()]
+
+
+def _agree(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(found, list):
+        for one, other in zip(found, expected, strict=True):
+            _agree(one, other)
+    elif isinstance(found, torch.Tensor):
+        torch.testing.assert_close(found, expected)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fn", PROGRAMS)
+def test_data_of_parameters(fn: Any, backend: str) -> None:
+    """Results, parameters and gradients are eager's, and so is who shares memory; autograd counts no write."""
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    theirs = copy.deepcopy([nn.Linear(3, 3), nn.Linear(3, 3)])
+    ours = copy.deepcopy(theirs)
+    for _ in range(2):
+        x = torch.randn(3, 3)
+        outs = []
+        for function, models in ((compiled, ours), (fn, theirs)):
+            out = function(*models, x.clone())
+            first = out[0] if isinstance(out, tuple) else out
+            if first.requires_grad:
+                first.pow(2).sum().backward()
+            outs.append(out)
+        _agree(_state([outs[0], *ours]), _state([outs[1], *theirs]))
+        for out, models in zip(outs, (ours, theirs)):
+            with torch.no_grad():
+                for tensor in (*(out if isinstance(out, tuple) else (out,)), models[1].weight):
+                    tensor.data.mul_(1.5)
+        _agree(_state([outs[0], *ours]), _state([outs[1], *theirs]))
+        if fn is shared:
+            ours, theirs = copy.deepcopy([*ours]), copy.deepcopy([*theirs])
+
+
+def test_sizes_that_change() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.data = y * 2
+        return x + y
+
+    compiled: Any = bolide.compile(fn, backend="eager", fullgraph=True)
+    for size in (3, 4, 5):
+        x, y = torch.randn(size, requires_grad=True), torch.randn(size)
+        out = compiled(x, y)
+        assert torch.equal(out, y * 2 + y) and torch.equal(x.data, y * 2)
+        out.sum().backward()
+        assert x.grad is not None and torch.equal(x.grad, torch.ones(size))
+    assert len(compiled._bolide.entries) == 2
+
+
+def another_type(x: torch.Tensor) -> Any:
+    x.data = x.data.double()
+    return x * 2
+
+
+def another_shape(x: torch.Tensor) -> Any:
+    x.data = x.data[:1]
+    return x * 2
+
+
+def with_history(x: torch.Tensor) -> Any:
+    y = (x * 2).requires_grad_()
+    y = y * y
+    y.data = torch.ones(3)
+    return y * 2
+
+
+def written_with_history(x: torch.Tensor) -> Any:
+    weight = torch.ones(3, requires_grad=True)
+    x.data = torch.ones(3)
+    x.mul_(weight)
+    return x.detach()
+
+
+def set_storage(x: torch.Tensor) -> Any:
+    y = torch.empty(0)
+    y.set_(x * 2)
+    return y + 1
+
+
+@pytest.mark.parametrize(
+    "fn, why",
+    [
+        (another_type, "another shape, type or layout"),
+        (another_shape, "another shape, type or layout"),
+        (with_history, "of a tensor with a history is assigned"),
+        (written_with_history, "an input whose data was assigned is written to"),
+        (set_storage, "set_ is used"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::bolide.BolideWarning")
+def test_what_runs_for_real(fn: Any, why: str) -> None:
+    with pytest.raises(bolide.Unsupported, match=why):
+        bolide.compile(fn, fullgraph=True)(torch.randn(3))
+    compiled = bolide.compile(fn, backend="eager")
+    for _ in range(2):
+        x = torch.randn(3)
+        twin = x.clone()
+        _agree(_state([compiled(x), x]), _state([fn(twin), twin]))
