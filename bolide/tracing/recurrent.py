@@ -67,5 +67,8 @@ def _gradient_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 @rule("mkldnn_rnn_layer")
-def _dropped(*args: Any) -> Any:
-    return by_real_kernel(torch.ops.aten.mkldnn_rnn_layer.default, args, {})
+def _without_workspace(x: TensorMeta, *rest: Any) -> Any:
+    """All results and the last state and cell, dense; there is no workspace while grad mode is off."""
+    *states, _reverse, _batch_sizes, _mode, hidden = rest[4:10]
+    shapes = ((*x.shape[:2], hidden), *(state.shape for state in states))
+    return (*(TensorMeta(shape, contiguous_strides(shape), 0, x.dtype, x.device) for shape in shapes), None)
