@@ -24,6 +24,7 @@ from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import OPCODES, Handler, Machine
 from bolide.dynamo.opcodes import NULL
 from bolide.dynamo.values.kinds import MISSING
+from bolide.support.registers import register
 
 NATIVE: dict[str, Handler] = {}
 REIFIED: set[types.CodeType] = set()  # what native generators around reified frames run
@@ -315,13 +316,7 @@ LOOKING = frozenset(_OF_THE_FRAME) | _LOOK_UP  # functions in C that see the fra
 # ---- handlers --------------------------------------------------------------------------------------------------------
 
 
-def _native(*names: str) -> Callable[[Handler], Handler]:
-    def register(handler: Handler) -> Handler:
-        for name in names:
-            NATIVE[name] = handler
-        return handler
-
-    return register
+_native = register(NATIVE)
 
 
 @_native("LOAD_ATTR")

@@ -36,6 +36,7 @@ from bolide.dynamo.concrete import DIRECT, LOOKING, SCALARS, iterates_natively
 from bolide.dynamo.liveness import live_locals
 from bolide.dynamo.segments import VALUED, FrameShape, Shape, Suspended, is_finalised
 from bolide.dynamo.sources import Namespace
+from bolide.support.registers import register
 
 Hop = Callable[[Suspended], Any]
 """Answers the next point (None: the program's end) and the values there (the program's result), or `Left`."""
@@ -219,13 +220,7 @@ _Written = Callable[[_Writer, _Frame, Any, "int | None", bool], None]
 _INSTRUCTIONS: dict[str, _Written] = {}
 
 
-def _instruction(*names: str) -> Callable[[_Written], _Written]:
-    def register(written: _Written) -> _Written:
-        for name in names:
-            _INSTRUCTIONS[name] = written
-        return written
-
-    return register
+_instruction = register(_INSTRUCTIONS)
 
 
 @_instruction("POP_TOP")

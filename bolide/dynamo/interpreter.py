@@ -25,6 +25,7 @@ from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, is_opaque
 from bolide.dynamo.values.outside import Deferred, attribute_source
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported, UserFrame
+from bolide.support.registers import register
 from bolide.tracing import Trace, modes
 
 Handler = Callable[["Machine", Frame, Any], Any]
@@ -32,17 +33,9 @@ Handler = Callable[["Machine", Frame, Any], Any]
 OPCODES: dict[str, Handler] = {}
 
 
-def opcode(*names: str) -> Callable[[Handler], Handler]:
-    """Register the handler of the operations `names` (uniform names of `bytecode.decode`).
-
-    A handler returns True when it changed the top of the frame stack."""
-
-    def register(handler: Handler) -> Handler:
-        for name in names:
-            OPCODES[name] = handler
-        return handler
-
-    return register
+opcode = register(OPCODES)
+"""Registers the handler of operations (uniform names of `bytecode.decode`). A handler returns True when it changed the
+top of the frame stack."""
 
 
 class Call:

@@ -219,7 +219,8 @@ def _delete_name(vm: Machine, frame: Frame, arg: str) -> None:
 # ---- building containers ---------------------------------------------------------------------------------------------
 
 
-def _pop_many(frame: Frame, count: int) -> list[Any]:
+def pop_many(frame: Frame, count: int) -> list[Any]:
+    """The values on top of the stack, the uppermost last."""
     if not count:
         return []
     items = frame.stack[-count:]
@@ -229,41 +230,41 @@ def _pop_many(frame: Frame, count: int) -> list[Any]:
 
 @opcode("BUILD_TUPLE")
 def _build_tuple(vm: Machine, frame: Frame, arg: int) -> None:
-    frame.stack.append(tuple(_pop_many(frame, arg)))
+    frame.stack.append(tuple(pop_many(frame, arg)))
 
 
 @opcode("BUILD_LIST")
 def _build_list(vm: Machine, frame: Frame, arg: int) -> None:
-    frame.stack.append(_pop_many(frame, arg))
+    frame.stack.append(pop_many(frame, arg))
 
 
 @opcode("BUILD_SET")
 def _build_set(vm: Machine, frame: Frame, arg: int) -> None:
     if config.inject_BUILD_SET_unimplemented_TESTING_ONLY and is_dynamo_compiling():
         raise Unsupported("BUILD_SET is declared unknown", vm.where(), kind="bytecode", operation="BUILD_SET")
-    frame.stack.append(set(_pop_many(frame, arg)))
+    frame.stack.append(set(pop_many(frame, arg)))
 
 
 @opcode("BUILD_MAP")
 def _build_map(vm: Machine, frame: Frame, arg: int) -> None:
-    items = _pop_many(frame, 2 * arg)
+    items = pop_many(frame, 2 * arg)
     frame.stack.append(dict(zip(items[::2], items[1::2])))
 
 
 @opcode("BUILD_CONST_KEY_MAP")
 def _build_const_key_map(vm: Machine, frame: Frame, arg: int) -> None:
     keys = frame.stack.pop()
-    frame.stack.append(dict(zip(keys, _pop_many(frame, arg))))
+    frame.stack.append(dict(zip(keys, pop_many(frame, arg))))
 
 
 @opcode("BUILD_STRING")
 def _build_string(vm: Machine, frame: Frame, arg: int) -> None:
-    frame.stack.append("".join(_pop_many(frame, arg)))
+    frame.stack.append("".join(pop_many(frame, arg)))
 
 
 @opcode("BUILD_SLICE")
 def _build_slice(vm: Machine, frame: Frame, arg: int) -> None:
-    frame.stack.append(slice(*_pop_many(frame, arg)))
+    frame.stack.append(slice(*pop_many(frame, arg)))
 
 
 @opcode("LIST_APPEND")

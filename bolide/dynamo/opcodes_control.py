@@ -8,7 +8,7 @@ from bolide.dynamo import operations
 from bolide.dynamo.breaking import break_is_error, checked, compared_number
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine, opcode
-from bolide.dynamo.opcodes import NULL, _pop_many, described, is_iterable
+from bolide.dynamo.opcodes import NULL, described, is_iterable, pop_many
 from bolide.dynamo.values.kinds import MISSING
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
@@ -122,7 +122,7 @@ def _invoke(vm: Machine, frame: Frame, first: Any, second: Any, args: list[Any],
 
 @opcode("CALL")
 def _call(vm: Machine, frame: Frame, arg: int) -> Any:
-    args = _pop_many(frame, arg)
+    args = pop_many(frame, arg)
     second = frame.stack.pop()
     first = frame.stack.pop()
     number = compared_number(vm, frame, second if first is NULL else first, args)
@@ -135,7 +135,7 @@ def _call(vm: Machine, frame: Frame, arg: int) -> Any:
 @opcode("CALL_KW")
 def _call_kw(vm: Machine, frame: Frame, arg: int) -> Any:
     names = frame.stack.pop()
-    args = _pop_many(frame, arg)
+    args = pop_many(frame, arg)
     second = frame.stack.pop()
     return _invoke(vm, frame, frame.stack.pop(), second, args, names)
 
@@ -143,14 +143,14 @@ def _call_kw(vm: Machine, frame: Frame, arg: int) -> Any:
 @opcode("CALL_FUNCTION")
 def _call_function(vm: Machine, frame: Frame, arg: int) -> Any:
     """CALL of 3.10: the function stands alone."""
-    args = _pop_many(frame, arg)
+    args = pop_many(frame, arg)
     return vm.call(frame, frame.stack.pop(), args)
 
 
 @opcode("CALL_FUNCTION_KW")
 def _call_function_kw(vm: Machine, frame: Frame, arg: int) -> Any:
     names = frame.stack.pop()
-    args = _pop_many(frame, arg)
+    args = pop_many(frame, arg)
     return _invoke(vm, frame, frame.stack.pop(), NULL, args, names)
 
 

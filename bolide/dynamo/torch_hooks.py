@@ -25,7 +25,7 @@ from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.tensors import node_hook, node_prehook
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor, modes
-from bolide.tracing.trace import _NonLeaf
+from bolide.tracing.trace import NonLeaf
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -153,7 +153,7 @@ def _node_prehook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 def _register_on_node(vm: Machine, name: str, node: Any, hook: Any) -> Any:
     """A hook on a node of the recorded history; those of the history outside are not at hand."""
-    if node.name().endswith("AccumulateGrad") or isinstance(node, _NonLeaf._backward_cls):
+    if node.name().endswith("AccumulateGrad") or isinstance(node, NonLeaf._backward_cls):
         why = "a hook is put on a node of the history outside"
         raise _refused(vm, f"Node.{name}", why, "put it on the tensor")
     vm.trace.where = vm.where()

@@ -21,8 +21,9 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_
 
 from bolide.symbolic import Expr
 from bolide.tracing import data, generators, modes, scalars
+from bolide.tracing.meta import found_in
 from bolide.tracing.tensor import TracedTensor
-from bolide.tracing.trace import Trace, _NonLeaf
+from bolide.tracing.trace import NonLeaf, Trace
 
 _PLAIN: tuple[Any, ...] = (bool, int, float, complex, str)
 _CONSTANTS = (
@@ -126,13 +127,13 @@ class CallRecorder(TorchFunctionMode):
             self.refusal = "saved tensors go through functions of the program"
             return compute()
         state = modes.settings()
-        operands = list(_traced((args, kwargs)))
+        operands = list(found_in((args, kwargs), TracedTensor))
         written = [(t.group, t.group.version) for t in operands]
         before = [t.grad_fn for t in operands]
         last = next(iter(reversed(self.trace.graph.nodes)), None)
         result = compute()
         effect = any(group.version != version for group, version in written) or self._draws_since(last)
-        made = list(_traced(result))
+        made = list(found_in(result, TracedTensor))
         if effect or made:
             try:
                 self._enter(state)
@@ -368,18 +369,6 @@ def _rename(slot: fx.Node, name: str) -> None:
 # ---- what is in values -----------------------------------------------------------------------------------------------
 
 
-def _traced(value: Any) -> Iterator[TracedTensor]:
-    """The traced tensors in nested containers."""
-    if isinstance(value, TracedTensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _traced(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _traced(item)
-
-
 def _own_nodes(roots: Iterable[Any], known: Iterable[Any]) -> Iterator[Any]:
     """The nodes of `autograd.Function`s that lead to `roots`; nothing is looked for behind what is `known`."""
     seen = {None, *known}
@@ -389,7 +378,7 @@ def _own_nodes(roots: Iterable[Any], known: Iterable[Any]) -> Iterator[Any]:
         if node in seen:
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction) and not isinstance(node, _NonLeaf._backward_cls):
+        if isinstance(node, BackwardCFunction) and not isinstance(node, NonLeaf._backward_cls):
             yield node
         todo += [following for following, _ in node.next_functions]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bolide.tracing.handlers import _view, handler
+from bolide.tracing.handlers import handler, record_view
 from bolide.tracing.tensor import PHYSICAL, TracedTensor, carry_marks
 
 if TYPE_CHECKING:
@@ -47,4 +47,4 @@ def _view_as_real(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
             "view it as real, use self.resolve_conj(); however, be warned that the resulting tensor will NOT alias "
             "the original."
         )
-    return _view(trace, func, args, kwargs)
+    return record_view(trace, func, args, kwargs)

@@ -15,6 +15,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
+from bolide.support.registers import register
 from bolide.symbolic import SymNode
 from bolide.tracing import data, writing_ops
 from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides, hint_of, is_undecided, same_sizes
@@ -32,14 +33,8 @@ _NAMED: dict[str, Handler] = {}  # by the name of the overload
 HANDLERS: dict[Any, Handler] = {}  # by overload: filled as operations are met
 
 
-def handler(*ops: str) -> Callable[[Handler], Handler]:
-    """Register a handler for these overloads (``add.Tensor``; the default overload is the name alone)."""
-
-    def register(function: Handler) -> Handler:
-        _NAMED.update(dict.fromkeys(map(qualified, ops), function))
-        return function
-
-    return register
+handler = register(_NAMED, qualified)
+"""Registers a handler for overloads (``add.Tensor``; the default overload is the name alone)."""
 
 
 def classify(func: Any) -> Handler:
@@ -66,14 +61,14 @@ def classify(func: Any) -> Handler:
     if schema.is_mutable:
         return _mutation
     if any(value.alias_info is not None for value in schema.returns):
-        return _view
+        return record_view
     return _functional
 
 
 def is_recorded_as_is(func: Any) -> bool:
     """Whether an operation becomes a node of its own, whatever its arguments are."""
     kind = HANDLERS.get(func) or classify(func)
-    return kind in (_functional, _view, _mutation) and not _has_kernel(func, "CompositeImplicitAutograd")
+    return kind in (_functional, record_view, _mutation) and not _has_kernel(func, "CompositeImplicitAutograd")
 
 
 def refuse_unless_compliant(trace: Trace, func: Any) -> None:
@@ -120,7 +115,8 @@ def _composite(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         return func.decompose(*args, **kwargs)
 
 
-def _view(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+def record_view(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """The handler of operations that are views."""
     tensor, *rest = args
     return view_of(trace, tensor, func, *map(trace.unwrap, rest), **{k: trace.unwrap(v) for k, v in kwargs.items()})
 
@@ -349,14 +345,14 @@ def _slice(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
                 given[name] = data.clipped(trace, given[name], size)
         args, kwargs = (args[0], *(given.get(name) for name in names[1:4]), given.get("step", 1)), {}
         args = (args[0], args[1] or 0, *args[2:])
-    return _view(trace, func, args, kwargs)
+    return record_view(trace, func, args, kwargs)
 
 
 @handler("select.int")
 def _select(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     if trace.shapes.facts.names and not kwargs and data.may_count_from_end(trace, args[2]):
         args = (*args[:2], data.wrapped(trace, args[2], args[0].shape[args[1]]))
-    return _view(trace, func, args, kwargs)
+    return record_view(trace, func, args, kwargs)
 
 
 @handler("slice_backward", "select_backward")
@@ -501,7 +497,8 @@ def _fill_tensor_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 # ---- factories: one vocabulary ------------------------------------------------------------------------------------
 
 
-def _options(kwargs: dict[str, Any], like: TensorMeta | None = None) -> tuple[torch.dtype, torch.device]:
+def dtype_and_device(kwargs: dict[str, Any], like: TensorMeta | None = None) -> tuple[torch.dtype, torch.device]:
+    """Those of what a factory function makes."""
     dtype = kwargs.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
     device = kwargs.get("device") or (like.device if like is not None else torch.device("cpu"))
     return dtype, torch.device(device)
@@ -520,7 +517,7 @@ _CONSTANT = {"zeros": 0, "empty": 0, "ones": 1, "empty_strided": 0, "_efficientz
 def _factory(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     name = func._schema.name.removeprefix("aten::")
     value = args[1] if name == "full" else _CONSTANT[name]
-    dtype, device = _options(kwargs)
+    dtype, device = dtype_and_device(kwargs)
     if name == "full" and kwargs.get("dtype") is None:
         dtype = (
             torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, (int, torch.SymInt)) else dtype
@@ -537,7 +534,7 @@ def _plain(trace: Trace, value: Any) -> Any:
 
 @handler("scalar_tensor")
 def _scalar_tensor(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    return _full(trace, (), _plain(trace, args[0]), *_options(kwargs))
+    return _full(trace, (), _plain(trace, args[0]), *dtype_and_device(kwargs))
 
 
 @handler(
@@ -552,7 +549,7 @@ def _new(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     value = args[2] if name == "full" else _CONSTANT[name]
     stride = args[2] if name == "empty_strided" else None
     like = args[0].meta if args[0].__class__ is TracedTensor else trace.lift(args[0]).meta
-    return _full(trace, args[1], _plain(trace, value), *_options(kwargs, like), stride)
+    return _full(trace, args[1], _plain(trace, value), *dtype_and_device(kwargs, like), stride)
 
 
 @handler("zeros_like", "ones_like", "empty_like", "full_like")
@@ -561,7 +558,7 @@ def _like(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     value = args[1] if name == "full" else _CONSTANT[name]
     like = args[0].meta if args[0].__class__ is TracedTensor else trace.lift(args[0]).meta
     stride = like_strides(like, kwargs.get("memory_format"))
-    return _full(trace, like.shape, _plain(trace, value), *_options(kwargs, like), stride)
+    return _full(trace, like.shape, _plain(trace, value), *dtype_and_device(kwargs, like), stride)
 
 
 # ---- questions with an answer, or without -------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import product, same_size, times
+
+T = TypeVar("T")
 
 
 class TensorMeta(NamedTuple):
@@ -31,6 +33,18 @@ class TensorMeta(NamedTuple):
     def numel(self) -> Any:
         """The number of elements."""
         return product(self.shape)
+
+
+def found_in(value: Any, cls: type[T]) -> Iterator[T]:
+    """The instances of a class in nested containers."""
+    if isinstance(value, cls):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from found_in(item, cls)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from found_in(item, cls)
 
 
 _NUMBER = frozenset({int})

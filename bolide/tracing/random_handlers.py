@@ -13,7 +13,7 @@ import torch.fx
 
 from bolide.support.errors import Unsupported
 from bolide.tracing import rng
-from bolide.tracing.handlers import _options, handler
+from bolide.tracing.handlers import dtype_and_device, handler
 from bolide.tracing.meta import TensorMeta, contiguous_strides
 from bolide.tracing.rules.common import like_strides
 from bolide.tracing.tensor import TracedTensor
@@ -153,13 +153,13 @@ def _random_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _fresh(shape: Any, kwargs: dict[str, Any], dtype: torch.dtype | None = None) -> TensorMeta:
-    made, device = _options(kwargs if kwargs.get("dtype") or dtype is None else {**kwargs, "dtype": dtype})
+    made, device = dtype_and_device(kwargs if kwargs.get("dtype") or dtype is None else {**kwargs, "dtype": dtype})
     return TensorMeta(tuple(shape), contiguous_strides(tuple(shape)), 0, made, device)
 
 
 def _like(trace: Trace, tensor: Any, kwargs: dict[str, Any]) -> TensorMeta:
     like = trace.unwrap(tensor).meta["val"]
-    dtype, device = _options(kwargs, like)
+    dtype, device = dtype_and_device(kwargs, like)
     stride = like_strides(like, kwargs.get("memory_format"))
     return TensorMeta(like.shape, stride, 0, dtype, device)
 

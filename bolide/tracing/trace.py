@@ -92,7 +92,7 @@ class Trace:
         leaf = TracedTensor.make(self, meta, node, group, requires_grad=meta.requires_grad)
         if isinstance(real, torch.nn.Parameter):
             leaf._is_param = True
-        tensor = leaf if real.is_leaf else _NonLeaf.apply(leaf)  # type: ignore[no-untyped-call]
+        tensor = leaf if real.is_leaf else NonLeaf.apply(leaf)  # type: ignore[no-untyped-call]
         self.inputs.append(tensor)
         self.leaves.append(leaf)
         return tensor
@@ -445,7 +445,7 @@ class Trace:
         return handler(self, func, args, kwargs)
 
 
-class _NonLeaf(torch.autograd.Function):
+class NonLeaf(torch.autograd.Function):
     """The same value as a tensor with autograd history: as with real ones, it may be written in place."""
 
     @staticmethod

@@ -10,6 +10,7 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported
+from bolide.support.registers import register
 from bolide.tracing.rules.registry import qualified
 
 if TYPE_CHECKING:
@@ -22,12 +23,7 @@ Node = torch.fx.Node
 INVERSES: dict[str, Callable[..., Node]] = {}
 
 
-def _inverse(*ops: str) -> Callable[[Callable[..., Node]], Callable[..., Node]]:
-    def register(function: Callable[..., Node]) -> Callable[..., Node]:
-        INVERSES.update(dict.fromkeys(map(qualified, ops), function))
-        return function
-
-    return register
+_inverse = register(INVERSES, qualified)
 
 
 @_inverse(

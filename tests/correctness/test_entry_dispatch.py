@@ -4,7 +4,6 @@ hand."""
 from __future__ import annotations
 
 import inspect
-import threading
 import time
 import warnings
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from bolide.dynamo.program import Captured, Effect, Guard, Recipe, Source
 from bolide.support import events
 from bolide.support.errors import BolideWarning, CompileError, RecompileError, Unsupported
 from bolide.symbolic import ShapeEnv
+from tests.thread_tools import together
 
 OUTPUT: Any = SimpleNamespace(requires_grad=False)
 
@@ -282,22 +282,14 @@ def test_threads_compile_once() -> None:
 
     f = Dispatcher(lambda x: x * 2, slow, doubler.backend).function
     sizes = [2, 3, 4, 5]
-    errors: list[BaseException] = []
 
     def work(offset: int) -> None:
-        try:
-            for i in range(40):
-                x = torch.randn(sizes[(i + offset) % 4])
-                torch.testing.assert_close(f(x), x * 2)
-        except BaseException as error:
-            errors.append(error)
+        for i in range(40):
+            x = torch.randn(sizes[(i + offset) % 4])
+            torch.testing.assert_close(f(x), x * 2)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not errors and doubler.captures == 4
+    together(work, 6)
+    assert doubler.captures == 4
 
 
 def test_an_entry_that_does_not_fit_its_own_call_is_a_fault_of_bolide() -> None:

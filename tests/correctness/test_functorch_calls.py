@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +11,7 @@ import bolide
 from bolide.functorch import compile_trace, interpret
 from bolide.tracing import Trace
 from tests.functorch_tools import Compiled, assert_same, check, flat, fresh, gradients
+from tests.thread_tools import together
 
 PARTITIONS = ["default", "min_cut"]
 
@@ -378,19 +377,12 @@ def test_backward_is_compiled_when_first_needed_by_whichever_thread() -> None:
     g(x)
     assert "backward" not in g.graphs
     expected = torch.autograd.grad(x.sin().exp().sum(), x)[0]
-    failures = []
 
-    def work():
+    def work(number):
         for _ in range(10):
-            if not torch.allclose(torch.autograd.grad(g(x), x)[0], expected):
-                failures.append(1)
+            torch.testing.assert_close(torch.autograd.grad(g(x), x)[0], expected)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    together(work, 4)
 
 
 def test_expanded_tangent_and_odd_tangent_layouts() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
 
 import bolide
 from bolide.dynamo.versions import Versions
+from tests.thread_tools import together
 
 SIZES = range(2, 8)
 
@@ -99,18 +99,11 @@ def test_all_parameters_reach_an_entry_that_is_not_the_first() -> None:
 
 def test_threads_that_use_different_versions_lose_none() -> None:
     compiled, versions, inputs = many_versions()
-    wrong: list[Any] = []
 
-    def use(x: torch.Tensor) -> None:
+    def use(number: int) -> None:
+        x = inputs[number]
         for _ in range(300):
-            result = compiled(x)
-            if not torch.equal(result, x + x.shape[0]):
-                wrong.append((x, result))
+            assert torch.equal(compiled(x), x + x.shape[0])
 
-    threads = [threading.Thread(target=use, args=(x,)) for x in inputs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(use, len(inputs))
     assert len(versions.entries) == len(inputs) and sorted(numbers(versions)) == list(range(len(inputs)))

@@ -12,7 +12,6 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,30 +22,9 @@ from torch import nn
 import bolide
 from bolide.dynamo.config import config
 from bolide.support import locks
+from tests.thread_tools import together
 
 THREADS = 8
-
-
-def together(work: Callable[[int], None]) -> None:
-    """Run `work(number)` in all threads at once; the first exception is raised here."""
-    failures: list[BaseException] = []
-    start = threading.Barrier(THREADS)
-
-    def run(number: int) -> None:
-        try:
-            start.wait()
-            work(number)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not any(thread.is_alive() for thread in threads), "threads wait for each other"
-    if failures:
-        raise failures[0]
 
 
 class Model(nn.Module):
@@ -77,7 +55,7 @@ def test_one_function_compiles_once(backend: str) -> None:
             for n in (2, 3, 5, 2, 3, 5):
                 torch.testing.assert_close(fast(torch.full((n, 4), 0.5)), expected[n].detach())
 
-    together(work)
+    together(work, THREADS)
     from bolide.dynamo.versions import _all
 
     (entries,) = [versions.entries for versions in _all if versions.entries]
@@ -96,7 +74,7 @@ def test_several_functions_with_states_of_their_own() -> None:
             assert result.requires_grad is (number % 2 == 0)
             torch.testing.assert_close(result.detach(), torch.full((3,), float(k + 1)))
 
-    together(work)
+    together(work, THREADS)
 
 
 def test_exceptions_reach_the_thread_that_raised_them() -> None:
@@ -112,7 +90,7 @@ def test_exceptions_reach_the_thread_that_raised_them() -> None:
                 x = torch.randn(2, 4)
                 torch.testing.assert_close(fast(x), model(x))
 
-    together(work)
+    together(work, THREADS)
 
 
 def test_guards_fail_while_others_call_and_reset() -> None:
@@ -133,7 +111,7 @@ def test_guards_fail_while_others_call_and_reset() -> None:
 
     with config.patch(cache_size_limit=16), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        together(work)
+        together(work, THREADS)
 
 
 def test_segments_of_a_broken_function() -> None:
@@ -154,7 +132,7 @@ def test_segments_of_a_broken_function() -> None:
             x, count = torch.randn(3), (number + step) % 3 + 1
             torch.testing.assert_close(fast(x, count), outer(x, count))
 
-    together(work)
+    together(work, THREADS)
 
 
 def _in_child(fast: Any, x: torch.Tensor, results: Any) -> None:
@@ -306,4 +284,4 @@ def test_a_thread_that_holds_the_locks_compiles() -> None:
             bolide.compile(lambda x: (x.sin() * number).sum(), backend="inductor", dynamic=True)(x).backward()
             torch.testing.assert_close(x.grad, torch.ones(4).cos() * number)
 
-    together(work)
+    together(work, THREADS)

@@ -167,13 +167,14 @@ def generator_with_cells(x: Any, log: list[Any]) -> Any:
     return x
 
 
-def kept_by_a_traceback(x: Any, log: list[Any]) -> Any:
-    def fails() -> None:
-        it = careful(log, "traceback", 3)
-        raise KeyError(next(it))
+def fails_with_a_generator(log: list[Any]) -> None:
+    it = careful(log, "traceback", 3)
+    raise KeyError(next(it))
 
+
+def kept_by_a_traceback(x: Any, log: list[Any]) -> Any:
     try:
-        fails()
+        fails_with_a_generator(log)
     except KeyError as error:
         log.append(str(error))
         x = x + 1
@@ -183,12 +184,8 @@ def kept_by_a_traceback(x: Any, log: list[Any]) -> Any:
 
 
 def kept_by_a_traceback_across_a_break(x: Any, log: list[Any]) -> Any:
-    def fails() -> None:
-        it = careful(log, "traceback", 3)
-        raise KeyError(next(it))
-
     try:
-        fails()
+        fails_with_a_generator(log)
     except KeyError as error:
         log.append(str(error))
         look(log)

@@ -4,7 +4,6 @@ backend."""
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 import bolide
+from tests.thread_tools import together
 
 BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 
@@ -303,17 +303,10 @@ def test_threads_draw_from_their_own() -> None:
     compiled = bolide.compile(fn, backend="aot_eager", fullgraph=True)
     x = torch.zeros(3)
     compiled(torch.Generator(), x)
-    wrong: list[int] = []
 
     def work(seed: int) -> None:
         g, twin = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
         for _ in range(50):
-            if not torch.equal(compiled(g, x), torch.rand(3, generator=twin)):
-                wrong.append(seed)
+            assert torch.equal(compiled(g, x), torch.rand(3, generator=twin))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(work, 4)

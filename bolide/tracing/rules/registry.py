@@ -15,9 +15,10 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported
+from bolide.support.registers import register
 from bolide.symbolic import ShapeEnv
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
-from bolide.tracing.meta import TensorMeta
+from bolide.tracing.meta import TensorMeta, found_in
 from bolide.tracing.rules import types
 from bolide.tracing.rules.probing import by_probes
 from bolide.tracing.tables import Handle
@@ -51,14 +52,8 @@ def qualified(name: str) -> str:
     return name if "::" in name else f"aten::{name}"
 
 
-def rule(*ops: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a shape rule for these overloads (``add.Tensor``; the default overload is the name alone)."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        RULES.update(dict.fromkeys(map(qualified, ops), function))
-        return function
-
-    return register
+rule = register(RULES, qualified)
+"""Registers a shape rule for overloads (``add.Tensor``; the default overload is the name alone)."""
 
 
 def infer(func: Any, args: Any, kwargs: Any, shapes: ShapeEnv | None = None) -> Any:
@@ -178,7 +173,7 @@ _LIBRARIES = frozenset({"aten", "prims", "bolide", "mkldnn", "mkl", "quantized",
 def _ask(func: Any, args: Any, kwargs: Any) -> Any:
     if func.namespace not in _LIBRARIES:  # a collective, or the user's: its kernel may do more than compute
         return by_meta_kernel(func, args, kwargs)
-    tensors = _tensors([*args, *kwargs.values()])
+    tensors = found_in([args, kwargs], TensorMeta)
     if all(meta.device.type == "cpu" and _is_small(meta) for meta in tensors):
         try:
             return by_real_kernel(func, args, kwargs)
@@ -241,19 +236,9 @@ def by_real_kernel(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _device(args: Any, kwargs: dict[str, Any]) -> torch.device:
-    devices = [meta.device for meta in _tensors([*args, *kwargs.values()])]
+    devices = [meta.device for meta in found_in([args, kwargs], TensorMeta)]
     default = devices[0] if devices else torch.device(kwargs.get("device") or "cpu")
     return next((device for device in devices if device.type != "cpu"), default)
-
-
-def _tensors(args: Any) -> list[TensorMeta]:
-    found = []
-    for arg in args:
-        if isinstance(arg, TensorMeta):
-            found.append(arg)
-        elif isinstance(arg, list):
-            found.extend(_tensors(arg))
-    return found
 
 
 def _on(value: Any, device: str) -> Any:

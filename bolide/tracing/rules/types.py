@@ -4,12 +4,11 @@ statistics would warn)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from bolide.tracing.meta import TensorMeta
+from bolide.tracing.meta import TensorMeta, found_in
 
 _asked: dict[Any, Exception | None] = {}
 _TAGS = frozenset({torch.Tag.pointwise, torch.Tag.core})
@@ -29,7 +28,7 @@ def refusal(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Exception | N
 
     A kernel that raises may as well dislike a size or value: its types are at fault if it raises for
     a 0 and for a 1, and says that it is not implemented for them or raises for no float32."""
-    if func.namespace != "aten" or any(map(_is_empty, _metas([args, list(kwargs.values())]))):
+    if func.namespace != "aten" or any(map(_is_empty, found_in([args, kwargs], TensorMeta))):
         return None  # of no element no kernel is asked
     key = (func, *map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
     if key not in _asked:
@@ -51,7 +50,7 @@ def _kind(arg: Any) -> Any:
 
 
 def _ask(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Exception | None:
-    metas = list(_metas([args, list(kwargs.values())]))
+    metas = list(found_in([args, kwargs], TensorMeta))
     if not metas or any(meta.device.type != "cpu" for meta in metas) or func._opname in _BY_SIZE:
         return None
     if torch.Tag.nondeterministic_seeded in func.tags or (_TAGS.isdisjoint(func.tags) and func._opname not in _OTHERS):
@@ -64,14 +63,6 @@ def _ask(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Exception | None
     if isinstance(failure, NotImplementedError) and "not implemented for '" in str(failure):
         return failure
     return failure if _failure(func, args, kwargs, 0, torch.float32) is None else None
-
-
-def _metas(arg: Any) -> Iterator[TensorMeta]:
-    if isinstance(arg, TensorMeta):
-        yield arg
-    elif isinstance(arg, (list, tuple)):
-        for item in arg:
-            yield from _metas(item)
 
 
 def _failure(

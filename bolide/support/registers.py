@@ -1,0 +1,27 @@
+"""Tables that decorators fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+V = TypeVar("V")
+
+
+class Register(Protocol[V]):
+    """Called with keys, a decorator that enters what it decorates under all of them."""
+
+    def __call__(self, *keys: str) -> Callable[[V], V]: ...
+
+
+def register(table: dict[str, V], key: Callable[[str], str] = str) -> Register[V]:
+    """The decorator that fills `table`; `key` makes the table's keys from those that it is given."""
+
+    def under(*keys: str) -> Callable[[V], V]:
+        def enter(value: V) -> V:
+            table.update(dict.fromkeys(map(key, keys), value))
+            return value
+
+        return enter
+
+    return under
