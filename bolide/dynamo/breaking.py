@@ -15,6 +15,9 @@ from bolide.dynamo.config import config
 from bolide.dynamo.disabling import set_break_is_error
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.program import Source
+from bolide.dynamo.sizes import Location
+from bolide.dynamo.sources import text as path_of
 from bolide.dynamo.state import own_mark, state
 from bolide.dynamo.values.kinds import CONSTANT_TYPES
 from bolide.support.errors import Unsupported
@@ -28,7 +31,7 @@ def break_is_error(vm: Machine) -> bool:
     return bool(vm.memory.get(set_break_is_error, state.break_is_error))
 
 
-def loop_over(vm: Machine) -> tuple[Code, int] | None:
+def loop_over(vm: Machine) -> Location | None:
     """The ``for`` loop over what the instruction that is being run makes, or over what calls make of that (as in
     ``enumerate(zip(x, y))``): where it asks for its next item."""
     frame = vm.frames[-1]
@@ -40,15 +43,40 @@ def loop_over(vm: Machine) -> tuple[Code, int] | None:
     return (frame.code, at) if ops[at - 1 : at + 1] == ["GET_ITER", "FOR_ITER"] and vm.base == 1 else None
 
 
-def go_on_by_item(vm: Machine, expr: Expr) -> None:
-    """The program needs the value of a size. For a loop that has been unrolled for other values before, the
-    body is captured alone: raises Unsupported, here and where the loop asks for an item."""
-    loop = loop_over(vm)
-    if loop is not None and not break_is_error(vm) and vm.world.symbols.has_differed(expr):
-        vm.world.symbols.history.loops.add(loop)
-        raise Unsupported(
-            f"a loop whose length {expr.text()} is another one in each call", vm.where(), kind="size_loop"
-        )
+def refuse_value(vm: Machine, expr: Expr, value: int) -> None:
+    """An instruction needs the value of a size. Where it has needed others before, it is not compiled for each."""
+    symbols, frame = vm.world.symbols, vm.frames[-1]
+    if symbols.may_be_fixed(expr) and symbols.needs_another((frame.code, frame.pc - 1), value):
+        refuse_changing(vm, f"the value of {symbols.described(expr)}", loop_over(vm))
+
+
+def refuse_float(vm: Machine, name: str, value: float) -> None:
+    """As `refuse_value`, of a float."""
+    frame = vm.frames[-1]
+    if vm.world.symbols.needs_another((frame.code, frame.pc - 1), value):
+        refuse_changing(vm, f"the value of {name}")
+
+
+def refuse_many(vm: Machine, source: Source, value: Any, what: str = "the number of items") -> None:
+    """A container, or an iterator, has this number of items, or a text on the stack is this one: two others are
+    compiled for."""
+    if vm.world.symbols.is_one_of_many(source, value):
+        refuse_changing(vm, f"{what} of {path_of(source)}")
+
+
+def refuse_changing(vm: Machine, what: str, loop: Location | None = None) -> None:
+    """What the program needs here is different in each call: raises Unsupported in front of the instruction, unless a
+    break is an error. Of a loop the body is captured alone: it ends wherever it asks for an item."""
+    if break_is_error(vm):
+        return
+    frame = vm.frames[-1]
+    if frame.code.ops[frame.pc - 1] == "FOR_ITER" and vm.base == 1:
+        loop = frame.code, frame.pc - 1
+    if loop is not None:
+        vm.world.symbols.history.learnt.loops.add(loop)
+    kind = "size_value" if loop is None else "size_loop"
+    reason = f"{what} is needed here, which is another one in each call"
+    raise Unsupported(reason, vm.where(), kind=kind)
 
 
 def is_disabled(function: types.FunctionType) -> str | bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo import registrations  # noqa: F401  (importing it fills the tables of handlers)
-from bolide.dynamo.breaking import break_is_error, go_on_by_item
+from bolide.dynamo.breaking import break_is_error, refuse_float, refuse_many, refuse_value
 from bolide.dynamo.builtins_breaks import HOLDERS
 from bolide.dynamo.builtins_contexts import context_effects
 from bolide.dynamo.builtins_library import held_locks
@@ -80,7 +80,11 @@ def capture_rest(
 def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
     begin = time.perf_counter()
     first = attempt()
+    loops = set(first.symbols.history.learnt.loops)
     found = _unless_unsupported(first, None, None)
+    if loops != first.symbols.history.learnt.loops:  # one that was unrolled ends the segment at its first item
+        first = attempt()
+        found = _unless_unsupported(first, None, None)
     if isinstance(found, Captured):
         return found
     first.symbols.check()
@@ -150,7 +154,9 @@ class _Attempt:
         self.machine.serve(self.world)
         self.trace.data_of = functools.partial(data_of, self.machine, breaks)
         if breaks:
-            self.trace.shapes.needed = functools.partial(go_on_by_item, self.machine)
+            self.trace.shapes.needed = functools.partial(refuse_value, self.machine)
+            self.world.needs = functools.partial(refuse_float, self.machine)
+            self.world.varies = functools.partial(refuse_many, self.machine)
         self.calls = CallRecorder(self.trace) if record_calls else None
         self.trace.draws_as_eager = record_calls
         self.machine.memory[CallRecorder] = self.calls
@@ -269,6 +275,8 @@ def _call_effect(function: Callable[..., Any], *args: Any) -> Effect:
 
 # ---- starts ----------------------------------------------------------------------------------------------------------
 
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
 
 def _start_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine) -> None:
     world = machine.world
@@ -283,15 +291,19 @@ def _start_frames(shape: Shape, reals: tuple[Any, ...], machine: Machine) -> Non
     """The frames of an interrupted program. Cells and what is on the value stacks is there from the start, a variable
     is looked at when it is read."""
     world = machine.world
-    values = []
+    values, texts = [], []
     for real, name, local, building in zip(
         reals, shape.names(), is_local(shape), is_building(shape, reals), strict=True
     ):
         source = Source("local", None, name)
         wrap = world.later if local else world.building if building else world.wrap
+        if type(real) is str and not local:
+            texts.append((real, source))
         values.append(wrap(real, source))
     machine.started = True
     machine.frames += unflatten(shape, values)
+    for text, source in texts:
+        world.varies(source, text, "the value")
 
 
 def _arguments(
@@ -306,6 +318,7 @@ def _arguments(
     if type(fn) is types.MethodType:
         names = names[1:]
     variadic = code.co_varnames[code.co_argcount + code.co_kwonlyargcount :]
+    wrap = functools.partial(_argument, world, code)
     values = []
     for i, arg in enumerate(args):
         if i < len(names):
@@ -319,7 +332,7 @@ def _arguments(
             raise TypeError(
                 f"{function.__qualname__}() takes {len(names)} positional arguments but {len(args)} were given"
             )
-        values.append(world.wrap(arg, source))
+        values.append(wrap(arg, source))
     if len(args) <= len(names) and code.co_flags & inspect.CO_VARARGS:
         world.guard(Source("local", None, variadic[0]), "length", 0)
     declared = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
@@ -334,9 +347,17 @@ def _arguments(
         world.guard(rest, "dict_keys", extra)
     for key, value in kwargs.items():
         source = Source("local", None, key) if key in declared else Source("dict_value", rest, key)
-        keywords[key] = world.wrap(value, source)
+        keywords[key] = wrap(value, source)
     _guard_defaults(world, function, names[: len(args)], kwargs)
     return values, keywords
+
+
+def _argument(world: World, code: types.CodeType, real: Any, source: Source) -> Any:
+    """The value of an argument. A container whose length changes is looked at where it is read: there is the break."""
+    plain = source.kind == "local" and source.key not in code.co_cellvars and not code.co_flags & _SUSPENDS
+    if plain and type(real) in (list, tuple, range) and world.symbols.is_one_of_many(source, len(real)):
+        return world.later(real, source)
+    return world.wrap(real, source)
 
 
 def _guard_defaults(world: World, function: types.FunctionType, given: tuple[str, ...], kwargs: dict[str, Any]) -> None:

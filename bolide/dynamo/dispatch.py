@@ -319,7 +319,7 @@ class Point(Versions):
 
     def reset(self) -> None:
         super().reset()
-        self.sizes.loops, self.sizes.changing = self.root.sizes.loops, self.root.sizes.changing
+        self.sizes.learnt = self.root.sizes.learnt
         self.single = False  # nothing can be captured here: one instruction is run for real
         self.top: Callable[..., Any] = self.miss
 
@@ -349,6 +349,8 @@ class Point(Versions):
 
     def failed(self, error: Unsupported) -> BaseException | None:
         if error.about.scope == "program" and error.kind != "limit":
+            self._failures[error.reason, error.where] += 1
+            self.given_up |= self._failures[error.reason, error.where] > 1
             _log.info("%s: one instruction runs in eager: %s (%s)", self.name, error.reason, error.where)
         elif error.kind == "limit":
             self.warn(error)

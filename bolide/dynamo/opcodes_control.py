@@ -87,7 +87,7 @@ def _get_yield_from_iter(vm: Machine, frame: Frame, arg: Any) -> Any:
 @opcode("FOR_ITER")
 def _for_iter(vm: Machine, frame: Frame, arg: int) -> Any:
     iterator = frame.stack[-1]
-    loops = vm.world.symbols.history.loops
+    loops = vm.world.symbols.history.learnt.loops
     if loops and (frame.code, frame.pc - 1) in loops and not break_is_error(vm):
         raise Unsupported("a loop whose length is another one in each call", vm.where(), kind="size_loop")
     if type(iterator) is Generator:

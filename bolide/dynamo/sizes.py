@@ -25,9 +25,10 @@ from bolide.tracing import Trace
 
 _log = log.logger("dynamo")
 Values = tuple[Any, ...]  # the sizes of a tensor, or an integer, a float, a container or the data of a tensor alone
-Place = tuple[Source, int | None]  # a dimension of a tensor, or an integer
+Place = tuple[Source, int | None]  # a dimension of a tensor (from the end: its stride), or an integer
 Bounds = tuple[int | None, int | None]
 _MARKS = "_bolide_sizes"
+_STRIDE = torch.Tensor.stride
 _REGISTERED = ("_parameters", "_buffers")
 
 
@@ -103,6 +104,24 @@ def mark_static_address(t: torch.Tensor, guard: bool = True) -> None:
 # ---- what is remembered between captures ----------------------------------------------------------------------------
 
 
+Location = tuple[Code, int]
+
+
+class Learnt:
+    """What all points of a function know.
+
+    loops: those whose length differs, by where each asks for its next item
+    needed: the values of sizes and floats that instructions have needed to know
+    data: what was read of inputs' data and was other data in another capture
+    recent: the values of the symbols of the version made last, which are sizes at the next points, too"""
+
+    def __init__(self) -> None:
+        self.loops: set[Location] = set()
+        self.needed: dict[Location, set[float]] = {}
+        self.data: set[Source] = set()
+        self.recent: frozenset[int] = frozenset()
+
+
 class SizeHistory:
     """The sizes and integers that one place of a program has met in its captures, and what it was told about them.
 
@@ -115,9 +134,8 @@ class SizeHistory:
         self.reads_data = reads_data
         self.captures: list[dict[Source, Values]] = []
         self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
-        self.loops: set[tuple[Code, int]] = set()  # loops over sizes that differ: where each asks for its next item
+        self.learnt = Learnt()
         self.called_for_real: dict[Any, str] = {}  # what a capture must not go into, and why
-        self.changing: set[Source] = set()  # data that was read and was other data in another capture
 
     def past(self, source: Source, rank: int) -> list[Values | None]:
         """The values met at a place, one for each earlier capture; None where it was not read or had another rank."""
@@ -125,10 +143,8 @@ class SizeHistory:
         return [values if values is not None and len(values) == rank else None for values in found]
 
     def is_fixed(self, place: Place, value: float) -> bool:
-        """Whether a capture with a symbol there would be for nothing: the program has needed this very value before (0
-        and 1 are special to many operations), or two others."""
-        known = self.fixed.get(place, ())
-        return value in known or len(known) > 1
+        """Whether a capture with a symbol there would be for nothing: the program has needed this very value before."""
+        return value in self.fixed.get(place, ())
 
     def fix(self, captured: Captured) -> bool:
         """Note the symbols whose very value a captured program needs: they are numbers from here on. Whether there
@@ -160,11 +176,16 @@ class Symbols:
         self.history, self.trace = history, trace
         self.met: dict[Source, Values] = {}
         self.found: list[Symbol] = []
+        self.needed: dict[Location, set[float]] = {}
         self._shared: dict[Any, Any] = {}
 
     def done(self) -> list[Symbol]:
-        """Note in the history what this capture has met; its symbols."""
+        """Note in the history what this capture has met and needed; its symbols."""
+        learnt = self.history.learnt
         self.history.captures.append(self.met)
+        for place, values in self.needed.items():
+            learnt.needed.setdefault(place, set()).update(values)
+        learnt.recent = frozenset(self.trace.shapes.hints[symbol.name] for symbol in self.found)
         return self.found
 
     def of_tensor(self, source: Source, real: torch.Tensor, name: str) -> dict[int, Any]:
@@ -194,6 +215,24 @@ class Symbols:
                 found[dim] = size
         return found
 
+    def strides_of(self, source: Source, real: torch.Tensor, name: str) -> dict[int, Any]:
+        """The strides of an input that are symbolic: those of dimensions of size 1 that change, as of the rows of what
+        `nonzero` answers. That the tensor is contiguous does not depend on them."""
+        if self.history.dynamic is False or 1 not in real.shape or not real.is_contiguous():
+            return {}
+        strides = real.stride()
+        self.met[Source("apply", source, (), _STRIDE)] = (*strides, *real.shape)
+        past = self.history.past(Source("apply", source, (), _STRIDE), 2 * len(strides))
+        found = {}
+        for dim, stride in enumerate(strides):
+            old = [known and known[dim] for known in past if known is None or known[len(strides) + dim] == 1]
+            place = source, ~dim
+            changes = real.shape[dim] == 1 and self._changes(stride, old, eager=False)
+            if changes and not self.history.is_fixed(place, stride):
+                read = Source("apply", source, (dim,), _STRIDE)
+                found[dim] = self._symbol(place, read, stride, place, f"{name}_stride{dim}", (None, None))
+        return found
+
     def of_int(self, source: Source, value: int, name: str) -> int | torch.SymInt:
         """An integer from outside: a symbol if it changes, else itself."""
         self.met[source] = (value,)
@@ -219,13 +258,29 @@ class Symbols:
         known of loops and data is shared by all points of a function."""
         self.met[source] = (value,)
         if any(old is not None and old != (value,) for old in self.history.past(source, 1)):
-            self.history.changing.add(source)
-        return source not in self.history.changing
+            self.history.learnt.data.add(source)
+        return source not in self.history.learnt.data
 
-    def has_differed(self, expr: Expr) -> bool:
-        """Whether the values of all symbols in it were needed before, and were others."""
-        places = [symbol.places for symbol in self.found if symbol.name in expr.free_vars]
-        return all(any(place in self.history.fixed for place in known) for known in places)
+    def may_be_fixed(self, expr: Expr) -> bool:
+        """Whether an expression is over sizes from outside, none of which has to stay symbolic by the user's will."""
+        return expr.free_vars <= {symbol.name for symbol in self.found if not symbol.marked}
+
+    def needs_another(self, place: Location, value: float) -> bool:
+        """Note that an instruction needs this value; whether it has needed others in earlier captures."""
+        self.needed.setdefault(place, set()).add(value)
+        return bool(self.history.learnt.needed.get(place, set()) - {value})
+
+    def described(self, expr: Expr) -> str:
+        """An expression over sizes as the user would write it."""
+        return sources.with_symbols(expr.text(), {symbol.name: sources.text(symbol.source) for symbol in self.found})
+
+    def is_one_of_many(self, source: Source, value: Any) -> bool:
+        """Whether a container, or an iterator, has had two other numbers of items before and never this one, or a text
+        was two others."""
+        place = Source("apply", source, (), len)
+        self.met[place] = (value,)
+        past = {old[0] for old in self.history.past(place, 1) if old is not None}
+        return self.history.dynamic is not False and value not in past and len(past) > 1
 
     def pin(self, source: Source, value: float, where: UserFrame | None) -> None:
         """Note that the program needs the value of a float that is a number of the graph."""
@@ -258,10 +313,14 @@ class Symbols:
         return not (registered and config.force_nn_module_property_static_shapes)
 
     def _changes(self, value: float, past: Sequence[Any], eager: bool = True) -> bool:
-        """Whether there have been other values; if asked for (and for what is `eager`), one is enough."""
+        """Whether there have been other values, or this is that of a symbol in front of the first break; if asked for
+        (and for what is `eager`), one is enough."""
         if eager and (self.history.dynamic or not config.assume_static_by_default):
             return True
-        return config.automatic_dynamic_shapes and any(old is not None and old != value for old in past)
+        known = [old for old in past if old is not None]
+        return config.automatic_dynamic_shapes and (
+            any(old != value for old in known) or (not known and value in self.history.learnt.recent)
+        )
 
     def _symbol(
         self, place: Place, source: Source, value: int, key: Any, name: str, bounds: Bounds, marked: bool = False

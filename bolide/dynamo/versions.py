@@ -23,6 +23,7 @@ from bolide.dynamo import guards
 from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
 from bolide.dynamo.guard_filters import GuardFilter, select
+from bolide.dynamo.limits import counted
 from bolide.dynamo.metrics import CompilationMetrics, compilation_metrics
 from bolide.dynamo.program import Break, Captured, GlobalState
 from bolide.dynamo.replay import Entry, Runner, make_entry
@@ -285,9 +286,10 @@ class Versions(ABC):
 
     def _check_limits(self) -> None:
         total = sum(len(d.entries) for d in _known() if d.key is self.key)
-        if len(self.entries) < config.cache_size_limit and total < config.accumulated_cache_size_limit:
-            return
         own = len(self.entries) >= config.cache_size_limit
+        own = own and counted([e.guards for e in self.entries], guards.global_state()) >= config.cache_size_limit
+        if not own and total < config.accumulated_cache_size_limit:
+            return
         which = "cache_size_limit" if own else "accumulated_cache_size_limit"
         reason = f"it was compiled {len(self.entries) if own else total} times ({which})"
         changing = ""

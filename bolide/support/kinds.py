@@ -209,6 +209,14 @@ _TABLE = (
         "compiled once, whatever the length.",
         "write it with tensor operations, or keep the length fixed",
     ),
+    BreakKind(
+        "BR0406",
+        "size_value",
+        "A value that differs from call to call is needed",
+        "The operation has no form for sizes, floats or numbers of items that are not known, so each of two values was "
+        "compiled for itself. From the third on it runs in eager; what is around it is compiled once for all.",
+        "write it with operations that take sizes, or keep the value fixed",
+    ),
     # ---- tensors
     BreakKind(
         "BR0501",

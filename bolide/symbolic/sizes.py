@@ -41,7 +41,7 @@ class ShapeEnv:
         self._values: dict[Expr, int] = {}
         self._truths: dict[tuple[str, Expr], bool] = {}  # what `holds` has found, of conditions that are not data
         self._nodes: dict[Any, SymNode] = {}  # results of arithmetic: C++ asks for the same ones all the time
-        self.needed: Callable[[Expr], None] | None = None  # is told before the value of an expression is assumed
+        self.needed: Callable[[Expr, int], None] | None = None  # is told before the value of an expression is assumed
         self.quiet = False  # texts are for messages, which are made before anybody knows whether they are needed
         self.closed = False  # whether the trace is finished: nothing more may be assumed
         self.facts = Facts()  # what is known of symbols that are data
@@ -175,10 +175,14 @@ class ShapeEnv:
         """Assume that the expression has the value it has now. Raises Unsupported where that is data."""
         if self.is_data(expr) and self.decide(expr.eq(value)) is not True:
             raise Unsupported(f"the value of {expr.text()} is needed, which is data", self._where(), kind="data_value")
-        if self.needed is not None and not expr.is_const and expr.eq(value) not in self.guards:
-            self.needed(expr)
+        self.rely_on(expr, value)
         self.holds(expr.eq(value))
         return value
+
+    def rely_on(self, expr: Expr, value: int) -> None:
+        """What is recorded from here on is only right for this value of the expression. May raise Unsupported."""
+        if self.needed is not None and not expr.is_const:
+            self.needed(expr, value)
 
 
 def _always(condition: Cond) -> bool | None:

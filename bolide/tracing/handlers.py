@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
 from bolide.support.registers import register
-from bolide.symbolic import SymNode
+from bolide.symbolic import SymNode, as_expr
 from bolide.tracing import data, writing_ops
 from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides, hint_of, is_undecided, same_sizes
 from bolide.tracing.rules.common import broadcast_shapes, format_strides, is_dense, like_strides, require
@@ -421,6 +421,8 @@ def _split(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     count = max(1, -(-hint_of(extent) // hint_of(size))) if hint_of(size) else 1
     if size < 0:
         raise RuntimeError(f"split expects split_size be non-negative, but got split_size={size}")
+    if extent.__class__ is torch.SymInt and count > 1:
+        trace.shapes.rely_on(as_expr(extent).ceildiv(as_expr(size)), count)
     whole = (count - 1) * size  # as many pieces as now, the last one not empty
     if not ((count == 1 or extent > whole) and extent <= whole + size):
         raise RuntimeError(f"split_size can only be 0 if dimension size is 0, but got dimension size of {extent}")

@@ -73,16 +73,25 @@ class Trace:
 
     # ---- what comes from outside ----------------------------------------------------------------------------------
 
-    def input(self, real: torch.Tensor, name: str, sizes: Mapping[int, Any] | None = None) -> TracedTensor:
+    def input(
+        self,
+        real: torch.Tensor,
+        name: str,
+        sizes: Mapping[int, Any] | None = None,
+        strides: Mapping[int, Any] | None = None,
+    ) -> TracedTensor:
         """A placeholder for `real`; it requires grad when `real` does. Keeps no reference to `real`.
 
-        `sizes` gives dimensions that are symbolic (from `size`). The tensor that gradients are taken with respect to is
-        the last of `leaves`; the result is another one when `real` is not a leaf: it may be written in place then.
+        `sizes` gives dimensions that are symbolic (from `size`), `strides` such strides. The tensor that gradients are
+        taken with respect to is the last of `leaves`; the result is another one when `real` is not a leaf: it may be
+        written in place then.
         """
         meta = meta_of(real)
         if sizes:
             shape = tuple(sizes.get(dim, extent) for dim, extent in enumerate(meta.shape))
             meta = meta._replace(shape=shape, stride=symbolic_strides(shape, meta.stride, meta.shape))
+        if strides:
+            meta = meta._replace(stride=tuple(strides.get(dim, step) for dim, step in enumerate(meta.stride)))
         behind = self._last_input
         node = self._last_input = self._placeholder(name, meta, behind)
         if behind is self._last_placeholder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 import torch
 
 import bolide
+from bolide.dynamo import guards, limits
+from bolide.support import events
 from tests.correctness.test_sizes_layers import installed
 
 LENGTHS = (3, 5, 7, 9, 4, 12, 2, 15, 6, 8, 20, 11)
@@ -140,3 +144,210 @@ def test_effects_of_a_body_happen_once_for_each_item() -> None:
         x = torch.randn(3)
         torch.testing.assert_close(compiled(x, n), x + n * (n - 1) / 2)
         assert seen == list(range(n))
+
+
+# ---- what needs to know a size or a number of items -----------------------------------------------------------------
+
+
+def divided(x: Any) -> Any:
+    return x * math.gcd(x.shape[0], 12) + torch.linspace(0, 1, x.shape[0])[:, None]
+
+
+def transformed(x: Any) -> Any:
+    return torch.fft.irfft(torch.fft.rfft(x, dim=0), n=x.size(0), dim=0) * 2
+
+
+def cut(x: Any) -> Any:
+    return torch.cat([part * 2 for part in x.split(2)], 0)
+
+
+def cut_each(x: Any) -> Any:
+    return sum(part.sum() for part in x.chunk(x.shape[0])) + torch.stack(x.unbind(0), 1).sum()
+
+
+def listed(x: Any) -> Any:
+    return torch.stack([x[i] * i for i in range(x.shape[0])])
+
+
+def rows_listed(x: Any) -> Any:
+    return torch.stack([row.sin() for row in x])
+
+
+def generated(x: Any) -> Any:
+    return sum(x[i] * i for i in range(x.shape[0]))
+
+
+def numbered_dict(x: Any) -> Any:
+    return {i: row * 2 for i, row in enumerate(x)}
+
+
+def reordered(x: Any) -> Any:
+    return x[list(range(x.shape[0]))[::-1]]
+
+
+def collected(x: Any) -> Any:
+    kept = []
+    for i in range(x.shape[0]):
+        row = x[i]
+        if row.sum() > 0:
+            kept.append(row)
+        if len(kept) > 3:
+            break
+    return kept[-1] * len(kept) if kept else x[0]
+
+
+NEEDING = (divided, transformed, cut, cut_each, listed, rows_listed, generated, numbered_dict, reordered, collected)
+
+
+@pytest.mark.parametrize("program", NEEDING, ids=lambda p: p.__name__)
+def test_sizes_that_are_needed_are_compiled_for_twice_then_break(program: Callable[..., Any]) -> None:
+    compiled: Any = bolide.compile(program, backend="aot_eager")
+    total = []
+    for n in (*LENGTHS, *range(13, 30)):
+        x = torch.randn(n, 4)
+        got, new = installed(lambda x=x: compiled(x))
+        torch.testing.assert_close(got, program(x))
+        total.append(new)
+    assert not any(total[-10:]), total
+
+
+@pytest.mark.parametrize("program", [divided, listed], ids=lambda p: p.__name__)
+def test_without_breaks_each_needed_size_is_compiled_for(program: Callable[..., Any]) -> None:
+    compiled: Any = bolide.compile(program, fullgraph=True, backend="eager")
+    for n in LENGTHS[:6]:
+        x = torch.randn(n, 4)
+        got, new = installed(lambda x=x: compiled(x))
+        assert new == 1
+        torch.testing.assert_close(got, program(x))
+
+
+def test_a_break_for_a_needed_size_names_it_and_the_line() -> None:
+    compiled: Any = bolide.compile(divided, backend="eager")
+    told: list[Any] = []
+    with events.subscribed(told.append):
+        for n in LENGTHS[:3]:
+            compiled(torch.randn(n, 4))
+    breaks = [event for event in told if isinstance(event, events.Break)]
+    assert {event.kind for event in breaks} == {"size_value"}
+    assert "x.shape[0]" in breaks[0].reason and "math.gcd" in breaks[0].where.text
+
+
+def stacked(parts: Any) -> Any:
+    return torch.stack(parts).tanh().sum(0)
+
+
+def summed(w: Any, *, parts: Any) -> Any:
+    total = w.cos()
+    for i, part in enumerate(parts):
+        total = total + part * i
+    return total * 2
+
+
+class Remembers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def forward(self, x: Any) -> Any:
+        self.seen.append(x.mean(0))
+        return torch.stack(self.seen).sum(0) * x
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_lists_whose_length_changes(kind: Any) -> None:
+    first: Any = bolide.compile(stacked, backend="aot_eager")
+    second: Any = bolide.compile(summed, backend="aot_eager")
+    total = []
+    for n in LENGTHS:
+        parts, w = kind([torch.randn(4) for _ in range(n)]), torch.randn(4)
+        got, new = installed(lambda p=parts, w=w: (first(p), second(w, parts=p)))
+        torch.testing.assert_close(got, (stacked(parts), summed(w, parts=parts)))
+        total.append(new)
+    assert total[:2] == [2, 2] and not any(total[-4:]), total
+
+
+def test_a_list_that_grows_from_call_to_call() -> None:
+    module, other = Remembers(), Remembers()
+    compiled: Any = bolide.compile(module, backend="aot_eager")
+    total = []
+    for _ in range(12):
+        x = torch.randn(3, 4)
+        got, new = installed(lambda x=x: compiled(x))
+        torch.testing.assert_close(got, other(x))
+        total.append(new)
+    assert not any(total[-4:]), total
+    assert len(module.seen) == 12
+
+
+class Experts(torch.nn.Module):
+    """Tokens go to experts by masks and indices, as in Mixtral."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.router = torch.nn.Linear(4, 5)
+        self.experts = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(5)])
+        self.form = form
+
+    def forward(self, x: Any) -> Any:
+        weights, chosen = self.router(x).softmax(-1).topk(2, -1)
+        mask = torch.nn.functional.one_hot(chosen, 5).permute(2, 1, 0)
+        out = torch.zeros_like(x)
+        if self.form == "hit":
+            for i in (mask.sum((-1, -2)) > 0).nonzero():
+                place, token = torch.where(mask[i[0]])
+                out.index_add_(0, token, self.experts[i[0]](x[token]) * weights[token, place, None])
+            return out
+        for i, expert in enumerate(self.experts):
+            place, token = torch.where(mask[i])
+            if token.numel() == 0:
+                continue
+            out.index_add_(0, token, expert(x[token]) * weights[token, place, None])
+        return out
+
+
+@pytest.mark.parametrize("form", ["hit", "every"])
+def test_experts_with_any_number_of_tokens(form: str) -> None:
+    module = Experts(form)
+    compiled: Any = bolide.compile(module, backend="aot_eager")
+    total = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that a limit is reached
+        for training in (True, False):
+            for n in (*LENGTHS, *LENGTHS):
+                x = torch.randn(n, 4)
+                with torch.set_grad_enabled(training):
+                    got, new = installed(lambda x=x: compiled(x))
+                    torch.testing.assert_close(got, module(x))
+                total.append(new)
+    assert sum(total[-6:]) <= 1, total  # a last combination of no, one and several tokens
+
+
+def test_a_row_of_another_stride_is_no_other_program() -> None:
+    def program(row: Any) -> Any:
+        return row * 2, row.view(1, 1), row[None].expand(3, 1), row, torch.cat([row, row])
+
+    compiled: Any = bolide.compile(program, fullgraph=True)
+    total = []
+    for steps in (3, 4, 5, 2, 9):
+        row = torch.randn(steps, 1).as_strided((1,), (steps,))
+        got, new = installed(lambda row=row: compiled(row))
+        total.append(new)
+        torch.testing.assert_close(got, program(row))
+        assert [part.stride() for part in got] == [part.stride() for part in program(row)]
+    assert total == [1, 1, 0, 0, 0]
+
+
+def test_versions_that_a_later_one_serves_do_not_count() -> None:
+    compiled: Any = bolide.compile(lambda x: x * 2, backend="eager")
+    entries = []
+    for shape in ((3, 4), (5, 4), (5, 6), (1, 4), (0, 7)):
+        compiled(torch.randn(shape))
+        entries.append(len(compiled._bolide.entries))
+    assert entries == [1, 2, 3, 4, 5]
+    found = [entry.guards for entry in compiled._bolide.entries]
+    now = guards.global_state()
+    assert limits.covers(found[1], found[0]) and limits.covers(found[2], found[1])
+    assert not limits.covers(found[0], found[1]) and limits.covers(found[2], found[3])
+    assert limits.counted(found, now) == 1
+    with torch.no_grad():
+        assert limits.counted(found, guards.global_state()) == 0

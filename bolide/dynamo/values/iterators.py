@@ -149,6 +149,7 @@ class Stream:
             source = Source("apply", self.source, (self.taken,), peek)
             self.taken += 1
             if item is END:
+                world.varies(self.source, self.taken)
                 world.guard(source, "is", END)
                 return
             yield world.wrap(item, source)

@@ -23,6 +23,7 @@ from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program import ClassAttribute, Guard, GuardKind, Recipe, Relation, Source
 from bolide.dynamo.sizes import SizeHistory, Symbols, as_exprs
 from bolide.dynamo.sources import symbols_in
+from bolide.dynamo.sources import text as path_of
 from bolide.dynamo.values.iterators import Stream, is_readable
 from bolide.dynamo.values.kinds import (
     BOUND_BUILTINS,
@@ -95,6 +96,8 @@ class World:
         self.lose: Callable[[Unsupported], None] = lambda error: (
             None
         )  # tells what is not supported, where nothing raises
+        self.needs: Callable[[str, float], None] = lambda name, value: None  # is told of floats; may raise
+        self.varies: Callable[..., None] = lambda source, value: None  # is told of numbers of items; may raise
         self.storages: dict[int, list[AliasGroup]] = {}  # the inputs by address
         self.overlay_of: dict[int, Overlay] = {}  # by id of the real dict
         self.namespaces: dict[int, Any] = {}  # id of a `__dict__` that the program has asked for -> whose it is
@@ -295,6 +298,8 @@ class World:
             if cls is slice or cls in IDENTITY:
                 self.guard(source, "is", real)
             else:
+                if cls is range:
+                    self.varies(source, len(real))
                 self.guard(source, "equals", real)
             return real
         if cls is types.GeneratorType:
@@ -462,9 +467,10 @@ class World:
         self.input_tensors.append(like)
         name = source_name(source)
         sizes = self.symbols.of_tensor(source, real, name)
-        traced = self.trace.input(like, name, sizes)
+        strides = self.symbols.strides_of(source, real, name)
+        traced = self.trace.input(like, name, sizes, strides)
         self._note_storage(real, traced, where)
-        if sizes:
+        if sizes or strides:
             shape, stride = map(as_exprs, (traced.shape, traced.stride()))
             expected = replace(expected, shape=shape, stride=stride, symbols=self.symbols.read_by((*shape, *stride)))
         self.guards.append(Guard(source, "tensor", expected, where))
@@ -518,6 +524,7 @@ class World:
         self.guards.append(Guard(None, "relation", Relation(condition, named), where or self.where()))
 
     def _pin_float(self, source: Source, real: float) -> None:
+        self.needs(path_of(source), real)
         self.symbols.pin(source, real, self.where())
         self.guard(source, "equals", real)
 
@@ -526,7 +533,7 @@ class World:
             self.guard(source, "equals", real)
             return real
         self.guard(source, "type", tuple)
-        self.guard(source, "length", len(real))
+        self.guard_count(source, len(real))
         return self.mirror(tuple([self.wrap(item, Source("item", source, i)) for i, item in enumerate(real)]), source)
 
     def _wrap_container(self, real: Any, cls: Any, source: Source) -> Any:
@@ -545,10 +552,15 @@ class World:
             return self.mirror(copy, source)
         return self._snapshot(real, source, copy)
 
+    def guard_count(self, items: Source, count: int) -> None:
+        """Guard how many items there are."""
+        self.varies(items, count)
+        self.guard(items, "length", count)
+
     def _copy(self, real: Any, base: Any, items: Source) -> Any:
         """A copy of a container by its kind, each item wrapped: the one at index i of what `items` gives."""
         listed = items_of(real)
-        self.guard(items, "length", len(listed))
+        self.guard_count(items, len(listed))
         found = [self.wrap(item, Source("item", items, i)) for i, item in enumerate(listed)]
         if base is list:
             return found
