@@ -28,9 +28,19 @@ from torch import Tensor, nn
 from benchmarks import models, zoo_build
 
 
+class TookTooLong(BaseException):
+    """A model has used up its time. No `except Exception` on the way (a variant that does not run, a float64 run that
+    fails) takes it for a fault of its own and goes on without what it was about to compute."""
+
+
+def _too_slow(*_: Any) -> None:
+    raise TookTooLong("wants more than its time")
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one model: `status` is ok, break, wrong, error or unbuilt; `seconds` is the first call's."""
+    """What came of one model: `status` is ok, break, wrong, error or unbuilt (it, or eager, does not run, or not
+    in its time); `seconds` is the first call's."""
 
     name: str
     training: bool
@@ -142,7 +152,7 @@ def check(name: str, build: Builder, training: bool, backend: str, breaks: bool 
         repeatable = not difference(run(third, copy.deepcopy(inputs), training, seed=8), eager, None, True)
         with pretending_to_compile():
             eager = run(fourth, copy.deepcopy(inputs), training)
-    except Exception as error:
+    except (Exception, TookTooLong) as error:
         if show:
             traceback.print_exc()
         return Verdict(name, training, "unbuilt", f"{type(error).__name__}: {error}")
@@ -187,15 +197,6 @@ def check(name: str, build: Builder, training: bool, backend: str, breaks: bool 
 
 def _since(start: float) -> float:
     return time.perf_counter() - start
-
-
-class TookTooLong(BaseException):
-    """A model has used up its time. No `except Exception` on the way (a variant that does not run, a float64 run that
-    fails) takes it for a fault of its own and goes on without what it was about to compute."""
-
-
-def _too_slow(*_: Any) -> None:
-    raise TookTooLong("wants more than its time")
 
 
 def build(name: str, training: bool) -> tuple[Any, dict[str, Any]]:
