@@ -11,7 +11,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -161,7 +161,9 @@ def run_calls(
     run = _unboxed(compiled)
     if config.verify_correctness:
         run = _verified(run, _unboxed(graph), name)
-    return _keeping_modes(run) if captured.calls is not None and captured.calls.changes_modes else run
+    if captured.calls is not None and captured.calls.changes_modes:
+        return _keeping_modes(run, captured.calls.modes_set)
+    return run
 
 
 def _unboxed(compiled: Callable[..., Any]) -> Callable[[list[Any]], Sequence[Any]]:
@@ -174,15 +176,17 @@ def _unboxed(compiled: Callable[..., Any]) -> Callable[[list[Any]], Sequence[Any
     return run
 
 
-def _keeping_modes(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
-    """Puts torch's modes back when the graph, which changes them, is left by an exception."""
+def _keeping_modes(
+    run: Callable[[list[Any]], Sequence[Any]], setters: Collection[Any]
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """Puts back torch's modes that the graph changes, also when it is left by an exception."""
 
     def guarded(inputs: list[Any]) -> Sequence[Any]:
         before = modes.settings()
         try:
             return run(inputs)
         finally:
-            modes.apply(modes.changed(modes.settings(), before))
+            modes.apply(modes.own(modes.changed(modes.settings(), before), setters))
 
     return guarded
 
@@ -200,7 +204,8 @@ def _given(
 ) -> Callable[..., Any]:
     """What a backend makes of a graph of the function `name`. Raises CompileError, which names the backend."""
     try:
-        compiled = compiler_fn(graph, examples, **options)
+        with modes.random_kept():
+            compiled = compiler_fn(graph, examples, **options)
         if not callable(compiled):
             raise TypeError(f"it returned {type(compiled).__name__}; a backend must return a callable")
     except Unsupported:

@@ -19,6 +19,7 @@ from bolide.dynamo import operations
 from bolide.dynamo.calls import SWITCHED, intercept
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.native_calls import setting_modes
 from bolide.dynamo.operations import class_of, polyfill
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.polyfills import generic
@@ -68,6 +69,9 @@ def _next(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         return _resume(vm, iterator, None, *(("default", args[1]) if len(args) == 2 else ("stop", None)))
     if operations.python_method(vm.world, class_of(iterator), "__next__") is not None:
         return Call(polyfill("next_item"), args)
+    if type(iterator) is types.GeneratorType:  # of a context manager of torch's
+        with setting_modes(vm):
+            return next(*args)
     return next(*args)
 
 

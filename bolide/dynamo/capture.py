@@ -157,7 +157,7 @@ class _Attempt:
             self.trace.shapes.needed = functools.partial(refuse_value, self.machine)
             self.world.needs = functools.partial(refuse_float, self.machine)
             self.world.varies = functools.partial(refuse_many, self.machine)
-        self.calls = CallRecorder(self.trace) if record_calls else None
+        self.calls = CallRecorder(self.trace, self.machine.modes_set) if record_calls else None
         self.trace.draws_as_eager = record_calls
         self.machine.memory[CallRecorder] = self.calls
         self.world.own_functions = self.machine.own_functions
@@ -197,7 +197,7 @@ class _Attempt:
                         raise _lives_on(machine)
                     shape, values = flatten(machine.frames[1:], ending is not None and ending.kind == "frame_access")
                     result = tuple(values)
-                changed = modes.changed(before, modes.settings())
+                changed = modes.own(modes.changed(before, modes.settings()), machine.modes_set)
                 if held_locks(machine) or any(isinstance(manager, HOLDERS) for manager in machine.entered):
                     raise Unsupported("a native context is entered before a break and left after it", kind="context")
                 if modes.stacks() != entered:
@@ -420,7 +420,7 @@ def _is_member(source: Source) -> bool:
 
 @contextlib.contextmanager
 def _native_state(machine: Machine) -> Iterator[None]:
-    """Puts torch's global modes back, whatever the program did and wherever it stopped."""
+    """Puts back what the program did to torch's global modes, wherever it stopped. What other threads do stays."""
     before, entered, asks = modes.settings(), modes.stacks(), _torch._get_torch_function_state()
     try:
         yield
@@ -429,4 +429,4 @@ def _native_state(machine: Machine) -> Iterator[None]:
             manager.__exit__(None, None, None)
         _torch._set_torch_function_state(asks)
         modes.leave_to(entered)
-        modes.apply(modes.changed(modes.settings(), before))
+        modes.apply(modes.own(modes.changed(modes.settings(), before), machine.modes_set))

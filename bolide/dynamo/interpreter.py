@@ -91,6 +91,7 @@ class Machine:
         self.started = False  # whether it has come to the first instruction
         self.own_functions: dict[int, Any] = {}  # functions made by the program, weakly, by id
         self.surroundings: list[modes.Setting] = []  # torch's modes at the beginning
+        self.modes_set: set[Any] = set()  # setters of those that are one for all threads and that the program changes
         self.entered: list[Any] = []  # native context managers that are entered now
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls to be made after the graph has run
         self.required: list[tuple[Any, list[Any], dict[str, Any]]] = []  # checks of data, made before any effect

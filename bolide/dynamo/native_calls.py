@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -24,7 +25,7 @@ from bolide.dynamo.overrides import is_overridable, overridden, overrides
 from bolide.dynamo.values.kinds import LOCK_TYPES, MISSING
 from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor
+from bolide.tracing import TracedTensor, modes
 
 BUILTIN_TYPES = (
     types.BuiltinFunctionType,
@@ -142,13 +143,36 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
         return None
     vm.trace.where = vm.where()
     try:
-        result = vm.trace.perform(function, prepared or args, words)
+        with setting_modes(vm) if _may_set_modes(function, args) else _PLAINLY:
+            result = vm.trace.perform(function, prepared or args, words)
     except TypeError as error:
         if any(stand_in in str(error) for stand_in in _STAND_INS):  # it looked into a container and took one for itself
             raise _given(vm, function, "an outside object") from error
         raise
     frame.stack.append(result)
     return None
+
+
+@contextlib.contextmanager
+def setting_modes(vm: Machine) -> Iterator[None]:
+    """Around native code that may set torch's modes: those that it has set are the program's, not another thread's."""
+    before = modes.shared()
+    try:
+        yield
+    finally:
+        vm.modes_set.update(setter for setter, _ in modes.changed(before, modes.shared()))
+
+
+_PLAINLY = contextlib.nullcontext()
+
+
+def _may_set_modes(function: Any, args: list[Any]) -> bool:
+    """Whether a native call may be one that sets torch's modes: of torch's, not about tensors; or the next step of a
+    context manager. Looking at all of them takes a microsecond."""
+    if args and args[0].__class__ is types.GeneratorType:
+        return True
+    module = getattr(function, "__module__", None)
+    return isinstance(module, str) and module.startswith("torch") and not any(a.__class__ is TracedTensor for a in args)
 
 
 def for_real(function: Any, *args: Any, **kwargs: Any) -> Any:

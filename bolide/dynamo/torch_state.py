@@ -50,7 +50,8 @@ def answer(function: Reader, *args: Any) -> Any:
 def read_state(vm: Machine, reader: Reader, args: list[Any]) -> Any:
     """What a reader says. It is guarded unless the program itself has changed it."""
     value = reader(*args)
-    own = {setter for setter, _ in modes.changed(vm.surroundings, modes.settings())} if READERS.get(reader) else ()
+    changed = modes.own(modes.changed(vm.surroundings, modes.settings()), vm.modes_set) if READERS.get(reader) else []
+    own = {setter for setter, _ in changed}
     key = (reader, *args)
     if READERS.get(reader) not in own and key not in vm.world.once:
         vm.world.once.add(key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy
@@ -77,11 +77,13 @@ def nowhere() -> tuple[Any, Any]:
 class CallRecorder(TorchFunctionMode):
     """Active while a program is captured. `refusal`: why the graph cannot be used, if it cannot; `changes_modes`:
     whether the graph changes torch's modes on its way; `has_floats`: whether it computes Python floats. `around`: the
-    user's lines and the modules around a call.
+    user's lines and the modules around a call. `modes_set`: setters that the program has called of modes
+    that all threads share.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, modes_set: Collection[Any]) -> None:
         super().__init__()
+        self.modes_set = modes_set
         self.around: Callable[[], tuple[Any, Any]] = nowhere
         self.trace = trace
         self.graph = fx.Graph()
@@ -293,7 +295,7 @@ class CallRecorder(TorchFunctionMode):
 
     def _enter(self, state: list[modes.Setting]) -> None:
         """Add what brings torch's modes from those of the last node to `state`."""
-        for setter, args in modes.changed(self._state, state):
+        for setter, args in modes.own(modes.changed(self._state, state), self.modes_set):
             if setter is modes.set_nesting:
                 continue  # says only when autocast's cache has to be cleared
             self.graph.call_function(setter, args).meta["effect"] = True

@@ -7,7 +7,10 @@ Inference mode and the profiler's regions are not among them: they can only be e
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -60,11 +63,24 @@ def settings() -> list[Setting]:
         found.append((torch.set_autocast_dtype, (device, torch.get_autocast_dtype(device))))
     found.append((torch.set_autocast_cache_enabled, (torch.is_autocast_cache_enabled(),)))
     found.append((set_nesting, (_nesting(),)))
-    found.append((torch.set_default_dtype, (torch.get_default_dtype(),)))
+    return found + shared()
+
+
+def shared() -> list[Setting]:
+    """As `settings`, of what is one for all threads (but for how autograd's engine runs)."""
+    found: list[Setting] = [(torch.set_default_dtype, (torch.get_default_dtype(),))]
     anomalies = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     found.append((torch.set_anomaly_enabled, anomalies))
     found += [(setter, (getter(),)) for getter, setter in FLAGS]
     return found
+
+
+SHARED = frozenset(setter for setter, _ in shared())
+
+
+def own(settings: list[Setting], setters: Collection[Any]) -> list[Setting]:
+    """Those that are this thread's, and those of all threads that have one of `setters`."""
+    return [setting for setting in settings if setting[0] not in SHARED or setting[0] in setters]
 
 
 def changed(before: list[Setting], after: list[Setting]) -> list[Setting]:
@@ -96,20 +112,64 @@ def saved_tensor_hooks() -> Any:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """For the time of compiling. Torch's random numbers go on afterwards where they were: shapes of some operations
-    are found by running them. Hooks of saved tensors are put aside: they are for what the compiled program will
-    save."""
-    random = torch.default_generator.get_state()
+    """For the time of compiling. Hooks of saved tensors are put aside: they are for what the compiled program will
+    save. Signal handlers run outside of any recording."""
     aside = []
     while (pair := saved_tensor_hooks()) is not None:
         aside.append(pair)
         _native._autograd._pop_saved_tensors_default_hooks()
     try:
-        yield
+        with handlers_apart():
+            yield
     finally:
-        torch.default_generator.set_state(random)
         for pair in reversed(aside):
             _native._autograd._push_saved_tensors_default_hooks(*pair)
+
+
+@contextlib.contextmanager
+def random_kept() -> Iterator[None]:
+    """Torch's random numbers go on afterwards where they were. The generator is every thread's, so this is for short
+    times only: what others draw meanwhile comes again."""
+    state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
+
+
+@contextlib.contextmanager
+def handlers_apart() -> Iterator[None]:
+    """While it is active, what handlers of signals do with tensors is done for real: they run in between, wherever the
+    main thread is, and are no part of a program that is recorded there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    keys = _native._dispatch_tls_local_include_set(), _native._dispatch_tls_local_exclude_set()
+    wrapped = {}
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        if callable(handler) and handler is not signal.default_int_handler:
+            wrapped[number] = handler, functools.partial(_apart, handler, keys)
+            signal.signal(number, wrapped[number][1])
+    try:
+        yield
+    finally:
+        for number, (handler, ours) in wrapped.items():
+            if signal.getsignal(number) is ours:
+                signal.signal(number, handler)
+
+
+def _apart(handler: Callable[..., Any], keys: tuple[Any, Any], *args: Any) -> Any:
+    functions = [_native._pop_torch_function_stack() for _ in range(_native._len_torch_function_stack())]
+    dispatch = [_native._pop_torch_dispatch_stack(None) for _ in range(_native._len_torch_dispatch_stack())]
+    try:
+        with _native._ForceDispatchKeyGuard(*keys):  # it may have come inside of an operation
+            return handler(*args)
+    finally:
+        for mode in reversed(dispatch):
+            _native._push_on_torch_dispatch_stack(mode)
+        for mode in reversed(functions):
+            _native._push_on_torch_function_stack(mode)
 
 
 def leave_to(wanted: Stacks) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import nn
 import bolide
 from bolide.dynamo.config import config
 from bolide.support import locks
+from bolide.tracing import modes
 from tests.thread_tools import together
 
 THREADS = 8
@@ -273,6 +275,144 @@ def test_a_signal_handler_that_calls_compiled_functions() -> None:
         signal.signal(signal.SIGALRM, before)
     assert results
     assert all(torch.equal(result, torch.full((2,), 2.0)) for result in results)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
+def test_what_a_signal_handler_computes_is_no_part_of_what_is_captured() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(100):
+            x = x.sin() + 1
+        return x
+
+    seen: list[torch.Tensor] = []
+    ours = torch.ones(3, requires_grad=True)
+
+    def handler(number: int, frame: Any) -> None:
+        with torch.enable_grad():
+            (ours * torch.full((3,), 2.0)).sum().backward()
+        seen.append(torch.ones(3) + ours.detach())
+
+    before = signal.signal(signal.SIGALRM, handler)
+    nodes = set()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+        deadline = time.monotonic() + 20
+        while len(seen) < 20 and time.monotonic() < deadline:
+            bolide.reset()
+            explained = bolide.explain(fn, backend="eager")(torch.ones(2))
+            nodes.add(sum(graph.nodes for graph in explained.graphs))
+        assert signal.getsignal(signal.SIGALRM) is handler
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(nodes) == 1
+    assert ours.grad is not None and torch.equal(ours.grad, torch.full((3,), 2.0 * len(seen)))
+    assert all(type(t) is torch.Tensor and torch.equal(t, torch.full((3,), 2.0)) for t in seen)
+
+
+def _elsewhere(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_what_other_threads_draw_and_set_during_a_capture_stays(backend: str) -> None:
+    """The captured program changes a mode itself, which is put back, and draws, which is not."""
+    drawn: list[torch.Tensor] = []
+
+    def set_and_draw() -> None:
+        torch.set_anomaly_enabled(True)
+        torch.backends.cuda.enable_math_sdp(False)
+        drawn.append(torch.rand(3, dtype=torch.float32))
+
+    @bolide.assume_constant_result
+    def meanwhile() -> int:
+        _elsewhere(set_and_draw)
+        return 2
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        torch.set_default_dtype(torch.float64)
+        made = torch.ones(3) * meanwhile()
+        torch.set_default_dtype(torch.float32)
+        torch.backends.cuda.enable_flash_sdp(False)
+        return x * made + torch.nn.functional.dropout(torch.ones(3), 0.0) + torch.multinomial(torch.ones(3), 3) * 0
+
+    before = modes.settings()
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    try:
+        torch.manual_seed(3)
+        result = bolide.compile(fn, backend=backend, fullgraph=True)(torch.ones(3))
+        assert torch.equal(drawn[0], expected)
+        assert not torch.equal(torch.rand(3), expected)
+        assert torch.is_anomaly_enabled()
+        assert not torch.backends.cuda.math_sdp_enabled()
+        assert not torch.backends.cuda.flash_sdp_enabled()
+        torch.testing.assert_close(result, torch.full((3,), 3.0, dtype=torch.float64))
+        modes.apply(before)
+        compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+        compiled(torch.ones(3))
+        modes.apply(before)
+        compiled(torch.ones(3))  # the program's own change is made by each call, the other thread's is not
+        assert not torch.backends.cuda.flash_sdp_enabled()
+        assert torch.backends.cuda.math_sdp_enabled() and not torch.is_anomaly_enabled()
+    finally:
+        modes.apply(before)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_what_another_thread_draws_while_many_functions_compile(backend: str) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(20000)
+    torch.manual_seed(5)
+    drawn: list[torch.Tensor] = []
+    over = threading.Event()
+
+    def draw() -> None:
+        while not over.is_set() and len(drawn) < 20000:
+            drawn.append(torch.rand(1))
+            time.sleep(0.0005)
+
+    def fn(x: torch.Tensor, n: int) -> torch.Tensor:
+        weights = torch.special.i1e(x).abs() + n
+        return weights.cumsum(0).sort().values * torch.nn.functional.dropout(x, 0.5, training=False)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        for n in range(6):
+            bolide.compile(fn, backend=backend)(torch.ones(4), n)
+    finally:
+        over.set()
+        thread.join()
+    assert torch.equal(torch.cat(drawn), expected[: len(drawn)])
+
+
+@pytest.mark.parametrize(
+    "operation", ["bernoulli", "multinomial", "randint", "randperm", "poisson", "rrelu", "dropout"]
+)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiling_draws_nothing(operation: str, backend: str) -> None:
+    calls: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "bernoulli": torch.bernoulli,
+        "multinomial": lambda x: torch.multinomial(x, 2),
+        "randint": lambda x: torch.randint(0, 5, (4,)) + x,
+        "randperm": lambda x: torch.randperm(4) * x,
+        "poisson": torch.poisson,
+        "rrelu": lambda x: torch.nn.functional.rrelu(x, training=True),
+        "dropout": lambda x: torch.nn.functional.dropout(x, 0.5),
+    }
+    states = []
+    for captured_before in (False, True):
+        compiled = bolide.compile(calls[operation], backend=backend)
+        x = torch.full((4,), 0.5)
+        if captured_before:
+            compiled(x)
+        torch.manual_seed(7)
+        compiled(x)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
 
 
 def test_a_thread_that_holds_the_locks_compiles() -> None:

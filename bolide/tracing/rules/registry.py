@@ -6,6 +6,7 @@ A rule takes the operation's arguments with a `TensorMeta` in place of each tens
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch.fx
 from bolide.support.errors import Unsupported
 from bolide.support.registers import register
 from bolide.symbolic import ShapeEnv
+from bolide.tracing import modes
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
 from bolide.tracing.meta import TensorMeta, found_in
 from bolide.tracing.rules import types
@@ -230,9 +232,23 @@ def by_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def by_real_kernel(func: Any, args: Any, kwargs: Any) -> Any:
-    """The metas of the results, found by running the CPU kernel on zeros. Symbolic sizes are fixed."""
+    """The metas of the results, found by running the CPU kernel on zeros. Symbolic sizes are fixed. Random numbers are
+    drawn from a generator made for it: torch's own is every thread's."""
     args, kwargs = _fixed(args), _fixed(kwargs)
-    return _metas(func(*_on(args, "cpu"), **_on(kwargs, "cpu")), _device(args, kwargs))
+    options = _on(kwargs, "cpu")
+    place = _place_of_generator(func)
+    if place is not None:
+        args, options["generator"] = args[:place], torch.Generator()
+    drawing = func.namespace != "aten" or (place is None and torch.Tag.nondeterministic_seeded in func.tags)
+    with modes.random_kept() if drawing else contextlib.nullcontext():
+        return _metas(func(*_on(args, "cpu"), **options), _device(args, kwargs))
+
+
+@functools.cache
+def _place_of_generator(func: Any) -> int | None:
+    """The last parameter's number if it is a generator."""
+    last = len(func._schema.arguments) - 1
+    return last if last >= 0 and func._schema.arguments[last].name == "generator" else None
 
 
 def _device(args: Any, kwargs: dict[str, Any]) -> torch.device:
