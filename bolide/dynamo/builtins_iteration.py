@@ -10,6 +10,7 @@ import functools
 import heapq
 import itertools
 import math
+import operator
 import types
 from typing import Any
 
@@ -26,6 +27,7 @@ from bolide.dynamo.polyfills import generic
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING
 from bolide.dynamo.values.outside import Outside
 from bolide.tracing import TracedTensor
+from bolide.tracing.scalars import TracedFloat, compute
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -227,21 +229,34 @@ def _stable_order(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
 
 
-def _extreme(function: Any, name: str, symbolic: Any) -> None:
+def _extreme(function: Any, name: str, symbolic: Any, better: Any) -> None:
+    def choose(best: Any, other: Any) -> Any:
+        """What Python chooses, in the graph."""
+        return compute(lambda a, b: torch.where(better(b, a), b, a), best, other)
+
     @intercept(function)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         items = args[0] if len(args) == 1 else args
         if len(args) > 1 and not kwargs and {torch.SymInt} <= {type(arg) for arg in args} <= {torch.SymInt, int}:
             vm.trace.where = vm.where()
             return functools.reduce(symbolic, args)
+        if len(args) > 1 and not kwargs and _are_data(args):
+            vm.trace.where = vm.where()
+            return functools.reduce(choose, args)
         if kwargs.get("key") is None and (not args or _plain_iterable(items)):
             vm.trace.where = vm.where()
             return function(*args, **kwargs)
         return Call(polyfill(name), [items], kwargs)
 
 
-_extreme(min, "min_item", torch.sym_min)
-_extreme(max, "max_item", torch.sym_max)
+def _are_data(numbers: Args) -> bool:
+    """Whether floats of the graph are among numbers whose comparison is not known."""
+    unknown = any(type(number) is TracedFloat and number.formula is None for number in numbers)
+    return unknown and all(type(number) in (int, float, TracedFloat) for number in numbers)
+
+
+_extreme(min, "min_item", torch.sym_min, operator.lt)
+_extreme(max, "max_item", torch.sym_max, operator.gt)
 
 
 @intercept(builtins.sum)

@@ -6,12 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.optim import adagrad, adam, asgd, optimizer, radam, sgd
+from torch.optim import adagrad, adam, optimizer, sgd
 
 from bolide.dynamo import operations
 from bolide.dynamo.calls import INTERCEPTS, NATIVE, SWITCHED, intercept
 from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.torch_tensors import float_in
 from bolide.tracing import TracedTensor
+from bolide.tracing.calls import CallRecorder
 from bolide.tracing.scalars import MATH, compute
 
 Args = list[Any]
@@ -20,10 +22,7 @@ Kwargs = dict[str, Any]
 
 @intercept(optimizer._get_value)
 def _get_value(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """`step.item()`: a float in the graph."""
-    value = args[0]
-    vm.trace.where = vm.where()
-    return vm.trace.scalar(value) if type(value) is TracedTensor else value
+    return float_in(vm, args[0]) if type(args[0]) is TracedTensor else args[0]
 
 
 @intercept(optimizer._stack_if_compiling)
@@ -51,27 +50,17 @@ for _function in MATH:
     _math(_function)
 
 
-def _capturable(function: Any) -> None:
-    """Optimizers that branch on the step count have a form without branches."""
-
-    @intercept(function)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        vm.enter(function, args, {**kwargs, "capturable": True})
-        return SWITCHED
-
-
-for _module, _name in [(radam, "radam"), (asgd, "asgd")]:
-    for _form in ("single", "multi"):
-        _capturable(getattr(_module, f"_{_form}_tensor_{_name}"))
-
-
 def _fused(module: Any, name: str) -> None:
-    """A fused kernel computes what the loop over parameters does."""
-    single = getattr(module, f"_single_tensor_{name}")
+    """A fused kernel computes what the loop over parameters does, but for the last bits: it is called itself where a
+    graph of calls is wanted."""
+    single, fused = getattr(module, f"_single_tensor_{name}"), getattr(module, f"_fused_{name}")
 
-    @intercept(getattr(module, f"_fused_{name}"))
+    @intercept(fused)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        return Call(single, args, kwargs)
+        if vm.memory[CallRecorder] is None:
+            return Call(single, args, kwargs)
+        vm.enter(fused, args, kwargs)
+        return SWITCHED
 
 
 for _module, _name in [(sgd, "sgd"), (adam, "adam"), (adagrad, "adagrad")]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.autograd import forward_ad
+from torch.fx import Node
 
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.config import config
@@ -17,6 +18,7 @@ from bolide.dynamo.values.tensors import behind, change_flag, outside_attributes
 from bolide.support.errors import Unsupported
 from bolide.tracing import DataDependent, TracedTensor
 from bolide.tracing.calls import CallRecorder
+from bolide.tracing.scalars import TracedFloat
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -255,6 +257,31 @@ def _item(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     vm.trace.where = vm.where()
     if type(tensor) is not TracedTensor:
         return NATIVE
+    if tensor.dtype.is_floating_point and vm.frames[-1].globals.get("__name__", "").startswith("torch.optim."):
+        return float_in(vm, tensor)  # optimizers compute with step counts and norms, and do nothing else with them
     if tensor.dtype.is_floating_point and not config.capture_scalar_outputs and vm.trace.read(tensor) is None:
         raise DataDependent("Tensor.item", vm.where())
     return NATIVE
+
+
+def float_in(vm: Machine, tensor: TracedTensor) -> TracedFloat | float:
+    """The number in a tensor of one element as a float in the graph, if it is not known. That of an input, or of one
+    that has been counted up, may decide a branch: how the comparison comes out is guarded."""
+    vm.trace.where = vm.where()
+    if vm.trace.known(tensor) is not None:
+        return tensor.item()
+    node, added = tensor.node, 0.0
+    while node.target is torch.ops.aten.add.Tensor and type(node.args[1]) in (int, float) and not node.kwargs:
+        added += cast(float, node.args[1])
+        node = cast(Node, node.args[0])
+    place = node.meta.get("place")
+    if place is None:
+        return vm.trace.scalar(tensor)
+    name, value = vm.world.number_in(place)
+    vm.trace.functional_only = "numbers are computed in the graph"
+    refused = functools.partial(_refuse_number, vm)
+    return vm.trace.scalar(tensor, value + added, (refused,), f"({name} + {added})")
+
+
+def _refuse_number(vm: Machine) -> None:
+    raise DataDependent("Tensor.item", vm.where())

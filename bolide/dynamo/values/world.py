@@ -517,6 +517,15 @@ class World:
         self.input_tensors.append(tensor)
         return self.trace.input(tensor, source_name(source))
 
+    def number_in(self, place: int) -> tuple[str, float]:
+        """The number in an input of one element, for conditions: its name and its value in this call."""
+        source = Source("apply", self.inputs[place], (), torch.Tensor.item)
+        name = next((name for name, known in self.floats.items() if known == source), None)
+        if name is None:
+            self.floats[name := f"f{len(self.floats)}"] = source
+        with torch._C._DisableTorchDispatch():
+            return name, self.input_tensors[place].item()
+
     def _assume(self, condition: str, where: UserFrame | None) -> None:
         """Guard a condition over floats from outside and sizes."""
         known = self.floats | {symbol.name: symbol.source for symbol in self.symbols.found}
