@@ -16,7 +16,7 @@ with collector_paused():  # a collection of all that torch has made takes longer
     from bolide.compiling import compile, compile_fx
     from bolide.debug.explain import explain
     from bolide.debug.logs import configure, set_logs
-    from bolide.dynamo.backends import list_backends
+    from bolide.dynamo.backends import get_default_backend, list_backends, set_default_backend
     from bolide.dynamo.disabling import disable, error_on_graph_break, graph_break
     from bolide.dynamo.guard_filters import (
         keep_portable_guards_unsafe,
@@ -41,9 +41,10 @@ with collector_paused():  # a collection of all that torch has made takes longer
         maybe_mark_dynamic,
     )
     from bolide.dynamo.stance import set_stance
-    from bolide.dynamo.state import is_compiling, is_dynamo_compiling
+    from bolide.dynamo.state import is_compiling, is_dynamo_compiling, is_exporting
     from bolide.dynamo.torch_numpy import wrap_numpy
     from bolide.exporting import export, optimize
+    from bolide.support.artifacts import load_cache_artifacts, save_cache_artifacts
     from bolide.support.caches import reset
     from bolide.support.errors import (
         BolideError,
@@ -79,13 +80,16 @@ __all__ = [
     "error_on_graph_break",
     "explain",
     "functorch",
+    "get_default_backend",
     "graph_break",
     "inductor",
     "is_compiling",
     "is_dynamo_compiling",
+    "is_exporting",
     "keep_portable_guards_unsafe",
     "keep_tensor_guards_unsafe",
     "list_backends",
+    "load_cache_artifacts",
     "mark_dynamic",
     "mark_static",
     "mark_static_address",
@@ -93,6 +97,8 @@ __all__ = [
     "maybe_mark_dynamic",
     "nested_compile_region",
     "reset",
+    "save_cache_artifacts",
+    "set_default_backend",
     "set_logs",
     "set_stance",
     "skip_all_guards_unsafe",

@@ -17,7 +17,13 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from bolide import functorch, inductor
 from bolide.backends import GraphCompiler, Partition, run_calls, run_trace
 from bolide.dynamo import module as modules
-from bolide.dynamo.backends import CompilerFn, lookup_backend, register_backend, register_debug_backend
+from bolide.dynamo.backends import (
+    CompilerFn,
+    get_default_backend,
+    lookup_backend,
+    register_backend,
+    register_debug_backend,
+)
 from bolide.dynamo.calls import intercept
 from bolide.dynamo.capture import capture, capture_rest
 from bolide.dynamo.config import config
@@ -124,7 +130,7 @@ def compile(
     *,
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
-    backend: str | CompilerFn = ...,
+    backend: str | CompilerFn | None = ...,
     mode: str | None = ...,
     options: Mapping[str, Any] | None = ...,
     disable: bool = ...,
@@ -137,7 +143,7 @@ def compile(
     *,
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
-    backend: str | CompilerFn = ...,
+    backend: str | CompilerFn | None = ...,
     mode: str | None = ...,
     options: Mapping[str, Any] | None = ...,
     disable: bool = ...,
@@ -149,7 +155,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | CompilerFn = "inductor",
+    backend: str | CompilerFn | None = None,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
@@ -164,9 +170,10 @@ def compile(
     warning.
     dynamic: None: a size, integer or float that differs from the first call's is symbolic from the next compiled
     version on; True: all sizes, and integers among the arguments, are symbolic from the start; False: none ever.
-    backend: ``inductor``; for debugging ``eager`` (torch's functions), ``aot_eager`` (ATen calls); any other name of
-    `bolide.dynamo.list_backends(None)`; or a callable ``(gm: fx.GraphModule, example_inputs: list[Tensor]) ->
-    callable``, which gets `mode` and `options` as keywords if they are given.
+    backend: None: the default (``inductor``, see `set_default_backend`); for debugging ``eager`` (torch's functions),
+    ``aot_eager`` (ATen calls); any other name of `bolide.dynamo.list_backends(None)`; or a callable
+    ``(gm: fx.GraphModule, example_inputs: list[Tensor]) -> callable``, which gets `mode` and `options` as keywords if
+    they are given.
     mode: ``default``, ``reduce-overhead``, ``max-autotune`` or ``max-autotune-no-cudagraphs``, which are alike on the
     CPU: they ask for CUDA graphs and for kernels to be chosen by measuring; excludes `options`.
     options: values for `bolide.inductor.config` while compiling; ``guard_filter_fn`` (see
@@ -187,7 +194,7 @@ def _settings(fullgraph: Any, dynamic: Any, backend: Any, mode: Any, options: An
         raise TypeError(f"fullgraph must be True or False, not {fullgraph!r}")
     if not (dynamic is None or isinstance(dynamic, bool)):
         raise TypeError(f"dynamic must be None, True or False, not {dynamic!r}")
-    compiler = lookup_backend(backend)
+    compiler = lookup_backend(get_default_backend() if backend is None else backend)
     if mode is not None and options is not None:
         raise ValueError(
             "mode and options exclude each other: give the options that the mode stands for, or only one of the two"

@@ -130,14 +130,14 @@ def _capture(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     if reason is not None:
         raise Unsupported(reason, kind="state")
     history = SizeHistory(getattr(function, "__qualname__", ""), reads_data=False)
-    state.stage = "capture"
+    state.stage, state.exporting = "capture", True
     try:
         surroundings = guards.global_state()
         captured = capture(function, args, kwargs, history, breaks=False, record_calls=True)
         while history.fix(captured):
             captured = capture(function, args, kwargs, history, breaks=False, record_calls=True)
     finally:
-        state.stage = None
+        state.stage, state.exporting = None, False
     if captured.effects:
         effect = captured.effects[0]
         raise Unsupported(
@@ -293,7 +293,7 @@ class Optimize:
 
 
 def optimize(
-    backend: str | CompilerFn = "inductor",
+    backend: str | CompilerFn | None = None,
     *,
     nopython: bool = False,
     disable: bool = False,

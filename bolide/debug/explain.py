@@ -164,6 +164,36 @@ class Explanation:
         """Kernels that one call runs, over all graphs."""
         return sum(k.launches for g in self.graphs for k in g.kernels)
 
+    @property
+    def graph_count(self) -> int:
+        """As in TorchDynamo's explanation: `captures`."""
+        return self.captures
+
+    @property
+    def graph_break_count(self) -> int:
+        """As there: how many segments end in a break."""
+        return sum(b.between for b in self.breaks)
+
+    @property
+    def break_reasons(self) -> tuple[BreakInfo, ...]:
+        """As there: `breaks`."""
+        return self.breaks
+
+    @property
+    def op_count(self) -> int:
+        """As there: operations in all graphs that were captured."""
+        return sum(s.operations for s in self.segments)
+
+    @property
+    def out_guards(self) -> tuple[str, ...]:
+        """As there: the guards of all segments."""
+        return tuple(guard for s in self.segments for guard in s.guards)
+
+    @property
+    def compile_times(self) -> str:
+        """As there: the seconds of each stage, as text."""
+        return "\n".join(f"{s.function} {s.stage}: {s.seconds:.4f} s" for s in self.stages)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, tuples, strings and numbers."""
         return asdict(self)

@@ -7,19 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 from bolide.dynamo.backends import (
+    get_default_backend,
     list_backends,
     lookup_backend,
     register_backend,
     register_debug_backend,
     register_experimental_backend,
+    set_default_backend,
 )
 from bolide.dynamo.config import config
-from bolide.dynamo.disabling import disable, error_on_graph_break, graph_break
+from bolide.dynamo.disabling import disable, error_on_graph_break, graph_break, is_dynamo_disable_recursive
 from bolide.dynamo.marks import (
     allow_in_graph,
     assume_constant_result,
     disallow_in_graph,
     forbid_in_graph,
+    nonstrict_trace,
     substitute_in_graph,
 )
 from bolide.dynamo.metrics import get_compilation_metrics
@@ -47,9 +50,11 @@ __all__ = [
     "export",
     "forbid_in_graph",
     "get_compilation_metrics",
+    "get_default_backend",
     "graph_break",
     "is_compiling",
     "is_dynamo_compiling",
+    "is_dynamo_disable_recursive",
     "list_backends",
     "lookup_backend",
     "mark_dynamic",
@@ -57,6 +62,7 @@ __all__ = [
     "mark_static_address",
     "mark_unbacked",
     "maybe_mark_dynamic",
+    "nonstrict_trace",
     "optimize",
     "optimize_assert",
     "patch_dynamo_config",
@@ -65,6 +71,7 @@ __all__ = [
     "register_experimental_backend",
     "reset",
     "run",
+    "set_default_backend",
     "set_stance",
     "substitute_in_graph",
 ]

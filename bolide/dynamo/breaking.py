@@ -79,6 +79,9 @@ def refuse_changing(vm: Machine, what: str, loop: Location | None = None) -> Non
     raise Unsupported(reason, vm.where(), kind=kind)
 
 
+_THEIR_BREAKS = ("graph_break", "skip_frame", "step_unsupported")
+
+
 def is_disabled(function: types.FunctionType) -> str | bool:
     """Whether a function is marked never to be captured, by `disable` or by torch's: the reason, if one was given."""
     mark = own_mark(function, "_bolide_disabled")
@@ -86,12 +89,20 @@ def is_disabled(function: types.FunctionType) -> str | bool:
         return mark  # type: ignore[no-any-return]
     if own_mark(function, "_torchdynamo_disable"):
         return own_mark(function, "_torchdynamo_disable_msg") or True
-    return function.__name__ == "graph_break" and function.__module__ == "torch._dynamo.decorators"
+    return False
+
+
+def _breaks_for_torch(vm: Machine, function: types.FunctionType) -> bool:
+    """Whether this is a break that the program asks of TorchDynamo. Those that torch's own code asks for, as optimizers
+    do, are for the sake of its later stages."""
+    if function.__module__ != "torch._dynamo.decorators" or function.__name__ not in _THEIR_BREAKS:
+        return False
+    return not str(vm.frames[-1].globals.get("__name__")).startswith("torch.")
 
 
 def refuse_disabled(vm: Machine, function: types.FunctionType) -> None:
     """Raises Unsupported for a function that is never captured."""
-    mark = is_disabled(function)
+    mark = is_disabled(function) or _breaks_for_torch(vm, function)
     if mark:
         name = f"{function.__qualname__}(...)"
         reason = "a function that is never compiled is called" + (f": {mark}" if isinstance(mark, str) else "")

@@ -163,7 +163,7 @@ def _unbound(function: Any) -> Any:
 
 
 def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, args: list[Any], kwargs: Any) -> Any:
-    if function.__dict__:
+    if function.__dict__ or function.__module__ == "torch._dynamo.decorators":
         compiled = own_mark(function, "_bolide")
         if compiled is not None and getattr(compiled, "original", None) is not None:
             return Call(compiled.original, args, kwargs)

@@ -182,7 +182,6 @@ class DynamoConfig(Config):
             torch._utils.is_compiling: True,
             torch.compiler.is_compiling: True,
             torch.compiler.is_dynamo_compiling: True,
-            torch.compiler.is_exporting: False,
             is_compiling: True,
             is_dynamo_compiling: True,
         },

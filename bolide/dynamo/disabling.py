@@ -49,7 +49,14 @@ class disable:
                 return called(*args, **kwargs)
 
         eager._bolide_disabled = self.reason or True  # type: ignore[attr-defined]
+        eager._bolide_disabled_recursive = self.recursive  # type: ignore[attr-defined]
         return eager
+
+
+def is_dynamo_disable_recursive(method: Callable[..., Any]) -> bool | None:
+    """Whether a function that `disable` has made is disabled with all that it calls; None for any other function."""
+    mark: bool | None = own_mark(method, "_bolide_disabled_recursive")
+    return mark
 
 
 def graph_break(msg: str = "") -> None:

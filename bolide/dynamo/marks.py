@@ -13,6 +13,7 @@ from torch.overrides import handle_torch_function
 from bolide.dynamo.calls import INTERCEPTS, intercept
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.program import Source
+from bolide.dynamo.state import is_exporting, state
 from bolide.dynamo.values.kinds import CONSTANT_TYPES
 from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
@@ -32,6 +33,14 @@ def allow_in_graph(fn: Any) -> Any:
         return [allow_in_graph(each) for each in fn]
     _check(fn)
     intercept(fn)(functools.partial(_in_graph, fn))
+    return fn
+
+
+def nonstrict_trace(fn: T) -> T:
+    """As `allow_in_graph` for one function: PyTorch's name for such calls. Arguments may be values of any kind that the
+    program has made, containers of tensors among them; objects of the outside world are refused.
+    """
+    allow_in_graph(fn)
     return fn
 
 
@@ -160,6 +169,11 @@ def _refusing(fn: Any, reason: str, final: bool) -> Any:
         raise error
 
     return fn
+
+
+@intercept(is_exporting, torch.compiler.is_exporting)
+def _is_exporting(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return state.exporting
 
 
 def cudagraph_mark_step_begin() -> None:

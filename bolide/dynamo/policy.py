@@ -49,6 +49,7 @@ INTERPRETED = (
     "torch._tensor.Tensor.__torch_function__",
     "torch._tensor._convert",
     "torch.utils._pytree",
+    "torch._dynamo.external_utils",
     "torch.utils.checkpoint",
     "torch.utils.hooks.RemovableHandle",
     "torch.random.fork_rng",

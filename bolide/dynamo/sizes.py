@@ -29,6 +29,14 @@ Place = tuple[Source, int | None]  # a dimension of a tensor (from the end: its 
 Bounds = tuple[int | None, int | None]
 _MARKS = "_bolide_sizes"
 _STRIDE = torch.Tensor.stride
+_THEIR_MARKS = {
+    "_dynamo_weak_dynamic_indices": "maybe",
+    "_dynamo_dynamic_indices": "dynamic",
+    "_dynamo_unbacked_indices": "unbacked",
+    "_dynamo_strict_unbacked_indices": "unbacked",
+    "_dynamo_static_indices": "static",
+}
+"""The attributes in which TorchDynamo keeps its marks."""
 _REGISTERED = ("_parameters", "_buffers")
 
 
@@ -48,9 +56,12 @@ _UNMARKED = Mark("")
 
 
 def marks_of(tensor: torch.Tensor) -> Mapping[int, Mark]:
-    """The marked dimensions of a tensor."""
+    """The marked dimensions of a tensor; also of one that was marked for TorchDynamo."""
+    theirs = {dim: Mark(kind) for name, kind in _THEIR_MARKS.items() for dim in getattr(tensor, name, ())}
+    for known in getattr(tensor, "_dynamo_dynamic_range", ()):
+        theirs[known.dim] = Mark("dynamic", known.min, known.max)
     found: Mapping[int, Mark] = getattr(tensor, _MARKS, None) or {}
-    return found
+    return {**theirs, **found}
 
 
 def _mark(tensor: torch.Tensor, dims: Any, mark: Mark) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 class ThreadState(threading.local):
     """`stage`: ``capture`` or ``backend`` while compiling; `disabled`: how many `disable` regions are entered;
     `entering`: the dispatcher that has just compiled an entry and is calling it; `stance`, `backend`: see
-    `stance.set_stance`; `break_is_error`: see `disabling.error_on_graph_break`.
+    `stance.set_stance`; `break_is_error`: see `disabling.error_on_graph_break`; `exporting`: whether the capture is one
+    of `export`.
     """
 
     stage: str | None = None
@@ -21,6 +22,7 @@ class ThreadState(threading.local):
     stance: str = "default"
     backend: Any = None
     break_is_error: bool = False
+    exporting: bool = False
 
 
 state = ThreadState()
@@ -34,6 +36,11 @@ def is_compiling() -> bool:
 def is_dynamo_compiling() -> bool:
     """Whether this thread is capturing. Captured code that asks sees True."""
     return state.stage == "capture"
+
+
+def is_exporting() -> bool:
+    """Whether this thread captures a program for `export`. Code that is captured so sees True."""
+    return state.exporting
 
 
 def own_mark(function: Any, name: str) -> Any:

@@ -35,7 +35,7 @@ def _numpy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     vm.trace.where = vm.where()
     if kwargs.get("force", False):
         tensor = tensor.detach().cpu()
-    if tensor.requires_grad:
+    if tensor.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
     if tensor.dtype is torch.bfloat16 or tensor.device.type != "cpu":
         raise TypeError(f"can't convert a {tensor.dtype} tensor on {tensor.device} to numpy")

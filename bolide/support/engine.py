@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bolide.support import artifacts
 from bolide.support.locks import compiling
 from bolide.support.symbols import SERIAL, symbol_address
 
@@ -92,19 +93,34 @@ def load(text: str, exports: Sequence[str], cpu: str, features: str) -> Library:
     import llvmlite.binding as llvm
 
     with compiling:
-        module = llvm.parse_assembly(with_stand_ins(text))
+        code = _object(with_stand_ins(text), cpu, features)
         builder = llvm.JITLibraryBuilder()
-        for function in module.functions:
-            if function.is_declaration and not function.name.startswith("llvm."):
-                address = symbol_address(function.name)
-                if address is None:
-                    raise RuntimeError(f"generated code calls {function.name}, which is not in this build of torch")
-                builder.import_symbol(function.name, address)
-        builder.add_object_img(machine(cpu, features).emit_object(module))
+        for name in code.imports:
+            address = symbol_address(name)
+            if address is None:
+                raise RuntimeError(f"generated code calls {name}, which is not in this build of torch")
+            builder.import_symbol(name, address)
+        builder.add_object_img(code.image)
         for name in exports:
             builder.export_symbol(name)
         tracker, jit = _jits.link(builder)
         return Library(tracker, jit, {name: tracker[name] for name in exports})
+
+
+def _object(text: str, cpu: str, features: str) -> artifacts.Object:
+    """The machine code of a module, generated unless it is known."""
+    import llvmlite.binding as llvm
+
+    version = ".".join(map(str, llvm.llvm_version_info))
+    key = artifacts.key_of(text, llvm.get_default_triple(), cpu, features, version)
+    found = artifacts.find(key)
+    if found is None:
+        module = llvm.parse_assembly(text)
+        names = [function.name for function in module.functions if function.is_declaration]
+        imports = tuple(name for name in names if not name.startswith("llvm."))
+        found = artifacts.Object(imports, machine(cpu, features).emit_object(module))
+        artifacts.keep(key, found)
+    return found
 
 
 def assembly(text: str, cpu: str, features: str) -> str:

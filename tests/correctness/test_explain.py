@@ -40,6 +40,18 @@ def test_text_and_plain_data_say_the_same() -> None:
     assert data["graphs"][0]["kernels"][0]["name"] == found.graphs[0].kernels[0].name
 
 
+def test_names_of_torchdynamos_explanation() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin() + 1
+        bolide.graph_break()
+        return y.cos()
+
+    e = bolide.explain(f, backend="eager")(torch.ones(2))
+    assert (e.graph_count, e.graph_break_count, e.op_count) == (2, 1, 3)
+    assert e.break_reasons[0].reason == "a break was asked for" and len(e.out_guards) >= 2
+    assert "capture" in e.compile_times
+
+
 def test_without_backward() -> None:
     found = bolide.explain(small_model(), backward=False)(torch.randn(3, 8))
     assert [g.kind for g in found.graphs] == ["forward"]

@@ -440,6 +440,24 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry._offered.cache_clear()
 
 
+def test_the_default_backend(fresh_registry: None) -> None:
+    backend = Recording()
+    assert bolide.get_default_backend() == "inductor"
+    with pytest.raises(ValueError, match=r"unknown backend 'inductr'.*inductor"):
+        bolide.set_default_backend("inductr")
+    try:
+        bolide.set_default_backend(backend)
+        assert bolide.get_default_backend() is backend
+        bolide.compile(lambda x: x + 1)(torch.ones(2))
+        bolide.dynamo.optimize()(lambda x: x + 1)(torch.ones(2))
+        bolide.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        assert len(backend.graphs) == 2
+    finally:
+        bolide.set_default_backend(None)
+    bolide.compile(lambda x: x + 1)(torch.ones(2))
+    assert bolide.get_default_backend() == "inductor" and len(backend.graphs) == 2
+
+
 def test_registration_by_decorator_and_tags(fresh_registry: None) -> None:
     @register_backend
     def plain(gm: fx.GraphModule, example_inputs: list[Any]) -> Any:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import torch._dynamo
 
 import bolide
 from bolide.dynamo.config import DynamoConfig
@@ -51,3 +54,13 @@ def test_the_table_of_options_is_that_of_the_code() -> None:
 def test_every_log_is_listed() -> None:
     for name, meaning in log.ARTIFACTS.items():
         assert f"| `{name}` | {meaning} |" in PAGE.read_text()
+
+
+def test_every_public_name_of_torchs_is_here_or_listed() -> None:
+    listed = set(re.findall(r"^\| `(torch\.[\w.]+)` \|", (PAGE.parent / "names.md").read_text(), re.MULTILINE))
+    for module, ours in ((torch.compiler, bolide), (torch._dynamo, bolide.dynamo)):
+        names = {name for name, value in vars(ours).items() if not isinstance(value, types.ModuleType)}
+        missing = {f"{module.__name__}.{name}" for name in module.__all__ if name not in names}
+        assert missing <= listed, missing - listed
+        present = {f"{module.__name__}.{name}" for name in names} & listed
+        assert not present, f"{present} are there"

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx
@@ -223,3 +224,76 @@ def test_run_uses_what_is_compiled_and_compiles_nothing() -> None:
         compiled(torch.ones(2))
         assert torch.equal(running(torch.ones(2)), torch.full((2,), 2.0))
     assert sum(isinstance(event, events.Captured) for event in seen) == 1
+
+
+def test_exporting_is_told_from_compiling() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x * (2 if bolide.is_exporting() and torch.compiler.is_exporting() else 3)
+
+    x = torch.ones(2)
+    assert not bolide.is_exporting()
+    assert torch.equal(f(x), x * 3)
+    assert torch.equal(bolide.compile(f, fullgraph=True)(x), x * 3)
+    assert torch.equal(bolide.dynamo.export(f)(x).graph_module(x), x * 2)
+    assert not bolide.is_exporting()
+
+
+def test_calls_that_are_not_looked_into_take_what_the_program_has_made() -> None:
+    seen: list[int] = []
+
+    @bolide.dynamo.nonstrict_trace
+    def summed(parts: dict[str, list[Tensor]]) -> Tensor:
+        seen.append(len(parts))  # not interpreted: it happens while capturing
+        return torch.stack(parts["all"]).sum(0)
+
+    x = torch.randn(3)
+    for backend, runs in (("eager", 3), ("aot_eager", 1), ("inductor", 1)):
+        seen.clear()
+        compiled = bolide.compile(lambda x: summed({"all": [x, x * 2]}), backend=backend, fullgraph=True)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), x * 3)
+        assert len(seen) == runs
+
+
+def test_whether_a_function_is_disabled_with_what_it_calls() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x
+
+    ask = bolide.dynamo.is_dynamo_disable_recursive
+    assert ask(f) is None and ask(bolide.disable(f)) is True and ask(bolide.disable(f, recursive=False)) is False
+
+
+def test_what_was_said_to_torch_holds_here() -> None:
+    from torch import _dynamo
+
+    def breaking(x: Tensor, how: Any) -> Tensor:
+        y = x.sin()
+        how()
+        return y.cos()
+
+    for how in (
+        _dynamo.graph_break,
+        _dynamo.skip_frame,
+        _dynamo.step_unsupported,
+        torch.compiler.disable(lambda: None),
+    ):
+        assert bolide.explain(breaking)(torch.ones(2), how).graph_break_count == 1
+
+    def compiled_graphs(mark: Callable[[Tensor], None]) -> int:
+        counter = Counter()
+        compiled = bolide.compile(lambda x: x * x.shape[0], backend=counter)
+        for size in (4, 5, 6, 7):
+            x = torch.ones(size)
+            mark(x)
+            assert torch.equal(compiled(x), x * size)
+        return len(counter.graphs)
+
+    assert compiled_graphs(lambda x: None) == 2
+    assert compiled_graphs(lambda x: _dynamo.mark_dynamic(x, 0)) == 1
+    assert compiled_graphs(lambda x: _dynamo.maybe_mark_dynamic(x, 0)) == 1
+    assert compiled_graphs(lambda x: _dynamo.mark_dynamic(x, 0, min=2, max=64)) == 1
+    assert compiled_graphs(lambda x: _dynamo.mark_static(x, 0)) == 4
+    wrapped = torch.compiler.wrap_numpy(lambda a: np.sin(a) + 1)
+    x = torch.randn(3, requires_grad=True)
+    with torch.no_grad():
+        torch.testing.assert_close(bolide.compile(lambda x: wrapped(x), fullgraph=True)(x), x.sin() + 1)

@@ -24,6 +24,7 @@ OWN = "bolide"
 
 _registered: dict[str, CompilerFn] = {}
 _tags: dict[str, frozenset[str]] = {}
+_default: list[str | CompilerFn] = []  # the one that was set last
 
 
 @overload
@@ -103,3 +104,18 @@ def lookup_backend(backend: str | CompilerFn) -> CompilerFn:
             ) from error
         register_backend(loaded, backend)
     return _registered[backend]
+
+
+def set_default_backend(backend: str | CompilerFn | None) -> None:
+    """The backend of what is compiled from now on without naming one; None: ``inductor`` again.
+
+    Raises what `lookup_backend` raises.
+    """
+    if backend is not None:
+        lookup_backend(backend)
+    _default[:] = [] if backend is None else [backend]
+
+
+def get_default_backend() -> str | CompilerFn:
+    """The backend of what is compiled without naming one."""
+    return _default[0] if _default else "inductor"

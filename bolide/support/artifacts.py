@@ -1,0 +1,105 @@
+"""Machine code that this process has generated or was given: another process that is given it need not generate it.
+
+What is saved is found by its LLVM text, the processor it is for and LLVM's version, so it serves programs that compile
+the same kernels together, and no others. It is machine code: load only what you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bolide.support.caches import on_reset
+from bolide.support.errors import BolideError
+from bolide.support.locks import compiling
+
+_LIMIT = 64 << 20  # bytes of machine code that are kept; the oldest go first
+_FORMAT = "bolide 1"
+_IMPORTS = "imports.json"
+
+
+class Object(NamedTuple):
+    """An object file, and the names of the functions that it calls elsewhere."""
+
+    imports: tuple[str, ...]
+    image: bytes
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """What has been saved or loaded: keys by the kind of artifact (``kernels``)."""
+
+    artifacts: dict[str, list[str]]
+
+
+_objects: dict[str, Object] = {}
+
+
+def key_of(text: str, *target: str) -> str:
+    """By what the machine code of `text` is found."""
+    return hashlib.sha256("\0".join((*target, text)).encode()).hexdigest()
+
+
+def find(key: str) -> Object | None:
+    """What is known by `key`."""
+    return _objects.get(key)
+
+
+def keep(key: str, found: Object) -> None:
+    """Remember what was generated."""
+    _add({key: found}.items())
+
+
+def _add(found: Iterable[tuple[str, Object]]) -> None:
+    with compiling:
+        _objects.update(found)
+        size = sum(len(known.image) for known in _objects.values())
+        while size > _LIMIT:
+            size -= len(_objects.pop(next(iter(_objects))).image)
+
+
+def save_cache_artifacts() -> tuple[bytes, CacheInfo] | None:
+    """All machine code that was generated since the process began, or since `reset`, as bytes for another process of
+    the same kind of machine (see `load_cache_artifacts`), and what is in them; None if there is none.
+    """
+    with compiling:
+        known = dict(_objects)
+    if not known:
+        return None
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.comment = _FORMAT.encode()
+        archive.writestr(_IMPORTS, json.dumps({key: found.imports for key, found in known.items()}))
+        for key, found in known.items():
+            archive.writestr(key, found.image)
+    return file.getvalue(), CacheInfo({"kernels": list(known)})
+
+
+def load_cache_artifacts(serialized_artifacts: bytes) -> CacheInfo:
+    """Take what `save_cache_artifacts` gave: kernels that are in it are loaded, not generated, when they are compiled.
+    Those for other processors or another LLVM are never found. It is machine code: load only what you trust.
+
+    Raises BolideError for other bytes.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(serialized_artifacts)) as archive:
+            if archive.comment != _FORMAT.encode():
+                raise ValueError(f"its format is {archive.comment.decode(errors='replace')!r}")
+            imports = json.loads(archive.read(_IMPORTS))
+            found = {key: Object(tuple(names), archive.read(key)) for key, names in imports.items()}
+    except (zipfile.BadZipFile, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise BolideError(f"these bytes are not what save_cache_artifacts of this version gives: {error}") from error
+    _add(found.items())
+    return CacheInfo({"kernels": list(found)})
+
+
+@on_reset
+def reset() -> None:
+    """Forget all machine code."""
+    with compiling:
+        _objects.clear()
