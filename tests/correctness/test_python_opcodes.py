@@ -6,16 +6,24 @@ import dis
 import glob
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import types
+from typing import Any
 
 import pytest
+import torch
 
+import bolide
 from bolide.dynamo import bytecode_forms, registrations
 from bolide.dynamo.bytecode import decode
 from bolide.dynamo.bytecode_forms import NEVER, SKIPPED, VERSION, VERSIONS, Version, forms
 from bolide.dynamo.interpreter import OPCODES
+from bolide.support.errors import Unsupported
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from opcode_programs import BREAKING, PROGRAMS
 
 assert registrations  # its import has registered the handlers
 
@@ -89,6 +97,36 @@ def test_functions_of_the_standard_library_decode(module: str) -> None:
                 assert 0 <= arg < len(decoded.ops)
         for row in decoded.exceptions:
             assert row.start <= row.end <= len(decoded.ops) and 0 <= row.target < len(decoded.ops)
+
+
+RUNNING = {name: text for version, name, text in PROGRAMS if version <= VERSION}
+
+
+def _program(name: str) -> Any:
+    namespace: dict[str, Any] = {"__name__": "opcode_programs_of_" + name, "torch": torch}
+    exec(compile(RUNNING[name], f"<{name}>", "exec", dont_inherit=True), namespace)
+    return namespace["program"]
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_programs_of_all_instructions_are_captured_whole(name: str) -> None:
+    x = torch.randn(3)
+    expected = _program(name)(x)
+    whole = bolide.compile(_program(name), backend="eager", fullgraph=True)
+    if name in BREAKING:
+        with pytest.raises(Unsupported, match="asynchronous generator"):
+            whole(x)
+        whole = bolide.compile(_program(name), backend="eager")
+    assert repr(whole(x)) == repr(expected)
+
+
+def test_every_instruction_has_a_program() -> None:
+    used = set()
+    for name, text in RUNNING.items():
+        for code in _codes(compile(text, name, "exec"))[1:]:
+            used |= {instruction.opname for instruction in dis.get_instructions(code)}
+    needed = {name for name in dis.opmap if not str(handling(name, VERSION)).startswith("never")} - {"CACHE"}
+    assert sorted(needed - used) == []
 
 
 if __name__ == "__main__":

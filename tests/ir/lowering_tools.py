@@ -21,6 +21,15 @@ def _metas(value: Any) -> Any:
     return tuple(_metas(item) for item in value) if type(value) in (tuple, list) else value
 
 
+def has_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this torch computes such a sample at all (2.11 has no `trace` of 16-bit numbers)."""
+    try:
+        op(*args, **kwargs)
+    except NotImplementedError:
+        return False
+    return True
+
+
 def graph_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[fx.GraphModule, list[torch.Tensor], Any]:
     """The graph that calls `op`, its tensor inputs, and what eager gives."""
     graph, tensors = fx.Graph(), []
