@@ -111,13 +111,18 @@ def _certain_of_a_draw(node: torch.fx.Node) -> torch.Tensor | None:
     """A comparison of uniform random numbers whose result is the same for all of them, such as ``rand([]) < 0.0``:
     layers are dropped in training with a probability that is mostly 0."""
     draw, number = node.args
-    if not (isinstance(draw, torch.fx.Node) and draw.target is rng.rand) or not isinstance(number, (int, float)):
+    if not (isinstance(draw, torch.fx.Node) and _is_below_one(draw)) or not isinstance(number, (int, float)):
         return None
     is_below, of_below = _BELOW[node.target]
     if not is_below(number) and not number >= 1:
         return None
     with torch._C._DisableTorchDispatch():
         return torch.full(node.meta["val"].shape, of_below is is_below(number))
+
+
+def _is_below_one(draw: torch.fx.Node) -> bool:
+    """Whether a node draws numbers in [0, 1)."""
+    return draw.target is rng.rand or (draw.target is aten.uniform.default and draw.args[1:] == (0, 1))
 
 
 def _is_repeatable(target: Any) -> bool:
