@@ -4,6 +4,7 @@ a backend that takes one graph of torch's functions.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -48,7 +49,8 @@ def run_trace(
     """The forward and backward graphs of a program, each compiled by `compiler`.
 
     options: values for `inductor.config` while compiling; devices: the device types it has code for (None: all).
-    Programs of fewer operations than `minimum_call_count` are interpreted.
+    Programs of fewer operations than `minimum_call_count` are interpreted. Where grad mode is off at the beginning and
+    a result requires grad all the same, it was switched on meanwhile.
 
     Raises Unsupported for tensors on other devices.
     """
@@ -56,13 +58,16 @@ def run_trace(
     if sum(node.op == "call_function" for node in captured.trace.graph.nodes) < config.minimum_call_count:
         compiler = functorch.interpret
     compiling = functools.partial(compile_graph, compiler, dict(options), captured.name)
-    return functorch.compile_trace(
-        captured.trace,
-        captured.outputs,
-        forward_compiler=compiling,
-        backward_compiler=compiling,
-        partition=partition,
-    )
+    switched = not torch.is_grad_enabled() and any(output.requires_grad for output in captured.outputs)
+    with torch.enable_grad() if switched else contextlib.nullcontext():
+        run = functorch.compile_trace(
+            captured.trace,
+            captured.outputs,
+            forward_compiler=compiling,
+            backward_compiler=compiling,
+            partition=partition,
+        )
+    return torch.enable_grad()(run) if switched else run
 
 
 def _check_devices(captured: Captured, devices: frozenset[str] | None) -> None:

@@ -24,7 +24,7 @@ from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.native_calls import for_real
 from bolide.dynamo.program import Recipe, Source
 from bolide.dynamo.torch_autograd import later
-from bolide.dynamo.torch_subclasses import is_wrapper, wrap_parts
+from bolide.dynamo.torch_subclasses import as_leaf, is_wrapper, wrap_parts
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.tensors import load_tensor_attribute, store_tensor_attribute
 from bolide.dynamo.values.world import WRAPPERS, World
@@ -202,10 +202,6 @@ def plain(real: Any) -> torch.Tensor:
         return found
 
 
-def _as_leaf(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
 def facts(real: Any) -> tuple[Any, ...]:
     """What is known of such a tensor beside its layout. It is asked by torch only where torch would ask."""
     asks = torch._C._is_torch_function_enabled()
@@ -224,7 +220,7 @@ def _wrap(world: World, real: Any, source: Source) -> Any:
     world.guard(source, "type", cls)
     world.guard(Source("apply", source, (), facts), "equals", described)
     shared = for_real(plain, real)
-    like = for_real(_as_leaf, shared) if described[0] else shared
+    like = for_real(as_leaf, shared) if described[0] else shared
     traced = world.add_input(shared, Source("apply", source, (), plain), like)
     if described[1]:
         traced._is_param = True

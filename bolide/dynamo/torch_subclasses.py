@@ -6,7 +6,8 @@ program such tensors are instances of a *stand-in*, a subclass of the user's cla
 `__torch_function__` are interpreted; so torch's own dispatcher calls them, and what they do is recorded. The program
 sees the user's class. One that leaves is put together from its real parts.
 
-Gradients with respect to such tensors are not captured; those with respect to plain tensors go through them.
+Gradients go to such tensors, and through them (`wrapper_gradients.py`). A plain input whose gradient is one of them is
+not captured.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 
 from bolide.dynamo.calls import intercept
 from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.native_calls import for_real
 from bolide.dynamo.operations import class_of
 from bolide.dynamo.program import Recipe, Source
 from bolide.dynamo.torch_autograd import later
@@ -25,6 +27,16 @@ from bolide.dynamo.values.kinds import is_constant
 from bolide.dynamo.values.outside import attribute_source
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.world import World
+from bolide.dynamo.wrapper_gradients import (
+    Form,
+    closed,
+    form_of,
+    handles,
+    has_gradient,
+    opened,
+    plain_parts,
+    with_handles,
+)
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedTensor, is_stand_in
 
@@ -43,8 +55,9 @@ def is_wrapper(cls: type) -> bool:
     """Whether tensors of this class are captured."""
     if not all(hasattr(cls, name) for name in _PROTOCOL) or cls.__module__.startswith("torch."):
         return False
-    plain = cls.__torch_function__ is torch._C._disabled_torch_function_impl  # type: ignore[attr-defined]
-    own = plain or _written_in_python(cls, "__torch_function__") is not None
+    of_torch = (torch._C._disabled_torch_function_impl, vars(torch.Tensor)["__torch_function__"].__func__)
+    asked = cls.__torch_function__  # type: ignore[attr-defined]
+    own = getattr(asked, "__func__", asked) in of_torch or _written_in_python(cls, "__torch_function__") is not None
     hooks = any("__init_subclass__" in vars(base) for base in cls.__mro__ if base is not object)
     return own and not hooks and _written_in_python(cls, "__torch_dispatch__") is not None
 
@@ -69,6 +82,10 @@ def _asked(vm: Machine, cls: type, function: Callable[..., Any]) -> Callable[...
     """What torch calls: `function`, of the user's class, is told of the classes that the program knows."""
 
     def call(_: Any, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given: Any = args[0] if args and is_stand_in(type(args[0])) else None
+        writes = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
+        if writes and torch.is_grad_enabled() and vm.world.is_outside(given) and given.requires_grad:
+            raise _refused(vm, cls, "that requires grad is written to")
         seen = tuple(vars(each).get(STANDS_FOR, torch.Tensor if each is TracedTensor else each) for each in classes)
         return function(cls, func, seen, args, kwargs or {})
 
@@ -95,6 +112,11 @@ def _refused(vm: Machine, cls: Any, why: str) -> Unsupported:
     return Unsupported(reason, vm.where(), remedy, kind="input", operation="a tensor subclass is made")
 
 
+def as_leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a leaf of autograd's graph."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
 # ---- in and out ------------------------------------------------------------------------------------------------------
 
 
@@ -103,15 +125,15 @@ def facts(real: Any) -> tuple[Any, ...]:
     names, context = real.__tensor_flatten__()
     known = tuple(context.items()) if type(context) is dict else context
     layout = (tuple(real.shape), real.stride(), real.dtype, real.device)
-    return (tuple(names), *layout, real.requires_grad, isinstance(real, torch.nn.Parameter), known)
+    hooks = bool(real._backward_hooks) or bool(real._post_accumulate_grad_hooks)
+    history = (real.requires_grad, real.is_leaf, hooks)
+    return (tuple(names), *layout, *history, isinstance(real, torch.nn.Parameter), known)
 
 
 def wrap_parts(world: World, real: Any, source: Source) -> Any:
     """The stand-in for a wrapper from outside, around its parts, which are inputs."""
     cls: Any = type(real)
     described, where = facts(real), world.where()
-    if real.requires_grad and torch.is_grad_enabled():
-        raise Unsupported(f"a {cls.__name__}, a subclass of Tensor, requires grad", where, None, "input")
     if not is_constant(described):
         raise Unsupported(f"what a {cls.__name__} says of itself is no constant", where, None, "input")
     world.guard(source, "type", cls)
@@ -123,12 +145,25 @@ def wrap_parts(world: World, real: Any, source: Source) -> Any:
         raise Unsupported(
             f"{cls.__name__}.__tensor_unflatten__ makes a {class_of(made).__name__}", where, None, "input"
         )
+    if real.requires_grad:
+        made = _with_history(world, real, source, made)
     if isinstance(real, torch.nn.Parameter):
         made._is_param = True
-    if real.requires_grad:
-        made.requires_grad_()
-        world.hidden_leaves = True
     return world.mirror(made, source)
+
+
+def _with_history(world: World, real: Any, source: Source, made: Any) -> Any:
+    """The stand-in as one that requires grad, as the real wrapper does."""
+    if torch.is_inference_mode_enabled():
+        return made.requires_grad_()
+    root = Source("apply", source, (), handles)
+    found = for_real(handles, real)
+    places = [place for place, handle in enumerate(found) if handle.requires_grad]
+    given: list[Any] = [None] * len(found)
+    for place in places:
+        leaf = for_real(as_leaf, found[place])
+        given[place] = world.add_input(found[place], Source("item", root, place), leaf)
+    return with_handles(made, form_of(made, class_of), class_of, given)
 
 
 def _recipe(rebuilder: Rebuilder, value: Any) -> Recipe | None:
@@ -136,12 +171,31 @@ def _recipe(rebuilder: Rebuilder, value: Any) -> Recipe | None:
         return None
     cls = class_of(value)
     if value.requires_grad:
-        reason = f"a {cls.__name__}, a subclass of Tensor, that requires grad leaves the function"
-        raise Unsupported(reason, rebuilder.world.where(), None, "escape")
+        return _with_history_outside(rebuilder, value)
     names, context = value.__tensor_flatten__()
     parts = rebuilder.recipe({name: getattr(value, name) for name in names})
     layout = rebuilder.constants(torch.Size(value.shape), value.stride())
     return Recipe("call", _put_together, (Recipe("constant", cls), parts, rebuilder.recipe(context), *layout))
+
+
+def _with_history_outside(rebuilder: Rebuilder, value: Any) -> Recipe:
+    """A wrapper that requires grad is made of results with its history."""
+    world, form = rebuilder.world, form_of(value, class_of)
+    if not all(map(has_gradient, plain_parts(value))) or value.is_leaf or not is_constant(_described(form)):
+        reason = f"a {form.cls.__name__}, a subclass of Tensor, that requires grad leaves the function"
+        raise Unsupported(reason, world.where(), "return what it is made of", "escape")
+
+    def make(cls: Any, *given: Any) -> Any:
+        return world.evaluate(cls.__tensor_unflatten__, list(given))
+
+    parts = tuple(map(rebuilder.recipe, opened(value, form, make)))
+    return Recipe("call", closed, (Recipe("constant", form), *parts))
+
+
+def _described(form: Form) -> Any:
+    """What a form says, as far as it may have to be a constant."""
+    known = tuple(form.context.items()) if type(form.context) is dict else form.context
+    return (known, form.size, form.stride, *(_described(part) for part in form.parts if part is not None))
 
 
 def _put_together(cls: Any, parts: dict[str, Any], context: Any, size: Any, stride: Any) -> Any:

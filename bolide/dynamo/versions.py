@@ -17,8 +17,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from bolide.dynamo import guards
 from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
@@ -347,7 +345,7 @@ class Versions(ABC):
         if captured.ending is not None:
             self._tell_break(captured.ending)
         try:
-            run = self._compiled(captured)
+            run = self.backend(captured)
         except (Unsupported, CompileError):
             raise
         except Exception as error:
@@ -378,18 +376,6 @@ class Versions(ABC):
             compilation_metrics.append(
                 CompilationMetrics(self.name, len(self.entries), operations, checks, captured_after, seconds, failure)
             )
-
-    def _compiled(self, captured: Captured) -> Runner:
-        """The backend's runner. Where grad mode is off at the beginning and a result requires grad all the same, it was
-        switched on meanwhile.
-        """
-        if captured.calls is not None:  # a graph of calls switches modes itself
-            return self.backend(captured)
-        if torch.is_grad_enabled() or not any(output.requires_grad for output in captured.outputs):
-            return self.backend(captured)
-        with torch.enable_grad():
-            run = self.backend(captured)
-        return torch.enable_grad()(run)
 
     def _tell_break(self, ending: Break) -> None:
         _log.info("%s ends in a break: %s (%s)", self.name, ending.reason, ending.where)

@@ -13,6 +13,7 @@ import torch.fx as fx
 from bolide.functorch.graphs import aten, placeholders, root
 from bolide.functorch.partitioners import Joint
 from bolide.functorch.signature import Signature
+from bolide.support.errors import Unsupported
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.meta import contiguous_strides
 from bolide.tracing.rules.common import is_dense
@@ -48,8 +49,11 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
         gradient = of_leaf.get(id(leaf))
         if isinstance(gradient, TracedTensor):
             values.append(_settled(trace, gradient.node, _gradient_meta(leaf.meta), taken))
-        else:
+        elif gradient is None:
             values.append(None)
+        else:
+            reason = f"the gradient of a plain input is a {type(gradient).__name__}, a subclass of Tensor"
+            raise Unsupported(reason, remedy="call the function under no_grad, or detach the input", kind="input")
     values += [None] * len(trace.sizes)
     _write_back(trace, signature)
     trace.graph.output(tuple(values))

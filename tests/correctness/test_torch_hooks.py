@@ -368,3 +368,22 @@ def test_tensors_that_are_copied_before_they_are_written() -> None:
 
     x = torch.randn(3, requires_grad=True)
     torch.testing.assert_close(bolide.compile(fn, backend="inductor")(x), fn(x))
+
+
+@BACKENDS
+def test_a_hook_where_grad_mode_is_switched_on_inside(backend: str) -> None:
+    """The functional graphs of backend eager, too, run in the mode that their results need."""
+
+    def fn(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            y = x @ w
+            y.register_hook(lambda g: g * 2)
+            return y * 1
+
+    w, x = torch.randn(3, 3, requires_grad=True), torch.randn(2, 3)
+    gradients = []
+    for function in (bolide.compile(fn, backend=backend, fullgraph=True), fn):
+        with torch.no_grad():
+            out = function(w, x)
+        gradients += torch.autograd.grad(out.sum(), [w])
+    torch.testing.assert_close(*gradients)

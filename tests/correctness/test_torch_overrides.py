@@ -673,9 +673,106 @@ def test_wrappers_are_guarded() -> None:
     assert len(compiled._bolide.entries) >= 3
 
 
-def test_wrappers_that_require_grad() -> None:
-    """Without grad mode they are captured; else, and where it is switched on inside, the call runs for real."""
+class Both(Pair):
+    """A pair that notes nothing, with torch's own `__torch_function__`."""
 
+    __torch_function__: Any = classmethod(vars(torch.Tensor)["__torch_function__"].__func__)
+
+    @staticmethod
+    def __tensor_unflatten__(parts: Any, context: Any, size: Any, stride: Any) -> Any:
+        return Both(parts["a"], parts["b"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        flat, spec = pytree.tree_flatten((args, kwargs or {}))
+        halves = []
+        for name in ("a", "b"):
+            given, words = pytree.tree_unflatten([getattr(x, name) if isinstance(x, Both) else x for x in flat], spec)
+            halves.append(func(*given, **words))
+        return Both(*halves) if isinstance(halves[0], torch.Tensor) else halves[0]
+
+
+def _both(*shape: int) -> Any:
+    return Both(torch.randn(shape), torch.randn(shape))
+
+
+def both_multiplied(w: Any, x: torch.Tensor) -> Any:
+    return w * x, (w @ x.t()).relu().sum(), w.requires_grad, w
+
+
+def both_in_layers(w: Any, x: torch.Tensor) -> Any:
+    y = F.linear(x, w).tanh()
+    return F.softmax(y, -1), (w.a * x).sum()
+
+
+def both_across_breaks(w: Any, x: torch.Tensor) -> Any:
+    y = w * x
+    bolide.graph_break()
+    return (y * 2).exp()
+
+
+def both_without_grad(w: Any, x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        scale = (w * w).sum()
+    return w.detach() * 2, (w * scale).sum()
+
+
+def quantised_trained(w: Any, x: torch.Tensor) -> Any:
+    return (x @ w.t()).tanh(), w.scale.requires_grad
+
+
+TRAINED: dict[Any, Any] = {
+    "multiplied": (both_multiplied, lambda: _both(3, 3).requires_grad_()),
+    "no leaf": (both_multiplied, lambda: _both(3, 3).requires_grad_() * 1),
+    "parameter": (both_in_layers, lambda: nn.Parameter(_both(3, 3))),
+    "nested": (both_multiplied, lambda: Both(_both(3, 3), _both(3, 3)).requires_grad_()),
+    "across breaks": (both_across_breaks, lambda: nn.Parameter(_both(3, 3))),
+    "without grad": (both_without_grad, lambda: nn.Parameter(_both(3, 3))),
+    "plain gradients": (quantised_trained, lambda: Quantised.of(torch.randn(4, 3)).requires_grad_()),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", TRAINED)
+def test_wrappers_are_trained(name: str, backend: str) -> None:
+    """Gradients are eager's, of eager's classes, also where wrappers are made of wrappers and leave the function."""
+    fn, make = TRAINED[name]
+    compiled: Any = bolide.compile(fn, backend=backend, fullgraph=name != "across breaks")
+    for seed in range(2):
+        x, found = torch.randn(3, 3), []
+        for function in (compiled, fn):
+            torch.manual_seed(seed)
+            w = make()
+            if not w.is_leaf:
+                w.retain_grad()
+            out = function(w, x)
+            tracked = [one for one in pytree.tree_leaves(out) if isinstance(one, torch.Tensor) and one.grad_fn]
+            torch.autograd.backward([one.sum() for one in tracked])
+            found.append(_opened([out, w.grad]))
+        _agree(*found)
+    assert len(compiled._bolide.entries) == 1
+
+
+def test_wrappers_as_parameters_of_modules() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(3)
+        model = nn.Linear(3, 3, bias=False)
+        model.weight = nn.Parameter(_both(3, 3))
+        return model
+
+    ours, theirs = build(), build()
+    compiled = bolide.compile(ours, backend="aot_eager", fullgraph=True)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (ours, theirs)]
+    for _ in range(3):
+        x = torch.randn(2, 3)
+        for model, optimizer in zip((compiled, theirs), optimizers):
+            optimizer.zero_grad()
+            model(x).pow(2).sum().backward()
+            optimizer.step()
+        _agree(_opened([ours.weight, ours.weight.grad]), _opened([theirs.weight, theirs.weight.grad]))
+
+
+def test_wrappers_that_require_grad_without_grad_mode() -> None:
     def fn(pair: Any, x: torch.Tensor) -> Any:
         return (pair * x).a, pair.requires_grad
 
@@ -684,14 +781,45 @@ def test_wrappers_that_require_grad() -> None:
             return x @ weight.t()
 
     pair, x = _pair(3).requires_grad_(), torch.randn(3)
-    with torch.no_grad():
-        _agree(bolide.compile(fn, fullgraph=True)(pair, x), fn(pair, x))
-        weight = Quantised.of(torch.randn(4, 3)).requires_grad_()
-        with pytest.warns(bolide.BolideWarning, match="a gradient would go to a tensor of a subclass"):
-            out = bolide.compile(back_on, backend="eager")(weight, x)
-        assert out.requires_grad and weight.requires_grad
-    with pytest.raises(bolide.Unsupported, match="requires grad"):
-        bolide.compile(fn, fullgraph=True)(pair, x)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            _agree(bolide.compile(fn, fullgraph=True)(pair, x), fn(pair, x))
+    weight = Quantised.of(torch.randn(4, 3)).requires_grad_()
+    gradients = []
+    for function in (bolide.compile(back_on, backend="eager", fullgraph=True), back_on):
+        with torch.no_grad():
+            out = function(weight, x)
+        gradients += torch.autograd.grad(out.sum(), [weight])
+    _agree(*gradients)
+
+
+def refused_gradient(w: Any, x: torch.Tensor) -> Any:
+    return w * x, w.grad
+
+
+@pytest.mark.parametrize(
+    "fn, grad, why",
+    [
+        (both_multiplied, True, "the gradient of a plain input is a Both"),
+        (refused_gradient, False, "grad of a Both, a subclass of Tensor, is used"),
+    ],
+)
+def test_gradients_of_wrappers_that_are_not_captured(fn: Any, grad: bool, why: str) -> None:
+    w, x = _both(3, 3).requires_grad_(), torch.randn(3, 3, requires_grad=grad)
+    with pytest.raises(bolide.Unsupported, match=why):
+        bolide.compile(fn, fullgraph=True)(w, x)
+
+
+def test_wrappers_that_require_grad_are_not_written_to() -> None:
+    def fn(w: Any) -> Any:
+        return (w * 1).add_(1), w.add_(1)
+
+    compiled = bolide.compile(fn, backend="eager")
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        compiled(_both(3).requires_grad_())
+    leaf = _both(3).requires_grad_()
+    with pytest.raises(bolide.Unsupported, match="requires grad is written to"):
+        bolide.compile(fn, fullgraph=True)(leaf * 1)
 
 
 def test_wrappers_cross_breaks_and_are_not_given_attributes() -> None:

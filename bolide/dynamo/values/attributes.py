@@ -75,7 +75,21 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
             raise Unsupported(reason, vm.where(), "use its attributes", kind="tensor_method")
     if issubclass(cls, type):
         return _class(vm, owner, name)
+    if name in _OF_HISTORY and STANDS_FOR in vars(cls) and not is_mask(cls):
+        _refuse_history(vm, owner, name)
     return _instance(vm, owner, vars(cls).get(STANDS_FOR, cls), name)
+
+
+_OF_HISTORY = frozenset(["data", "grad", "is_leaf", "grad_fn", "_base", "retain_grad", "backward", "requires_grad_"])
+_OF_HISTORY |= {"register_hook", "register_post_accumulate_grad_hook"}
+
+
+def _refuse_history(vm: Machine, owner: Any, name: str) -> None:
+    """What belongs to the history of a wrapper subclass is not that of the one that stands for it in the program."""
+    if name == "data" or (vm.world.is_outside(owner) and (owner.requires_grad or name == "requires_grad_")):
+        reason = f"{name} of a {class_of(owner).__name__}, a subclass of Tensor, is used"
+        remedy = "use it outside the compiled function"
+        raise Unsupported(reason, vm.where(), remedy, "tensor_method", f"Tensor.{name}")
 
 
 def _of_face(vm: Machine, owner: TracedTensor, name: str) -> Any:

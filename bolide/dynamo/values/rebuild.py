@@ -383,9 +383,6 @@ class Rebuilder:
 
     def plain_tensor(self, value: TracedTensor) -> Recipe:
         """A tensor that the program has made, as one of torch's own classes."""
-        if value.requires_grad and self.world.hidden_leaves:
-            reason = "a gradient would go to a tensor of a subclass"
-            raise Unsupported(reason, self.world.where(), "call the function under no_grad", "escape")
         if value.requires_grad and value.is_leaf:
             self.leaves.append(value)
         if isinstance(value, torch.nn.Parameter):

@@ -113,7 +113,6 @@ class World:
         self.drawn_from: dict[int, tuple[Any, Recipe]] = {}  # by id of a stand-in: where the graph finds the generator
         self.draws: list[Recipe] = []  # calls of random generators that are made before the graph runs
         self.flags: list[tuple[Source, bool]] = []  # inputs whose `requires_grad` the program changes, and to what
-        self.hidden_leaves = False  # whether tensors that require grad are known which are no inputs
         self.places: dict[int, int] = {}  # id of a traced input -> its index
         self.masked: dict[int, tuple[TracedTensor, type]] = {}  # tensors of the program's own classes, by id: and masks
         self.masked_inputs: dict[int, tuple[torch.Tensor, Source]] = {}  # by id, those of them that are inputs
