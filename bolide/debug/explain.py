@@ -122,8 +122,8 @@ class RecompileInfo:
 
 @dataclass(frozen=True, slots=True)
 class NoteInfo:
-    """A size or number that was fixed (`kind` ``specialised``), or a function that is not captured by choice
-    (``skipped``)."""
+    """A size or number that was fixed (`kind` ``specialised``), a tensor whose data is read (``read``), or a function
+    that is not captured by choice (``skipped``)."""
 
     function: str
     kind: str
@@ -441,6 +441,9 @@ def note_info(event: Any) -> Iterator[NoteInfo]:
         yield NoteInfo(
             event.name, "specialised", f"{event.source} = {event.value}", event.reason, str(event.where or "")
         )
+    elif isinstance(event, events.DataRead):
+        reason = "the data of this tensor is read, and compared at every call (specialize_data)"
+        yield NoteInfo(event.name, "read", f"{event.source} = {event.value}", reason, str(event.where or ""))
     elif isinstance(event, events.Skipped):
         yield NoteInfo(event.name, "skipped", event.function, event.reason, str(event.where or ""))
 

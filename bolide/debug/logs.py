@@ -110,6 +110,9 @@ _TEXTS: dict[type, tuple[tuple[str, Callable[[Any], str]], ...]] = {
         ("kernels", _kernels),
         ("perf", lambda e: f"{e.name}: {e.kind} graph compiled in {e.seconds * 1e3:.1f} ms"),
     ),
+    events.DataRead: (
+        ("dynamic", lambda e: f"{e.name}: {e.source} is read: compared with {e.value} at every call ({e.where})"),
+    ),
     events.Specialised: (("dynamic", lambda e: f"{e.name}: {e.source} is fixed at {e.value}: {e.reason} ({e.where})"),),
     events.Stage: (("perf", lambda e: f"{e.name}: {e.stage} took {e.seconds * 1e3:.1f} ms"),),
 }

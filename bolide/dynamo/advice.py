@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 
+from bolide.dynamo.guards import is_of_data
 from bolide.dynamo.program import Guard, GuardKind, TensorGuard
 
 _ADVICE: dict[GuardKind, str] = {
@@ -31,6 +32,11 @@ def remedy(guard: Guard, found: TensorGuard | None = None) -> str:
     """One line of advice; "" where there is none. `found`: what is true of the tensor that does not fit."""
     if found is not None:
         return _about_tensors(guard.expected, found)
+    if is_of_data(guard):
+        return (
+            "the next version breaks where the data is read (with fullgraph=True each data is compiled for itself): "
+            "keep the data fixed, keep it a tensor, or set bolide.dynamo.config.capture_scalar_outputs"
+        )
     if guard.kind == "is" and (guard.expected is None or isinstance(guard.expected, bool)):
         return "True, False and None are compiled each for itself: keep the value fixed, or make it a tensor"
     if guard.kind == "is" and isinstance(guard.expected, types.FunctionType):

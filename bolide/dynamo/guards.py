@@ -408,6 +408,12 @@ def numbers(tensor: torch.Tensor) -> str:
     return str(tensor.tolist()) if tensor.data_ptr() else ""
 
 
+def is_of_data(guard: Guard) -> bool:
+    """Whether a guard compares what is in a tensor (see `input_data`)."""
+    source = guard.source
+    return source is not None and source.kind == "apply" and source.obj is numbers
+
+
 def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:
     """`global_state() == expected and busy() is None`, in the cheapest calls."""
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from bolide.dynamo import guards
+from bolide.dynamo import guards, sources
 from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
 from bolide.dynamo.guard_filters import GuardFilter, select
@@ -341,6 +341,10 @@ class Versions(ABC):
         if events.subscribers:
             shown = tuple(map(guards.text, guards.prepare(captured.guards, surroundings)))
             operations = sum(node.op == "call_function" for node in captured.trace.graph.nodes)
+            for guard in filter(guards.is_of_data, captured.guards):
+                assert guard.source is not None and guard.source.base is not None
+                place = sources.text(guard.source.base)
+                events.emit(events.DataRead(self.name, place, str(guard.expected), guard.where))
             events.emit(events.Captured(self.name, captured, shown, captured_after, operations))
         if captured.ending is not None:
             self._tell_break(captured.ending)

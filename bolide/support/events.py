@@ -134,6 +134,15 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True)
+class DataRead(Event):
+    """What is in the tensor `source` was read, at `where`: its text `value` is compared at every call."""
+
+    source: str
+    value: str
+    where: UserFrame | None
+
+
+@dataclass(frozen=True)
 class Specialised(Event):
     """A size or number that could have stayed symbolic was fixed: `source` (``x.shape[0]``) to `value`, because of
     `reason`.

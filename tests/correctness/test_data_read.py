@@ -80,6 +80,19 @@ def test_the_guard_names_the_data() -> None:
     found = bolide.explain(listed)(rows(), GRIDS[0])
     assert "numbers(g) == '[[1, 3], [2, 3]]'" in str(found)
     assert len(found.breaks) == 0
+    (note,) = found.notes
+    assert (note.kind, note.what) == ("read", "g = [[1, 3], [2, 3]]")
+    assert "specialize_data" in note.reason and __file__ in note.where and "read: g = [[1, 3], [2, 3]]" in str(found)
+
+
+def test_other_data_says_that_the_next_version_breaks() -> None:
+    told: list[events.GuardFailed] = []
+    compiled = bolide.compile(listed, backend="eager")
+    x = rows()
+    compiled(x, GRIDS[0])
+    with events.subscribed(lambda event: told.append(event) if isinstance(event, events.GuardFailed) else None):
+        compiled(x, GRIDS[1])
+    assert "breaks where the data is read" in told[0].remedy
 
 
 def test_where_a_break_is_an_error_each_data_is_compiled_for_itself() -> None:
