@@ -5,6 +5,7 @@ a backend that takes one graph of torch's functions.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import re
@@ -29,6 +30,7 @@ from bolide.functorch import GraphInfo
 from bolide.support import events
 from bolide.support.errors import BolideWarning, CompileError, Unsupported
 from bolide.support.garbage import collector_paused
+from bolide.support.locks import compiling
 from bolide.tracing import TensorMeta, modes
 from bolide.tracing.described import describe
 
@@ -160,7 +162,8 @@ def run_calls(
     sizes = [int(size.node.hint) for size in captured.trace.sizes]
     provenance.describe_modules(graph.graph, parameters)
     describe(graph.graph, replace=True)
-    compiled = _given(compiler_fn, graph, [*captured.examples, *sizes], options, name)
+    asked = functools.partial(_given, compiler_fn, options=options, name=name)
+    compiled = _for_all_sizes(asked, graph, [*captured.examples, *sizes])
     if events.subscribers:
         events.emit(events.Compiled(name, "calls", compiled, time.perf_counter() - start))
     run = _unboxed(compiled)
@@ -201,7 +204,47 @@ def _foreign_graph(
 ) -> Callable[[list[Any]], Any]:
     examples = [_example(node.meta["val"]) for node in graph.graph.nodes if node.op == "placeholder"]
     describe(graph.graph)
-    return _unboxed(_given(compiler_fn, graph, examples, options, name))
+    asked = functools.partial(_given, compiler_fn, options=options, name=name)
+    return _unboxed(_for_all_sizes(asked, graph, examples))
+
+
+def _for_all_sizes(asked: Callable[..., Callable[..., Any]], graph: fx.GraphModule, examples: list[Any]) -> Any:
+    """What a backend makes of a graph, for all sizes if they are symbolic. It may have taken those of the examples for
+    constants, and nobody can tell: unless it answers the graph itself, it is asked anew for other sizes, up to
+    `cache_size_limit` times, and then the graph runs as it is.
+    """
+    slots = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    symbolic = [place for place, node in enumerate(slots) if _is_symbolic(node.meta["val"])]
+    if not symbolic:
+        return asked(graph, examples)
+    attributes = {str(node.target): getattr(graph, str(node.target)) for node in graph.graph.find_nodes(op="get_attr")}
+    untouched = copy.deepcopy(graph.graph)
+    first = asked(graph, examples)
+    if first is graph or getattr(first, "__self__", None) is graph:
+        return first
+
+    def sizes_of(values: Sequence[Any]) -> tuple[Any, ...]:
+        chosen = [values[place] for place in symbolic]
+        return tuple((*v.shape, *v.stride()) if isinstance(v, Tensor) else v for v in chosen)
+
+    known = {sizes_of(examples): first}
+    plain = fx.GraphModule(attributes, untouched, type(graph).__name__)
+
+    def run(*inputs: Any) -> Any:
+        sizes = sizes_of(inputs)
+        found = known.get(sizes)
+        if found is None and len(known) < config.cache_size_limit:
+            with compiling:
+                other = fx.GraphModule(attributes, copy.deepcopy(untouched), type(graph).__name__)
+                found = known[sizes] = asked(other, list(inputs))
+        return (found or plain)(*inputs)
+
+    return run
+
+
+def _is_symbolic(meta: Any) -> bool:
+    sizes = (*meta.shape, *meta.stride) if isinstance(meta, TensorMeta) else (meta,)
+    return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def _given(

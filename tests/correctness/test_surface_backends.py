@@ -412,6 +412,31 @@ def test_backends_of_torch_take_the_graphs(dynamic: bool | None, seed: int) -> N
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_backends_that_take_sizes_for_constants_are_asked_for_each(dynamic: bool | None) -> None:
+    from torch._dynamo.backends.registry import lookup_backend as torch_backend
+
+    asked: list[list[Any]] = []
+
+    def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        asked.append(example_inputs)
+        return torch_backend("aot_eager")(gm, example_inputs)
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        pairs = x.reshape(x.shape[0] // 2, 2, -1).sum(1)
+        return pairs @ w + x.shape[0] * 2 + torch.arange(x.shape[0] // 2)[:, None]
+
+    compiled = bolide.compile(f, backend=backend, dynamic=dynamic, fullgraph=True)
+    with bolide.dynamo.config.patch(cache_size_limit=3):
+        for size in (4, 6, 8, 10, 12, 6, 8):
+            x, w = torch.randn(size, 3), torch.randn(3, 3, requires_grad=True)
+            found, wanted = compiled(x, w), f(x, w)
+            torch.testing.assert_close(found, wanted)
+            gradients = (torch.autograd.grad(y.square().sum(), w)[0] for y in (found, wanted))
+            torch.testing.assert_close(*gradients)
+    assert len(asked) == (4 if dynamic is None else 3)  # then the graph runs as it is
+
+
 @pytest.mark.parametrize("backend", [b for b in list_backends(None) if b != "cudagraphs"])
 def test_built_in_backends(backend: str) -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
