@@ -6,6 +6,7 @@ functional).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -58,11 +59,30 @@ def classify(func: Any) -> Handler:
         return _metadata_change
     if _has_kernel(func, "CompositeImplicitAutograd") and not _has_kernel(func, "CPU"):
         return _composite
+    kind = _functional
     if schema.is_mutable:
-        return _mutation
-    if any(value.alias_info is not None for value in schema.returns):
-        return record_view
-    return _functional
+        kind = _mutation
+    elif any(value.alias_info is not None for value in schema.returns):
+        kind = record_view
+    return functools.partial(_without_history, kind) if _is_seen_through(func) else kind
+
+
+def _is_seen_through(func: Any) -> bool:
+    """Whether an operator of other makers is written in Python and has no kernel for autograd: in eager, what it does
+    is part of the history."""
+    if func.namespace in _OWN_NAMESPACES or any(_has_kernel(func, key) for key in ("Autograd", "AutogradCPU")):
+        return False
+    name = func.name().replace("::", "/")
+    return any(f"{name}/{key}" in torch.library._impls for key in ("CPU", "CompositeExplicitAutograd"))
+
+
+def _without_history(kind: Handler, trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    tensors = [arg for arg in pytree.tree_leaves((args, kwargs)) if isinstance(arg, TracedTensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        reason = "an operator without an autograd kernel is differentiated through what it does"
+        remedy = "give it a derivative (torch.library.register_autograd)"
+        raise Unsupported(reason, trace.where, remedy, "operator", str(func))
+    return kind(trace, func, args, kwargs)
 
 
 def is_recorded_as_is(func: Any) -> bool:

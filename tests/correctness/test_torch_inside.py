@@ -347,3 +347,28 @@ def test_a_scripted_function_is_the_python_function_it_was_made_from():
     compiled = bolide.compile(lambda x: scripted(x, 2) * 3, fullgraph=True)
     x = torch.randn(3)
     torch.testing.assert_close(compiled(x), (x * 2 + 1) * 3)
+
+
+THROUGH = torch.library.Library("bolide_through", "DEF")
+THROUGH.define("twice(Tensor x) -> Tensor")
+THROUGH.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+
+
+@pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered:UserWarning")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_operators_in_python_without_an_autograd_kernel(backend: str) -> None:
+    """Eager differentiates what they do: the graph has no derivative of them, so those that need one run for real."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.bolide_through.twice(x.sin()) + x
+
+    x = torch.randn(3)
+    torch.testing.assert_close(bolide.compile(fn, backend=backend, fullgraph=True)(x), fn(x))
+    gradients = []
+    for function in (bolide.compile(fn, backend=backend), fn):
+        leaf = x.clone().requires_grad_()
+        function(leaf).sum().backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(*gradients)
+    with pytest.raises(bolide.Unsupported, match="without an autograd kernel"):
+        bolide.compile(fn, backend=backend, fullgraph=True)(leaf)
