@@ -1,6 +1,7 @@
 """The sweep: architectures at tiny scale through `bolide.compile`, captured without a break and correct or not.
 
     python -m benchmarks.zoo [--models A,B] [--backend inductor|eager] [--only inference|training] [--breaks]
+        [--numbers float32|bfloat16|autocast]
 
 Correct means: results and gradients as close to a float64 run as eager's are (times four, plus rounding), and for
 backend ``eager`` equal to eager's bit for bit, where eager itself is reproducible. With ``--breaks`` graph breaks are
@@ -83,11 +84,11 @@ class Outcome:
     values: list[Tensor | None]
 
 
-def run(module: Any, inputs: dict[str, Any], training: bool, seed: int = 7) -> Outcome:
+def run(module: Any, inputs: dict[str, Any], training: bool, seed: int = 7, autocast: bool = False) -> Outcome:
     torch.manual_seed(seed)
     module.train(training)
     module.zero_grad(set_to_none=True)
-    with torch.set_grad_enabled(training):
+    with torch.set_grad_enabled(training), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         result = module(**inputs)
     values: list[Tensor | None] = [t.detach().clone() for t in tensors(result)]
     if training:
@@ -140,18 +141,34 @@ def _shown(value: Tensor | None) -> str:
 Builder = Callable[[], "tuple[Any, dict[str, Any]]"]
 
 
-def check(name: str, build: Builder, training: bool, backend: str, breaks: bool = False, show: bool = False) -> Verdict:
+def converted(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Inputs with floats of `dtype`."""
+    return {k: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
+
+
+def check(
+    name: str,
+    build: Builder,
+    training: bool,
+    backend: str,
+    breaks: bool = False,
+    show: bool = False,
+    numbers: str = "float32",
+) -> Verdict:
     """Build a model, run it in eager, in float64 and compiled (in one graph unless `breaks`), and compare."""
     import bolide
     from bolide.support import events
 
+    call = partial(run, training=training, autocast=numbers == "autocast")
     try:
         module, inputs = build()
+        if numbers == "bfloat16":
+            module, inputs = module.bfloat16(), converted(inputs, torch.bfloat16)
         other, third, fourth = (copy.deepcopy(module) for _ in range(3))
-        eager = run(module, copy.deepcopy(inputs), training)
-        repeatable = not difference(run(third, copy.deepcopy(inputs), training, seed=8), eager, None, True)
+        eager = call(module, copy.deepcopy(inputs))
+        repeatable = not difference(call(third, copy.deepcopy(inputs), seed=8), eager, None, True)
         with pretending_to_compile():
-            eager = run(fourth, copy.deepcopy(inputs), training)
+            eager = call(fourth, copy.deepcopy(inputs))
     except (Exception, TookTooLong) as error:
         if show:
             traceback.print_exc()
@@ -159,10 +176,7 @@ def check(name: str, build: Builder, training: bool, backend: str, breaks: bool 
     exact = None
     if backend != "eager":
         try:
-            doubled = {
-                k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()
-            }
-            exact = run(copy.deepcopy(module).double(), copy.deepcopy(doubled), training)
+            exact = run(copy.deepcopy(module).double(), converted(copy.deepcopy(inputs), torch.float64), training)
         except Exception:
             exact = None  # a model that insists on float32 somewhere
         if exact is not None and len(exact.values) != len(eager.values):
@@ -173,7 +187,7 @@ def check(name: str, build: Builder, training: bool, backend: str, breaks: bool 
     start = time.perf_counter()
     try:
         with events.subscribed(lambda event: met.append(event) if isinstance(event, events.Break) else None):
-            found = run(compiled, copy.deepcopy(inputs), training)
+            found = call(compiled, copy.deepcopy(inputs))
     except bolide.Unsupported as error:
         if show:
             traceback.print_exc()
@@ -208,7 +222,13 @@ def build(name: str, training: bool) -> tuple[Any, dict[str, Any]]:
 
 
 def sweep(
-    names: list[str], backend: str, modes: list[bool], limit: int, breaks: bool = False, show: bool = False
+    names: list[str],
+    backend: str,
+    modes: list[bool],
+    limit: int,
+    breaks: bool = False,
+    show: bool = False,
+    numbers: str = "float32",
 ) -> Iterator[Verdict]:
     """Check each model; one that takes more than `limit` seconds is an error."""
     signal.signal(signal.SIGALRM, _too_slow)
@@ -216,7 +236,7 @@ def sweep(
         for training in modes:
             signal.alarm(limit)
             try:
-                verdict = check(name, partial(build, name, training), training, backend, breaks, show)
+                verdict = check(name, partial(build, name, training), training, backend, breaks, show, numbers)
             except (Exception, TookTooLong) as error:
                 verdict = Verdict(name, training, "error", f"{type(error).__name__}: {error}")
             finally:
@@ -235,6 +255,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["inference", "training"])
     parser.add_argument("--limit", type=int, default=60, help="seconds for one model")
     parser.add_argument("--breaks", action="store_true", help="allow graph breaks")
+    parser.add_argument("--numbers", choices=["float32", "bfloat16", "autocast"], default="float32")
     parser.add_argument("--show", action="store_true", help="print tracebacks")
     arguments = parser.parse_args()
     import transformers
@@ -247,7 +268,8 @@ def main() -> None:
     names = arguments.models.split(",") if arguments.models else [*models.BUILDERS, *zoo_build.class_names()]
     modes = {None: [False, True], "inference": [False], "training": [True]}[arguments.only]
     counts: dict[tuple[bool, str], int] = {}
-    for verdict in sweep(names, arguments.backend, modes, arguments.limit, arguments.breaks, arguments.show):
+    options = arguments.breaks, arguments.show, arguments.numbers
+    for verdict in sweep(names, arguments.backend, modes, arguments.limit, *options):
         counts[verdict.training, verdict.status] = counts.get((verdict.training, verdict.status), 0) + 1
         mode = "train" if verdict.training else "infer"
         detail = " ".join(verdict.detail.split())[:400]

@@ -389,6 +389,31 @@ def test_what_another_thread_draws_while_many_functions_compile(backend: str) ->
     assert torch.equal(torch.cat(drawn), expected[: len(drawn)])
 
 
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_some_compile_while_others_train_in_eager(backend: str) -> None:
+    """Each thread has its own modes; what one records, the others do not see."""
+
+    def work(number: int) -> None:
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 2))
+        run, steps = (model, 30) if number % 2 else (bolide.compile(model, backend=backend), 3)
+        dtype = torch.bfloat16 if number % 4 == 1 else torch.float32
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(steps):
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+                out = run(torch.ones(3 + step % 2, 4))
+            assert type(out) is torch.Tensor and out.dtype is dtype
+            optimizer.zero_grad()
+            out.float().square().sum().backward()
+            optimizer.step()
+            kept = nn.functional.dropout(torch.ones(100), 0.5)
+            assert type(kept) is torch.Tensor and set(kept.tolist()) == {0.0, 2.0}
+            with torch.no_grad():
+                assert not model(torch.ones(2, 4)).requires_grad
+        assert all(type(p.grad) is torch.Tensor and p.grad.isfinite().all() for p in model.parameters())
+
+    together(work, THREADS)
+
+
 @pytest.mark.parametrize(
     "operation", ["bernoulli", "multinomial", "randint", "randperm", "poisson", "rrelu", "dropout"]
 )
