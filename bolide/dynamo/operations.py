@@ -348,6 +348,7 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
         if vm.trace.has_symbols and _has_symbols(key):
             owner, key = data.with_selected(owner, key)
             return owner[key] if key else owner
+        owner, key = data.with_wide_mask(vm.trace, owner, key)
         return owner[key]
     real = class_of(owner)
     method = python_method(vm.world, real, "__getitem__")
@@ -415,6 +416,7 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
             if _fills_mask(owner, key, value):
                 _fill_mask(vm, owner, key, value)
                 return None
+            owner, key = data.with_wide_mask(vm.trace, owner, key)
         owner[as_key(vm, key) if cls is dict else key] = value
         return None
     real = class_of(owner)

@@ -37,6 +37,11 @@ _THEIR_MARKS = {
     "_dynamo_static_indices": "static",
 }
 """The attributes in which TorchDynamo keeps its marks."""
+_NEEDED = "the program needs its value"
+_SPECIAL = (
+    "a size of 0 or 1 is compiled for itself, for broadcasting and layouts depend on it; with mark_unbacked one "
+    "version serves all sizes"
+)
 _REGISTERED = ("_parameters", "_buffers")
 
 
@@ -137,14 +142,17 @@ class SizeHistory:
     """The sizes and integers that one place of a program has met in its captures, and what it was told about them.
 
     dynamic: True: all are symbolic from the start; False: none ever; None: those that change. reads_data: whether a
-    version may be made for the data of its inputs."""
+    version may be made for the data of its inputs. place: of the program."""
 
-    def __init__(self, name: str = "", dynamic: bool | None = None, reads_data: bool = True) -> None:
-        self.name = name
+    def __init__(
+        self, name: str = "", dynamic: bool | None = None, reads_data: bool = True, place: UserFrame | None = None
+    ) -> None:
+        self.name, self.place = name, place
         self.dynamic = dynamic
         self.reads_data = reads_data
         self.captures: list[dict[Source, Values]] = []
         self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
+        self.told: set[tuple[Source, float, str]] = set()
         self.learnt = Learnt()
         self.called_for_real: dict[Any, str] = {}  # what a capture must not go into, and why
 
@@ -172,12 +180,15 @@ class SizeHistory:
             self.tell(symbol.source, value, where)
         return bool(needed)
 
-    def tell(self, source: Source, value: float, where: UserFrame | None) -> None:
-        """Log that a number is fixed, and because of which line."""
-        what = sources.text(source)
-        _log.info("%s: %s is fixed at %s: %s", self.name, what, value, where)
+    def tell(self, source: Source, value: float, where: UserFrame | None, why: str = _NEEDED) -> None:
+        """Log, once, that a number is fixed, and why, or because of which line."""
+        if (source, value, why) in self.told:
+            return
+        self.told.add((source, value, why))
+        what, place = sources.text(source), where or self.place
+        _log.info("%s: %s is fixed at %s: %s (%s)", self.name, what, value, why, place)
         if events.subscribers:
-            events.emit(events.Specialised(self.name, what, str(value), "the program needs its value", where))
+            events.emit(events.Specialised(self.name, what, str(value), why, place))
 
 
 class Symbols:
@@ -188,6 +199,7 @@ class Symbols:
         self.met: dict[Source, Values] = {}
         self.found: list[Symbol] = []
         self.needed: dict[Location, set[float]] = {}
+        self.fixed_because: list[tuple[Source, float, str]] = []  # what might have been symbolic, and why it is not
         self._shared: dict[Any, Any] = {}
 
     def done(self) -> list[Symbol]:
@@ -196,6 +208,8 @@ class Symbols:
         self.history.captures.append(self.met)
         for place, values in self.needed.items():
             learnt.needed.setdefault(place, set()).update(values)
+        for source, value, why in self.fixed_because:
+            self.history.tell(source, value, None, why)
         learnt.recent = frozenset(self.trace.shapes.hints[symbol.name] for symbol in self.found)
         return self.found
 
@@ -204,14 +218,18 @@ class Symbols:
         marks = marks_of(real)
         values = self.met[source] = tuple(real.shape)
         history = self.history
-        if history.dynamic is False or not values or (not marks and not self._may_change(real, source)):
-            return {}
         past = history.past(source, len(values))
+        why = self._why_fixed(real, source)
+        if history.dynamic is False or not values or (not marks and why is not None):
+            for dim, value in enumerate(values):
+                self._stays(size_source(source, dim), value, [sizes and sizes[dim] for sizes in past], why)
+            return {}
         found = {}
         for dim, value in enumerate(values):
             mark = marks.get(dim, _UNMARKED)
             old = [sizes and sizes[dim] for sizes in past]
             if mark.kind == "static" or history.is_fixed((source, dim), value):
+                self._stays(size_source(source, dim), value, old, "it is marked static" if mark.kind else None)
                 continue
             if mark is _UNMARKED and not self._changes(value, old):
                 continue
@@ -224,6 +242,9 @@ class Symbols:
                 self.trace.shapes.mark_unbacked(size)
             if isinstance(size, torch.SymInt):
                 found[dim] = size
+            else:
+                outside = f"it is outside of the bounds that were marked, {mark.lo} to {mark.hi}"
+                self.fixed_because.append((size_source(source, dim), value, _SPECIAL if value < 2 else outside))
         return found
 
     def strides_of(self, source: Source, real: torch.Tensor, name: str) -> dict[int, Any]:
@@ -248,9 +269,10 @@ class Symbols:
         """An integer from outside: a symbol if it changes, else itself."""
         self.met[source] = (value,)
         history = self.history
-        if config.specialize_int or history.dynamic is False or history.is_fixed((source, None), value):
-            return value
         old = [values and values[0] for values in history.past(source, 1)]
+        if config.specialize_int or history.dynamic is False or history.is_fixed((source, None), value):
+            self._stays(source, value, old, "specialize_int is on" if config.specialize_int else self._why_none())
+            return value
         if not self._changes(value, old, _is_argument(source)):
             return value
         made: int | torch.SymInt = self._symbol((source, None), source, value, source, name, (None, None))
@@ -259,9 +281,10 @@ class Symbols:
     def changes_float(self, source: Source, value: float) -> bool:
         """Whether a float from outside becomes a number of the graph."""
         self.met[source] = (value,)
-        if config.specialize_float or self.history.dynamic is False or self.history.is_fixed((source, None), value):
-            return False
         old = [values and values[0] for values in self.history.past(source, 1)]
+        if config.specialize_float or self.history.dynamic is False or self.history.is_fixed((source, None), value):
+            self._stays(source, value, old, "specialize_float is on" if config.specialize_float else self._why_none())
+            return False
         return self._changes(value, old, _is_argument(source))
 
     def has_stayed(self, source: Source, value: Any) -> bool:
@@ -315,13 +338,25 @@ class Symbols:
             elif type(item) is tuple:
                 self._meet_items(Source("item", source, place), item)
 
-    def _may_change(self, real: torch.Tensor, source: Source) -> bool:
+    def _why_none(self) -> str | None:
+        """Why nothing at all is symbolic."""
+        return "it is compiled with dynamic=False" if self.history.dynamic is False else None
+
+    def _why_fixed(self, real: torch.Tensor, source: Source) -> str | None:
+        """Why no size of a tensor is symbolic."""
         if not config.automatic_dynamic_shapes and self.history.dynamic is None and config.assume_static_by_default:
-            return False
+            return "automatic_dynamic_shapes is off"
         if config.force_parameter_static_shapes and isinstance(real, torch.nn.Parameter):
-            return False
+            return "it is a parameter's (force_parameter_static_shapes)"
         registered = source.kind == "dict_value" and source.base is not None and source.base.key in _REGISTERED
-        return not (registered and config.force_nn_module_property_static_shapes)
+        if registered and config.force_nn_module_property_static_shapes:
+            return "a module holds the tensor (force_nn_module_property_static_shapes)"
+        return self._why_none()
+
+    def _stays(self, source: Source, value: float, past: Sequence[Any], why: str | None) -> None:
+        """Note why a number is fixed that has been another one before."""
+        if why is not None and any(old is not None and old != value for old in past):
+            self.fixed_because.append((source, value, why))
 
     def _changes(self, value: float, past: Sequence[Any], eager: bool = True) -> bool:
         """Whether there have been other values, or this is that of a symbol in front of the first break; if asked for

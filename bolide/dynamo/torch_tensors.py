@@ -13,9 +13,11 @@ from torch.fx import Node
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.config import config
 from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.sizes import as_exprs
 from bolide.dynamo.torch_hooks import hooks_of
 from bolide.dynamo.values.tensors import behind, change_flag, outside_attributes
 from bolide.support.errors import Unsupported
+from bolide.symbolic import SymNode, without_zeros
 from bolide.tracing import DataDependent, TracedTensor
 from bolide.tracing.calls import CallRecorder
 from bolide.tracing.scalars import TracedFloat
@@ -38,6 +40,21 @@ def _requires_grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         return change_flag(vm, tensor, bool(wanted))
     vm.trace.where = vm.where()
     return tensor.requires_grad_(wanted)
+
+
+@intercept(torch.Tensor.stride)
+def _stride(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Strides made of sizes that are data, which may be 0."""
+    if type(args[0]) is not TracedTensor or not vm.trace.shapes.facts.names:
+        return NATIVE
+    env, strides = vm.trace.shapes, args[0].stride()
+    shown = without_zeros(as_exprs(args[0].shape), as_exprs(strides))
+    found = [
+        stride if expr.is_const else torch.SymInt(SymNode(env, expr, env.value(expr)))  # type: ignore[no-untyped-call]
+        for stride, expr in zip(strides, shown)
+    ]
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    return tuple(found) if dim is None else found[dim]
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------

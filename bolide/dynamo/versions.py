@@ -93,7 +93,7 @@ class Versions(ABC):
         """Drop every entry and every failure."""
         self.entries: tuple[Entry, ...] = ()
         self.order: tuple[Entry, ...] = ()
-        self.sizes = SizeHistory(self.name, self.dynamic)
+        self.sizes = SizeHistory(self.name, self.dynamic, place=self.place)
         self.given_up = False
         self.called = False  # with the stance eager_then_compile
         self.misfit: str | None = None

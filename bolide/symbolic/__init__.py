@@ -2,7 +2,7 @@
 trace."""
 
 from bolide.symbolic.expr import Cond, Expr, as_expr
-from bolide.symbolic.sizes import Ratio, ShapeEnv, SymNode, product, same_size, symbolic_strides, times
+from bolide.symbolic.sizes import Ratio, ShapeEnv, SymNode, product, same_size, symbolic_strides, times, without_zeros
 
 __all__ = [
     "Cond",
@@ -15,4 +15,5 @@ __all__ = [
     "same_size",
     "symbolic_strides",
     "times",
+    "without_zeros",
 ]

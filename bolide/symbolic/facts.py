@@ -36,7 +36,8 @@ class Facts:
 
     def decide(self, condition: Cond, least: int | None = None) -> bool | None:
         """Whether a condition holds for all values that are possible; None if that does not follow from the bounds of
-        the symbols and one fact. `least`: as if no size among the symbols (what is at least 0) were less than that."""
+        the symbols and one fact. `least`: as if no size among the symbols (what is at least 0, and may be that large)
+        were less than that."""
         if condition in self._known or condition.negate() in self._known:
             return condition in self._known
         raised = self._raised(condition.expr, least)
@@ -56,8 +57,9 @@ class Facts:
         for name, variable in expr.variables().items():
             lo, hi = variable.bounds()
             better = self._least.get(name, lo)
-            if least is not None and name in self.names and better is not None and better >= 0:
-                better = max(better, least)
+            is_size = name in self.names and better is not None and better >= 0
+            if least is not None and is_size and not _at_least_0(least - 1 - variable, self._positive):
+                better = max(better or 0, least)
             if better is not None and (lo is None or better > lo):
                 found[name] = Expr.var(name, better, hi if hi is None or hi >= better else None)
         return found

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.symbolic.expr import Cond, Expr
+from bolide.symbolic.expr import Cond, Expr, as_expr
 from bolide.symbolic.facts import Facts
 
 
@@ -753,6 +753,17 @@ def times(a: Any, b: Any) -> Any:
 def product(sizes: Iterable[Any]) -> Any:
     """The product of sizes."""
     return reduce(times, sizes, 1)
+
+
+def without_zeros(shape: Iterable[int | Expr], strides: Iterable[int | Expr]) -> tuple[Expr, ...]:
+    """The strides of dense memory as torch computes them: for those of other dimensions a size of 0 counts as 1. Other
+    strides stay what they are."""
+    found = tuple(map(as_expr, strides))
+    dense, real = [Expr.const(1)], [Expr.const(1)]
+    for size in reversed([as_expr(size) for size in shape][1:]):
+        dense.append(dense[-1] * size)
+        real.append(real[-1] * (size if size.least() > 0 else Expr.max(size, 1)))
+    return tuple(reversed(real)) if found == tuple(reversed(dense)) else found
 
 
 def symbolic_strides(sizes: tuple[Any, ...], real: tuple[int, ...], hints: tuple[int, ...]) -> tuple[Any, ...]:

@@ -194,6 +194,14 @@ def with_selected(tensor: Any, key: Any) -> tuple[Any, tuple[Any, ...]]:
     return tensor, tuple(rest)
 
 
+def with_wide_mask(trace: Trace, tensor: Any, key: Any) -> tuple[Any, Any]:
+    """The tensor and the mask of one dimension that ``tensor[mask]`` means for one of none, whose truth C++ would ask
+    for."""
+    if not trace.captures_sizes or key.__class__ is not TracedTensor or key.dtype is not torch.bool or key.dim():
+        return tensor, key
+    return tensor.unsqueeze(0), key.reshape(1)
+
+
 def _dims_taken(item: Any) -> int:
     """How many dimensions one part of an index is about."""
     if item is None or item is Ellipsis or isinstance(item, bool):

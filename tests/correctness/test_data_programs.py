@@ -289,6 +289,42 @@ def test_a_branch_on_a_size_marked_unbacked_is_an_error() -> None:
         bolide.compile(program, backend="eager")(x)
 
 
+def by_truth(t: Any, mask: Any) -> Any:
+    written = t.clone()
+    written[mask] = 5.0
+    other = t.clone()
+    other[mask] = torch.arange(4.0)
+    return t[mask] * 2, written, other, t.argsort(0, descending=mask.item())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_a_mask_without_dimensions_is_data(backend: str) -> None:
+    compiled = bolide.compile(by_truth, backend=backend)
+    for truth in (True, False, True):
+        t, mask = torch.randn(3, 4), torch.tensor(truth)
+        for mine, theirs in zip(compiled(t, mask), by_truth(t, mask)):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    with pytest.raises(Unsupported, match="u0"):  # not a guess that it is true
+        bolide.compile(lambda t, mask: t[mask, 0], backend=backend, fullgraph=True)(t, mask)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_strides_of_tensors_that_data_makes_empty(backend: str) -> None:
+    def program(x: Any, mask: Any) -> Any:
+        some = x[mask]
+        made = torch.zeros(3, some.shape[0], 2)
+        joined = torch.cat([made, made], 1)
+        return made, joined, made.stride(), joined.stride(0), mask.nonzero().stride()
+
+    compiled = bolide.compile(program, backend=backend, fullgraph=True)
+    for truths in ((True, True, False), (False, True, False), (False, False, False)):
+        x, mask = torch.randn(3, 4), torch.tensor(truths)
+        mine, theirs = compiled(x, mask), program(x, mask)
+        assert mine[2:] == theirs[2:]
+        for a, b in zip(mine[:2], theirs):
+            assert (a.shape, a.stride()) == (b.shape, b.stride())
+
+
 def test_without_the_options_data_breaks() -> None:
     with config.patch(capture_scalar_outputs=False, capture_dynamic_output_shape_ops=False, specialize_data=0):
         for program, data in ((at, COUNTS[0]), (of_rows, MASKS[0]), (parts, SPLITS[0])):

@@ -4,6 +4,7 @@ more, later ones never; results and gradients are eager's."""
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import bolide
 from benchmarks import models
 from tests.correctness.test_models import run, strides, without_dropout
+from tests.correctness.test_sizes_layers import installed
 
 SIZES = ((4, 12), (5, 12), (5, 13), (3, 17), (7, 5), (2, 2), (11, 24))  # batch, sequence
 #: model, and the versions it takes: one, one for each dimension that changes, those for sizes that are special to it
@@ -52,3 +54,43 @@ def test_model(name: str, training: bool) -> None:
                 assert (ours - true).norm() <= allowed, (batch, length)
     made = len(compiled._bolide_call._bolide.entries)
     assert made == VERSIONS[name]
+
+
+GENERATIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sample": {"do_sample": True},
+    "beam": {"num_beams": 3},
+    "without cache": {"use_cache": False},
+    "static cache": {"cache_implementation": "static"},
+}
+
+
+def test_one_model_generates_in_five_ways() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        vocab_size=43,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=42,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    compiled: Any = bolide.compile(copy.deepcopy(model), backend="eager")
+    total: list[int] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", bolide.BolideWarning)
+        for lengths in ((5, 9), (4, 7, 12)):
+            for options in GENERATIONS.values():
+                for length in lengths:
+                    ids = torch.randint(2, 40, (2, length))
+                    settings = {"max_new_tokens": 3, "min_new_tokens": 3, **options}
+                    torch.manual_seed(1)
+                    got, new = installed(lambda i=ids, s=settings: compiled.generate(i, **s))
+                    torch.manual_seed(1)
+                    assert torch.equal(got, model.generate(ids, **settings))
+                    total.append(new)
+    assert not any(total[len(GENERATIONS) * 2 :]), total

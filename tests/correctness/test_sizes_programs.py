@@ -330,6 +330,108 @@ def test_a_marked_size_that_is_needed_is_an_error() -> None:
         same(bolide.compile(f)(x), f(x))
 
 
+def marked(n: int, **bounds: int) -> Any:
+    x = torch.randn(n, 3)
+    bolide.mark_dynamic(x, 0, **bounds)
+    return x
+
+
+CONTRADICTING: dict[str, Callable[[Any], Any]] = {
+    "x.shape[0] == 4 else": lambda x: x + 1 if x.shape[0] == 4 else x - 1,
+    "torch.ones(4, 3)": lambda x: x + torch.ones(4, 3),
+    "x.view(4, 3)": lambda x: x.view(4, 3),
+    "math.factorial": lambda x: x * math.factorial(x.shape[0]),
+    "[str(x.shape[0])]": lambda x: x * {"4": 2}[str(x.shape[0])],
+}
+
+
+@pytest.mark.parametrize("line", CONTRADICTING)
+def test_each_contradiction_of_a_mark_names_the_line_and_the_remedy(line: str) -> None:
+    fn = CONTRADICTING[line]
+    for _ in range(2):  # also when it is asked again
+        with pytest.raises(bolide.ConstraintError) as raised:
+            bolide.compile(fn, backend="eager")(marked(4, min=2, max=9))
+        text = str(raised.value)
+        assert "x.shape[0] == 4 only" in text and line in text and "remedy" in text and __file__ in text
+    x = torch.randn(4, 3)
+    bolide.maybe_mark_dynamic(x, 0)
+    same(bolide.compile(fn, backend="eager")(x), fn(x))
+
+
+def test_a_contradiction_in_a_later_call_is_an_error_there() -> None:
+    compiled = bolide.compile(CONTRADICTING["x.shape[0] == 4 else"], backend="eager")
+    for n in (5, 6, 9):
+        compiled(marked(n))
+    assert versions(compiled) == 1
+    with pytest.raises(bolide.ConstraintError, match="== 4 only"):
+        compiled(marked(4))
+
+
+def test_conditions_that_leave_a_marked_size_open_are_guards() -> None:
+    def program(x: Any) -> Any:
+        return x.view(x.shape[0] // 2, 2, 3) if x.shape[0] % 2 == 0 and x.shape[0] > 4 else x * 2
+
+    compiled = bolide.compile(program, backend="eager")
+    for n in (6, 8, 3, 5, 12, 7):
+        same(compiled(x := marked(n, min=2, max=20)), program(x))
+    assert versions(compiled) <= 3
+
+
+SPECIAL = "mark_unbacked"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, SPECIAL),
+        ({"automatic_dynamic_shapes": False}, "automatic_dynamic_shapes is off"),
+        ({"specialize_int": True}, "specialize_int is on"),
+        ({"specialize_float": True}, "specialize_float is on"),
+    ],
+)
+def test_each_fixed_size_is_logged_with_its_cause(options: dict[str, bool], why: str) -> None:
+    def program(x: Any, n: int, h: float) -> Any:
+        return x * n + h
+
+    compiled = bolide.compile(program, backend="eager")
+    told: list[Any] = []
+    with bolide.dynamo.config.patch(**options), events.subscribed(told.append):
+        for size in (3, 4, 1, 0, 1, 0):
+            compiled(torch.randn(size), size + 2, size / 8)
+    fixed = {(e.source, e.value): e for e in told if isinstance(e, events.Specialised) and why in e.reason}
+    place = {"specialize_int is on": "n", "specialize_float is on": "h"}.get(why, "x.shape[0]")
+    assert {source for source, _ in fixed} == {place}
+    assert all(event.where.file == __file__ for event in fixed.values())
+    if why == SPECIAL:
+        assert set(fixed) == {(place, "1"), (place, "0")}
+    assert len([e for e in told if isinstance(e, events.Specialised) and why in e.reason]) == len(fixed)  # once each
+
+
+def test_marks_parameters_and_dynamic_false_tell_why_a_size_is_fixed() -> None:
+    def program(w: Any) -> Any:
+        return w * 2
+
+    def reasons(compiled: Any, make: Callable[[int], Any]) -> set[str]:
+        told: list[Any] = []
+        with events.subscribed(told.append):
+            for n in (3, 4, 5):
+                compiled(make(n))
+        return {event.reason for event in told if isinstance(event, events.Specialised)}
+
+    def static(n: int) -> Any:
+        x = torch.randn(n)
+        bolide.mark_static(x)
+        return x
+
+    (why,) = reasons(bolide.compile(program, backend="eager"), static)
+    assert "marked static" in why
+    (why,) = reasons(bolide.compile(program, backend="eager"), lambda n: torch.nn.Parameter(torch.randn(n)))
+    assert "force_parameter_static_shapes" in why
+    (why,) = reasons(bolide.compile(program, backend="eager", dynamic=False), torch.randn)
+    assert "dynamic=False" in why
+    assert not reasons(bolide.compile(program, backend="eager"), torch.randn)
+
+
 def test_sizes_that_were_always_equal_share_a_symbol() -> None:
     def f(x: Any, y: Any) -> Any:
         return x + y

@@ -11,7 +11,7 @@ from bolide.inductor.plan import Alloc, Call, Copy, Free, Launch, Plan, Ref, Ste
 from bolide.inductor.plan import View as ViewStep
 from bolide.inductor.schedule.memory import reuse_in_place
 from bolide.inductor.schedule.stages import Buffer, Context
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, without_zeros
 
 
 class StepWriter:
@@ -32,7 +32,8 @@ class StepWriter:
             if param.role != "in" and param.name not in self._tensors:
                 self._tensors.add(param.name)
                 buffer = self.ctx.buffers[param.name]
-                self.steps.append(Alloc(param.name, buffer.dtype, buffer.shape, buffer.layout.stride))
+                stride = without_zeros(buffer.shape, buffer.layout.stride)
+                self.steps.append(Alloc(param.name, buffer.dtype, buffer.shape, stride))
         sizes = tuple([Expr.var(name) for name in kernel.sizes])
         self.steps.append(Launch(len(self.kernels), tuple([param.name for param in kernel.params]), sizes))
         self.kernels.append(kernel)
