@@ -87,7 +87,7 @@ OF_MASKS = (of_rows, of_columns, written_back, centred, attended, normalised, se
 
 def first(x: Any, n: Any) -> Any:
     k = n.item()
-    return x[:k] * 2, x[k:].sum(0), x[..., :k].exp()
+    return x[:k] * 2, x[k:].sum(0), x[..., :k].tanh()
 
 
 def checked(x: Any, n: Any) -> Any:
