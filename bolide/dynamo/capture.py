@@ -31,6 +31,7 @@ from bolide.dynamo.segments import Shape, are_held, flatten, is_building, is_loc
 from bolide.dynamo.sizes import SizeHistory, Symbols
 from bolide.dynamo.torch_hooks import hook_effects
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MODULE_INTERNALS
+from bolide.dynamo.values.outside import Deferred
 from bolide.dynamo.values.rebuild import Rebuilder
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
@@ -353,11 +354,17 @@ def _arguments(
 
 
 def _argument(world: World, code: types.CodeType, real: Any, source: Source) -> Any:
-    """The value of an argument. A container whose length changes is looked at where it is read: there is the break."""
+    """The value of an argument. A container whose length changes is looked at where it is read: there is the break. So
+    is a tensor of which nothing can be captured (sparse, quantised, nested)."""
     plain = source.kind == "local" and source.key not in code.co_cellvars and not code.co_flags & _SUSPENDS
     if plain and type(real) in (list, tuple, range) and world.symbols.is_one_of_many(source, len(real)):
         return world.later(real, source)
-    return world.wrap(real, source)
+    try:
+        return world.wrap(real, source)
+    except Unsupported as error:
+        if not plain or error.kind != "input" or not isinstance(real, torch.Tensor):
+            raise
+    return Deferred(real, source)
 
 
 def _guard_defaults(world: World, function: types.FunctionType, given: tuple[str, ...], kwargs: dict[str, Any]) -> None:

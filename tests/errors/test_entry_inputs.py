@@ -15,7 +15,9 @@ import bolide
 
 
 class Tagged(torch.Tensor):
-    """A subclass of Tensor."""
+    """A subclass of Tensor whose instances cannot be stood for."""
+
+    __slots__ = ("tag",)
 
 
 def scale(x):
@@ -213,3 +215,25 @@ def test_attribute_flipped_in_inference_and_training() -> None:
         with torch.inference_mode():
             torch.testing.assert_close(compiled(x), model(x))
     assert len(compiled._bolide_call._bolide.entries) == 3
+
+
+@pytest.mark.parametrize("kind", ["sparse", "quantised", "nested", "conjugate"])
+def test_what_does_without_such_a_tensor_is_compiled(kind: str) -> None:
+    """The function breaks where it reads the argument, and says so; what comes before and after is compiled."""
+
+    def fn(given: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y = y.sin() * 2
+        z = given.dequantize() if kind == "quantised" else given.clone()
+        return y.cos() + z.dim()
+
+    given, y = make(kind), torch.randn(3)
+    compiled = bolide.compile(fn, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            torch.testing.assert_close(compiled(given, y), fn(given, y))
+    assert len(compiled._bolide.entries) == 1 and len(compiled._bolide.points) > 0
+    with pytest.raises(bolide.Unsupported, match=kind) as raised:
+        bolide.compile(fn, fullgraph=True)(given, y)
+    assert raised.value.where is not None and raised.value.where.function.endswith("fn")
+    assert bolide.compile(lambda given, y: y * 2, fullgraph=True)(given, y).equal(y * 2)
