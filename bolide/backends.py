@@ -160,6 +160,8 @@ def run_calls(
         events.emit(events.Graph(name, "calls", graph))
     start = time.perf_counter()
     sizes = [int(size.node.hint) for size in captured.trace.sizes]
+    if sum(node.op.startswith("call_") for node in graph.graph.nodes) < config.minimum_call_count:
+        compiler_fn, options = _as_it_is, {}
     provenance.describe_modules(graph.graph, parameters)
     describe(graph.graph, replace=True)
     asked = functools.partial(_given, compiler_fn, options=options, name=name)
@@ -172,6 +174,11 @@ def run_calls(
     if captured.calls is not None and captured.calls.changes_modes:
         return _keeping_modes(run, captured.calls.modes_set)
     return run
+
+
+def _as_it_is(graph: fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+    """The backend of graphs that are not worth a backend."""
+    return graph
 
 
 def _unboxed(compiled: Callable[..., Any]) -> Callable[[list[Any]], Sequence[Any]]:

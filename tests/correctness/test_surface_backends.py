@@ -551,6 +551,11 @@ def test_minimum_call_count() -> None:
     with bolide.dynamo.config.patch(minimum_call_count=3):
         assert not [k for g in bolide.explain(lambda x: x.sin() + 1)(x).graphs for k in g.kernels]
         assert [k for g in bolide.explain(lambda x: x.sin().cos() + 1)(x).graphs for k in g.kernels]
+        backend = Recording()
+        assert torch.equal(bolide.compile(lambda x: x.sin() + 1, backend=backend)(x), x.sin() + 1)
+        assert not backend.graphs
+        bolide.compile(lambda x: x.sin().cos() + 1, backend=backend)(x)
+        assert len(backend.graphs) == 1
 
 
 # ---- bolide as a backend of torch.compile

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pstats
+import re
 import subprocess
 import sys
 import warnings
@@ -39,6 +40,13 @@ def test_every_option_is_read_or_says_why_not() -> None:
     read = readers()
     silent = {name for name, declared in DynamoConfig._options.items() if name not in read and not declared.note}
     assert not silent, f"nothing reads {sorted(silent)}"
+
+
+def test_every_option_with_an_effect_is_set_by_a_test() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    for name, declared in DynamoConfig._options.items():
+        used = re.search(rf"\b{name}=|\"{name}\"|config\.{name} = ", text)
+        assert used or declared.note, f"no test sets {name}"
 
 
 def test_every_option_is_documented() -> None:
@@ -376,3 +384,19 @@ def test_what_counts_as_different_when_correctness_is_verified() -> None:
             else:
                 with pytest.raises(bolide.CompileError, match=refused):
                     compiled(x)
+
+
+def test_code_of_graphs_is_written_when_it_is_needed_or_at_once() -> None:
+    def told(lazy: bool) -> list[bool]:
+        written: list[bool] = []
+
+        def compiler(graph: Any, info: object) -> Any:
+            written.append(graph._generated is not None)
+            return lambda inputs: graph(*inputs)
+
+        register_backend(TraceBackend("noting", compiler, "default"), f"noting {lazy}", tags=("debug",))
+        with bolide.dynamo.config.patch(use_lazy_graph_module=lazy):
+            bolide.compile(lambda x: x * 2, backend=f"noting {lazy}")(torch.ones(2))
+        return written
+
+    assert told(True) == [False] and told(False) == [True]
