@@ -7,7 +7,9 @@ it. One on an input is put on the real tensor, as an effect: it runs as in eager
 from __future__ import annotations
 
 import collections
+import types
 import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +21,15 @@ from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.native_calls import callback
 from bolide.dynamo.program import Effect, Recipe
+from bolide.dynamo.state import state
 from bolide.dynamo.torch_autograd import here, later, refuse_for_real
+from bolide.dynamo.values.kinds import CONSTANT_TYPES
 from bolide.dynamo.values.outside import Outside, attribute_source
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.tensors import node_hook, node_prehook
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor, modes
+from bolide.tracing.calls import CallRecorder
 from bolide.tracing.trace import NonLeaf
 
 Args = list[Any]
@@ -60,8 +65,50 @@ def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         return _register(vm, torch.Tensor.register_hook, tensor, hook)
     refuse_for_real(vm, here(vm))
     vm.trace.where = vm.where()
-    vm.trace.functional_only, vm.trace.own_gradients = "a tensor has a hook", True
-    return tensor.register_hook(later(vm, hook, "a hook of a tensor", here(vm)))
+    vm.trace.own_gradients = True
+    run = later(vm, hook, "a hook of a tensor", here(vm))
+    recorder = vm.memory.get(CallRecorder)
+    if recorder is None or recorder.trace is not vm.trace:
+        vm.trace.functional_only = "a tensor has a hook"
+        return tensor.register_hook(run)
+    handle = tensor.register_hook(_told(recorder, run))
+    recorder.effect(_registering(hook), tensor, lambda: _refusal(vm.own_functions, hook, handle))
+    return handle
+
+
+def _registering(hook: Any) -> Callable[[torch.Tensor], Any]:
+    """What puts a hook on a tensor, as a function with a name, which printed graphs need."""
+
+    def register_hook(tensor: torch.Tensor) -> Any:
+        return tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    return register_hook
+
+
+def _told(recorder: CallRecorder, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, a hook that is interpreted: if that happens while capturing, its effects are the program's, and a graph
+    that calls the real hook would have them twice."""
+
+    def told(*args: Any) -> Any:
+        if state.stage == "capture":
+            recorder.refusal = "a hook runs inside"
+        return run(*args)
+
+    return told
+
+
+def _refusal(own_functions: Mapping[int, Any], hook: Any, handle: RemovableHandle) -> str | None:
+    """Why a graph cannot have a hook called by the engine outside; None if it can."""
+    if handle.id not in (handle.hooks_dict_ref() or ()):
+        return "a hook is taken away again"
+    if type(hook) is not types.FunctionType:
+        return "a hook that is no function"
+    if id(hook) in own_functions:  # made by the program: what is captured must be there at run time, too
+        cells = [cell.cell_contents for cell in hook.__closure__ or () if cell != types.CellType()]
+        held = [*cells, *(hook.__defaults__ or ()), *(hook.__kwdefaults__ or {}).values()]
+        if any(type(value) not in CONSTANT_TYPES for value in held):
+            return "a hook holds values of the program"
+    return None
 
 
 @intercept(torch.Tensor.register_post_accumulate_grad_hook)

@@ -93,6 +93,7 @@ class CallRecorder(TorchFunctionMode):
         self._nodes: dict[int, tuple[Any, fx.Node]] = {}
         self._numbers: dict[fx.Node, fx.Node] = {}
         self._start = self._state = modes.settings()
+        self._conditions: list[Callable[[], str | None]] = []
         self._remade: set[Any] = set()  # autograd's nodes of user's functions that recorded calls make again
 
     @classmethod
@@ -168,6 +169,16 @@ class CallRecorder(TorchFunctionMode):
                 node.meta["effect"] = True
             except _Refusal as refusal:
                 self.refusal = str(refusal)
+
+    def effect(self, func: Callable[..., Any], tensor: TracedTensor, refusal: Callable[[], str | None]) -> None:
+        """A call of `func` for what it does to a tensor. `refusal` is asked at the end why the graph cannot have it."""
+        if self.refusal is None:
+            try:
+                self._enter(modes.settings())
+                self._node(func, (tensor,), {}).meta["effect"] = True
+                self._conditions.append(refusal)
+            except _Refusal as error:
+                self.refusal = str(error)
 
     # ---- nodes
 
@@ -319,7 +330,8 @@ class CallRecorder(TorchFunctionMode):
         nothing needs are dropped. `floats`: whether the graph may read tensors as Python floats, and compute with such.
         """
         try:
-            self.refusal = self.refusal or self.trace.functional_only
+            refusals = (condition() for condition in self._conditions)
+            self.refusal = self.refusal or self.trace.functional_only or next(filter(None, refusals), None)
             if self.refusal is None:
                 for node in _own_nodes([tensor.grad_fn for tensor in outputs], self._remade):
                     raise _Refusal(f"the history has a function of the user's own, {type(node).__name__}")

@@ -302,19 +302,71 @@ class Tripled(torch.autograd.Function):
 
 
 def test_where_a_graph_of_functions_would_be_wrong_functional_graphs_are_given() -> None:
-    backend = Recording()
-    x = torch.randn(3, requires_grad=True)
-
-    def f(x: Tensor) -> Tensor:
-        y = x * 2
-        y.register_hook(lambda grad: grad * 3)
+    def held(x: Tensor) -> Tensor:
+        y, scale = x * 2, x.detach() * 0 + 3
+        y.register_hook(lambda grad: grad * scale)
         return y + 1
 
-    y = bolide.compile(f, backend=backend, fullgraph=True)(x)
-    y.sum().backward()
-    assert torch.equal(y, x * 2 + 1) and torch.equal(x.grad, torch.full((3,), 6.0))
-    assert len(backend.graphs) == 2  # forward and backward
-    assert all("aten" in gm.code for gm in backend.graphs)
+    def inside(x: Tensor) -> Tensor:
+        y = x * 2
+        y.register_hook(lambda grad: grad * 3)
+        (grad,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y + 1 + grad - 6
+
+    def removed(x: Tensor) -> Tensor:
+        y = x * 6
+        y.register_hook(lambda grad: grad * 3).remove()
+        return y + 1 - x.detach() * 4
+
+    for f in (held, inside, removed):
+        backend = Recording()
+        x = torch.randn(3, requires_grad=True)
+        y = bolide.compile(f, backend=backend, fullgraph=True)(x)
+        y.sum().backward()
+        torch.testing.assert_close(y, x * 2 + 1)
+        assert torch.equal(x.grad, torch.full((3,), 6.0))
+        assert len(backend.graphs) == 2  # forward and backward
+        assert all("aten" in gm.code for gm in backend.graphs)
+
+
+def outside_hook(grad: Tensor) -> Tensor:
+    SEEN.append(grad.tolist())
+    return grad * 3
+
+
+SEEN: list[Any] = []
+
+
+def test_hooks_on_values_are_put_on_by_the_graph() -> None:
+    def own(x: Tensor, scale: int) -> Tensor:
+        y = F.dropout(x, 0.5) * 2
+        y.register_hook(lambda grad: grad * scale)
+        with torch.no_grad():
+            z = y * 2
+        return y * z + 1
+
+    def outside(x: Tensor, scale: int) -> Tensor:
+        y = x.sin()
+        y.register_hook(outside_hook)
+        return y * scale
+
+    for f in (own, outside):
+        backend = Recording()
+        outcomes: list[Any] = []
+        for call in (bolide.compile(f, backend=backend, fullgraph=True), f):
+            SEEN.clear()
+            torch.manual_seed(3)
+            told = []
+            for _ in range(2):
+                x = torch.randn(3, requires_grad=True)
+                y = call(x, 3)
+                (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+                (second,) = torch.autograd.grad(first.sum(), x)
+                told += [y.tolist(), first.tolist(), second.tolist()]
+            outcomes.append((told, list(SEEN)))
+        assert outcomes[0] == outcomes[1]
+        (gm,) = backend.graphs
+        assert "register_hook" in gm.code and "aten" not in gm.code
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
