@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import operator
+import os
 import random
 import sys
 import types
@@ -234,12 +235,51 @@ for _function in policy.MOMENT:
     _moment(_function)
 
 
+def _asked_again(function: Any) -> None:
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if kwargs or not all(type(arg) in (str, bytes, int) for arg in args):
+            raise refused(vm, function)
+        source = Source("apply", Source("object", None, None, function), tuple(args), _ask)
+        return vm.world.wrap(function(*args), source)
+
+
+def _ask(function: Any, *args: Any) -> Any:
+    return function(*args)
+
+
+for _function in policy.ASKED_AGAIN:
+    _asked_again(_function)
+
+
+def _environment(function: Any) -> None:
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        """Python reads `os.environ`, which is written as any dict; what C code reads is written with it."""
+        vm.deferred.append((function, args, kwargs))
+        return None
+
+
+for _function in (os.putenv, os.unsetenv):
+    _environment(_function)
+
+
+@intercept(sys.getsizeof)
+def _getsizeof(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if type(args[0]) not in (int, float, complex, str, bytes):
+        raise refused(vm, sys.getsizeof)
+    return NATIVE
+
+
 # ---- weak references -------------------------------------------------------------------------------------------------
 
 
 @intercept(weakref.proxy)
 def _proxy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported("a weak proxy is made", vm.where(), "use weakref.ref", "outside_object")
+    """Only of an outside object without a callback: that is a real one."""
+    if len(args) != 1 or kwargs or type(args[0]) is not Outside:
+        raise Unsupported("a weak proxy is made", vm.where(), "use weakref.ref", "outside_object")
+    return vm.world.wrap(weakref.proxy(args[0].real), Source("apply", args[0].source, (), weakref.proxy))
 
 
 def _weak_reference(vm: Machine, cls: type[Any], target: Any, callback: Any = None) -> Any:

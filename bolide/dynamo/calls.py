@@ -30,11 +30,11 @@ from bolide.dynamo.native_calls import (
     runs_natively,
     shown,
 )
-from bolide.dynamo.operations import PLAIN, class_of, polyfill
+from bolide.dynamo.operations import PLAIN, behind, class_of, polyfill
 from bolide.dynamo.overrides import goes_to_class
 from bolide.dynamo.program import Source
 from bolide.dynamo.state import own_mark
-from bolide.dynamo.values.kinds import MISSING, is_library_namespace
+from bolide.dynamo.values.kinds import MISSING, PROXIES, is_library_namespace
 from bolide.dynamo.values.outside import Outside, attribute_source
 from bolide.support.errors import Unsupported
 from bolide.tracing import masked_among, unmasked, without_wrapper
@@ -252,6 +252,8 @@ def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwar
     if known is not None:
         return known(vm, frame, function, args, kwargs)
     real = function.cls if cls is Outside else cls
+    if real in PROXIES:
+        return Call(behind(vm, function), args, kwargs)
     if real is torch.jit.ScriptFunction and cls is Outside and hasattr(function.real, "_torchdynamo_inline"):
         vm.world.guard(function.source, "is", function.real)
         return Call(function.real._torchdynamo_inline, args, kwargs)

@@ -16,7 +16,8 @@ from bolide.dynamo.bytecode import BINARY_SYMBOLS
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.overrides import asked_by, overridden, overrides
-from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING
+from bolide.dynamo.program import Source
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, PROXIES
 from bolide.dynamo.values.outside import Outside
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
@@ -157,6 +158,17 @@ def native_view(vm: Machine, value: Any) -> Any:
     return value
 
 
+def behind(vm: Machine, value: Any) -> Any:
+    """What a weak proxy from outside stands for; any other value itself."""
+    if type(value) is not Outside or value.cls not in PROXIES:
+        return value
+    return vm.world.wrap(_referent(value.real), Source("apply", value.source, (), _referent))
+
+
+def _referent(proxy: Any) -> Any:
+    return proxy.__init__.__self__
+
+
 def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     """`left op right`."""
     a, b = type(left), type(right)
@@ -176,6 +188,7 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         return settled(result) if type(result) in SYMBOLIC else result
     if a is str and op is operator.mod:
         return Call(polyfill("percent"), [left, right])
+    left, right = behind(vm, left), behind(vm, right)
     a, b = class_of(left), class_of(right)
     if op is operator.ior and type(left) is Outside and left.items is not None:
         return Call(polyfill("dict_ior"), [left, right])
@@ -234,6 +247,7 @@ def _no_operator(op: Callable[[Any, Any], Any], a: type, b: type) -> TypeError:
 def unary(vm: Machine, op: Callable[[Any], Any], value: Any) -> Any:
     """`-x`, `+x`, `~x`."""
     name = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}[op]
+    value = behind(vm, value)
     cls = class_of(value)
     if cls not in PLAIN:
         method = python_method(vm.world, cls, name)
@@ -253,6 +267,7 @@ def truth(vm: Machine, value: Any) -> Any:
     if cls is TracedTensor or cls in SYMBOLIC:
         vm.trace.where = vm.where()
         return bool(value)
+    value = behind(vm, value)
     cls = class_of(value)
     if cls in (types.ModuleType, types.BuiltinFunctionType, types.MethodType) or issubclass(cls, type):
         return True

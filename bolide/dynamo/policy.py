@@ -114,13 +114,12 @@ def only_computes(module: Any) -> bool:
 
 
 _OF_THE_MOMENT = {
-    os: "abort chdir chmod cpu_count ctermid execv fork fstat get_terminal_size getcwd getlogin getpid getppid kill "
-    "link listdir lstat makedirs mkdir open pipe popen putenv read readlink remove rename rmdir scandir stat symlink "
-    "system times umask uname unlink unsetenv urandom utime walk write",
-    os.path: "abspath exists expanduser getatime getctime getmtime getsize isdir isfile islink lexists "
-    "realpath samefile",
-    threading: "active_count current_thread enumerate get_native_id main_thread",
-    sys: "_current_frames getrefcount getsizeof settrace setprofile",
+    os: "abort chdir chmod ctermid execv fork fstat get_terminal_size getlogin kill link "
+    "listdir lstat makedirs mkdir open pipe popen read readlink remove rename rmdir scandir stat symlink "
+    "system times umask uname unlink urandom utime walk write",
+    os.path: "getatime getctime getmtime getsize realpath samefile",
+    threading: "current_thread enumerate main_thread",
+    sys: "_current_frames getrefcount settrace setprofile",
     gc: "collect get_count get_objects get_referrers get_stats",
     platform: "node platform uname",
     locale: "getlocale setlocale",
@@ -133,6 +132,12 @@ MOMENT: frozenset[Any] = frozenset(
     getattr(owner, name) for owner, names in _OF_THE_MOMENT.items() for name in names.split() if hasattr(owner, name)
 )
 """Single functions of that kind."""
+
+#: Questions about the surroundings that are asked again by the guards: the answer is a constant, and rarely another.
+ASKED_AGAIN: frozenset[Any] = frozenset(
+    {os.getcwd, os.getpid, os.getppid, os.cpu_count, os.path.exists, os.path.lexists, os.path.isfile, os.path.isdir}
+    | {os.path.islink, os.path.abspath, os.path.expanduser, threading.active_count, threading.get_native_id}
+)
 
 # ---- native functions ------------------------------------------------------------------------------------------------
 

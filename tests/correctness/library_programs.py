@@ -399,6 +399,7 @@ VALUES = {
     "it": "iter([1, x, 3])",
     "ze": "zip([1, 2, 3], [4, 5, 6])",
     "wr": "weakref.ref(KEY)",
+    "px": "weakref.proxy(KEY)",
     "wkd": "weakref.WeakKeyDictionary({KEY: x})",
     "ddf": "collections.defaultdict(lambda: [1], a=x)",
     "cl": "closure(x, 3)",
@@ -1176,7 +1177,10 @@ ref  r1 = weakref.ref(plain); r1() is plain, r1().v, weakref.ref(plain) == r1
 ref to a tensor  weakref.ref(x)() is x
 ref to a new object  q = Plain(x); r1 = weakref.ref(q); r1() is q, r1().v
 ref dying  q = Plain(1); r1 = weakref.ref(q); del q; r1()
-proxy  weakref.proxy(plain).v
+proxy  q = weakref.proxy(plain); q.v, q == plain, type(q) is Plain, isinstance(q, Plain), q.__class__ is Plain
+proxy from outside  px.v, px.get(1), px == KEY, px is KEY, type(px) is Box, isinstance(px, Box), px + 1, bool(px), -px, px(x)
+proxy from outside written  px.note = x; q = KEY.note; del px.note; q is x, hasattr(KEY, 'note'), hasattr(px, 'note')
+proxy from outside, not hashable  {px: 1}
 WeakKeyDictionary  q = weakref.WeakKeyDictionary(); q[plain] = x; q[plain], len(q), plain in q
 WeakValueDictionary  q = weakref.WeakValueDictionary(); q['a'] = plain; q['a'] is plain
 WeakSet  q = weakref.WeakSet(); q.add(plain); plain in q, len(q)

@@ -13,12 +13,13 @@ from bolide.dynamo import polyfills, tracebacks
 from bolide.dynamo.bytecode import VERSION
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.operations import SYMBOLIC, class_of, concrete
+from bolide.dynamo.operations import SYMBOLIC, behind, class_of, concrete
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import (
     CONSTANT_TYPES,
     MISSING,
     NO_NAMESPACE,
+    PROXIES,
     is_library_class,
     is_library_namespace,
     is_opaque,
@@ -49,6 +50,8 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     """`owner.name`: the value, or the Call that computes it. Raises AttributeError as Python does."""
     cls = type(owner)
     if cls is Outside:
+        if owner.cls in PROXIES:
+            return load_attribute(vm, behind(vm, owner), name)
         return _instance(vm, owner, owner.cls, name)
     if cls is TracedTensor:
         if owner.face is not None and name != "__class__" and not hasattr(torch.nn.Parameter, name):
@@ -488,6 +491,7 @@ def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
 
 def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
     """`owner.name = value`; None, or the Call that does it."""
+    owner = behind(vm, owner)
     cls = owner.cls if type(owner) is Outside else type(owner)
     if cls is TracedTensor:
         return store_tensor_attribute(vm, owner, name, value)
@@ -588,6 +592,7 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
 
 def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
     """`del owner.name`; None, or the Call that does it."""
+    owner = behind(vm, owner)
     cls = owner.cls if type(owner) is Outside else type(owner)
     if cls is types.FunctionType and id(owner) not in vm.own_functions:
         _native(vm, owner, name)  # raises where there is none

@@ -14,6 +14,7 @@ import sys
 import threading
 import types
 import uuid
+import weakref
 from typing import Any
 
 import torch
@@ -153,7 +154,7 @@ def own_namespace(owner: Any) -> dict[str, Any]:
     try:
         namespace = object.__getattribute__(owner, "__dict__")
     except AttributeError:
-        namespace = owner.__dict__ if isinstance(owner, threading.local) else None  # this thread's
+        namespace = owner.__dict__ if issubclass(type(owner), threading.local) else None  # this thread's
     return namespace if type(namespace) is dict or namespace is owner else NO_NAMESPACE
 
 
@@ -201,6 +202,10 @@ _OPAQUE_CLASSES = frozenset(
     | {"ufunc", "_ArrayFunctionDispatcher", "ReferenceType", "KeyedRef", "WeakMethod"}
     | {"_FIELD_BASE", "_MISSING_TYPE", "_HAS_DEFAULT_FACTORY_CLASS", "_KW_ONLY_TYPE"}  # markers of dataclasses
 )
+
+
+#: Classes of weak proxies, which say of themselves that they are of their referent's class.
+PROXIES: frozenset[type] = frozenset({weakref.ProxyType, weakref.CallableProxyType})
 
 
 def is_opaque(real: Any) -> bool:

@@ -181,7 +181,7 @@ class Outside:
         self.cls: Any = type(real)
         namespace = own_namespace(real)
         self.items: Overlay | None = None
-        if isinstance(real, dict):
+        if issubclass(self.cls, dict):
             self.items = world.overlay(real, source, dict_value_source, real)
         self.attrs: Overlay | None = None
         if namespace is not NO_NAMESPACE:
@@ -225,7 +225,7 @@ class Outside:
         if type(method) is types.FunctionType:
             return int(self.world.evaluate(method, [self]))
         if method is None:
-            raise TypeError(f"unhashable type: '{self.cls.__name__}'")
+            return hash(self.real)  # raises
         return id(self.real) >> 4
 
     def __eq__(self, other: object) -> Any:

@@ -31,6 +31,7 @@ from bolide.dynamo.values.kinds import (
     IDENTITY,
     MISSING,
     MODULE_INTERNALS,
+    PROXIES,
     class_attribute,
     is_bound,
     is_constant,
@@ -348,6 +349,9 @@ class World:
         return getattr(owner, real.__name__)
 
     def _wrap_new(self, real: Any, cls: type, source: Source) -> Any:
+        if cls in PROXIES:
+            self.guard(source, "type", cls)
+            return Outside(self, real, source)
         if isinstance(real, torch.Tensor):
             return self._wrap_tensor(real, source)
         if isinstance(real, (type, enum.Enum)) or is_opaque(real):
