@@ -260,8 +260,8 @@ def _environment(function: Any) -> None:
         return None
 
 
-for _function in (os.putenv, os.unsetenv):
-    _environment(_function)
+for _written in (os.putenv, os.unsetenv):
+    _environment(_written)
 
 
 @intercept(sys.getsizeof)

@@ -13,11 +13,14 @@ import collections
 import enum
 import functools
 import logging
+import os
 import pathlib
 import re
+import subprocess
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -329,6 +332,55 @@ def test_a_cached_method_of_a_logger_speaks_once() -> None:
     for _ in range(3):
         function(torch.randn(3))
     assert said == ["said once"]
+
+
+def test_what_the_system_answers_is_asked_again(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "file")
+
+    def program(x: torch.Tensor) -> Any:
+        return x + 1 if os.path.exists(path) else x - 1, os.path.isdir(path), os.getpid(), os.path.abspath("a")
+
+    function, x = bolide.compile(program, backend="eager", fullgraph=True), torch.randn(3)
+    for change in (lambda: None, lambda: pathlib.Path(path).touch(), lambda: os.remove(path), lambda: os.mkdir(path)):
+        change()
+        (found, *facts), (expected, *others) = function(x), program(x)
+        assert torch.equal(found, expected) and facts == others
+
+
+def test_what_is_written_to_the_environment_reaches_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOLIDE_TEST_GONE", "1")
+    monkeypatch.setenv("BOLIDE_TEST_WRITTEN", "")
+
+    def program(x: torch.Tensor, value: str) -> torch.Tensor:
+        os.environ["BOLIDE_TEST_WRITTEN"] = value
+        os.environ.pop("BOLIDE_TEST_GONE", None)
+        return x * len(os.environ["BOLIDE_TEST_WRITTEN"])
+
+    function, x = bolide.compile(program, backend="eager", fullgraph=True), torch.randn(3)
+    for value in ("a", "bc"):
+        assert torch.equal(function(x, value), x * len(value))
+        shown = subprocess.run(["env"], capture_output=True, text=True).stdout.splitlines()
+        assert f"BOLIDE_TEST_WRITTEN={value}" in shown
+        assert not any(line.startswith("BOLIDE_TEST_GONE") for line in shown)
+
+
+def test_a_weak_proxy_follows_its_object() -> None:
+    def program(x: torch.Tensor, proxy: Any) -> Any:
+        try:
+            return x * proxy.scale
+        except ReferenceError:
+            return None
+
+    class Scaled:
+        scale = 2
+
+    function, x, owner = bolide.compile(program, backend="eager", fullgraph=True), torch.randn(3), Scaled()
+    proxy = weakref.proxy(owner)
+    assert torch.equal(function(x, proxy), x * 2)
+    owner.scale = 3
+    assert torch.equal(function(x, proxy), x * 3)
+    del owner
+    assert function(x, proxy) is None
 
 
 def _first_difference(message: str) -> str:
