@@ -455,9 +455,10 @@ def _split_with_sizes(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, sizes = args[0], args[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
     whole = sum(sizes) == tensor.shape[dim]
-    if is_undecided(whole):
-        for size in sizes:
+    for size in sizes:
+        if is_undecided(size >= 0):
             require(size >= 0, "split_with_sizes expects split_sizes have only non-negative entries")
+    if is_undecided(whole):
         require(whole, "split_with_sizes expects split_sizes to sum exactly to the input tensor's size")
     elif not whole:
         raise RuntimeError(

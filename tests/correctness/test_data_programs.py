@@ -289,6 +289,23 @@ def test_a_branch_on_a_size_marked_unbacked_is_an_error() -> None:
         bolide.compile(program, backend="eager")(x)
 
 
+def pieces_unchecked(x: Any, n: Any) -> Any:
+    first, rest = x.split([n.item(), x.shape[0] - n.item()])
+    return first * 2, rest.sum(0), x.topk(n.item(), 0)[0]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_sizes_that_eager_checks_itself_are_checked_in_the_graph(backend: str) -> None:
+    compiled = bolide.compile(pieces_unchecked, backend=backend, fullgraph=True)
+    for count in (3, 0, 1, 7, 10):
+        x, n = torch.randn(10, 4), torch.tensor(count)
+        torch.testing.assert_close(compiled(x, n), pieces_unchecked(x, n))
+    for count in (-1, 11):
+        with pytest.raises(RuntimeError, match="split_sizes"):
+            compiled(x, torch.tensor(count))
+    assert len(compiled._bolide.entries) == 1
+
+
 def by_truth(t: Any, mask: Any) -> Any:
     written = t.clone()
     written[mask] = 5.0

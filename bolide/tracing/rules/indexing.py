@@ -174,7 +174,8 @@ def _topk(
     x: TensorMeta, k: Any, dim: int = -1, largest: bool = True, in_order: bool = True
 ) -> tuple[TensorMeta, TensorMeta]:
     dim = wrap_dim(dim, x.ndim)
-    require(0 <= k <= (x.shape[dim] if x.shape else 1), "selected index k out of range")
+    for fits in (k >= 0, k <= (x.shape[dim] if x.shape else 1)):
+        require(fits, "selected index k out of range")
     shape = (*x.shape[:dim], k, *x.shape[dim + 1 :]) if x.shape else ()
     return fresh(shape, x.dtype, x.device), fresh(shape, torch.int64, x.device)
 
