@@ -529,6 +529,8 @@ def dtype_and_device(kwargs: dict[str, Any], like: TensorMeta | None = None) -> 
 
 def _full(trace: Trace, shape: Any, value: Any, dtype: torch.dtype, device: torch.device, stride: Any = None) -> Any:
     shape = tuple(shape)
+    if not dtype.is_floating_point and isinstance(value, (int, float, complex)):
+        torch.full((), value, dtype=dtype)  # raises where the type has no such number
     wanted = TensorMeta(shape, tuple(stride) if stride is not None else contiguous_strides(shape), 0, dtype, device)
     return trace.wrap(trace.filled(wanted, value))
 

@@ -15,6 +15,7 @@ from bolide.support.errors import Unsupported
 from bolide.tracing import rng
 from bolide.tracing.handlers import dtype_and_device, handler
 from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.tracing.rules import types
 from bolide.tracing.rules.common import like_strides
 from bolide.tracing.tensor import TracedTensor
 
@@ -36,8 +37,17 @@ def _eagers(trace: Trace, func: Any, wanted: TensorMeta, *parameters: Any) -> No
     return trace.call(func, trace.filled(wanted, 0), *parameters)  # type: ignore[no-any-return]
 
 
+def _require(fill: str, dtype: torch.dtype, *parameters: Any) -> None:
+    """Raise what eager does for numbers of this type, or with these parameters, if they are known."""
+    known = all(isinstance(each, (int, float, torch.dtype)) for each in parameters)
+    refused = types.filling_refusal(fill, dtype, *(parameters if known else ()))
+    if refused is not None:
+        raise type(refused)(*refused.args)
+
+
 def _uniform(trace: Trace, wanted: TensorMeta, low: Any = 0, high: Any = 1) -> Node:
     """A node of the wanted shape and dtype, uniform in [low, high)."""
+    _require("uniform_", wanted.dtype, low, high)
     if trace.draws_as_eager:
         return _eagers(trace, aten.uniform.default, wanted, low, high)
     node = _draw(trace, rng.rand, wanted.shape)
@@ -53,6 +63,7 @@ def _uniform(trace: Trace, wanted: TensorMeta, low: Any = 0, high: Any = 1) -> N
 
 
 def _normal(trace: Trace, wanted: TensorMeta, mean: Any = 0, std: Any = 1) -> Node:
+    _require("normal_", wanted.dtype, mean, std)
     if trace.draws_as_eager:
         return _eagers(trace, aten.normal_functional.default, wanted, mean, std)
     node = _draw(trace, rng.randn, wanted.shape)
@@ -64,6 +75,7 @@ def _normal(trace: Trace, wanted: TensorMeta, mean: Any = 0, std: Any = 1) -> No
 
 
 def _integers(trace: Trace, wanted: TensorMeta, low: int, high: int) -> Node:
+    _require("random_", wanted.dtype, low, high)
     if trace.draws_as_eager:
         node = _eagers(trace, aten.random.to, wanted, high - low)
         return node if low == 0 else trace.call(aten.add.Tensor, node, low)  # type: ignore[no-any-return]
@@ -80,6 +92,7 @@ def _integers(trace: Trace, wanted: TensorMeta, low: int, high: int) -> Node:
 
 def _bernoulli(trace: Trace, wanted: TensorMeta, p: Any) -> Node:
     """1 with probability `p` (a number or a node), in the wanted dtype."""
+    _require("bernoulli_", wanted.dtype, p.meta["val"].dtype if isinstance(p, Node) else p)
     if trace.draws_as_eager:
         return _eagers(trace, aten.bernoulli.Tensor if isinstance(p, Node) else aten.bernoulli.p, wanted, p)
     node = _draw(trace, rng.rand, wanted.shape)

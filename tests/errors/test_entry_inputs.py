@@ -237,3 +237,18 @@ def test_what_does_without_such_a_tensor_is_compiled(kind: str) -> None:
         bolide.compile(fn, fullgraph=True)(given, y)
     assert raised.value.where is not None and raised.value.where.function.endswith("fn")
     assert bolide.compile(lambda given, y: y * 2, fullgraph=True)(given, y).equal(y * 2)
+
+
+@pytest.mark.parametrize("size", [4, 40])
+def test_norms_of_integers_raise_as_in_eager(size: int) -> None:
+    x = torch.randint(5, (1, 8, size, size))
+    for norm in (
+        lambda x: torch.nn.functional.group_norm(x, 2),
+        lambda x: torch.nn.functional.layer_norm(x, (size,)),
+        lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
+    ):
+        with pytest.raises(NotImplementedError) as eager:
+            norm(x)
+        with pytest.raises(NotImplementedError) as ours:
+            bolide.compile(norm)(x)
+        assert str(ours.value) == str(eager.value)

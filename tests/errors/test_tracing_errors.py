@@ -119,6 +119,22 @@ KERNELS: dict[str, tuple[Callable[..., Any], torch.dtype]] = {
     "elu of integers": (F.elu, torch.int8),
     "division": (lambda x: torch.addcdiv(x, x, x), torch.int64),
     "norm of integers": (torch.linalg.vector_norm, torch.int64),
+    "layer norm of integers": (lambda x: F.layer_norm(x, (4,)), torch.int64),
+    "group norm of integers": (lambda x: F.group_norm(x, 2), torch.int64),
+    "batch norm of integers": (lambda x: F.batch_norm(x, None, None, training=True), torch.int64),
+    "halves of integers": (F.glu, torch.int64),
+    "no rule": (F.hardshrink, torch.int64),
+    "no tag": (lambda x: F.prelu(x, x[0]), torch.int64),
+    "trace of masks": (torch.trace, torch.bool),
+    "no elements": (lambda x: x[:0].abs(), torch.bool),
+    "uniform integers": (torch.rand_like, torch.int64),
+    "an empty range": (lambda x: x.uniform_(2, 1), torch.float32),
+    "negative deviation": (lambda x: x.normal_(0, -1), torch.float32),
+    "integers of no range": (lambda x: torch.randint_like(x, 5, 3), torch.int64),
+    "integers out of range": (lambda x: torch.randint_like(x, 0, 300), torch.uint8),
+    "no probability": (lambda x: x.bernoulli_(1.5), torch.float32),
+    "integers as probabilities": (torch.bernoulli, torch.int64),
+    "full of what does not fit": (lambda x: torch.full_like(x, 300), torch.uint8),
 }
 
 
@@ -130,8 +146,9 @@ def test_types_without_a_kernel_are_refused_as_in_eager(name: str) -> None:
         function(x)
     trace = Trace()
     traced = trace.input(x, "x")
-    with trace.recording(), pytest.raises(eager.type):
+    with trace.recording(), pytest.raises(eager.type) as ours:
         function(traced)
+    assert str(ours.value) == str(eager.value)
 
 
 def test_a_kernel_that_dislikes_values_takes_the_types() -> None:

@@ -7,10 +7,23 @@ from dataclasses import dataclass, field
 
 import torch
 
-from bolide.inductor.ir.loops import BINARY_OPS, SCALAR_OPS, Access, Init, Kernel, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.loops import (
+    BINARY_OPS,
+    ELEMENTARY_OPS,
+    SCALAR_OPS,
+    Access,
+    Init,
+    Kernel,
+    Loop,
+    Node,
+    Stmt,
+    Store,
+    Update,
+)
 from bolide.inductor.ir.printer import kernel_lines
 from bolide.symbolic import Expr
 
+OF_FLOATS = frozenset((*ELEMENTARY_OPS, "recip", "erfinv", "digamma"))
 SAME = frozenset((*BINARY_OPS, "fma"))
 BOOLEAN_RESULT = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit"])
 FREE_RESULT = frozenset(("cast", "bitcast", "load", "const", "index", "acc", "philox", "philox_normal", "where"))
@@ -203,6 +216,8 @@ def _node(state: _State, node: Node) -> None:
     elif node.op in SAME and any(dtype != types[0] for dtype in types):
         raise state.fail(f"{node.op} on different types: {_types(types)}")
     if node.op not in FREE_RESULT:
+        if node.op in OF_FLOATS and not node.dtype.is_floating_point:
+            raise state.fail(f"{node.op} on {_types(types)}: cast to a floating-point type first")
         if any(dtype in NARROW_FLOATS for dtype in types):
             raise state.fail(f"{node.op} on {_types(types)}: cast to float32 first")
         expected = torch.bool if node.op in BOOLEAN_RESULT else types[0]

@@ -12,7 +12,7 @@ from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.pointwise import elementwise
-from bolide.inductor.lowering.registry import lowering
+from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import TensorValue
 from bolide.inductor.lowering.views import sliced
 
@@ -234,7 +234,9 @@ def leaky_relu_backward(
 
 
 @lowering(aten._prelu_kernel.default)
-def prelu(ctx: Lowering, x: TensorValue, weight: TensorValue) -> TensorValue:
+def prelu(ctx: Lowering, x: TensorValue, weight: TensorValue) -> Any:
+    if not sc.is_float(x.dtype):
+        return EXTERN
     return elementwise(ctx, lambda v, w: sc.where(_gt(v, 0.0), v, sc.mul(w, v)), x, weight)
 
 

@@ -81,7 +81,7 @@ def native_layer_norm(ctx: Lowering, x: TensorValue, normalized: Any, weight: An
     metas = ctx.meta
     compute = sc.compute_dtype(x.dtype)
     dims = tuple(range(len(x.shape) - len(normalized), len(x.shape)))
-    if any(size is ZERO for size in x.shape):
+    if not sc.is_float(x.dtype) or any(size is ZERO for size in x.shape):
         return EXTERN
     variance, mean = moments(ctx, x, dims, 0, compute)
     rstd = _rstd(ctx, variance, eps, compute)
@@ -139,7 +139,7 @@ def fused_rms_norm(ctx: Lowering, x: TensorValue, normalized: Any, weight: Any, 
     metas = ctx.meta
     compute = sc.compute_dtype(x.dtype)
     dims = tuple(range(len(x.shape) - len(normalized), len(x.shape)))
-    if any(size is ZERO for size in x.shape):
+    if not sc.is_float(x.dtype) or any(size is ZERO for size in x.shape):
         return EXTERN
     epsilon = torch.finfo(x.dtype if eps is None and compute is x.dtype else compute).eps if eps is None else eps
     squares = summed(ctx, x, dims, lambda c: sc.square(ctx.operand(x, c, compute)), compute, True, "squares")
@@ -181,7 +181,7 @@ def native_group_norm(
     ctx: Lowering, x: TensorValue, weight: Any, bias: Any, N: Any, C: Any, HxW: Any, group: int, eps: float
 ) -> Any:
     """(out, mean [N, group], rstd [N, group])."""
-    if any(size is ZERO for size in x.shape):
+    if not sc.is_float(x.dtype) or any(size is ZERO for size in x.shape):
         return EXTERN
     metas = ctx.meta
     compute = sc.compute_dtype(x.dtype)

@@ -21,7 +21,7 @@ from bolide.tracing.rules.common import (
     result_type,
     suggested_format,
 )
-from bolide.tracing.rules.registry import RULES, qualified, rule
+from bolide.tracing.rules.registry import rule
 
 
 def elementwise(tensors: list[TensorMeta], dtype: torch.dtype) -> TensorMeta:
@@ -59,13 +59,13 @@ def _register(ops: str, arity: int, promoted: Callable[[torch.dtype], torch.dtyp
     rule(*ops.split())(infer)
 
 
-_UNARY = """relu sign sgn ceil floor trunc round round.decimals bitwise_not positive silu gelu mish hardswish
+_UNARY = """neg relu sign sgn ceil floor trunc round round.decimals bitwise_not positive silu gelu mish hardswish
     hardsigmoid hardtanh elu leaky_relu softplus threshold frac nan_to_num square"""
 _UNARY_FLOAT = """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh
     atanh erf erfc erfinv sigmoid reciprocal lgamma digamma logit sinc special_erfcx special_ndtri special_log_ndtr
     special_entr special_i0e special_i1 special_i1e i0"""
 _UNARY_BOOL = "logical_not isnan signbit isposinf isneginf"
-_BINARY = """add.Tensor add.Scalar mul.Tensor mul.Scalar maximum minimum fmax fmin
+_BINARY = """add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar maximum minimum fmax fmin
     remainder.Tensor remainder.Scalar remainder.Scalar_Tensor fmod.Tensor fmod.Scalar floor_divide floor_divide.Scalar
     pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar hypot nextafter logaddexp logaddexp2 bitwise_and.Tensor
     bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar
@@ -77,12 +77,6 @@ _LOGICAL = "logical_and logical_or logical_xor"
 _BACKWARD = """threshold_backward gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward
     hardtanh_backward hardswish_backward hardsigmoid_backward leaky_relu_backward softplus_backward logit_backward"""
 
-_FLOAT_ONLY = """silu gelu mish hardswish hardsigmoid elu leaky_relu softplus gelu_backward silu_backward
-    hardswish_backward leaky_relu_backward softplus_backward"""
-_INTEGER_ONLY = "bitwise_not " + " ".join(
-    f"bitwise_{op}.{kind}" for op in ("and", "or", "xor") for kind in ("Tensor", "Scalar")
-)
-
 _register(_UNARY, 1, _unchanged)
 _register(_UNARY_FLOAT, 1, floating)
 _register(_UNARY_BOOL, 1, _boolean)
@@ -92,48 +86,6 @@ _register(_BINARY_BOOL + " " + _LOGICAL, 2, _boolean)
 _register(_BACKWARD, 2, _unchanged)
 _register("lerp.Scalar", 2, _unchanged)
 _register("lerp.Tensor addcmul addcdiv", 3, _unchanged)
-
-
-def _only(ops: str, accepts: Callable[[torch.dtype], bool]) -> None:
-    """Let rules refuse dtypes for which eager has no kernel."""
-    for op in ops.split():
-        rule(op)(_refusing(op, RULES[qualified(op)], accepts))
-
-
-def _refusing(op: str, infer: Callable[..., TensorMeta], accepts: Callable[[torch.dtype], bool]) -> Callable[..., Any]:
-    def checked(*args: Any, **options: Any) -> TensorMeta:
-        result = infer(*args, **options)
-        require(
-            accepts(result.dtype), f"\"{op}\" not implemented for '{dtype_name(result.dtype)}'", NotImplementedError
-        )
-        return result
-
-    return checked
-
-
-_only(_FLOAT_ONLY, lambda dtype: dtype.is_floating_point or dtype.is_complex)
-_only(_INTEGER_ONLY, lambda dtype: not (dtype.is_floating_point or dtype.is_complex))
-
-
-@rule("neg")
-def _neg(x: TensorMeta) -> TensorMeta:
-    require(
-        x.dtype is not torch.bool,
-        "Negation, the `-` operator, on a bool tensor is not supported. If you are trying to invert a mask, use the "
-        "`~` or `logical_not()` operator instead.",
-    )
-    return elementwise([x], x.dtype)
-
-
-@rule("sub.Tensor", "sub.Scalar", "rsub.Scalar")
-def _sub(a: Any, b: Any, alpha: Any = 1) -> TensorMeta:
-    operands = [meta for meta in (a, b) if meta.__class__ is TensorMeta]
-    require(
-        all(meta.dtype is not torch.bool for meta in operands) and not isinstance(b, bool),
-        "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, use "
-        "the `~` or `logical_not()` operator instead.",
-    )
-    return elementwise(operands, result_type((a, b)))
 
 
 @rule("abs")

@@ -109,13 +109,11 @@ def infer_from(func: Any, first: TensorMeta, args: Any, kwargs: Any, shapes: Sha
 
 def _infer(func: Any, operands: list[Any], options: dict[str, Any]) -> Any:
     shape_rule = RULES.get(func.name())
-    if shape_rule is not None:
-        told = shape_rule(*operands, **options)
-        refused = types.refusal(func, operands, options)
-        if refused is not None:
-            raise type(refused)(*refused.args)
-        return told
-    return by_torch(func, operands, options)
+    told = by_torch(func, operands, options) if shape_rule is None else shape_rule(*operands, **options)
+    refused = types.refusal(func, operands, options, shape_rule is not None)
+    if refused is not None:
+        raise type(refused)(*refused.args)
+    return told
 
 
 def _known(arg: Any) -> Any:

@@ -1,9 +1,11 @@
 """Which types an operation's kernel takes. A rule knows shapes, not for which types ATen has a kernel: that is asked of
-the kernel itself, once for each operation and types, on tensors of two elements a side (of one,
-statistics would warn)."""
+the kernel itself, once for each operation and types, on tensors of two elements a side (of one, statistics would warn).
+Operations that are told sizes are asked with the real ones, if those are small.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -11,74 +13,97 @@ import torch
 from bolide.tracing.meta import TensorMeta, found_in
 
 _asked: dict[Any, Exception | None] = {}
-_TAGS = frozenset({torch.Tag.pointwise, torch.Tag.core})
-_OTHERS = frozenset(  # that have none of these tags
-    ["hardswish", "floor_divide", "mse_loss", "smooth_l1_loss", "huber_loss", "nansum", "linalg_vector_norm", "std"]
-    + ["var_mean", "std_mean", "logsumexp", "glu", "cumprod", "nll_loss_forward", "masked_fill", "max", "min", "sum"]
-    + ["all", "log_sigmoid_forward", "index_add", "scatter", "index_copy"]
+_NO_SIZES = frozenset(  # integers that say something else
+    ["decimals", "diagonal", "dim", "dim1", "dim2", "dims", "dtype", "ignore_index", "input_dtype", "layout"]
+    + ["memory_format", "offset", "reduction", "shifts"]
 )
-_BY_SIZE = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
-)  # which kernel they choose
+_BY_SIZE = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # which kernel they choose
 _NUMBERS = (int, float, complex, bool, str, torch.dtype)
+_SMALL = 1 << 12
 
 
-def refusal(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Exception | None:
-    """What eager raises for tensors (given as metas) of these types, or None.
+def refusal(func: Any, args: list[Any], kwargs: dict[str, Any], ruled: bool) -> Exception | None:
+    """What eager raises for tensors (given as metas) of these types, or None. `ruled`: a rule, which has checked the
+    sizes, tells the results.
 
     A kernel that raises may as well dislike a size or value: its types are at fault if it raises for
     a 0 and for a 1, and says that it is not implemented for them or raises for no float32."""
-    if func.namespace != "aten" or any(map(_is_empty, found_in([args, kwargs], TensorMeta))):
-        return None  # of no element no kernel is asked
-    key = (func, *map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
+    if not _answers(func):
+        return None
+    metas = list(found_in([args, kwargs], TensorMeta))
+    sizes = None
+    if _is_told_sizes(func) or not (ruled or torch.Tag.pointwise in func.tags):
+        sizes = tuple(meta.shape for meta in metas)
+        if any(size.__class__ is not int for shape in sizes for size in shape):
+            return None  # nothing is asked of symbolic sizes
+        if sum(meta.numel for meta in metas) > _SMALL:
+            return None
+    key = (func, sizes, *map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
     if key not in _asked:
-        _asked[key] = _ask(func, args, kwargs)
+        asks = metas and all(meta.device.type == "cpu" for meta in metas)
+        _asked[key] = _ask(func, args, kwargs, sizes is not None) if asks else None
     return _asked[key]
 
 
-def _is_empty(meta: TensorMeta) -> bool:
-    return any(size.__class__ is int and size == 0 for size in meta.shape)  # nothing is asked of symbolic sizes
+@functools.cache
+def _answers(func: Any) -> bool:
+    """Whether a kernel can be asked: it writes nothing, draws nothing and is one for all sizes."""
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    writes = any(arg.alias_info for arg in func._schema.arguments)
+    return func.namespace == "aten" and not draws and not writes and func._opname not in _BY_SIZE
+
+
+@functools.cache
+def _is_told_sizes(func: Any) -> bool:
+    return any("int" in str(arg.type) and arg.name not in _NO_SIZES for arg in func._schema.arguments)
 
 
 def _kind(arg: Any) -> Any:
     """What counts of an argument."""
     if isinstance(arg, TensorMeta):
-        return arg.dtype, len(arg.shape)
+        return arg.dtype, tuple([size.__class__ is int and size == 0 for size in arg.shape])
     if isinstance(arg, (list, tuple)):
         return tuple(map(_kind, arg))
     return (type(arg), arg) if type(arg) in _NUMBERS else type(arg)
 
 
-def _ask(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Exception | None:
-    metas = list(found_in([args, kwargs], TensorMeta))
-    if not metas or any(meta.device.type != "cpu" for meta in metas) or func._opname in _BY_SIZE:
-        return None
-    if torch.Tag.nondeterministic_seeded in func.tags or (_TAGS.isdisjoint(func.tags) and func._opname not in _OTHERS):
-        return None
-    if any(arg.alias_info for arg in func._schema.arguments):
-        return None
-    failure = _failure(func, args, kwargs, 0, None)
-    if failure is None or _failure(func, args, kwargs, 1, None) is None:
+def _ask(func: Any, args: list[Any], kwargs: dict[str, Any], whole: bool) -> Exception | None:
+    ask = functools.partial(_failure, func, args, kwargs, whole)
+    failure = ask(0, None)
+    if failure is None or ask(1, None) is None:
         return None
     if isinstance(failure, NotImplementedError) and "not implemented for '" in str(failure):
         return failure
-    return failure if _failure(func, args, kwargs, 0, torch.float32) is None else None
+    return failure if ask(0, torch.float32) is None else None
 
 
 def _failure(
-    func: Any, args: list[Any], kwargs: dict[str, Any], value: int, dtype: torch.dtype | None
+    func: Any, args: list[Any], kwargs: dict[str, Any], whole: bool, value: int, dtype: torch.dtype | None
 ) -> Exception | None:
-    """What the kernel raises for small tensors full of this value."""
+    """What the kernel raises for tensors full of this value; small ones, or of their `whole` size."""
 
     def real(arg: Any) -> Any:
         if isinstance(arg, TensorMeta):
-            return torch.full([2] * len(arg.shape), value, dtype=dtype or arg.dtype)
+            sizes = arg.shape if whole else [0 if size.__class__ is int and size == 0 else 2 for size in arg.shape]
+            return torch.full(sizes, value, dtype=dtype or arg.dtype)
         if isinstance(arg, (list, tuple)):
             return list(map(real, arg))
         return 1 if isinstance(arg, torch.SymInt) else arg
 
     try:
         func(*map(real, args), **{name: real(arg) for name, arg in kwargs.items()})
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
+@functools.lru_cache(1 << 10)
+def filling_refusal(fill: str, dtype: torch.dtype, *parameters: Any) -> Exception | None:
+    """What eager raises where a tensor of this type is filled with random numbers (by ``uniform_``, ``normal_``, …), or
+    None. Parameters that are tensors are given by their types."""
+    values = [torch.zeros(2, dtype=each) if isinstance(each, torch.dtype) else each for each in parameters]
+    try:
+        getattr(torch.empty(2, dtype=dtype), fill)(*values, generator=torch.Generator())
     except Exception as error:
         return error.with_traceback(None)
     return None
