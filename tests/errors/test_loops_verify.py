@@ -35,7 +35,7 @@ REFUSED: dict[str, tuple[Kernel, str]] = {
         kernel(store("y", 0, op("cast", op("neg", const(1.0, torch.bfloat16)), dtype=f32))),
         "cast to float32 first",
     ),
-    "an elementary function of integers": (kernel(store("y", 0, op("sqrt", const(1, i64)))), "floating-point type first"),
+    "root of an integer": (kernel(store("y", 0, op("sqrt", const(1, i64)))), "floating-point type first"),
     "operand count": (kernel(store("y", 0, Node.make("add", f32, (const(1.0),)))), "takes 2 operands, not 1"),
     "unknown operation": (kernel(store("y", 0, op("frobnicate", const(1.0)))), "no scalar operation"),
     "no accumulator": (kernel(store("y", 0, acc("a"))), "no accumulator a"),
