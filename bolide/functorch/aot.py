@@ -27,7 +27,7 @@ from bolide.functorch.graphs import (
 from bolide.functorch.joint import finish_inference, finish_joint, tangent_meta
 from bolide.functorch.memory import saved_values
 from bolide.functorch.missing import without_tangents
-from bolide.functorch.partitioners import Joint, Partition, Strategy, forward_nodes, partition
+from bolide.functorch.partitioners import Partition, Strategy, forward_nodes, partition
 from bolide.functorch.passes import INFERENCE_PASSES, run_passes
 from bolide.functorch.passes.norms import split_norms
 from bolide.functorch.runtime import (
@@ -39,7 +39,7 @@ from bolide.functorch.runtime import (
     without_grad,
     writing_unseen,
 )
-from bolide.functorch.second import draws_read, inputs_read, second_order
+from bolide.functorch.second import Tape, second_order, tape_of
 from bolide.functorch.signature import Signature, describe
 from bolide.functorch.underived import with_history, without_underived
 from bolide.support import events
@@ -102,7 +102,9 @@ def _compile_training(
     name: str,
 ) -> CompiledGraph:
     started = time.perf_counter()
+    derivable = not trace.own_gradients  # which the backward may set, too
     joint = finish_joint(trace, signature)
+    tape = tape_of(joint) if derivable and not trace.shapes.facts.names else None
     split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.has_symbols else None)
     run_passes(joint.graph, name)
     parts = partition(joint, strategy)
@@ -113,12 +115,12 @@ def _compile_training(
 
     visible = frozenset(range(joint.outputs))
     parameters = _parameters(trace)
-    drawn = _drawn_results(parts.forward, joint)
+    kept = None if tape is None else _kept_results(parts.forward, joint.inputs, tape)
     info = GraphInfo("forward", parameters, visible)
     forward = _silently(_compiled(parts.forward, trace, info, forward_compiler, name), signature)
     if torch._C._is_any_autocast_enabled():
         forward = without_autocast(forward)
-    crossing = _crossing(signature, parts, trace, drawn)
+    crossing = _crossing(signature, parts, trace, tape, kept or ())
     _take_real_layouts(parts, joint.inputs)
     tangent_slots = placeholders(parts.backward)[len(parts.saved) :]
     slot_of_result = dict(zip([i for i, stride in enumerate(crossing.tangents) if stride is not None], tangent_slots))
@@ -139,11 +141,7 @@ def _compile_training(
         partition=strategy,
         name=f"{name}.backward",
     )
-    twice = (
-        None
-        if trace.own_gradients or trace.shapes.facts.names
-        else second_order(parts.forward, joint.outputs, trace.constants, again)
-    )
+    twice = None if tape is None or kept is None else second_order(tape, trace.constants, again)
     gradients = results(parts.backward)
     apart = [i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and gradients[i] is None]
     return differentiable(forward, backward_for, twice, crossing, apart)
@@ -154,14 +152,17 @@ def _silently(run: CompiledGraph, signature: Signature) -> CompiledGraph:
     return writing_unseen(run, unseen) if unseen else run
 
 
-def _drawn_results(forward: fx.Graph, joint: Joint) -> tuple[int, ...]:
-    """Where what the program has drawn is found in the list of all inputs followed by all results, of which it becomes
-    a part."""
-    drawn = draws_read(forward, joint.outputs)
+def _kept_results(forward: fx.Graph, inputs: int, tape: Tape) -> tuple[int, ...] | None:
+    """Where what is kept for a tape is found in the list of all inputs followed by all results, of which it becomes a
+    part. None if the optimised graph has it no more."""
+    named = {node.name: node for node in forward.nodes}
+    kept = [next((named[name] for name in names if name in named), None) for names in tape.names]
+    if None in kept:
+        return None
     made = results(forward)
-    output_node(forward).args = ((*made, *[node for node in drawn if node not in made]),)
+    output_node(forward).args = ((*made, *[node for node in kept if node not in made]),)
     made = results(forward)
-    return tuple(joint.inputs + made.index(node) for node in drawn)
+    return tuple(inputs + made.index(node) for node in kept)
 
 
 def _parameters(trace: Trace) -> frozenset[int]:
@@ -172,16 +173,18 @@ def _symbols(trace: Trace) -> tuple[str, ...]:
     return tuple(as_expr(size).text() for size in trace.sizes)
 
 
-def _crossing(signature: Signature, parts: Partition, trace: Trace, drawn: tuple[int, ...]) -> Crossing:
+def _crossing(
+    signature: Signature, parts: Partition, trace: Trace, tape: Tape | None, kept: tuple[int, ...]
+) -> Crossing:
     tensors = [at for node, at in zip(parts.saved, parts.saved_at) if is_tensor(node)]
     numbers = parts.saved_at[len(tensors) :]
     tangents = [None if result.tensor is None else _strides(tangent_meta(result.meta)) for result in signature.results]
     tangents += [None] * len(signature.numbers)
     symbols = {name: len(trace.inputs) + place for place, name in enumerate(_symbols(trace))}
     symbols |= {str(as_expr(node.meta["val"])): at for node, at in zip(parts.saved, parts.saved_at) if is_size(node)}
-    read = [at for at in inputs_read(parts.forward, len(tangents)) if at not in tensors]
+    read = [at for at in (tape.read if tape else ()) if at not in tensors]
     loose = [at for at in read if at not in _parameters(trace)]
-    return Crossing(len(tangents), tuple(tensors), numbers, tuple(tangents), symbols, tuple(read), tuple(loose), drawn)
+    return Crossing(len(tangents), tuple(tensors), numbers, tuple(tangents), symbols, tuple(read), tuple(loose), kept)
 
 
 def _strides(meta: TensorMeta) -> tuple[Any, ...]:

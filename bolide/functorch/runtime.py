@@ -128,8 +128,8 @@ class Crossing:
     sizes are, by name, in the list of all inputs followed by all results.
 
     For gradients of gradients, which are computed from the inputs: `read`, the tensors among them that the results
-    depend on and that are not saved; `loose`, those of them that the program's caller may drop; `drawn`, where the
-    seed of the random numbers is, and what else was drawn.
+    depend on and that are not saved; `loose`, those of them that the program's caller may drop; `kept`, where what
+    is not computed again is (the seed of the random numbers, …).
     """
 
     results: int
@@ -139,7 +139,7 @@ class Crossing:
     symbols: Mapping[str, int] = field(default_factory=dict)
     read: tuple[int, ...] = ()
     loose: tuple[int, ...] = ()
-    drawn: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
 
 
 BackwardFor = Callable[[tuple[int, ...]], CompiledGraph]
@@ -173,7 +173,7 @@ def differentiable(
             pool = [*inputs, *made]
             ctx.save_for_backward(*[pool[index] for index in crossing.tensors])
             ctx.numbers = [pool[index] for index in crossing.numbers]
-            ctx.drawn = [pool[place] for place in crossing.drawn]
+            ctx.kept = [pool[place] for place in crossing.kept]
             if symbols:
                 ctx.sizes = {name: pool[place] for name, place in symbols.items()}
             ctx.set_materialize_grads(False)
@@ -186,7 +186,7 @@ def differentiable(
             inputs: Sequence[Any] | None = None
             if torch.is_grad_enabled():
                 inputs = _recalled(ctx, crossing)
-                gradients = None if inputs is None or twice is None else twice(inputs, ctx.drawn, tangents)
+                gradients = None if inputs is None or twice is None else twice(inputs, ctx.kept, tangents)
                 if gradients is not None:
                     return gradients
             values = [*ctx.saved_tensors, *ctx.numbers]

@@ -1,51 +1,110 @@
 """Gradients of gradients: a backward pass that is a differentiable program itself.
 
 A compiled backward works on values that the forward has saved, which have no history. When the backward is asked for
-with ``create_graph=True``, the gradients are computed anew from the program's inputs instead: the forward graph is
-replayed on traced tensors, the autograd engine derives it with ``create_graph``, and the result is compiled as any
-other trace. So it has a backward of its own, and so on to any order.
+with ``create_graph=True``, the gradients are computed anew from the program's inputs instead: the forward as it was
+recorded (a `Tape`; optimised graphs do not know which values no derivative goes through) is replayed on traced tensors,
+the autograd engine derives it with ``create_graph``, and the result is compiled as any other trace. So it has a
+backward of its own, and so on to any order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.fx as fx
 
-from bolide.functorch.graphs import Runner, aten, is_getitem, is_impure, is_tensor, placeholders, results
+from bolide.functorch.graphs import COPIES, Runner, aten, is_getitem, is_impure, is_tensor, placeholders, results
+from bolide.functorch.partitioners import Joint
 from bolide.support.errors import CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.tracing import Trace, TracedTensor
+from bolide.tracing.branches import separated
 
 Gradients = tuple[torch.Tensor | None, ...]
 SecondOrder = Callable[[Sequence[Any], Sequence[torch.Tensor], Sequence[torch.Tensor | None]], Gradients | None]
-"""Takes the forward's inputs (with their history), what it has drawn (see `draws_read`), and the tangents of its
+"""Takes the forward's inputs (with their history), what it has kept (see `Tape`), and the tangents of its
 results; gives one differentiable gradient for each input, or None when it cannot."""
 
 Compile = Callable[[Trace, Sequence[TracedTensor]], Runner]
 
 
-def second_order(
-    forward: fx.Graph, outputs: int, constants: dict[str, torch.Tensor], compile_trace: Compile
-) -> SecondOrder:
-    """The differentiable backward of the first `outputs` results of a forward graph. It is made when it is first
-    needed, once for each combination of sizes, layouts and histories of its arguments.
+class Step(NamedTuple):
+    """A node and what it was when the tape was made: passes change graphs in place."""
+
+    node: fx.Node
+    target: Any
+    args: Any
+    kwargs: Any
+
+
+class Tape(NamedTuple):
+    """How the results `wanted` of a program are computed from the `inputs`, in order, as it was recorded. `kept`: what
+    is not computed again but kept from the forward: random numbers, and values that no derivative goes through made
+    of inputs that the program writes to; `names`: by which optimised graphs know them, or what they are copies of.
+    `read`: the positions of the tensors among the inputs that it reads."""
+
+    inputs: list[fx.Node]
+    steps: list[Step]
+    wanted: list[Any]
+    kept: list[fx.Node]
+    names: list[list[str]]
+    read: list[int]
+
+
+def tape_of(joint: Joint) -> Tape:
+    """The forward of a joint graph that no pass has changed yet."""
+    wanted = list(results(joint.graph)[: joint.outputs])
+    inputs = placeholders(joint.graph)[: joint.inputs]
+    lost = {inputs[place] for place in joint.written}
+    spoilt = _made_of(joint.graph, lost) if lost else set()
+    kept = {node for node in joint.graph.nodes if _is_drawn(node) or (node in spoilt and _is_apart(node))}
+    needed = _needed(wanted, kept)
+    order = [node for node in joint.graph.nodes if node in needed]
+    steps = [Step(node, node.target, node.args, node.kwargs) for node in order if node.op != "placeholder"]
+    read = [at for at, node in enumerate(inputs) if node in needed and is_tensor(node)]
+    known = [node for node in order if node in kept]
+    return Tape(inputs, steps, wanted, known, [list(_names(node)) for node in known], read)
+
+
+def _names(node: fx.Node) -> Iterator[str]:
+    yield node.name
+    while node.target in COPIES and isinstance(source := node.args[0], fx.Node):
+        node = source
+        yield node.name
+
+
+def _made_of(graph: fx.Graph, sources: set[fx.Node]) -> set[fx.Node]:
+    """The nodes that depend on `sources`."""
+    found = set(sources)
+    for node in graph.nodes:
+        if not found.isdisjoint(_read_by(node)):
+            found.add(node)
+    return found
+
+
+def _is_apart(node: fx.Node) -> bool:
+    return node.op == "call_function" and bool(node.meta.get("cut")) and is_tensor(node)
+
+
+def second_order(tape: Tape, constants: dict[str, torch.Tensor], compile_trace: Compile) -> SecondOrder:
+    """The differentiable backward of a program. It is made when it is first needed, once for each combination of sizes,
+    layouts and histories of its arguments.
     """
     made: dict[Any, tuple[Runner, list[int]] | None] = {}
 
     def gradients(
-        inputs: Sequence[Any], drawn: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
+        inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
     ) -> Gradients | None:
         key = (*map(_key, inputs), None, *map(_key, tangents))
         if key not in made:
-            made[key] = _build(forward, outputs, constants, compile_trace, inputs, drawn, tangents)
+            made[key] = _build(tape, constants, compile_trace, inputs, kept, tangents)
         found = made[key]
         if found is None:
             return None
         run, places = found
-        arguments = [value for value in (*inputs, *drawn, *tangents) if isinstance(value, torch.Tensor)]
+        arguments = [value for value in (*inputs, *kept, *tangents) if isinstance(value, torch.Tensor)]
         with torch._C._DisableAutocast():
             computed = dict(zip(places, run(arguments), strict=True))
         return tuple([computed.get(place) for place in range(len(inputs))])
@@ -60,22 +119,21 @@ def _key(value: Any) -> Any:
 
 
 def _build(
-    forward: fx.Graph,
-    outputs: int,
+    tape: Tape,
     constants: dict[str, torch.Tensor],
     compile_trace: Compile,
     inputs: Sequence[Any],
-    drawn: Sequence[torch.Tensor],
+    kept: Sequence[torch.Tensor],
     tangents: Sequence[torch.Tensor | None],
 ) -> tuple[Runner, list[int]] | None:
     """The compiled gradients and which inputs they belong to; None for a program that cannot be derived twice."""
     trace = Trace()
     values = [_input(trace, value, f"x{place}") for place, value in enumerate(inputs)]
-    random = [_input(trace, value, f"drawn{place}") for place, value in enumerate(drawn)]
+    again = [_input(trace, value, f"kept{place}") for place, value in enumerate(kept)]
     weights = [_input(trace, tangent, f"tangent{place}") for place, tangent in enumerate(tangents)]
     try:
         with collector_paused(), torch.enable_grad(), torch._C._DisableAutocast(), trace.recording():
-            made = list(_replay(forward, outputs, constants, values, random))
+            made = list(_replay(tape, constants, values, again))
             pairs = [(out, weight) for out, weight in zip(made, weights) if weight is not None and out.requires_grad]
             places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
             derived: Sequence[Any] = torch.autograd.Variable._execution_engine.run_backward(
@@ -100,63 +158,60 @@ def _input(trace: Trace, value: Any, name: str) -> Any:
 
 
 def _replay(
-    graph: fx.Graph, outputs: int, constants: dict[str, torch.Tensor], inputs: Sequence[Any], drawn: Sequence[Any]
+    tape: Tape, constants: dict[str, torch.Tensor], inputs: Sequence[Any], kept: Sequence[Any]
 ) -> Iterator[Any]:
-    """The first `outputs` results of `graph` on traced inputs, without its effects on the inputs."""
-    wanted = results(graph)[:outputs]
-    needed = _needed(wanted)
-    known: dict[fx.Node, Any] = dict(zip(placeholders(graph), inputs, strict=True))
-    known |= zip(draws_read(graph, outputs), drawn, strict=True)
+    """The results of a tape on traced inputs, without its effects on the inputs."""
+    known: dict[fx.Node, Any] = dict(zip(tape.inputs, inputs, strict=True))
+    known |= zip(tape.kept, kept, strict=True)
 
     def value_of(node: fx.Node) -> Any:
         return known[node]
 
-    for node in graph.nodes:
-        if node in needed and node not in known:
-            if node.op == "get_attr":
-                known[node] = constants[str(node.target)]
-            elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and is_impure(node):
-                raise Unsupported("random numbers that depend on a tensor would be drawn again", kind="operator")
-            elif _updates_statistics(node):
-                x, weight, bias, _, _, *rest = fx.map_arg(node.args, known.get)
-                known[node] = aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
-            else:
-                known[node] = node.target(*fx.map_arg(node.args, value_of), **fx.map_arg(node.kwargs, value_of))
-    return (known[node] for node in wanted)
-
-
-def draws_read(forward: fx.Graph, outputs: int) -> list[fx.Node]:
-    """What the first `outputs` results depend on that is drawn, from numbers alone: the seed, permutations, …"""
-    needed = _needed(results(forward)[:outputs])
-    return [node for node in forward.nodes if node in needed and _is_drawn(node)]
+    for node, target, args, kwargs in tape.steps:
+        if node in known:
+            continue
+        if node.op == "get_attr":
+            value = constants[str(target)]
+        elif torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) and is_impure(node):
+            raise Unsupported("random numbers that depend on a tensor would be drawn again", kind="operator")
+        elif _updates_statistics(target, args):
+            x, weight, bias, _, _, *rest = fx.map_arg(args, known.get)
+            value = aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
+        else:
+            value = target(*fx.map_arg(args, value_of), **fx.map_arg(kwargs, value_of))
+        known[node] = separated(value) if node.meta.get("cut") else value
+    return (known[node] for node in tape.wanted)
 
 
 def _is_drawn(node: fx.Node) -> bool:
+    """Whether a node is drawn, from numbers alone: the seed, permutations, …"""
+    if node.op != "call_function":
+        return False
     source = cast(fx.Node, node.args[0]) if is_getitem(node) else node
-    tags = getattr(source.target, "tags", ())
-    memory_only = all(operand.target is aten.full.default for operand in source.all_input_nodes)
-    return is_tensor(node) and torch.Tag.nondeterministic_seeded in tags and memory_only
+    if torch.Tag.nondeterministic_seeded not in getattr(source.target, "tags", ()) or not is_tensor(node):
+        return False
+    return all(operand.target is aten.full.default for operand in source.all_input_nodes)
 
 
-def _updates_statistics(node: fx.Node) -> bool:
+def _updates_statistics(target: Any, args: Any) -> bool:
     """Whether a node is a BatchNorm in training, whose results but for the new statistics do not depend on the old ones
     (arguments 3 and 4), which have been overwritten by now."""
-    return node.target is aten._native_batch_norm_legit_functional.default and node.args[5] is True
+    return target is aten._native_batch_norm_legit_functional.default and args[5] is True
 
 
-def inputs_read(forward: fx.Graph, outputs: int) -> list[int]:
-    """The positions of the tensors among the inputs that the first `outputs` results depend on."""
-    needed = _needed(results(forward)[:outputs])
-    return [at for at, node in enumerate(placeholders(forward)) if node in needed and is_tensor(node)]
+def _read_by(node: fx.Node) -> list[fx.Node]:
+    """What the value of a node that counts is computed from."""
+    read = node.args[:3] if _updates_statistics(node.target, node.args) else node.all_input_nodes
+    return [other for other in read if isinstance(other, fx.Node)]
 
 
-def _needed(wanted: Sequence[Any]) -> set[fx.Node]:
+def _needed(wanted: Sequence[Any], kept: set[fx.Node]) -> set[fx.Node]:
     needed: set[fx.Node] = set()
     pending = [node for node in wanted if isinstance(node, fx.Node)]
     while pending:
         node = pending.pop()
         if node not in needed:
             needed.add(node)
-            read = node.args[:3] if _updates_statistics(node) else () if _is_drawn(node) else node.all_input_nodes
-            pending += [other for other in read if isinstance(other, fx.Node)]
+            if node not in kept:
+                pending += _read_by(node)
     return needed

@@ -35,7 +35,7 @@ class Part(Trace):
     def __init__(self, outer: Trace) -> None:
         super().__init__()
         self.shapes, self.assume = outer.shapes, outer.assume
-        self.where = outer.where
+        self.where, self.differentiates = outer.where, outer.differentiates
         self.generators = outer.generators
         self.operands: list[TracedTensor] = []
         self.symbols: list[Expr] = []
@@ -137,6 +137,8 @@ def gradients(part: Part, results: Sequence[TracedTensor], metas: Sequence[Tenso
                     values[node] = Choice.apply(tape, args[3], args[2], args[0], *args[1])  # type: ignore[no-untyped-call]
                 else:
                     values[node] = node.target(*args, **kwargs)
+                if node.meta.get("cut"):
+                    values[node] = separated(values[node])
         outputs = [values[result.node] for result in results]
         tangents = [tape.placeholder(meta, "tangent") for meta in metas]
         pairs = [pair for pair in zip(outputs, tangents) if pair[0].requires_grad]
@@ -155,6 +157,13 @@ def gradients(part: Part, results: Sequence[TracedTensor], metas: Sequence[Tenso
                     accumulate_grad=False,
                 )
         return as_function(tape, found), places
+
+
+def separated(value: Any) -> Any:
+    """What an operation answers that no derivative goes through."""
+    if isinstance(value, (list, tuple)):
+        return [separated(item) for item in value]
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def common_layout(metas: Sequence[TensorMeta]) -> TensorMeta:

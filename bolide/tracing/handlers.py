@@ -157,6 +157,8 @@ def view_of(trace: Trace, tensor: Any, func: Any, *args: Any, **kwargs: Any) -> 
         carry_marks(tensor, view)
     if not tensor.counts:
         view.counts = False
+    if tensor.cut:
+        view.cut = True
     return view
 
 
@@ -388,9 +390,11 @@ def _placed(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 @handler("detach", "alias")
 def _same(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
-    same = TracedTensor.make(trace, tensor.meta, tensor.node, tensor.group, tensor.chain)
+    same = TracedTensor.make(trace, tensor.meta, tensor.value, tensor.group, tensor.chain)
     carry_marks(tensor, same)
-    same.counts = tensor.counts
+    same.counts, same.cut = tensor.counts, tensor.cut
+    if func is aten.detach.default:
+        same.separate()
     return same
 
 
@@ -407,7 +411,7 @@ def _as_strided(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     step: ViewStep = (func, (trace.unwrap(size), trace.unwrap(stride), trace.unwrap(offset)), {})
     node = trace.call(func, tensor.group.base, *step[1])
     view = TracedTensor.make(trace, node.meta["val"], node, tensor.group, (step,))
-    view.counts = tensor.counts
+    view.counts, view.cut = tensor.counts, tensor.cut
     return view
 
 

@@ -137,7 +137,7 @@ def _is_plain(x: Any, weight: Any, bias: Any) -> bool:
         return False
     if any(tensor.is_neg() or tensor.is_complex() for tensor in tensors):
         return False
-    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+    return not (trace.differentiates if not torch.is_grad_enabled() else any(t.requires_grad for t in tensors))
 
 
 def _plain_linear(x: Any, weight: Any, bias: Any) -> Any:

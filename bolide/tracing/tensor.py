@@ -119,6 +119,7 @@ class TracedTensor(torch.Tensor):
     _node: torch.fx.Node
     _seen: int
     counts: bool = True  # whether autograd sees writes; not through `.data`
+    cut: bool = False  # whether no derivative goes through it to what its memory belongs to
     face: type | None = None  # the class that the program sees, of an input of a subclass that changes no operation
     attributes: dict[str, Any] | None = None  # what the program has put on a tensor behind a mask that it has made
 
@@ -147,12 +148,23 @@ class TracedTensor(torch.Tensor):
 
     @property
     def node(self) -> torch.fx.Node:
-        """The functional value of this tensor now; a view whose storage was written since is made anew from it."""
+        """The functional value of this tensor now, cut off where no derivative goes through it."""
+        if self.cut and self.grad_fn is None:  # autograd keeps results detached, and gives them their history back
+            return self._trace.cut(self.value)
+        return self.value
+
+    @property
+    def value(self) -> torch.fx.Node:
+        """As `node`, but never cut off; a view whose storage was written since is made anew from it."""
         group = self.group
         if self._seen != group.version:
             self._node = self._trace.replay(group.base, self.chain)
             self._seen = group.version
         return self._node
+
+    def separate(self) -> None:
+        """No derivative goes through it, unless it gets a history."""
+        self.cut = self._trace.differentiates and (self.dtype.is_floating_point or self.dtype.is_complex)
 
     @property
     def meta(self) -> TensorMeta:
@@ -187,7 +199,8 @@ class TracedTensor(torch.Tensor):
     def data(self) -> torch.Tensor:
         """The same storage without autograd history; writes through it go unnoticed by what autograd has saved."""
         meta = self.meta._replace(requires_grad=False)
-        made = TracedTensor.make(self._trace, meta, self.node, self.group, self.chain)
+        made = TracedTensor.make(self._trace, meta, self.value, self.group, self.chain)
+        made.separate()
         made.counts = False
         carry_marks(self, made)
         return made

@@ -16,7 +16,7 @@ from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import Cond, Expr, Ratio, ShapeEnv, SymNode, same_size, symbolic_strides
 from bolide.tracing import data, folding, rng, symbolic_kernels
 from bolide.tracing.graph import Graph
-from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, is_zero, meta_of, same_sizes
+from bolide.tracing.meta import TensorMeta, contiguous_strides, found_in, hint_of, is_one, is_zero, meta_of, same_sizes
 from bolide.tracing.rules import infer
 from bolide.tracing.rules.common import dtype_name, is_dense, like_strides
 from bolide.tracing.tensor import PHYSICAL, AliasGroup, TracedTensor, ViewStep, recorded
@@ -54,6 +54,7 @@ class Trace:
         self.answered: dict[Any, Any] = {}  # what data was asked for before
         self.data_of: Callable[[int], Data | None] = unknown  # see `read`
         self._mode = _Recording(self)
+        self._cuts: dict[torch.fx.Node, torch.fx.Node] = {}  # values, and the same without a derivative
         self._size_nodes: dict[Expr, torch.fx.Node] = {}
         self.wrappers: dict[int, tuple[TensorMeta, TracedTensor]] = {}  # one for each meta of symbolic sizes, by id
         self._lifted: dict[int, TracedTensor] = {}
@@ -67,6 +68,7 @@ class Trace:
         self.has_scalars = False
         self.reads_floats = False  # whether tensors are read as floats
         self.refutable = False  # running the graph may raise Refuted
+        self.differentiates = False  # whether an input requires grad
         self.own_gradients = False  # a backward of the program's own (a Function, a hook) is no derivative
         self.functional_only: str | None = None  # what the program does that only the functional graph shows
         self.spent: set[Any] = set()  # nodes of autograd's graph whose saved values the program has released
@@ -99,6 +101,7 @@ class Trace:
         node.meta["place"] = len(self.inputs)
         group = AliasGroup(node, source=len(self.inputs))
         leaf = TracedTensor.make(self, meta, node, group, requires_grad=meta.requires_grad)
+        self.differentiates |= meta.requires_grad
         if isinstance(real, torch.nn.Parameter):
             leaf._is_param = True
         tensor = leaf if real.is_leaf else NonLeaf.apply(leaf)  # type: ignore[no-untyped-call]
@@ -362,7 +365,18 @@ class Trace:
         """The value of a view, from that of its storage's owner."""
         for func, args, kwargs in chain:
             base = self._apply_view(base, func, args, kwargs)
+            base.meta["again"] = True
         return base
+
+    def cut(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The same value, through which no derivative goes. (The derivative of the recorded program is the engine's,
+        which knows; a program that is derived once more is made from the graph.)"""
+        if node.meta.get("cut"):
+            return node
+        known = self._cuts.get(node)
+        if known is None:
+            known = self._cuts[node] = self.call(aten.detach.default, node)
+        return known
 
     def _apply_view(self, node: torch.fx.Node, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.call(PHYSICAL.get(func, func), node, *args, **kwargs)
@@ -411,6 +425,7 @@ class Trace:
             base = self.restride(inverse(self, parent, base, *args, **kwargs), parent.meta["val"])
         group.base = base
         group.version += 1
+        self.own_gradients |= target.cut and target.grad_fn is None
         target._node, target._seen = value, group.version
 
     def restride(self, node: torch.fx.Node, wanted: TensorMeta) -> torch.fx.Node:
@@ -451,7 +466,26 @@ class Trace:
         handler = handlers.HANDLERS.get(func)
         if handler is None:
             handler = handlers.HANDLERS[func] = handlers.classify(func)
+        if self.differentiates and not torch.is_grad_enabled():
+            return self._apart(handler, func, args, kwargs)
         return handler(self, func, args, kwargs)
+
+    def _apart(self, handler: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record an operation that no derivative goes through (``meta["cut"]``)."""
+        last = self.graph._root._prev
+        result = handler(self, func, args, kwargs)
+        node = self.graph._root._prev
+        while node is not last and node.op != "root":
+            if "again" not in node.meta:
+                node.meta["cut"] = True
+            node = node._prev
+        given = list(found_in((args, kwargs), TracedTensor))
+        for made in found_in(result, TracedTensor):
+            if any(made is tensor for tensor in given):
+                self.own_gradients |= made.requires_grad  # written, and what it was made of goes on as if it were not
+            elif any(made.group is tensor.group for tensor in given):
+                made.cut = True
+        return result
 
 
 class NonLeaf(torch.autograd.Function):

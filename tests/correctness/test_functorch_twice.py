@@ -158,3 +158,98 @@ def test_an_operation_without_a_second_derivative_raises_as_in_eager():
         (slope,) = torch.autograd.grad(call(q, k).sum(), q, create_graph=True)
         with pytest.raises(RuntimeError, match=r"is not implemented|no second derivative"):
             slope.square().sum().backward()
+
+
+def detached(x):
+    return x * x.detach() ** 2 + x**3
+
+
+def without_grad(x):
+    with torch.no_grad():
+        scale, row = x.sin().abs(), x[0]
+    return x * scale * x + row
+
+
+def straight_through(x):
+    kept = x.round()
+    return (x + (kept - x).detach()) ** 3 + ((kept.detach() - x) ** 2)
+
+
+def past_autograd(x):
+    y = x * 2
+    return y * y.data.exp() + y.detach().clone().mul_(3) * x**2
+
+
+def written_views(x):
+    y = x * x.detach()
+    with torch.no_grad():
+        before = y[0].clone()
+    y[0] = y[1] * 2
+    return y * x * before + y[0].detach() * x
+
+
+def derived_inside(x):
+    (slope,) = torch.autograd.grad((x**3).tanh().sum(), x, create_graph=True)
+    (constant,) = torch.autograd.grad((x**2).sum(), x)
+    return slope * constant * x
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("fn", [detached, without_grad, straight_through, past_autograd, written_views, derived_inside])
+def test_what_no_derivative_goes_through(fn, backend):
+    """It has none either where gradients are computed anew, to be differentiated: the first and the second one."""
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    for _ in range(2):
+        start = torch.randn(3, 4, dtype=torch.float64)
+        found = []
+        for function in (compiled, fn):
+            x = start.clone().requires_grad_()
+            (first,) = torch.autograd.grad(function(x).sin().sum(), x, create_graph=True)
+            found.append((first, *torch.autograd.grad(first.square().sum(), x)))
+        torch.testing.assert_close(*found)
+
+
+def test_where_all_is_detached_there_is_no_second_derivative():
+    def fn(x):
+        return x * x.detach()
+
+    x = torch.randn(3, requires_grad=True)
+    for function in (fn, bolide.compile(fn, backend="aot_eager", fullgraph=True)):
+        (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        torch.testing.assert_close(first, x.detach())
+        assert not first.requires_grad
+
+
+def test_what_a_detached_alias_writes_is_refused():
+    def fn(x):
+        y = x * 2
+        y.detach().mul_(3)
+        return y * x
+
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    found = []
+    for function in (fn, bolide.compile(fn, backend="aot_eager", fullgraph=True)):
+        found.append(torch.autograd.grad(function(x).sum(), x, create_graph=True)[0])
+    torch.testing.assert_close(*found)
+    with pytest.raises(RuntimeError, match="create_graph"):
+        torch.autograd.grad(found[1].sum(), x)
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_forwards_that_write_what_their_results_depend_on(norm, backend):
+    """A step of a power iteration is not made again: its vectors are kept."""
+
+    def build():
+        torch.manual_seed(5)
+        return nn.Sequential(norm(nn.Linear(6, 5)), nn.Tanh(), norm(nn.Linear(5, 4), n_power_iterations=2)).double()
+
+    model, twin = build(), build()
+    compiled = bolide.compile(model, backend=backend)
+    for _ in range(3):
+        x = torch.randn(3, 6, dtype=torch.float64)
+        found = [
+            torch.autograd.grad(penalty(function, x), list(function.parameters())) for function in (compiled, twin)
+        ]
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))

@@ -163,3 +163,25 @@ def test_the_result_of_a_branch_lies_in_memory_as_in_eager() -> None:
     for shape in ((3, 4), (5, 4), (6, 7)):
         x = torch.randn(shape).t()
         assert compiled(x).stride() == (x * 2).stride()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_no_derivative_goes_through_what_a_branch_detaches(sign: float) -> None:
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        return x * x.detach() ** 2
+
+    def negative(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            scale = x.exp()
+        return x * scale
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, positive, negative, (x,))
+
+    start = torch.rand(4) * sign
+    gradients = []
+    for function in (bolide.compile(fn, backend="aot_eager", fullgraph=True), positive if sign > 0 else negative):
+        x = start.clone().requires_grad_()
+        function(x).sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
