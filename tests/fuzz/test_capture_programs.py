@@ -25,6 +25,7 @@ from python_programs import PRELUDE, Writer
 
 import bolide
 from bolide.dynamo.capture import capture
+from bolide.dynamo.config import config
 from bolide.support.errors import BolideWarning, Unsupported
 
 
@@ -118,6 +119,11 @@ def check(seed: int, broken: bool = False) -> str:
 
     The compiled program is called three times, with two sets of arguments: later calls meet guards, and globals that
     the ones before have changed."""
+    with config.patch(cache_size_limit=1000, accumulated_cache_size_limit=100000):
+        return _checked(seed, broken)
+
+
+def _checked(seed: int, broken: bool) -> str:
     gc.freeze()
     source = Writer(seed, broken).program()
     text = f"seed {seed}\n{source[len(PRELUDE) :]}"
@@ -155,7 +161,7 @@ def main(count: int, first: int, broken: bool) -> None:
     warnings.simplefilter("ignore")
     if not broken:
         warnings.simplefilter("error", BolideWarning)
-    bolide.dynamo.config.suppress_errors = False
+    config.suppress_errors = False
     for seed in range(first, first + count):
         try:
             counts[check(seed, broken)] += 1
