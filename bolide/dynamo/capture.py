@@ -292,6 +292,7 @@ def _start_frames(shape: Shape, reals: tuple[Any, ...], machine: Machine) -> Non
     """The frames of an interrupted program. Cells and what is on the value stacks is there from the start, a variable
     is looked at when it is read."""
     world = machine.world
+    world.resumed = True
     values, texts = [], []
     for real, name, local, building in zip(
         reals, shape.names(), is_local(shape), is_building(shape, reals), strict=True

@@ -200,6 +200,8 @@ def _bind(function: types.FunctionType, slots: list[Any], args: list[Any], kwarg
     first = code.co_posonlyargcount
     by_keyword = names[first:total]
     for name, value in kwargs.items():
+        if not isinstance(name, str):
+            return False
         if name in by_keyword:
             index = first + by_keyword.index(name)
             if slots[index] is not MISSING:

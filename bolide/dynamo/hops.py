@@ -34,8 +34,9 @@ from typing import Any
 
 from bolide.dynamo.concrete import DIRECT, LOOKING, SCALARS, iterates_natively
 from bolide.dynamo.liveness import live_locals
-from bolide.dynamo.segments import VALUED, FrameShape, Shape, Suspended, is_finalised
+from bolide.dynamo.segments import VALUED, FrameShape, Shape, Suspended
 from bolide.dynamo.sources import Namespace
+from bolide.dynamo.values.outside import is_finalised
 from bolide.support.registers import register
 
 Hop = Callable[[Suspended], Any]

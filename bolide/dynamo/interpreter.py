@@ -292,9 +292,10 @@ class Machine:
             caller.stack.append(frame.then_value)
 
     def handled(self) -> BaseException | None:
-        """The exception that is being handled (`sys.exception()`)."""
+        """The exception that is being handled (`sys.exception()`). What stands for code in C handles none that others
+        could see."""
         for frame in reversed(self.frames):
-            if frame.exceptions:
+            if frame.exceptions and not frame.code.ours:
                 error: BaseException = frame.exceptions[-1]
                 return error
         return None

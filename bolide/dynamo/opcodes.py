@@ -87,13 +87,21 @@ def _load_fast_and_clear(vm: Machine, frame: Frame, arg: int) -> None:
 
 @opcode("STORE_FAST")
 def _store_fast(vm: Machine, frame: Frame, arg: int) -> None:
-    frame.locals[arg] = frame.stack.pop()
+    variables = frame.locals
+    if type(variables[arg]) in _FOUND:
+        vm.world.refuse_drop(variables[arg])
+    variables[arg] = frame.stack.pop()
+
+
+_FOUND = frozenset({Deferred, Outside})  # what stands in a variable for an object of the outside world
 
 
 @opcode("DELETE_FAST")
 def _delete_fast(vm: Machine, frame: Frame, arg: int) -> None:
     if frame.locals[arg] is MISSING:
         raise _unbound(frame, arg)
+    if type(frame.locals[arg]) in _FOUND:
+        vm.world.refuse_drop(frame.locals[arg])
     frame.locals[arg] = MISSING
 
 

@@ -140,7 +140,7 @@ def _reraise(vm: Machine, frame: Frame, arg: Any) -> bool:
 @opcode("RAISE_VARARGS")
 def _raise(vm: Machine, frame: Frame, arg: int) -> Any:
     if arg == 0:
-        error = vm.handled()
+        error = frame.exceptions[-1] if frame.exceptions else vm.handled()
         if error is None:
             raise RuntimeError("No active exception to reraise")
         vm.unwind(error, "reraised")

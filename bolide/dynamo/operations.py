@@ -37,6 +37,8 @@ _POWERS = (operator.pow, operator.ipow)
 _INTEGERS = (int, torch.SymInt)
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
 _NO_WORDS: dict[str, Any] = {}
+_NUMBERS = (int, float, complex)  # also enumerations of them, whose operators know no symbolic ones
+
 SEEN_AS: dict[type, type] = {**SYMBOLIC}  # the class that the program sees of values of other classes
 
 _DUNDERS: dict[Callable[[Any, Any], Any], tuple[str | None, str, str]] = {}
@@ -220,8 +222,12 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     if b is TracedTensor and overrides(left):
         return overridden(asked_by(op, True), [right, left], [right, left], {})
     vm.trace.where = vm.where()
-    view = native_view(vm, left)
-    result = op(view, native_view(vm, right))
+    view, other = native_view(vm, left), native_view(vm, right)
+    if type(other) in SYMBOLIC and isinstance(view, _NUMBERS):
+        other = concrete(vm, other)
+    if type(view) in SYMBOLIC and isinstance(other, _NUMBERS):
+        view = concrete(vm, view)
+    result = op(view, other)
     return left if result is view else result  # in place
 
 
@@ -348,6 +354,16 @@ def _has_symbols(key: Any) -> bool:
     return type(key) is torch.SymInt or (type(key) is tuple and any(type(part) is torch.SymInt for part in key))
 
 
+def _is_converted(vm: Machine, key: Any) -> bool:
+    """Whether the program's own code makes an index of a key, or of a part of a slice."""
+    cls = type(key)
+    if cls is int or cls in SYMBOLIC:
+        return False
+    if cls is slice:
+        return any(_is_converted(vm, part) for part in (key.start, key.stop, key.step))
+    return cls is Outside or python_method(vm.world, cls, "__index__") is not None
+
+
 def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     """`owner[key]`."""
     cls = type(owner)
@@ -356,7 +372,7 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
             return owner[as_key(vm, key)]
         if type(key) in SYMBOLIC:
             vm.trace.where = vm.where()
-        return Call(polyfill("item_by_index"), [owner, key]) if type(key) is Outside else owner[key]
+        return Call(polyfill("item_by_index"), [owner, key]) if _is_converted(vm, key) else owner[key]
     if cls is TracedTensor:
         vm.trace.where = vm.where()
         key = _tensor_index(key)

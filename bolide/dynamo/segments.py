@@ -6,7 +6,6 @@ The shape identifies a *program point*; the values are the arguments of the segm
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import itertools
@@ -16,18 +15,19 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from bolide.dynamo.bytecode import Code
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.liveness import live_during_call, live_locals
 from bolide.dynamo.opcodes import NULL
-from bolide.dynamo.values.kinds import MISSING
-from bolide.dynamo.values.outside import Deferred, Outside
+from bolide.dynamo.polyfills import WHOLE
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING
+from bolide.dynamo.values.outside import is_finalised
 from bolide.support.errors import Unsupported, UserFrame
 
 VALUED = frozenset({"instance", "default"})  # what `then_value` is a value of the program for
 _JUMPING = frozenset({"for", "send"})  # `then_value` says where the caller goes on when the generator returns
-_FINALISED = frozenset({Generator, types.GeneratorType})  # to drop them earlier than CPython does could be seen
-_CONTAINERS = frozenset({list, tuple, set, frozenset, collections.deque})
 _SETS_UP = frozenset({"MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR"})
 
 
@@ -125,6 +125,8 @@ def _flatten(frame: Frame, callee: Frame | None, values: list[Any], whole: bool)
         raise Unsupported(
             "a break inside the body of a class, or before a function has begun", None, kind="class_statement"
         )
+    if frame.code.code in WHOLE:
+        raise Unsupported("a break inside copy.deepcopy", None, kind="escape")
     if whole:
         live = -1
     elif callee is None:
@@ -133,7 +135,7 @@ def _flatten(frame: Frame, callee: Frame | None, values: list[Any], whole: bool)
         live = live_during_call(frame.code, frame.pc, callee.then_value if callee.then in _JUMPING else None)
     bound = []
     for index, value in enumerate(frame.locals):
-        if value is not MISSING and (live >> index & 1 or is_finalised(value)):
+        if value is not MISSING and (live >> index & 1 or is_finalised(value) or _may_be_referred_to(value, frame)):
             bound.append(index)
             values.append(value)
     stack = tuple([value is not NULL for value in frame.stack])
@@ -161,16 +163,11 @@ def _flatten(frame: Frame, callee: Frame | None, values: list[Any], whole: bool)
     )
 
 
-def is_finalised(value: Any) -> bool:
-    """Whether code of the program may run when a value goes, or what is in a container."""
-    if type(value) in (Deferred, Outside):
-        value = value.real
-    cls = type(value)
-    if cls is dict:
-        value = value.values()
-    elif cls not in _CONTAINERS:
-        return cls in _FINALISED or hasattr(cls, "__del__")
-    return any(cls in _FINALISED or hasattr(cls, "__del__") for cls in set(map(type, value)))
+def _may_be_referred_to(value: Any, frame: Frame) -> bool:
+    """Whether the next operation may refer weakly to an object that a variable holds, which keeps it alive."""
+    if type(value) in CONSTANT_TYPES or issubclass(type(value), torch.Tensor):
+        return False
+    return any(value is operand for operand in frame.stack)
 
 
 def are_held(frames: list[Frame]) -> bool:

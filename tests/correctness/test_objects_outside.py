@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import collections
 import copy
+import enum
+import functools
 import gc
 import logging
+import operator
 import random
 import threading
 import weakref
@@ -549,3 +552,114 @@ def test_the_marker_of_a_library_is_itself_across_a_break() -> None:
     compiled = bolide.compile(program, backend="eager")
     for numbers in ([3, 1, 2], [1, 3, 2], [2, 3, 1]):
         assert compiled(torch.ones(1), numbers) == program(torch.ones(1), numbers)
+
+
+class Meta(type):
+    made = 0
+
+    def __getattr__(cls, name: str) -> Any:
+        if name == "nothing":
+            raise AttributeError("no such thing")
+        return cls.__name__, name
+
+
+class Made(metaclass=Meta):
+    code = 1
+
+
+def test_attributes_of_metaclasses() -> None:
+    def program(x: torch.Tensor) -> Any:
+        Meta.made += 1
+        return x + Made.made, Made.other, hasattr(Made, "nothing"), getattr(Made, "code", 5)  # type: ignore[attr-defined]
+
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    Meta.made = 0
+    expected = [program(torch.ones(1)) for _ in range(3)]
+    Meta.made = 0
+    assert [compiled(torch.ones(1)) for _ in range(3)] == expected
+
+
+class Level(enum.IntEnum):
+    HIGH = 5
+
+
+class Index:
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __index__(self) -> int:
+        return self.n % 3
+
+
+def test_symbolic_numbers_meet_enumerations_and_objects_that_are_indices() -> None:
+    def program(x: torch.Tensor, n: int) -> Any:
+        items = [1, 2, 3, 4]
+        return x + (Level.HIGH + n), n * Level.HIGH, items[Index(n)], items[Index(n) :], items[: Index(n + 1) : 2]
+
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    for n in (3, 4, 5, 6):
+        found, expected = compiled(X, n), program(X, n)
+        assert torch.equal(found[0], expected[0]) and found[1:] == expected[1:]
+
+
+def test_what_stands_for_code_in_c_handles_no_exceptions() -> None:
+    def taking(p: int, **more: int) -> int:
+        return p + len(more)
+
+    def program(x: torch.Tensor, numbers: list[int]) -> Any:
+        log = []
+        for action in (
+            lambda: functools.reduce(operator.add, iter(numbers[:0])),
+            lambda: list(zip(numbers, (i for i in range(1)), strict=True)),
+            lambda: taking(1, **{1: 2}),  # type: ignore[misc]
+        ):
+            try:
+                action()  # type: ignore[no-untyped-call]
+            except (TypeError, ValueError) as error:
+                log.append((str(error), repr(error.__context__)))
+        return x + len(log), log
+
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    assert compiled(X, [1, 2])[1] == program(X, [1, 2])[1]
+
+
+def test_weak_references_across_breaks() -> None:
+    def program(x: torch.Tensor, numbers: list[int]) -> Any:
+        log: list[Any] = []
+        box, other = Box(n=1), Box(n=2)
+        reference, proxied, late = weakref.ref(box), weakref.proxy(other), Box(n=3)
+        gone = weakref.ref(Box(n=4))
+        values = weakref.WeakValueDictionary({"a": late})
+        keys, items = weakref.WeakKeyDictionary({late: 5}), weakref.WeakSet([late])
+        items.add(box)
+        log.append(len(items))
+        bolide.graph_break()
+        log.append((proxied.n, gone() is None, values["a"] is late, keys[late], late in items, reference() is box))
+        watched = weakref.ref(late)
+        bolide.graph_break()
+        x = x + 1
+        del late
+        log.append((watched() is None, len(values), len(keys), len(items)))
+        return x, log
+
+    compiled = bolide.compile(program, backend="eager")
+    for _ in range(2):
+        assert compiled(X, [1])[1] == program(X, [1])[1]
+
+
+def test_copies_across_breaks() -> None:
+    class Copied:
+        def __deepcopy__(self, memo: Any) -> Any:
+            bolide.graph_break()
+            return type(self)()
+
+    def program(x: torch.Tensor, numbers: list[int]) -> Any:
+        found = copy.deepcopy([numbers, x, Copied(), numbers, x])
+        own: list[Any] = [1]
+        own.append(own)
+        bolide.graph_break()
+        return x + len(own[1]), found[0] is found[3], found[1] is found[4], own[1] is own[1][1], len(found[0])
+
+    compiled = bolide.compile(program, backend="eager")
+    for numbers in ([1, 2], [1, 2], [3]):
+        assert compiled(X, numbers)[1:] == program(X, numbers)[1:]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import random
 
+from python_library import PRELUDE as LIBRARY
 from python_statements import PRELUDE as MORE
 from python_statements import Statements
+from python_topics import Library
 
 PRELUDE = """
 import torch, functools, itertools, collections, contextlib, sys, operator
@@ -99,10 +101,10 @@ def careful(log, name, n):
 STATE = {"n": 1, "items": [1, 2]}
 TOTAL = 0
 """
-PRELUDE += MORE
+PRELUDE += MORE + LIBRARY
 
 
-class Writer(Statements):
+class Writer(Statements, Library):
     """Writes a random program of nested statements over a few typed pools of variables."""
 
     def __init__(self, seed: int, breaks: bool = False) -> None:
@@ -261,6 +263,9 @@ class Writer(Statements):
             return
         if loop and self.rng.random() < 0.15:
             self.emit(indent, f"if {self.condition()}: {self.pick('break', 'continue')}")
+            return
+        if self.rng.random() < 0.3:
+            self.library(indent)
             return
         self.rng.choice(simple + (nested if self.depth < 4 else []))(indent)
 

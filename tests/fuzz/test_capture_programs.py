@@ -14,6 +14,7 @@ import io
 import os
 import random
 import sys
+import types
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -59,7 +60,8 @@ def plain(value: Any) -> Any:
 
 
 def namespace_of(source: str, seed: int) -> dict[str, Any]:
-    namespace: dict[str, Any] = {"__name__": "fuzzed"}
+    module = sys.modules["fuzzed"] = types.ModuleType("fuzzed")  # dataclasses look for it
+    namespace = vars(module)
     exec(compile(source, f"<fuzz {seed}>", "exec"), namespace)
     return namespace
 
@@ -77,8 +79,13 @@ def outcome(namespace: dict[str, Any], function: Any, args: list[Any]) -> Any:
     except Exception as error:
         result = ("raises", namespace["described"](error))
         gc.collect()
-    after = {name: plain(namespace[name]) for name in ("STATE", "TOTAL")}
-    return result, printed.getvalue(), plain(args[3:]), after, namespace["Box"].count
+    return result, printed.getvalue(), plain(args[3:]), shared(namespace)
+
+
+def shared(namespace: dict[str, Any]) -> Any:
+    """What a program shares with its surroundings."""
+    names = ("STATE", "TOTAL")
+    return [*(plain(namespace[name]) for name in names), namespace["Box"].count, namespace["summary"]()]
 
 
 def raised_by_capture(namespace: dict[str, Any], args: list[Any]) -> Any:
@@ -133,12 +140,12 @@ def _checked(seed: int, broken: bool) -> str:
         for number in range(CALLS):
             values = seed + number % 2
             args = arguments(values, captured)
-            before = plain([args[3:], captured["STATE"], captured["TOTAL"]])
+            before = plain(args[3:]), shared(captured)
             expected = outcome(plainly, plainly["program"], arguments(values, plainly))
             if not broken and expected[0][0] == "raises":
                 raised = raised_by_capture(captured, args)
                 assert raised == expected[0][1], f"{text}\nexpected {expected}\nraised {raised}"
-                after = plain([args[3:], captured["STATE"], captured["TOTAL"]])
+                after = plain(args[3:]), shared(captured)
                 assert after == before, f"{text}\ncapture changed something\nbefore {before}\nafter {after}"
             actual = outcome(captured, function, args)
             assert actual == expected, f"{text}\ncall {number}\nexpected {expected}\nactual   {actual}"

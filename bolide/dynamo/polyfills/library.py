@@ -228,6 +228,9 @@ def dict_ior(target: Any, source: Any) -> Any:
 
 
 def item_by_index(owner: Any, key: Any) -> Any:
+    if isinstance(key, slice):
+        parts = [part if part is None else operator.index(part) for part in (key.start, key.stop, key.step)]
+        return owner[slice(*parts)]
     return owner[operator.index(key)]
 
 

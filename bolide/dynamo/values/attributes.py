@@ -195,9 +195,11 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
         return getattr(found, "__func__", found)
     if type(found) is classmethod:
         return types.MethodType(found.__func__, owner)
-    if vm.world.classes and any(
-        base in vm.world.classes and name in vm.world.classes[base].known for base in owner.__mro__
-    ):
+    if found is MISSING and type(owner) is not type:
+        value = _of_metaclass(vm, owner, name, of_meta)
+        if value is not MISSING:
+            return value
+    if _is_written(vm, owner, name):
         if found is MISSING:
             raise AttributeError(f"type object '{owner.__name__}' has no attribute '{name}'")
         return found
@@ -208,6 +210,26 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
     if name == "__dict__":
         return _class_namespace(vm, owner, value)
     return _class_value(vm, owner, name, value)
+
+
+def _is_written(vm: Machine, cls: type, name: str) -> bool:
+    """Whether the program has assigned or deleted an attribute of a class, or of one of its bases."""
+    written = vm.world.classes
+    return bool(written) and any(base in written and name in written[base].known for base in cls.__mro__)
+
+
+def _of_metaclass(vm: Machine, owner: type, name: str, found: Any) -> Any:
+    """What a metaclass of the user's says of an attribute that the class itself does not have: a plain value `found`,
+    or what its `__getattr__` answers; else MISSING."""
+    meta = type(owner)
+    if is_library_class(meta):
+        return MISSING
+    if found is MISSING:
+        hook = vm.world.lookup(meta, "__getattr__")
+        return Call(hook, [owner, name]) if type(hook) is types.FunctionType else MISSING
+    if hasattr(type(found), "__get__"):
+        return MISSING
+    return found if _is_written(vm, meta, name) else _class_value(vm, meta, name, found)
 
 
 def _class_namespace(vm: Machine, cls: type, namespace: Any) -> Any:
@@ -326,9 +348,7 @@ def _method_of_c(found: Any, owner: Any) -> Any:
 def _default_of_class(vm: Machine, owner: Any, cls: type, name: str, found: Any) -> Any:
     """An attribute that instances inherit from their class; an outside instance may get one of its own later, so it is
     guarded there."""
-    if any(base in vm.world.classes for base in cls.__mro__) and any(
-        name in vm.world.classes[base].known for base in cls.__mro__ if base in vm.world.classes
-    ):
+    if _is_written(vm, cls, name):
         return found
     if type(owner) is not Outside:
         return _class_value(vm, cls, name, found)

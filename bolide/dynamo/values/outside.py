@@ -6,10 +6,13 @@ from __future__ import annotations
 import collections
 import operator
 import types
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bolide.dynamo.frames import refuse_drop
+import torch
+
+from bolide.dynamo.frames import Generator, refuse_drop
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, NO_NAMESPACE, SLOT_TYPES, ordered_keys, own_namespace
 from bolide.support.errors import Unsupported
@@ -281,6 +284,31 @@ class Deferred:
 
     def __init__(self, real: Any, source: Source) -> None:
         self.real, self.source = real, source
+
+
+_FINALISED = frozenset({Generator, types.GeneratorType})  # to drop them earlier than CPython does could be seen
+_REFERRED_TO = (type, torch.Tensor)  # libraries refer to them weakly
+_HOLDERS = frozenset({list, tuple, set, frozenset, collections.deque})
+
+
+def is_finalised(value: Any) -> bool:
+    """Whether the program can see when a value goes, or what is in a container: its code is run, or weak references
+    know."""
+    if type(value) in (Deferred, Outside):
+        value = value.real
+    cls = type(value)
+    if cls is dict:
+        value = value.values()
+    elif cls not in _HOLDERS:
+        return _is_seen_to_go(value)
+    return any(map(_is_seen_to_go, value))
+
+
+def _is_seen_to_go(value: Any) -> bool:
+    cls = type(value)
+    if cls in CONSTANT_TYPES or issubclass(cls, _REFERRED_TO):
+        return False
+    return cls in _FINALISED or hasattr(cls, "__del__") or weakref.getweakrefcount(value) > 0
 
 
 _PLAIN_KINDS = (int, float, str, bytes)

@@ -61,6 +61,24 @@ def bare_instance(cls: Any) -> Any:
     return next(new for new in makers if type(new) is types.BuiltinFunctionType)(cls)
 
 
+def _dead_reference() -> Any:
+    """A weak reference to what is no more."""
+    return weakref.ref(set())
+
+
+def _weak_container(cls: Any, items: list[Any]) -> Any:
+    made = cls()
+    for item in items:
+        if cls is weakref.WeakSet:
+            made.add(*item)
+        else:
+            made[item[0]] = item[1]
+    return made
+
+
+_WEAK_CONTAINERS = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+
+
 def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> Any:
     """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
     set or tuple subclass. `attributes` are None for a dict whose items are its attributes."""
@@ -354,14 +372,41 @@ class Rebuilder:
                 return Recipe("call", getattr, (self.recipe(owner), *self.constants("__dict__")))
             return self._dict(value)
         if cls is weakref.ReferenceType and id(value) not in self.world.seen:
-            referent = value()
-            known = self.world.seen.get(id(referent))
-            return Recipe("call", weakref.ref, (self.recipe(referent if known is None else known[1]),))
+            referent = self._referent(value)
+            if referent is None:
+                return Recipe("call", _dead_reference)
+            return Recipe("call", weakref.ref, (self.recipe(referent),))
+        if cls in _WEAK_CONTAINERS:
+            return Recipe("call", _weak_container, (Recipe("constant", cls), self._held_weakly(value)))
+        if issubclass(cls, weakref.ReferenceType) and id(value) not in self.world.seen:
+            reason = f"a new {cls.__module__}.{cls.__name__} leaves the function"
+            raise Unsupported(reason, self.world.where(), "use weakref.ref", kind="escape")
         if cls in LOCK_TYPES and not self.world.is_outside(value):
             return Recipe("call", threading.Lock if cls is LOCK_TYPES[0] else threading.RLock)
         if isinstance(value, (type, enum.Enum, numpy.generic)) or is_opaque(value):
             return Recipe("constant", value)
         return self._object(value, cls)
+
+    def _referent(self, reference: Any) -> Any:
+        """What a weak reference of the program refers to, as the program sees it; None if it is no more."""
+        referent = reference()
+        known = None if referent is None else self.world.seen.get(id(referent))
+        return referent if known is None else known[1]
+
+    def _held_weakly(self, container: Any) -> Recipe:
+        """A list of what is in a weak container that the program has made."""
+        data = vars(container).get("data")
+        if data is None or vars(container).get("_iterating"):
+            reason = "a weak container that is being made or iterated over leaves the function"
+            raise Unsupported(reason, self.world.where(), kind="escape")
+        held: list[tuple[Any, ...]]
+        if type(container) is weakref.WeakSet:
+            held = [(item,) for reference in data if (item := self._referent(reference)) is not None]
+        elif type(container) is weakref.WeakKeyDictionary:
+            held = [(key, item) for reference, item in data.items() if (key := self._referent(reference)) is not None]
+        else:
+            held = [(key, item) for key, reference in data.items() if (item := self._referent(reference)) is not None]
+        return Recipe("list", None, tuple(self.recipe(pair) for pair in held))
 
     def _tensor(self, value: torch.Tensor) -> Recipe:
         if not isinstance(value, TracedTensor):

@@ -52,6 +52,7 @@ from bolide.dynamo.values.outside import (
     Snapshot,
     attribute_source,
     global_source,
+    is_finalised,
     items_of,
 )
 from bolide.support.errors import Unsupported
@@ -93,6 +94,7 @@ class World:
         self.appends: Callable[[], bool] = lambda: False  # whether what is read now is only asked for its `append`
         self.exceptions: list[tuple[BaseException, dict[str, Any]]] = []  # those of outside, and their state at first
         self.generators: dict[int, Any] = {}  # those that live across a break (`reified.Mirrored`), by id
+        self.resumed = False  # whether the program goes on where a segment has ended
         self.watched: list[list[Any]] = []  # lists of the outside world with generators in them
         self.lose: Callable[[Unsupported], None] = lambda error: (
             None
@@ -328,6 +330,14 @@ class World:
         now = cls is types.GeneratorType or (cls is list and any(type(item) is types.GeneratorType for item in real))
         return self.wrap(real, source) if now else Deferred(real, source)
 
+    def refuse_drop(self, value: Any) -> None:
+        """A variable no longer holds an outside object. Raises Unsupported for one from before a break of which the
+        program can see that it goes: perhaps the variable held the last reference.
+        """
+        if self.resumed and value.source.kind == "local" and is_finalised(value):
+            reason = "an object that was made before a break, and whose end can be seen, is dropped"
+            raise Unsupported(reason, self.where(), kind="outside_object")
+
     def look_for_drops(self) -> None:
         """Tell if one of the lists that hold generators is referred to by nothing of the program any more."""
         for items in self.watched:
@@ -559,7 +569,13 @@ class World:
             copy: Any = cls(real)
         else:
             self.guard(source, "type", cls)
-            copy = self._copy(real, cls, source if cls not in _UNORDERED else _items_source(source))
+            if cls in _UNORDERED:
+                copy = self._copy(real, cls, _items_source(source))
+            else:
+                copy = collections.deque(maxlen=real.maxlen) if cls is collections.deque else []
+                grown = self.lists_grown.get(id(real))
+                self.seen[id(real)] = (real, copy if grown is None else grown.items, source)  # it may contain itself
+                copy += self._copy(real, list, source)
         if cls is frozenset:
             return self.mirror(copy, source)
         return self._snapshot(real, source, copy)
