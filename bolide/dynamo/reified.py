@@ -9,6 +9,7 @@ that it reached back as an effect.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import sys
@@ -288,6 +289,7 @@ def wrap_traceback(world: World, real: types.TracebackType, source: Source) -> A
     return world.mirror(restored(said), source)
 
 
+_GROUP = getattr(builtins, "BaseExceptionGroup", None)  # from 3.11 on
 _LINKS = ("__cause__", "__context__", "__suppress_context__")
 
 
@@ -301,7 +303,7 @@ def wrap_exception(world: World, real: BaseException, source: Source) -> BaseExc
     world.mirror(made, source)
     world.seen[id(real)] = (real, made, source)  # an exception may be its own context
     for base in cls.__mro__:
-        for name, member in vars(base).items():
+        for name, member in vars(base).items() if base is not _GROUP else ():  # a group's are its arguments
             if type(member) is types.MemberDescriptorType and name not in _LINKS and hasattr(real, name):
                 value = world.wrap(getattr(real, name), Source("attr", source, name))
                 if getattr(made, name, MISSING) is not value:  # an OSError says None where it was set to None

@@ -3,6 +3,7 @@ containers, dicts that are their own namespace."""
 
 from __future__ import annotations
 
+import builtins
 import collections
 import copy
 import enum
@@ -663,3 +664,29 @@ def test_copies_across_breaks() -> None:
     compiled = bolide.compile(program, backend="eager")
     for numbers in ([1, 2], [1, 2], [3]):
         assert compiled(X, numbers)[1:] == program(X, numbers)[1:]
+
+
+def test_a_group_of_exceptions_goes_on_behind_a_break() -> None:
+    def program(x: torch.Tensor, group: Any) -> Any:
+        error = group("g", [KeyError(1), group("h", [ValueError(2)])])
+        bolide.graph_break()
+        try:
+            raise error
+        except ValueError:
+            pass
+        except Exception as caught:
+            bolide.graph_break()
+            return x + 1, str(caught), [type(each).__name__ for each in caught.exceptions]  # type: ignore[attr-defined]
+
+    group: Any = getattr(builtins, "ExceptionGroup", None)
+    if group is None:  # before 3.11
+
+        class Group(Exception):
+            def __init__(self, text: str, exceptions: list[Any]) -> None:
+                super().__init__(text, exceptions)
+                self.exceptions = exceptions
+
+        group = Group
+    compiled = bolide.compile(program, backend="eager")
+    for _ in range(2):
+        assert compiled(X, group)[1:] == program(X, group)[1:]
