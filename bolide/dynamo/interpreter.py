@@ -393,6 +393,7 @@ class Machine:
         frame = generator.frame
         inner = frame.delegate()
         while type(inner) is Generator and not isinstance(error, GeneratorExit):
+            self.refuse_foreign(inner)
             frame.pc -= 1  # to YIELD_VALUE, as if SEND had just been done
             self.proceed(inner, "send", frame.code.args[frame.pc - 1])
             frame = inner.frame

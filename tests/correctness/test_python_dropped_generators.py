@@ -263,6 +263,20 @@ def started_for_real(log: list[Any], name: str) -> Iterator[int]:
 
 
 def made_for_real(x: Any, log: list[Any]) -> Any:
+    it = started_for_real(log, "thrown into")
+
+    def delegating() -> Iterator[int]:
+        try:
+            yield from it
+        except KeyError:
+            log.append("passed on")
+
+    outer_one = delegating()
+    log.append(next(outer_one))
+    try:
+        outer_one.throw(KeyError(1))  # type: ignore[attr-defined]
+    except StopIteration:
+        log.append("stopped")
     it = started_for_real(log, "deleted")
     log.append("deleting")
     del it
