@@ -175,6 +175,8 @@ OTHERWISE_IN_TORCH = {
     "gradient": np.gradient,
     "grid": lambda a: np.meshgrid(a[0], a[1]),
     "bins": lambda a: np.histogram(a, bins=3),
+    "clipped by nothing": lambda a: (np.clip(a, None, None), a.clip()),
+    "of complex numbers": lambda a: (np.ptp(a + 1j), np.rint(a * 1.5j), np.sign(a - 2j)),
     "type": lambda a: np.zeros(2, np.result_type(a, np.float32)),
 }
 

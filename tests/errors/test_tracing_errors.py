@@ -134,6 +134,7 @@ KERNELS: dict[str, tuple[Callable[..., Any], torch.dtype]] = {
     "integers out of range": (lambda x: torch.randint_like(x, 0, 300), torch.uint8),
     "no probability": (lambda x: x.bernoulli_(1.5), torch.float32),
     "integers as probabilities": (torch.bernoulli, torch.int64),
+    "no bounds": (lambda x: x.clamp(), torch.float32),
     "full of what does not fit": (lambda x: torch.full_like(x, 300), torch.uint8),
 }
 

@@ -125,6 +125,7 @@ def _div_mode(a: TensorMeta, b: Any, *, rounding_mode: str | None) -> TensorMeta
 @rule("clamp", "clamp.Tensor")
 def _clamp(x: TensorMeta, low: Any = None, high: Any = None, **bounds: Any) -> TensorMeta:
     operands = (x, bounds.get("min", low), bounds.get("max", high))
+    require(operands[1:] != (None, None), "torch.clamp: At least one of 'min' or 'max' must not be None")
     return elementwise([meta for meta in operands if meta.__class__ is TensorMeta], result_type(operands))
 
 
