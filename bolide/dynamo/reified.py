@@ -61,7 +61,8 @@ def _resume(record: Generator, value: Any, error: BaseException | None) -> Any:
     """Run the frame until it yields or returns; what it gives."""
     running = Concrete([])
     machine = running.machine
-    machine.frames[0].back = sys._getframe(1).f_back  # what resumes the generator
+    base = machine.frames[0]
+    base.back = sys._getframe(1).f_back  # what resumes the generator
     try:
         if error is None:
             machine.resume(record, value, "send", 0)
@@ -80,6 +81,7 @@ def _resume(record: Generator, value: Any, error: BaseException | None) -> Any:
             running.step()
         return running.result
     finally:
+        base.back = None  # up to 3.10 a frame that has ended keeps its variables
         del error  # as in `_body`
 
 
