@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dis
 import os
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ from bolide.dynamo.bytecode_forms import (
     locals_of,
     prologue,
 )
+from bolide.support.caches import on_reset
 from bolide.tracing import UserFrame
 
 __all__ = ["BINARY_SYMBOLS", "CALLS", "VERSION", "Code", "ExceptionEntry", "decode", "is_ours"]
@@ -136,6 +138,15 @@ def _is_plumbing(filename: str) -> bool:
 
 _cache: dict[types.CodeType, Code] = {}
 _CACHE_LIMIT = 1 << 10
+_OWN_REFERENCES = 5  # to a code object: the table, its `Code`, a list, a variable and the argument of `getrefcount`
+
+
+@on_reset
+def _forget_the_dead() -> None:
+    """Code that nobody else has goes; that of functions which live stays decoded."""
+    for code in list(_cache):
+        if sys.getrefcount(code) <= _OWN_REFERENCES:
+            del _cache[code]
 
 
 def decode(code: types.CodeType) -> Code:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from bolide.dynamo.bytecode import Code
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.values.kinds import MISSING
+from bolide.support.caches import on_reset
 
 _CALLED = 987654321  # stands for what is called
 
@@ -95,7 +96,7 @@ def _from(caller: Caller, values: dict[str, Any], call: functools.partial[Any]) 
     return functools.partial(function, *(values[name] for name in names))
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(1 << 12)
 def _stand_in(code: Code, line: int, names: tuple[str, ...]) -> types.CodeType:
     scope: dict[str, Any] = {}
     with warnings.catch_warnings():
@@ -106,6 +107,9 @@ def _stand_in(code: Code, line: int, names: tuple[str, ...]) -> types.CodeType:
         named["co_qualname"] = code.qualname
     made: types.CodeType = scope["stub"].__code__.replace(co_firstlineno=line, **named)
     return made
+
+
+on_reset(_stand_in.cache_clear)
 
 
 def is_stand_in(code: types.CodeType) -> bool:

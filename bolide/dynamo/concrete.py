@@ -24,6 +24,7 @@ from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import OPCODES, Handler, Machine
 from bolide.dynamo.opcodes import NULL
 from bolide.dynamo.values.kinds import MISSING
+from bolide.support.caches import on_reset
 from bolide.support.registers import register
 
 NATIVE: dict[str, Handler] = {}
@@ -195,13 +196,16 @@ _LIGHT: dict[str, _Light] = {
 """When the next instruction only moves values about, or works on Python numbers."""
 
 
-@functools.cache
+@functools.lru_cache(1 << 12)
 def _instructions(code: Code) -> list[tuple[Handler, Any, _Light | None]]:
     """For each instruction its handler, its argument, and when it is light (None: never)."""
     return [
         (NATIVE.get(name) or OPCODES[name], arg, _LIGHT.get(name))
         for name, arg in zip(code.ops, code.args, strict=True)
     ]
+
+
+on_reset(_instructions.cache_clear)
 
 
 # ---- the world, seen directly ----------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from bolide.dynamo.program import ClassAttribute, GlobalState, Guard, Relation, 
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.state import state
 from bolide.dynamo.values.kinds import MISSING, ordered_keys, steering
+from bolide.support.caches import on_reset
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import Expr
 from bolide.tracing.modes import AUTOCAST_DEVICES
@@ -42,7 +43,7 @@ _PLAIN_PARTS = frozenset(vars(object)) - {
 _NO_OVERRIDES = (torch._C._disabled_torch_function_impl, torch._C._disabled_torch_dispatch_impl)
 
 
-@functools.cache
+@functools.lru_cache(1 << 12)
 def is_plain_subclass(cls: type) -> bool:
     """Whether a class only adds to `torch.Tensor` or `torch.nn.Parameter`: operations on its instances are those on any
     tensor."""
@@ -51,6 +52,9 @@ def is_plain_subclass(cls: type) -> bool:
     own = [base for base in cls.__mro__ if base not in TENSOR_TYPES and not base.__module__.startswith("torch")]
     names = {name for base in own if base is not object for name in vars(base)}
     return not any(hasattr(torch.nn.Parameter, name) for name in names - _PLAIN_PARTS)
+
+
+on_reset(is_plain_subclass.cache_clear)
 
 
 # ---- making the expected values --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 
 from bolide.dynamo.bytecode import Code
+from bolide.support.caches import on_reset
 
 # What may look at any variable of its caller's frame.
 _FRAME_READERS = frozenset({"locals", "eval", "exec", "vars", "dir", "_getframe", "currentframe", "stack"})
@@ -15,7 +16,7 @@ _ENDS = frozenset({"JUMP", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RER
 _JUMPING = frozenset({"FOR_ITER", "SEND"})
 
 
-@functools.cache
+@functools.lru_cache(1 << 12)
 def live_locals(code: Code) -> list[int]:
     """For each instruction, the fast locals that may be read from there on, as a bit set. Cells are always among
     them, and so is everything in functions that mention `locals` and the like.
@@ -31,6 +32,9 @@ def live_locals(code: Code) -> list[int]:
             if found != live[at]:
                 live[at], changed = found, True
     return live[:count]
+
+
+on_reset(live_locals.cache_clear)
 
 
 def live_during_call(code: Code, pc: int, other: int | None) -> int:

@@ -24,6 +24,7 @@ from bolide.dynamo.opcodes import NULL
 from bolide.dynamo.polyfills import WHOLE
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING
 from bolide.dynamo.values.outside import is_finalised
+from bolide.support.caches import on_reset
 from bolide.support.errors import Unsupported, UserFrame
 
 VALUED = frozenset({"instance", "default"})  # what `then_value` is a value of the program for
@@ -193,10 +194,13 @@ def _contents(frame: Frame) -> Iterator[Any]:
             yield value
 
 
-@functools.cache
+@functools.lru_cache(1 << 12)
 def _prologue(code: Code) -> int:
     """How many instructions set the frame up."""
     return next(i for i, name in enumerate(code.ops) if name not in _SETS_UP)
+
+
+on_reset(_prologue.cache_clear)
 
 
 def unflatten(shape: Shape, values: Sequence[Any]) -> list[Frame]:

@@ -17,6 +17,7 @@ import torch
 from bolide.dynamo.bytecode import is_ours
 from bolide.dynamo.callers import is_stand_in
 from bolide.dynamo.frames import Frame
+from bolide.support.caches import on_reset
 
 
 def _stub(frame: Frame | None) -> Iterator[None]:
@@ -88,13 +89,16 @@ def _foreign(trace: types.TracebackType | None) -> types.TracebackType | None:
     return found
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(1 << 12)
 def _stub_of(entry: Entry) -> types.FunctionType:
     file, name, qualname, line = entry
     named: dict[str, Any] = {"co_name": name, "co_filename": file, "co_firstlineno": line}
     if sys.version_info >= (3, 11):
         named["co_qualname"] = qualname
     return types.FunctionType(_stub.__code__.replace(**named), {})
+
+
+on_reset(_stub_of.cache_clear)
 
 
 def _frame(entry: Entry, kept: Frame | None) -> types.FrameType:

@@ -15,12 +15,14 @@ from math import gcd, inf, prod
 from typing import Any, Literal, cast
 from weakref import WeakValueDictionary
 
+from bolide.support.caches import on_reset
 from bolide.support.locks import tables
 
 AtomKind = Literal["var", "//", "%", "min", "max"]
 
 _MEMO_LIMIT = 1 << 17
 _memo: dict[Any, Any] = {}
+on_reset(_memo.clear)
 _atoms: WeakValueDictionary[Any, Atom] = WeakValueDictionary()
 _exprs: WeakValueDictionary[Any, Expr] = WeakValueDictionary()
 _small: dict[int, Expr] = {}  # constants are met most often; these are kept alive

@@ -109,6 +109,12 @@ class Trace:
         self.leaves.append(leaf)
         return tensor
 
+    def release(self) -> None:
+        """Let go of the inputs when nothing more is recorded. One with a history refers to its leaf in C++, and that to
+        this trace: a cycle that no collector finds."""
+        for tensors in (self.inputs, self.leaves, self.renewed):
+            tensors.clear()
+
     def size(self, hint: int, name: str, lo: int | None = 2, hi: int | None = None) -> Any:
         """A symbolic size with this value now, in lo..hi, as a placeholder; a value outside of these bounds stays a
         number (nothing is recorded)."""

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ import bolide
 from bolide.inductor.codegen.target import host_target
 from bolide.inductor.ir.loops import Node
 from bolide.support.engine import Library, load
+from bolide.tracing import TracedTensor
 
 
 def with_break(x: Tensor, scale: int) -> Tensor:
@@ -132,6 +134,31 @@ def test_reset_returns_what_compiling_took() -> None:
     compiled(3.5)
     compiled(4.5)
     assert left() == first and first[1] == 0
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_reset_lets_go_of_what_was_traced(backend: str) -> None:
+    """The user's code and classes, and segments that take tensors with a history."""
+
+    def traced() -> int:
+        gc.collect()
+        return sum(type(value) is TracedTensor for value in gc.get_objects())
+
+    def compiled() -> list[weakref.ref[object]]:
+        scope: dict[str, object] = {"graph_break": bolide.graph_break}
+        exec("class Own: gain = 2\ndef f(x, own):\n  y = x * own.gain\n  graph_break()\n  return y.exp() * y", scope)
+        program: Any = scope["f"]
+        x = torch.randn(3, 4, requires_grad=True)
+        bolide.compile(program, backend=backend)(x, scope["Own"]()).sum().backward()  # type: ignore[operator]
+        return [weakref.ref(program.__code__), weakref.ref(scope["Own"])]
+
+    bolide.reset()
+    before = traced()
+    references = compiled()
+    bolide.reset()
+    assert traced() == before
+    bolide.reset()  # code that has died by now
+    assert not any(reference() for reference in references)
 
 
 def test_code_is_unloaded_in_the_end() -> None:

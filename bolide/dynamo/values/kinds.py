@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from bolide.support.caches import on_reset
+
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>", "__slots__": ()})()
 
 _LIBRARY_ROOT = os.path.dirname(os.__file__) + os.sep
@@ -93,10 +95,13 @@ def is_library_namespace(namespace: dict[str, Any]) -> bool:
     return is_library_file(filename)
 
 
-@functools.cache
+@functools.lru_cache(1 << 12)
 def is_library_class(cls: type) -> bool:
     module = sys.modules.get(cls.__module__)
     return module is not None and (cls.__module__ == "builtins" or is_library_namespace(module.__dict__))
+
+
+on_reset(is_library_class.cache_clear)
 
 
 SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -184,7 +189,7 @@ def is_constant(value: Any) -> bool:
     return cls in CONSTANT_TYPES and not (cls in BOUND_BUILTINS and is_bound(value))
 
 
-@functools.cache
+@functools.lru_cache(1 << 12)
 def _opaque_class(cls: Any) -> bool:
     """Classes of the standard library, of torch and of NumPy whose instances are immutable or mere handles: compared by
     identity.
@@ -192,6 +197,9 @@ def _opaque_class(cls: Any) -> bool:
     if type(cls).__name__ == "pybind11_type":
         return hasattr(cls, "__members__")  # an enumeration
     return cls.__module__ in _OPAQUE_MODULES or cls.__name__ in _OPAQUE_CLASSES or cls in _HANDLES
+
+
+on_reset(_opaque_class.cache_clear)
 
 
 LOCK_TYPES: tuple[Any, ...] = (type(threading.Lock()), type(threading.RLock()))

@@ -792,6 +792,7 @@ class World:
         for stream in self.streams:
             stream.items.close()  # it refers to its stream
         self.trace.assume = None
+        self.trace.release()
         self.__dict__.clear()
 
     def new_cell(self) -> types.CellType:

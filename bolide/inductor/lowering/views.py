@@ -21,6 +21,7 @@ from bolide.inductor.lowering.values import (
     ravel,
     unravel,
 )
+from bolide.support.caches import on_reset
 from bolide.symbolic import Expr, as_expr
 
 aten = torch.ops.aten
@@ -80,6 +81,9 @@ def reshape_map(old: Coords, new: Coords) -> IndexMap:
         return tuple(result)
 
     return step
+
+
+on_reset(reshape_map.cache_clear)
 
 
 def reshape(x: TensorValue, shape: Coords) -> TensorValue:
