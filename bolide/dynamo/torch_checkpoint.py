@@ -19,7 +19,7 @@ from bolide.dynamo.program import Recipe
 from bolide.dynamo.torch_autograd import effects_so_far
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
-from bolide.tracing import TensorMeta, generators, writing_ops
+from bolide.tracing import TensorMeta, generators, rng, writing_ops
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -33,11 +33,13 @@ class Policy(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A checkpointed call that has begun: the graph's last node before it, and what had been written outside."""
+    """A checkpointed call that has begun: the graph's last node before it, what had been written outside, and whether
+    the same random numbers are drawn when it is computed again."""
 
     before: fx.Node
     policy: Policy | None
     written: Any
+    same_draws: bool
 
 
 def _no_recipe(rebuilder: Rebuilder, region: Region) -> Recipe:
@@ -54,7 +56,8 @@ def _checkpoint(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     options = dict(kwargs)
     reentrant = options.pop("use_reentrant", None)
     context_fn = options.pop("context_fn", checkpoint.noop_context_fn)
-    for name in ("preserve_rng_state", "determinism_check", "debug", "early_stop"):  # draws are functional here
+    same_draws = options.pop("preserve_rng_state", True) is not False
+    for name in ("determinism_check", "debug", "early_stop"):
         options.pop(name, None)
     if reentrant is None:
         vm.deferred.append((warnings.warn, ["torch.utils.checkpoint: use_reentrant should be passed explicitly"], {}))
@@ -64,7 +67,7 @@ def _checkpoint(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         if torch.is_grad_enabled() and not any(isinstance(v, torch.Tensor) and v.requires_grad for v in values):
             return Call(torch_functions.checkpoint_without_inputs, [function, tuple(values)])
     chosen = None if context_fn is checkpoint.noop_context_fn else context_fn
-    return Call(torch_functions.checkpoint, [function, chosen, tuple(values), options])
+    return Call(torch_functions.checkpoint, [function, chosen, same_draws, tuple(values), options])
 
 
 @intercept(checkpoint.create_selective_checkpoint_contexts)
@@ -74,7 +77,7 @@ def _selective(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(torch_functions.begin_region)
 def _begin(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    contexts = args[0]
+    contexts, same_draws = args
     policy = None
     vm.trace.functional_only = "activations are checkpointed"
     if contexts is not None:
@@ -88,7 +91,7 @@ def _begin(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
                 "use selective checkpoint contexts",
                 kind="context",
             )
-    return Region(next(iter(reversed(vm.trace.graph.nodes))), policy, _written(vm))
+    return Region(next(iter(reversed(vm.trace.graph.nodes))), policy, _written(vm), same_draws)
 
 
 _DRAWN = frozenset({writing_ops.drawn, *generators.STATES})
@@ -111,6 +114,14 @@ def _end(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
             kind="context",
             operation="torch.utils.checkpoint.checkpoint",
         )
+    if torch.is_grad_enabled() and not region.same_draws and _draws_since(region.before):
+        raise Unsupported(
+            "a checkpointed region draws other random numbers when it is computed again",
+            vm.where(),
+            "leave preserve_rng_state on",
+            kind="context",
+            operation="torch.utils.checkpoint.checkpoint",
+        )
     node, saved = region.before.next, set()
     while node.op != "root":
         if node.op == "call_function":
@@ -121,6 +132,16 @@ def _end(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
                 node.meta["save"] = True
         node = node.next
     return None
+
+
+def _draws_since(node: fx.Node) -> bool:
+    while (node := node.next).op != "root":
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or node.target in (
+            rng.rand,
+            rng.randn,
+        ):
+            return True
+    return False
 
 
 _SAVED = ("MUST_SAVE", "PREFER_SAVE", "MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")

@@ -246,3 +246,25 @@ def test_gradient_checkpointing_of_hugging_face_models(watcher: Watcher, name: s
     got = run(bolide.compile(model, backend="aot_eager", fullgraph=True))
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
     assert watcher.saved < without / 2
+
+
+def test_other_random_numbers_in_the_backward_pass() -> None:
+    """Without `preserve_rng_state` eager draws anew: so the region is called for real."""
+    model = nn.Linear(4, 4)
+
+    def fn(x: torch.Tensor, dropped: float) -> torch.Tensor:
+        def region(x: torch.Tensor) -> torch.Tensor:
+            return torch.dropout(model(x), dropped, True).sin()
+
+        return checkpoint(region, x * 2, use_reentrant=False, preserve_rng_state=False) * x
+
+    found = []
+    for function in (fn, bolide.compile(fn, backend="eager")):
+        torch.manual_seed(4)
+        x = torch.ones(8, 4, requires_grad=True)
+        function(x, 0.5).sum().backward()
+        found.append((x.grad, torch.rand(2)))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    with pytest.raises(bolide.Unsupported, match="other random numbers"):
+        bolide.compile(fn, backend="aot_eager", fullgraph=True)(x, 0.5)
+    bolide.compile(fn, backend="aot_eager", fullgraph=True)(x, 0.0)

@@ -104,3 +104,14 @@ def test_map_gives_trees_of_stacked_results():
     got = program(xs, s)
     torch.testing.assert_close(got["a"], xs["x"].sin() + s)
     torch.testing.assert_close(got["b"], xs["y"])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1, 2])
+def test_scans_over_other_dimensions(dim, reverse):
+    def program(x):
+        carry = torch.zeros_like(x.select(dim, 0))
+        return scan(lambda c, v: (c + v, (c * v, v.sum())), carry, x, dim=dim, reverse=reverse)
+
+    x = torch.randn(2, 3, 4)
+    torch.testing.assert_close(bolide.compile(program, fullgraph=True)(x), program(x))

@@ -6,10 +6,16 @@ that the same ``if`` or ``while`` would be.
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
+from torch._higher_order_ops import scan as torchs_scan
 from torch.utils import _pytree as pytree
+
+_inner = [part for part in torchs_scan.__code__.co_consts if isinstance(part, types.CodeType)]
+MOVES_RESULTS = any("movedim" in part.co_names for part in _inner)
+"""Whether this torch stacks the results of a scan along the dimension that it goes over."""
 
 
 def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
@@ -27,13 +33,21 @@ def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Any) -> Any:
 
 
 def scan(combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> Any:
-    """`scan`: (last carry, results stacked along the first dimension)."""
+    """`scan`: (last carry, results stacked along the first dimension, in later versions of torch along `dim`)."""
+    leaves = pytree.tree_leaves(xs)
+    if not leaves:
+        return init, []
+    if dim < 0:
+        dim += leaves[0].dim()
     slices, spec = _slices(xs, dim)
     carry, made = init, []
     for position in _positions(len(slices), reverse):
         carry, result = combine_fn(carry, pytree.tree_unflatten(slices[position], spec))
         made.append(result)
-    return carry, _stacked(made, 0, reverse)
+    results = _stacked(made, 0, reverse)
+    if dim and MOVES_RESULTS:
+        results = pytree.tree_map(lambda result: result.movedim(0, dim) if dim < result.dim() else result, results)
+    return carry, results
 
 
 def associative_scan(combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise") -> Any:

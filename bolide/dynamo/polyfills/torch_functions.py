@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-def begin_region(contexts: Any) -> Any:
+def begin_region(contexts: Any, same_draws: bool) -> Any:
     """Answered by an intercept (`torch_checkpoint`)."""
     raise NotImplementedError
 
@@ -18,9 +18,9 @@ def end_region(region: Any) -> None:
     raise NotImplementedError
 
 
-def checkpoint(function: Any, context_fn: Any, args: Any, kwargs: Any) -> Any:
+def checkpoint(function: Any, context_fn: Any, same_draws: bool, args: Any, kwargs: Any) -> Any:
     """What is computed here is computed again in the backward pass instead of being saved."""
-    region = begin_region(None if context_fn is None else context_fn())
+    region = begin_region(None if context_fn is None else context_fn(), same_draws)
     try:
         return function(*args, **kwargs)
     finally:
