@@ -16,7 +16,9 @@ Decoding is cached per code object.
 
 from __future__ import annotations
 
+import copy
 import dis
+import functools
 import os
 import sys
 import types
@@ -43,7 +45,7 @@ from bolide.dynamo.bytecode_forms import (
 from bolide.support.caches import on_reset
 from bolide.tracing import UserFrame
 
-__all__ = ["BINARY_SYMBOLS", "CALLS", "VERSION", "Code", "ExceptionEntry", "decode", "is_ours"]
+__all__ = ["BINARY_SYMBOLS", "CALLS", "VERSION", "Code", "ExceptionEntry", "decode", "is_ours", "skipped"]
 
 _FORMS = forms(VERSION)
 CALLS = frozenset({"CALL", "CALL_FUNCTION"})  # calls with positional arguments
@@ -64,7 +66,7 @@ class ExceptionEntry(NamedTuple):
 
 class Code:
     """A decoded code object. `ops[i]`, `args[i]`, `lines[i]` describe instruction i; `bound` is filled by the
-    interpreter with handlers."""
+    interpreter with handlers. `skipped`: it is run for real, only what it calls is captured."""
 
     __slots__ = (
         "argcount",
@@ -80,6 +82,7 @@ class Code:
         "ours",
         "plumbing",
         "qualname",
+        "skipped",
         "user_frames",
     )
 
@@ -94,6 +97,7 @@ class Code:
         self.locals_names = locals_of(code)
         self.qualname: str = getattr(code, "co_qualname", code.co_name)  # from 3.11 on
         self.exceptions: list[ExceptionEntry] = []
+        self.skipped = False
         self.ours = is_ours(code)
         self.plumbing = _is_plumbing(code.co_filename)
         self.user_frames: dict[int, UserFrame] = {}
@@ -158,6 +162,14 @@ def decode(code: types.CodeType) -> Code:
         if len(_cache) >= _CACHE_LIMIT:
             _cache.clear()
         found = _cache[code] = _decode(code)
+    return found
+
+
+@functools.lru_cache(_CACHE_LIMIT)
+def skipped(code: types.CodeType) -> Code:
+    """The decoded form of code that is not captured itself."""
+    found = copy.copy(decode(code))
+    found.bound, found.skipped = None, True
     return found
 
 

@@ -15,10 +15,9 @@ from bolide.dynamo.state import own_mark, state
 class disable:
     """Run code in eager: ``disable(fn)`` and ``@disable`` give a function that runs so, ``with disable():`` a block.
 
-    recursive: compiled functions that are called inside run in eager as well. With False they stay
-    compiled; plain functions that `fn` calls run in eager with it (TorchDynamo would compile them: compile them
-    yourself). Captured code that calls such a function breaks around the call, and says `reason`. Of a module,
-    `forward` is marked.
+    recursive: what is called inside runs in eager as well, compiled functions too. With False only the frame of `fn`
+    itself does: functions and modules of the program that it calls are captured where captured code calls it. Captured
+    code breaks around such a function, and says `reason`. Of a module, `forward` is marked.
     """
 
     def __new__(cls, fn: Callable[..., Any] | None = None, recursive: bool = True, *, reason: str | None = None) -> Any:

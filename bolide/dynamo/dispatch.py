@@ -20,6 +20,7 @@ from bolide.dynamo.bytecode import Code
 from bolide.dynamo.capture import capture_rest
 from bolide.dynamo.concrete import Concrete
 from bolide.dynamo.config import config
+from bolide.dynamo.frames import Frame
 from bolide.dynamo.guard_filters import GuardFilter
 from bolide.dynamo.hops import Hop, Left, Way, make_hop
 from bolide.dynamo.program import Captured
@@ -278,15 +279,26 @@ class Dispatcher(Versions):
 
     def _go_on(self, running: Concrete, disabled: int) -> None:
         """Run frames for real until a point is reached that has entries, or a region that is never compiled is left
-        (`disabled`: in how many the frames have begun), or to the end.
+        (`disabled`: in how many the frames have begun), or to the end. A frame that alone is not compiled is run to its
+        end, or to a call that may be captured.
         """
+        alone = running.machine.frames[-1].code.skipped
         while not running.done and state.disabled >= disabled:
             top = running.machine.frames[-1]
+            if alone and not self._stays_alone(running, top):
+                return
             if (top.code, top.pc) in self.heads:
                 known = self.points.get(flatten(running.frames)[0])
                 if known is not None and known.entries and not known.given_up:
                     return
             running.step()
+
+    def _stays_alone(self, running: Concrete, top: Frame) -> bool:
+        """Whether the next instruction is one of the same frame that is not captured."""
+        if not top.code.skipped or not top.code.ops[top.pc].startswith("CALL"):
+            return top.code.skipped
+        known = self.points.get(flatten(running.frames)[0])
+        return known is not None and known.single
 
     def point(self, shape: Shape) -> Point:
         """The versions that go on at `shape`."""
@@ -330,7 +342,7 @@ class Point(Versions):
         """Go on for real: by one instruction where only that one cannot be captured. It is not done here, where the
         values are referred to by more than the program.
         """
-        return Suspended(self.shape, args, onwards=not self.single)
+        return Suspended(self.shape, args, onwards=not self.single or self.shape.frames[-1].code.skipped)
 
     def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         try:

@@ -65,8 +65,14 @@ def _bound(code: Code) -> list[tuple[Handler, Any]]:
                 "move this code out of the compiled function",
                 kind="bytecode",
             )
-        out.append((handler, code.args[index]))
+        out.append((_skipped if code.skipped and not name.startswith("CALL") else handler, code.args[index]))
     return out
+
+
+def _skipped(vm: Machine, frame: Frame, arg: Any) -> Any:
+    """Any instruction, but for calls, of code that is run for real."""
+    reason = f"{frame.code.qualname} is not compiled itself: disable(..., recursive=False)"
+    raise Unsupported(reason, vm.where(), kind="disabled")
 
 
 # Instructions that push something of the outside world as it is found.

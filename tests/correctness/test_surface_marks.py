@@ -263,6 +263,64 @@ def test_whether_a_function_is_disabled_with_what_it_calls() -> None:
     assert ask(f) is None and ask(bolide.disable(f)) is True and ask(bolide.disable(f, recursive=False)) is False
 
 
+SEEN: list[Any] = []
+
+
+def _called(x: Tensor) -> Tensor:
+    SEEN.append(torch.compiler.is_compiling())
+    return x.sin() + 1
+
+
+class _Called(torch.nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        SEEN.append(("module", torch.compiler.is_compiling()))
+        return super().forward(x)
+
+
+def _alone(x: Tensor, module: Any, n: int = 2, *, k: float = 1.0) -> Tensor:
+    SEEN.append(("alone", torch.compiler.is_compiling()))
+    y = torch.cos(x)
+    for _ in range(n):
+        y = _called(y) * k
+    try:
+        y = module(y)
+        if y.shape[0] == 3:
+            raise ValueError(n)
+        parts = [_called(row) for row in y]
+    except ValueError as error:
+        parts = [y * 2 + error.args[0]]
+    finally:
+        SEEN.append("end")
+    return y + sum(part.sum() for part in parts)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_frame_alone_is_not_compiled(rows: int, backend: str) -> None:
+    """What it calls is: `disable(recursive=False)`."""
+    module = _Called(4, 4)
+    alone = bolide.disable(_alone, recursive=False)
+    compiled = bolide.compile(lambda x: alone(x * 2, module, n=3, k=0.5) + 1, backend=backend)
+    for _ in range(4):
+        x = torch.randn(rows, 4)
+        expected = _alone(x * 2, module, n=3, k=0.5) + 1
+        SEEN.clear()
+        torch.testing.assert_close(compiled(x), expected)
+        assert SEEN[0] == ("alone", False) and SEEN[-1] == "end" and not any(each is False for each in SEEN)
+        assert ("module", True) in SEEN and SEEN.count(True) == (3 if rows == 3 else 5)
+
+
+def test_a_method_alone_is_not_compiled() -> None:
+    module = _Called(4, 4)
+    module.forward = bolide.disable(module.forward, recursive=False)
+    compiled = bolide.compile(lambda x: module(x).relu(), backend="eager")
+    x = torch.randn(2, 4)
+    expected = module(x).relu()
+    for _ in range(3):
+        SEEN.clear()
+        assert torch.equal(compiled(x), expected) and SEEN == [("module", False)]
+
+
 def test_what_was_said_to_torch_holds_here() -> None:
     from torch import _dynamo
 
