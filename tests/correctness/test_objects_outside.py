@@ -690,3 +690,28 @@ def test_a_group_of_exceptions_goes_on_behind_a_break() -> None:
     compiled = bolide.compile(program, backend="eager")
     for _ in range(2):
         assert compiled(X, group)[1:] == program(X, group)[1:]
+
+
+class Updated:
+    def __init__(self, log: list[Any], b: int) -> None:
+        self.__dict__.update(log=log, b=paused(b))
+
+
+@bolide.disable
+def paused(b: int) -> int:
+    return b
+
+
+def test_the_namespace_of_a_new_object_is_its_own_behind_a_break() -> None:
+    """Beside a function that holds itself, objects are made empty first and filled then."""
+
+    def program(x: torch.Tensor, b: int) -> Any:
+        def down(n: int) -> int:
+            return down(n - 1) if n else b
+
+        made = Updated([down(2)], b)
+        return x + made.b, sorted(vars(made)), down(1)  # type: ignore[attr-defined]
+
+    compiled = bolide.compile(program, backend="eager")
+    for b in (1, 2, 3):
+        assert compiled(X, b)[1:] == program(X, b)[1:]

@@ -302,7 +302,13 @@ class Rebuilder:
 
     def _empty(self, value: Any, cls: type) -> Recipe | None:
         """A recipe of a mutable container that the program made, without its contents; None for anything else."""
-        if id(value) in self.world.snapshots or cls is Outside or cls in RECIPES or isinstance(value, _VALUES):
+        if (
+            id(value) in self.world.snapshots
+            or id(value) in self.world.namespaces
+            or cls is Outside
+            or cls in RECIPES
+            or isinstance(value, _VALUES)
+        ):
             return None
         if cls is types.CellType:
             return Recipe("call", types.CellType) if id(value) not in self.world.outside_cells else None
