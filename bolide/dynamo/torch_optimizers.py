@@ -31,6 +31,22 @@ def _stack_if_compiling(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return args[0]
 
 
+@intercept(optimizer.Optimizer._group_tensors_by_device_and_dtype)
+def _group_tensors(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """As in eager, by device and type: code for compilers puts all in one group, of no type, which some ask for."""
+    lists, *rest = args
+    with_indices = rest[0] if rest else kwargs.get("with_indices", False)
+    groups: dict[Any, Any] = {}
+    for place, first in enumerate(lists[0]):
+        grouped, indices = groups.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
+        for mine, theirs in zip(grouped, lists):
+            if theirs:
+                mine.append(theirs[place])
+        if with_indices:
+            indices.append(place)
+    return groups
+
+
 def _math(function: Any) -> None:
     others = INTERCEPTS.get(function)
 
