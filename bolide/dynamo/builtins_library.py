@@ -33,7 +33,7 @@ from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, LOCK_TYPES, MISSING, is_library_namespace, is_opaque
 from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor
+from bolide.tracing import STANDS_FOR, TracedTensor
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -322,6 +322,9 @@ def _call_ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 class _SeededRandom(random.Random):
     """A generator that the program made with a seed: it gives the same numbers at every call, so it runs natively."""
+
+
+setattr(_SeededRandom, STANDS_FOR, random.Random)
 
 
 @intercept(random.Random)

@@ -180,6 +180,13 @@ def _state(value: Any) -> dict[str, Any]:
     return attributes
 
 
+def make_partial(attributes: dict[str, Any], function: Any, /, *args: Any, **keywords: Any) -> Any:
+    """A partial with attributes of its own."""
+    made = functools.partial(function, *args, **keywords)
+    made.__dict__.update(attributes)
+    return made
+
+
 def make_function(
     code: types.CodeType, namespace: dict[str, Any], name: str, defaults: Any, closure: Any, attributes: dict[str, Any]
 ) -> types.FunctionType:
@@ -494,10 +501,8 @@ class Rebuilder:
                 return Recipe("call", getattr, (self.recipe(value.__self__), name))
             return Recipe("call", types.MethodType, (self.recipe(value.__func__), self.recipe(value.__self__)))
         if cls is functools.partial:
-            args = tuple(self.recipe(item) for item in (value.func, *value.args))
-            return Recipe(
-                "call", functools.partial, args, tuple((k, self.recipe(v)) for k, v in value.keywords.items())
-            )
+            args = tuple(self.recipe(item) for item in (dict(own_namespace(value)), value.func, *value.args))
+            return Recipe("call", make_partial, args, tuple((k, self.recipe(v)) for k, v in value.keywords.items()))
         if cls is types.CellType:
             if id(value) in self.world.outside_cells:
                 return self.cell(value)
