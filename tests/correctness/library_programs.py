@@ -861,7 +861,7 @@ partial, nested  f = functools.partial(functools.partial(varied, 1, e=2), 3, d=4
 partial of methods  functools.partial(o.get, 2)(), functools.partial(Box.of, 3)().v, functools.partial(torch.sum, dim=0)(m), functools.partial(mod)(x)
 partial in map  list(map(functools.partial(add, 1), ns)), sorted(ns, key=functools.partial(operator.mul, -1))
 partial, attributes  wp.__name__, wp.__wrapped__ is varied, wp(2), hasattr(wp, 'note'), getattr(wp, 'note', 5), hasattr(part, '__name__')
-partial, attributes of a new one  functools.update_wrapper(functools.partial(varied, x, d=3), add), functools.partial(add, b=1)
+partial, attributes of a new one  q = functools.partial(varied, x, d=3); q.note = [x]; q, q.note, functools.partial(add, b=1)
 partial, attributes written  wp.note = x; wp.note is x
 partial, its __dict__  sorted(vars(wp)), vars(part)
 partial, state replaced  part.__setstate__((varied, (4,), {}, None)); part.args
