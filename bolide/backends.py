@@ -76,6 +76,8 @@ def _check_devices(captured: Captured, devices: frozenset[str] | None) -> None:
     if devices is None:
         return
     for node in captured.trace.graph.nodes:
+        if node.op == "placeholder" and not node.users:  # a model without data gives its shape to functional_call
+            continue
         meta = node.meta.get("val")
         for value in meta if type(meta) in (tuple, list) else (meta,):
             if isinstance(value, TensorMeta) and value.device.type not in devices:
@@ -284,7 +286,7 @@ def _example(meta: Any) -> Any:
     stride = [int(step) if isinstance(step, int) else int(step.node.hint) for step in meta.stride]
     reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride)) if all(shape) else 0
     memory = torch.zeros(reach, dtype=meta.dtype, device=meta.device)  # elements may share it
-    if meta.dtype.is_floating_point or meta.dtype.is_complex:
+    if memory.device.type != "meta" and (meta.dtype.is_floating_point or meta.dtype.is_complex):
         memory.normal_(generator=torch.Generator(meta.device).manual_seed(0))
     return memory.as_strided(shape, stride)
 

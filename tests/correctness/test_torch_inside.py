@@ -372,3 +372,17 @@ def test_operators_in_python_without_an_autograd_kernel(backend: str) -> None:
     torch.testing.assert_close(*gradients)
     with pytest.raises(bolide.Unsupported, match="without an autograd kernel"):
         bolide.compile(fn, backend=backend, fullgraph=True)(leaf)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_a_model_without_data_gives_its_shape_to_an_ensemble(backend: str) -> None:
+    members = [nn.Linear(3, 2) for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(members)
+    shape = nn.Linear(3, 2, device="meta")
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return vmap(lambda p, b, x: functional_call(shape, (p, b), (x,)), (0, 0, None))(parameters, buffers, x)
+
+    x = torch.randn(4, 3)
+    expected = torch.stack([member(x) for member in members])
+    torch.testing.assert_close(bolide.compile(fn, backend=backend, fullgraph=True)(x), expected)
