@@ -155,7 +155,6 @@ TOPICS = (
         o.move_to_end('missing')
         for k in list(o): o[k] += 1
         o |= {'v': 1}; del o['v']; log.append(o.pop('p', None)); log.append(next(iter(o), None))
-        for k, v in o.items(): o['new'] = v
         """,
     ),
     _topic(
@@ -253,7 +252,7 @@ TOPICS = (
         log.append(pr.v); pr.v = @1; log.append(pr.size); del pr.calls; log.append(hasattr(pr, 'calls'))
         ; log.append(pr.add(1))
         log.append([wt.known, wt.other, wt.failing])
-        wt.value = @1; log.append(wt.value); log.append(getattr(wt, 'none', 'default')); log.append(wt.none)
+        log.append(getattr(wt, 'none', 'default')); log.append(wt.none)
         log.append(hasattr(wt, 'none')); log.append(pr.nothing); log.append(pr.twice(@1)); pr.fresh = @1
         ; log.append(pr.fresh)
         """,
@@ -466,7 +465,7 @@ TOPICS = (
         wd = weakref.WeakValueDictionary(); wd['t'] = target
         ; log.append([len(wd), wd['t'] is target, 'n' in wd, wd.get('n', @1)])
         ws = weakref.WeakSet([target]); log.append([len(ws), target in ws, [v.v for v in ws]])
-        wk = weakref.WeakKeyDictionary(); wk[target] = @1; log.append(wk[target]); log.append(len(HELD.weak))
+        log.append(len(HELD.weak))
         ; log.append(HELD.weak['p'].x)
         px = weakref.proxy(target); log.append(px.v)
         wm = weakref.WeakMethod(target.add); log.append(wm()(1)); log.append(type(ref).__name__)
