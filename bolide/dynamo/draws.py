@@ -8,6 +8,7 @@ is a value that the next segment begins with.
 from __future__ import annotations
 
 import copy
+import math
 import random
 import types
 from collections.abc import Callable
@@ -72,6 +73,8 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
     vm.memory.setdefault(_Draw, []).append(note)
     source = Source("drawn", None, len(vm.world.draws))
     value = wrap(vm, source, example, note)
+    if wrap is _float and not kwargs:
+        value.within = _range(function.__name__, operands)
     if wrap is _integer and not kwargs and all(type(operand) in (int, torch.SymInt) for operand in operands):
         _bound(vm, value, operands, function is random.Random.randint)
     place = Recipe("source", owner.source) if type(owner) is Outside else Recipe("constant", owner)
@@ -107,6 +110,18 @@ def _bound(vm: Machine, value: torch.SymInt, operands: list[Any], inclusive: boo
 
 
 _INTEGERS = ("randint", "randrange")
+_UNIT = ("random", "rand", "random_sample")
+
+
+def _range(name: str, operands: list[Any]) -> tuple[float, float] | None:
+    """The least and the largest number that a function draws, if that is known: layers that are dropped with
+    probability 0 never are."""
+    if name in _UNIT and not operands:
+        return 0.0, math.nextafter(1.0, 0.0)
+    if name == "uniform" and len(operands) in (0, 2) and all(type(operand) in (int, float) for operand in operands):
+        first, last = operands or (0.0, 1.0)
+        return min(first, last), max(first, last)
+    return None
 
 
 def _is_generator(value: Any) -> bool:

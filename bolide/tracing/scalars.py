@@ -78,7 +78,8 @@ class TracedFloat(torch.SymFloat):
     """A float in the graph. `hint` is its value now, if it is an argument's (or computed from arguments'), and `pins`
     are called when the program depends on that value: they guard the arguments. `formula`: how it follows from numbers
     of the outside world, as Python over their names, where there is a simple way. `made`: the Python function and the
-    numbers (sizes as expressions) that it was computed from, None if it is a tensor's."""
+    numbers (sizes as expressions) that it was computed from, None if it is a tensor's. `within`: the least and the
+    largest value that it can have, where that is known."""
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class TracedFloat(torch.SymFloat):
         super().__init__(ScalarNode(tensor))  # type: ignore[no-untyped-call]
         self.node.owner = self
         self.tensor, self.hint, self.pins, self.formula, self.made = tensor, hint, pins, formula, made
+        self.within: tuple[float, float] | None = None
 
     def __float__(self) -> float:
         """The value; from here on the program depends on it. Raises DataDependent where it is data."""
@@ -236,6 +238,10 @@ def _compared(name: str, sign: str, function: Callable[..., bool]) -> None:
     def compare(self: TracedFloat, other: Any) -> Any:
         if not isinstance(other, _NUMBERS):
             return NotImplemented
+        if self.within is not None and type(other) in (int, float) and sign not in ("==", "!="):
+            first, last = (function(bound, other) for bound in self.within)
+            if first is last:
+                return first
         return self.decide(f"({{}} {sign} {{}})", function, other)
 
     setattr(TracedFloat, f"__{name}__", compare)

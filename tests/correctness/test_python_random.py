@@ -71,7 +71,14 @@ def array_as_it_is(x: Tensor) -> tuple[Tensor, Any, Any]:
     return x * 2, noise, same
 
 
+def never_dropped(x: Tensor) -> Tensor:
+    if random.random() < 0.0 or np.random.uniform(0, 1) < 0 or random.uniform(-1, 2) > 2.0 or np.random.rand() >= 1:
+        return x
+    return x * 2
+
+
 WHOLE = [
+    never_dropped,
     scaled,
     whole_numbers,
     loop,
