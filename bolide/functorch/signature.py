@@ -199,6 +199,8 @@ def _aliases(
     made: dict[int, Output] = {}
     for tensor in family:
         chain, tracked = tensor.chain, True if tensor.grad_fn is not None else None
+        if kind == "input" and tensor is not owner and tracked and not chain and tensor.group.version:
+            raise Unsupported("an output is an input's memory with another history", kind="detached_alias")
         if owner is not None and tensor is not owner and tracked is None and not tensor.requires_grad:
             chain = (*_DETACH, *chain)
         elif owner is not None and owner.requires_grad and tracked is None:

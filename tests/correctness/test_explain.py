@@ -135,20 +135,18 @@ def test_state_that_is_kept_by_parameter_is_named_shortly() -> None:
 
 def test_a_break_names_the_function_called_and_where_from() -> None:
     def inside(x: torch.Tensor) -> torch.Tensor:
-        return x + os.getpid() * 0
+        return x + os.times()[0] * 0
 
     def outside(x: torch.Tensor) -> torch.Tensor:
         return inside(x) * 2
 
     found = bolide.explain(outside, backward=False)(torch.randn(3))
     (broken,) = found.breaks
-    assert broken.operation == "os.getpid(...)" and "differs from call to call" in broken.reason
+    assert broken.operation == "os.times(...)" and "differs from call to call" in broken.reason
     line = inside.__code__.co_firstlineno + 1
-    assert f"line {line}, in " in broken.where and broken.source == "return x + os.getpid() * 0"
+    assert f"line {line}, in " in broken.where and broken.source == "return x + os.times()[0] * 0"
     assert f'called from: File "{__file__}", line {line + 3}' in str(found)
-    written = bolide.explain(lambda x: os.environ.update(BOLIDE_TEST="1") or x, backward=False)(torch.randn(3))
-    assert all("test_explain" in b.where for b in written.breaks) and written.breaks  # not a line of os
-    for fn, name in ((lambda x: open(os.devnull).close() or x, "open"), (lambda x: os.getppid() * 0 + x, "getppid")):
+    for fn, name in ((lambda x: open(os.devnull).close() or x, "open"), (lambda x: os.urandom(1)[0] * 0 + x, "urandom")):
         assert name in bolide.explain(fn, backward=False)(torch.randn(3)).breaks[0].operation
 
 
