@@ -146,7 +146,10 @@ def test_a_break_names_the_function_called_and_where_from() -> None:
     line = inside.__code__.co_firstlineno + 1
     assert f"line {line}, in " in broken.where and broken.source == "return x + os.times()[0] * 0"
     assert f'called from: File "{__file__}", line {line + 3}' in str(found)
-    for fn, name in ((lambda x: open(os.devnull).close() or x, "open"), (lambda x: os.urandom(1)[0] * 0 + x, "urandom")):
+    for fn, name in (
+        (lambda x: open(os.devnull).close() or x, "open"),
+        (lambda x: os.urandom(1)[0] * 0 + x, "urandom"),
+    ):
         assert name in bolide.explain(fn, backward=False)(torch.randn(3)).breaks[0].operation
 
 

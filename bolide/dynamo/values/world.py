@@ -20,10 +20,11 @@ import torch
 from bolide.dynamo.frames import Generator, dropped_generator, refuse_drop
 from bolide.dynamo.guards import TENSOR_TYPES, tensor_guard
 from bolide.dynamo.policy import is_python_class
-from bolide.dynamo.program import ClassAttribute, Guard, GuardKind, Recipe, Relation, Source
+from bolide.dynamo.program import Guard, Recipe, Relation, Source
 from bolide.dynamo.sizes import SizeHistory, Symbols, as_exprs
 from bolide.dynamo.sources import symbols_in
 from bolide.dynamo.sources import text as path_of
+from bolide.dynamo.values.classes import Classes
 from bolide.dynamo.values.iterators import Stream, is_readable
 from bolide.dynamo.values.kinds import (
     BOUND_BUILTINS,
@@ -36,12 +37,10 @@ from bolide.dynamo.values.kinds import (
     is_bound,
     is_constant,
     is_derived_constant,
-    is_library_class,
     is_library_namespace,
     is_opaque,
     lacks_attribute,
     own_namespace,
-    steering,
 )
 from bolide.dynamo.values.outside import (
     CONTAINERS,
@@ -70,14 +69,14 @@ def _no_machine(function: Any, args: list[Any]) -> Any:
     raise AssertionError("nothing of the program can be run here")
 
 
-class World:
+class World(Classes):
     """Everything one capture knows of the world outside of it."""
 
     def __init__(self, trace: Trace, symbols: Symbols | None = None) -> None:
+        super().__init__()
         self.trace = trace
         trace.assume = self._assume
         self.symbols = symbols or Symbols(SizeHistory("", False), trace)
-        self.guards: list[Guard] = []
         self.inputs: list[Source] = []
         self.floats: dict[str, Source] = {}  # those that are numbers of the graph, by their names in conditions
         self.input_tensors: list[torch.Tensor] = []
@@ -105,12 +104,9 @@ class World:
         self.overlay_of: dict[int, Overlay] = {}  # by id of the real dict
         self.namespaces: dict[int, Any] = {}  # id of a `__dict__` that the program has asked for -> whose it is
         self.mirrors: dict[int, tuple[Any, Source]] = {}  # id(value) -> value, the outside object it stands for
-        self.where: Callable[[], UserFrame | None] = lambda: None
         self.ended: Callable[[], bool] = lambda: False  # whether the outermost frame of the program has returned
         self.evaluate: Callable[[Any, list[Any]], Any] = _no_machine
         self.own_functions: dict[int, Any] = {}
-        self.own_classes: dict[int, type] = {}  # classes made by the program, by id
-        self.once: set[Any] = set()  # what has been guarded already
         self.relied: dict[int, types.FunctionType] = {}  # functions whose code has been guarded, by id
         self.registered: dict[int, Any] = {}  # hooks that the program has put on inputs, by id of their handles
         self.drawn_from: dict[int, tuple[Any, Recipe]] = {}  # by id of a stand-in: where the graph finds the generator
@@ -119,14 +115,8 @@ class World:
         self.places: dict[int, int] = {}  # id of a traced input -> its index
         self.masked: dict[int, tuple[TracedTensor, type]] = {}  # tensors of the program's own classes, by id: and masks
         self.masked_inputs: dict[int, tuple[torch.Tensor, Source]] = {}  # by id, those of them that are inputs
-        self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
-        self.mro_cache: dict[tuple[type, str, type | None], Any] = {}
 
     # -- guards and sources
-
-    def guard(self, source: Source | None, kind: GuardKind, expected: Any) -> None:
-        if source is None or source.kind != "object" or kind not in ("type", "is"):
-            self.guards.append(Guard(source, kind, expected, self.where()))
 
     def overlay(
         self, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source], owner: Any = None
@@ -136,54 +126,6 @@ class World:
             found = self.overlay_of[id(real)] = Overlay(self, real, source, child, owner)
             self.overlays.append(found)
         return found
-
-    def lookup(self, cls: type, name: str, after: type | None = None) -> Any:
-        """The class attribute `name` by method resolution order (of the classes behind `after`), unbound, or MISSING.
-        Guarded.
-        """
-        key = (cls, name, after)
-        found = self.mro_cache.get(key, self)
-        if found is self:
-            self.rely_on_class(cls, name, after)
-            found = self._look_up(cls, name, after) if self.classes else class_attribute(cls, name, after)
-            self.mro_cache[key] = found
-        return found
-
-    def _look_up(self, cls: type, name: str, after: type | None) -> Any:
-        """`class_attribute`, with what the program has written."""
-        for base in cls.__mro__ if after is None else cls.__mro__[cls.__mro__.index(after) + 1 :]:
-            written = self.classes.get(base)
-            if written is not None and name in written.known:
-                if written.known[name] is not MISSING:
-                    return written.known[name]
-            elif name in base.__dict__:
-                return base.__dict__[name]
-        return MISSING
-
-    def rely_on_class(self, cls: type, name: str, after: type | None = None) -> None:
-        """Guard what a class of the user's has under a name. Those of libraries are trusted, but for `forward`, which
-        is replaced often."""
-        key = (cls, name, after)
-        if key in self.once or (name != "forward" and is_library_class(cls)):
-            return
-        self.once.add(key)
-        if id(cls) in self.own_classes:
-            for base in cls.__bases__ if name not in cls.__dict__ else ():
-                self.rely_on_class(base, name)
-            return
-        found = ClassAttribute(name, after, steering(cls, name, after))
-        self.guards.append(Guard(Source("object", None, None, cls), "class_attr", found, self.where()))
-
-    def rely_on_bases(self, cls: Any, wanted: Any) -> None:
-        """Guard whether a class of the user's is a subclass of another class, or of one of several."""
-        key = (cls, wanted, "bases")
-        if cls is wanted or key in self.once or not isinstance(cls, type) or id(cls) in self.own_classes:
-            return
-        if is_library_class(cls) or (isinstance(wanted, type) and id(wanted) in self.own_classes):
-            return
-        self.once.add(key)
-        found = issubclass(cls, wanted)
-        self.guard(Source("apply", Source("object", None, None, cls), (wanted,), issubclass), "equals", found)
 
     def rely_on_code(self, function: types.FunctionType) -> None:
         """Guard that an outside function of the user's keeps its code and the defaults of its parameters."""
