@@ -715,3 +715,28 @@ def test_the_namespace_of_a_new_object_is_its_own_behind_a_break() -> None:
     compiled = bolide.compile(program, backend="eager")
     for b in (1, 2, 3):
         assert compiled(X, b)[1:] == program(X, b)[1:]
+
+
+class Watched:
+    """Notes what is asked of its instances, natively and by the program alike."""
+
+    def __getattribute__(self, name: str) -> Any:
+        ASKED.append(name)
+        return super().__getattribute__(name)
+
+
+ASKED: list[str] = []
+
+
+def test_nothing_but_the_program_asks_instances_for_attributes() -> None:
+    def program(x: Any) -> Any:
+        made = Watched()
+        made.__dict__["a"] = x
+        return super(Watched, made).__getattribute__("__dict__")["a"] + made.a
+
+    ASKED.clear()
+    expected, asked = program(X), list(ASKED)
+    compiled = bolide.compile(program, backend="eager", fullgraph=True)
+    for _ in range(2):
+        ASKED.clear()
+        assert torch.equal(compiled(X), expected) and asked == ASKED

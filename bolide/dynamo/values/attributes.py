@@ -397,7 +397,7 @@ def _store_behind_mask(vm: Machine, owner: Any, name: str, value: Any) -> None:
 
 def _place_of_copy(vm: Machine, owner: Any) -> Source | None:
     """Where the partial, or tuple with attributes, was found of which `owner` is a copy."""
-    has_attributes = isinstance(owner, (tuple, functools.partial)) and own_namespace(owner) is not NO_NAMESPACE
+    has_attributes = issubclass(type(owner), (tuple, functools.partial)) and own_namespace(owner) is not NO_NAMESPACE
     return vm.world.place_of(owner) if has_attributes else None
 
 
