@@ -63,10 +63,7 @@ class Concrete:
         frame = vm.frames[-1]
         handler, arg, _ = _instructions(frame.code)[frame.pc]
         frame.pc += 1
-        handled = None
-        for each in vm.frames:
-            if each.exceptions:
-                handled = each.exceptions[-1]
+        handled = vm.handled()
         try:
             if handled is None:
                 handler(vm, frame, arg)

@@ -27,7 +27,7 @@ REDUCIBLE: frozenset[type] = frozenset(
     + [type(reversed(made)) for made in _MADE_BY_REVERSED]
     + [enumerate, zip, reversed, itertools.count, itertools.cycle, itertools.repeat, itertools.islice]
     + [itertools.chain, itertools.product, itertools.permutations, itertools.combinations]
-    + [itertools.combinations_with_replacement, itertools.zip_longest, itertools.pairwise, itertools.compress]
+    + [itertools.combinations_with_replacement, itertools.zip_longest, itertools.compress]
 )
 _DEPRECATED = frozenset(cls for cls in REDUCIBLE if cls.__module__ == "itertools")  # to pickle them warns in 3.12
 
@@ -91,13 +91,18 @@ def set_position(iterator: Any, state: Any) -> None:
         iterator.__setstate__(state)
 
 
-def _clone(value: Any) -> Any:
+def _clone(value: Any, clones: dict[int, Any]) -> Any:
+    """A copy of an iterator and of those that it draws from; `clones` are those made so far (``zip(it, it)``)."""
     if type(value) is tuple:
-        return tuple([_clone(part) for part in value])
+        return tuple([_clone(part, clones) for part in value])
     if type(value) not in REDUCIBLE:
         return value
-    function, args, state = reduced(value)
-    return restored(function, _clone(args), _clone(state))
+    if id(value) not in clones:
+        function, args, state = reduced(value)
+        if function is itertools.cycle:  # it notes in a list of its own what it has given
+            state = (list(state[0]), state[1])
+        clones[id(value)] = restored(function, _clone(args, clones), _clone(state, clones))
+    return clones[id(value)]
 
 
 def is_readable(iterator: Any) -> bool:
@@ -114,7 +119,7 @@ def is_readable(iterator: Any) -> bool:
 
 def peek(iterator: Any, ahead: int) -> Any:
     """The item that the iterator will give after `ahead` others, or END; the iterator stays as it is."""
-    return next(itertools.islice(_clone(iterator), ahead, None), END)
+    return next(itertools.islice(_clone(iterator, {}), ahead, None), END)
 
 
 def advance(iterator: Any, count: int) -> None:

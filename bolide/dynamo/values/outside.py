@@ -4,6 +4,7 @@ stay in them until the graph has run."""
 from __future__ import annotations
 
 import collections
+import enum
 import operator
 import types
 import weakref
@@ -52,12 +53,19 @@ class Overlay:
         self.measured = False
         self.moved: frozenset[Any] = frozenset()  # keys that were deleted and set again
 
+    def _place(self, key: Any) -> Any:
+        """How `key` is looked up: in the real dict, or, where the program says what it equals, among all the keys."""
+        if type(key) is str:
+            return key
+        if self.complete is None and _hashes_itself(key):
+            self.materialise()
+        return key if self.complete is not None else self.world.real_key(key)
+
     def get(self, key: Any) -> Any:
         """The value under `key`, or MISSING. Guards what was read, absence included."""
+        key = self._place(key)
         if self.complete is not None:
             return self.complete.get(key, MISSING)
-        if type(key) is not str:
-            key = self.world.real_key(key)
         found = self.known.get(key, MISSING)
         if found is MISSING and key not in self.known:
             if dict.__contains__(self.real, key):
@@ -73,24 +81,22 @@ class Overlay:
 
     def peek(self, key: Any) -> Any:
         """As `get`, but absence is not guarded (used where presence elsewhere implies it)."""
+        key = self._place(key)
         if self.complete is not None:
             return self.complete.get(key, MISSING)
-        if type(key) is not str:
-            key = self.world.real_key(key)
         if key in self.known:
             return self.known[key]
         return self.get(key) if dict.__contains__(self.real, key) else MISSING
 
     def set(self, key: Any, value: Any) -> None:
         """Write; MISSING deletes."""
+        key = self._place(key)
         if self.complete is not None:
             if value is MISSING:
                 self.complete.pop(key, None)
             else:
                 self.complete[key] = value
             return
-        if type(key) is not str:
-            key = self.world.real_key(key)
         if key not in self.original:
             self.original[key] = (
                 self.world.wrap(dict.__getitem__(self.real, key), self.child(self.source, key))
@@ -165,6 +171,12 @@ def _same_constant(a: Any, b: Any) -> bool:
     return type(a) is type(b) and type(a) in CONSTANT_TYPES and bool(a == b)
 
 
+def _hashes_itself(key: Any) -> bool:
+    """Whether hashing a key runs code of its class."""
+    cls = key.cls if type(key) is Outside else type(key)
+    return type(cls.__hash__) is types.FunctionType and not isinstance(key, (enum.Enum, torch.Tensor))
+
+
 def _empty_like(real: dict[Any, Any]) -> dict[Any, Any]:
     if isinstance(real, collections.defaultdict):
         return collections.defaultdict(real.default_factory)
@@ -217,6 +229,11 @@ class Outside:
         source = Source("apply", self.source, (), kind.__getnewargs__)
         self.world.guard(source, "equals", kind.__getnewargs__(self.real))
         return kind.__getnewargs__(self.real)[0]
+
+    def is_stale_key(self) -> bool:
+        """Whether the real object does not hash as the program's does: it has been written to."""
+        written = any(part is not None and part.changes() for part in (self.attrs, self.slot_values))
+        return written and _hashes_itself(self)
 
     def container(self) -> Any:
         """What native code may use and change in place of a dict, list, set or deque; None for other objects."""

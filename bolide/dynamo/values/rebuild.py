@@ -276,10 +276,17 @@ class Rebuilder:
         except _ContainsItself:
             self.split = True
             self.active.clear()
-            made = self._new(value, cls)
+            made = self._new_or_refused(value, cls)
         while self.unfilled:
             self._fill(*self.unfilled.pop())
         return made
+
+    def _new_or_refused(self, value: Any, cls: type) -> Recipe:
+        try:
+            return self._new(value, cls)
+        except _ContainsItself:
+            reason = "an object whose class has a __hash__ contains itself, and leaves the function"
+            raise Unsupported(reason, self.world.where(), kind="escape") from None
 
     def _check_class(self, cls: type | None) -> None:
         if cls is None:
@@ -323,6 +330,8 @@ class Rebuilder:
             return Recipe("call", cls, self.constants((), value.maxlen))
         if cls in (list, dict, collections.OrderedDict):
             return Recipe("call", cls)
+        if type(cls.__hash__) is types.FunctionType:  # it may be a key of what is filled before it
+            return None
         if is_python_class(cls) and not isinstance(value, (tuple, type, enum.Enum, BaseException)):
             return Recipe("call", bare_instance, (Recipe("constant", cls),))
         return None
@@ -378,7 +387,7 @@ class Rebuilder:
         if cls is tuple:
             return Recipe("tuple", None, tuple(self.recipe(item) for item in value))
         if cls is set:
-            return Recipe("set", None, tuple(self.recipe(item) for item in value))
+            return Recipe("set", None, tuple(self._key(item) for item in value))
         if cls is dict:
             owner = self.world.namespaces.get(id(value))
             if owner is not None:
@@ -482,10 +491,19 @@ class Rebuilder:
     def _list(self, items: Iterable[Any]) -> Recipe:
         return Recipe("list", None, tuple(self.recipe(item) for item in items))
 
+    def _key(self, key: Any) -> Recipe:
+        """A member of a dict or set, which is made before effects: it must hash by then as it does in the program."""
+        if type(key) is Outside:
+            self.world.refuse_stale_key(key)
+        return self.recipe(key)
+
+    def _keys(self, keys: Iterable[Any]) -> Recipe:
+        return Recipe("list", None, tuple(map(self._key, keys)))
+
     def _dict(self, value: dict[Any, Any]) -> Recipe:
         parts: list[Recipe] = []
         for key, item in value.items():
-            parts += (self.recipe(key), self.recipe(item))
+            parts += (self._key(key), self.recipe(item))
         return Recipe("dict", None, tuple(parts))
 
     def _object(self, value: Any, cls: type) -> Recipe:
@@ -514,7 +532,7 @@ class Rebuilder:
             return Recipe("call", bytearray, self.constants(bytes(value)))
         if cls is collections.deque:
             return Recipe("call", collections.deque, (self._list(value), *self.constants(value.maxlen)))
-        if cls is collections.OrderedDict:
+        if cls is collections.OrderedDict and not vars(value):
             return Recipe("call", collections.OrderedDict, (self._dict(value),))
         if cls is collections.defaultdict:
             return Recipe("call", collections.defaultdict, (self.recipe(value.default_factory), self._dict(value)))
@@ -544,7 +562,7 @@ class Rebuilder:
         if cls in _VIEWS:
             return Recipe("call", _VIEWS[cls], (self.recipe(gc.get_referents(value)[0]),))
         if isinstance(value, frozenset):
-            return Recipe("call", frozenset, (self._list(value),))
+            return Recipe("call", frozenset, (self._keys(value),))
         return self._instance(value, cls)
 
     def _reduced(self, value: Any) -> tuple[Any, ...]:
@@ -598,7 +616,7 @@ class Rebuilder:
             return Recipe("call", _file_in_memory, self.constants(cls, value.__getstate__()))
         if isinstance(value, random.Random):
             return Recipe("call", _random_generator, self.constants(value.getstate()))
-        if not is_python_class(cls):  # an iterator, a view, a C object
+        if not is_python_class(cls) and cls is not collections.OrderedDict:  # an iterator, a view, a C object
             raise Unsupported(
                 f"a new {module}.{cls.__name__} leaves the function",
                 self.world.where(),
@@ -610,8 +628,10 @@ class Rebuilder:
             items = self._dict(dict(dict.items(value)))
         elif isinstance(value, tuple):
             items = Recipe("list", None, tuple(self.recipe(item) for item in tuple.__iter__(value)))
-        elif isinstance(value, (list, set)):
-            items = Recipe("list", None, tuple(self.recipe(item) for item in list(value)))
+        elif isinstance(value, set):
+            items = self._keys(list(value))
+        elif isinstance(value, list):
+            items = self._list(list(value))
         state = Recipe("constant", None) if own_namespace(value) is value else self._dict(_state(value))
         return Recipe("call", make_instance, (Recipe("constant", cls), state, items))
 

@@ -208,6 +208,7 @@ class World(Classes):
     def real_key(self, key: Any) -> Any:
         """The key of an outside dict that a value stands for: an outside object or input is itself (guarded)."""
         if type(key) is Outside:
+            self.refuse_stale_key(key)
             known = (key.real, key.source)
         elif isinstance(key, TracedTensor) and (place := self.input_place(key)) is not None:
             known = self.given(place)
@@ -218,6 +219,12 @@ class World(Classes):
             self.once.add((id(real), "key"))
             self.guard(source, "is", real)
         return real
+
+    def refuse_stale_key(self, key: Outside) -> None:
+        """Raises Unsupported for a key that does not hash as the real object does, which is yet to be written to."""
+        if key.is_stale_key():
+            reason = "a key of a dict, whose class has a __hash__, is written to in the same segment"
+            raise Unsupported(reason, self.where(), "write to it before it is a key", kind="escape")
 
     def shown_key(self, key: Any) -> Any:
         """The value that stands for a key of an outside dict whose keys are guarded."""

@@ -1,0 +1,109 @@
+"""What is carried over a break in containers and iterators: keys that say themselves what they equal, iterators that
+share what they draw from, attributes of dicts."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import bolide
+from bolide.support import events
+
+
+class Key:
+    def __init__(self, value: Any, before: Any = None) -> None:
+        self.before = before
+        bolide.graph_break()
+        self.value = value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self.value == other.value
+
+
+def a_key_is_completed_behind_a_break(n: int) -> Any:
+    return [{Key(n): "a", Key(n + 1): "b"}.get(Key(n + 1)), len({Key(n), Key(n), Key(2)})]
+
+
+def a_key_is_in_what_contains_itself(n: int) -> Any:
+    around: list[Any] = []
+    key = Key(n)
+    around.append(around)
+    around.append({key: 3})
+    bolide.graph_break()
+    return [around[1][key], around[1][Key(n)], around[0] is around, next(iter(around[1])) is key]
+
+
+def a_key_contains_itself(n: int) -> Any:
+    key = Key(n)
+    key.before = key
+    bolide.graph_break()
+    return [key.before is key, {key: n}[Key(n)]]
+
+
+def a_key_changes_behind_a_break(n: int) -> Any:
+    kept = {Key(n): 1}
+    key = Key(n + 1)
+    bolide.graph_break()
+    key.value = n
+    return [kept.get(key), key in kept, [*{**kept, key: 4}.values()]]
+
+
+def a_cycle_is_in_its_first_round(n: int) -> Any:
+    cycle = itertools.cycle([1, 0, n])
+    seen = [next(cycle)]
+    bolide.graph_break()
+    seen += [next(cycle)]
+    bolide.graph_break()
+    return seen + list(itertools.islice(cycle, 7))
+
+
+def an_iterator_is_drawn_from_twice(n: int) -> Any:
+    pairs = zip(*[iter([n, 2, 3, 4, 5, 6])] * 2)
+    seen = [next(pairs)]
+    bolide.graph_break()
+    return seen + [*pairs]
+
+
+def an_iterator_cannot_be_copied(n: int) -> Any:
+    pairs = itertools.pairwise([n, 2, 3])
+    seen = [next(pairs)]
+    bolide.graph_break()
+    return seen + [*pairs]
+
+
+def an_ordered_dict_has_attributes(n: int) -> Any:
+    made: Any = collections.OrderedDict(a=n)
+    made.note = [n]
+    bolide.graph_break()
+    made.note.append(2)
+    return made, made.note
+
+
+PROGRAMS = [
+    a_key_is_completed_behind_a_break,
+    a_key_is_in_what_contains_itself,
+    a_key_contains_itself,
+    a_key_changes_behind_a_break,
+    a_cycle_is_in_its_first_round,
+    an_iterator_is_drawn_from_twice,
+    an_iterator_cannot_be_copied,
+    an_ordered_dict_has_attributes,
+]
+
+
+@pytest.mark.parametrize("fn", PROGRAMS)
+def test_containers_are_over_a_break_what_they_are_in_eager(fn: Callable[[int], Any]) -> None:
+    told: list[Any] = []
+    compiled = bolide.compile(fn, backend="eager")
+    for n in (5, 6, 6):
+        with events.subscribed(told.append):
+            actual = compiled(n)
+        assert actual == fn(n)
+    assert any(isinstance(event, events.Captured) for event in told)
