@@ -26,7 +26,7 @@ from bolide.dynamo.operations import class_of, polyfill
 from bolide.dynamo.values import attributes
 from bolide.dynamo.values.attributes import Super, load_attribute
 from bolide.dynamo.values.kinds import MISSING
-from bolide.dynamo.values.outside import Outside, Overlay
+from bolide.dynamo.values.outside import CONTAINERS, Outside, Overlay
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
@@ -171,7 +171,10 @@ def _delattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return attributes.delete_attribute(vm, args[0], _named(args))
 
 
-@intercept(object.__getattribute__)
+_BUILT_IN = (object, *CONTAINERS, tuple, dict, collections.defaultdict, int, float, str, bytes, BaseException)
+
+
+@intercept(*{cls.__getattribute__ for cls in _BUILT_IN})
 def _object_getattribute(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return attributes.default_attribute(vm, args[0], class_of(args[0]), _named(args), False)
 

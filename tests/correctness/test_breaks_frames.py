@@ -243,6 +243,34 @@ def a_decorator_breaks(x: Tensor) -> Tensor:
     return twice(x.sin(), times=3)
 
 
+class Shown(list[Any]):
+    """Overrides methods written in C, and breaks where the overridden ones have been found but not called."""
+
+    def __getattribute__(self, name: str) -> Any:
+        get = super().__getattribute__
+        if name[0] != "_":
+            print("get", name)
+        return get(name)
+
+    def append(self, value: Any) -> None:
+        super().append(print("append") or value)  # type: ignore[func-returns-value]
+
+    def __contains__(self, value: object) -> bool:
+        return super().__contains__(print("contains") or value)  # type: ignore[func-returns-value]
+
+
+SHOWN = Shown([1])
+
+
+@program(20)
+def overridden_methods_written_in_c(x: Tensor) -> Any:
+    made = Shown()
+    made.append(2)
+    SHOWN[:] = [1]
+    SHOWN.append(x.dim())
+    return x + 1, 2 in made, 7 in SHOWN, made[:], SHOWN[:]
+
+
 @pytest.mark.parametrize(("fn", "segments"), PROGRAMS, ids=[fn.__name__ for fn, _ in PROGRAMS])
 def test_a_program_sees_what_it_sees_in_eager(fn: Callable[[Tensor], Any], segments: int) -> None:
     told: list[Any] = []

@@ -252,7 +252,7 @@ TOPICS = (
         log.append(pr.v); pr.v = @1; log.append(pr.size); del pr.calls; log.append(hasattr(pr, 'calls'))
         ; log.append(pr.add(1))
         log.append([wt.known, wt.other, wt.failing])
-        log.append(getattr(wt, 'none', 'default')); log.append(wt.none)
+        wt.value = @1; log.append(wt.value); log.append(getattr(wt, 'none', 'default')); log.append(wt.none)
         log.append(hasattr(wt, 'none')); log.append(pr.nothing); log.append(pr.twice(@1)); pr.fresh = @1
         ; log.append(pr.fresh)
         """,

@@ -331,7 +331,8 @@ def compare(left: Any, right: Any, forward: Any, reflected: Any, symbol: Any) ->
 
 def contains(container: Any, item: Any) -> Any:
     cls = type(container)
-    if hasattr(cls, "__contains__") and not isinstance(container, (list, tuple)):
+    found = getattr(cls, "__contains__", list.__contains__)
+    if found is not list.__contains__ and found is not tuple.__contains__:
         return True if cls.__contains__(container, item) else False  # noqa: SIM210
     if not (hasattr(cls, "__iter__") or hasattr(cls, "__getitem__")):
         raise TypeError(f"argument of type {cls.__name__!r} is not iterable")

@@ -25,7 +25,7 @@ from bolide.dynamo.values.kinds import (
     is_opaque,
     own_namespace,
 )
-from bolide.dynamo.values.outside import CONTAINERS, Outside, Overlay, attribute_source
+from bolide.dynamo.values.outside import Outside, Overlay, attribute_source, method_of_c
 from bolide.dynamo.values.tensors import NODE_METHODS, load_tensor_attribute, outside_attributes, store_tensor_attribute
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedTensor, is_mask
@@ -322,7 +322,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
             return Call(polyfills.BY_NAME["cached_property_get"], [owner, found.func, found.attrname])
         if hasattr(kind, "__get__"):
             if outside and kind in _METHOD_TYPES:
-                return _method_of_c(found, owner)
+                return method_of_c(found, owner)
             return _descriptor(vm, found, owner, cls)
         return _default_of_class(vm, owner, cls, name, found)
     if fallback:
@@ -336,13 +336,6 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
     if outside:
         world.rely_on_missing(owner, name)
     raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
-
-
-def _method_of_c(found: Any, owner: Any) -> Any:
-    """A method written in C, bound; a container's works on the copy of its contents."""
-    if type(owner) is Outside and owner.contents is not None and getattr(found, "__objclass__", None) in CONTAINERS:
-        return found.__get__(owner.contents)
-    return types.MethodType(found, owner)
 
 
 def _default_of_class(vm: Machine, owner: Any, cls: type, name: str, found: Any) -> Any:
@@ -495,7 +488,7 @@ def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
     if kind is property:
         return Call(found.fget, [owner])
     if kind in (types.WrapperDescriptorType, types.MethodDescriptorType) and not unbound:
-        return _method_of_c(found, owner)
+        return method_of_c(found, owner)
     if kind is types.BuiltinFunctionType:  # __new__ of built-in types
         return found
     if type(getattr(kind, "__get__", None)) is types.FunctionType:

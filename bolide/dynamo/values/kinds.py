@@ -72,11 +72,23 @@ EQUAL_CONSTANTS: tuple[type, ...] = (
 )
 CONSTANT_TYPES = frozenset(IDENTITY_CONSTANTS + EQUAL_CONSTANTS + (slice,))
 BOUND_BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
+C_METHODS = frozenset({types.MethodDescriptorType, types.WrapperDescriptorType})
 
 
 def is_bound(function: Any) -> bool:
     """Whether a function written in C is a method of some object (rather than of a class or a module)."""
     return not isinstance(function.__self__, (type(None), type, types.ModuleType))
+
+
+def descriptor_of(function: Any) -> Any:
+    """The descriptor that a method written in C is bound from: not the one that its name finds where a class of the
+    user's overrides it (`super().append`). None where there is none."""
+    owner = function.__self__
+    for base in type(owner).__mro__:
+        found: Any = vars(base).get(function.__name__)
+        if type(found) in C_METHODS and found.__get__(owner) == function:
+            return found
+    return None
 
 
 @functools.cache

@@ -387,3 +387,11 @@ def dict_value_source(base: Source, key: Any) -> Source:
 
 def global_source(base: Source, name: Any) -> Source:
     return Source("global", None, (id(base.obj), name), base.obj)
+
+
+def method_of_c(found: Any, owner: Any) -> Any:
+    """A method written in C, bound; a container's works on the copy of its contents, unless it reads attributes."""
+    of_container = getattr(found, "__objclass__", None) in CONTAINERS and found.__name__ != "__getattribute__"
+    if type(owner) is Outside and owner.contents is not None and of_container:
+        return found.__get__(owner.contents)
+    return types.MethodType(found, owner)

@@ -39,9 +39,11 @@ from bolide.dynamo.values.iterators import (
 )
 from bolide.dynamo.values.kinds import (
     BOUND_BUILTINS,
+    C_METHODS,
     CONSTANT_TYPES,
     LOCK_TYPES,
     MISSING,
+    descriptor_of,
     is_bound,
     is_constant,
     is_opaque,
@@ -264,7 +266,7 @@ class Rebuilder:
             and cls is not slice
         ):
             if cls in BOUND_BUILTINS and is_bound(value):
-                return Recipe("call", getattr, (self.recipe(value.__self__), *self.constants(value.__name__)))
+                return self._bound(value.__self__, value.__name__, descriptor_of(value))
             return Recipe("constant", value)
         known = self.memo.get(id(value))
         if known is not None:
@@ -506,6 +508,16 @@ class Rebuilder:
             parts += (self._key(key), self.recipe(item))
         return Recipe("dict", None, tuple(parts))
 
+    def _bound(self, owner: Any, name: str, found: Any) -> Recipe:
+        """A method written in C, bound to `owner`: by the descriptor `found` where the name finds another one. (A
+        traced tensor's methods are not the real one's.)"""
+        if type(found) in C_METHODS and not isinstance(owner, torch.Tensor):
+            snapshot = self.world.snapshots.get(id(owner))
+            real = owner.real if type(owner) is Outside else owner if snapshot is None else snapshot.real
+            if self.world.lookup(type(real), name) is not found:
+                return Recipe("call", found.__get__, (self.recipe(owner),))
+        return Recipe("call", getattr, (self.recipe(owner), *self.constants(name)))
+
     def _object(self, value: Any, cls: type) -> Recipe:
         if cls is types.FunctionType:
             return self._function(value)
@@ -513,10 +525,9 @@ class Rebuilder:
         if special is not None and (made := special(self, value)) is not None:
             return made
         if cls is types.MethodType:
-            of_c = type(value.__func__) in (types.WrapperDescriptorType, types.MethodDescriptorType)
-            if of_c or type(value.__self__) is TracedTensor:  # a traced tensor's methods are not the real one's
-                name = Recipe("constant", value.__func__.__name__)
-                return Recipe("call", getattr, (self.recipe(value.__self__), name))
+            found = value.__func__
+            if type(found) in C_METHODS or type(value.__self__) is TracedTensor:
+                return self._bound(value.__self__, found.__name__, found)
             return Recipe("call", types.MethodType, (self.recipe(value.__func__), self.recipe(value.__self__)))
         if cls is functools.partial:
             args = tuple(self.recipe(item) for item in (dict(own_namespace(value)), value.func, *value.args))

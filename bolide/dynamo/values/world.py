@@ -34,6 +34,7 @@ from bolide.dynamo.values.kinds import (
     MODULE_INTERNALS,
     PROXIES,
     class_attribute,
+    descriptor_of,
     is_bound,
     is_constant,
     is_derived_constant,
@@ -53,6 +54,7 @@ from bolide.dynamo.values.outside import (
     global_source,
     is_finalised,
     items_of,
+    method_of_c,
 )
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor, UserFrame
@@ -303,9 +305,13 @@ class World(Classes):
         found, place = real.__self__, attribute_source(source, "__self__")
         appends = type(found) is list and real.__name__ == "append" and id(found) not in self.seen
         owner = self.building(found, place) if appends else self.wrap(found, place)
-        if type(owner) is Outside:
-            return types.MethodType(getattr(owner.cls, real.__name__), owner)
-        return getattr(owner, real.__name__)
+        if type(owner) is not Outside:
+            return getattr(owner, real.__name__)
+        method = descriptor_of(real)
+        self.guard(Source("apply", source, (), descriptor_of), "is", method)
+        return (
+            types.MethodType(getattr(owner.cls, real.__name__), owner) if method is None else method_of_c(method, owner)
+        )
 
     def _wrap_new(self, real: Any, cls: type, source: Source) -> Any:
         if cls in PROXIES:
