@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -78,6 +78,46 @@ def an_iterator_cannot_be_copied(n: int) -> Any:
     return seen + [*pairs]
 
 
+@bolide.disable
+def made_for_real(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def a_chain_goes_on_to_generators(n: int) -> Any:
+    log: list[Any] = []
+
+    def noted() -> Iterator[int]:
+        for i in range(n):
+            log.append(i)
+            yield i
+
+    chain = made_for_real(itertools.chain.from_iterable, [[1, 2], noted()])
+    seen = [next(chain)]
+    bolide.graph_break()
+    seen += [*chain]
+    return seen, log
+
+
+class Sequence:
+    def __init__(self, log: list[Any]) -> None:
+        self.log = log
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        self.log.append(index)
+        return index
+
+
+def a_sequence_is_reversed(n: int) -> Any:
+    log: list[Any] = []
+    backwards = made_for_real(reversed, Sequence(log))
+    seen = [next(backwards)]
+    bolide.graph_break()
+    return [*seen, *backwards], log
+
+
 def an_ordered_dict_has_attributes(n: int) -> Any:
     made: Any = collections.OrderedDict(a=n)
     made.note = [n]
@@ -94,6 +134,8 @@ PROGRAMS = [
     a_cycle_is_in_its_first_round,
     an_iterator_is_drawn_from_twice,
     an_iterator_cannot_be_copied,
+    a_chain_goes_on_to_generators,
+    a_sequence_is_reversed,
     an_ordered_dict_has_attributes,
 ]
 

@@ -3,6 +3,7 @@ consumed while capturing."""
 
 from __future__ import annotations
 
+import collections
 import gc
 import itertools
 import operator
@@ -105,8 +106,12 @@ def _clone(value: Any, clones: dict[int, Any]) -> Any:
     return clones[id(value)]
 
 
+_SOURCES = frozenset([type(iter(())), type(iter([]))])  # of what a chain goes over, which can be seen ahead
+_ITERABLES = frozenset([list, tuple, range, str, bytes, bytearray, dict, set, frozenset, collections.deque])
+
+
 def is_readable(iterator: Any) -> bool:
-    """Whether `peek` can read an iterator: it and those that it draws from can be copied."""
+    """Whether `peek` can read an iterator: it and those that it draws from can be copied; no code of a class is run."""
     if type(iterator) not in REDUCIBLE:
         return False
     try:
@@ -114,6 +119,12 @@ def is_readable(iterator: Any) -> bool:
     except RuntimeError:  # what it iterates over has changed
         return False
     parts = [part for step in steps if type(step) is tuple for part in step]
+    if type(iterator) is itertools.chain and parts:
+        if type(parts[0]) not in _SOURCES:
+            return False
+        return all(type(to_come) in _ITERABLES for to_come in _clone(parts[0], {})) and all(map(is_readable, parts))
+    if type(iterator) is reversed and not all(type(part) in _ITERABLES for part in parts):
+        return False
     return all(not isinstance(part, Iterator) or is_readable(part) for part in parts)
 
 
