@@ -7,6 +7,7 @@ and the tracebacks of exceptions must agree.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import functools
 import io
@@ -269,6 +270,25 @@ def overridden_methods_written_in_c(x: Tensor) -> Any:
     SHOWN[:] = [1]
     SHOWN.append(x.dim())
     return x + 1, 2 in made, 7 in SHOWN, made[:], SHOWN[:]
+
+
+TABLES: list[dict[str, int]] = [{"a": 1, "b": 2}, collections.OrderedDict(a=1, b=2)]
+
+
+@program(20)
+def views_of_outside_dicts(x: Tensor) -> Any:
+    found = []
+    for table in TABLES:
+        table.pop("new", None)
+        keys, items = table.keys(), table.items()
+        print("viewed")
+        try:
+            for _, value in items:
+                table["new"] = value + 1
+        except RuntimeError as error:
+            print(error)
+        found.append((len(keys), list(items)))
+    return x + 1, found
 
 
 @pytest.mark.parametrize(("fn", "segments"), PROGRAMS, ids=[fn.__name__ for fn, _ in PROGRAMS])

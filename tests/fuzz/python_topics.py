@@ -155,6 +155,7 @@ TOPICS = (
         o.move_to_end('missing')
         for k in list(o): o[k] += 1
         o |= {'v': 1}; del o['v']; log.append(o.pop('p', None)); log.append(next(iter(o), None))
+        for k, v in o.items(): o['new'] = v
         """,
     ),
     _topic(

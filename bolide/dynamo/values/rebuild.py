@@ -571,7 +571,10 @@ class Rebuilder:
                 return made
             return Recipe("call", restored, (function, inner, state))
         if cls in _VIEWS:
-            return Recipe("call", _VIEWS[cls], (self.recipe(gc.get_referents(value)[0]),))
+            owner = gc.get_referents(value)[0]
+            outside = self._outside_of(owner)
+            made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
+            return Recipe("call", _VIEWS[cls], (made,))
         if isinstance(value, frozenset):
             return Recipe("call", frozenset, (self._keys(value),))
         return self._instance(value, cls)
@@ -586,7 +589,7 @@ class Rebuilder:
         """An iterator that notices when the dict or set changes; `reduced` only has the items that there are now."""
         owner = next(iter(gc.get_referents(value)), None)  # None, or what it has given last: it has ended
         if isinstance(owner, dict) and cls in DICT_ITERATORS:
-            outside = next((o for o in self.world.overlays if o.complete is owner), None)
+            outside = self._outside_of(owner)
             if outside is None or len(outside.real) == len(owner):
                 made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
                 position = self.constants(*DICT_ITERATORS[cls], len(owner) - operator.length_hint(value))
@@ -596,6 +599,10 @@ class Rebuilder:
             if snapshot is None or not snapshot.changed():
                 return Recipe("call", set_iterator, (self.recipe(owner), *map(self.recipe, pieces[1])))
         return None
+
+    def _outside_of(self, items: dict[Any, Any]) -> Overlay | None:
+        """The outside dict, if it is one, that the program has in the form of `items`."""
+        return next((overlay for overlay in self.world.overlays if overlay.complete is items), None)
 
     def _function(self, value: types.FunctionType) -> Recipe:
         if id(value) not in self.world.own_functions:
