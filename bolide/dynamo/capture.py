@@ -27,7 +27,7 @@ from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
 from bolide.dynamo.provenance import around
 from bolide.dynamo.reified import exception_effects, generator_effects, unfinished_variables
-from bolide.dynamo.segments import Shape, are_held, flatten, is_building, is_local, unflatten
+from bolide.dynamo.segments import Shape, are_held, flatten, is_building, is_local, refuse_halfway, unflatten
 from bolide.dynamo.sizes import SizeHistory, Symbols
 from bolide.dynamo.torch_hooks import hook_effects
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MODULE_INTERNALS
@@ -196,6 +196,7 @@ class _Attempt:
                 else:
                     if are_held(machine.frames[1:]):
                         raise _lives_on(machine)
+                    refuse_halfway(machine.frames[1:])
                     shape, values = flatten(machine.frames[1:], ending is not None and ending.kind == "frame_access")
                     result = tuple(values)
                 changed = modes.own(modes.changed(before, modes.settings()), machine.modes_set)

@@ -22,7 +22,7 @@ from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.liveness import live_during_call, live_locals
 from bolide.dynamo.opcodes import NULL
 from bolide.dynamo.polyfills import WHOLE
-from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, WEAK_CONTAINERS
 from bolide.dynamo.values.outside import is_finalised
 from bolide.support.caches import on_reset
 from bolide.support.errors import Unsupported, UserFrame
@@ -111,6 +111,19 @@ class Suspended:
         return unflatten(self.shape, values)
 
 
+def refuse_halfway(frames: Sequence[Frame]) -> None:
+    """Raises Unsupported for frames of the program inside of something that is made anew as a whole behind a break."""
+    for frame in frames:
+        if frame.code.code in WHOLE:
+            raise Unsupported("a break inside copy.deepcopy", None, kind="escape")
+        if frame.globals.get("__name__") in _OF_WEAK and type(next(iter(frame.locals), None)) in WEAK_CONTAINERS:
+            reason = f"a break inside {frame.code.qualname} of a container that the program has made"
+            raise Unsupported(reason, None, kind="escape")
+
+
+_OF_WEAK = ("weakref", "_weakrefset")
+
+
 def flatten(frames: Sequence[Frame], whole: bool = False) -> tuple[Shape, list[Any]]:
     """The point at which `frames` (outermost first) stand and the values that are live there; with `whole`, those of
     all variables, for an operation that looks at frames.
@@ -126,8 +139,6 @@ def _flatten(frame: Frame, callee: Frame | None, values: list[Any], whole: bool)
         raise Unsupported(
             "a break inside the body of a class, or before a function has begun", None, kind="class_statement"
         )
-    if frame.code.code in WHOLE:
-        raise Unsupported("a break inside copy.deepcopy", None, kind="escape")
     if whole:
         live = -1
     elif callee is None:

@@ -648,6 +648,32 @@ def test_weak_references_across_breaks() -> None:
         assert compiled(X, [1])[1] == program(X, [1])[1]
 
 
+class Breaking:
+    """Items for a container that takes them one by one."""
+
+    def __init__(self, *items: Any) -> None:
+        self.given = items
+
+    def items(self) -> Any:
+        bolide.graph_break()
+        return self.given
+
+
+def test_a_break_inside_a_weak_container_is_one_in_front_of_it() -> None:
+    held = Box(n=1)
+
+    def program(x: torch.Tensor) -> Any:
+        keys, values = weakref.WeakKeyDictionary({held: 1}), weakref.WeakValueDictionary()
+        x = x + 1
+        keys.update(Breaking((held, 2)))
+        values.update(Breaking(("a", held)))
+        return x, keys[held], len(keys), values["a"] is held
+
+    compiled = bolide.compile(program, backend="eager")
+    for _ in range(3):
+        assert compiled(X)[1:] == program(X)[1:] == (2, 1, True)
+
+
 def test_copies_across_breaks() -> None:
     class Copied:
         def __deepcopy__(self, memo: Any) -> Any:

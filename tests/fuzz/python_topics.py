@@ -466,7 +466,7 @@ TOPICS = (
         wd = weakref.WeakValueDictionary(); wd['t'] = target
         ; log.append([len(wd), wd['t'] is target, 'n' in wd, wd.get('n', @1)])
         ws = weakref.WeakSet([target]); log.append([len(ws), target in ws, [v.v for v in ws]])
-        log.append(len(HELD.weak))
+        wk = weakref.WeakKeyDictionary(); wk[target] = @1; log.append(wk[target]); log.append(len(HELD.weak))
         ; log.append(HELD.weak['p'].x)
         px = weakref.proxy(target); log.append(px.v)
         wm = weakref.WeakMethod(target.add); log.append(wm()(1)); log.append(type(ref).__name__)

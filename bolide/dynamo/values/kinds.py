@@ -72,6 +72,7 @@ EQUAL_CONSTANTS: tuple[type, ...] = (
 )
 CONSTANT_TYPES = frozenset(IDENTITY_CONSTANTS + EQUAL_CONSTANTS + (slice,))
 BOUND_BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
+WEAK_CONTAINERS = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 C_METHODS = frozenset({types.MethodDescriptorType, types.WrapperDescriptorType})
 
 

@@ -43,6 +43,7 @@ from bolide.dynamo.values.kinds import (
     CONSTANT_TYPES,
     LOCK_TYPES,
     MISSING,
+    WEAK_CONTAINERS,
     descriptor_of,
     is_bound,
     is_constant,
@@ -76,9 +77,6 @@ def _weak_container(cls: Any, items: list[Any]) -> Any:
         else:
             made[item[0]] = item[1]
     return made
-
-
-_WEAK_CONTAINERS = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 
 
 def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> Any:
@@ -400,7 +398,7 @@ class Rebuilder:
             if referent is None:
                 return Recipe("call", _dead_reference)
             return Recipe("call", weakref.ref, (self.recipe(referent),))
-        if cls in _WEAK_CONTAINERS:
+        if cls in WEAK_CONTAINERS:
             return Recipe("call", _weak_container, (Recipe("constant", cls), self._held_weakly(value)))
         if issubclass(cls, weakref.ReferenceType) and id(value) not in self.world.seen:
             reason = f"a new {cls.__module__}.{cls.__name__} leaves the function"
