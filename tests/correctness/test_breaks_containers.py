@@ -71,6 +71,15 @@ def an_iterator_is_drawn_from_twice(n: int) -> Any:
     return seen + [*pairs]
 
 
+def an_iterator_draws_from_another(n: int) -> Any:
+    numbers = iter([n, 2, 3, 4, 5, 6])
+    pairs = zip(range(3), numbers)
+    bolide.graph_break()
+    seen = [*pairs, next(numbers)]
+    bolide.graph_break()
+    return [*seen, *numbers]
+
+
 def an_iterator_cannot_be_copied(n: int) -> Any:
     pairs = itertools.pairwise([n, 2, 3])
     seen = [next(pairs)]
@@ -133,6 +142,7 @@ PROGRAMS = [
     a_key_changes_behind_a_break,
     a_cycle_is_in_its_first_round,
     an_iterator_is_drawn_from_twice,
+    an_iterator_draws_from_another,
     an_iterator_cannot_be_copied,
     a_chain_goes_on_to_generators,
     a_sequence_is_reversed,

@@ -138,27 +138,31 @@ def advance(iterator: Any, count: int) -> None:
     next(itertools.islice(iterator, count, count), None)
 
 
-def _iterated(iterator: Any) -> list[Any]:
-    """The containers that an iterator draws from, through other iterators too."""
-    found: list[Any] = []
-    for part in gc.get_referents(iterator):
-        found += _iterated(part) if type(part) in REDUCIBLE else [part]
-    return found
+def _family(iterator: Any) -> list[Any]:
+    """An iterator and those that it draws from."""
+    parts = [part for step in reduced(iterator)[1:] if type(step) is tuple for part in step]
+    return [iterator, *(each for part in parts if type(part) in REDUCIBLE for each in _family(part))]
 
 
 class Stream:
     """An iterator of the outside world: the program draws from `items`, a generator; `taken` says how often it did."""
 
-    __slots__ = ("items", "real", "source", "taken")
+    __slots__ = ("family", "items", "real", "source", "taken")
 
     def __init__(self, world: World, real: Any, source: Source) -> None:
         self.real, self.source, self.taken = real, source, 0
+        self.family = _family(real)
+        for other in world.streams:
+            if any(mine is its for mine in self.family for its in other.family):
+                reason = "two iterators from before a break draw from the same one"
+                raise Unsupported(reason, world.where(), "use one of them up", kind="iterator")
         self.items = self._read(world)
 
     def _read(self, world: World) -> Generator[Any, None, None]:
         """Guards each item when it is drawn, and the end when it is found, but not how far the iterator was before."""
         while True:
-            if any(map(world.is_written, _iterated(self.real))):
+            drawn = (part for each in self.family for part in gc.get_referents(each) if type(part) not in REDUCIBLE)
+            if any(map(world.is_written, drawn)):
                 reason = "an iterator goes on over what has been written to since the break in front"
                 raise Unsupported(reason, world.where(), "iterate over a copy", kind="iterator")
             item = peek(self.real, self.taken)
