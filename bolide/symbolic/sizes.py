@@ -449,6 +449,8 @@ class SymNode:
 
     def int_truediv(self, other: Any) -> Any:
         b = other._integer() if other.is_int() else None
+        if b is not None and not self.env.suppose(b.ne(0)):
+            operator.truediv(1, 0)  # raises Python's own error
         if b is not None and b.is_const and b.value > 0:
             return self._quotient(self._integer(), b.value)
         return self._float_arithmetic("/", other)

@@ -603,6 +603,18 @@ def test_symbolic_numbers_meet_enumerations_and_objects_that_are_indices() -> No
         assert torch.equal(found[0], expected[0]) and found[1:] == expected[1:]
 
 
+def test_division_by_an_integer_that_becomes_zero_raises() -> None:
+    def program(x: torch.Tensor, n: int) -> Any:
+        try:
+            return x + 1, 1 / n
+        except ZeroDivisionError as error:
+            return x - 1, str(error)
+
+    compiled = bolide.compile(program, backend="eager")
+    for n in (3, 4, 0, 5, 0):
+        assert compiled(X, n)[1] == program(X, n)[1]
+
+
 def test_what_stands_for_code_in_c_handles_no_exceptions() -> None:
     def taking(p: int, **more: int) -> int:
         return p + len(more)
