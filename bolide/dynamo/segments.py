@@ -12,6 +12,7 @@ import itertools
 import keyword
 import sys
 import types
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -116,8 +117,11 @@ def refuse_halfway(frames: Sequence[Frame]) -> None:
     for frame in frames:
         if frame.code.code in WHOLE:
             raise Unsupported("a break inside copy.deepcopy", None, kind="escape")
-        if frame.globals.get("__name__") in _OF_WEAK and type(next(iter(frame.locals), None)) in WEAK_CONTAINERS:
-            reason = f"a break inside {frame.code.qualname} of a container that the program has made"
+        if frame.globals.get("__name__") not in _OF_WEAK:
+            continue
+        owner = next(iter(frame.locals), None)
+        if type(owner) in WEAK_CONTAINERS or weakref.KeyedRef in (owner, type(owner)):
+            reason = f"a break inside {frame.code.qualname} of what the program has made"
             raise Unsupported(reason, None, kind="escape")
 
 

@@ -189,15 +189,16 @@ def compute(
 def _arithmetic(name: str, sign: str, function: Callable[..., Any]) -> None:
     form = f"({{}} {sign} {{}})"
 
+    def operate(left: Any, right: Any) -> Any:
+        if sign in ("/", "//", "%") and isinstance(right, TracedFloat) and right.hint is not None:
+            bool(right)  # Python raises where it is zero: `known` does now, and a guard sees to it that it stays so
+        return compute(function, left, right, known=function, form=form)
+
     def forward(self: TracedFloat, other: Any) -> Any:
-        if not isinstance(other, _NUMBERS):
-            return NotImplemented
-        return compute(function, self, _number(other), known=function, form=form)
+        return operate(self, _number(other)) if isinstance(other, _NUMBERS) else NotImplemented
 
     def reflected(self: TracedFloat, other: Any) -> Any:
-        if not isinstance(other, _NUMBERS):
-            return NotImplemented
-        return compute(function, _number(other), self, known=function, form=form)
+        return operate(_number(other), self) if isinstance(other, _NUMBERS) else NotImplemented
 
     setattr(TracedFloat, f"__{name}__", forward)
     setattr(TracedFloat, f"__r{name}__", reflected)

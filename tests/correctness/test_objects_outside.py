@@ -615,6 +615,19 @@ def test_division_by_an_integer_that_becomes_zero_raises() -> None:
         assert compiled(X, n)[1] == program(X, n)[1]
 
 
+@pytest.mark.parametrize("how", [operator.truediv, operator.floordiv, operator.mod])
+def test_division_by_a_float_that_becomes_zero_raises(how: Any) -> None:
+    def program(x: torch.Tensor, a: float) -> Any:
+        try:
+            return x * how(7.5, a)
+        except ZeroDivisionError as error:
+            return x - 1, str(error)
+
+    compiled = bolide.compile(program, backend="eager")
+    for a in (3.0, 4.0, 5.5, 0.0, 2.5, 0.0):
+        assert describe(compiled(X, a)) == describe(program(X, a))
+
+
 def test_what_stands_for_code_in_c_handles_no_exceptions() -> None:
     def taking(p: int, **more: int) -> int:
         return p + len(more)
