@@ -333,6 +333,8 @@ def _dict_merge(vm: Machine, frame: Frame, arg: int) -> Any:
     if type(value) is dict:
         repeated = next((key for key in value if key in target), MISSING)
         if repeated is not MISSING:
+            if VERSION < (3, 12) and vm.handled() is not None:  # CPython does not find its own error again
+                raise KeyError(repeated)
             raise TypeError(f"{described(function)} got multiple values for keyword argument '{repeated}'")
         target.update(value)
         return None

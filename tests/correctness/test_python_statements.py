@@ -230,6 +230,13 @@ def binding(x):
         a(**{1: 2})
     except TypeError as e:
         log.append(str(e))
+    try:
+        log[99]
+    except IndexError:
+        try:
+            a(1, **{"q": 2}, **{"q": 3})
+        except (KeyError, TypeError) as e:  # a KeyError up to Python 3.11
+            log.append(described(e))
     return x, log
 
 
