@@ -116,7 +116,7 @@ def refuse_halfway(frames: Sequence[Frame]) -> None:
     """Raises Unsupported for frames of the program inside of something that is made anew as a whole behind a break."""
     for frame in frames:
         if frame.code.code in WHOLE:
-            raise Unsupported("a break inside copy.deepcopy", None, kind="escape")
+            raise Unsupported(f"a break inside {WHOLE[frame.code.code]}", None, kind="escape")
         if frame.globals.get("__name__") not in _OF_WEAK:
             continue
         owner = next(iter(frame.locals), None)

@@ -791,3 +791,18 @@ def test_nothing_but_the_program_asks_instances_for_attributes() -> None:
     for _ in range(2):
         ASKED.clear()
         assert torch.equal(compiled(X), expected) and asked == ASKED
+
+
+@functools.lru_cache
+def doubled(n: int) -> int:
+    bolide.graph_break()
+    return n * 2
+
+
+def test_a_break_inside_a_cached_function_is_one_in_front_of_it() -> None:
+    def program(x: Any, n: int) -> Any:
+        return x * 2 + doubled(n)
+
+    compiled = bolide.compile(program, backend="eager")
+    for n in (3, 4, 5, 3, 6):
+        assert torch.equal(compiled(X, n), program(X, n))

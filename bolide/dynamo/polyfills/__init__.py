@@ -7,8 +7,11 @@ import types
 
 from bolide.dynamo.polyfills import generators, generic, iteration, library, statements, torch_functions
 
-#: Code that relies on `id()`: values that the program made are others behind a break.
-WHOLE = frozenset([library.copy_deep.__code__])
+#: Code that is not gone on with behind a break: it relies on `id()` of what is made anew, or has notes of the run.
+WHOLE = {
+    library.copy_deep.__code__: "copy.deepcopy",
+    library.call_cached.__code__: "a function whose results are cached",
+}
 
 BY_NAME: dict[str, types.FunctionType] = {
     name: value
