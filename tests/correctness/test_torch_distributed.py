@@ -119,6 +119,7 @@ def run(rank: int, store: str) -> None:
     check_collectives()
     check_only_one_compiles(rank)
     check_data_parallel()
+    distributed.barrier()
     distributed.destroy_process_group()
 
 
@@ -140,3 +141,4 @@ def test_two_processes(tmp_path: Any) -> None:
 
 if __name__ == "__main__":
     run(int(sys.argv[1]), sys.argv[2])
+    os._exit(0)  # threads of gloo's may still be there, with which C++ does not end in peace
