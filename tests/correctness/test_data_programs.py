@@ -46,7 +46,7 @@ def written_back(x: Any, m: Any) -> Any:
     y = x.clone()
     y[m] = y[m] * 2
     z = torch.zeros_like(x)
-    z[m] = x[m].exp()
+    z[m] = x[m].tanh()
     return y, z
 
 
