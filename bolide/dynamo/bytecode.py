@@ -66,7 +66,7 @@ class ExceptionEntry(NamedTuple):
 
 class Code:
     """A decoded code object. `ops[i]`, `args[i]`, `lines[i]` describe instruction i; `bound` is filled by the
-    interpreter with handlers. `skipped`: it is run for real, only what it calls is captured."""
+    interpreter with handlers. `skipped`: why it is run for real and only what it calls is captured, else ""."""
 
     __slots__ = (
         "argcount",
@@ -97,7 +97,7 @@ class Code:
         self.locals_names = locals_of(code)
         self.qualname: str = getattr(code, "co_qualname", code.co_name)  # from 3.11 on
         self.exceptions: list[ExceptionEntry] = []
-        self.skipped = False
+        self.skipped = ""
         self.ours = is_ours(code)
         self.plumbing = _is_plumbing(code.co_filename)
         self.user_frames: dict[int, UserFrame] = {}
@@ -166,11 +166,14 @@ def decode(code: types.CodeType) -> Code:
 
 
 @functools.lru_cache(_CACHE_LIMIT)
-def skipped(code: types.CodeType) -> Code:
+def skipped(code: types.CodeType, why: str) -> Code:
     """The decoded form of code that is not captured itself."""
     found = copy.copy(decode(code))
-    found.bound, found.skipped = None, True
+    found.bound, found.skipped = None, why
     return found
+
+
+on_reset(skipped.cache_clear)
 
 
 def _decode(code: types.CodeType) -> Code:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo import caches, policy
-from bolide.dynamo.breaking import refuse_disabled, skipped_function, waits
+from bolide.dynamo.breaking import is_disabled, refuse_disabled, skipped_function, waits
 from bolide.dynamo.bytecode import skipped
 from bolide.dynamo.config import config
 from bolide.dynamo.frames import Frame
@@ -89,7 +89,7 @@ def call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict
     """Call `function`: push its frame (and answer True), or push its result onto `frame`."""
     try:
         if frame.code.skipped:
-            _refuse_in_skipped(vm, function)
+            _refuse_in_skipped(vm, frame, function)
         return _call(vm, frame, function, args, kwargs)
     except Unsupported as error:
         if error.operation is None:
@@ -175,7 +175,8 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
             return Call(program, args, kwargs)
         alone = skipped_function(function)
         if alone is not None:
-            return _enter_skipped(vm, alone, args, kwargs)
+            mark = is_disabled(function)
+            return _enter_skipped(vm, alone, args, kwargs, f": {mark}" if isinstance(mark, str) else "")
         refuse_disabled(vm, function)
         inlined = own_mark(function, "_torchdynamo_inline")  # what torch.compile has wrapped
         if inlined is not None:
@@ -202,23 +203,23 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
     return True
 
 
-def _enter_skipped(vm: Machine, function: Any, args: list[Any], kwargs: Any) -> bool:
+def _enter_skipped(vm: Machine, function: Any, args: list[Any], kwargs: Any, reason: str) -> bool:
     if type(function) is types.MethodType:
         owner = function.__self__
         function, args = function.__func__, [vm.world.wrap(owner, Source("object", None, None, owner)), *args]
     frame = vm.enter(function, args, kwargs)
-    frame.code = skipped(frame.code.code)
+    why = f"{frame.code.qualname} is not compiled itself, by disable(recursive=False)"
+    frame.code = skipped(frame.code.code, why + reason)
     return True
 
 
-def _refuse_in_skipped(vm: Machine, function: Any) -> None:
+def _refuse_in_skipped(vm: Machine, frame: Frame, function: Any) -> None:
     """In a frame that is run for real, only functions and modules of the program are captured."""
     while type(function) is types.MethodType:
         function = function.__func__
     is_module = type(function) is Outside and issubclass(function.cls, torch.nn.Module)
     if not is_module and (type(function) is not types.FunctionType or is_native(vm, function)):
-        reason = "native code is called by a function that is not compiled itself: disable(..., recursive=False)"
-        raise Unsupported(reason, vm.where(), kind="disabled")
+        raise Unsupported(frame.code.skipped, vm.where(), kind="disabled")
 
 
 def _real(value: Any) -> Any:

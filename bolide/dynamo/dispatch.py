@@ -282,7 +282,7 @@ class Dispatcher(Versions):
         (`disabled`: in how many the frames have begun), or to the end. A frame that alone is not compiled is run to its
         end, or to a call that may be captured.
         """
-        alone = running.machine.frames[-1].code.skipped
+        alone = bool(running.machine.frames[-1].code.skipped)
         while not running.done and state.disabled >= disabled:
             top = running.machine.frames[-1]
             if alone and not self._stays_alone(running, top):
@@ -296,7 +296,7 @@ class Dispatcher(Versions):
     def _stays_alone(self, running: Concrete, top: Frame) -> bool:
         """Whether the next instruction is one of the same frame that is not captured."""
         if not top.code.skipped or not top.code.ops[top.pc].startswith("CALL"):
-            return top.code.skipped
+            return bool(top.code.skipped)
         known = self.points.get(flatten(running.frames)[0])
         return known is not None and known.single
 
@@ -342,7 +342,7 @@ class Point(Versions):
         """Go on for real: by one instruction where only that one cannot be captured. It is not done here, where the
         values are referred to by more than the program.
         """
-        return Suspended(self.shape, args, onwards=not self.single or self.shape.frames[-1].code.skipped)
+        return Suspended(self.shape, args, onwards=not self.single or bool(self.shape.frames[-1].code.skipped))
 
     def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         try:

@@ -55,12 +55,9 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
     given = (*operands, *kwargs.values())
     if not _is_generator(real) or not all(is_constant(value) or _is_size(vm, value) for value in given):
         return MISSING
-    copies = vm.memory.setdefault(_is_generator, {})
-    if id(real) not in copies:
-        copies[id(real)] = copy.deepcopy(real)
     words = {key: _now(value) for key, value in kwargs.items()}
     try:
-        example = function(copies[id(real)], *map(_now, operands), **words)
+        example = function(_copied(vm, real), *map(_now, operands), **words)
     except Exception:  # the program's own; what the copy has drawn until then is a guess only
         return MISSING
     wrap = _WRAP.get(type(example))
@@ -83,6 +80,14 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
         Recipe("call", function, parts, tuple((key, _operand(vm, operand)) for key, operand in kwargs.items()))
     )
     return value
+
+
+def _copied(vm: Machine, generator: Any) -> Any:
+    """What draws in the place of a generator while capturing."""
+    copies = vm.memory.setdefault(_copied, {})
+    if id(generator) not in copies:
+        copies[id(generator)] = copy.deepcopy(generator)
+    return copies[id(generator)]
 
 
 def _is_size(vm: Machine, value: Any) -> bool:

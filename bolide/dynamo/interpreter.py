@@ -71,8 +71,7 @@ def _bound(code: Code) -> list[tuple[Handler, Any]]:
 
 def _skipped(vm: Machine, frame: Frame, arg: Any) -> Any:
     """Any instruction, but for calls, of code that is run for real."""
-    reason = f"{frame.code.qualname} is not compiled itself: disable(..., recursive=False)"
-    raise Unsupported(reason, vm.where(), kind="disabled")
+    raise Unsupported(frame.code.skipped, vm.where(), kind="disabled")
 
 
 # Instructions that push something of the outside world as it is found.

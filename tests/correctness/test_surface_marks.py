@@ -310,6 +310,12 @@ def test_a_frame_alone_is_not_compiled(rows: int, backend: str) -> None:
         assert ("module", True) in SEEN and SEEN.count(True) == (3 if rows == 3 else 5)
 
 
+def test_a_frame_alone_that_is_not_compiled_says_why() -> None:
+    alone = bolide.disable(_called, recursive=False, reason="it is slow to compile")
+    with pytest.raises(bolide.Unsupported, match=r"_called is not compiled itself.*it is slow to compile"):
+        bolide.compile(lambda x: alone(x) + 1, backend="eager", fullgraph=True)(torch.ones(2))
+
+
 def test_a_method_alone_is_not_compiled() -> None:
     module = _Called(4, 4)
     module.forward = bolide.disable(module.forward, recursive=False)
