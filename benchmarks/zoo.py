@@ -1,12 +1,14 @@
 """The sweep: architectures at tiny scale through `bolide.compile`, captured without a break and correct or not.
 
-    python -m benchmarks.zoo [--models A,B] [--backend inductor|eager] [--only inference|training] [--breaks]
-        [--numbers float32|bfloat16|autocast]
+    python -m benchmarks.zoo [--models A,B] [--backend inductor|eager] [--only inference|training] [--dynamic]
+        [--batches 3] [--jobs 2] [--shard 1/3] [--numbers float32|bfloat16|autocast] [--out FILE]
 
-Correct means: results and gradients as close to a float64 run as eager's are (times four, plus rounding; with weights
-as they are or moved by an ulp: cancellation, and a ReLU near zero, make much of one), for backend ``eager`` equal to
-eager's bit for bit, where eager itself is reproducible. With ``--breaks`` graph breaks are allowed, and counted with
-their reasons. ``--numbers``: models and inputs in bfloat16, or float32 ones under autocast.
+Each model is called with several batch sizes in a row (``--batches``), with default options or ``dynamic=True``.
+Correct means: results, gradients and buffers as close to a float64 run as eager's are (times four, plus rounding; with
+weights as they are or moved by an ulp: cancellation, and a ReLU near zero, make much of one), for backend ``eager``
+equal to eager's bit for bit, where eager itself is reproducible. Models that break are compared as well; breaks are
+counted with their reasons. ``--numbers``: models and inputs in bfloat16, or float32 ones under autocast.
+Every model runs in a process of its own, so that one that ends its process is a finding and not the end.
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import json
+import multiprocessing
 import signal
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from multiprocessing.connection import Connection, wait
 from typing import Any
 from unittest import mock
 
@@ -41,8 +47,8 @@ def _too_slow(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one model: `status` is ok, break, wrong, error or unbuilt (it, or eager, does not run, or not
-    in its time); `seconds` is the first call's."""
+    """What came of one model: `status` is ok, break (right, but broken), wrong, error, crash or unbuilt (it, or eager,
+    does not run, or not in its time); `seconds` is the first call's."""
 
     name: str
     training: bool
@@ -141,79 +147,119 @@ def _shown(value: Tensor | None) -> str:
     return "None" if value is None else f"{str(value.dtype)[6:]}{list(value.shape)}"
 
 
-Builder = Callable[[], "tuple[Any, dict[str, Any]]"]
+Inputs = dict[str, Any]
+Builder = Callable[[], "tuple[Any, list[Inputs]]"]
 
 
-def converted(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Options:
+    """How models are compiled and compared; `limit`: seconds for one model in one mode."""
+
+    backend: str = "inductor"
+    dynamic: bool | None = None
+    numbers: str = "float32"
+    limit: int = 60
+    show: bool = False
+
+
+def converted(inputs: Inputs, dtype: torch.dtype) -> Inputs:
     """Inputs with floats of `dtype`."""
     return {k: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
 
 
-def check(
-    name: str,
-    build: Builder,
-    training: bool,
-    backend: str,
-    breaks: bool = False,
-    show: bool = False,
-    numbers: str = "float32",
-) -> Verdict:
-    """Build a model, run it in eager, in float64 and compiled (in one graph unless `breaks`), and compare."""
+@dataclass
+class Expected:
+    """What eager computes, call by call; `exact`: in higher precision, where the model runs in it."""
+
+    pristine: Any
+    inputs: list[Inputs]
+    eager: list[Outcome]
+    exact: list[Outcome] | None
+    repeatable: bool
+
+
+def calls(module: Any, inputs: Sequence[Inputs], training: bool, numbers: str, seed: int = 7) -> list[Outcome]:
+    """What a module computes for several inputs in a row."""
+    return [run(module, copy.deepcopy(given), training, seed, numbers == "autocast") for given in inputs]
+
+
+def expectation(build: Builder, training: bool, options: Options) -> Expected:
+    """Builds a model and runs it in eager, and in float64. Batches on which eager fails are left out."""
+    module, batches = build()
+    if options.numbers == "bfloat16":
+        module, batches = module.bfloat16(), [converted(inputs, torch.bfloat16) for inputs in batches]
+    pristine = copy.deepcopy(module)
+    inputs = batches[:1]
+    first = calls(module, inputs, training, options.numbers)
+    again = calls(copy.deepcopy(pristine), inputs, training, options.numbers, seed=8)
+    with pretending_to_compile():
+        for batch in batches[1:]:
+            with contextlib.suppress(Exception):
+                calls(copy.deepcopy(pristine), [batch], training, options.numbers)
+                inputs = [*inputs, batch]
+        eager = calls(copy.deepcopy(pristine), inputs, training, options.numbers)
+    exact = None
+    for dtype in (torch.float64,) if options.numbers == "float32" else (torch.float64, torch.float32):
+        if exact is None and options.backend != "eager":
+            with contextlib.suppress(Exception):  # a model that insists on a smaller type somewhere
+                exact = calls(copy.deepcopy(pristine).to(dtype), [converted(i, dtype) for i in inputs], training, "")
+    if exact is not None and any(len(a.values) != len(b.values) for a, b in zip(exact, eager)):
+        exact = None
+    return Expected(pristine, inputs, eager, exact, not difference(again[0], first[0], None, True))
+
+
+def check(name: str, build: Builder, training: bool, options: Options) -> Verdict:
+    """Build a model, run it in eager, in float64 and compiled, and compare."""
     import bolide
     from bolide.support import events
 
-    call = partial(run, training=training, autocast=numbers == "autocast")
+    verdict = partial(Verdict, name, training)
     try:
-        module, inputs = build()
-        if numbers == "bfloat16":
-            module, inputs = module.bfloat16(), converted(inputs, torch.bfloat16)
-        other, third, fourth, pristine = (copy.deepcopy(module) for _ in range(4))
-        eager = call(module, copy.deepcopy(inputs))
-        repeatable = not difference(call(third, copy.deepcopy(inputs), seed=8), eager, None, True)
-        with pretending_to_compile():
-            eager = call(fourth, copy.deepcopy(inputs))
+        expected = expectation(build, training, options)
     except (Exception, TookTooLong) as error:
-        if show:
+        if options.show:
             traceback.print_exc()
-        return Verdict(name, training, "unbuilt", f"{type(error).__name__}: {error}")
-    exact = None
-    exacter = [torch.float64] if numbers == "float32" else [torch.float64, torch.float32]
-    while exacter and exact is None and backend != "eager":
-        dtype = exacter.pop(0)
-        with contextlib.suppress(Exception):  # a model that insists on a smaller type somewhere
-            exact = run(copy.deepcopy(pristine).to(dtype), converted(copy.deepcopy(inputs), dtype), training)
-    if exact is not None and len(exact.values) != len(eager.values):
-        exact = None
+        return verdict("unbuilt", f"{type(error).__name__}: {error}")
     bolide.reset()
-    compiled = bolide.compile(other, backend=backend, fullgraph=not breaks)
+    compiled = bolide.compile(copy.deepcopy(expected.pristine), backend=options.backend, dynamic=options.dynamic)
     met: list[events.Break] = []
-    start = time.perf_counter()
+    start, seconds, found = time.perf_counter(), 0.0, []
     try:
         with events.subscribed(lambda event: met.append(event) if isinstance(event, events.Break) else None):
-            found = call(compiled, copy.deepcopy(inputs))
-    except bolide.Unsupported as error:
-        if show:
-            traceback.print_exc()
-        return Verdict(name, training, "break", f"{error.reason} | {error.operation} | {error.where}", _since(start))
+            for given in expected.inputs:
+                found += calls(compiled, [given], training, options.numbers)
+                seconds = seconds or time.perf_counter() - start
     except Exception as error:
-        if show:
+        if options.show:
             traceback.print_exc()
         cause = error.__cause__ or error
         at = traceback.extract_tb(cause.__traceback__)[-1]
-        detail = f"{type(cause).__name__}: {cause} ({at.filename.rpartition('/')[2]}:{at.lineno})"
-        return Verdict(name, training, "error", detail, _since(start))
-    seconds = _since(start)
-    if not compiled._bolide_call._bolide.entries:
-        return Verdict(name, training, "error", "runs in eager", seconds)
-    wrong = difference(found, eager, exact, backend == "eager") if repeatable else ""
-    if wrong and exact is not None:
-        with pretending_to_compile():
-            others = [call(moved(pristine, seed), copy.deepcopy(inputs)) for seed in range(3)]
-        wrong = difference(found, eager, exact, False, others)
-    notes = [wrong or ("" if repeatable else "random: not compared")]
-    notes += [f"broken: {event.reason} ({event.where})" for event in met]
-    detail = "; ".join(filter(None, notes))
-    return Verdict(name, training, "wrong" if wrong else "ok", detail, seconds)
+        detail = f"call {len(found)}: {type(cause).__name__}: {cause} ({at.filename.rpartition('/')[2]}:{at.lineno})"
+        return verdict("error", detail, seconds)
+    entries = len(compiled._bolide_call._bolide.entries)
+    wrong = _wrong(expected, found, training, options) if expected.repeatable else ""
+    notes = [wrong or ("" if expected.repeatable else "random: not compared")]
+    notes += [f"{entries} versions for {len(found)} calls"] if entries > 1 + (options.dynamic is None) else []
+    notes += list(dict.fromkeys(f"broken: {event.reason} ({event.where})" for event in met))
+    status = "wrong" if wrong else "break" if met else "ok" if entries else "error"
+    return verdict(status, "; ".join(filter(None, notes)) or ("" if entries else "runs in eager"), seconds)
+
+
+def _wrong(expected: Expected, found: list[Outcome], training: bool, options: Options) -> str:
+    """The first call whose outcome is wrong, or an empty text."""
+    others: list[list[Outcome]] | None = None
+    for i, ours in enumerate(found):
+        exact = None if expected.exact is None else expected.exact[i]
+        wrong = difference(ours, expected.eager[i], exact, options.backend == "eager")
+        if wrong and exact is not None:
+            if others is None:
+                with pretending_to_compile():
+                    copies = (moved(expected.pristine, seed) for seed in range(3))
+                    others = [calls(copy, expected.inputs, training, options.numbers) for copy in copies]
+            wrong = difference(ours, expected.eager[i], exact, False, [other[i] for other in others])
+        if wrong:
+            return f"call {i}: {wrong}"
+    return ""
 
 
 def moved(module: Any, seed: int) -> Any:
@@ -227,77 +273,131 @@ def moved(module: Any, seed: int) -> Any:
     return module
 
 
-def _since(start: float) -> float:
-    return time.perf_counter() - start
+def batched(name: str, build: Callable[[int], tuple[Any, Inputs]], batches: int) -> tuple[Any, list[Inputs]]:
+    """A model and inputs for it in batches of 2, 3 and 5: rows of inputs that were made with other seeds.
+    `build` is given a seed for the inputs. Images that are given as patches of a grid come in batches of 2, 4 and 6."""
+    module, first = build(0)
+    made = [first, *(build(seed)[1] for seed in range(1, batches))]
+    whole = any("grid" in key for key in first)
+    found = []
+    for count in range(1, batches + 1):
+        rows = None if whole else (2, 3, 5)[count - 1]
+        found.append({key: _rows([inputs[key] for inputs in made[:count]], rows) for key in first})
+    return module, found
 
 
-def build(name: str, training: bool) -> tuple[Any, dict[str, Any]]:
-    """A model of the public zoo (`models.BUILDERS`), or a class of transformers, at tiny scale without dropout."""
+def _rows(values: list[Any], rows: int | None) -> Any:
+    """Values of several batches of 2 as one; `rows`: how many are kept of it. What has no batch stays as it is."""
+    first = values[0]
+    if not isinstance(first, Tensor) or not first.dim() or (rows is not None and len(first) != zoo_build.BATCH):
+        return first
+    return torch.cat(values)[:rows]
+
+
+def build(name: str, training: bool, batches: int = 1) -> tuple[Any, list[Inputs]]:
+    """A model of the public zoo (`models.BUILDERS`), or a class of transformers, at tiny scale without dropout, and
+    inputs for it."""
     if name not in models.BUILDERS:
-        return zoo_build.build(name)
+        return batched(name, partial(zoo_build.build, name), batches)
     work = models.build(name, "tiny")
-    return zoo_build.without_dropout(work.module), {**work.inputs, **(work.targets if training else {})}
+    return zoo_build.without_dropout(work.module), [{**work.inputs, **(work.targets if training else {})}]
 
 
-def sweep(
-    names: list[str],
-    backend: str,
-    modes: list[bool],
-    limit: int,
-    breaks: bool = False,
-    show: bool = False,
-    numbers: str = "float32",
-) -> Iterator[Verdict]:
-    """Check each model; one that takes more than `limit` seconds is an error."""
+def checked(name: str, modes: Sequence[bool], batches: int, options: Options) -> Iterator[Verdict]:
+    """Check a model in each mode; one that takes more than its limit is an error."""
     signal.signal(signal.SIGALRM, _too_slow)
-    for name in names:
-        for training in modes:
-            signal.alarm(limit)
+    for training in modes:
+        signal.alarm(options.limit)
+        try:
+            verdict = check(name, partial(build, name, training, batches), training, options)
+        except (Exception, TookTooLong) as error:
+            verdict = Verdict(name, training, "error", f"{type(error).__name__}: {error}")
+        finally:
+            signal.alarm(0)
+        yield verdict
+        if verdict.status == "unbuilt" and name not in models.BUILDERS:
+            break
+
+
+def _child(connection: Connection, name: str, modes: Sequence[bool], batches: int, options: Options) -> None:
+    for verdict in checked(name, modes, batches, options):
+        connection.send(verdict)
+    connection.close()
+
+
+def sweep(names: Sequence[str], modes: Sequence[bool], batches: int, options: Options, jobs: int) -> Iterator[Verdict]:
+    """Check each model in a forked process, `jobs` at a time."""
+    context, waiting = multiprocessing.get_context("fork"), list(reversed(names))
+    running: dict[Connection, tuple[Any, str, int]] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            name = waiting.pop()
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_child, args=(theirs, name, modes, batches, options))
+            process.start()
+            theirs.close()
+            running[ours] = process, name, 0
+        for connection in wait(list(running)):
+            assert isinstance(connection, Connection)
+            process, name, done = running[connection]
             try:
-                verdict = check(name, partial(build, name, training), training, backend, breaks, show, numbers)
-            except (Exception, TookTooLong) as error:
-                verdict = Verdict(name, training, "error", f"{type(error).__name__}: {error}")
-            finally:
-                signal.alarm(0)
-            yield verdict
-            if verdict.status == "unbuilt" and name not in models.BUILDERS:
-                break
+                yield connection.recv()
+                running[connection] = process, name, done + 1
+            except EOFError:
+                process.join()
+                if process.exitcode:
+                    yield Verdict(name, modes[min(done, len(modes) - 1)], "crash", f"exit status {process.exitcode}")
+                del running[connection]
 
 
-def main() -> None:
+def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--models", help="class names of transformers or names of benchmarks.models, joined by commas (default: all)"
     )
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--only", choices=["inference", "training"])
+    parser.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
+    parser.add_argument("--batches", type=int, choices=[1, 2, 3], default=3, help="how many batch sizes (3)")
+    parser.add_argument("--jobs", type=int, default=1, help="models at a time (1)")
+    parser.add_argument("--shard", default="0/1", help="I/N: every Nth model, from the Ith on")
     parser.add_argument("--limit", type=int, default=60, help="seconds for one model")
-    parser.add_argument("--breaks", action="store_true", help="allow graph breaks")
     parser.add_argument("--numbers", choices=["float32", "bfloat16", "autocast"], default="float32")
+    parser.add_argument("--out", help="a file for the verdicts, a JSON object a line")
     parser.add_argument("--show", action="store_true", help="print tracebacks")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _parsed()
     import transformers
 
     import bolide
 
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
     bolide.dynamo.config.suppress_errors = False
     names = arguments.models.split(",") if arguments.models else [*models.BUILDERS, *zoo_build.class_names()]
+    first, step = map(int, arguments.shard.split("/"))
     modes = {None: [False, True], "inference": [False], "training": [True]}[arguments.only]
-    counts: dict[tuple[bool, str], int] = {}
-    options = arguments.breaks, arguments.show, arguments.numbers
-    for verdict in sweep(names, arguments.backend, modes, arguments.limit, *options):
-        counts[verdict.training, verdict.status] = counts.get((verdict.training, verdict.status), 0) + 1
-        mode = "train" if verdict.training else "infer"
-        detail = " ".join(verdict.detail.split())[:400]
-        print(f"{verdict.status:8s} {mode} {verdict.name:45s} {verdict.seconds:6.2f}s {detail}", flush=True)
-    for training in (False, True):
-        tried = sum(n for (mode, status), n in counts.items() if mode is training and status != "unbuilt")
+    options = Options(arguments.backend, arguments.dynamic or None, arguments.numbers, arguments.limit, arguments.show)
+    counts: Counter[tuple[bool, str]] = Counter()
+    with open(arguments.out, "w") if arguments.out else contextlib.nullcontext() as out:
+        for verdict in sweep(names[first::step], modes, arguments.batches, options, arguments.jobs):
+            counts[verdict.training, verdict.status] += 1
+            if out:
+                print(json.dumps(asdict(verdict)), file=out, flush=True)
+            if verdict.status != "unbuilt":
+                mode = "train" if verdict.training else "infer"
+                detail = " ".join(verdict.detail.split())[:400]
+                print(f"{verdict.status:8s} {mode} {verdict.name:45s} {verdict.seconds:6.2f}s {detail}", flush=True)
+    for training in modes:
+        mine = {status: count for (mode, status), count in counts.items() if mode is training}
+        tried = sum(mine.values()) - mine.get("unbuilt", 0)
         if tried:
-            good = counts.get((training, "ok"), 0)
-            word = "training" if training else "inference"
-            print(f"{word}: {good} of {tried} ({good / tried:.1%}) captured whole and correct; {counts}")
+            share = f"{mine.get('ok', 0)} of {tried} ({mine.get('ok', 0) / tried:.1%})"
+            print(f"{'training' if training else 'inference'}: {share} captured whole and right; {mine}")
 
 
 if __name__ == "__main__":

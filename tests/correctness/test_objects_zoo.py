@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import zoo, zoo_build
+from benchmarks import zoo
 
 pytest.importorskip("transformers")
 
@@ -32,14 +32,14 @@ NAMES = [
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_captured_whole_and_equal_to_eager(name: str, training: bool) -> None:
-    verdict = zoo.check(name, partial(zoo_build.build, name), training, "eager")
+    verdict = zoo.check(name, partial(zoo.build, name, training), training, zoo.Options("eager"))
     assert verdict.status == "ok", verdict
 
 
 @pytest.mark.parametrize("name", ["IBertForMaskedLM", "JetMoeForCausalLM"])
 def test_breaks_on_data_are_only_breaks(name: str) -> None:
-    verdict = zoo.check(name, partial(zoo_build.build, name), True, "eager", breaks=True)
-    assert verdict.status == "ok" and "broken" in verdict.detail, verdict
+    verdict = zoo.check(name, partial(zoo.build, name, True), True, zoo.Options("eager"))
+    assert verdict.status == "break" and "broken" in verdict.detail, verdict
 
 
 class SlowInFloat64(nn.Module):
@@ -56,10 +56,10 @@ class SlowInFloat64(nn.Module):
 
 
 def test_a_model_that_meets_its_limit_is_not_judged_without_its_float64_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zoo, "build", lambda name, training: (SlowInFloat64(), {"x": torch.randn(8)}))
+    monkeypatch.setattr(zoo, "build", lambda name, training, batches: (SlowInFloat64(), [{"x": torch.randn(8)}]))
     handler = signal.getsignal(signal.SIGALRM)
     try:
-        (verdict,) = zoo.sweep(["slow"], "inductor", [True], limit=2)
+        (verdict,) = zoo.checked("slow", [True], 1, zoo.Options(limit=2))
     finally:
         signal.signal(signal.SIGALRM, handler)
     assert verdict.status == "error" and "TookTooLong" in verdict.detail, verdict
