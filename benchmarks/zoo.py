@@ -169,12 +169,11 @@ def converted(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 @dataclass
 class Expected:
-    """What eager computes, call by call; `exact`: in higher precision, where the model runs in it."""
+    """What eager computes, call by call; `repeatable`: it does not depend on the seed."""
 
     pristine: Any
     inputs: list[Inputs]
     eager: list[Outcome]
-    exact: list[Outcome] | None
     repeatable: bool
 
 
@@ -184,7 +183,7 @@ def calls(module: Any, inputs: Sequence[Inputs], training: bool, numbers: str, s
 
 
 def expectation(build: Builder, training: bool, options: Options) -> Expected:
-    """Builds a model and runs it in eager, and in float64. Batches on which eager fails are left out."""
+    """Builds a model and runs it in eager. Batches on which eager fails are left out."""
     module, batches = build()
     if options.numbers == "bfloat16":
         module, batches = module.bfloat16(), [converted(inputs, torch.bfloat16) for inputs in batches]
@@ -198,14 +197,20 @@ def expectation(build: Builder, training: bool, options: Options) -> Expected:
                 calls(copy.deepcopy(pristine), [batch], training, options.numbers)
                 inputs = [*inputs, batch]
         eager = calls(copy.deepcopy(pristine), inputs, training, options.numbers)
-    exact = None
+    return Expected(pristine, inputs, eager, not difference(again[0], first[0], None, True))
+
+
+def exactly(expected: Expected, training: bool, options: Options) -> list[Outcome] | None:
+    """What the model computes in float64 (one in bfloat16 in float32, if need be), where it runs in it."""
+    if options.backend == "eager":
+        return None
     for dtype in (torch.float64,) if options.numbers == "float32" else (torch.float64, torch.float32):
-        if exact is None and options.backend != "eager":
-            with contextlib.suppress(Exception):  # a model that insists on a smaller type somewhere
-                exact = calls(copy.deepcopy(pristine).to(dtype), [converted(i, dtype) for i in inputs], training, "")
-    if exact is not None and any(len(a.values) != len(b.values) for a, b in zip(exact, eager)):
-        exact = None
-    return Expected(pristine, inputs, eager, exact, not difference(again[0], first[0], None, True))
+        with contextlib.suppress(Exception):  # a model that insists on a smaller type somewhere
+            module = copy.deepcopy(expected.pristine).to(dtype)
+            exact = calls(module, [converted(inputs, dtype) for inputs in expected.inputs], training, "")
+            if all(len(a.values) == len(b.values) for a, b in zip(exact, expected.eager)):
+                return exact
+    return None
 
 
 def check(name: str, build: Builder, training: bool, options: Options) -> Verdict:
@@ -220,6 +225,7 @@ def check(name: str, build: Builder, training: bool, options: Options) -> Verdic
         if options.show:
             traceback.print_exc()
         return verdict("unbuilt", f"{type(error).__name__}: {error}")
+    exact = exactly(expected, training, options)
     bolide.reset()
     compiled = bolide.compile(copy.deepcopy(expected.pristine), backend=options.backend, dynamic=options.dynamic)
     met: list[events.Break] = []
@@ -237,7 +243,7 @@ def check(name: str, build: Builder, training: bool, options: Options) -> Verdic
         detail = f"call {len(found)}: {type(cause).__name__}: {cause} ({at.filename.rpartition('/')[2]}:{at.lineno})"
         return verdict("error", detail, seconds)
     entries = len(compiled._bolide_call._bolide.entries)
-    wrong = _wrong(expected, found, training, options) if expected.repeatable else ""
+    wrong = _wrong(expected, exact, found, training, options) if expected.repeatable else ""
     notes = [wrong or ("" if expected.repeatable else "random: not compared")]
     notes += [f"{entries} versions for {len(found)} calls"] if entries > 1 + (options.dynamic is None) else []
     notes += list(dict.fromkeys(f"broken: {event.reason} ({event.where})" for event in met))
@@ -245,18 +251,20 @@ def check(name: str, build: Builder, training: bool, options: Options) -> Verdic
     return verdict(status, "; ".join(filter(None, notes)) or ("" if entries else "runs in eager"), seconds)
 
 
-def _wrong(expected: Expected, found: list[Outcome], training: bool, options: Options) -> str:
+def _wrong(
+    expected: Expected, exact: list[Outcome] | None, found: list[Outcome], training: bool, options: Options
+) -> str:
     """The first call whose outcome is wrong, or an empty text."""
     others: list[list[Outcome]] | None = None
     for i, ours in enumerate(found):
-        exact = None if expected.exact is None else expected.exact[i]
-        wrong = difference(ours, expected.eager[i], exact, options.backend == "eager")
-        if wrong and exact is not None:
+        true = None if exact is None else exact[i]
+        wrong = difference(ours, expected.eager[i], true, options.backend == "eager")
+        if wrong and true is not None:
             if others is None:
                 with pretending_to_compile():
                     copies = (moved(expected.pristine, seed) for seed in range(3))
                     others = [calls(copy, expected.inputs, training, options.numbers) for copy in copies]
-            wrong = difference(ours, expected.eager[i], exact, False, [other[i] for other in others])
+            wrong = difference(ours, expected.eager[i], true, False, [other[i] for other in others])
         if wrong:
             return f"call {i}: {wrong}"
     return ""
