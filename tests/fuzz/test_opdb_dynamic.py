@@ -1,0 +1,414 @@
+"""torch's own samples of operations and modules, compiled with symbolic sizes and integers: eager's results, gradients,
+dtypes and strides; and other sizes are no reason to compile again, unless bolide names one.
+
+By hand, each operation in a process of its own (a crash or a timeout is a finding as well):
+`python tests/fuzz/test_opdb_dynamic.py --backend inductor --jobs 8 [--ops NAME,NAME] [--shard 0/4] [--static]
+[--dtypes all] [--seed N] [--seconds N] [--report FILE]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from opdb_calls import REFUSALS, Arguments, Subject, cloned, own, series, subjects
+from torch.utils import _pytree as pytree
+
+import bolide
+from bolide.dynamo.config import config
+from bolide.support import events
+
+BACKENDS = ("eager", "aot_eager", "inductor")
+LIMIT = 60.0  # for a sample
+UNDEFINED = ("empty", "resize_")  # what these give has no values to compare
+TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 1e-2, torch.float64: 1e-7, torch.complex128: 1e-7}
+#: what is a fault; the rest ("ok", "recompiled", "broken", "eager") is told
+FAULTS = ("wrong", "raises", "crash", "timeout", "unexplained", "fallback")
+
+
+@dataclass
+class Finding:
+    """What came of one sample on one backend. `changed`: of the call that it was found in, what differed."""
+
+    subject: str
+    backend: str
+    dtype: str
+    sample: int
+    kind: str
+    detail: str = ""
+    changed: str = ""
+
+
+@dataclass
+class Told:
+    """What bolide said while it served calls."""
+
+    installed: list[Any] = field(default_factory=list)
+    failed: list[Any] = field(default_factory=list)
+    fixed: list[Any] = field(default_factory=list)
+    breaks: list[Any] = field(default_factory=list)
+    fallbacks: list[Any] = field(default_factory=list)
+
+    def hear(self, event: Any) -> None:
+        """Sort an event."""
+        kinds = {
+            events.Installed: self.installed,
+            events.GuardFailed: self.failed,
+            events.Specialised: self.fixed,
+            events.Break: self.breaks,
+            events.Fallback: self.fallbacks,
+        }
+        if type(event) in kinds:
+            kinds[type(event)].append(event)
+
+
+# ---- one series of calls ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """What a call gives: its result, gradients by leaf, its tensors afterwards, and a module's."""
+
+    result: Any
+    grads: list[Any]
+    inputs: list[torch.Tensor]
+    state: list[torch.Tensor]
+
+
+def outcome(function: Any, holder: Any, arguments: Arguments, seed: int) -> Outcome:
+    """Call a function with copies of arguments, and derive what can be. `holder`: the module with the state."""
+    if isinstance(holder, torch.nn.Module):
+        holder.zero_grad()
+    args, kwargs = cloned(arguments)
+    torch.manual_seed(seed)
+    result = function(*args, **kwargs)
+    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    state = [*holder.parameters(), *holder.buffers()] if isinstance(holder, torch.nn.Module) else []
+    leaves = [leaf for leaf in (*inputs, *state) if leaf.requires_grad]
+    roots = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    roots = [root for root in roots if root.layout is torch.strided]
+    grads: list[Any] = []
+    if roots and leaves:
+        generator = torch.Generator().manual_seed(seed)
+        given = [_random_like(root, generator) for root in roots]
+        try:
+            torch.autograd.backward(roots, given)
+            grads = [leaf.grad for leaf in leaves]
+        except REFUSALS as error:
+            grads = [error]
+    return Outcome(result, grads, inputs, state)
+
+
+def _random_like(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(root.shape, dtype=root.dtype, generator=generator)
+
+
+def difference(mine: Any, theirs: Any, values: bool) -> str | None:
+    """How a result differs from eager's; None if it does not. `values`: whether it has values that can be compared."""
+    if isinstance(theirs, BaseException) or isinstance(mine, BaseException):
+        return None if type(mine) is type(theirs) else f"backward gave {mine!r}, eager {theirs!r}"[:300]
+    if isinstance(theirs, torch.Tensor):
+        return _of_tensors(mine, theirs, values)
+    if isinstance(theirs, (list, tuple)):
+        if type(mine) is not type(theirs) or len(mine) != len(theirs):
+            return f"{type(mine).__name__} instead of {type(theirs).__name__}"
+        pairs = enumerate(zip(mine, theirs))
+        return next((f"[{n}]: {d}" for n, (a, b) in pairs if (d := difference(a, b, values)) is not None), None)
+    if isinstance(theirs, float) and isinstance(mine, float):
+        near = mine == theirs or mine != mine != theirs != theirs or abs(mine - theirs) < 1e-5 * (1 + abs(theirs))
+        return None if near or not values else f"{mine} instead of {theirs}"
+    if isinstance(theirs, (int, str, bool, torch.Size, torch.dtype)):
+        same = type(mine) is type(theirs) and (mine == theirs or not values)
+        return None if same else f"{mine!r} instead of {theirs!r}"
+    return None if type(mine) is type(theirs) else f"{type(mine).__name__} instead of {type(theirs).__name__}"
+
+
+def _of_tensors(mine: Any, theirs: torch.Tensor, values: bool) -> str | None:
+    if not isinstance(mine, torch.Tensor):
+        return f"{type(mine).__name__} instead of a tensor"
+    for what in ("dtype", "layout", "shape", "requires_grad"):
+        if getattr(mine, what) != getattr(theirs, what):
+            return f"{what} {getattr(mine, what)} instead of {getattr(theirs, what)}"
+    if theirs.layout is not torch.strided or theirs.is_quantized:
+        return None
+    if _strides(mine) != _strides(theirs):
+        return f"strides {mine.stride()} instead of {theirs.stride()} of {tuple(theirs.shape)}"
+    if not values or not theirs.numel():
+        return None
+    allowed = TOLERANCE.get(theirs.dtype, 1e-3)
+    a, b = mine.detach().resolve_conj(), theirs.detach().resolve_conj()
+    finite = b.abs().nan_to_num(0, 0, 0) if b.is_floating_point() or b.is_complex() else b.bool()
+    scale = 1 + float(finite.max())
+    try:
+        torch.testing.assert_close(a, b, rtol=allowed, atol=allowed / 10 * scale, equal_nan=True)
+    except AssertionError as error:
+        return "values: " + " ".join(str(error).split())[:160]
+    return None
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """The strides that mean something."""
+    return [s for s, size in zip(tensor.stride(), tensor.shape) if size > 1] if tensor.numel() else []
+
+
+def differing(mine: Outcome, theirs: Outcome, values: bool) -> str | None:
+    """The first difference of two outcomes."""
+    for part in ("result", "grads", "inputs", "state"):
+        found = difference(getattr(mine, part), getattr(theirs, part), values)
+        if found is not None:
+            return f"{part}{found if found.startswith('[') else ': ' + found}"
+    return None
+
+
+def check(subject: Subject, function: Any, first: Arguments, backend: str, dynamic: bool, seed: int) -> Iterator[Any]:
+    """(kind, detail, what changed) of each thing that is found in one series."""
+    calls = series(function, first, random.Random(seed))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outcome(own(function), None, calls.calls[0], seed)
+    except REFUSALS:
+        return  # a sample that eager refuses
+    mine, theirs = own(function), own(function)
+    compiled = bolide.compile(mine, backend=backend, dynamic=dynamic or None)
+    told, changed = Told(), ""
+    fixed: list[Any] = []
+    for number, (call, what) in enumerate(zip(calls.calls, ["", *calls.changed])):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            spare = outcome(own(theirs), None, call, seed + 1)
+            expected = outcome(theirs, theirs, call, seed)
+        values = differing(spare, Outcome(expected.result, expected.grads, expected.inputs, []), True) is None
+        values = values and not any(name in subject.name for name in UNDEFINED)
+        told, changed = Told(), what
+        try:
+            with events.subscribed(told.hear), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = outcome(compiled, mine, call, seed)
+        except Exception as error:
+            yield "raises", _described(error), changed
+            return
+        finally:
+            fixed += told.fixed
+        wrong = differing(found, expected, values)
+        if wrong is not None:
+            yield "wrong", wrong, changed
+            return
+        for event in told.fallbacks:
+            yield "fallback" if event.kind == "bug" else "eager", f"{event.kind}: {event.reason}", changed
+        if number == 0:
+            yield from (("broken", f"{event.kind}: {event.reason}", changed) for event in told.breaks)
+        elif dynamic and told.installed:
+            yield from _recompiled(told, fixed, changed)
+    yield "ok", f"{len(calls.calls)} calls", ""
+
+
+def _recompiled(told: Told, fixed: list[Any], changed: str) -> Iterator[tuple[str, str, str]]:
+    """Why other sizes led to another version: a line that needs a value, or compares sizes; or no such reason."""
+    newest = {event.name: event for event in told.failed}
+    for made in told.installed:
+        event = newest.get(made.name)
+        if event is None:
+            if made.index:
+                yield "unexplained", f"no guard failed: {made.name}", changed
+            continue  # a segment that is new, behind a break
+        why = next((known.reason for known in fixed if _fails_for(event.guard, known.source)), None)
+        if why is not None:
+            yield "recompiled", f"{event.guard}: {why}", changed
+        elif event.expected == event.guard and event.where is not None and not event.where.text.startswith("def "):
+            yield "recompiled", f"relation {event.guard} at {event.where}", changed
+        else:
+            yield "unexplained", f"{event.guard}, found {event.actual}, at {event.where}", changed
+
+
+def _fails_for(guard: str, source: str) -> bool:
+    """Whether a guard is one on what is read from a place (`k`, `x.shape[0]`)."""
+    return guard.startswith((f"{source} ==", f"{source.partition('.shape')[0]}: Tensor"))
+
+
+def _described(error: BaseException) -> str:
+    """A fault's text and the last lines of ours that it went through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last: BaseException = error
+    while last.__cause__ is not None:
+        last = last.__cause__
+        frames += traceback.extract_tb(last.__traceback__)
+    ours = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if "/bolide/" in f.filename]
+    text = " ".join(str(error).split())
+    inner = f" <- {type(last).__name__}: {' '.join(str(last).split())[:200]}" if last is not error else ""
+    return f"{type(error).__name__}: {text[:200]}{inner} [{', '.join(ours[-3:])}]"
+
+
+# ---- all samples of a subject ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process does. `start`: the samples before that one have been done."""
+
+    subject: Subject
+    backend: str
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a sweep is run."""
+
+    dynamic: bool
+    every_dtype: bool
+    most: int
+    seed: int
+
+
+def work(task: Task, options: Options, write: Any) -> None:
+    """Check the samples of a subject; `write` takes what is found, and each sample's number before it is begun."""
+    torch.set_num_threads(1)
+    number = -1
+    for dtype in task.subject.dtypes(options.every_dtype):
+        torch.manual_seed(zlib.crc32(f"{options.seed} {task.subject.name} {dtype}".encode()))
+        for place, (function, arguments) in enumerate(task.subject.samples(dtype)):
+            if place >= options.most:
+                break
+            number += 1
+            if number < task.start:
+                continue
+            write({"begun": number, "dtype": str(dtype)})
+            bolide.reset()
+            with config.patch(suppress_errors=False, cache_size_limit=64):
+                for kind, detail, changed in check(
+                    task.subject, function, arguments, task.backend, options.dynamic, options.seed
+                ):
+                    name = str(dtype).removeprefix("torch.")
+                    write(asdict(Finding(task.subject.name, task.backend, name, number, kind, detail, changed)))
+    write({"done": True})
+
+
+def sweep(tasks: list[Task], options: Options, jobs: int, seconds: float) -> Iterator[Finding]:
+    """Do tasks, each in a process of its own, until they are done or no time is left."""
+    end, waiting = time.monotonic() + seconds, list(reversed(tasks))
+    running: dict[int, tuple[Task, Path, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        while True:
+            while waiting and len(running) < jobs and time.monotonic() < end:
+                task = waiting.pop()
+                path = Path(folder) / f"{task.subject.name}-{task.backend}-{task.start}"
+                running[_forked(task, options, path)] = (task, path, time.monotonic())
+            if not running:
+                return
+            time.sleep(0.01)
+            for pid, (task, path, _) in list(running.items()):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                slow = not ended and path.exists() and time.time() - path.stat().st_mtime > LIMIT
+                if slow or (not ended and time.monotonic() > end + 5):
+                    os.kill(pid, 9)
+                    os.waitpid(pid, 0)
+                if not ended and not slow and time.monotonic() <= end + 5:
+                    continue
+                del running[pid]
+                lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+                yield from (Finding(**line) for line in lines if "kind" in line)
+                begun = [line for line in lines if "begun" in line]
+                if (not lines or "done" not in lines[-1]) and (slow or ended):
+                    last = begun[-1] if begun else {"begun": task.start, "dtype": ""}
+                    kind, detail = ("timeout", "") if slow else ("crash", f"status {status}")
+                    place = task.subject.name, task.backend, last["dtype"].removeprefix("torch."), last["begun"]
+                    yield Finding(*place, kind, detail)
+                    if begun:
+                        waiting.append(Task(task.subject, task.backend, last["begun"] + 1))
+
+
+def _forked(task: Task, options: Options, path: Path) -> int:
+    """The process that does a task and writes what it finds to a file."""
+    path.touch()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        with path.open("w") as file, contextlib.redirect_stdout(sys.stderr):
+
+            def write(line: Any) -> None:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+
+            work(task, options, write)
+            status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+# ---- by hand, and in CI ----------------------------------------------------------------------------------------------
+
+
+def chosen(names: str, shard: str) -> list[Subject]:
+    """The subjects that the command line asks for."""
+    known = subjects()
+    if names == "ops" or names == "modules":
+        known = [subject for subject in known if subject.kind == names[:-1]]
+    elif names != "all":
+        wanted = names.split(",")
+        known = [subject for subject in known if subject.name in wanted or subject.name.split(".")[0] in wanted]
+    place, _, count = shard.partition("/")
+    return known[int(place) :: int(count)]
+
+
+def main() -> int:
+    """Run a sweep; the number of faults decides on the status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--ops", default="all", help="all, ops, modules, or names with commas between")
+    parser.add_argument("--backend", default="inductor", help="eager, aot_eager, inductor, or all")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts")
+    parser.add_argument("--static", action="store_true", help="default options, and the first call alone counts")
+    parser.add_argument("--dtypes", default="main", choices=["main", "all"])
+    parser.add_argument("--samples", type=int, default=10**9, help="at most, of each dtype")
+    parser.add_argument("--seconds", type=float, default=1e9, help="no task is begun later")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--shuffle", action="store_true", help="in random order")
+    parser.add_argument("--report", help="a file for all findings, one JSON object a line")
+    given = parser.parse_args()
+    print(f"torch {torch.__version__}, seed {given.seed}", flush=True)
+    options = Options(not given.static, given.dtypes == "all", given.samples, given.seed)
+    backends = BACKENDS if given.backend == "all" else given.backend.split(",")
+    tasks = [Task(subject, backend) for subject in chosen(given.ops, given.shard) for backend in backends]
+    if given.shuffle:
+        random.Random(given.seed).shuffle(tasks)
+    counts: Counter[str] = Counter()
+    report = open(given.report, "w") if given.report else None  # noqa: SIM115
+    for finding in sweep(tasks, options, given.jobs, given.seconds):
+        counts[finding.kind] += 1
+        if report:
+            report.write(json.dumps(asdict(finding)) + "\n")
+            report.flush()
+        if finding.kind in FAULTS:
+            place = f"{finding.subject} {finding.dtype} {finding.sample} ({finding.backend}; {finding.changed})"
+            print(f"{finding.kind:<11} {place}: {finding.detail}", flush=True)
+    print(", ".join(f"{kind}: {count}" for kind, count in sorted(counts.items())))
+    return int(any(counts[kind] for kind in FAULTS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
