@@ -25,11 +25,13 @@ import torch
 
 from bolide.dynamo.checks import Check
 from bolide.dynamo.draws import set_state, state_of
+from bolide.dynamo.failures import settle
 from bolide.dynamo.program import Captured, Effect, Guard, Recipe
 from bolide.dynamo.segments import Suspended
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.sources import Namespace, with_symbols
 from bolide.support.errors import Refuted
+from bolide.tracing.fallible import may_raise
 
 Runner = Callable[[list[Any]], Sequence[Any]]
 
@@ -69,10 +71,11 @@ def make_entry(
 ) -> Entry:
     """Generate the function of one entry. When a guard fails, `others` is asked, with the entry's number and the values
     of the names, for the function of another one and what that has found; if it answers None, `miss` is called with the
-    same arguments. `eager` is when the graph raises Refuted. `guards` come from `guards.prepare`.
+    same arguments. `eager` makes the call again when the graph has raised; its first argument is what
+    `failures.settle` says of it. `guards` come from `guards.prepare`.
     """
     namespace = Namespace(signature.names)
-    builder = _Builder(namespace, captured, f"{namespace.reference(eager, 'eager')}({signature.forward})")
+    builder = _Builder(namespace, captured, namespace.reference(eager, "eager"), signature.forward)
     checked, found, other = namespace.fresh("check"), namespace.fresh("found"), namespace.fresh("other")
     body = "".join(f"    {line}\n" for line in builder.body(found, namespace.reference(run, "run")))
     missed = f"{namespace.reference(miss, 'miss')}({signature.forward})"
@@ -101,10 +104,13 @@ def make_entry(
 class _Builder:
     """The statements after the guards."""
 
-    def __init__(self, namespace: Namespace, captured: Captured, eager: str) -> None:
+    def __init__(self, namespace: Namespace, captured: Captured, eager: str, forward: str) -> None:
         self.namespace = namespace
         self.captured = captured
-        self.eager = eager
+        self.eager, self.forward = eager, forward
+        calls = [node for node in captured.trace.graph.nodes if node.op == "call_function"]
+        self.raises = captured.trace.refutable or any(map(may_raise, calls))
+        self.final = any(getattr(node.target, "namespace", "") == "_c10d_functional" for node in calls)
         given = [*captured.inputs, *(symbol.source for symbol in captured.sizes)]
         self.wanted = [source for source in given if not source.is_drawn]
         self.drawn = [(place, source) for place, source in enumerate(given) if source.is_drawn]
@@ -143,32 +149,10 @@ class _Builder:
                 yield f"{self.made[recipe]} = {made}"
             yield f"{self.namespace.reference(slot.put, 'put')}({self.made[recipe]})"
         put_back = yield from self.draw(found)
-        generators = [self.made[recipe] for _, recipe in self.generators]
         for recipe, wanted in self.flags:
             yield f"{self.made[recipe]}.requires_grad_({wanted})"
-        if self.captured.trace.refutable:
-            reference = self.namespace.reference
-            states = [self.namespace.fresh("state") for _ in generators]
-            for name, generator in zip(states, generators):
-                yield f"{name} = {generator}.get_state()"
-            drawn = self.captured.trace.draws()
-            state = self.namespace.fresh("state")
-            if drawn:
-                yield f"{state} = {reference(torch.get_rng_state, 'get_rng_state')}()"
-            yield "try:"
-            yield f"    {self.out} = {run}({found})"
-            refutes = Exception if self.captured.trace.shapes.facts.names else Refuted  # what it cannot do, eager can
-            yield f"except {reference(refutes, 'refutes')}:"
-            yield f"    {self.out} = None"
-            yield f"if {self.out} is None:"  # not in the handler, which exceptions of the program would see
-            if drawn:
-                yield f"    {reference(torch.set_rng_state, 'set_rng_state')}({state})"
-            yield from (f"    {line}" for line in put_back)
-            for name, generator in zip(states, generators):
-                yield f"    {generator}.set_state({name})"
-            yield f"    return {self.eager}"
-        elif any(True for _ in self.captured.trace.graph.nodes):  # it may draw, without inputs and results
-            yield f"{self.out} = {run}({found})"
+        if any(True for _ in self.captured.trace.graph.nodes):  # it may draw, without inputs and results
+            yield from self.run(run, found, put_back)
         statements: list[str] = []
         effects = [line for effect in self.captured.effects for line in self.effect(effect, statements)]
         result = self.value(self.captured.result, statements)
@@ -180,12 +164,40 @@ class _Builder:
             result = f"{reference(Suspended, 'suspended')}({reference(shape, 'point')}, {result})"
         yield f"return {result}"
 
+    def run(self, run: str, found: str, put_back: list[str]) -> Iterator[str]:
+        """The statements that run the graph, and make the call again in eager when it raises. (Not where other
+        processes have taken part in what was done until then.) `put_back` undoes draws.
+        """
+        reference, fresh, trace = self.namespace.reference, self.namespace.fresh, self.captured.trace
+        if self.final and not trace.refutable:
+            yield f"{self.out} = {run}({found})"
+            return
+        if self.raises:
+            for recipe in dict.fromkeys(recipe for _, recipe in self.generators):
+                state = fresh("state")
+                yield f"{state} = {self.made[recipe]}.get_state()"
+                put_back.append(f"{self.made[recipe]}.set_state({state})")
+            if trace.draws():
+                state = fresh("state")
+                yield f"{state} = {reference(torch.get_rng_state, 'get_rng_state')}()"
+                put_back.append(f"{reference(torch.set_rng_state, 'set_rng_state')}({state})")
+        put_back += [f"{self.made[recipe]}.requires_grad_({not wanted})" for recipe, wanted in self.flags]
+        error, fault = fresh("error"), fresh("fault")
+        settled = reference(functools.partial(settle, expected=self.raises), "settle")
+        yield "try:"
+        yield f"    {self.out} = {run}({found})"
+        yield f"except {reference(Refuted if self.final else Exception, 'raised')} as {error}:"
+        yield f"    {self.out}, {fault} = None, {settled}({error})"
+        yield f"if {self.out} is None:"  # not in the handler, which exceptions of the program would see
+        yield from (f"    {line}" for line in put_back)
+        yield f"    return {self.eager}({', '.join(filter(None, [fault, self.forward]))})"
+
     def draw(self, found: str) -> Generator[str, None, list[str]]:
         """The statements that draw random numbers and put them among the graph's inputs; answers those that undo it."""
         names = [self.namespace.fresh("drawn") for _ in self.captured.draws]
         owners = list(dict.fromkeys(self.value(draw.args[0], []) for draw in self.captured.draws))
         put_back = []
-        if self.captured.trace.refutable:
+        if self.raises:
             for owner in owners:
                 state = self.namespace.fresh("state")
                 yield f"{state} = {self.namespace.reference(state_of, 'state_of')}({owner})"

@@ -1,4 +1,5 @@
-"""Loss functions whose native code would go past the recording."""
+"""Functions of `torch.nn.functional` whose native code would go past the recording, or looks at data before it is taken
+apart into operations."""
 
 from __future__ import annotations
 
@@ -7,8 +8,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from bolide.dynamo.breaking import can_require, require
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Machine
+from bolide.support.errors import Unsupported
+from bolide.tracing import TracedTensor
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -24,4 +28,19 @@ def _ctc_loss(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         if type(given[slot]) in (list, tuple):
             vm.trace.where = vm.where()
             given[slot] = torch.tensor(given[slot])
+    return NATIVE
+
+
+@intercept(functional.one_hot)
+def _one_hot(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Classes are in 0 … num_classes - 1: the graph checks it."""
+    given = dict(zip(("tensor", "num_classes"), args)) | kwargs
+    labels, classes = given.get("tensor"), given.get("num_classes", -1)
+    if type(labels) is not TracedTensor or labels.dtype is not torch.int64 or vm.trace.known(labels) is not None:
+        return NATIVE
+    if isinstance(classes, (int, torch.SymInt)) and classes >= 0 and labels.numel() != 0:
+        if not can_require(vm):
+            raise Unsupported("one_hot looks at its classes", vm.where(), kind="data_value")
+        vm.trace.where = vm.where()
+        require(vm, ((labels < 0) | (labels >= classes)).any().logical_not())
     return NATIVE

@@ -359,7 +359,7 @@ class Versions(ABC):
         checks = guards.prepare(known, surroundings)  # backward code of the user's was read meanwhile, too
         checks = select(checks, self.guard_filter)
         number = len(self.entries)
-        entry = make_entry(self.signature, captured, checks, run, number, self.others, self.miss, self.refuted)
+        entry = make_entry(self.signature, captured, checks, run, number, self.others, self.miss, self.again)
         seconds = time.perf_counter() - start
         self._measure(captured, len(checks), captured_after, seconds)
         if events.subscribers:
@@ -390,9 +390,16 @@ class Versions(ABC):
 
     # ---- running in eager --------------------------------------------------------------------------------------------
 
-    def refuted(self, *args: Any, **kwargs: Any) -> Any:
-        """A check of the program's has failed in an entry: its other way is run in eager."""
-        return self.eager(args, kwargs)
+    def again(self, fault: Exception | None, *args: Any, **kwargs: Any) -> Any:
+        """The graph of an entry has raised, before any effect: the call is made in eager. `fault`: the error if it is
+        one that eager does not raise."""
+        result = self.eager(args, kwargs)
+        if fault is not None:
+            if self.fullgraph or not config.suppress_errors:
+                raise fault
+            reason = f"the compiled graph raised what eager does not: {type(fault).__name__}: {fault}"
+            self.warn(Unsupported(reason, kind="bug"))
+        return result
 
     def _bug(self, error: CompileError) -> None:
         if events.subscribers:

@@ -197,9 +197,7 @@ def _drops_nothing(node: fx.Node) -> bool:
 def _target_is_impure(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if target._schema.is_mutable or (
-        target.namespace == "bolide" and target._opname in ("rng_seed", "require", "require_true")
-    ):
+    if target._schema.is_mutable or not target._schema.returns:  # what answers nothing checks something
         return True
     if target.namespace == "_c10d_functional":  # other processes wait for it
         return True

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_
 
 from bolide.symbolic import Expr
 from bolide.tracing import data, generators, modes, scalars
+from bolide.tracing.fallible import may_raise
 from bolide.tracing.meta import found_in
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.trace import NonLeaf, Trace
@@ -67,6 +68,15 @@ _READS = frozenset(
     }
 )
 """What reads of a tensor without an effect, and makes none: each input is asked some twenty such questions."""
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether an operation draws random numbers, or answers nothing: it checks something."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    draws = target.namespace == "bolide" or torch.Tag.nondeterministic_seeded in target.tags
+    return draws or not target._schema.returns
 
 
 def nowhere() -> tuple[Any, Any]:
@@ -135,7 +145,10 @@ class CallRecorder(TorchFunctionMode):
         before = [t.grad_fn for t in operands]
         last = next(iter(reversed(self.trace.graph.nodes)), None)
         result = compute()
-        effect = any(group.version != version for group, version in written) or self._draws_since(last)
+        recorded = self._since(last)
+        effect = any(group.version != version for group, version in written) or any(map(_has_effect, recorded))
+        if self.trace.mutated_inputs() and any(map(may_raise, recorded)):  # the call could not be made again in eager
+            self.refusal = "an operation that may raise comes after, or with, a write to an input"
         made = list(found_in(result, TracedTensor))
         if effect or made:
             try:
@@ -146,17 +159,14 @@ class CallRecorder(TorchFunctionMode):
                 self.refusal = str(refusal)
         return result
 
-    def _draws_since(self, last: fx.Node | None) -> bool:
-        """Whether the operations recorded after node `last` draw random numbers."""
+    def _since(self, last: fx.Node | None) -> list[fx.Node]:
+        """The operations recorded after node `last`."""
+        found = []
         for node in reversed(self.trace.graph.nodes):
             if node is last:
-                return False
-            target = node.target
-            if isinstance(target, torch._ops.OpOverload) and (
-                target.namespace == "bolide" or torch.Tag.nondeterministic_seeded in target.tags
-            ):
-                return True
-        return False
+                break
+            found.append(node)
+        return found
 
     def check(self, condition: TracedTensor) -> None:
         """A condition that the program raises without (see `data.check_tensor`). Writes to inputs cannot be taken back

@@ -219,7 +219,12 @@ def check(trace: Trace, condition: Cond) -> None:
 def check_tensor(trace: Trace, condition: TracedTensor) -> None:
     """Record that the call is made again in eager (`Refuted`) unless the condition, one element, is true. That happens
     before any input is written to."""
-    _check(trace, require_true, condition.node)
+    check_node(trace, condition.node)
+
+
+def check_node(trace: Trace, condition: torch.fx.Node) -> None:
+    """As `check_tensor`."""
+    _check(trace, require_true, condition)
 
 
 def _check(trace: Trace, func: Any, *args: Any) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported
-from bolide.tracing import rng
+from bolide.tracing import data, rng
 from bolide.tracing.handlers import dtype_and_device, handler
 from bolide.tracing.meta import TensorMeta, contiguous_strides
 from bolide.tracing.rules import types
@@ -95,6 +95,9 @@ def _bernoulli(trace: Trace, wanted: TensorMeta, p: Any) -> Node:
     _require("bernoulli_", wanted.dtype, p.meta["val"].dtype if isinstance(p, Node) else p)
     if trace.draws_as_eager:
         return _eagers(trace, aten.bernoulli.Tensor if isinstance(p, Node) else aten.bernoulli.p, wanted, p)
+    if isinstance(p, Node):
+        low, high = trace.call(aten.ge.Scalar, p, 0), trace.call(aten.le.Scalar, p, 1)
+        data.check_node(trace, trace.call(aten.all.default, trace.call(aten.logical_and.default, low, high)))
     node = _draw(trace, rng.rand, wanted.shape)
     op = aten.lt.Tensor if isinstance(p, Node) else aten.lt.Scalar
     return _converted(trace, trace.call(op, node, p), wanted)

@@ -275,14 +275,20 @@ def scatter_add(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, src
 
 
 def _rows_written(
-    ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, value: Callable[[Coords], Node], mode: str
+    ctx: Lowering,
+    x: TensorValue,
+    dim: int,
+    index: TensorValue,
+    value: Callable[[Coords], Node],
+    mode: str,
+    wraps: bool = False,
 ) -> Any:
     """x with value(i) at slice index(i[dim]) of `dim`; `index` is one-dimensional or a single place."""
     rounds = mode == "add" and sc.compute_dtype(x.dtype) is not x.dtype
     if not x.shape or numel(x.shape) is ZERO or rounds:
         return EXTERN
     dim %= len(x.shape)
-    place = checked_index(ctx, index, x.shape[dim], wraps=False)
+    place = checked_index(ctx, index, x.shape[dim], wraps=wraps)
     row = operand_var(0, x.shape[dim])
     length = index.shape[0] if index.shape else Expr.const(1)
     extents = (*x.shape[:dim], length, *x.shape[dim + 1 :])
@@ -312,8 +318,6 @@ def index_copy(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, sour
 
 @lowering(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, value: Any) -> Any:
-    return (
-        EXTERN
-        if not x.shape
-        else _rows_written(ctx, x, dim, index, lambda axes: ctx.operand(value, axes, x.dtype), "set")
-    )
+    if not x.shape:
+        return EXTERN
+    return _rows_written(ctx, x, dim, index, lambda axes: ctx.operand(value, axes, x.dtype), "set", wraps=True)

@@ -1,0 +1,48 @@
+"""Operations that refuse some data: an index out of range, a matrix without an inverse, a division by zero."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.fx
+
+from bolide.tracing.meta import TensorMeta
+
+_DATA = {"index", "indices", "target", "targets", "offsets", "repeats", "lengths", "input_lengths", "target_lengths"}
+_DATA |= {"sorter", "info", "pivots", "prob"}
+"""Arguments, of tensors, that are checked."""
+_NAMES = {"multinomial", "bincount", "binomial", "poisson", "bernoulli", "normal", "random", "take", "put", "pow"}
+_NAMES |= {"masked_scatter", "geqrf", "cholesky_solve", "cholesky_inverse", "lstsq", "histogram", "max_unpool2d"}
+_NAMES |= {"binary_cross_entropy", "max_unpool3d"}
+_DIVISIONS = {"div", "divide", "floor_divide", "remainder", "fmod"}
+_OWN = {"aten", "prim", "prims"}
+
+
+def may_raise(node: torch.fx.Node) -> bool:
+    """Whether an operation of a graph raises for some data, sizes and types being as they are."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return False
+    if _base_name(target) in _DIVISIONS:
+        meta = node.meta.get("val")
+        return isinstance(meta, TensorMeta) and not (meta.dtype.is_floating_point or meta.dtype.is_complex)
+    return _checks_data(target)
+
+
+def _base_name(func: Any) -> str:
+    return str(func._schema.name).partition("::")[2].rstrip("_")
+
+
+@functools.cache
+def _checks_data(func: Any) -> bool:
+    schema, name = func._schema, _base_name(func)
+    if func.namespace == "bolide":
+        return name not in ("rng_seed", "rand", "randn")
+    if func.namespace not in _OWN:
+        return True
+    if name in _NAMES or "linalg" in name or name.startswith(("scatter", "index", "embedding")):
+        return True
+    tensors = (arg.name for arg in schema.arguments if "Tensor" in str(arg.type))
+    return not schema.returns or not _DATA.isdisjoint(tensors)
