@@ -59,7 +59,7 @@ def classify(func: Any) -> Handler:
         return _metadata_change
     if _has_kernel(func, "CompositeImplicitAutograd") and not _has_kernel(func, "CPU"):
         return _composite
-    kind = _functional
+    kind = functional
     if schema.is_mutable:
         kind = _mutation
     elif any(value.alias_info is not None for value in schema.returns):
@@ -88,7 +88,7 @@ def _without_history(kind: Handler, trace: Trace, func: Any, args: Any, kwargs: 
 def is_recorded_as_is(func: Any) -> bool:
     """Whether an operation becomes a node of its own, whatever its arguments are."""
     kind = HANDLERS.get(func) or classify(func)
-    return kind in (_functional, record_view, _mutation) and not _has_kernel(func, "CompositeImplicitAutograd")
+    return kind in (functional, record_view, _mutation) and not _has_kernel(func, "CompositeImplicitAutograd")
 
 
 def refuse_unless_compliant(trace: Trace, func: Any) -> None:
@@ -116,7 +116,8 @@ def _has_kernel(func: Any, key: str) -> bool:
 _NUMBERS = frozenset({bool, int, float, torch.SymInt})
 
 
-def _functional(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+def functional(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """The handler of operations that neither write nor are views."""
     if args and args[0].__class__ in _NUMBERS and str(func._schema.arguments[0].type) == "Tensor":
         args = (trace.dispatch(aten.scalar_tensor.default, args[:1], {"dtype": _dtype_of(args[0])}), *args[1:])
     unwrap = trace.unwrap
@@ -355,38 +356,6 @@ def _higher_order(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 # ---- views with a treatment of their own --------------------------------------------------------------------------
 
 
-@handler("slice.Tensor")
-def _slice(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    """Bounds that are data and may count from the end become places first."""
-    if trace.shapes.facts.names:
-        names = ("self", "dim", "start", "end", "step")
-        given = dict(zip(names, args)) | kwargs
-        size = args[0].shape[given.get("dim", 0)]
-        for name in ("start", "end"):
-            if data.may_count_from_end(trace, given.get(name)):
-                given[name] = data.clipped(trace, given[name], size)
-        args, kwargs = (args[0], *(given.get(name) for name in names[1:4]), given.get("step", 1)), {}
-        args = (args[0], args[1] or 0, *args[2:])
-    return record_view(trace, func, args, kwargs)
-
-
-@handler("select.int")
-def _select(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    if trace.shapes.facts.names and not kwargs and data.may_count_from_end(trace, args[2]):
-        args = (*args[:2], data.wrapped(trace, args[2], args[0].shape[args[1]]))
-    return record_view(trace, func, args, kwargs)
-
-
-@handler("slice_backward", "select_backward")
-def _placed(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    """The gradients of `slice` and `select`: a tensor of zeros with another one at places as theirs."""
-    if trace.shapes.facts.names:
-        size, meaning = args[1][args[2]], data.clipped if func is aten.slice_backward.default else data.wrapped
-        places = [meaning(trace, i, size) if data.may_count_from_end(trace, i) else i for i in args[3:5]]
-        args = (*args[:3], *places, *args[5:])
-    return _functional(trace, func, args, kwargs)
-
-
 @handler("detach", "alias")
 def _same(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
@@ -460,8 +429,8 @@ def _split_with_sizes(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
     whole = sum(sizes) == tensor.shape[dim]
     for size in sizes:
-        if is_undecided(size >= 0):
-            require(size >= 0, "split_with_sizes expects split_sizes have only non-negative entries")
+        message = "split_with_sizes expects split_sizes have only non-negative entries"
+        require(size >= 0, message if is_undecided(size >= 0) else f"{message}, but got split_sizes={list(sizes)}")
     if is_undecided(whole):
         require(whole, "split_with_sizes expects split_sizes to sum exactly to the input tensor's size")
     elif not whole:

@@ -578,4 +578,14 @@ def invert(order: list[int]) -> list[int]:
     return inverse
 
 
-from bolide.tracing import conjugates, generators, handlers, primitives, random_handlers, recurrent, scalars, sequences  # noqa: E402, F401  (the tables of handlers need Trace)
+from bolide.tracing import (  # noqa: E402, F401  (the tables of handlers need Trace)
+    conjugates,
+    generators,
+    handlers,
+    places,
+    primitives,
+    random_handlers,
+    recurrent,
+    scalars,
+    sequences,
+)

@@ -18,7 +18,7 @@ from bolide.inductor.lowering.context import Lowering, broadcast
 from bolide.inductor.lowering.reductions import reduction
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import ZERO, Coords, TensorValue, numel
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, as_expr
 
 aten = torch.ops.aten
 
@@ -119,10 +119,10 @@ def embedding_dense_backward(
 
     def value(axes: Coords) -> Node:
         g = sc.cast(grad.load(axes), compute)
-        if not isinstance(padding_idx, int) or padding_idx < 0:
+        if isinstance(padding_idx, int) and padding_idx < 0:
             return g
         index = sc.cast(indices.load(axes[:rank]), torch.int64)
-        skipped = sc.compare("eq", index, sc.const(padding_idx, torch.int64))
+        skipped = sc.compare("eq", index, sc.index(as_expr(padding_idx)))
         return sc.where(skipped, sc.const(0, compute), g)
 
     total = ctx.scatter(zeros, grad.shape, lambda axes: ((row, *axes[rank:]), (place(axes[:rank]),)), value, "add")

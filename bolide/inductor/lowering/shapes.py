@@ -13,7 +13,7 @@ from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import ONE, ZERO, Coords, TensorValue
-from bolide.inductor.lowering.views import clamped_start, reshape
+from bolide.inductor.lowering.views import index_place, reshape, start_place
 from bolide.symbolic import Expr, as_expr
 from bolide.symbolic.expr import Cond
 
@@ -144,10 +144,7 @@ def slice_scatter(
     ctx: Lowering, x: TensorValue, src: TensorValue, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
     dim %= len(x.shape)
-    try:
-        first = clamped_start(start, x.shape[dim])
-    except NotImplementedError:
-        return EXTERN
+    first = start_place(start, x.shape[dim])
     if src.shape[dim] is ZERO:
         return ctx.copy(x)
     return _slice_written(ctx, x, src, dim, first, step, x.shape)
@@ -159,10 +156,7 @@ def slice_backward(
 ) -> Any:
     shape, dtype = ctx.out
     dim %= len(shape)
-    try:
-        first = clamped_start(start, shape[dim])
-    except NotImplementedError:
-        return EXTERN
+    first = start_place(start, shape[dim])
     if grad.shape[dim] is ZERO:
         return ctx.compute(shape, dtype, lambda coords: sc.const(0, dtype))
     return _slice_written(ctx, None, grad, dim, first, step, shape)
@@ -173,9 +167,7 @@ def _select_written(
 ) -> TensorValue:
     dtype = source.dtype if base is None else base.dtype
     dim %= len(shape)
-    place = as_expr(index)
-    if place.is_const and place.value < 0:
-        place = place + shape[dim]
+    place = index_place(index, shape[dim])
 
     def body(coords: Coords) -> Node:
         inside = holds(coords[dim].eq(place))

@@ -159,24 +159,23 @@ def selected(x: TensorValue, dim: int, place: Expr) -> TensorValue:
 
 
 @lowering(aten.select.int, aten.select_copy.int)
-def select(ctx: Lowering, x: TensorValue, dim: int, index: Any) -> Any:
+def select(ctx: Lowering, x: TensorValue, dim: int, index: Any) -> TensorValue:
+    return selected(x, dim, index_place(index, x.shape[dim]))
+
+
+def index_place(index: Any, size: Expr) -> Expr:
+    """The place that an index means. Symbols count from the front already (`tracing.places`)."""
     place = as_expr(index)
-    size = x.shape[dim]
-    if place.is_const:
-        return selected(x, dim, place + size if place.value < 0 else place)
-    lo = place.bounds()[0]
-    return selected(x, dim, place) if lo is not None and lo >= 0 else EXTERN
+    return place + size if place.is_const and place.value < 0 else place
 
 
-def clamped_start(start: Any, size: Expr) -> Expr:
-    """The first index of a slice, as Python's rules for negative and too large bounds give it."""
+def start_place(start: Any, size: Expr) -> Expr:
+    """The first place of a slice, as Python's rules for negative and too large bounds give it. Symbols count from the
+    front already, and are within the dimension (`tracing.places`)."""
     place = as_expr(0 if start is None else start)
-    low, high = place.bounds()
-    if high is not None and high < 0:
-        place = Expr.max(place + size, 0)
-    elif low is None or low < 0:
-        raise NotImplementedError("a slice from a symbolic position of unknown sign")
-    return Expr.min(place, size)
+    if not place.is_const:
+        return place
+    return Expr.max(place + size, 0) if place.value < 0 else Expr.min(place, size)
 
 
 def sliced(x: TensorValue, dim: int, start: Expr, length: Expr, step: int = 1) -> TensorValue:
@@ -189,15 +188,13 @@ def sliced(x: TensorValue, dim: int, start: Expr, length: Expr, step: int = 1) -
 
 
 @lowering(aten.slice.Tensor, aten.slice_copy.Tensor)
-def slice_(ctx: Lowering, x: TensorValue, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+def slice_(
+    ctx: Lowering, x: TensorValue, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> TensorValue:
     length = ctx.out[0][dim]
     if length is x.shape[dim] and step == 1:
         return x
-    try:
-        first = clamped_start(start, x.shape[dim])
-    except NotImplementedError:
-        return EXTERN
-    return sliced(x, dim, first, length, step)
+    return sliced(x, dim, start_place(start, x.shape[dim]), length, step)
 
 
 def _parts(ctx: Lowering, x: TensorValue, dim: int) -> tuple[TensorValue, ...]:

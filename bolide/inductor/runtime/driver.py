@@ -37,6 +37,7 @@ class _Writer:
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
     known: dict[Any, str] = field(default_factory=dict)
+    own: set[str] = field(default_factory=set)  # tensors in memory that the plan takes: they fill it from its start
 
     def constant(self, prefix: str, value: Any) -> str:
         """The global name of an object, the same for equal keys."""
@@ -57,6 +58,7 @@ def build(
     """
     writer = _Writer(plan, bind)
     writer.names.update(plan.constants)
+    writer.own = {step.name for step in plan.steps if isinstance(step, Alloc)}
     _prologue(writer)
     for chunk in _chunks(plan.steps, clock is not None):
         if clock is not None and isinstance(chunk, (list, Call)):
@@ -138,7 +140,7 @@ def _step(writer: _Writer, step: Step) -> None:
     elif isinstance(step, View):
         writer.names["_view"] = torch.as_strided
         offset = _dim(step.offset)
-        if step.base in writer.plan.inputs:
+        if step.base not in writer.own:  # what others have made need not begin where its storage does
             offset = f"{step.base}.storage_offset() + {offset}"
         writer.lines.append(f"{step.name} = _view({step.base}, {_dims(step.shape)}, {_dims(step.stride)}, {offset})")
     elif isinstance(step, Call):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -78,8 +79,11 @@ def _is_less(a: Any, b: Any) -> bool:
     return bool(less.node.hint if is_undecided(less) else less)
 
 
-def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The strides of a view of another shape, or None if it would need a copy (at::detail::computeStride)."""
+def view_strides(
+    shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[Any, ...], same: Callable[[Any, Any], bool] = same_size
+) -> tuple[Any, ...] | None:
+    """The strides of a view of another shape, or None if it would need a copy (at::detail::computeStride). `same` says
+    whether two dimensions are next to each other in memory."""
     if any(map(is_zero, shape)):
         return stride if same_sizes(size, shape) else contiguous_strides(size)
     result: list[Any] = [0] * len(size)
@@ -91,7 +95,7 @@ def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[An
     viewed: Any = 1
     for dim in range(len(shape) - 1, -1, -1):
         block = times(block, shape[dim])
-        if dim == 0 or (not is_one(shape[dim - 1]) and not same_size(stride[dim - 1], times(block, base))):
+        if dim == 0 or (not is_one(shape[dim - 1]) and not same(stride[dim - 1], times(block, base))):
             while position >= 0 and (_is_less(viewed, block) or is_one(size[position])):
                 result[position] = times(viewed, base)
                 viewed = times(viewed, size[position])
@@ -102,6 +106,14 @@ def view_strides(shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[An
                 base = stride[dim - 1]
                 block = viewed = 1
     return tuple(result) if position == -1 else None
+
+
+def _same_now(a: Any, b: Any) -> bool:
+    """Whether two numbers are equal; that they are in this run only is guarded."""
+    if same_size(a, b):
+        return True
+    equal = a == b
+    return not is_undecided(equal) and bool(equal)
 
 
 def reshaped(x: TensorMeta, size: list[Any]) -> tuple[tuple[Any, ...], bool]:
@@ -122,6 +134,8 @@ def _view(x: TensorMeta, size: list[Any]) -> TensorMeta:
         raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {count}")
     dense = same_sizes(x.stride, contiguous_strides(x.shape))
     stride = contiguous_strides(shape) if dense else view_strides(x.shape, x.stride, shape)
+    if stride is None:
+        stride = view_strides(x.shape, x.stride, shape, _same_now)
     if stride is None:
         raise RuntimeError(
             "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
@@ -205,37 +219,41 @@ def _squeeze(x: TensorMeta, dims: Any = None) -> TensorMeta:
     return _strided(x, [x.shape[dim] for dim in kept], [x.stride[dim] for dim in kept])
 
 
+def index_from_front(index: Any, size: Any) -> Any:
+    """The place that an index means, counted from the front; one that is out of range stays as it is."""
+    return index + size if index < 0 and index >= -size else index
+
+
+def bound_from_front(bound: Any, size: Any, least: Any = 0) -> Any:
+    """The place in least..size that a bound of a slice means."""
+    bound = bound + size if bound < 0 else bound
+    above, below = bound > size, bound < least
+    smaller, larger = cast(Any, torch.sym_min), cast(Any, torch.sym_max)
+    bound = smaller(bound, size) if is_undecided(above) else size if above else bound
+    return larger(bound, least) if is_undecided(below) else least if below else bound
+
+
 @rule("select.int")
 def _select(x: TensorMeta, dim: int, index: Any) -> TensorMeta:
+    require(x.ndim, "select() cannot be applied to a 0-dim tensor.", IndexError)
     dim = wrap_dim(dim, x.ndim)
-    size = x.shape[dim]
-    if not -size <= index < size:
+    place = index_from_front(index, x.shape[dim])
+    if not 0 <= place < x.shape[dim]:
         raise IndexError(f"select(): index {index} out of range for tensor of size {list(x.shape)} at dimension {dim}")
-    index = index + size if index < 0 else index
     shape, stride = (*x.shape[:dim], *x.shape[dim + 1 :]), (*x.stride[:dim], *x.stride[dim + 1 :])
-    return _strided(x, shape, stride, x.offset + index * x.stride[dim])
-
-
-def _within(value: Any, least: Any, most: Any) -> Any:
-    """A bound moved into least..most."""
-    above, below = value > most, value < least
-    smaller, larger = cast(Any, torch.sym_min), cast(Any, torch.sym_max)
-    value = smaller(value, most) if is_undecided(above) else most if above else value
-    return larger(value, least) if is_undecided(below) else least if below else value
+    return _strided(x, shape, stride, x.offset + place * x.stride[dim])
 
 
 @rule("slice.Tensor")
 def _slice(x: TensorMeta, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> TensorMeta:
+    require(x.ndim, "slice() cannot be applied to a 0-dim tensor.")
     dim = wrap_dim(dim, x.ndim)
     size = x.shape[dim]
-    start = 0 if start is None else start
-    start = start + size if start < 0 else start
-    start = _within(start, 0, size)
+    start = bound_from_front(0 if start is None else start, size)
     if end is None or (end.__class__ is int and end >= 1 << 62):
         end = size
     else:
-        end = end + size if end < 0 else end
-        end = _within(end, start, size)
+        end = bound_from_front(end, size, start)
     extent = (end - start + step - 1) // step
     shape = (*x.shape[:dim], extent, *x.shape[dim + 1 :])
     stride = x.stride if step == 1 else (*x.stride[:dim], x.stride[dim] * step, *x.stride[dim + 1 :])
@@ -275,16 +293,32 @@ def _unfold(x: TensorMeta, dim: int, size: int, step: int) -> TensorMeta:
 # ---- copies along a shape -----------------------------------------------------------------------------------------
 
 
-@rule(
-    "select_scatter",
-    "slice_scatter",
-    "diagonal_scatter",
-    "as_strided_scatter",
-)
+@rule("diagonal_scatter", "as_strided_scatter")
 def _scatter(x: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
     if any(stride.__class__ is int and stride == 0 and not is_one(size) for size, stride in zip(x.shape, x.stride)):
         return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
     return x._replace(requires_grad=False)
+
+
+@rule("select_scatter")
+def _select_scatter(x: TensorMeta, source: TensorMeta, dim: int, index: Any) -> TensorMeta:
+    return _written(x, source, _select(x, dim, index))
+
+
+@rule("slice_scatter")
+def _slice_scatter(x: TensorMeta, source: TensorMeta, *place: Any, **named: Any) -> TensorMeta:
+    return _written(x, source, _slice(x, *place, **named))
+
+
+def _written(x: TensorMeta, source: TensorMeta, view: TensorMeta) -> TensorMeta:
+    """`x` after `source` has been written to a view of it."""
+    if shapes_differ(source.shape, view.shape):
+        raise RuntimeError(
+            "expected src to have a size equal to the slice of self. "
+            f"src size = {list(source.shape)}, slice size = {list(view.shape)}"
+        )
+    written: TensorMeta = _scatter(x)
+    return written
 
 
 @rule("cat")

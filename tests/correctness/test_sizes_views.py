@@ -1,0 +1,160 @@
+"""Views whose places are symbols: slices, selections and pieces at integers that change from call to call, counted from
+either end, forward and backward, in front of ATen calls and of kernels."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import bolide
+
+T = torch.Tensor
+
+
+def outcome(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """What a call returns, its strides, and the gradients of the arguments that require them; or its exception."""
+    inputs = [a for a in arguments if isinstance(a, T) and a.requires_grad]
+    try:
+        result = function(*arguments)
+    except (IndexError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    results = [result] if isinstance(result, T) else list(result)
+    shown = [(r.detach().clone(), [s for s, n in zip(r.stride(), r.shape) if n > 1]) for r in results]
+    wanted = [r for r in results if r.requires_grad]
+    if not wanted:
+        return shown
+    weights = [torch.linspace(0.5, 2, r.numel(), dtype=r.dtype).reshape(r.shape) for r in wanted]
+    total = torch.stack([(r * w).sum() for r, w in zip(wanted, weights)]).sum()
+    return shown, torch.autograd.grad(total, inputs, allow_unused=True)
+
+
+def agree(function: Callable[..., Any], calls: Sequence[Sequence[Any]], **options: Any) -> None:
+    """Assert that a compiled function does what eager does at each of several calls."""
+    compiled = bolide.compile(function, **options)
+    for call in calls:
+        expected, found = outcome(function, copy.deepcopy(call)), outcome(compiled, copy.deepcopy(call))
+        shown = [tuple(a.shape) if isinstance(a, T) else a for a in call]
+        if isinstance(found, str) or isinstance(expected, str):
+            assert found == expected, shown
+            continue
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=partial("{}: {}".format, shown))
+
+
+def matrix(*shape: int) -> T:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+PLACES: dict[str, Callable[[T, int], T]] = {
+    "from": lambda x, k: x[:, k:],
+    "two from": lambda x, k: x[:, k : k + 2],
+    "every second": lambda x, k: x[:, k::2],
+    "up to": lambda x, k: x[:, : k + 9],
+    "narrow": lambda x, k: x.narrow(1, k, 1),
+    "select": lambda x, k: x[:, k],
+    "select twice": lambda x, k: x[1, k][None],
+    "of computed": lambda x, k: x.sin()[:, k:],
+    "of turned": lambda x, k: x.mT[..., k:].mT,
+    "of flat": lambda x, k: x.flatten()[4 * k :].view(-1, 4)[None],
+    "pieces": lambda x, k: x.split([k % 5, x.shape[1] - k % 5], 1)[1],
+    "slice of slice": lambda x, k: x[:, k:][:, :1],
+    "copied": lambda x, k: torch.slice_copy(x, 1, k),
+    "written": lambda x, k: torch.select_scatter(x, x[:, 0].cos(), 1, k),
+    "slice written": lambda x, k: torch.slice_scatter(x, x[:, :1].cos(), 1, k, k + 1 if k + 1 else None),
+    "in place": lambda x, k: _set(x * 1, k),
+    "added in place": lambda x, k: _add(x * 1, k),
+}
+READERS: dict[str, Callable[[T, T], T]] = {
+    "itself": lambda v, w: v,
+    "kernel": lambda v, w: v.exp() * 2,
+    "linear": lambda v, w: F.linear(v, w),
+    "matmul": lambda v, w: v @ w,
+    "turned matmul": lambda v, w: w @ v.mT if v.dim() > 2 else w @ v.t(),
+    "cumsum": lambda v, w: v.flatten().cumsum(0),
+    "sort": lambda v, w: v.flatten().sort()[0],
+}
+
+
+def _set(x: T, k: int) -> T:
+    x[:, k] = x[:, 1] * 3
+    return x
+
+
+def _add(x: T, k: int) -> T:
+    x[:, k:] += 1
+    return x
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_places_that_are_symbols(reader: str) -> None:
+    """No view loses where it begins, whatever made it and whatever reads it, and nor does its gradient."""
+    for view in PLACES.values():
+        calls = [(matrix(2, n, 4), k, matrix(4, 4)) for n, k in ((7, 1), (8, 2), (9, 3), (7, -1), (12, -3), (6, -5))]
+        agree(lambda x, k, w, view=view: READERS[reader](view(x, k), w), calls)
+
+
+def test_a_result_that_does_not_begin_where_its_memory_does() -> None:
+    """A view of what an operator made is counted from its first element."""
+    with torch.library._scoped_library("bolide_test_views", "FRAGMENT") as library:
+        library.define("rest(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl("rest", lambda x: (x * 2)[1:], "CPU")
+        library.impl("rest", lambda x: x.new_empty(x.shape[0] - 1, *x.shape[1:]), "Meta")
+        rest = torch.ops.bolide_test_views.rest
+        calls = [(torch.randn(n, 4), torch.randn(n - 1, 3)) for n in (5, 6, 9)]
+        for dynamic in (None, True):
+            agree(lambda x, w: rest(x).t() @ w, calls, dynamic=dynamic)
+            agree(lambda x, w: rest(x)[1:].cumsum(0), calls, dynamic=dynamic)
+
+
+def test_a_view_of_pieces_that_happen_to_lie_together() -> None:
+    """Whether a view is possible depends on numbers that are equal at this call: a guard, not an error."""
+    calls = [(torch.randn(2, n, 4), k) for n, k in ((7, 1), (8, 2), (6, -5), (9, 3), (7, 5), (9, 0))]
+    agree(lambda x, k: x.split([k % 5, x.shape[1] - k % 5], 1)[1].flatten().cumsum(0), calls)
+
+
+def test_errors_of_places_that_are_symbols() -> None:
+    """Places out of range are eager's errors, with eager's message, and leave the next call alone."""
+    calls = [(matrix(n, 4), k, matrix(4, 4)) for n, k in ((5, 1), (6, -2), (5, 5), (6, -7), (7, 3))]
+    agree(lambda x, k, w: x[k] @ w, calls)
+    agree(lambda x, k, w: x.select(0, k).exp(), calls)
+    agree(lambda x, k, w: torch.select_scatter(x, w[0], 0, k), calls)
+    agree(lambda x, k, w: x.narrow(0, k, 2) @ w, calls)
+    agree(lambda x, k, w: x.split([k, x.shape[0] - k])[0] @ w, [*calls[:1], *calls[4:], calls[2], calls[1]])
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_padding_of_an_embedding_that_is_a_symbol(dynamic: bool | None) -> None:
+    indices = torch.tensor([0, 3, 2, 3, 1, 0])
+    calls = [(matrix(n, 4), indices, k) for n, k in ((5, 1), (6, 2), (7, 3), (5, -2), (6, 0))]
+    agree(lambda w, i, k: F.embedding(i, w, padding_idx=k), calls, dynamic=dynamic)
+
+
+def test_weights_of_experts_whose_chunks_change() -> None:
+    """Sums of matrix products of slices of one weight, forward and backward."""
+
+    def experts(x: T, w1: T, w2: T, counts: list[int]) -> T:
+        outputs, start = [], 0
+        for expert, count in enumerate(counts):
+            outputs.append(F.gelu(x[start : start + count] @ w1[expert]) @ w2[expert])
+            start += count
+        return torch.cat(outputs)
+
+    counts = ([3, 4, 5], [4, 4, 4], [2, 5, 5], [5, 1, 6], [6, 3, 3], [0, 6, 6])
+    agree(experts, [(matrix(12, 6), matrix(3, 6, 8), matrix(3, 8, 6), list(c)) for c in counts])
+
+
+def test_halves_of_halves() -> None:
+    """A recursion over halves of the batch, with sizes that are symbols from the first call."""
+
+    def tree(x: T, w: T, depth: int) -> T:
+        if depth == 0 or x.shape[0] < 2:
+            return torch.tanh(F.linear(x, w)).sum(0)
+        half = x.shape[0] // 2
+        return tree(x[:half], w, depth - 1) * 0.5 + tree(x[half:], w, depth - 1).relu()
+
+    agree(tree, [(matrix(n, 8), matrix(8, 8), 3) for n in (9, 10, 12, 13)], dynamic=True)
