@@ -47,8 +47,8 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`name` is `base` seen as (shape, stride, offset), counted in elements from the first element of `base`, which need
-    not be the first of its storage."""
+    """`name` is `base` seen as (shape, stride, offset), counted in elements from the first element of `base`, which
+    need not be the first of its storage."""
 
     name: str
     base: str
