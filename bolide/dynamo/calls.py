@@ -34,7 +34,7 @@ from bolide.dynamo.native_calls import (
 from bolide.dynamo.operations import PLAIN, behind, class_of, polyfill
 from bolide.dynamo.overrides import goes_to_class
 from bolide.dynamo.program import Source
-from bolide.dynamo.state import own_mark
+from bolide.dynamo.state import CALLBACK, own_mark
 from bolide.dynamo.values.kinds import MISSING, PROXIES, is_library_namespace
 from bolide.dynamo.values.outside import Outside, attribute_source
 from bolide.support.errors import Unsupported
@@ -170,7 +170,7 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
         compiled = own_mark(function, "_bolide")
         if compiled is not None and getattr(compiled, "original", None) is not None:
             return Call(compiled.original, args, kwargs)
-        program = own_mark(function, "_bolide_callback")
+        program = own_mark(function, CALLBACK)
         if program is not None:  # native code was given it, and has called the program with it
             return Call(program, args, kwargs)
         alone = skipped_function(function)
@@ -189,6 +189,7 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
         if not any(type(a) is Outside for a in args) and not (
             kwargs and any(type(a) is Outside for a in kwargs.values())
         ):
+            _rely_on_cells(vm, function)
             request = native(vm, frame, function, args, kwargs)
             if function.__name__ == "__enter__":
                 vm.entered.append(args[0])
@@ -201,6 +202,20 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
             return None
     vm.enter(function, args, kwargs)
     return True
+
+
+def _rely_on_cells(vm: Machine, function: types.FunctionType) -> None:
+    """Guard what a library's function holds that was made for one call only (as `torch.func.vjp` makes one): it is run
+    natively. Raises Unsupported where that is more than functions and constants."""
+    for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars):
+        if id(cell) not in vm.world.outside_cells:
+            continue
+        held = vm.world.load_cell(cell, name)
+        if held is not MISSING and held is not cell.cell_contents:
+            reason = f"{function.__qualname__}, which a library has made in another call, is called"
+            raise Unsupported(reason, vm.where(), "make it inside the compiled function", kind="native_call")
+        if type(held) is types.FunctionType:
+            _rely_on_cells(vm, held)
 
 
 def _enter_skipped(vm: Machine, function: Any, args: list[Any], kwargs: Any, reason: str) -> bool:

@@ -34,7 +34,7 @@ from bolide.dynamo.values.kinds import CONSTANT_TYPES, MODULE_INTERNALS
 from bolide.dynamo.values.outside import Deferred
 from bolide.dynamo.values.rebuild import Rebuilder
 from bolide.dynamo.values.world import World
-from bolide.support.errors import Unsupported
+from bolide.support.errors import CompileError, Unsupported
 from bolide.tracing import Trace, modes
 from bolide.tracing.calls import CallRecorder, nowhere
 from bolide.tracing.rules import answers
@@ -88,6 +88,8 @@ def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
         found = _unless_unsupported(first, None, None)
     if isinstance(found, Captured):
         return found
+    if found.kind == "bug" and not config.suppress_errors:
+        raise CompileError("capture", first.code.co_name, found.__cause__ or found)
     first.symbols.check()
     draw = needed(first.machine, found)
     if draw is not None:

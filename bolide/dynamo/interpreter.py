@@ -18,6 +18,7 @@ from typing import Any, Literal
 from bolide.dynamo import tracebacks
 from bolide.dynamo.bytecode import Code, decode
 from bolide.dynamo.callers import Within, callers_of
+from bolide.dynamo.faults import is_exhausted, is_fault, real_depth
 from bolide.dynamo.frames import Frame, Generator, bind
 from bolide.dynamo.polyfills import generators
 from bolide.dynamo.program import Source
@@ -77,6 +78,7 @@ def _skipped(vm: Machine, frame: Frame, arg: Any) -> Any:
 # Instructions that push something of the outside world as it is found.
 _PUSHES = frozenset(["LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR", "BINARY_SUBSCR"])
 _SCRATCH = decode((lambda: None).__code__)
+_NESTED_MOST = 60  # nested runs take C's stack; some ten of Python's frames each
 
 
 class Machine:
@@ -101,6 +103,8 @@ class Machine:
         self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls to be made after the graph has run
         self.required: list[tuple[Any, list[Any], dict[str, Any]]] = []  # checks of data, made before any effect
         self.generators: list[weakref.ref[Generator]] = []  # those made by the program
+        self.deepest = 0  # how many frames there may be; not known yet
+        self.nested = 0  # how many nested runs are at work
         self.memory: dict[Any, Any] = {}  # what intercepts remember for the length of this run
         self._dispatch = dispatch
 
@@ -207,13 +211,17 @@ class Machine:
     def _nested(self, start: Callable[[Frame], Any]) -> Any:
         scratch = Frame(_SCRATCH, {}, [])
         scratch.back = self.frames[-1]
+        if self.nested >= _NESTED_MOST:
+            raise _too_deep("native code and the program call each other in many layers", self.where())
         self.frames.append(scratch)
         outer, self.base = self.base, len(self.frames)
+        self.nested += 1
         try:
             if start(scratch):
                 self._run(itertools.repeat(0))
             return scratch.stack.pop()
         finally:
+            self.nested -= 1
             del self.frames[self.base - 1 :]
             self.base = outer
 
@@ -225,10 +233,18 @@ class Machine:
             self.world.rely_on_code(function)
             if function.__defaults__ or function.__kwdefaults__:
                 self._wrap_defaults(function, frame.locals)
-        if len(self.frames) > 900:
-            raise RecursionError("maximum recursion depth exceeded")
+        if len(self.frames) > self.deepest:
+            self._refuse_depth()
         self.frames.append(frame)
         return frame
+
+    def _refuse_depth(self) -> None:
+        """Raises Unsupported where the program's calls are as deep as Python lets them be. How deep it is called itself
+        is found when its first call is made."""
+        if not self.deepest:
+            self.deepest = max(sys.getrecursionlimit() - real_depth(), 1)
+        if len(self.frames) > self.deepest:
+            raise _too_deep("the program's calls are nested as deeply as Python allows", self.where())
 
     def _wrap_defaults(self, function: types.FunctionType, slots: list[Any]) -> None:
         base = self.world.source_of(function)
@@ -311,6 +327,7 @@ class Machine:
         that goes on after a handler is not noted again in the traceback."""
         frames = self.frames
         if origin == "raised" and error is not self.escaping:
+            self._refuse_fault(error)
             tracebacks.name_tensors(error)
             _set_context(error, self.handled())
         elif origin == "thrown" and frames[-1].exceptions:
@@ -350,6 +367,14 @@ class Machine:
         finally:
             error.__context__ = context  # it was raised before
             del error  # its traceback leads to this frame: a cycle would keep the program's values alive
+
+    def _refuse_fault(self, error: BaseException) -> None:
+        """Raises Unsupported for an exception that is not the program's, which may not catch it."""
+        if is_exhausted(error):
+            raise _too_deep("native code that the program calls goes deeper than Python allows here", self.where())
+        if is_fault(error):
+            reason = f"capture met {type(error).__name__}: {error}"
+            raise Unsupported(reason, self.where(), kind="bug") from error
 
     # -- generators
 
@@ -451,6 +476,10 @@ class Machine:
         """Note what is not supported about the present instruction, where nothing can be raised."""
         if self.running and self.lost is None:
             self.lost, self.tick = error, self.present()
+
+
+def _too_deep(reason: str, where: UserFrame | None) -> Unsupported:
+    return Unsupported(reason, where, kind="recursion")
 
 
 def _set_context(error: BaseException, handled: BaseException | None) -> None:

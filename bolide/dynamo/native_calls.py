@@ -22,9 +22,10 @@ from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import PLAIN, SYMBOLIC, concrete, polyfill, python_method
 from bolide.dynamo.overrides import is_overridable, overridden, overrides
+from bolide.dynamo.state import CALLBACK
 from bolide.dynamo.values.kinds import LOCK_TYPES, MISSING
 from bolide.dynamo.values.outside import Outside
-from bolide.support.errors import Unsupported
+from bolide.support.errors import Unsupported, insistent
 from bolide.tracing import TracedTensor, modes
 
 BUILTIN_TYPES = (
@@ -144,7 +145,7 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
     vm.trace.where = vm.where()
     try:
         with setting_modes(vm) if _may_set_modes(function, args) else _PLAINLY:
-            result = vm.trace.perform(function, prepared or args, words)
+            result = insistent(vm.trace.perform, function, prepared or args, words)
     except TypeError as error:
         if any(stand_in in str(error) for stand_in in _STAND_INS):  # it looked into a container and took one for itself
             raise _given(vm, function, "an outside object") from error
@@ -413,5 +414,5 @@ def callback(vm: Machine, value: Any) -> Any:
         return vm.evaluate(value, list(args), kwargs)
 
     found = functools.wraps(value)(run) if type(value) is types.FunctionType else run
-    found._bolide_callback = value  # type: ignore[attr-defined]
+    setattr(found, CALLBACK, value)
     return found

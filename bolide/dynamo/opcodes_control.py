@@ -10,7 +10,7 @@ from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine, opcode
 from bolide.dynamo.opcodes import NULL, described, is_iterable, pop_many
 from bolide.dynamo.values.kinds import MISSING
-from bolide.support.errors import Unsupported
+from bolide.support.errors import Unsupported, forgive
 from bolide.tracing import TracedTensor
 
 # ---- jumps and loops -------------------------------------------------------------------------------------------------
@@ -35,6 +35,7 @@ def _branch(vm: Machine, frame: Frame, target: int, wanted: bool) -> Any:
                 truth = checked(vm, frame, value, target, wanted)
             if truth is None:
                 raise
+            forgive(error)
             value = truth
         if type(value) is Call:  # interpret __bool__ or __len__, then branch on its result
             frame.pc -= 1

@@ -364,23 +364,26 @@ def _is_converted(vm: Machine, key: Any) -> bool:
     return cls is Outside or python_method(vm.world, cls, "__index__") is not None
 
 
+_item = operator.getitem  # what that raises is the program's exception (see `faults`)
+
+
 def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     """`owner[key]`."""
     cls = type(owner)
     if cls in PLAIN:
         if cls is dict:
-            return owner[as_key(vm, key)]
+            return _item(owner, as_key(vm, key))
         if type(key) in SYMBOLIC:
             vm.trace.where = vm.where()
-        return Call(polyfill("item_by_index"), [owner, key]) if _is_converted(vm, key) else owner[key]
+        return Call(polyfill("item_by_index"), [owner, key]) if _is_converted(vm, key) else _item(owner, key)
     if cls is TracedTensor:
         vm.trace.where = vm.where()
         key = _tensor_index(key)
         if vm.trace.has_symbols and _has_symbols(key):
             owner, key = data.with_selected(owner, key)
-            return owner[key] if key else owner
+            return _item(owner, key) if key else owner
         owner, key = data.with_wide_mask(vm.trace, owner, key)
-        return owner[key]
+        return _item(owner, key)
     real = class_of(owner)
     method = python_method(vm.world, real, "__getitem__")
     if method is not None:
@@ -404,7 +407,7 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
         return found
     if issubclass(real, collections.defaultdict) and key not in owner:
         return Call(polyfill("default_item"), [owner, key])
-    return owner[key]
+    return _item(owner, key)
 
 
 def _fills_mask(owner: TracedTensor, key: Any, value: Any) -> bool:

@@ -26,6 +26,7 @@ class ThreadState(threading.local):
 
 
 state = ThreadState()
+CALLBACK = "_bolide_callback"  # marks what native code is given in place of a function of the program, which it names
 
 
 def is_compiling() -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from bolide.dynamo.calls import intercept
 from bolide.dynamo.interpreter import Machine
-from bolide.dynamo.state import own_mark, state
+from bolide.dynamo.state import CALLBACK, own_mark, state
 from bolide.dynamo.values.attributes import load_attribute
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing.calls import CallRecorder
@@ -70,7 +70,7 @@ def later(vm: Machine, function: Any, name: str, key: Any = None) -> Callable[..
     By then its results and effects are fixed, so what is called then may not have effects, nor raise. Where it does,
     and a `key` says what has led to it, that is called for real when the program is captured again.
     """
-    function = own_mark(function, "_bolide_callback") or function
+    function = own_mark(function, CALLBACK) or function
     history = vm.world.symbols.history
 
     @functools.wraps(function)

@@ -383,6 +383,8 @@ class Versions(ABC):
 
     def _tell_break(self, ending: Break) -> None:
         _log.info("%s ends in a break: %s (%s)", self.name, ending.reason, ending.where)
+        if ending.kind == "bug":
+            self.warn(Unsupported(ending.reason, ending.where, kind="bug"))
         if events.subscribers:
             e = ending
             place = e.where or self.place

@@ -4,10 +4,12 @@ and what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from linecache import getline
+from typing import Any
 
 from bolide.support.kinds import KINDS, BreakKind
 
@@ -37,6 +39,15 @@ class BolideWarning(UserWarning):
     """Something runs in eager, or more slowly than it could; the result is right."""
 
 
+class _Watch(threading.local):
+    """`made`: the refusals that were made in this thread since the native code was called that is running now."""
+
+    made: list[Unsupported] | None = None
+
+
+_watch = _Watch()
+
+
 class Unsupported(BolideError):
     """A part of the user's program that cannot be captured.
 
@@ -62,6 +73,8 @@ class Unsupported(BolideError):
         self.operation = operation
         self.final = False
         super().__init__(reason)
+        if _watch.made is not None:
+            _watch.made.append(self)
 
     @property
     def about(self) -> BreakKind:
@@ -70,6 +83,39 @@ class Unsupported(BolideError):
 
     def __str__(self) -> str:
         return describe("cannot capture", self.kind, self.reason, self.operation, self.where, self.remedy)
+
+
+def insistent(call: Callable[..., Any], *args: Any) -> Any:
+    """What `call` gives. When it answers, or raises something else, although something in it was refused, that refusal
+    is raised: nobody in between may catch it (an ``except Exception`` of a library, C code that clears errors).
+    """
+    outer = _watch.made
+    made = _watch.made = []
+    refusal = None
+    try:
+        return call(*args)
+    except Unsupported as error:
+        refusal = error
+        raise
+    finally:
+        _watch.made = outer
+        if made:
+            if outer is not None:
+                outer += made
+            swallowed = None if refusal is not None else made[0]
+            made.clear()  # a refusal's traceback leads to this frame: no cycle may keep the program's values alive
+            refusal = None
+            if swallowed is not None:
+                try:
+                    raise swallowed from None
+                finally:
+                    del swallowed
+
+
+def forgive(refusal: Unsupported) -> None:
+    """What was refused has been done in another way."""
+    if _watch.made is not None and refusal in _watch.made:
+        _watch.made.remove(refusal)
 
 
 def describe(

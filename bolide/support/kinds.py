@@ -368,6 +368,15 @@ _TABLE = (
         "none needed",
         "user",
     ),
+    BreakKind(
+        "BR0708",
+        "recursion",
+        "Calls are nested too deeply",
+        "The program recurses as deeply as sys.getrecursionlimit() allows, or bolide would have to. Eager runs, and "
+        "raises RecursionError if it has to.",
+        "write the recursion as a loop, or raise the limit by sys.setrecursionlimit",
+        "user",
+    ),
 )
 
 KINDS: dict[str, BreakKind] = {kind.name: kind for kind in _TABLE}

@@ -24,6 +24,7 @@ import torch
 from bolide.dynamo.frames import Generator, refuse_drop
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program import Effect, Recipe
+from bolide.dynamo.state import CALLBACK, own_mark
 from bolide.dynamo.tracebacks import entries, held
 from bolide.dynamo.tracebacks import restored as restored_trace
 from bolide.dynamo.values.iterators import (
@@ -56,6 +57,8 @@ from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Ratio
 from bolide.tracing import TracedFloat, TracedTensor
+
+_is_transformed: Any = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def bare_instance(cls: Any) -> Any:
@@ -211,6 +214,8 @@ _VIEWS: dict[type, Any] = {
 }
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # from 3.11 on
 _VALUES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+_OF_GRAPH = (TracedTensor, TracedFloat, *_VALUES[1:])
+_OF_PROGRAM = (*_OF_GRAPH, Outside, Generator)
 
 
 def _is_self_contained(cls: type) -> bool:
@@ -230,6 +235,13 @@ def _is_self_contained(cls: type) -> bool:
 
 
 _CLASS_PARTS = frozenset({types.GetSetDescriptorType, types.MemberDescriptorType, types.BuiltinFunctionType, type})
+
+
+def _contents(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
 
 
 class Rebuilder:
@@ -260,7 +272,7 @@ class Rebuilder:
         if (
             cls in CONSTANT_TYPES
             and (cls is not torch.Size or all(type(size) is int for size in value))
-            and (cls is not types.FunctionType or id(value) not in self.world.own_functions)
+            and (cls is not types.FunctionType or not self._is_made_here(value))
             and cls is not slice
         ):
             if cls in BOUND_BUILTINS and is_bound(value):
@@ -432,6 +444,9 @@ class Rebuilder:
 
     def _tensor(self, value: torch.Tensor) -> Recipe:
         if not isinstance(value, TracedTensor):
+            if _is_transformed(value):
+                reason = "a tensor of a transform of torch.func leaves the transformed function"
+                raise Unsupported(reason, self.world.where(), "return it from there", "escape")
             made = RECIPES[torch.Tensor](self, value)
             if made is not None:
                 return made
@@ -602,13 +617,48 @@ class Rebuilder:
         """The outside dict, if it is one, that the program has in the form of `items`."""
         return next((overlay for overlay in self.world.overlays if overlay.complete is items), None)
 
+    def _is_made_here(self, value: types.FunctionType) -> bool:
+        """Whether the program has made a function, or native code has for it: one that holds values of the program
+        (`torch.func.vmap(f)`, what a decorator of a library answers)."""
+        return id(value) in self.world.own_functions or self._holds_values(value, set())
+
+    def _holds_values(self, value: Any, seen: set[int], wanted: tuple[type, ...] = ()) -> bool:
+        """Whether a value is, or holds, one of the program's, or of the `wanted` classes."""
+        cls = type(value)
+        if id(value) in seen or self._is_outside(value):
+            return False
+        seen.add(id(value))
+        if isinstance(value, wanted or _OF_PROGRAM) or (not wanted and id(value) in self.world.own_functions):
+            return True
+        if isinstance(value, torch.Tensor) and _is_transformed(value):
+            return True
+        parts: Iterable[Any] = ()
+        if cls is types.FunctionType:
+            if own_mark(value, CALLBACK) is not None:
+                return not wanted
+            parts = [held for cell in value.__closure__ or () for held in _contents(cell)]
+        elif cls in (list, tuple, set, frozenset):
+            parts = value
+        elif cls is dict:
+            parts = value.values()
+        elif cls is functools.partial:
+            parts = (value.func, *value.args, *value.keywords.values())
+        elif cls is types.MethodType:
+            parts = (value.__func__, value.__self__)
+        return any(self._holds_values(part, seen, wanted) for part in parts)
+
     def _function(self, value: types.FunctionType) -> Recipe:
-        if id(value) not in self.world.own_functions:
-            return Recipe("constant", value)
+        program = own_mark(value, CALLBACK)
+        if program is not None:  # what native code was given in place of a function of the program
+            return self.recipe(program)
         if self.world.is_own_namespace(value.__globals__):
             reason = "a function made by exec() leaves the function"
             raise Unsupported(reason, self.world.where(), "define it outside", "escape")
-        attributes = {"__kwdefaults__": value.__kwdefaults__, "__qualname__": value.__qualname__, **value.__dict__}
+        if id(value) not in self.world.own_functions and self._holds_values(value, set(), _OF_GRAPH):
+            reason = f"{value.__qualname__}, a function of a library that holds tensors, leaves the function"
+            raise Unsupported(reason, self.world.where(), "call it here", "escape")
+        marks = {name: mark for name, mark in value.__dict__.items() if name != CALLBACK}
+        attributes = {"__kwdefaults__": value.__kwdefaults__, "__qualname__": value.__qualname__, **marks}
         closure = None if value.__closure__ is None else self.recipe(value.__closure__)
         args = (
             *self.constants(value.__code__, value.__globals__, value.__name__),

@@ -1,0 +1,80 @@
+"""Exceptions that come up while a program is interpreted, and are none of the program's.
+
+The interpreter raises the program's exceptions on purpose, or native code does that it calls for the program. What
+comes up otherwise is a fault of bolide's, which a handler of the program must never catch.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import types
+
+from bolide.dynamo.bytecode import is_ours
+from bolide.support.caches import on_reset
+
+_MISSING_NAMES = (AttributeError, NameError)
+_MISSING_ITEMS = (KeyError, IndexError)
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether an exception comes from a mistake in bolide's own code: an attribute, a name or an item that is not
+    there, or an assertion."""
+    last = _innermost(error)
+    if last is None or not is_ours(last.tb_frame.f_code):
+        return False
+    kind = _mistakes(last.tb_frame.f_code).get(last.tb_lasti)
+    return kind is not None and isinstance(error, kind)
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether an exception says that the interpreter's own calls are nested too deeply. One that the program raises
+    comes from a ``raise``."""
+    if not isinstance(error, RecursionError):
+        return False
+    last = _innermost(error)
+    return last is None or not is_ours(last.tb_frame.f_code) or not _raises(last)
+
+
+def _innermost(error: BaseException) -> types.TracebackType | None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace
+
+
+def _raises(trace: types.TracebackType) -> bool:
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+@functools.lru_cache(1 << 10)
+def _mistakes(code: types.CodeType) -> dict[int, tuple[type[BaseException], ...]]:
+    """By the place of an instruction: what it raises by mistake only."""
+    found: dict[int, tuple[type[BaseException], ...]] = {}
+    asserts = False
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if name == "LOAD_ASSERTION_ERROR":
+            asserts = True
+        elif name == "RAISE_VARARGS":
+            if asserts:
+                found[instruction.offset] = (AssertionError,)
+            asserts = False
+        elif name.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_NAME")):
+            found[instruction.offset] = _MISSING_NAMES
+        elif name == "BINARY_SUBSCR":
+            found[instruction.offset] = _MISSING_ITEMS
+    return found
+
+
+on_reset(_mistakes.cache_clear)
+
+
+def real_depth() -> int:
+    """How many real frames are below this one that are not bolide's."""
+    depth, frame = 0, sys._getframe()
+    while frame.f_back is not None:
+        depth += not is_ours(frame.f_code)
+        frame = frame.f_back
+    return depth
