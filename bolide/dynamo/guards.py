@@ -22,6 +22,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.program import ClassAttribute, GlobalState, Guard, Relation, Source, TensorGuard
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.state import state
+from bolide.dynamo.values.constants import same_constant
 from bolide.dynamo.values.kinds import MISSING, ordered_keys, steering
 from bolide.support.caches import on_reset
 from bolide.support.errors import Unsupported, UserFrame
@@ -301,27 +302,6 @@ def _equals_conditions(value: str, again: Callable[[], str], expected: Any, cons
     if kind in (torch.dtype, torch.layout, torch.memory_format):
         return [f"{value} is {constant(expected)}"]
     return [f"{constant(same_constant, 'same')}({value}, {constant(expected)})"]
-
-
-def same_constant(value: Any, expected: Any) -> bool:
-    """Whether two constants cannot be told apart by a program that does not look at identity."""
-    if type(value) is not type(expected):
-        return False
-    if isinstance(expected, float):
-        return (value == expected and math.copysign(1.0, value) == math.copysign(1.0, expected)) or (
-            value != value and expected != expected
-        )
-    if isinstance(expected, complex):
-        return same_constant(value.real, expected.real) and same_constant(value.imag, expected.imag)
-    if isinstance(expected, (tuple, list)):
-        return len(value) == len(expected) and all(map(same_constant, value, expected))
-    if isinstance(expected, slice):
-        return same_constant((value.start, value.stop, value.step), (expected.start, expected.stop, expected.step))
-    if isinstance(expected, dict):
-        return same_constant(list(value.items()), list(expected.items()))
-    if isinstance(expected, (set, frozenset)):
-        return bool(value == expected) and {(type(x), x) for x in value} == {(type(x), x) for x in expected}
-    return bool(value == expected)
 
 
 def _tensor_conditions(value: str, source: Source, expected: TensorGuard, reader: sources.Reader) -> list[str]:

@@ -33,6 +33,7 @@ from bolide.dynamo.layout import KIND_MASK, Layout, word
 from bolide.dynamo.notes import ALL, Habits, Loose, Notes, is_immutable
 from bolide.dynamo.program import GlobalState, Guard, Source, TensorGuard
 from bolide.dynamo.state import state
+from bolide.dynamo.values.constants import same_constant
 from bolide.dynamo.values.kinds import MISSING, class_attribute, steering
 
 MOST_APART = 4096  # tensors in one guard
@@ -334,7 +335,7 @@ class Recorder(Notes):
             self._check_sizes(guard.source, expected)
             return True
         if guard.kind == "equals":
-            if not guard_module.same_constant(value, expected):
+            if not same_constant(value, expected):
                 raise Loose
             if value is None or value is True or value is False or kind in (torch.dtype, torch.layout):
                 code += (native.IS, slot, self.own(value))
@@ -403,7 +404,7 @@ class Recorder(Notes):
                 if isinstance(value, collections.OrderedDict) and len(value) > 1:
                     raise Loose  # its order is kept elsewhere
                 self.note_all_keys(value, self._namespace_source(source))
-                if not guard_module.same_constant(list(dict.keys(value)), expected):
+                if not same_constant(list(dict.keys(value)), expected):
                     raise Loose
             case "has_attr" if not expected[1]:
                 self._check_no_attribute(value, expected[0], source)
@@ -466,7 +467,7 @@ class Recorder(Notes):
         return source.base if named and source.base is not None else source
 
     def _check_constant(self, value: Any, expected: Any) -> None:
-        if not guard_module.same_constant(value, expected):
+        if not same_constant(value, expected):
             raise Loose
         if is_immutable(value):
             self.own(value)

@@ -15,6 +15,7 @@ import torch
 
 from bolide.dynamo.frames import Generator, refuse_drop
 from bolide.dynamo.program import Source
+from bolide.dynamo.values.constants import same_constant
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, NO_NAMESPACE, SLOT_TYPES, ordered_keys, own_namespace
 from bolide.support.errors import Unsupported
 
@@ -156,7 +157,7 @@ class Overlay:
         out += [(key, MISSING) for key in moved if final.get(key, MISSING) is not MISSING]
         for key, value in final.items():
             before = self.original.get(key, MISSING)
-            if key in moved or (value is not before and not _same_constant(value, before)):
+            if key in moved or (value is not before and not _is_same(value, before)):
                 out.append((key, value))
         return out
 
@@ -167,8 +168,8 @@ class Overlay:
         return frozenset(kept[place:])
 
 
-def _same_constant(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and type(a) in CONSTANT_TYPES and bool(a == b)
+def _is_same(value: Any, before: Any) -> bool:
+    return type(before) in CONSTANT_TYPES and same_constant(value, before)
 
 
 def _hashes_itself(key: Any) -> bool:

@@ -520,7 +520,7 @@ class World(Classes):
         else:
             constant = cls is list and is_constant(tuple(real)) and self.symbols.is_settled(source, real)
         if constant or cls is bytearray:
-            self.guard(source, "equals", cls(real))
+            self._guard_items(source, real, cls)
             copy: Any = cls(real)
         else:
             self.guard(source, "type", cls)
@@ -534,6 +534,14 @@ class World(Classes):
         if cls is frozenset:
             return self.mirror(copy, source)
         return self._snapshot(real, source, copy)
+
+    def _guard_items(self, source: Source, real: Any, cls: type) -> None:
+        """Guard what is in a container of constants, and its order."""
+        if cls in _UNORDERED and real and cls is not frozenset:  # a copy of it may have another order
+            self.guard(source, "type", cls)
+            self.guard(_items_source(source), "equals", items_of(real))
+        else:
+            self.guard(source, "equals", cls(real))
 
     def guard_count(self, items: Source, count: int) -> None:
         """Guard how many items there are."""
