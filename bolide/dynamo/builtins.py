@@ -23,6 +23,7 @@ from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import runs_natively
 from bolide.dynamo.operations import class_of, polyfill
+from bolide.dynamo.program import Source
 from bolide.dynamo.values import attributes
 from bolide.dynamo.values.attributes import Super, load_attribute
 from bolide.dynamo.values.kinds import MISSING
@@ -113,7 +114,12 @@ def _callable(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(id)
 def _id(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return id(args[0])
+    """Of what was found outside, the real object's: a number from outside, guarded like others."""
+    found = vm.world.real_of(args[0]) if len(args) == 1 and not kwargs else None
+    if found is None:
+        return id(*args, **kwargs)
+    real, source = found
+    return id(real) if source.kind == "object" else vm.world.wrap(id(real), Source("apply", source, (), id))
 
 
 @intercept(hash)

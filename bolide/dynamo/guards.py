@@ -448,8 +448,8 @@ def prepare(guards: Iterable[Guard], now: GlobalState) -> list[Guard]:
             source = guard.source
             near = source is not None and (
                 source.kind == "local"
-                or (source.base is not None and source.base.kind == "local" and source.kind != "apply")
-            )
+                or (source.base is not None and source.base.kind == "local" and source.kind not in ("apply", "attr"))
+            )  # an attribute may be computed by then: what its class has comes first
             kinds = ("type", "tensor", "length", "dict_keys", "equals", "integer")
             (arguments if near and guard.kind in kinds else rest).append(guard)
     return [*arguments, Guard(None, "global_state", found), *rest]

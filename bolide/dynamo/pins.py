@@ -154,6 +154,12 @@ class Recorder(Notes):
 
     def _apply(self, function: Any, base: Any, *args: Any) -> Any:
         """What a function answers about an object, for those that come down to memory."""
+        if function is id:
+            return id(base)
+        if function is object.__getattribute__:
+            self.note_class(base)
+            self.note_lookup(type(base), *args)
+            return self._slot_value(base, class_attribute(type(base), *args))
         if function is issubclass:
             return self._is_subclass(base, *args)
         if function is weakref.ref.__call__ and isinstance(base, weakref.ref):
@@ -238,6 +244,8 @@ class Recorder(Notes):
 
     def _slot_value(self, base: Any, slot: types.MemberDescriptorType) -> Any:
         """The value of a slot of a Python class."""
+        if type(slot) is not types.MemberDescriptorType:
+            raise Loose
         offset = places.slot_offset(slot)
         if offset is None:
             raise Loose

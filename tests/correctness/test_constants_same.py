@@ -68,7 +68,7 @@ GROUPS: dict[str, list[Any]] = {
     "frozensets": [frozenset({1}), frozenset({1.0}), frozenset({True})],
     "order of frozensets": [frozenset([8, 0]), frozenset([0, 8])],
     "sets": [{1}, {1.0}, {True}],
-    "order of sets": [set([8, 0]), set([0, 8])],  # noqa: C405: the order counts
+    "order of sets": [{*order} for order in ((8, 0), (0, 8))],
     "dicts": [{1: 2}, {1.0: 2}, {True: 2}, {1: 2.0}],
     "order of dicts": [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
     "values of dicts": [{"a": 0.0}, {"a": -0.0}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import sys
 import types
@@ -20,6 +21,7 @@ from bolide.dynamo.values.kinds import (
     MISSING,
     NO_NAMESPACE,
     PROXIES,
+    is_constant,
     is_library_class,
     is_library_namespace,
     is_opaque,
@@ -30,6 +32,7 @@ from bolide.dynamo.values.tensors import NODE_METHODS, load_tensor_attribute, ou
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedTensor, is_mask
 
+_VALUE = vars(enum.Enum)["value"]
 _MODULE_GETATTR = torch.nn.Module.__getattr__
 _MODULE_SETATTR = torch.nn.Module.__setattr__
 _MODULE_DELATTR = torch.nn.Module.__delattr__
@@ -358,6 +361,9 @@ def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return MISSING if owner.attrs is None else owner.attrs.peek(name)
     if is_mask(type(owner)):
         return _behind_mask(vm, owner, name)
+    member = _of_member(vm, owner)
+    if member is not None:
+        return member.get(name)
     value = dict.get(own_namespace(owner), name, MISSING)
     if value is not MISSING and is_opaque(owner) and vm.world.is_outside(owner):
         return vm.world.wrap(value, attribute_source(Source("object", None, None, owner), name))
@@ -366,6 +372,13 @@ def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
         vm.world.once.add((id(owner), "namespace"))
         vm.world.guard(attribute_source(place, "__dict__"), "dict_keys", list(own_namespace(owner)))
     return value
+
+
+def _of_member(vm: Machine, owner: Any) -> Overlay | None:
+    """The attributes of a member of an outside enumeration, which stands for itself; None for other values."""
+    if not issubclass(type(owner), enum.Enum) or id(type(owner)) in vm.world.own_classes:
+        return None
+    return vm.world.overlay(own_namespace(owner), Source("object", None, None, owner), attribute_source, owner)
 
 
 def _behind_mask(vm: Machine, owner: Any, name: str) -> Any:
@@ -409,6 +422,9 @@ def _slot(vm: Machine, owner: Any, name: str) -> Any:
         except AttributeError:
             return MISSING
         if name == "__dict__":
+            member = _of_member(vm, owner)
+            if member is not None:
+                return Outside.over(vm.world, found, member, attribute_source(member.source, name))
             _refuse_copy(vm, owner)
             vm.world.namespaces[id(found)] = owner
         return found
@@ -447,6 +463,9 @@ def _stateful(vm: Machine, found: Any, cls: type) -> Any:
 
 
 def _descriptor(vm: Machine, found: Any, owner: Any, cls: type) -> Any:
+    if found is _VALUE and (member := _of_member(vm, owner)) is not None:
+        value = own_namespace(owner).get("_value_", MISSING)
+        return value if is_constant(value) else member.peek("_value_")
     getter = vm.world.lookup(type(found), "__get__")
     if type(getter) is types.FunctionType:
         return Call(getter, [_stateful(vm, found, cls), owner, cls])
@@ -598,6 +617,10 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
             return Call(found.__set__, [owner, value])
         _store_behind_mask(vm, owner, name, value)
         return None
+    member = _of_member(vm, owner)
+    if member is not None:
+        member.set(name, value)
+        return None
     _refuse_copy(vm, owner)
     object.__setattr__(owner, name, value)
     return None
@@ -637,6 +660,12 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
         if _behind_mask(vm, owner, name) is MISSING:
             raise AttributeError(f"'{class_of(owner).__name__}' object has no attribute '{name}'")
         _store_behind_mask(vm, owner, name, MISSING)
+        return None
+    member = _of_member(vm, owner)
+    if member is not None:
+        if member.peek(name) is MISSING:
+            raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
+        member.set(name, MISSING)
         return None
     _refuse_copy(vm, owner)
     object.__delattr__(owner, name)

@@ -16,7 +16,15 @@ import torch
 from bolide.dynamo.frames import Generator, refuse_drop
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.constants import same_constant
-from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, NO_NAMESPACE, SLOT_TYPES, ordered_keys, own_namespace
+from bolide.dynamo.values.kinds import (
+    CONSTANT_TYPES,
+    MISSING,
+    NO_NAMESPACE,
+    SLOT_TYPES,
+    class_attribute,
+    ordered_keys,
+    own_namespace,
+)
 from bolide.support.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -33,7 +41,8 @@ class Overlay:
     """
 
     __slots__ = (
-        *("child", "complete", "itself", "known", "measured", "moved", "original", "owner", "real", "source", "world"),
+        *("asks", "child", "complete", "itself", "known", "measured", "moved", "original", "owner", "real", "source"),
+        "world",
     )
 
     def __init__(
@@ -42,6 +51,7 @@ class Overlay:
         self.owner = owner
         self.world, self.real, self.source, self.child = world, real, source, child
         self.itself = source
+        self.asks = child is attribute_source and not isinstance(owner, type) and _asks_code(type(owner))
         if child is attribute_source:
             self.itself = attribute_source(source, "__dict__")
             if isinstance(owner, type):  # whose `__dict__` is no dict
@@ -53,6 +63,13 @@ class Overlay:
         self.complete: dict[Any, Any] | None = None
         self.measured = False
         self.moved: frozenset[Any] = frozenset()  # keys that were deleted and set again
+
+    def _source_of(self, key: Any) -> Source:
+        """Where a value is found: a guard runs no code of the program's if it has gone."""
+        of_instance = self.child is attribute_source and not isinstance(self.owner, type)
+        if self.asks or (of_instance and _is_computed(type(self.owner), key)):
+            return member_source(self.source, key)
+        return self.child(self.source, key)
 
     def _place(self, key: Any) -> Any:
         """How `key` is looked up: in the real dict, or, where the program says what it equals, among all the keys."""
@@ -70,7 +87,7 @@ class Overlay:
         found = self.known.get(key, MISSING)
         if found is MISSING and key not in self.known:
             if dict.__contains__(self.real, key):
-                real, source = dict.__getitem__(self.real, key), self.child(self.source, key)
+                real, source = dict.__getitem__(self.real, key), self._source_of(key)
                 grown = self.world.grown(real, source)
                 if grown is not None:
                     return grown
@@ -100,7 +117,7 @@ class Overlay:
             return
         if key not in self.original:
             self.original[key] = (
-                self.world.wrap(dict.__getitem__(self.real, key), self.child(self.source, key))
+                self.world.wrap(dict.__getitem__(self.real, key), self._source_of(key))
                 if dict.__contains__(self.real, key)
                 else MISSING
             )
@@ -132,7 +149,7 @@ class Overlay:
             self.world.guard(self.itself, "dict_keys", ordered_keys(self.real))
             for key in ordered_keys(self.real):
                 if key not in self.original:
-                    self.original[key] = self.world.wrap(dict.__getitem__(self.real, key), self.child(self.source, key))
+                    self.original[key] = self.world.wrap(dict.__getitem__(self.real, key), self._source_of(key))
             whole = _empty_like(self.real)
             for key in ordered_keys(self.real):
                 value = self.known.get(key, self.original[key])
@@ -166,6 +183,25 @@ class Overlay:
         kept = [key for key in ordered_keys(self.real) if key in final]
         place = next((i for i, (old, new) in enumerate(zip(kept, final)) if old is not new and old != new), len(kept))
         return frozenset(kept[place:])
+
+
+def _in_slot(owner: Any, name: str) -> Any:
+    """What an instance has in a slot, whatever its class does where there is nothing; else MISSING."""
+    try:
+        return object.__getattribute__(owner, name)
+    except AttributeError:
+        return MISSING
+
+
+def _asks_code(cls: type) -> bool:
+    """Whether what an instance does not have is asked of a method."""
+    return class_attribute(cls, "__getattr__") not in (MISSING, torch.nn.Module.__getattr__)
+
+
+def _is_computed(cls: type, name: Any) -> bool:
+    """Whether an instance that has no such attribute of its own gets what a descriptor of its class computes."""
+    kind = type(class_attribute(cls, name))
+    return hasattr(kind, "__get__") and not (hasattr(kind, "__set__") or hasattr(kind, "__delete__"))
 
 
 def _is_same(value: Any, before: Any) -> bool:
@@ -257,14 +293,12 @@ class Outside:
     def slots(self, world: World) -> Overlay:
         """The values of `__slots__` and of C-level attributes, as an overlay of a copy of them."""
         if self.slot_values is None:
-            names = [
-                n
-                for base in self.cls.__mro__
-                for n, d in base.__dict__.items()
-                if type(d) in SLOT_TYPES and n not in ("__dict__", "__weakref__")
-            ]
-            values = {name: getattr(self.real, name) for name in names if hasattr(self.real, name)}
-            self.slot_values = world.overlay(values, self.source, attribute_source)
+            names = dict.fromkeys(name for base in self.cls.__mro__ for name in base.__dict__)
+            found = [name for name in names if type(class_attribute(self.cls, name)) in SLOT_TYPES]
+            found = [name for name in found if name not in ("__dict__", "__weakref__")]
+            values = {name: value for name in found if (value := _in_slot(self.real, name)) is not MISSING}
+            own = _asks_code(self.cls) or type(self.cls.__getattribute__) is types.FunctionType
+            self.slot_values = world.overlay(values, self.source, slot_source if own else attribute_source)
         return self.slot_values
 
     @property
@@ -380,6 +414,11 @@ def attribute_source(base: Source, name: Any) -> Source:
 def member_source(base: Source, name: Any) -> Source:
     """An attribute of an instance whose class has its own way of reading them, which must not be run again."""
     return Source("member", base, name)
+
+
+def slot_source(base: Source, name: Any) -> Source:
+    """The same for what is in a slot."""
+    return Source("apply", base, (name,), object.__getattribute__)
 
 
 def dict_value_source(base: Source, key: Any) -> Source:

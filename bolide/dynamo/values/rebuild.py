@@ -759,7 +759,7 @@ class Rebuilder:
 
     def _write(self, overlay: Overlay, key: Any, value: Any) -> Effect:
         target = Recipe("source", overlay.source)
-        kind = overlay.child.__name__.replace("member", "attribute")
+        kind = overlay.child.__name__.replace("member", "attribute").replace("slot", "attribute")
         if kind == "attribute_source" and not isinstance(overlay.owner, type) and _own_setattr(type(overlay.owner)):
             target, kind = Recipe("source", overlay.itself), "dict"  # what was written is the namespace
         if kind == "attribute_source":

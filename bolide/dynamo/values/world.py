@@ -162,16 +162,26 @@ class World(Classes):
             return self.place_of(value)
         return value.source if type(value) is Outside else None
 
+    def real_of(self, value: Any) -> tuple[Any, Source] | None:
+        """The outside object, tensor or container that a value stands for, and where it was found; None for others."""
+        if isinstance(value, TracedTensor):
+            place = self.input_place(value)
+            return None if place is None else self.given(place)
+        if type(value) is Outside:
+            return value.real, value.source
+        snapshot = self.snapshots.get(id(value))
+        return None if snapshot is None else (snapshot.real, snapshot.source)
+
     def rely_on_missing(self, owner: Outside, name: str) -> None:
         """Guard that an outside object has no attribute `name` (unless the program itself has deleted it)."""
         written = owner.attrs is not None and name in owner.attrs.original and owner.attrs.original[name] is not MISSING
         if (id(owner), name) not in self.once and not written:
             self.once.add((id(owner), name))
+            self.rely_on_class(owner.cls, name)
             if owner.attrs is None:
                 self.guard_no_attribute(owner, name)
-                return
-            owner.attrs.rely_on_absence(name)
-            self.rely_on_class(owner.cls, name)
+            else:
+                owner.attrs.rely_on_absence(name)
 
     def guard_no_attribute(self, owner: Outside, name: str) -> None:
         """Guard that an outside object without a `__dict__` has no attribute `name`; its `__getattr__` is not asked."""
