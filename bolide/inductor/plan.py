@@ -68,8 +68,18 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Made:
+    """What a tensor that a Call gives has to be."""
+
+    dtype: torch.dtype
+    shape: tuple[Dim, ...]
+    stride: tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """Runs a library call (an ATen overload, or what `runtime.externs` put in its place) and names its results.
+    """Runs a library call (an ATen overload, or what `runtime.externs` put in its place) and names its results, whose
+    `made` say what they have to be (None: no tensor, or unused).
 
     `args` and `kwargs` hold `Ref`s for tensors, at any depth of lists and tuples. `single`: the call returns one
     tensor, not a tuple."""
@@ -78,6 +88,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     names: tuple[str | None, ...]
+    made: tuple[Made | None, ...]
     single: bool
     where: str = ""
 

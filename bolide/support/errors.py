@@ -151,6 +151,10 @@ class CompileError(BolideError):
         self.__cause__ = cause
 
 
+class WrongResult(BolideError):
+    """An operator gave a tensor that is not what it was compiled for: of another shape, dtype or device."""
+
+
 class RecompileError(BolideError):
     """A guard failed while `error_on_recompile` was set, or the last version that may be compiled does not fit while
     `fail_on_recompile_limit_hit` was."""

@@ -18,6 +18,7 @@ import torch
 
 from bolide.inductor.plan import Alloc, Call, Copy, Dim, Free, Launch, Plan, Ref, Reuse, Step, View
 from bolide.inductor.runtime import externs
+from bolide.inductor.runtime.results import Check, Proofs, asked_for, keeps_its_word
 from bolide.symbolic import Expr
 
 # `torch.empty_strided` without the dispatcher, which has nothing to say here, in two fifths of the time
@@ -38,6 +39,8 @@ class _Writer:
     names: dict[str, Any] = field(default_factory=dict)
     known: dict[Any, str] = field(default_factory=dict)
     own: set[str] = field(default_factory=set)  # tensors in memory that the plan takes: they fill it from its start
+    proofs: Proofs = field(default_factory=Proofs)
+    sizes: str = ""  # those that what is checked once depends on, as a tuple; "" where nothing is
 
     def constant(self, prefix: str, value: Any) -> str:
         """The global name of an object, the same for equal keys."""
@@ -71,6 +74,8 @@ def build(
             _step(writer, chunk)
         if clock is not None and isinstance(chunk, (list, Call)):
             writer.lines.append(f"_tick(({label!r}, _now() - start))")
+    if writer.sizes:
+        writer.lines.append(f"if doubt: _proofs.add({writer.sizes})")
     results = "".join(f"{_value(writer, r)}, " for r in plan.results)
     writer.lines.append(f"return ({results})")
     source = "def call(inputs):\n" + "".join(f"    {line}\n" for line in writer.lines)
@@ -87,6 +92,28 @@ def _prologue(writer: _Writer) -> None:
     if plan.inputs:
         writer.lines.append(f"{', '.join(plan.inputs)}, = inputs")
         writer.lines.append("inputs.clear()")
+    names: set[str] = set()
+    once = [step for step in plan.steps if isinstance(step, Call) and _is_checked_once(writer, step)]
+    for step in once:
+        names.update(*(dim.free_vars for dim in _dims_made(step)))
+    if once:
+        writer.sizes = "(" + "".join(f"{name}, " for name in sorted(names)) + ")"
+        writer.names["_proofs"] = writer.proofs
+        writer.lines.append(f"doubt = {writer.sizes} not in _proofs.sizes")
+
+
+def _dims_made(step: Call) -> list[Expr]:
+    """The symbolic sizes and strides of a call's results."""
+    dims = [dim for made in step.made if made is not None for dim in (*made.shape, *made.stride)]
+    return [dim for dim in dims if isinstance(dim, Expr) and not dim.is_const]
+
+
+def _is_checked_once(writer: _Writer, step: Call) -> bool:
+    """Whether the results of a call are checked once for the same sizes: those of torch's operations, unless sizes come
+    up only while the plan runs."""
+    given = set(writer.plan.inputs)
+    known = all(given.issuperset(dim.free_vars) for dim in _dims_made(step))
+    return known and any(step.made) and keeps_its_word(step.op)
 
 
 def _chunks(steps: list[Step], single: bool) -> list[Step | list[Launch]]:
@@ -165,6 +192,12 @@ def _call(writer: _Writer, step: Call) -> None:
         call = f"{', '.join(name or '_' for name in step.names)}, = {call}"
         call += "; del _" if None in step.names else ""
     writer.lines.append(call)
+    once = "if doubt: " if _is_checked_once(writer, step) else ""
+    op = asked_for(step.op, step.args)
+    for place, (name, made) in enumerate(zip(step.names, step.made)):
+        if made is not None:
+            check = writer.constant("check", Check(op, place, step.where, made.dtype, writer.proofs))
+            writer.lines.append(f"{once}{name} = {check}({name}, {_dims(made.shape)}, {_dims(made.stride)})")
 
 
 def _dim(value: Dim) -> str:

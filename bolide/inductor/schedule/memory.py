@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Loop, Node, Stmt, Store
 from bolide.inductor.plan import Alloc, Call, Free, Launch, Reuse, Step, View, defined_names, used_names
+from bolide.inductor.runtime.results import gives_new_memory
 from bolide.inductor.schedule.stages import Buffer, axis_var
 
 
@@ -53,15 +54,13 @@ def reuse_in_place(steps: list[Step], kernels: list[Kernel], buffers: dict[str, 
 
 
 def _memory_of_its_own(steps: list[Step]) -> set[str]:
-    """The tensors the plan makes whose memory nothing else looks at: no view of them is taken, no call gave them as a
-    view of something else."""
+    """The tensors the plan makes whose memory nothing else looks at: no view of them is taken, and no call had them, or
+    gave them, that may have kept them or given something else in their memory."""
     own: set[str] = set()
     for step in steps:
-        if isinstance(step, View):
-            own.discard(step.base)
-        elif isinstance(step, Alloc) or (
-            isinstance(step, Call) and not any(r.alias_info for r in step.op._schema.returns)
-        ):
+        if isinstance(step, View) or (isinstance(step, Call) and not gives_new_memory(step.op)):
+            own.difference_update(used_names(step))
+        elif isinstance(step, (Alloc, Call)):
             own.update(defined_names(step))
     return own
 

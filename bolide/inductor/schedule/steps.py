@@ -7,7 +7,20 @@ from typing import Any
 
 from bolide.inductor.ir.definitions import Extern, View, WriteBack
 from bolide.inductor.ir.loops import Kernel
-from bolide.inductor.plan import Alloc, Call, Copy, Free, Launch, Plan, Ref, Step, defined_names, map_refs, used_names
+from bolide.inductor.plan import (
+    Alloc,
+    Call,
+    Copy,
+    Free,
+    Launch,
+    Made,
+    Plan,
+    Ref,
+    Step,
+    defined_names,
+    map_refs,
+    used_names,
+)
 from bolide.inductor.plan import View as ViewStep
 from bolide.inductor.schedule.memory import reuse_in_place
 from bolide.inductor.schedule.stages import Buffer, Context
@@ -46,7 +59,8 @@ class StepWriter:
             len(extern.op._schema.returns) == 1 and str(extern.op._schema.returns[0].type) == "Tensor"
         )
         frame = None if extern.origin is None else extern.origin.meta.get("where")
-        self.steps.append(Call(extern.op, args, kwargs, extern.names, single, "" if frame is None else str(frame)))
+        where = "" if frame is None else str(frame)
+        self.steps.append(Call(extern.op, args, kwargs, extern.names, _made(extern), single, where))
         if extern.binds:
             self._sizes.update(name for name in extern.names if name is not None)
         self._tensors.update(name for name in extern.names if name is not None)
@@ -76,6 +90,14 @@ class StepWriter:
         returned = tuple(map_refs(tuple(results), View, self.ref))
         steps = free_early(self.steps, self.inputs, {r.name for r in returned if isinstance(r, Ref)} | self._sizes)
         return Plan(self.inputs, reuse_in_place(steps, self.kernels, self.ctx.buffers), returned, self.kernels)
+
+
+def _made(extern: Extern) -> tuple[Made | None, ...]:
+    results = zip(extern.names, extern.dtypes, extern.shapes, extern.layouts)
+    return tuple(
+        None if name is None or extern.binds else Made(dtype, shape, layout.stride)
+        for name, dtype, shape, layout in results
+    )
 
 
 def free_early(steps: list[Step], inputs: tuple[str, ...], kept: set[str]) -> list[Step]:

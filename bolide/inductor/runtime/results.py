@@ -1,0 +1,136 @@
+"""What calls give is checked against what the plan expects: kernels read it by address.
+
+Calls of torch's own operations are checked when a graph first runs with these sizes; operators of other makers, and
+ours, which run graphs of the program's, every time."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bolide.support.errors import BolideWarning, WrongResult
+from bolide.tracing.tables import lookup
+from bolide.tracing.writing_ops import drawn, functional
+
+_KEEP_THEIR_WORD = frozenset({"aten", "prims", "mkldnn"})
+_MOST_SIZES = 4096
+
+Sizes = tuple[int, ...]
+
+
+def keeps_its_word(op: torch._ops.OpOverload) -> bool:
+    """Whether an operation is one of torch's own: it gives for the same sizes always the same layout, and results are
+    memory of their own unless the schema says otherwise."""
+    return op.namespace in _KEEP_THEIR_WORD
+
+
+def gives_new_memory(op: torch._ops.OpOverload) -> bool:
+    """Whether an operation has promised that its results share memory with nothing, and that it keeps none of its
+    arguments."""
+    return keeps_its_word(op) and not any(result.alias_info for result in op._schema.returns)
+
+
+def asked_for(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> torch._ops.OpOverload:
+    """The operation that the program calls: `bolide::functional` stands for others."""
+    return lookup(args[1]).func if op in (functional, drawn) else op  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class Proofs:
+    """The sizes for which the calls of a graph gave what is expected of them."""
+
+    sizes: set[Sizes] = field(default_factory=set)
+    refuted: bool = False
+
+    def add(self, sizes: Sizes) -> None:
+        """Note that a run with these sizes is done; nothing is proved once a result has had to be copied."""
+        if self.refuted:
+            return
+        if len(self.sizes) >= _MOST_SIZES:
+            self.sizes.clear()
+        self.sizes.add(sizes)
+
+
+@dataclass(slots=True)
+class Check:
+    """Of the `place`th result of one call."""
+
+    op: torch._ops.OpOverload
+    place: int
+    where: str
+    dtype: torch.dtype
+    proofs: Proofs
+    warned: bool = False
+
+    def __call__(self, value: Any, shape: Sizes, stride: Sizes) -> torch.Tensor:
+        """`value`, or, of torch's own operations, whose strides bolide may know wrong, a copy with the strides that it
+        should have. Raises WrongResult where it differs otherwise."""
+        if (
+            type(value) is torch.Tensor
+            and value.layout is torch.strided
+            and value.dtype is self.dtype
+            and value.shape == shape
+            and value.stride() == stride
+            and value.device.type == "cpu"
+            and not value.is_conj()
+            and not value.is_neg()
+        ):
+            return value
+        return self._mended(value, shape, stride)
+
+    def _mended(self, value: Any, shape: Sizes, stride: Sizes) -> torch.Tensor:
+        expected, found = _told(shape, self.dtype, torch.device("cpu")), _kind_of(value)
+        if found != expected:
+            raise WrongResult(self._text(expected, found))
+        if not _same_places(shape, value.stride(), stride):
+            text = self._text(f"strides {list(stride)}", f"strides {list(value.stride())}")
+            if not keeps_its_word(self.op) or not _is_injective(shape, stride):
+                raise WrongResult(text)
+            self.proofs.refuted = True
+            if not self.warned:
+                self.warned = True
+                warnings.warn(f"{text}\n  The result is copied, in every call.", BolideWarning, stacklevel=2)
+        elif not value.is_conj() and not value.is_neg():
+            return value  # type: ignore[no-any-return]
+        return torch.empty_strided(shape, stride, dtype=value.dtype).copy_(value)
+
+    def _text(self, expected: str, found: str) -> str:
+        foreign = self.op.namespace not in ("bolide", *_KEEP_THEIR_WORD)
+        says = "its fake implementation says" if foreign else "bolide expects"
+        remedy = "make the fake implementation (register_fake) say what the operator gives"
+        lines = [f"{self.op} gave a tensor of {found}; {says} {expected}"]
+        lines += [f"  result: {self.place}"] if self.place else []
+        lines += [f"  at: {self.where}"] if self.where else []
+        return "\n".join([*lines, f"  remedy: {remedy if foreign else 'please report it'}"])
+
+
+def _told(shape: Sizes, dtype: torch.dtype, device: torch.device) -> str:
+    return f"shape {list(shape)}, {dtype}, {device.type}"
+
+
+def _kind_of(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return f"type {type(value).__name__}"
+    if value.layout is not torch.strided:
+        return f"layout {value.layout}"
+    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"type {type(value).__name__}"
+    return _told(tuple(value.shape), value.dtype, value.device)
+
+
+def _same_places(shape: Sizes, left: Sizes, right: Sizes) -> bool:
+    """Whether two strides lead to the same elements."""
+    return 0 in shape or all(a == b or size == 1 for size, a, b in zip(shape, left, right))
+
+
+def _is_injective(shape: Sizes, stride: Sizes) -> bool:
+    """Whether every element has a place of its own."""
+    end = 1
+    for step, size in sorted((step, size) for step, size in zip(stride, shape) if size != 1):
+        if step < end:
+            return False
+        end += step * (size - 1)
+    return True
