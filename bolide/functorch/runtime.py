@@ -17,9 +17,11 @@ import torch
 from bolide.functorch.graphs import CompiledGraph
 from bolide.functorch.second import SecondOrder
 from bolide.functorch.signature import Output, Write, is_symbolic, replay, with_sizes
+from bolide.support.errors import WrongResult
 from bolide.support.locks import compiling
 
 _set_grad_enabled = torch._C._set_grad_enabled
+_hooks_of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def without_grad(run: CompiledGraph) -> CompiledGraph:
@@ -171,7 +173,10 @@ def differentiable(
             ctx.inputs, ctx.versions = _remembered(inputs, crossing)
             made = [value.detach() if _is_view(value) else value for value in run([*inputs])]
             pool = [*inputs, *made]
-            ctx.save_for_backward(*[pool[index] for index in crossing.tensors])
+            saved = [pool[index] for index in crossing.tensors]
+            ctx.save_for_backward(*saved)
+            if _hooks_of_saved_tensors(True) is not None:
+                ctx.layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in saved]
             ctx.numbers = [pool[index] for index in crossing.numbers]
             ctx.kept = [pool[place] for place in crossing.kept]
             if symbols:
@@ -189,7 +194,7 @@ def differentiable(
                 gradients = None if inputs is None or twice is None else twice(inputs, ctx.kept, tangents)
                 if gradients is not None:
                     return gradients
-            values = [*ctx.saved_tensors, *ctx.numbers]
+            values = [*_unpacked(ctx), *ctx.numbers]
             ctx.maybe_clear_saved_tensors()
             run_backward = backward(tuple([index for index, _ in expected if tangents[index] is None]))
             for index, stride in expected:
@@ -218,6 +223,22 @@ def differentiable(
 def _is_view(value: Any) -> bool:
     """Autograd forbids writing to views that a custom function made; to us it is only memory."""
     return isinstance(value, torch.Tensor) and value._is_view()
+
+
+def _unpacked(ctx: Any) -> Sequence[torch.Tensor]:
+    """The saved tensors; those that went through hooks are brought into the layout and the dtype that they had."""
+    saved: Sequence[torch.Tensor] = ctx.saved_tensors
+    if not hasattr(ctx, "layouts"):
+        return saved
+    values = []
+    for tensor, (shape, stride, dtype, device) in zip(saved, ctx.layouts):
+        if tensor.shape != shape:
+            raise WrongResult(
+                f"a hook of saved tensors gave a tensor of shape {list(tensor.shape)}; what was saved has shape "
+                f"{list(shape)}\n  remedy: let the hook that unpacks give what the hook that packs was given"
+            )
+        values.append(_laid_out(tensor.to(device, dtype), stride))
+    return values
 
 
 def _laid_out(tangent: torch.Tensor, stride: tuple[Any, ...]) -> torch.Tensor:

@@ -152,7 +152,7 @@ class CompileError(BolideError):
 
 
 class WrongResult(BolideError):
-    """An operator gave a tensor that is not what it was compiled for: of another shape, dtype or device."""
+    """An operator, or a hook, gave a tensor that is not what was compiled for."""
 
 
 class RecompileError(BolideError):

@@ -161,3 +161,43 @@ def test_memory_that_a_reinterpreted_view_looks_at_is_not_reused() -> None:
     x, w = torch.randn(8, 8), torch.randn(8, 8)
     for mine, theirs in zip(bolide.compile(f)(x, w), f(x, w)):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+#: hooks of saved tensors: what they pack, and what they unpack
+HOOKS = {
+    "row-major": (lambda t: t, lambda t: t.contiguous()),
+    "column-major": (lambda t: t, lambda t: t.mT.contiguous().mT if t.dim() > 1 else t),
+    "with gaps": (lambda t: t, lambda t: torch.stack([t, t], -1)[..., 1]),
+    "float64": (lambda t: t.double(), lambda t: t),
+    "sparse": (lambda t: t.to_sparse(), lambda t: t.to_dense()),
+    "numpy": (lambda t: t.detach().numpy(), lambda array: torch.from_numpy(array.copy())),
+}
+
+
+@pytest.mark.parametrize("hooks", HOOKS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_saved_tensors_come_back_from_hooks_in_any_layout(hooks: str, dynamic: bool) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x.t().exp() @ w).sin().t().softmax(0)
+
+    def gradients(g: Callable[..., Any], n: int) -> list[torch.Tensor]:
+        torch.manual_seed(n)
+        given = [torch.randn(n, 7, requires_grad=True), torch.randn(n, 5, requires_grad=True)]
+        with torch.autograd.graph.saved_tensors_hooks(*HOOKS[hooks]):
+            result = g(*given)
+        return list(torch.autograd.grad(result.square().sum(), given))
+
+    compiled = bolide.compile(f, dynamic=dynamic)
+    for n in (4, 6):
+        torch.manual_seed(n)
+        given = [torch.randn(n, 7, requires_grad=True), torch.randn(n, 5, requires_grad=True)]
+        expected = torch.autograd.grad(f(*given).square().sum(), given)
+        torch.testing.assert_close(gradients(compiled, n), list(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_a_hook_that_unpacks_another_shape_is_an_error() -> None:
+    x = torch.randn(6, 7, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t[:1]):
+        result = bolide.compile(lambda x: x.exp().sin())(x)
+    with pytest.raises(WrongResult, match="hook of saved tensors"):
+        result.sum().backward()
