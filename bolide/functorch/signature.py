@@ -24,6 +24,7 @@ from bolide.tracing.rules.common import is_dense
 Chain = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
 
 
+_MADE_WITHOUT_GRAD = torch._C._autograd.CreationMeta.NO_GRAD_MODE
 _DETACH: Chain = ((torch.ops.aten.detach.default, (), {}),)
 
 
@@ -166,7 +167,8 @@ def _place(trace: Trace, family: list[TracedTensor], results: list[Result]) -> d
     if group.base.op == "get_attr" and group.frozen:
         return _aliases(family, "constant", str(group.base.target), None)
     position = len(results)
-    if len(family) == 1 and is_dense(family[0].shape, family[0].stride()):
+    marked = any(tensor.is_conj() or tensor.is_neg() for tensor in family)
+    if len(family) == 1 and not marked and is_dense(family[0].shape, family[0].stride()):
         results.append(_fresh(family[0]))
         return {id(family[0]): Output("result", position)}
     owner = _owner(family)
@@ -201,12 +203,19 @@ def _aliases(
         chain, tracked = tensor.chain, True if tensor.grad_fn is not None else None
         if kind == "input" and tensor is not owner and tracked and not chain and tensor.group.version:
             raise Unsupported("an output is an input's memory with another history", kind="detached_alias")
-        if owner is not None and tensor is not owner and tracked is None and not tensor.requires_grad:
+        if owner is not None and tensor is not owner and tracked is None and _is_plain_view(tensor, owner):
+            tracked = torch._C._autograd._get_creation_meta(tensor) is not _MADE_WITHOUT_GRAD
+        elif owner is not None and tensor is not owner and tracked is None and not tensor.requires_grad:
             chain = (*_DETACH, *chain)
         elif owner is not None and owner.requires_grad and tracked is None:
             tracked = False
         made[id(tensor)] = Output(kind, index, _portable(chain), tracked if chain else None)
     return made
+
+
+def _is_plain_view(tensor: TracedTensor, owner: TracedTensor) -> bool:
+    """Whether autograd sees a view of `owner`, though without history: a write with a history would reach the owner."""
+    return tensor._is_view() and tensor._base is owner and not owner.requires_grad
 
 
 def _fresh(tensor: TracedTensor) -> Result:

@@ -84,7 +84,8 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
     `inductor.config` as they are now."""
     name = f"{info.kind}_{next(_numbers)}"
     start = time.perf_counter()
-    program = lower(gm)
+    fresh = () if info.kind == "backward" else info.visible_outputs  # gradients may be one tensor, as eager's are
+    program = lower(gm, fresh)
     seconds = {"lower": time.perf_counter() - start}
     names = argument_names(gm)
     scheduled = schedule(program, names, info.kind, [names[position] for position in info.static_inputs])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -387,7 +387,7 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> Any:
     return ctx.extern()
 
 
-def lower(gm: torch.fx.GraphModule) -> Program:
+def lower(gm: torch.fx.GraphModule, fresh: Collection[int] = ()) -> Program:
     """The definitions of a functional ATen graph.
 
     Every result gets exactly the strides of its ``meta["val"]``: a caller sees
@@ -395,6 +395,7 @@ def lower(gm: torch.fx.GraphModule) -> Program:
 
     Args:
         gm: as docs/architecture.md's contract of a graph given to a compiler says; every node has ``meta["val"]``.
+        fresh: the places of results that must be memory of their own, whatever operation made them.
     """
     ctx = Lowering()
     size_vars: dict[str, int] = {}
@@ -412,7 +413,8 @@ def lower(gm: torch.fx.GraphModule) -> Program:
         elif node.op == "get_attr":
             _input(ctx, node, node.meta.get("val", None) or getattr(gm, node.target))
         elif node.op == "output":
-            results = [_result(ctx, arg) for arg in node.args[0]]
+            taken = {source.name for source in ctx.inputs}
+            results = [_result(ctx, arg, taken if at in fresh else None) for at, arg in enumerate(node.args[0])]
         elif node.target is torch.ops.aten.copy_.default:
             write_backs.append(_write_back(ctx, node))
         else:
@@ -422,13 +424,20 @@ def lower(gm: torch.fx.GraphModule) -> Program:
     return Program(ctx.inputs, [*ctx.definitions, *write_backs], results, size_vars)
 
 
-def _result(ctx: Lowering, arg: Any) -> Any:
+def _result(ctx: Lowering, arg: Any, taken: set[str] | None) -> Any:
+    """One result; with `taken` in a buffer that is not among these, and then is."""
     if not isinstance(arg, torch.fx.Node):
         return as_expr(arg) if isinstance(arg, torch.SymInt) else arg
     value = ctx.values[arg]
     if type(value) is not TensorValue:
         return value
-    return ctx.as_view(value, ctx.sizes(arg.meta["val"].stride))
+    stride = ctx.sizes(arg.meta["val"].stride)
+    view = ctx.as_view(value, stride)
+    if taken is not None:
+        if view.buffer in taken:
+            view = View(ctx.copy(value, Layout(stride, Expr.const(0))).buffer, value.shape, None, None)
+        taken.add(view.buffer)
+    return view
 
 
 def _write_back(ctx: Lowering, node: torch.fx.Node) -> WriteBack:

@@ -1,0 +1,73 @@
+"""Results are in eager's memory: new, an input's, or another result's; views are views of what they are views of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import bolide
+
+BACKENDS = ["aot_eager", "inductor"]
+
+COPIES = {
+    "expand": lambda x: torch.expand_copy(x, (3, 4, 5)),
+    "same": lambda x: torch.expand_copy(x, (4, 5)),
+    "view": lambda x: torch.view_copy(x, (5, 4)),
+    "unbind": torch.unbind_copy,
+    "unbind of a result": lambda x: torch.unbind_copy(x * 2),
+    "split": lambda x: torch.split_with_sizes_copy(x, [1, 3]),
+    "select twice": lambda x: (torch.select_copy(x, 0, 1), torch.select_copy(x, 0, 1)),
+    "transpose": torch.t_copy,
+    "diagonal": torch.diagonal_copy,
+    "slice": lambda x: torch.slice_copy(x, 0, 1),
+    "as_strided": lambda x: torch.as_strided_copy(x, (2, 2), (1, 2)),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_copies_are_in_memory_of_their_own(name: str, backend: str, dynamic: bool) -> None:
+    compiled = bolide.compile(COPIES[name], backend=backend, dynamic=dynamic)
+    for grad in (False, True):
+        x = torch.randn(4, 5, requires_grad=grad)
+        mine, theirs = compiled(x), COPIES[name](x)
+        mine, theirs = (value if isinstance(value, tuple) else (value,) for value in (mine, theirs))
+        for one, other in zip(mine, theirs, strict=True):
+            assert torch.equal(one, other) and one.stride() == other.stride()
+        places = [tensor.untyped_storage().data_ptr() for tensor in (x, *mine)]
+        assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_write_with_a_history_to_a_returned_view_reaches_what_it_is_a_view_of(backend: str) -> None:
+    compiled = bolide.compile(lambda x: (x[1:], (y := x * 2), y.t()), backend=backend)
+    x, w = torch.zeros(4, 5), torch.randn(3, 5, requires_grad=True)
+    row, doubled, turned = compiled(x)
+    assert row._base is x and turned._base is doubled
+    row.mul_(0).add_(w)
+    turned.add_(w.sum())
+    (gradient,) = torch.autograd.grad(x.sum() + doubled.sum(), w)
+    torch.testing.assert_close(gradient, torch.full((3, 5), 21.0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_marks_of_results_are_eagers(backend: str) -> None:
+    programs = (
+        lambda x: torch.complex(x, x).conj(),
+        lambda x: torch.complex(x, x).conj().imag,
+        torch.fft.ifft,
+        lambda x: (z := torch.complex(x, x.sin()), z.conj().t()),
+        lambda x: torch.complex(x, x).conj() * 2,
+    )
+    for program in programs:
+        for grad in (False, True):
+            x = torch.randn(4, 5, requires_grad=grad)
+            mine, theirs = bolide.compile(program, backend=backend)(x), program(x)
+            mine, theirs = (value if isinstance(value, tuple) else (value,) for value in (mine, theirs))
+            for one, other in zip(mine, theirs, strict=True):
+                assert (one.is_conj(), one.is_neg(), one.stride()) == (other.is_conj(), other.is_neg(), other.stride())
+                torch.testing.assert_close(one.resolve_conj(), other.resolve_conj())
+            if grad:
+                gradients = [torch.autograd.grad([abs(r).sum() for r in results], x)[0] for results in (mine, theirs)]
+                torch.testing.assert_close(*gradients)
