@@ -14,6 +14,7 @@ import torch.fx
 from bolide.inductor.codegen import compile_kernels
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.lowering import lower
+from bolide.inductor.lowering.context import input_name
 from bolide.inductor.plan import Plan
 from bolide.inductor.runtime import driver
 from bolide.inductor.runtime.kernels import CompiledKernel, sequence
@@ -91,7 +92,9 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
     scheduled = schedule(program, names, info.kind, [names[position] for position in info.static_inputs])
     seconds.update(scheduled.seconds)
     plan = scheduled.plan
-    plan.constants = {node.name: getattr(gm, str(node.target)) for node in gm.graph.nodes if node.op == "get_attr"}
+    plan.constants = {
+        input_name(node): getattr(gm, str(node.target)) for node in gm.graph.nodes if node.op == "get_attr"
+    }
     _record_layouts(gm, scheduled.strides)
     start = time.perf_counter()
     compiled = compile_kernels(plan.kernels)
@@ -127,7 +130,7 @@ def argument_names(gm: torch.fx.GraphModule) -> tuple[str, ...]:
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             value = node.meta["val"]
-            names.append(as_expr(value).text() if isinstance(value, torch.SymInt) else node.name)
+            names.append(as_expr(value).text() if isinstance(value, torch.SymInt) else input_name(node))
     return tuple(names)
 
 

@@ -71,3 +71,24 @@ def test_marks_of_results_are_eagers(backend: str) -> None:
             if grad:
                 gradients = [torch.autograd.grad([abs(r).sum() for r in results], x)[0] for results in (mine, theirs)]
                 torch.testing.assert_close(*gradients)
+
+
+def test_arguments_have_any_name() -> None:
+    def ours(inputs, _, _op1, doubt, call, start, __check2):  # type: ignore[no-untyped-def]
+        return ((inputs @ _).relu()[1:] @ _op1 + doubt[1:]) * call[1:] + (start @ __check2)[1:]
+
+    def sizes(s0, s1, i0, v0, r0, b1_mul, b1_mul_v0):  # type: ignore[no-untyped-def]
+        return (s0 * i0 + s1).softmax(0) + (v0 @ r0).relu() * b1_mul.sum() @ b1_mul_v0[: s0.shape[0]]
+
+    def rows(row0, x, x_v0, given_x, max, list):  # type: ignore[no-untyped-def]
+        return (row0.softmax(0) * x).exp().sum(0) + x[:, 1:] @ x_v0[1:] @ max * given_x + list
+
+    for f in (ours, sizes, rows):
+        for dynamic in (False, True):
+            compiled = bolide.compile(f, dynamic=dynamic)
+            for n in (3, 5):
+                given = [torch.randn(n, n, requires_grad=True) for _ in range(f.__code__.co_argcount)]
+                mine, theirs = compiled(*given), f(*given)
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+                gradients = [torch.autograd.grad(result.square().sum(), given) for result in (mine, theirs)]
+                torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -356,13 +357,23 @@ def _supported(node: torch.fx.Node) -> bool:
     return True
 
 
+#: names like those of sizes, axes and buffers
+_OURS = re.compile(r"[a-z]\d+\w*|row\d+|\w+_[a-z]\d+|given_\w*")
+
+
+def input_name(node: torch.fx.Node) -> str:
+    """The name of the buffer that a placeholder or a constant is: the user's, unless it could be one of ours."""
+    return f"given_{node.name}" if _OURS.fullmatch(node.name) else node.name
+
+
 def _input(ctx: Lowering, node: torch.fx.Node, meta: Any) -> None:
     stride = meta.stride if not callable(meta.stride) else meta.stride()
     shape = ctx.shape_of(meta)
     layout = Layout(ctx.sizes(stride), Expr.const(0))
-    ctx.inputs.append(Input(node.name, meta.dtype, shape, layout))
-    ctx.layouts[node.name], ctx.shapes[node.name] = layout, shape
-    ctx.values[node] = TensorValue(node.name, meta.dtype, shape)
+    name = input_name(node)
+    ctx.inputs.append(Input(name, meta.dtype, shape, layout))
+    ctx.layouts[name], ctx.shapes[name] = layout, shape
+    ctx.values[node] = TensorValue(name, meta.dtype, shape)
 
 
 def _call(ctx: Lowering, node: torch.fx.Node) -> Any:
@@ -449,7 +460,7 @@ def _write_back(ctx: Lowering, node: torch.fx.Node) -> WriteBack:
     if value.dtype is not dtype or value.shape != shape:
         source_value = value
         value = ctx.compute(shape, dtype, lambda coords: ctx.operand(source_value, coords, dtype))
-    return WriteBack(target.name, ctx.as_view(value))
+    return WriteBack(input_name(target), ctx.as_view(value))
 
 
-__all__ = ["Lowering", "contiguous_strides", "lower"]
+__all__ = ["Lowering", "contiguous_strides", "input_name", "lower"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bolide.inductor.plan import Alloc, Call, Copy, Dim, Free, Launch, Plan, Ref, Reuse, Step, View
+from bolide.inductor.plan import Alloc, Call, Copy, Dim, Free, Launch, Plan, Ref, Reuse, Step, View, defined_names
 from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.results import Check, Proofs, asked_for, keeps_its_word
 from bolide.symbolic import Expr
@@ -31,14 +31,16 @@ among the callable's arguments)."""
 
 @dataclass(slots=True)
 class _Writer:
-    """The function being written: lines of its body and the objects it refers to."""
+    """The function being written: lines of its body and the objects it refers to. Names that are not the plan's begin
+    with `mark`, which no name of the plan's does: those are the user's."""
 
     plan: Plan
     bind: Bind
+    mark: str
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
     known: dict[Any, str] = field(default_factory=dict)
-    own: set[str] = field(default_factory=set)  # tensors in memory that the plan takes: they fill it from its start
+    filled: set[str] = field(default_factory=set)  # tensors in memory that the plan takes, from its start
     proofs: Proofs = field(default_factory=Proofs)
     sizes: str = ""  # those that what is checked once depends on, as a tuple; "" where nothing is
 
@@ -47,9 +49,21 @@ class _Writer:
         key = (prefix, id(value))
         name = self.known.get(key)
         if name is None:
-            name = self.known[key] = f"_{prefix}{len(self.names)}"
+            name = self.known[key] = f"{self.mark}{prefix}{len(self.names)}"
             self.names[name] = value
         return name
+
+    def own(self, name: str) -> str:
+        """The name of a variable of the function's own."""
+        return f"{self.mark}{name}"
+
+
+def _mark(plan: Plan) -> str:
+    names = [*plan.inputs, *plan.constants, *(name for step in plan.steps for name in defined_names(step))]
+    mark = "_"
+    while any(name.startswith(mark) for name in names):
+        mark += "_"
+    return mark
 
 
 def build(
@@ -59,30 +73,31 @@ def build(
 
     With `clock`, every launch and call runs by itself and appends (what it is, seconds) to it.
     """
-    writer = _Writer(plan, bind)
+    writer = _Writer(plan, bind, _mark(plan))
     writer.names.update(plan.constants)
-    writer.own = {step.name for step in plan.steps if isinstance(step, Alloc)}
+    writer.filled = {step.name for step in plan.steps if isinstance(step, Alloc)}
     _prologue(writer)
+    now = writer.constant("now", time.perf_counter)
+    tick = "" if clock is None else writer.constant("tick", clock.append)
     for chunk in _chunks(plan.steps, clock is not None):
         if clock is not None and isinstance(chunk, (list, Call)):
             label = plan.kernels[chunk[0].kernel].name if isinstance(chunk, list) else str(chunk.op)
-            writer.names.update(_now=time.perf_counter, _tick=clock.append)
-            writer.lines.append("start = _now()")
+            writer.lines.append(f"{writer.own('start')} = {now}()")
         if isinstance(chunk, list):
             _launches(writer, chunk)
         else:
             _step(writer, chunk)
         if clock is not None and isinstance(chunk, (list, Call)):
-            writer.lines.append(f"_tick(({label!r}, _now() - start))")
+            writer.lines.append(f"{tick}(({label!r}, {now}() - {writer.own('start')}))")
     if writer.sizes:
-        writer.lines.append(f"if doubt: _proofs.add({writer.sizes})")
+        writer.lines.append(f"if {writer.own('doubt')}: {writer.constant('proofs', writer.proofs)}.add({writer.sizes})")
     results = "".join(f"{_value(writer, r)}, " for r in plan.results)
     writer.lines.append(f"return ({results})")
-    source = "def call(inputs):\n" + "".join(f"    {line}\n" for line in writer.lines)
+    source = f"def {writer.own('call')}({writer.own('inputs')}):\n" + "".join(f"    {line}\n" for line in writer.lines)
     filename = f"<bolide driver {name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     exec(compile(source, filename, "exec"), writer.names)
-    call = writer.names["call"]
+    call = writer.names[writer.own("call")]
     weakref.finalize(call, linecache.cache.pop, filename, None).atexit = False
     return call, source
 
@@ -90,16 +105,16 @@ def build(
 def _prologue(writer: _Writer) -> None:
     plan = writer.plan
     if plan.inputs:
-        writer.lines.append(f"{', '.join(plan.inputs)}, = inputs")
-        writer.lines.append("inputs.clear()")
+        writer.lines.append(f"{', '.join(plan.inputs)}, = {writer.own('inputs')}")
+        writer.lines.append(f"{writer.own('inputs')}.clear()")
     names: set[str] = set()
     once = [step for step in plan.steps if isinstance(step, Call) and _is_checked_once(writer, step)]
     for step in once:
         names.update(*(dim.free_vars for dim in _dims_made(step)))
     if once:
         writer.sizes = "(" + "".join(f"{name}, " for name in sorted(names)) + ")"
-        writer.names["_proofs"] = writer.proofs
-        writer.lines.append(f"doubt = {writer.sizes} not in _proofs.sizes")
+        proofs = writer.constant("proofs", writer.proofs)
+        writer.lines.append(f"{writer.own('doubt')} = {writer.sizes} not in {proofs}.sizes")
 
 
 def _dims_made(step: Call) -> list[Expr]:
@@ -159,17 +174,16 @@ def _launches(writer: _Writer, run: list[Launch]) -> None:
 
 def _step(writer: _Writer, step: Step) -> None:
     if isinstance(step, Alloc):
-        writer.names["_empty"] = _empty_strided_cpu
-        dtype = writer.constant("dtype", step.dtype)
-        writer.lines.append(f"{step.name} = _empty({_dims(step.shape)}, {_dims(step.stride)}, {dtype})")
+        empty, dtype = writer.constant("empty", _empty_strided_cpu), writer.constant("dtype", step.dtype)
+        writer.lines.append(f"{step.name} = {empty}({_dims(step.shape)}, {_dims(step.stride)}, {dtype})")
     elif isinstance(step, Reuse):
         writer.lines.append(f"{step.name} = {step.base}")
     elif isinstance(step, View):
-        writer.names["_view"] = torch.as_strided
+        view = writer.constant("view", torch.as_strided)
         offset = _dim(step.offset)
-        if step.base not in writer.own:  # what others have made need not begin where its storage does
+        if step.base not in writer.filled:  # what others have made need not begin where its storage does
             offset = f"{step.base}.storage_offset() + {offset}"
-        writer.lines.append(f"{step.name} = _view({step.base}, {_dims(step.shape)}, {_dims(step.stride)}, {offset})")
+        writer.lines.append(f"{step.name} = {view}({step.base}, {_dims(step.shape)}, {_dims(step.stride)}, {offset})")
     elif isinstance(step, Call):
         _call(writer, step)
     elif isinstance(step, Copy):
@@ -189,10 +203,11 @@ def _call(writer: _Writer, step: Call) -> None:
     if step.single and step.names:
         call = f"{step.names[0]} = {call}" if step.names[0] else call
     elif any(step.names):
-        call = f"{', '.join(name or '_' for name in step.names)}, = {call}"
-        call += "; del _" if None in step.names else ""
+        unused = writer.own("unused")
+        call = f"{', '.join(name or unused for name in step.names)}, = {call}"
+        call += f"; del {unused}" if None in step.names else ""
     writer.lines.append(call)
-    once = "if doubt: " if _is_checked_once(writer, step) else ""
+    once = f"if {writer.own('doubt')}: " if _is_checked_once(writer, step) else ""
     op = asked_for(step.op, step.args)
     for place, (name, made) in enumerate(zip(step.names, step.made)):
         if made is not None:

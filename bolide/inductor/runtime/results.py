@@ -67,7 +67,7 @@ class Check:
 
     def __call__(self, value: Any, shape: Sizes, stride: Sizes) -> torch.Tensor:
         """`value`, or, of torch's own operations, whose strides bolide may know wrong, a copy with the strides that it
-        should have. Raises WrongResult where it differs otherwise."""
+        should have. What differs otherwise is the operator's fault (WrongResult) or, of torch's own, bolide's."""
         if (
             type(value) is torch.Tensor
             and value.layout is torch.strided
@@ -84,11 +84,11 @@ class Check:
     def _mended(self, value: Any, shape: Sizes, stride: Sizes) -> torch.Tensor:
         expected, found = _told(shape, self.dtype, torch.device("cpu")), _kind_of(value)
         if found != expected:
-            raise WrongResult(self._text(expected, found))
+            raise self._fault()(self._text(expected, found))
         if not _same_places(shape, value.stride(), stride):
             text = self._text(f"strides {list(stride)}", f"strides {list(value.stride())}")
             if not keeps_its_word(self.op) or not _is_injective(shape, stride):
-                raise WrongResult(text)
+                raise self._fault()(text)
             self.proofs.refuted = True
             if not self.warned:
                 self.warned = True
@@ -96,6 +96,9 @@ class Check:
         elif not value.is_conj() and not value.is_neg():
             return value  # type: ignore[no-any-return]
         return torch.empty_strided(shape, stride, dtype=value.dtype).copy_(value)
+
+    def _fault(self) -> type[Exception]:
+        return AssertionError if keeps_its_word(self.op) else WrongResult
 
     def _text(self, expected: str, found: str) -> str:
         foreign = self.op.namespace not in ("bolide", *_KEEP_THEIR_WORD)
