@@ -3,6 +3,7 @@ sizes and other integers, as far as eager takes them."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import random
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from opdb_tools import OPERATIONS
+from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_modules import module_db
 from torch.utils import _pytree as pytree
 
@@ -20,6 +22,9 @@ from torch.utils import _pytree as pytree
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16, torch.float64)
 #: what eager answers with when it does not take a call
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError, KeyError)
+
+#: samples of random operations would set the seed themselves, so that all draws are alike
+common_methods_invocations.wrapper_set_seed = lambda operation, *args, **kwargs: operation(*args, **kwargs)
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 SizeMap = Callable[[int], int]
@@ -117,6 +122,11 @@ def own(function: Any) -> Any:
 def series(function: Any, first: Arguments, rng: random.Random) -> Series:
     """The sample, two calls with other sizes, and two with other integers, as far as eager takes such calls."""
     made = Series(function, [first], [])
+    if isinstance(function, torch.nn.Module):  # the first call may make its parameters
+        function = own(function)
+        args, kwargs = cloned(first)
+        with contextlib.suppress(*REFUSALS):
+            function(*args, **kwargs)
     for kind, changes in (("sizes", _size_changes(first)), ("ints", _int_changes(first))):
         for name, change in changes:
             calls = [_taken(function, change, step, rng) for step in (1, 2)]
@@ -217,11 +227,11 @@ def _mapped(value: int, sizes: dict[int, int]) -> int:
 
 def _grown(tensor: torch.Tensor, sizes: dict[int, int], noise: float, rng: random.Random) -> torch.Tensor:
     """A tensor with other sizes: the old elements again and again, so that indices and domains stay valid, and floats
-    a little smaller, so that none are equal. Its memory is in the order that it was in."""
+    a little smaller, so that none are equal."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return tensor
     shape = [sizes.get(size, size) for size in tensor.shape]
-    if shape == list(tensor.shape):
+    if shape == list(tensor.shape) or 0 in shape:
         return tensor
     found = tensor.detach()
     for dim, (old, new) in enumerate(zip(tensor.shape, shape)):
@@ -230,7 +240,19 @@ def _grown(tensor: torch.Tensor, sizes: dict[int, int], noise: float, rng: rando
     if noise and (found.is_floating_point() or found.is_complex()):
         generator = torch.Generator().manual_seed(rng.randrange(2**31))
         found = found * (1 - noise * torch.rand(shape, generator=generator)).to(found.dtype)
-    order = sorted(range(len(shape)), key=lambda dim: (tensor.stride(dim), -dim), reverse=True)
-    memory = torch.empty([shape[dim] for dim in order], dtype=tensor.dtype)
-    placed = memory.permute([order.index(dim) for dim in range(len(shape))])
-    return placed.copy_(found).requires_grad_(tensor.requires_grad)
+    strides = _grown_strides(tensor, shape)
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype).copy_(found).requires_grad_(tensor.requires_grad)
+
+
+def _grown_strides(tensor: torch.Tensor, shape: list[int]) -> list[int]:
+    """Strides in the order that they had, with the gaps that they had."""
+    strides = [0] * len(shape)
+    old_step = new_step = 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (tensor.stride(dim), -dim)):
+        stride = tensor.stride(dim)
+        if stride and tensor.shape[dim] != 1:
+            strides[dim] = new_step * max(1, stride // old_step)
+            old_step, new_step = stride * tensor.shape[dim], strides[dim] * shape[dim]
+        elif stride:
+            strides[dim] = new_step
+    return strides
