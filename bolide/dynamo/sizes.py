@@ -325,18 +325,23 @@ class Symbols:
 
     def is_settled(self, source: Source, value: Any) -> bool:
         """Whether a container of constants has been the same in every capture so far, so that it may be guarded as a
-        whole."""
+        whole. With dynamic=True the integers in an argument are symbols from the start, as those beside it."""
         self.met[Source("attr", source, None)] = (tuple(value),)
-        self._meet_items(source, value)
+        if self._meet_items(source, value) and self.history.dynamic and _is_argument(source):
+            return False
         past = self.history.past(Source("attr", source, None), 1)
         return all(old is None or old[0] == tuple(value) for old in past)
 
-    def _meet_items(self, source: Source, value: Any) -> None:
+    def _meet_items(self, source: Source, value: Any) -> bool:
+        """Note the numbers in a container; whether there are any."""
+        found = False
         for place, item in enumerate(value):
             if type(item) is int or type(item) is float:
                 self.met[Source("item", source, place)] = (item,)
+                found = True
             elif type(item) is tuple:
-                self._meet_items(Source("item", source, place), item)
+                found |= self._meet_items(Source("item", source, place), item)
+        return found
 
     def _why_none(self) -> str | None:
         """Why nothing at all is symbolic."""

@@ -348,7 +348,12 @@ class SymNode:
         return found
 
     def wrap_bool(self, value: bool) -> SymNode:
-        return SymNode(self.env, Expr.const(0 if value else 1).eq(0), value)
+        return SymNode.truth(self.env, value)
+
+    @staticmethod
+    def truth(env: ShapeEnv, value: bool) -> SymNode:
+        """What C++ carries of a condition that has been decided."""
+        return SymNode(env, Expr.const(0 if value else 1).eq(0), value)
 
     def wrap_float(self, value: float) -> SymNode:
         return SymNode(self.env, float(value), float(value))

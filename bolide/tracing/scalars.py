@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bolide.symbolic import Ratio
+from bolide.symbolic import Ratio, SymNode
 from bolide.tracing.meta import DataDependent
 
 if TYPE_CHECKING:
@@ -221,6 +221,18 @@ def _of_nodes(name: str, method: str) -> None:
     setattr(ScalarNode, name, operate)
 
 
+def _questions_of_nodes(name: str) -> None:
+    """What C++ asks of a number, as derivatives whether a factor is 1, is decided as the program's own questions."""
+
+    def ask(self: ScalarNode, other: Any) -> SymNode:
+        shapes = self.tensor._trace.shapes
+        return SymNode.truth(shapes, getattr(self.owner, f"__{name}__")(other.in_graph()))
+
+    setattr(ScalarNode, name, ask)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _questions_of_nodes(_name)
 for _name, _method in {
     "add": "__add__",
     "sub": "__sub__",

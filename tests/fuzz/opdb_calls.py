@@ -20,6 +20,8 @@ from torch.utils import _pytree as pytree
 
 #: the first that an operation has; with all of them the sweep takes six times as long
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16, torch.float64)
+#: these take an integer for a mode, which they do not check: any other one reads something
+UNCHECKED = ("grid_sampler_3d", "grid_sampler_2d")
 #: what eager answers with when it does not take a call
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError, KeyError)
 
@@ -119,7 +121,7 @@ def own(function: Any) -> Any:
 # ---- other sizes -----------------------------------------------------------------------------------------------------
 
 
-def series(function: Any, first: Arguments, rng: random.Random) -> Series:
+def series(function: Any, first: Arguments, rng: random.Random, with_ints: bool = True) -> Series:
     """The sample, two calls with other sizes, and two with other integers, as far as eager takes such calls."""
     made = Series(function, [first], [])
     if isinstance(function, torch.nn.Module):  # the first call may make its parameters
@@ -127,7 +129,7 @@ def series(function: Any, first: Arguments, rng: random.Random) -> Series:
         args, kwargs = cloned(first)
         with contextlib.suppress(*REFUSALS):
             function(*args, **kwargs)
-    for kind, changes in (("sizes", _size_changes(first)), ("ints", _int_changes(first))):
+    for kind, changes in (("sizes", _size_changes(first)), ("ints", _int_changes(first) if with_ints else ())):
         for name, change in changes:
             calls = [_taken(function, change, step, rng) for step in (1, 2)]
             if all(call is not None for call in calls):
@@ -240,8 +242,11 @@ def _grown(tensor: torch.Tensor, sizes: dict[int, int], noise: float, rng: rando
     if noise and (found.is_floating_point() or found.is_complex()):
         generator = torch.Generator().manual_seed(rng.randrange(2**31))
         found = found * (1 - noise * torch.rand(shape, generator=generator)).to(found.dtype)
-    strides = _grown_strides(tensor, shape)
-    return torch.empty_strided(shape, strides, dtype=tensor.dtype).copy_(found).requires_grad_(tensor.requires_grad)
+    repeated = [dim for dim in range(len(shape)) if not tensor.stride(dim)]
+    for dim in repeated:
+        found = found.narrow(dim, 0, 1)
+    memory = torch.empty_strided(found.shape, _grown_strides(tensor, shape), dtype=tensor.dtype)
+    return memory.copy_(found).expand(shape).requires_grad_(tensor.requires_grad)
 
 
 def _grown_strides(tensor: torch.Tensor, shape: list[int]) -> list[int]:

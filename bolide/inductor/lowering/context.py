@@ -25,7 +25,7 @@ from bolide.inductor.ir.definitions import (
 )
 from bolide.inductor.ir.loops import Node, ReduceOp
 from bolide.inductor.lowering import scalars as sc
-from bolide.inductor.lowering.registry import EXTERN, LOWERINGS
+from bolide.inductor.lowering.registry import EXTERN, LOWERINGS, TAKE_SIZES
 from bolide.inductor.lowering.values import (
     Coords,
     Formula,
@@ -345,6 +345,22 @@ def _argument(arg: Any, values: dict[torch.fx.Node, Any]) -> Any:
     return arg
 
 
+def _has_sized_number(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a size is given where an operation takes any number (a factor, an exponent), which lowerings look at."""
+    if Expr not in map(type, args) and Expr not in map(type, kwargs.values()):
+        return False
+    given = dict(zip((argument.name for argument in target._schema.arguments), args)) | kwargs
+    return any(
+        type(given.get(argument.name)) is Expr and isinstance(_plain(argument.type), torch._C.NumberType)
+        for argument in target._schema.arguments
+    )
+
+
+def _plain(kind: Any) -> Any:
+    """The type of an argument that may be None."""
+    return kind.getElementType() if isinstance(kind, torch._C.OptionalType) else kind
+
+
 def _supported(node: torch.fx.Node) -> bool:
     """Whether every tensor among arguments and results has a dtype of ours and is on the CPU."""
     metas: list[Any] = [node.meta["val"], *(arg.meta["val"] for arg in node.all_input_nodes)]
@@ -392,9 +408,10 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> Any:
             return ctx.compute(ctx.shape_of(meta), meta.dtype, lambda coords: sc.const(0, meta.dtype))
         args = tuple(_argument(arg, ctx.values) for arg in node.args)
         kwargs = {key: _argument(arg, ctx.values) for key, arg in node.kwargs.items()}
-        result = function(ctx, *args, **kwargs)
-        if result is not EXTERN:
-            return result
+        if target in TAKE_SIZES or not _has_sized_number(target, args, kwargs):
+            result = function(ctx, *args, **kwargs)
+            if result is not EXTERN:
+                return result
     return ctx.extern()
 
 

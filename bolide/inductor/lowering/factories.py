@@ -11,7 +11,7 @@ from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import Coords, TensorValue, ravel
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, as_expr
 from bolide.tracing import rng
 
 aten = torch.ops.aten
@@ -26,17 +26,17 @@ def filled(ctx: Lowering, value: Any) -> TensorValue:
     return constant(ctx, ctx.out[0], value, ctx.out[1])
 
 
-@lowering(aten.full.default, aten.full_like.default)
+@lowering(aten.full.default, aten.full_like.default, takes_sizes=True)
 def full(ctx: Lowering, like: Any, value: Any, **_: Any) -> TensorValue:
     return filled(ctx, value)
 
 
-@lowering(aten.new_full.default)
+@lowering(aten.new_full.default, takes_sizes=True)
 def new_full(ctx: Lowering, like: Any, size: Any, value: Any, **_: Any) -> TensorValue:
     return filled(ctx, value)
 
 
-@lowering(aten.scalar_tensor.default)
+@lowering(aten.scalar_tensor.default, takes_sizes=True)
 def scalar_tensor(ctx: Lowering, value: Any, **_: Any) -> TensorValue:
     return filled(ctx, value)
 
@@ -63,7 +63,7 @@ def ones(ctx: Lowering, *_: Any, **__: Any) -> TensorValue:
     return filled(ctx, 1)
 
 
-@lowering(aten.arange.default, aten.arange.start, aten.arange.start_step)
+@lowering(aten.arange.default, aten.arange.start, aten.arange.start_step, takes_sizes=True)
 def arange(ctx: Lowering, first: Any, end: Any = None, step: Any = 1, **_: Any) -> Any:
     start = 0 if end is None else first
     shape, dtype = ctx.out
@@ -88,21 +88,21 @@ def eye(ctx: Lowering, *_: Any, **__: Any) -> TensorValue:
     return ctx.compute(shape, dtype, lambda coords: sc.cast(sc.compare("eq", *(sc.index(c) for c in coords)), dtype))
 
 
-def _triangle(ctx: Lowering, x: TensorValue, diagonal: int, op: str) -> TensorValue:
+def _triangle(ctx: Lowering, x: TensorValue, diagonal: int | Expr, op: str) -> TensorValue:
     def body(coords: tuple[Expr, ...]) -> Node:
-        inside = sc.compare(op, sc.index(coords[-1] - coords[-2]), sc.const(diagonal, torch.int64))
+        inside = sc.compare(op, sc.index(coords[-1] - coords[-2]), sc.index(as_expr(diagonal)))
         return sc.where(inside, x.load(coords), sc.const(0, x.dtype))
 
     return ctx.compute(x.shape, x.dtype, body)
 
 
 @lowering(aten.tril.default)
-def tril(ctx: Lowering, x: TensorValue, diagonal: int = 0) -> TensorValue:
+def tril(ctx: Lowering, x: TensorValue, diagonal: int | Expr = 0) -> TensorValue:
     return _triangle(ctx, x, diagonal, "le")
 
 
 @lowering(aten.triu.default)
-def triu(ctx: Lowering, x: TensorValue, diagonal: int = 0) -> TensorValue:
+def triu(ctx: Lowering, x: TensorValue, diagonal: int | Expr = 0) -> TensorValue:
     return _triangle(ctx, x, diagonal, "ge")
 
 

@@ -89,17 +89,17 @@ def _scaled_add(ctx: Lowering, a: Any, b: Any, alpha: Any, sign: int) -> TensorV
     return arithmetic(ctx, lambda x, y, k: sc.fma(y, k, x), a, b, sign * alpha)
 
 
-@lowering(aten.add.Tensor, aten.add.Scalar)
+@lowering(aten.add.Tensor, aten.add.Scalar, takes_sizes=True)
 def add(ctx: Lowering, a: Any, b: Any, alpha: Any = 1) -> TensorValue:
     return _scaled_add(ctx, a, b, alpha, 1)
 
 
-@lowering(aten.sub.Tensor, aten.sub.Scalar)
+@lowering(aten.sub.Tensor, aten.sub.Scalar, takes_sizes=True)
 def sub(ctx: Lowering, a: Any, b: Any, alpha: Any = 1) -> TensorValue:
     return _scaled_add(ctx, a, b, alpha, -1)
 
 
-@lowering(aten.rsub.Tensor, aten.rsub.Scalar)
+@lowering(aten.rsub.Tensor, aten.rsub.Scalar, takes_sizes=True)
 def rsub(ctx: Lowering, a: Any, b: Any, alpha: Any = 1) -> TensorValue:
     return _scaled_add(ctx, b, a, alpha, -1)
 
@@ -114,17 +114,17 @@ def _keeps_scalar(ctx: Lowering, body: Callable[..., Node], a: Any, b: Any) -> T
     return ctx.compute(shape, dtype, lambda coords: body(left(coords), right(coords)))
 
 
-@lowering(aten.mul.Tensor, aten.mul.Scalar)
+@lowering(aten.mul.Tensor, aten.mul.Scalar, takes_sizes=True)
 def mul(ctx: Lowering, a: Any, b: Any) -> TensorValue:
     return _keeps_scalar(ctx, sc.mul, b, a) if is_scalar(a) and not is_scalar(b) else _keeps_scalar(ctx, sc.mul, a, b)
 
 
-@lowering(aten.div.Tensor, aten.div.Scalar)
+@lowering(aten.div.Tensor, aten.div.Scalar, takes_sizes=True)
 def div(ctx: Lowering, a: Any, b: Any) -> TensorValue:
     return _keeps_scalar(ctx, sc.div, a, b)
 
 
-@lowering(aten.div.Tensor_mode, aten.div.Scalar_mode)
+@lowering(aten.div.Tensor_mode, aten.div.Scalar_mode, takes_sizes=True)
 def div_mode(ctx: Lowering, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode is None:
         return div(ctx, a, b)
@@ -139,7 +139,7 @@ def div_mode(ctx: Lowering, a: Any, b: Any, rounding_mode: str | None = None) ->
     return arithmetic(ctx, lambda x, y: floor_divide_floats(x, y, ctx.meta.dtype), a, b)
 
 
-@lowering(aten.floor_divide.default, aten.floor_divide.Scalar)
+@lowering(aten.floor_divide.default, aten.floor_divide.Scalar, takes_sizes=True)
 def floor_divide(ctx: Lowering, a: Any, b: Any) -> Any:
     return div_mode(ctx, a, b, rounding_mode="floor")
 
@@ -170,7 +170,7 @@ def floor_divide_floats(x: Node, y: Node, dtype: torch.dtype) -> Node:
     return sc.where(sc.compare("eq", y, zero), sc.div(x, y), result)
 
 
-@lowering(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+@lowering(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, takes_sizes=True)
 def remainder(ctx: Lowering, a: Any, b: Any) -> Any:
     if not sc.is_float(ctx.meta.dtype):
         return arithmetic(ctx, sc.mod, a, b) if _nonzero_constant(b) else EXTERN
@@ -183,26 +183,26 @@ def remainder(ctx: Lowering, a: Any, b: Any) -> Any:
     return arithmetic(ctx, body, a, b)
 
 
-@lowering(aten.fmod.Tensor, aten.fmod.Scalar)
+@lowering(aten.fmod.Tensor, aten.fmod.Scalar, takes_sizes=True)
 def fmod(ctx: Lowering, a: Any, b: Any) -> Any:
     if not sc.is_float(ctx.meta.dtype) and not _nonzero_constant(b):
         return EXTERN
     return arithmetic(ctx, lambda x, y: sc.binary("fmod", x, y), a, b)
 
 
-@lowering(aten.addcmul.default)
+@lowering(aten.addcmul.default, takes_sizes=True)
 def addcmul(ctx: Lowering, x: Any, a: Any, b: Any, value: Any = 1) -> TensorValue:
     if not sc.is_float(ctx.meta.dtype):
         return elementwise(ctx, lambda x, a, b, k: sc.add(x, sc.mul(sc.mul(k, a), b)), x, a, b, value)
     return elementwise(ctx, lambda x, a, b, k: sc.fma(sc.mul(k, a), b, x), x, a, b, value)
 
 
-@lowering(aten.addcdiv.default)
+@lowering(aten.addcdiv.default, takes_sizes=True)
 def addcdiv(ctx: Lowering, x: Any, a: Any, b: Any, value: Any = 1) -> TensorValue:
     return elementwise(ctx, lambda x, a, b, k: sc.add(x, sc.div(sc.mul(k, a), b)), x, a, b, value)
 
 
-@lowering(aten.lerp.Tensor, aten.lerp.Scalar)
+@lowering(aten.lerp.Tensor, aten.lerp.Scalar, takes_sizes=True)
 def lerp(ctx: Lowering, start: Any, end: Any, weight: Any) -> TensorValue:
     def body(x: Node, y: Node, w: Node) -> Node:
         span, half, one = sc.sub(y, x), sc.const(0.5, x.dtype), sc.const(1.0, x.dtype)
@@ -212,7 +212,7 @@ def lerp(ctx: Lowering, start: Any, end: Any, weight: Any) -> TensorValue:
     return elementwise(ctx, body, start, end, weight)
 
 
-@lowering(aten.pow.Tensor_Scalar)
+@lowering(aten.pow.Tensor_Scalar, takes_sizes=True)
 def pow_scalar(ctx: Lowering, x: Any, exponent: Any) -> Any:
     if type(exponent) is Expr:
         return EXTERN
@@ -240,7 +240,7 @@ def pow_scalar(ctx: Lowering, x: Any, exponent: Any) -> Any:
     return arithmetic(ctx, lambda v, e: sc.binary("pow", v, e), x, exponent)
 
 
-@lowering(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+@lowering(aten.pow.Tensor_Tensor, aten.pow.Scalar, takes_sizes=True)
 def pow_tensor(ctx: Lowering, base: Any, exponent: Any) -> Any:
     if not sc.is_float(ctx.meta.dtype) or type(base) is Expr:
         return EXTERN
@@ -258,7 +258,7 @@ def square(ctx: Lowering, x: TensorValue) -> TensorValue:
 
 
 def _register_binary(op: str, *overloads: Any) -> None:
-    @lowering(*overloads)
+    @lowering(*overloads, takes_sizes=True)
     def lower(ctx: Lowering, a: Any, b: Any) -> Any:
         return arithmetic(ctx, lambda x, y: sc.binary(op, x, y), a, b)
 
@@ -280,7 +280,7 @@ def minimum(ctx: Lowering, a: Any, b: Any) -> TensorValue:
     return arithmetic(ctx, sc.minimum, a, b)
 
 
-@lowering(aten.clamp.default, aten.clamp.Tensor)
+@lowering(aten.clamp.default, aten.clamp.Tensor, takes_sizes=True)
 def clamp(ctx: Lowering, x: Any, min: Any = None, max: Any = None) -> TensorValue:
     bounds = [bound for bound in (min, max) if bound is not None]
 
@@ -295,12 +295,12 @@ def clamp(ctx: Lowering, x: Any, min: Any = None, max: Any = None) -> TensorValu
     return arithmetic(ctx, body, x, *bounds)
 
 
-@lowering(aten.clamp_min.default, aten.clamp_min.Tensor)
+@lowering(aten.clamp_min.default, aten.clamp_min.Tensor, takes_sizes=True)
 def clamp_min(ctx: Lowering, x: Any, min: Any) -> TensorValue:
     return clamp(ctx, x, min=min)
 
 
-@lowering(aten.clamp_max.default, aten.clamp_max.Tensor)
+@lowering(aten.clamp_max.default, aten.clamp_max.Tensor, takes_sizes=True)
 def clamp_max(ctx: Lowering, x: Any, max: Any) -> TensorValue:
     return clamp(ctx, x, max=max)
 
@@ -356,7 +356,7 @@ def relu(ctx: Lowering, x: TensorValue) -> TensorValue:
 def _register_compare(op: str) -> None:
     packet = getattr(aten, op)
 
-    @lowering(packet.Tensor, packet.Scalar)
+    @lowering(packet.Tensor, packet.Scalar, takes_sizes=True)
     def lower(ctx: Lowering, a: Any, b: Any) -> Any:
         common = promoted(a, b)
         if common is torch.bool:
@@ -410,7 +410,7 @@ def logical_not(ctx: Lowering, x: TensorValue) -> TensorValue:
 
 
 def _register_bitwise(op: str, packet: Any, *names: str) -> None:
-    @lowering(*(getattr(packet, name) for name in names))
+    @lowering(*(getattr(packet, name) for name in names), takes_sizes=True)
     def lower(ctx: Lowering, a: Any, b: Any) -> Any:
         if sc.is_float(ctx.meta.dtype):
             return EXTERN
@@ -481,7 +481,7 @@ def nan_to_num(ctx: Lowering, x: TensorValue, nan: Any = None, posinf: Any = Non
 # ---- selection ------------------------------------------------------------------------------------------------------
 
 
-@lowering(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+@lowering(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, takes_sizes=True)
 def where(ctx: Lowering, condition: TensorValue, a: Any, b: Any) -> TensorValue:
     shape, dtype = ctx.out
 
@@ -491,7 +491,7 @@ def where(ctx: Lowering, condition: TensorValue, a: Any, b: Any) -> TensorValue:
     return ctx.compute(shape, dtype, body)
 
 
-@lowering(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+@lowering(aten.masked_fill.Scalar, aten.masked_fill.Tensor, takes_sizes=True)
 def masked_fill(ctx: Lowering, x: TensorValue, mask: TensorValue, value: Any) -> TensorValue:
     return where(ctx, mask, value, x)
 
@@ -519,7 +519,7 @@ def copy(ctx: Lowering, target: TensorValue, source: Any, non_blocking: bool = F
     return ctx.compute(shape, dtype, lambda coords: ctx.operand(source, coords, dtype))
 
 
-@lowering(aten.fill.Scalar, aten.fill.Tensor)
+@lowering(aten.fill.Scalar, aten.fill.Tensor, takes_sizes=True)
 def fill(ctx: Lowering, x: TensorValue, value: Any) -> TensorValue:
     return ctx.compute(x.shape, x.dtype, lambda coords: ctx.operand(value, coords, x.dtype))
 

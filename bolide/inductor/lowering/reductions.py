@@ -157,14 +157,11 @@ def moments(
 
     total = summed(ctx, x, dims, deviation, compute, True, "sqdev")
     n = count(x, dims)
-    if n.is_const or correction != int(correction):
-        freedom = (
-            sc.const(max(n.value - correction, 0.0), compute)
-            if n.is_const
-            else sc.sub(sc.index(n, compute), sc.const(correction, compute))
-        )
+    if type(correction) is float and not correction.is_integer():
+        freedom = sc.maximum(sc.sub(sc.index(n, compute), sc.const(correction, compute)), sc.const(0.0, compute))
     else:
-        freedom = sc.index(Expr.max(n - int(correction), 0), compute)
+        whole = correction if type(correction) is Expr else int(correction)
+        freedom = sc.index(Expr.max(n - whole, 0), compute)
     variance = ctx.compute(
         total.shape, compute, lambda coords: sc.binary("div", total.load(coords), freedom), hint="var"
     )
@@ -188,7 +185,7 @@ def _register_moments(name: str, body: Callable[[Node], Node], with_mean: bool) 
         result = _finish(ctx, x, variance, dims, metas[0], body)
         return (result, _finish(ctx, x, average, dims, metas[1], lambda v: v)) if with_mean else result
 
-    @lowering(packet.correction)
+    @lowering(packet.correction, takes_sizes=True)
     def lower_correction(
         ctx: Lowering, x: TensorValue, dim: Any = None, correction: Any = None, keepdim: bool = False
     ) -> Any:

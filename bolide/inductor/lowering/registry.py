@@ -11,17 +11,23 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {}
 
 EXTERN = object()
 
+#: those of them whose numbers (`Scalar` in the schema) may be sizes: `Expr`s. The others get Python's numbers only, and
+#: a call with a size for a number is ATen's.
+TAKE_SIZES: set[Any] = set()
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def lowering(*overloads: Any) -> Callable[[F], F]:
-    """Registers a function as the lowering of `overloads`."""
+def lowering(*overloads: Any, takes_sizes: bool = False) -> Callable[[F], F]:
+    """Registers a function as the lowering of `overloads`. `takes_sizes`: whether its numbers may be `Expr`s."""
 
     def register(function: F) -> F:
         for overload in overloads:
             if overload in LOWERINGS:
                 raise ValueError(f"two lowerings for {overload}")
             LOWERINGS[overload] = function
+            if takes_sizes:
+                TAKE_SIZES.add(overload)
         return function
 
     return register
