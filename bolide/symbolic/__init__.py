@@ -2,6 +2,7 @@
 trace."""
 
 from bolide.symbolic.expr import Cond, Expr, as_expr
+from bolide.symbolic.facts import is_at_least_0
 from bolide.symbolic.sizes import Ratio, ShapeEnv, SymNode, product, same_size, symbolic_strides, times, without_zeros
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "ShapeEnv",
     "SymNode",
     "as_expr",
+    "is_at_least_0",
     "product",
     "same_size",
     "symbolic_strides",

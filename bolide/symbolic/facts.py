@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bolide.symbolic.expr import Cond, Expr
 
 
@@ -44,10 +46,10 @@ class Facts:
         expr = condition.expr.subs(raised) if raised else condition.expr
         facts = [fact.subs(raised) if raised else fact for fact in self._positive]
         if condition.op == ">=":
-            return True if _at_least_0(expr, facts) else False if _at_least_0(-expr - 1, facts) else None
-        if _at_least_0(expr - 1, facts) or _at_least_0(-expr - 1, facts):
+            return True if is_at_least_0(expr, facts) else False if is_at_least_0(-expr - 1, facts) else None
+        if is_at_least_0(expr - 1, facts) or is_at_least_0(-expr - 1, facts):
             return condition.op == "!="
-        if _at_least_0(expr, facts) and _at_least_0(-expr, facts):
+        if is_at_least_0(expr, facts) and is_at_least_0(-expr, facts):
             return condition.op == "=="
         return None
 
@@ -58,14 +60,14 @@ class Facts:
             lo, hi = variable.bounds()
             better = self._least.get(name, lo)
             is_size = name in self.names and better is not None and better >= 0
-            if least is not None and is_size and not _at_least_0(least - 1 - variable, self._positive):
+            if least is not None and is_size and not is_at_least_0(least - 1 - variable, self._positive):
                 better = max(better or 0, least)
             if better is not None and (lo is None or better > lo):
                 found[name] = Expr.var(name, better, hi if hi is None or hi >= better else None)
         return found
 
 
-def _at_least_0(expr: Expr, facts: list[Expr], depth: int = 3) -> bool:
+def is_at_least_0(expr: Expr, facts: Sequence[Expr], depth: int = 3) -> bool:
     """Whether an expression is never negative, by its bounds or because it is at least one that is not; minima and
     maxima are taken apart up to `depth` times."""
     if expr.least() >= 0 or any((expr - fact).least() >= 0 for fact in facts):
@@ -74,7 +76,7 @@ def _at_least_0(expr: Expr, facts: list[Expr], depth: int = 3) -> bool:
         if len(mono) == 1 and mono[0].kind in ("min", "max"):
             rest = expr - mono[0].as_expr() * coefficient
             either = (mono[0].kind == "max") is (coefficient > 0)  # the larger of two numbers, or of two losses
-            cases = (_at_least_0(arg * coefficient + rest, facts, depth - 1) for arg in mono[0].args)
+            cases = (is_at_least_0(arg * coefficient + rest, facts, depth - 1) for arg in mono[0].args)
             if any(cases) if either else all(cases):
                 return True
     return False

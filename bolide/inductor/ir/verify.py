@@ -12,6 +12,7 @@ from bolide.inductor.ir.loops import (
     ELEMENTARY_OPS,
     SCALAR_OPS,
     Access,
+    Axis,
     Init,
     Kernel,
     Loop,
@@ -21,6 +22,7 @@ from bolide.inductor.ir.loops import (
     Update,
 )
 from bolide.inductor.ir.printer import kernel_lines
+from bolide.inductor.ir.ranges import extremes, is_within
 from bolide.symbolic import Expr
 
 OF_FLOATS = frozenset((*ELEMENTARY_OPS, "recip", "erfinv", "digamma"))
@@ -47,6 +49,7 @@ class _State:
     parallel_outside: set[str] = field(default_factory=set)  # accumulators declared outside the current parallel loop
     checked: set[Node] = field(default_factory=set)
     statement: Stmt | None = None
+    axes: list[Axis] = field(default_factory=list)  # of the loops around the current statement, outer ones first
     idle_loops: int = 0  # loops around the current statement that run no iteration
 
     def fail(self, reason: str) -> InvalidKernel:
@@ -118,7 +121,9 @@ def _loop(state: _State, loop: Loop, kinds: tuple[str, ...]) -> None:
     idle = axis.extent.is_const and axis.extent.value == 0
     state.names.add(axis.name)
     state.idle_loops += idle
+    state.axes.append(axis)
     _body(state, loop.body, (*kinds, axis.kind))
+    state.axes.pop()
     state.idle_loops -= idle
     state.names.discard(axis.name)
     state.parallel_outside = outside
@@ -168,15 +173,17 @@ def _access(state: _State, access: Access, src: tuple[Node, ...]) -> None:
     if any(node.dtype not in (torch.int64, torch.int32) for node in operands):
         raise state.fail(f"an operand of the index into {access.buffer} is not an integer")
     if not access.masked and not operands:
-        low, high = access.index.bounds()
-        numel = state.numels[access.buffer]
-        affine = all(atom.kind == "var" for mono, _ in access.index.terms for atom in mono)
-        if (
-            affine
-            and not state.idle_loops
-            and ((low is not None and low < 0) or (high is not None and numel.is_const and high >= numel.value))
-        ):
-            raise state.fail(f"index {access.index} goes from {low} to {high}, {access.buffer} has {numel} elements")
+        _check_range(state, access)
+
+
+def _check_range(state: _State, access: Access) -> None:
+    """Refuse an access that leaves its buffer. Where the loops run depends on the sizes, as do strides: what cannot be
+    told is allowed."""
+    numel = state.numels[access.buffer]
+    if state.idle_loops or is_within(access.index, numel, state.axes) is not False:
+        return
+    low, high = extremes(access.index, state.axes) or access.index.bounds()
+    raise state.fail(f"index {access.index} goes from {low} to {high}, {access.buffer} has {numel} elements")
 
 
 def _value(state: _State, root: Node) -> None:
