@@ -162,6 +162,10 @@ class ShapeEnv:
             "data_condition",
         )
 
+    def is_assumed(self, condition: Cond) -> bool:
+        """Whether a condition is known to hold: by a guard, or, of data, by what the program has checked."""
+        return condition in self.guards or self.decide(condition) is True
+
     def _known(self, condition: Cond) -> bool:
         """Whether a condition was assumed. Of a finished trace sizes count as different unless they are known to be
         equal; raises AssertionError for an order that is not known."""

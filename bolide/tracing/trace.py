@@ -104,7 +104,10 @@ class Trace:
         self.differentiates |= meta.requires_grad
         if isinstance(real, torch.nn.Parameter):
             leaf._is_param = True
-        tensor = leaf if real.is_leaf else NonLeaf.apply(leaf)  # type: ignore[no-untyped-call]
+        tensor = leaf
+        if not real.is_leaf:  # its history is there also where the program does not record any
+            with torch.enable_grad():
+                tensor = NonLeaf.apply(leaf)  # type: ignore[no-untyped-call]
         self.inputs.append(tensor)
         self.leaves.append(leaf)
         return tensor

@@ -274,3 +274,46 @@ def test_own_gradients_are_not_replaced_by_derivatives_of_the_forward() -> None:
         torch.testing.assert_close(gradient, expected)
         with pytest.raises(RuntimeError, match="the program's own"):
             torch.autograd.grad(gradient.sum() + x.sum(), x)
+
+
+class Kept:
+    """An object that holds a tensor."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+@torch.no_grad()
+def scale(holder: Any) -> Any:
+    """Reads the tensor first where no history is recorded."""
+    tensor = holder.value if isinstance(holder, Kept) else holder[0]
+    return 2 if tensor.abs().max() > 0 else 3  # which breaks
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("hold", [Kept, lambda value: [value]])
+def test_an_input_that_is_first_read_without_grad_keeps_its_history(backend: str, hold: Any) -> None:
+    def plain(holder: Any, x: Any) -> Any:
+        with torch.no_grad():
+            mean = (holder.value if isinstance(holder, Kept) else holder[0]).mean()
+        return (holder.value if isinstance(holder, Kept) else holder[0]) * mean * x
+
+    def breaks(holder: Any, x: Any) -> Any:
+        return x * scale(holder) * (holder.value if isinstance(holder, Kept) else holder[0])
+
+    def twice(w: Any, x: Any) -> Any:
+        return plain(hold(w * 2), x) + breaks(hold(w * 3), x)
+
+    for program in (plain, breaks):
+        compiled = bolide.compile(program, backend=backend)
+        for n in (4, 5, 6):
+            w, x = torch.randn(3, requires_grad=True), torch.randn(n, 3)
+            expected, found = (f(hold(w * 2), x) for f in (program, compiled))
+            weights = torch.randn(n, 3)
+            grads = [torch.autograd.grad((r * weights).sum(), w)[0] for r in (expected, found)]
+            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(grads[1], grads[0])
+    w, x = torch.randn(3, requires_grad=True), torch.randn(4, 3)
+    results = [f(w, x) for f in (twice, bolide.compile(twice, backend=backend))]
+    grads = [torch.autograd.grad(result.sum(), w)[0] for result in results]
+    torch.testing.assert_close(grads[1], grads[0])

@@ -71,6 +71,7 @@ class Lowering:
         self._names = 0
         self._axes = 0
         self._sizes: dict[tuple[Any, ...], Coords] = {}
+        self._symbolic: dict[Expr, Expr] = {}
 
     # ---- what is known of the node ----------------------------------------------------------------------------------
 
@@ -86,10 +87,21 @@ class Lowering:
         """Ints or SymInts as Exprs."""
         key = tuple(sizes)
         if any(type(size) is not int for size in key):
-            return exprs(key)
+            return tuple(as_expr(size) if type(size) is not torch.SymInt else self._size(size) for size in key)
         found = self._sizes.get(key)
         if found is None:
             found = self._sizes[key] = exprs(key)
+        return found
+
+    def _size(self, size: torch.SymInt) -> Expr:
+        """A symbolic size as an Expr; a number where the guards say that it is 0 or 1: then it may have been broadcast,
+        or left out."""
+        expr = as_expr(size)
+        found = self._symbolic.get(expr)
+        if found is None:
+            assumed = size.node.env.is_assumed
+            found = _ONE if assumed(expr.eq(1)) else _ZERO if assumed(expr.eq(0)) else expr
+            self._symbolic[expr] = found
         return found
 
     @property

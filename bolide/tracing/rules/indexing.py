@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
-from bolide.tracing.meta import TensorMeta
+from bolide.tracing.meta import TensorMeta, is_one
 from bolide.tracing.rules.common import (
     broadcast_shapes,
     differ,
@@ -15,6 +16,7 @@ from bolide.tracing.rules.common import (
     like_strides,
     require,
     result_strides,
+    shapes_differ,
     wrap_dim,
 )
 from bolide.tracing.rules.registry import rule
@@ -92,13 +94,49 @@ def _index_add(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *
         "source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = "
         f"{list(x.shape)} source.shape = {list(source.shape)}",
     )
+    count, rows = index.numel, source.shape[dim] if source.shape else 1
+    require(
+        count == rows,
+        f"index_add_(): Number of indices ({count}) should be equal to source.size(dim): ({rows}), for dim: {dim}",
+    )
+    return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
+
+
+@rule("index_copy")
+def _index_copy(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta) -> TensorMeta:
+    require(index.ndim <= 1, f"index_copy_(): Index should have dimension 1 or 0 (got {index.ndim})", IndexError)
+    dim = wrap_dim(dim, x.ndim)
+    count = index.numel
+    if not source.shape:
+        require(
+            count == 1, f"index_copy_(): When source is scalar, index should have one element (got {count})", IndexError
+        )
+    else:
+        require(
+            not x.shape or source.ndim == x.ndim,
+            "index_copy_(): When source and destination are not scalars, their dimensionality must match. Source "
+            f"dimensionality ({source.ndim}), destination dimensionality ({x.ndim})",
+            IndexError,
+        )
+        rows = source.shape[dim]
+        require(
+            count == rows,
+            f"index_copy_(): Number of indices ({count}) should be equal to source.size(dim) ({rows})",
+            IndexError,
+        )
+    own, given = (list(meta.shape[:dim] + meta.shape[dim + 1 :]) for meta in (x, source))
+    require(
+        not shapes_differ(own, given),
+        "index_copy_(): Source/destination tensor must have same slice shapes. Destination slice shape: "
+        f"{' '.join(map(str, own))} at dimension {dim} and source slice shape: {' '.join(map(str, given))} at "
+        f"dimension 0.",
+    )
     return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
 
 
 @rule(
     "scatter.value",
     "scatter.value_reduce",
-    "index_copy",
     "index_fill.int_Scalar",
     "index_fill.int_Tensor",
 )
@@ -128,7 +166,40 @@ def _index_put(
         f"Index put requires the source and destination dtypes match, got {dtype_name(x.dtype)} for the destination "
         f"and {dtype_name(values.dtype)} for the source.",
     )
+    if not any(index is not None and index.dtype in _MASKS for index in indices):
+        result = _indexed_shape(x, indices)[0]
+        fits = values.ndim <= len(result) and all(
+            is_one(own) or not differ(own, size) for own, size in zip(reversed(values.shape), reversed(result))
+        )
+        require(
+            fits,
+            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of "
+            f"shape {list(result)}",
+        )
     return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
+
+
+def _indexed_shape(x: TensorMeta, indices: list[TensorMeta | None]) -> tuple[tuple[Any, ...], int, int]:
+    """The shape of what is indexed, and where in it the common shape of the indices begins and ends: adjacent ones put
+    it where they stand, others in front (TensorAdvancedIndexing.cpp)."""
+    slots = [dim for dim, index in enumerate(indices) if index is not None]
+    if not slots:
+        return x.shape, 0, 0
+    common = _common_shape([index.shape for index in indices if index is not None])
+    shape = [extent for dim, extent in enumerate(x.shape) if dim not in slots]
+    position = slots[0] if slots == list(range(slots[0], slots[-1] + 1)) else 0
+    return (*shape[:position], *common, *shape[position:]), position, position + len(common)
+
+
+def _common_shape(shapes: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The shape of index tensors together; eager's error if there is none."""
+    try:
+        return broadcast_shapes(shapes)  # type: ignore[no-any-return]
+    except RuntimeError:
+        shown = ", ".join(str(list(shape)) for shape in shapes)
+        raise IndexError(
+            f"shape mismatch: indexing tensors could not be broadcast together with shapes {shown}"
+        ) from None
 
 
 _MASKS = (torch.bool, torch.uint8)
@@ -141,21 +212,14 @@ def _masked_scatter(x: TensorMeta, mask: TensorMeta, source: TensorMeta) -> Tens
 
 @rule("index.Tensor")
 def _index(x: TensorMeta, indices: list[TensorMeta | None]) -> TensorMeta:
-    """Adjacent indices put their common shape where they stand, others put it in front (TensorAdvancedIndexing.cpp)."""
-    slots = [dim for dim, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
     if any(index.dtype in _MASKS for index in given):
         raise NotImplementedError("the shape of a selection by mask depends on its data")
-    common = broadcast_shapes([index.shape for index in given])
-    kept = [dim for dim in range(x.ndim) if dim not in slots]
-    shape = [x.shape[dim] for dim in kept]
-    adjacent = slots == list(range(slots[0], slots[-1] + 1))
-    position = slots[0] if adjacent else 0
-    result = (*shape[:position], *common, *shape[position:])
+    result, position, end = _indexed_shape(x, indices)
     # TensorIterator over the restrided tensor (0-strides at the indexed dimensions) and the broadcast indices
-    stride = [x.stride[dim] for dim in kept]
-    source = x._replace(shape=result, stride=(*stride[:position], *([0] * len(common)), *stride[position:]))
-    after = len(shape) - position
+    stride = [step for step, index in zip_longest(x.stride, indices) if index is None]
+    source = x._replace(shape=result, stride=(*stride[:position], *([0] * (end - position)), *stride[position:]))
+    after = len(result) - end
     spread = [
         TensorMeta(
             (*([1] * position), *index.shape, *([1] * after)),

@@ -8,7 +8,6 @@ import torch
 
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
-    broadcast_shapes,
     differ,
     format_strides,
     fresh,
@@ -19,6 +18,7 @@ from bolide.tracing.rules.common import (
     suggested_format,
 )
 from bolide.tracing.rules.registry import rule
+from bolide.tracing.rules.views import expanded
 
 aten = torch.ops.aten
 
@@ -60,8 +60,7 @@ def _mm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
 def _addmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, alpha: Any = 1) -> TensorMeta:
     _check_product(a, b)
     shape = (a.shape[0], b.shape[1])
-    if shapes_differ(broadcast_shapes([bias.shape, shape]), shape):
-        raise RuntimeError(f"expand({list(bias.shape)}): cannot be expanded to {list(shape)}")
+    expanded(bias, list(shape))
     return fresh(shape, a.dtype, a.device)
 
 
@@ -81,6 +80,7 @@ def _bmm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
 @rule("baddbmm")
 def _baddbmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, alpha: Any = 1) -> TensorMeta:
     product: TensorMeta = _bmm(a, b)
+    expanded(bias, list(product.shape))
     return product
 
 

@@ -174,7 +174,7 @@ def _permute(x: TensorMeta, dims: list[int]) -> TensorMeta:
 
 
 @rule("expand")
-def _expand(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMeta:
+def expanded(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMeta:
     if not x.shape:
         return _strided(x, [1 if extent == -1 else extent for extent in size], [0] * len(size))
     extra = len(size) - x.ndim
