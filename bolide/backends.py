@@ -27,7 +27,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.program import Captured
 from bolide.dynamo.replay import Runner
 from bolide.functorch import GraphInfo
-from bolide.support import events
+from bolide.support import errors, events
 from bolide.support.errors import BolideWarning, CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling
@@ -108,7 +108,7 @@ def compile_graph(
             record_failure(config.debug_dir_root, graph, failure)
         if not config.suppress_errors:
             raise failure from error
-        warnings.warn(f"{failure}; this graph runs through ATen calls", BolideWarning, stacklevel=2)
+        _warn_of_graph(graph.graph, name, failure)
         if events.subscribers:
             events.emit(events.Fallback(name, str(failure), "bug", None, None, failure))
         compiled = functorch.interpret(graph, info)
@@ -117,6 +117,16 @@ def compile_graph(
     if config.verify_correctness and info.kind != "backward":
         return _verified(compiled, functorch.interpret(graph, info), name)
     return compiled
+
+
+def _warn_of_graph(graph: fx.Graph, name: str, failure: CompileError) -> None:
+    where = next((node.meta["where"] for node in graph.nodes if node.meta.get("where") is not None), None)
+    what = f"{name}: a graph runs through ATen calls"
+    text = errors.describe(what, "bug", str(failure), None, where, failure.remedy)
+    if where is None:
+        warnings.warn(text, BolideWarning, stacklevel=3)
+    else:
+        warnings.warn_explicit(text, BolideWarning, where.file, where.line)
 
 
 def record_failure(root: str, graph: fx.GraphModule, failure: CompileError) -> str:

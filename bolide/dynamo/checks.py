@@ -17,6 +17,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.layout import layout
 from bolide.dynamo.notes import Habits
 from bolide.dynamo.program import Guard, Source
+from bolide.dynamo.proof import proved
 from bolide.dynamo.sources import Namespace, Reader, count_uses
 
 FIRST_RECORDING = 2  # the passing call after which a recording is made
@@ -92,7 +93,11 @@ class Check:
         return found
 
     def record(self, values: Sequence[Any]) -> None:
-        """Make native programs for this call and, again, for those of earlier calls that were of other objects."""
+        """Make native programs for this call and, again, for those of earlier calls that were of other objects. The
+        readable check stays where the native one does not prove itself."""
+        if proved(readable) is None:
+            self.install(self.readable)
+            return
         now = self._record(values)
         gone = self._forget_dead()
         before = next((record for record in self.records if record.roots == now.roots), None)

@@ -109,7 +109,7 @@ def layout() -> Layout | None:
         _confirm_dicts()
         with torch.inference_mode(False), torch.enable_grad():
             return _layout()
-    except Mismatch:
+    except Exception:  # mostly a Mismatch; whatever else goes wrong says the same
         return None
 
 
@@ -407,12 +407,17 @@ def _kind_offset(plain: Sequence[int]) -> int:
     return found[0] * WORD
 
 
+def required(name: str) -> int:
+    """The address of a function. Raises Mismatch where this build lacks it."""
+    address = symbol_address(name)
+    if address is None:
+        raise Mismatch(name)
+    return address
+
+
 def autograd_state() -> int:
     """The address of this thread's state of autograd."""
-    address = symbol_address("_ZN3c1013AutogradState13get_tls_stateEv")
-    if address is None:
-        raise Mismatch("AutogradState")
-    return int(ctypes.CFUNCTYPE(ctypes.c_void_p)(address)())
+    return int(ctypes.CFUNCTYPE(ctypes.c_void_p)(required("_ZN3c1013AutogradState13get_tls_stateEv"))())
 
 
 def _autograd_flags() -> tuple[int, int]:

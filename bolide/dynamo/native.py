@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.layout import LIST_ITEMS, SIZE, TUPLE_ITEMS, TYPE, Layout, autograd_state
+from bolide.dynamo.layout import LIST_ITEMS, SIZE, TUPLE_ITEMS, TYPE, Layout, autograd_state, required
 from bolide.dynamo.native_text import TEXT, expanded
 from bolide.support.engine import Method, load
 from bolide.support.locks import compiling
-from bolide.support.symbols import symbol_address
 
 # Instructions, with their operands. An object is given by its address. Those about the values that are passed come
 # first: when one of them fails, the guards do not hold. When one of the others fails, they still may.
@@ -84,7 +83,7 @@ def thread_state(layout: Layout) -> tuple[int, int, int, int]:
     """What `STATE` compares after autocast's keys, as it is in this thread now."""
     transforms = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode).raw_repr()
     flags = ctypes.c_uint8.from_address(autograd_state() + layout.flags).value & layout.flags_mask
-    default = ctypes.CFUNCTYPE(ctypes.c_uint16)(symbol_address("_ZN3c1017get_default_dtypeEv") or 0)()
+    default = ctypes.CFUNCTYPE(ctypes.c_uint16)(required("_ZN3c1017get_default_dtypeEv"))()
     deterministic = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     return transforms, flags, default, deterministic | only_warns << 1

@@ -5,6 +5,7 @@ the C library's lane by lane.
 from __future__ import annotations
 
 from bolide.inductor.codegen.builder import Value
+from bolide.support.symbols import symbol_address
 
 #: op -> (Sleef's stem, Sleef's accuracy suffix ("": not Sleef's), the C library's name)
 FUNCTIONS: dict[str, tuple[str, str, str]] = {
@@ -32,9 +33,9 @@ def call_library(op: str, args: tuple[Value, ...]) -> Value:
     stem, accuracy, plain = FUNCTIONS[op]
     b, kind = args[0].b, args[0].scalar
     width = b.target.sleef_f64 if kind == "double" else b.target.sleef_f32
-    if not width or not accuracy:
-        return _by_lane(plain if kind == "double" else plain + "f", args)
     name = f"Sleef_{stem}{'d' if kind == 'double' else 'f'}{width}_{accuracy}"
+    if not width or not accuracy or symbol_address(name) is None:
+        return _by_lane(plain if kind == "double" else plain + "f", args)
     return b.in_chunks(lambda *chunk: b.call(name, chunk, kind, width), width, args)
 
 
