@@ -430,7 +430,10 @@ def _split_with_sizes(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     whole = sum(sizes) == tensor.shape[dim]
     for size in sizes:
         message = "split_with_sizes expects split_sizes have only non-negative entries"
-        require(size >= 0, message if is_undecided(size >= 0) else f"{message}, but got split_sizes={list(sizes)}")
+        if is_undecided(size >= 0):
+            require(size >= 0, message)
+        elif size < 0:
+            raise RuntimeError(f"{message}, but got split_sizes={list(sizes)}")
     if is_undecided(whole):
         require(whole, "split_with_sizes expects split_sizes to sum exactly to the input tensor's size")
     elif not whole:

@@ -52,7 +52,7 @@ def is_within(index: Expr, numel: Expr, axes: Sequence[Axis]) -> bool | None:
 
 
 def _trials(index: Expr, numel: Expr, axes: Sequence[Axis]) -> list[dict[str, int]]:
-    """Values of the sizes to try."""
+    """Values of the sizes to try, and of numbers without a lower bound, which may be negative."""
     variables: dict[str, Expr] = {}
     for expr in (index, numel, *(axis.extent for axis in axes)):
         variables |= expr.variables()
@@ -60,10 +60,12 @@ def _trials(index: Expr, numel: Expr, axes: Sequence[Axis]) -> list[dict[str, in
         variables.pop(axis.name, None)
     if not variables:
         return [{}]
-    above = [itertools.cycle(trial) for trial in _TRIALS]
+    least = {name: variable.bounds()[0] for name, variable in sorted(variables.items())}
+    signs = (1, -1) if None in least.values() else (1,)
     return [
-        {name: (variable.bounds()[0] or 0) + next(more) for name, variable in sorted(variables.items())}
-        for more in above
+        {name: sign * (more + (sign < 0)) if low is None else low + more for (name, low), more in zip(least.items(), n)}
+        for sign in signs
+        for n in map(itertools.cycle, _TRIALS)
     ]
 
 
