@@ -307,7 +307,7 @@ def _converted(vm: Machine, function: Any, value: Any) -> Any:
 
 def _number_of(vm: Machine, function: Any, tensor: TracedTensor) -> Any:
     """`int` and `float` of a tensor."""
-    if not vm.trace.captures_numbers or tensor.numel() != 1 or vm.trace.known(tensor) is not None:
+    if tensor.numel() != 1 or not vm.trace.is_symbol(tensor, vm.trace.captures_numbers):
         return NATIVE
     vm.trace.where = vm.where()
     value = tensor.item()

@@ -146,8 +146,10 @@ class _Attempt:
         answers.remember = config.fake_tensor_cache_enabled
         answers.crosscheck = config.fake_tensor_cache_crosscheck_enabled
         self.trace = Trace()
-        self.trace.captures_numbers = config.capture_scalar_outputs
-        self.trace.captures_sizes = config.capture_dynamic_output_shape_ops
+        open_to_data = None if history is None or history.data_symbols else False
+        numbers, sizes = config.capture_scalar_outputs, config.capture_dynamic_output_shape_ops
+        self.trace.captures_numbers = open_to_data if numbers is None else numbers
+        self.trace.captures_sizes = open_to_data if sizes is None else sizes
         self.trace.compliant_only = config.only_allow_pt2_compliant_ops
         if config.do_not_emit_runtime_asserts:
             self.trace.shapes.require = None
@@ -216,6 +218,10 @@ class _Attempt:
         finally:
             self.trace.shapes.needed = None  # the machine is no part of what is captured
             self.trace.data_of = unknown
+            open_to_data = self.trace.captures_numbers is None or self.trace.captures_sizes is None
+            self.symbols.history.met_data = open_to_data and bool(self.trace.shapes.facts.names)
+            self.trace.captures_numbers = bool(self.trace.captures_numbers)
+            self.trace.captures_sizes = bool(self.trace.captures_sizes)
             if self.calls is not None:
                 self.calls.around = nowhere
         place = machine.where() if shape is not None else decode(self.code).frame_at(-1)

@@ -131,15 +131,19 @@ class DynamoConfig(Config):
     force_parameter_static_shapes: bool = option(True, "Sizes of parameters are always fixed.")
     force_nn_module_property_static_shapes: bool = option(True, "Sizes of tensors that modules hold are always fixed.")
     allow_ignore_mark_dynamic: bool = option(False, "A dimension marked dynamic may be fixed without an error.")
-    capture_scalar_outputs: bool = option(
-        False,
-        "Numbers read from tensors (.item()) are captured as symbols instead of breaking.",
+    capture_scalar_outputs: bool | None = option(
+        None,
+        "Numbers read from tensors (.item()) are captured as symbols; the segment ends where the program needs to know "
+        "them. None: those that `specialize_data` does not read. False: reading one is a break, as in PyTorch.",
         env=("BOLIDE_CAPTURE_SCALAR_OUTPUTS", "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS"),
+        types=(bool,),
     )
-    capture_dynamic_output_shape_ops: bool = option(
-        False,
-        "Operations whose result's size depends on data (nonzero) are captured instead of breaking.",
+    capture_dynamic_output_shape_ops: bool | None = option(
+        None,
+        "Operations whose result's size depends on data (nonzero) are captured. None: where `specialize_data` does not "
+        "read the data. False: they are breaks, as in PyTorch.",
         env=("BOLIDE_CAPTURE_DYNAMIC_OUTPUT_SHAPE_OPS", "TORCHDYNAMO_CAPTURE_DYNAMIC_OUTPUT_SHAPE_OPS"),
+        types=(bool,),
     )
     prefer_deferred_runtime_asserts_over_guards: bool = option(
         False,

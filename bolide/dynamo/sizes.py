@@ -154,6 +154,8 @@ class SizeHistory:
         self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
         self.told: set[tuple[Source, float, str]] = set()
         self.learnt = Learnt()
+        self.data_symbols = True  # whether data may become symbols where the configuration leaves it open
+        self.met_data = False  # whether it has, in the last attempt
         self.called_for_real: dict[Any, str] = {}  # what a capture must not go into, and why
 
     def past(self, source: Source, rank: int) -> list[Values | None]:

@@ -276,9 +276,9 @@ def _item(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         return NATIVE
     if tensor.dtype.is_floating_point and vm.frames[-1].globals.get("__name__", "").startswith("torch.optim."):
         return float_in(vm, tensor)  # optimizers compute with step counts and norms, and do nothing else with them
-    if tensor.dtype.is_floating_point and not config.capture_scalar_outputs and vm.trace.read(tensor) is None:
+    if tensor.dtype.is_floating_point and config.capture_scalar_outputs is False and vm.trace.read(tensor) is None:
         raise DataDependent("Tensor.item", vm.where())
-    return NATIVE
+    return tensor.item()
 
 
 def float_in(vm: Machine, tensor: TracedTensor) -> TracedFloat | float:

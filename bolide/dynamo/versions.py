@@ -306,13 +306,18 @@ class Versions(ABC):
         raise error
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Captured]:
-        """Capture and compile, again where it was found meanwhile that something is to be called for real."""
+        """Capture and compile, again where it was found meanwhile that something is to be called for real, or that the
+        program cannot be compiled with data as symbols: then it breaks where it reads them."""
         while True:
             known = len(self.sizes.called_for_real)
             try:
                 return self._make_once(args, kwargs)
-            except Unsupported:
-                if len(self.sizes.called_for_real) == known:
+            except (Unsupported, CompileError) as error:
+                final = isinstance(error, Unsupported) and error.final
+                if self.sizes.data_symbols and self.sizes.met_data and not final:
+                    self.sizes.data_symbols = False
+                    _log.info("%s: data are no symbols: %s", self.name, error)
+                elif isinstance(error, CompileError) or len(self.sizes.called_for_real) == known:
                     raise
 
     def _make_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Captured]:

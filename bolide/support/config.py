@@ -58,7 +58,7 @@ class Option:
     def parse(self, text: str) -> Any:
         """The value that the text of an environment variable stands for."""
         switch = text.strip().lower()
-        if isinstance(self.default, bool) and (switch in _OFF or switch in _ON or str not in self.types):
+        if bool in (type(self.default), *self.types) and (switch in _OFF or switch in _ON or str not in self.types):
             return switch not in _OFF
         return type(self.default)(text) if type(self.default) in (int, float) else text
 

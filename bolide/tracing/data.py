@@ -197,7 +197,9 @@ def with_selected(tensor: Any, key: Any) -> tuple[Any, tuple[Any, ...]]:
 def with_wide_mask(trace: Trace, tensor: Any, key: Any) -> tuple[Any, Any]:
     """The tensor and the mask of one dimension that ``tensor[mask]`` means for one of none, whose truth C++ would ask
     for."""
-    if not trace.captures_sizes or key.__class__ is not TracedTensor or key.dtype is not torch.bool or key.dim():
+    if key.__class__ is not TracedTensor or key.dtype is not torch.bool or key.dim():
+        return tensor, key
+    if trace.captures_sizes is False:
         return tensor, key
     return tensor.unsqueeze(0), key.reshape(1)
 

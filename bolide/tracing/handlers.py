@@ -264,10 +264,12 @@ def _spoken(func: Any) -> str:
 def _data_dependent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     known = [trace.known(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
     if any(value is None and arg is not None for value, arg in zip(known, args)):
-        given = kwargs.get("output_size") is not None
-        if func.name() in data.SIZED and (trace.captures_sizes or given):
+        as_symbol = trace.captures_sizes or kwargs.get("output_size") is not None
+        if not as_symbol:
+            known = [trace.read(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+            as_symbol = trace.captures_sizes is None and any(value is None for value in known)
+        if func.name() in data.SIZED and as_symbol:
             return data.sized_by_data(trace, func, args, kwargs)
-        known = [trace.read(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
     if any(value is None and arg is not None for value, arg in zip(known, args)):
         sized = any(isinstance(result.type, torch.TensorType) for result in func._schema.returns)
         raise DataDependent(_spoken(func), trace.where, "data_shape" if sized else "data_value")
@@ -441,7 +443,18 @@ def _split_with_sizes(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
             f"split_with_sizes expects split_sizes to sum exactly to {tensor.shape[dim]} (input tensor's size at "
             f"dimension {dim}), but got split_sizes={list(sizes)}"
         )
+    _note_prefixes(trace, sizes, tensor.shape[dim])
     return _pieces(trace, tensor, list(sizes), dim, func is aten.split_with_sizes.default)
+
+
+def _note_prefixes(trace: Trace, sizes: list[Any], whole: Any) -> None:
+    """Parts that are at least 0 and add up to the whole: so no sum of the first ones is larger. Where sizes are data
+    this is no bound of theirs, and the question would come up at each part."""
+    start = as_expr(0)
+    for size in sizes:
+        start = start + as_expr(size)
+        if trace.shapes.is_data(start):
+            trace.shapes.facts.add(as_expr(whole).ge(start))
 
 
 @handler("unbind.int")
@@ -580,7 +593,7 @@ def _item(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     if size is not None:
         node = SymNode(trace.shapes, size, size.evaluate(trace.shapes.hints))
         return torch.SymInt(node)  # type: ignore[no-untyped-call]
-    if trace.captures_numbers and not tensor.dtype.is_complex:
+    if not tensor.dtype.is_complex and trace.is_symbol(tensor, trace.captures_numbers):
         return data.number(trace, tensor)
     known = trace.read(tensor)
     if known is None:
@@ -671,7 +684,7 @@ def _index(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     indices = []
     for index in args[1]:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
-            if trace.captures_sizes and trace.known(index) is None:
+            if trace.is_symbol(index, trace.captures_sizes):
                 indices += data.sized_by_data(trace, aten.nonzero.default, (index,), {}).unbind(1)
                 continue
             known = trace.read(index)

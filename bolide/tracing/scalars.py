@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bolide.symbolic import Ratio, SymNode
+from bolide.tracing import data
 from bolide.tracing.meta import DataDependent
 
 if TYPE_CHECKING:
@@ -169,6 +170,10 @@ def _constant(like: TracedTensor, value: float) -> TracedFloat:
     return TracedFloat(trace.wrap(trace.call(aten.full.default, [], value, dtype=torch.float64)), value)
 
 
+#: what Python computes of all floats without raising
+_TOTAL = (operator.add, operator.sub, operator.mul, torch.neg, torch.abs)
+
+
 def compute(
     function: Callable[..., torch.Tensor], *operands: Any, known: Callable[..., float] | None = None, form: str = ""
 ) -> Any:
@@ -183,7 +188,11 @@ def compute(
     formula = _formula(form, operands) if form else None
     with torch._C._DisableAutocast():
         tensors = [operand.tensor if isinstance(operand, TracedFloat) else operand for operand in operands]
-        return TracedFloat(function(*tensors), hint, pins, formula, made)  # type: ignore[arg-type]
+        found = function(*tensors)
+        trace = traced[0].tensor._trace
+        if hint is None and function not in _TOTAL and trace.captures_numbers is not False:
+            data.check_tensor(trace, found.isfinite())  # type: ignore[arg-type]  # else Python may raise: eager does
+        return TracedFloat(found, hint, pins, formula, made)
 
 
 def _arithmetic(name: str, sign: str, function: Callable[..., Any]) -> None:

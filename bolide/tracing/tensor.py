@@ -218,8 +218,15 @@ class TracedTensor(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         raise DataDependent("Tensor.numpy", self._trace.where, "data_pointer")
 
+    def item(self) -> Any:
+        trace = self._trace
+        if trace.captures_numbers is not False and self.dtype.is_floating_point and self.numel() == 1:
+            if trace.known(self) is None:
+                return trace.scalar(self)
+        return super().item()
+
     def tolist(self) -> Any:
-        if self._trace.captures_numbers and self._trace.known(self) is None and not any(map(is_data, self.shape)):
+        if self._trace.is_symbol(self, self._trace.captures_numbers) and not any(map(is_data, self.shape)):
             return self.item() if not self.dim() else [row.tolist() for row in self.unbind()]
         known = self._trace.read(self)
         if known is None:
@@ -243,6 +250,8 @@ class TracedTensor(torch.Tensor):
 
     def __bool__(self) -> bool:
         try:
+            if self._trace.captures_numbers is None and self._trace.read(self) is None:
+                raise DataDependent("bool(tensor)", self._trace.where, "data_branch")
             return super().__bool__()
         except DataDependent:
             raise DataDependent("bool(tensor)", self._trace.where, "data_branch") from None

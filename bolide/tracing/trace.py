@@ -48,8 +48,9 @@ class Trace:
         self.shapes.scalar = self._scalar_of_size
         self.shapes.require = functools.partial(data.check, self)
         self.assume: Callable[[str, UserFrame | None], None] | None = None  # guards a condition on numbers from outside
-        self.captures_numbers = False  # whether integers read from tensors are symbols; else they are refused
-        self.captures_sizes = False  # the same of sizes of results
+        # whether integers read from tensors are symbols; None: those that cannot be read; False: they are refused
+        self.captures_numbers: bool | None = False
+        self.captures_sizes: bool | None = False  # the same of sizes of results
         self.compliant_only = False  # whether operators must say that they keep the compiler's rules
         self.answered: dict[Any, Any] = {}  # what data was asked for before
         self.data_of: Callable[[int], Data | None] = unknown  # see `read`
@@ -229,6 +230,13 @@ class Trace:
         """The data of a tensor that the program needs to go on: as `known`, or computed from inputs whose data
         `data_of` gives."""
         return folding.read_tensor(self, tensor)
+
+    def is_symbol(self, tensor: Any, captures: bool | None) -> bool:
+        """Whether what the program asks about the data of a tensor is answered by symbols. `captures`: numbers or
+        sizes."""
+        if captures is None:
+            return self.read(tensor) is None
+        return captures and self.known(tensor) is None
 
     def adopt(self, value: Any) -> Any:
         """A tensor as this trace sees it: there is no other trace around it (see `branches.Part`)."""
