@@ -10,7 +10,7 @@ import sys
 import types
 import unittest
 
-if importlib.util.find_spec("expecttest") is None:
+if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
     _stand_in = types.ModuleType("expecttest")
     _stand_in.TestCase = unittest.TestCase
     sys.modules["expecttest"] = _stand_in

@@ -286,7 +286,7 @@ def float_in(vm: Machine, tensor: TracedTensor) -> TracedFloat | float:
     that has been counted up, may decide a branch: how the comparison comes out is guarded."""
     vm.trace.where = vm.where()
     if vm.trace.known(tensor) is not None:
-        return tensor.item()
+        return cast(float, tensor.item())
     node, added = tensor.node, 0.0
     while node.target is torch.ops.aten.add.Tensor and type(node.args[1]) in (int, float) and not node.kwargs:
         added += cast(float, node.args[1])

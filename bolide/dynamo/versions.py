@@ -59,6 +59,9 @@ class _Unfit(Exception):
     """The entry made for a call does not fit that call."""
 
 
+_PATIENCE = 4  # calls that are made again in eager before data are no symbols any more
+
+
 class Versions(ABC):
     """The entries of one point, newest last, and what happens when none fits.
 
@@ -99,6 +102,7 @@ class Versions(ABC):
         self.misfit: str | None = None
         self._failures: Counter[object] = Counter()
         self._warned: set[str] = set()
+        self._made_again = 0  # how many calls were made again in eager
 
     @abstractmethod
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -400,6 +404,11 @@ class Versions(ABC):
     def again(self, fault: Exception | None, *args: Any, **kwargs: Any) -> Any:
         """The graph of an entry has raised, before any effect: the call is made in eager. `fault`: the error if it is
         one that eager does not raise."""
+        self._made_again += 1
+        if self._made_again == _PATIENCE and self.sizes.data_symbols and self.sizes.met_data:
+            with compiling:  # what was taken for true of data seldom is
+                self.reset()
+                self.sizes.data_symbols = False
         result = self.eager(args, kwargs)
         if fault is not None:
             if self.fullgraph or not config.suppress_errors:

@@ -104,7 +104,7 @@ def _compile_training(
     started = time.perf_counter()
     derivable = not trace.own_gradients  # which the backward may set, too
     joint = finish_joint(trace, signature)
-    tape = tape_of(joint) if derivable and not trace.shapes.facts.names else None
+    tape = tape_of(joint) if derivable else None
     split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.has_symbols else None)
     run_passes(joint.graph, name)
     parts = partition(joint, strategy)
@@ -141,7 +141,11 @@ def _compile_training(
         partition=strategy,
         name=f"{name}.backward",
     )
-    twice = None if tape is None or kept is None else second_order(tape, trace.constants, again)
+    twice = (
+        None
+        if tape is None or kept is None
+        else second_order(tape, trace.constants, again, data=bool(trace.shapes.facts.names))
+    )
     gradients = results(parts.backward)
     apart = [i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and gradients[i] is None]
     return differentiable(forward, backward_for, twice, crossing, apart)

@@ -88,21 +88,26 @@ def _is_apart(node: fx.Node) -> bool:
     return node.op == "call_function" and bool(node.meta.get("cut")) and is_tensor(node)
 
 
-def second_order(tape: Tape, constants: dict[str, torch.Tensor], compile_trace: Compile) -> SecondOrder:
+def second_order(
+    tape: Tape, constants: dict[str, torch.Tensor], compile_trace: Compile, *, data: bool = False
+) -> SecondOrder:
     """The differentiable backward of a program. It is made when it is first needed, once for each combination of sizes,
-    layouts and histories of its arguments.
+    layouts and histories of its arguments. What cannot be made, and programs with sizes that are `data`, are replayed
+    in eager.
     """
     made: dict[Any, tuple[Runner, list[int]] | None] = {}
 
     def gradients(
         inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
     ) -> Gradients | None:
+        if data:
+            return _in_eager(tape, constants, inputs, kept, tangents)
         key = (*map(_key, inputs), None, *map(_key, tangents))
         if key not in made:
             made[key] = _build(tape, constants, compile_trace, inputs, kept, tangents)
         found = made[key]
         if found is None:
-            return None
+            return _in_eager(tape, constants, inputs, kept, tangents)
         run, places = found
         arguments = [value for value in (*inputs, *kept, *tangents) if isinstance(value, torch.Tensor)]
         with torch._C._DisableAutocast():
@@ -110,6 +115,27 @@ def second_order(tape: Tape, constants: dict[str, torch.Tensor], compile_trace: 
         return tuple([computed.get(place) for place in range(len(inputs))])
 
     return gradients
+
+
+def _in_eager(
+    tape: Tape,
+    constants: dict[str, torch.Tensor],
+    inputs: Sequence[Any],
+    kept: Sequence[torch.Tensor],
+    tangents: Sequence[torch.Tensor | None],
+) -> Gradients | None:
+    """The gradients, differentiable as eager's are, of the program run again operation by operation; None where one of
+    them has no derivative."""
+    roots = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    try:
+        with torch.enable_grad(), torch._C._DisableAutocast():
+            made = zip(_replay(tape, constants, inputs, kept), tangents)
+            pairs = [(out, tangent) for out, tangent in made if tangent is not None and out.requires_grad]
+            outs, weights = zip(*pairs)
+            derived = iter(torch.autograd.grad(outs, roots, weights, create_graph=True, allow_unused=True))
+    except (RuntimeError, NotImplementedError, Unsupported):
+        return None
+    return tuple([next(derived) if any(value is root for root in roots) else None for value in inputs])
 
 
 def _key(value: Any) -> Any:

@@ -48,14 +48,14 @@ _TABLE = (
         "data_value",
         "A Python number is read from a tensor",
         "`.item()`, `int()`, `float()`, `.tolist()` need the data of a tensor, which exist when the graph has run.",
-        "keep it a tensor, or set bolide.dynamo.config.capture_scalar_outputs",
+        "keep it a tensor; a number that is only computed with does not break",
     ),
     BreakKind(
         "BR0103",
         "data_shape",
         "A size depends on the data of a tensor",
         "Operations such as nonzero, unique and indexing with a mask have results whose sizes depend on data.",
-        "use torch.where or a fixed size, or set bolide.dynamo.config.capture_dynamic_output_shape_ops",
+        "use torch.where or a fixed size; leave bolide.dynamo.config.capture_dynamic_output_shape_ops on",
     ),
     BreakKind(
         "BR0104",
@@ -75,8 +75,8 @@ _TABLE = (
         "BR0106",
         "data_condition",
         "A condition on a number that is data decides what comes next",
-        "With capture_scalar_outputs or capture_dynamic_output_shape_ops, numbers and sizes that are data are symbols "
-        "without a value; what does not follow from their bounds and from what the program has checked is not known.",
+        "Numbers and sizes that are data are symbols without a value; what does not follow from their bounds and from "
+        "what the program has checked is not known: there the program breaks, and the number is known behind it.",
         "state what holds with torch._check(...)",
     ),
     # ---- calls

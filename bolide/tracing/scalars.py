@@ -188,10 +188,10 @@ def compute(
     formula = _formula(form, operands) if form else None
     with torch._C._DisableAutocast():
         tensors = [operand.tensor if isinstance(operand, TracedFloat) else operand for operand in operands]
-        found = function(*tensors)
+        found: Any = function(*tensors)
         trace = traced[0].tensor._trace
         if hint is None and function not in _TOTAL and trace.captures_numbers is not False:
-            data.check_tensor(trace, found.isfinite())  # type: ignore[arg-type]  # else Python may raise: eager does
+            data.check_tensor(trace, found.isfinite())  # else Python may raise: eager does
         return TracedFloat(found, hint, pins, formula, made)
 
 

@@ -220,9 +220,9 @@ class TracedTensor(torch.Tensor):
 
     def item(self) -> Any:
         trace = self._trace
-        if trace.captures_numbers is not False and self.dtype.is_floating_point and self.numel() == 1:
-            if trace.known(self) is None:
-                return trace.scalar(self)
+        single = self.dtype.is_floating_point and self.numel() == 1
+        if single and trace.captures_numbers is not False and trace.known(self) is None:
+            return trace.scalar(self)
         return super().item()
 
     def tolist(self) -> Any:

@@ -37,7 +37,7 @@ def _same_layout(one: Any, other: Any) -> bool:
     """Do two values have the same dtype, device, sizes and strides, whatever the symbols in these are?"""
     if not isinstance(one, TensorMeta) or not isinstance(other, TensorMeta):
         return False
-    if one.dtype != other.dtype or one.device != other.device or one.offset != other.offset:
+    if one.dtype != other.dtype or one.device != other.device:
         return False
-    layout, reference = (*one.shape, *one.stride), (*other.shape, *other.stride)
+    layout, reference = (*one.shape, *one.stride, one.offset), (*other.shape, *other.stride, other.offset)
     return len(layout) == len(reference) and all(map(same_size, layout, reference))
