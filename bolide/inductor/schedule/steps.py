@@ -24,7 +24,7 @@ from bolide.inductor.plan import (
 from bolide.inductor.plan import View as ViewStep
 from bolide.inductor.schedule.memory import reuse_in_place
 from bolide.inductor.schedule.stages import Buffer, Context
-from bolide.symbolic import Expr, without_zeros
+from bolide.symbolic import Expr, as_expr, without_zeros
 
 
 class StepWriter:
@@ -60,10 +60,21 @@ class StepWriter:
         )
         frame = None if extern.origin is None else extern.origin.meta.get("where")
         where = "" if frame is None else str(frame)
-        self.steps.append(Call(extern.op, args, kwargs, extern.names, _made(extern), single, where))
+        self.steps.append(Call(extern.op, args, kwargs, extern.names, self._made(extern), single, where))
         if extern.binds:
             self._sizes.update(name for name in extern.names if name is not None)
         self._tensors.update(name for name in extern.names if name is not None)
+
+    def _made(self, extern: Extern) -> tuple[Made | None, ...]:
+        """What the results have to be; None for what is no tensor, and where a size is told by the result itself."""
+        known = self._sizes.union(self.inputs)
+        results = zip(extern.names, extern.dtypes, extern.shapes, extern.layouts)
+        return tuple(
+            None
+            if name is None or extern.binds or not all(known.issuperset(as_expr(size).free_vars) for size in shape)
+            else Made(dtype, shape, layout.stride)
+            for name, dtype, shape, layout in results
+        )
 
     def write_back(self, unit: WriteBack) -> None:
         """Copies a value into an input."""
@@ -90,14 +101,6 @@ class StepWriter:
         returned = tuple(map_refs(tuple(results), View, self.ref))
         steps = free_early(self.steps, self.inputs, {r.name for r in returned if isinstance(r, Ref)} | self._sizes)
         return Plan(self.inputs, reuse_in_place(steps, self.kernels, self.ctx.buffers), returned, self.kernels)
-
-
-def _made(extern: Extern) -> tuple[Made | None, ...]:
-    results = zip(extern.names, extern.dtypes, extern.shapes, extern.layouts)
-    return tuple(
-        None if name is None or extern.binds else Made(dtype, shape, layout.stride)
-        for name, dtype, shape, layout in results
-    )
 
 
 def free_early(steps: list[Step], inputs: tuple[str, ...], kept: set[str]) -> list[Step]:
