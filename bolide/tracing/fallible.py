@@ -10,12 +10,13 @@ import torch.fx
 
 from bolide.tracing.meta import TensorMeta
 
-_DATA = {"index", "indices", "target", "targets", "offsets", "repeats", "lengths", "input_lengths", "target_lengths"}
+_DATA = {"index", "indices", "targets", "offsets", "repeats", "lengths", "input_lengths", "target_lengths"}
 _DATA |= {"sorter", "info", "pivots", "prob"}
 """Arguments, of tensors, that are checked."""
-_NAMES = {"multinomial", "bincount", "binomial", "poisson", "bernoulli", "normal", "random", "take", "put", "pow"}
-_NAMES |= {"masked_scatter", "geqrf", "cholesky_solve", "cholesky_inverse", "lstsq", "histogram", "max_unpool2d"}
+_NAMES = {"bincount", "binomial", "poisson", "bernoulli", "normal", "random", "take", "put", "pow"}
+_NAMES |= {"masked_scatter", "geqrf", "lstsq", "histogram", "max_unpool2d"}
 _NAMES |= {"binary_cross_entropy", "max_unpool3d"}
+_PREFIXES = ("scatter", "index", "embedding", "nll_loss", "multi", "cholesky")
 _DIVISIONS = {"div", "divide", "floor_divide", "remainder", "fmod"}
 _OWN = {"aten", "prim", "prims"}
 
@@ -28,7 +29,7 @@ def may_raise(node: torch.fx.Node) -> bool:
     if _base_name(target) in _DIVISIONS:
         meta = node.meta.get("val")
         return isinstance(meta, TensorMeta) and not (meta.dtype.is_floating_point or meta.dtype.is_complex)
-    return _checks_data(target)
+    return checks_data(target)
 
 
 def _base_name(func: Any) -> str:
@@ -36,13 +37,14 @@ def _base_name(func: Any) -> str:
 
 
 @functools.cache
-def _checks_data(func: Any) -> bool:
+def checks_data(func: Any) -> bool:
+    """Whether an operation refuses some data, division by zero apart."""
     schema, name = func._schema, _base_name(func)
     if func.namespace == "bolide":
         return name not in ("rng_seed", "rand", "randn")
     if func.namespace not in _OWN:
         return True
-    if name in _NAMES or "linalg" in name or name.startswith(("scatter", "index", "embedding")):
+    if name in _NAMES or "linalg" in name or name.startswith(_PREFIXES):
         return True
     tensors = (arg.name for arg in schema.arguments if "Tensor" in str(arg.type))
     return not schema.returns or not _DATA.isdisjoint(tensors)

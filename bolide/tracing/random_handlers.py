@@ -13,7 +13,7 @@ import torch.fx
 
 from bolide.support.errors import Unsupported
 from bolide.tracing import data, rng
-from bolide.tracing.handlers import dtype_and_device, handler
+from bolide.tracing.handlers import dtype_and_device, handler, refuse_overlaps
 from bolide.tracing.meta import TensorMeta, contiguous_strides
 from bolide.tracing.rules import types
 from bolide.tracing.rules.common import like_strides
@@ -114,14 +114,16 @@ def _two(given: tuple[Any, ...]) -> tuple[Any, Any]:
     return (given[0] if given else 0.0, given[1] if len(given) > 1 else 1.0)
 
 
-def _target(trace: Trace, tensor: Any) -> tuple[TracedTensor, TensorMeta]:
+def _target(trace: Trace, func: Any, args: Any) -> tuple[TracedTensor, TensorMeta]:
+    tensor = args[0]
+    refuse_overlaps(func, args, {}, args[:1])
     target = tensor if tensor.__class__ is TracedTensor else trace.lift(tensor)
     return target, target.node.meta["val"]
 
 
 @handler("bernoulli_.float", "bernoulli_.Tensor")
 def _bernoulli_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    target, meta = _target(trace, args[0])
+    target, meta = _target(trace, func, args)
     trace.write(target, _bernoulli(trace, meta, trace.unwrap(args[1]) if len(args) > 1 else kwargs.get("p", 0.5)))
     return args[0]
 
@@ -135,7 +137,7 @@ def _bernoulli_of(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handler("uniform_")
 def _uniform_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    target, meta = _target(trace, args[0])
+    target, meta = _target(trace, func, args)
     low, high = _two(args[1:])
     trace.write(target, _uniform(trace, meta, kwargs.get("from", low), kwargs.get("to", high)))
     return args[0]
@@ -143,7 +145,7 @@ def _uniform_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handler("normal_")
 def _normal_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    target, meta = _target(trace, args[0])
+    target, meta = _target(trace, func, args)
     mean, std = _two(args[1:])
     trace.write(target, _normal(trace, meta, kwargs.get("mean", mean), kwargs.get("std", std)))
     return args[0]
@@ -158,7 +160,7 @@ def _normal_functional(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handler("random_", "random_.to", "random_.from")
 def _random_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    target, meta = _target(trace, args[0])
+    target, meta = _target(trace, func, args)
     if len(args) == 1 or args[-1] is None:
         raise Unsupported(
             "Tensor.random_ over the whole range of its dtype", trace.where, "give it an upper bound", kind="operator"

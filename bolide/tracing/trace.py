@@ -17,7 +17,7 @@ from bolide.symbolic import Cond, Expr, Ratio, ShapeEnv, SymNode, same_size, sym
 from bolide.tracing import data, folding, rng, symbolic_kernels
 from bolide.tracing.graph import Graph
 from bolide.tracing.meta import TensorMeta, contiguous_strides, found_in, hint_of, is_one, is_zero, meta_of, same_sizes
-from bolide.tracing.rules import infer
+from bolide.tracing.rules import infer, overlaps
 from bolide.tracing.rules.common import dtype_name, is_dense, like_strides
 from bolide.tracing.tensor import PHYSICAL, AliasGroup, TracedTensor, ViewStep, recorded
 from bolide.tracing.views import INVERSES
@@ -413,6 +413,9 @@ class Trace:
                 "pass the tensor as an argument, or keep it on the module as a buffer",
                 kind="tensor_write",
             )
+        if group.source is not None and overlaps.inside(group.base.meta["val"]):
+            reason = "an argument is written of which elements are one in memory"
+            raise Unsupported(reason, self.where, "clone it", kind="tensor_write")
         old = target.node.meta["val"]
         new = value.meta["val"]
         if not same_sizes(new.shape, old.shape) and new.shape != old.shape:

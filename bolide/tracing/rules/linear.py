@@ -221,6 +221,13 @@ def _pool_shape(
     return TensorMeta(shape, format_strides(shape, suggested_format(x)), 0, x.dtype, x.device)
 
 
+def _require_elements(x: TensorMeta) -> None:
+    require(
+        x.ndim in (3, 4) and all(size != 0 for size in x.shape[-3:]),
+        f"Expected 3D or 4D (batch mode) tensor with optional 0 dim batch size for input, but got:{list(x.shape)}",
+    )
+
+
 @rule("max_pool2d_with_indices")
 def _max_pool2d(
     x: TensorMeta,
@@ -230,14 +237,23 @@ def _max_pool2d(
     dilation: Any = (1,),
     ceil_mode: bool = False,
 ) -> tuple[TensorMeta, TensorMeta]:
+    _require_elements(x)
     result = _pool_shape(x, kernel, list(stride), list(padding), list(dilation), ceil_mode)
     return result, result._replace(dtype=torch.int64)
 
 
 @rule("avg_pool2d")
 def _avg_pool2d(
-    x: TensorMeta, kernel: list[Any], stride: Any = (), padding: Any = (0,), ceil_mode: bool = False, *_: Any
+    x: TensorMeta,
+    kernel: list[Any],
+    stride: Any = (),
+    padding: Any = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
 ) -> TensorMeta:
+    _require_elements(x)
+    require(divisor_override != 0, "divisor must be not zero")
     return _pool_shape(x, kernel, list(stride), list(padding), [1], ceil_mode)
 
 

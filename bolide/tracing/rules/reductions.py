@@ -19,8 +19,11 @@ from bolide.tracing.rules.common import (
 from bolide.tracing.rules.pointwise import elementwise, floating
 from bolide.tracing.rules.registry import rule
 
+_MOST_DIMS = 64  # a reduction's dimensions are bits of a word
+
 
 def _dims(x: TensorMeta, dims: Any) -> list[int]:
+    require(x.ndim <= _MOST_DIMS, "only tensors with up to 64 dims are supported")
     if dims is None or dims == []:
         return list(range(x.ndim))
     return [wrap_dim(dim, x.ndim) for dim in ([dims] if isinstance(dims, int) else dims)]
@@ -149,6 +152,10 @@ def _var_mean(
 def _vector_norm(
     x: TensorMeta, order: Any = 2, dims: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TensorMeta:
+    require(
+        x.dtype.is_floating_point or x.dtype.is_complex,
+        f"linalg.vector_norm: Expected a floating point or complex tensor as input. Got {dtype_name(x.dtype)}",
+    )
     return reduced(x, dims, keepdim, (dtype or x.dtype).to_real())
 
 
@@ -168,6 +175,7 @@ def _softmax(x: TensorMeta, dim: int, half_to_float: bool) -> TensorMeta:
 
 @rule("_softmax_backward_data", "_log_softmax_backward_data")
 def _softmax_backward(grad: TensorMeta, output: TensorMeta, dim: int, dtype: torch.dtype) -> TensorMeta:
+    wrap_dim(dim, grad.ndim)
     return fresh(grad.shape, dtype, grad.device)
 
 
@@ -180,6 +188,11 @@ def _nll_loss(
         target.dtype in (torch.int64, torch.uint8),
         f"expected scalar type Long but found {dtype_name(target.dtype)}",
     )
+    require(
+        weight is None or weight.numel == x.shape[-1],
+        f"weight tensor should be defined either for all {x.shape[-1]} classes or no classes but got weight tensor of "
+        f"shape: {list(weight.shape) if weight is not None else None}",
+    )
     if x.ndim == 2 and shapes_differ(target.shape, x.shape[:1]):
         raise ValueError(f"Expected input batch_size ({x.shape[0]}) to match target batch_size ({target.shape[0]}).")
     return fresh(shape, x.dtype, x.device), fresh((), x.dtype, x.device)
@@ -189,6 +202,10 @@ def _nll_loss(
 def _nll_loss2d(
     x: TensorMeta, target: TensorMeta, weight: TensorMeta | None, reduction: int, ignore_index: int
 ) -> tuple[TensorMeta, TensorMeta]:
+    require(
+        weight is None or weight.numel == x.shape[1],
+        "weight tensor should be defined either for all or no classes",
+    )
     shape = (x.shape[0], *x.shape[2:]) if reduction == 0 else ()
     return fresh(shape, x.dtype, x.device), fresh((), x.dtype, x.device)
 

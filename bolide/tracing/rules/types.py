@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bolide.tracing.fallible import checks_data
 from bolide.tracing.meta import TensorMeta, found_in
 
 _asked: dict[Any, Exception | None] = {}
@@ -20,6 +21,7 @@ _NO_SIZES = frozenset(  # integers that say something else
 _BY_SIZE = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # which kernel they choose
 _NUMBERS = (int, float, complex, bool, str, torch.dtype)
 _SMALL = 1 << 12
+_MOST_DIMS = 16
 
 
 def refusal(func: Any, args: list[Any], kwargs: dict[str, Any], ruled: bool) -> Exception | None:
@@ -27,22 +29,35 @@ def refusal(func: Any, args: list[Any], kwargs: dict[str, Any], ruled: bool) -> 
     sizes, tells the results.
 
     A kernel that raises may as well dislike a size or value: its types are at fault if it raises for
-    a 0 and for a 1, and says that it is not implemented for them or raises for no float32."""
+    a 0 and for a 1, and says that it is not implemented for them or raises for no float32. Where it is neither the
+    sizes nor the data, a parameter is."""
     if not _answers(func):
         return None
     metas = list(found_in([args, kwargs], TensorMeta))
+    if any(meta.ndim > _MOST_DIMS for meta in metas):
+        return None  # two elements a side are too many
     sizes = None
     if _is_told_sizes(func) or not (ruled or torch.Tag.pointwise in func.tags):
         sizes = tuple(meta.shape for meta in metas)
-        if any(size.__class__ is not int for shape in sizes for size in shape):
+        if not all(map(_is_known, metas)):
             return None  # nothing is asked of symbolic sizes
         if sum(meta.numel for meta in metas) > _SMALL:
             return None
     key = (func, sizes, *map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
     if key not in _asked:
         asks = metas and all(meta.device.type == "cpu" for meta in metas)
-        _asked[key] = _ask(func, args, kwargs, sizes is not None) if asks else None
+        filled = sizes is not None or not any(0 in meta.shape for meta in metas)
+        trusted = filled and _is_about_parameters(func)
+        _asked[key] = _ask(func, args, kwargs, sizes is not None, trusted) if asks else None
     return _asked[key]
+
+
+@functools.cache
+def _is_about_parameters(func: Any) -> bool:
+    """Whether a kernel that raises for any tensors does so for its parameters' sake: no data is refused, and tensors
+    of two elements a side are as good as others."""
+    name = func._opname
+    return not checks_data(func) and "backward" not in name and "scatter" not in name
 
 
 @functools.cache
@@ -67,14 +82,39 @@ def _kind(arg: Any) -> Any:
     return (type(arg), arg) if type(arg) in _NUMBERS else type(arg)
 
 
-def _ask(func: Any, args: list[Any], kwargs: dict[str, Any], whole: bool) -> Exception | None:
+def _ask(func: Any, args: list[Any], kwargs: dict[str, Any], whole: bool, trusted: bool) -> Exception | None:
     ask = functools.partial(_failure, func, args, kwargs, whole)
     failure = ask(0, None)
     if failure is None or ask(1, None) is None:
         return None
     if isinstance(failure, NotImplementedError) and "not implemented for '" in str(failure):
         return failure
-    return failure if ask(0, torch.float32) is None else None
+    return failure if trusted or ask(0, torch.float32) is None else None
+
+
+def out_refusal(
+    func: Any, args: list[Any], kwargs: dict[str, Any], out: dict[str, torch.dtype], wanted: dict[str, torch.dtype]
+) -> Exception | None:
+    """What eager raises for `out=` arguments of these types, where the results are of the `wanted` ones; or None."""
+    key = (func, *map(_kind, args), *kwargs, *map(_kind, kwargs.values()), *out.items())
+    if key not in _asked:
+        known = all(_is_known(meta) for meta in found_in([args, kwargs], TensorMeta))
+        right = {**kwargs, **_empty(wanted)}
+        _asked[key] = None
+        for whole, value in ((False, 0), (True, 0), (True, 1))[: 3 if known else 1]:
+            ask = functools.partial(_failure, func, args, whole=whole, value=value, dtype=None)
+            if ask(right) is None:
+                _asked[key] = ask({**kwargs, **_empty(out)})
+                break
+    return _asked[key]
+
+
+def _is_known(meta: TensorMeta) -> bool:
+    return all(size.__class__ is int for size in meta.shape)
+
+
+def _empty(dtypes: dict[str, torch.dtype]) -> dict[str, torch.Tensor]:
+    return {name: torch.empty(0, dtype=dtype) for name, dtype in dtypes.items()}
 
 
 def _failure(

@@ -293,7 +293,7 @@ def _unfold(x: TensorMeta, dim: int, size: int, step: int) -> TensorMeta:
 # ---- copies along a shape -----------------------------------------------------------------------------------------
 
 
-@rule("diagonal_scatter", "as_strided_scatter")
+@rule("as_strided_scatter")
 def _scatter(x: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
     if any(stride.__class__ is int and stride == 0 and not is_one(size) for size, stride in zip(x.shape, x.stride)):
         return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
@@ -308,6 +308,11 @@ def _select_scatter(x: TensorMeta, source: TensorMeta, dim: int, index: Any) -> 
 @rule("slice_scatter")
 def _slice_scatter(x: TensorMeta, source: TensorMeta, *place: Any, **named: Any) -> TensorMeta:
     return _written(x, source, _slice(x, *place, **named))
+
+
+@rule("diagonal_scatter")
+def _diagonal_scatter(x: TensorMeta, source: TensorMeta, *place: Any) -> TensorMeta:
+    return _written(x, source, _diagonal(x, *place))
 
 
 def _written(x: TensorMeta, source: TensorMeta, view: TensorMeta) -> TensorMeta:
