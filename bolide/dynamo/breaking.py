@@ -20,6 +20,7 @@ from bolide.dynamo.sizes import Location
 from bolide.dynamo.sources import text as path_of
 from bolide.dynamo.state import own_mark, state
 from bolide.dynamo.values.kinds import CONSTANT_TYPES
+from bolide.dynamo.values.texts import Pictured, TracedText
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr
 from bolide.tracing import Trace, TracedTensor, data
@@ -134,7 +135,9 @@ def _kept(value: Any) -> Any:
     """A value that later writes do not reach. Raises TypeError for an object."""
     cls = type(value)
     if cls is TracedTensor:
-        return value.clone()
+        return Pictured(value)
+    if cls is TracedText:
+        return value
     if cls in (list, tuple):
         return cls([_kept(item) for item in value])
     if cls is dict:

@@ -17,17 +17,20 @@ from typing import Any
 import torch
 
 from bolide.dynamo import operations
+from bolide.dynamo.breaking import can_require
 from bolide.dynamo.builtins_frames import variables
 from bolide.dynamo.calls import INTERCEPTS, NATIVE, SWITCHED, construct, intercept
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import runs_natively
 from bolide.dynamo.operations import class_of, polyfill
+from bolide.dynamo.originals import original_of
 from bolide.dynamo.program import Source
 from bolide.dynamo.values import attributes
 from bolide.dynamo.values.attributes import Super, load_attribute
 from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.outside import CONTAINERS, Outside, Overlay
+from bolide.dynamo.values.texts import TracedText, has_history
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
@@ -42,9 +45,8 @@ def _type(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 1:
         if type(args[0]) is TracedTensor:
             return load_attribute(vm, args[0], "__class__")
-        if type(args[0]) is Generator:
-            return types.GeneratorType
-        return class_of(args[0])
+        cls = class_of(args[0])
+        return types.GeneratorType if cls is Generator else cls
     made = type(*args, **kwargs)
     vm.world.own_classes[id(made)] = made
     return made
@@ -52,8 +54,8 @@ def _type(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 def _real(value: Any) -> Any:
     """Something of the class that the program sees."""
-    if type(value) in operations.SYMBOLIC:
-        return operations.SYMBOLIC[type(value)]()
+    if type(value) in operations.PENDING:
+        return operations.PENDING[type(value)]()
     return value.real if type(value) is Outside else value
 
 
@@ -75,7 +77,8 @@ def _bind(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     value, cls = args
     if type(value) is Generator:
-        return isinstance((_ for _ in ()), cls)
+        original = original_of(value)
+        return isinstance((_ for _ in ()) if original is None else original.cls(*original.empty), cls)
     vm.world.rely_on_bases(class_of(value), cls)
     if type(cls) is type and issubclass(class_of(value), cls):
         return True
@@ -216,6 +219,8 @@ def _object_ne(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _named(args: Args) -> str:
+    if type(args[1]) is TracedText:
+        args[1] = str(args[1])
     if not isinstance(args[1], str):
         raise TypeError(f"attribute name must be string, not '{class_of(args[1]).__name__}'")
     return args[1]
@@ -258,6 +263,8 @@ def _print(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if type(file) is io.StringIO:
         kwargs.pop("flush", None)
         return Call(polyfill("print_to"), args, {**kwargs, "file": file})
+    if can_require(vm) and any(map(has_history, args)):
+        return Call(polyfill("print_texts"), [args, kwargs])
     raise Unsupported(
         "print writes to the outside world",
         vm.where(),

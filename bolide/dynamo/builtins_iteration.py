@@ -147,10 +147,16 @@ def _over_items(function: Any, name: str) -> None:
 
     @intercept(function)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if all(map(_plain_argument, args)) and all(map(_plain_argument, kwargs.values())):
+        plain = all(map(_plain_argument, args)) and all(map(_plain_argument, kwargs.values()))
+        if plain and not (any(isinstance(arg, type) for arg in args) and any(map(_has_tensors, args))):
             vm.trace.where = vm.where()
             return function(*args, **kwargs)
         return Call(polyfill(name), args, kwargs)
+
+
+def _has_tensors(value: Any) -> bool:
+    """Whether a class that is called on the items (`map(str, ...)`) is called on tensors."""
+    return type(value) in _SEQUENCES and any(type(item) is TracedTensor for item in value)
 
 
 for _function, _name in {

@@ -32,6 +32,7 @@ from bolide.dynamo.polyfills import library
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, LOCK_TYPES, MISSING, is_library_namespace, is_opaque
 from bolide.dynamo.values.outside import Outside
+from bolide.dynamo.values.texts import pictured
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedTensor
 
@@ -371,7 +372,9 @@ def _logging(method: Any, level: int | None) -> None:
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         logger = args[0].real if type(args[0]) is Outside else args[0]
         if _is_enabled_for(vm, [logger, args[1] if level is None else level], {}):
-            vm.deferred.append((vm.within(getattr(logger, method.__name__)), args[1:], _of_now(vm, kwargs)))
+            vm.deferred.append(
+                (vm.within(getattr(logger, method.__name__)), list(map(pictured, args[1:])), _of_now(vm, kwargs))
+            )
         return None
 
 

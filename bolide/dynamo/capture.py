@@ -212,9 +212,10 @@ class _Attempt:
             error.where = error.where or machine.where()
             raise
         except (Exception, GeneratorExit, SystemExit) as error:
-            raise Unsupported(
-                f"the program raised {type(error).__name__}: {error}", machine.where(), None, "user_exception"
-            ) from error
+            reason = f"the program raised {type(error).__name__}"
+            with contextlib.suppress(Unsupported):  # a tensor's text is in it
+                reason += f": {error}"
+            raise Unsupported(reason, machine.where(), None, "user_exception") from error
         finally:
             self.trace.shapes.needed = None  # the machine is no part of what is captured
             self.trace.data_of = unknown
@@ -229,7 +230,7 @@ class _Attempt:
         if shape is None:
             ending = None
         world.unmask()
-        rebuilder = Rebuilder(world)
+        rebuilder = Rebuilder(world, shape is None)
         recipe = rebuilder.recipe(result)
         written = rebuilder.effects()
         effects = generator_effects(rebuilder) + exception_effects(rebuilder)

@@ -20,11 +20,12 @@ from bolide.dynamo.config import config
 from bolide.dynamo.draws import drawn
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.operations import PLAIN, SYMBOLIC, concrete, polyfill, python_method
+from bolide.dynamo.operations import PENDING, PLAIN, SYMBOLIC, concrete, polyfill, python_method
 from bolide.dynamo.overrides import is_overridable, overridden, overrides
 from bolide.dynamo.state import CALLBACK
 from bolide.dynamo.values.kinds import LOCK_TYPES, MISSING
 from bolide.dynamo.values.outside import Outside
+from bolide.dynamo.values.texts import TracedText
 from bolide.support.errors import Unsupported, insistent
 from bolide.tracing import TracedTensor, modes
 
@@ -62,7 +63,7 @@ _SIMPLE = (PLAIN - {types.FunctionType, list, tuple, dict}) | {
 _SIMPLE |= {types.BuiltinFunctionType, types.MethodDescriptorType}
 _CONTAINERS = (list, dict, set, frozenset, collections.deque, str, bytes, bytearray)
 _DATA = (list, tuple, dict, collections.deque)
-_STAND_INS = ("Outside", "ProgramIterator", "SymInt", "SymBool", "TracedFloat")
+_STAND_INS = ("Outside", "ProgramIterator", "SymInt", "SymBool", "TracedFloat", "TracedText")
 _COMPUTING = (*LOCK_TYPES, threading.Lock, threading.RLock, threading.local, threading.get_ident)
 _NUMBERS = (int, float, complex, bool)
 _PLAIN_CLASSES = (int, float, str, bytes)
@@ -256,6 +257,8 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
     cls = type(arg)
     if cls in SYMBOLIC:
         return arg if _takes_symbols(function) else concrete(vm, arg)
+    if cls is TracedText:
+        return arg if keeps_objects(function) and _takes_symbols(function) else concrete(vm, arg)
     if cls is Outside:
         return _outside(vm, function, arg, is_owner)
     if cls in _CALLABLES:
@@ -328,7 +331,7 @@ def concrete_data(vm: Machine, value: Any) -> Any:
 def native_data(value: Any, number: Callable[[Any], Any] = lambda number: number) -> Any:
     """Containers with copies in place of those from outside; `number` says what symbolic numbers become."""
     cls = type(value)
-    if cls in SYMBOLIC:
+    if cls in PENDING:
         return number(value)
     if cls is Outside and (container := value.container()) is not None:
         return native_data(container, number)

@@ -19,6 +19,7 @@ from bolide.dynamo.text import format_value
 from bolide.dynamo.values.attributes import delete_attribute, load_attribute, load_super, store_attribute
 from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.outside import Deferred, Outside
+from bolide.dynamo.values.texts import joined
 from bolide.support.errors import Unsupported
 
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>", "__slots__": ()})()
@@ -267,7 +268,7 @@ def _build_const_key_map(vm: Machine, frame: Frame, arg: int) -> None:
 
 @opcode("BUILD_STRING")
 def _build_string(vm: Machine, frame: Frame, arg: int) -> None:
-    frame.stack.append("".join(pop_many(frame, arg)))
+    frame.stack.append(joined(pop_many(frame, arg)))
 
 
 @opcode("BUILD_SLICE")

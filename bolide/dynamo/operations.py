@@ -15,10 +15,12 @@ from bolide.dynamo import polyfills
 from bolide.dynamo.bytecode import BINARY_SYMBOLS
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.originals import original_of
 from bolide.dynamo.overrides import asked_by, overridden, overrides
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, PROXIES
 from bolide.dynamo.values.outside import Outside
+from bolide.dynamo.values.texts import TracedText, joined
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedFloat, TracedTensor, data
@@ -32,14 +34,17 @@ PLAIN = frozenset(
 _HASHING = (dict, set, frozenset)
 SYMBOLIC: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, TracedFloat: float}
 """Symbolic numbers, and what the program takes them for."""
+PENDING: dict[type, type] = {**SYMBOLIC, TracedText: str}
+"""As `SYMBOLIC`, with texts that are known when the graph has run."""
 
 _POWERS = (operator.pow, operator.ipow)
+_FILL_IN = (operator.mod, operator.imod)  # of a text
 _INTEGERS = (int, torch.SymInt)
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
 _NO_WORDS: dict[str, Any] = {}
 _NUMBERS = (int, float, complex)  # also enumerations of them, whose operators know no symbolic ones
 
-SEEN_AS: dict[type, type] = {**SYMBOLIC}  # the class that the program sees of values of other classes
+SEEN_AS: dict[type, type] = {**PENDING}  # the class that the program sees of values of other classes
 
 _DUNDERS: dict[Callable[[Any, Any], Any], tuple[str | None, str, str]] = {}
 for _name in [
@@ -97,6 +102,9 @@ def class_of(value: Any) -> type:
     if cls is TracedTensor and value.face is not None:
         face: type = value.face
         return face
+    if cls is Generator:
+        original = original_of(value)
+        return cls if original is None else original.cls
     return SEEN_AS.get(cls) or vars(cls).get(STANDS_FOR, cls)
 
 
@@ -114,16 +122,16 @@ def settled(value: Any) -> Any:
 
 
 def concrete(vm: Machine, value: Any) -> Any:
-    """A symbolic number as the number that it is in this call, which is guarded."""
+    """A symbolic number as the number that it is in this call, which is guarded; a text likewise."""
     vm.trace.where = vm.where()
-    return SYMBOLIC[type(value)](value)
+    return PENDING[type(value)](value)
 
 
 def as_key(vm: Machine, key: Any) -> Any:
     """A key of a dict or set: hashing needs the value of symbolic numbers."""
-    if type(key) in SYMBOLIC:
+    if type(key) in PENDING:
         return concrete(vm, key)
-    if type(key) is tuple and any(type(part) in SYMBOLIC or type(part) is tuple for part in key):
+    if type(key) is tuple and any(type(part) in PENDING or type(part) is tuple for part in key):
         return tuple([as_key(vm, part) for part in key])
     return key
 
@@ -141,7 +149,7 @@ def is_plain(value: Any) -> bool:
         return all(map(is_plain, value.keys())) and all(map(is_plain, value.values()))
     if cls in (list, tuple, set, frozenset):
         return all(map(is_plain, value))
-    return cls in CONSTANT_TYPES or cls in SYMBOLIC
+    return cls in CONSTANT_TYPES and (cls is not torch.Size or all(type(size) is int for size in value))
 
 
 def native_view(vm: Machine, value: Any) -> Any:
@@ -175,21 +183,23 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     """`left op right`."""
     a, b = type(left), type(right)
     if a in PLAIN and b in PLAIN:
-        if a is str and op is operator.mod and not is_plain(right):
+        if a is str and op in _FILL_IN and not is_plain(right):
             return Call(polyfill("percent"), [left, right])
         if op is operator.eq or op is operator.ne:
             name = _SEQUENCE_EQUALITY.get((a, b))
             if name is not None and left is not right and (has_python_eq(vm, left) or has_python_eq(vm, right)):
                 return Call(polyfill(name if op is operator.eq else name.replace("equal", "unequal")), [left, right])
         return op(left, right)
+    if a is str and op in _FILL_IN and b is not str:
+        return Call(polyfill("percent"), [left, right])
     if a in _PLAIN_OR_TENSOR and b in _PLAIN_OR_TENSOR:
         vm.trace.where = vm.where()
         if op in _POWERS and not (a in _INTEGERS and b in _INTEGERS):
             left, right = _in_graph(left), _in_graph(right)
         result = vm.trace.perform(op, (left, right), _NO_WORDS)
         return settled(result) if type(result) in SYMBOLIC else result
-    if a is str and op is operator.mod:
-        return Call(polyfill("percent"), [left, right])
+    if a is TracedText or b is TracedText:
+        return _of_text(vm, op, left, right)
     left, right = behind(vm, left), behind(vm, right)
     a, b = class_of(left), class_of(right)
     if op is operator.ior and type(left) is Outside and left.items is not None:
@@ -231,6 +241,14 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     return left if result is view else result  # in place
 
 
+def _of_text(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """`left op right`, where one is a text that is known when the graph has run."""
+    if op in (operator.add, operator.iadd) and class_of(left) is class_of(right):
+        return joined([left, right])
+    left, right = [concrete(vm, side) if type(side) is TracedText else side for side in (left, right)]
+    return binary(vm, op, left, right)
+
+
 def _as_plain(value: Any) -> Any:
     """An outside instance of a subclass of str and the like as native code compares it."""
     plain = value.plain() if type(value) is Outside else MISSING
@@ -270,7 +288,7 @@ def truth(vm: Machine, value: Any) -> Any:
     cls = type(value)
     if cls in PLAIN:
         return bool(value)
-    if cls is TracedTensor or cls in SYMBOLIC:
+    if cls is TracedTensor or cls in PENDING:
         vm.trace.where = vm.where()
         return bool(value)
     value = behind(vm, value)

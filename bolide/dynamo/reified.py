@@ -23,6 +23,7 @@ from bolide.dynamo.bytecode import decode
 from bolide.dynamo.concrete import NATIVE, REIFIED, Concrete
 from bolide.dynamo.frames import Frame, Generator, dropped_generator
 from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.originals import original_of
 from bolide.dynamo.program import Effect, Recipe, Source
 from bolide.dynamo.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.tracebacks import entries, entries_of, held, held_by, restored
@@ -244,7 +245,7 @@ def generator_effects(rebuilder: Rebuilder) -> list[Effect]:
         made = mirrored.made
         if made.running or mirrored.before == _position(made.frame):
             continue
-        parts = (rebuilder.recipe(made), *_state(rebuilder, made))
+        parts = (Recipe("source", mirrored.source), *_state(rebuilder, made))
         found.append(Effect("call", None, None, Recipe("call", set_state, parts)))
     return found
 
@@ -257,6 +258,13 @@ def _state(rebuilder: Rebuilder, value: Generator) -> tuple[Recipe, ...]:
 
 def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
     """A generator that the program has made, or that was there before."""
+    original = original_of(value) if rebuilder.ends and value.kind == "generator" else None
+    if original is not None and not value.running:
+        if value.done:
+            return Recipe("call", original.cls, rebuilder.constants(*original.empty))
+        names, frame = value.frame.code.locals_names, value.frame
+        parts = [rebuilder.recipe(frame.locals[names.index(name)]) for name in original.variables]
+        return Recipe("call", original.make, tuple(parts))
     if value.source is not None:
         return Recipe("source", value.source)
     if value.kind != "generator":

@@ -22,6 +22,7 @@ from bolide.dynamo.bytecode import Code
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.liveness import live_during_call, live_locals
 from bolide.dynamo.opcodes import NULL
+from bolide.dynamo.originals import BODIES
 from bolide.dynamo.polyfills import WHOLE
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, WEAK_CONTAINERS
 from bolide.dynamo.values.outside import is_finalised
@@ -143,7 +144,7 @@ def _flatten(frame: Frame, callee: Frame | None, values: list[Any], whole: bool)
         raise Unsupported(
             "a break inside the body of a class, or before a function has begun", None, kind="class_statement"
         )
-    if whole:
+    if whole or frame.code.code in BODIES:
         live = -1
     elif callee is None:
         live = live_locals(frame.code)[frame.pc]

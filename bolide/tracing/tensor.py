@@ -179,7 +179,8 @@ class TracedTensor(torch.Tensor):
         return self.meta if self.group.version else self._node.meta["val"]  # type: ignore[no-any-return]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"TracedTensor({self._node.name}: {self.dtype}{list(self.shape)})"
+        """Who asks is the program, through native code: `node` and `meta` say what it is."""
+        raise DataDependent("formatting a tensor", self._trace.where, "data_text")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TracedTensor:
         if self.face is not None:

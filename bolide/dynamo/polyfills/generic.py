@@ -8,6 +8,7 @@ Primitives are answered by the interpreter itself; their bodies are what they do
 from __future__ import annotations
 
 import collections
+import operator
 from typing import Any
 
 
@@ -73,9 +74,13 @@ def all_items(iterable: Any) -> Any:
 
 
 def enumerate_items(iterable: Any, start: Any = 0) -> Any:
-    for item in iterable:
-        yield start, item
-        start += 1
+    return _enumerate(iter(iterable), operator.index(start))
+
+
+def _enumerate(iterator: Any, count: Any) -> Any:
+    for item in iterator:
+        count += 1
+        yield count - 1, item
 
 
 def zip_items(*iterables: Any, strict: Any = False) -> Any:
@@ -105,11 +110,13 @@ def _mismatch(position: Any, how: Any) -> Any:
 
 
 def map_items(function: Any, *iterables: Any) -> Any:
-    return _map(function, zip_items(*iterables))
+    if not iterables:
+        raise TypeError("map() must have at least two arguments.")
+    return _map(function, [iter(iterable) for iterable in iterables])
 
 
-def _map(function: Any, rows: Any) -> Any:
-    for args in rows:
+def _map(function: Any, iterators: Any) -> Any:
+    for args in _zip(iterators, False):
         yield function(*args)
 
 
@@ -124,8 +131,13 @@ def _filter(function: Any, iterator: Any) -> Any:
 
 
 def reversed_items(sequence: Any) -> Any:
-    for index in range(len(sequence) - 1, -1, -1):
-        yield sequence[index]
+    return _reversed(sequence, len(sequence) - 1)
+
+
+def _reversed(sequence: Any, index: Any) -> Any:
+    while index >= 0:
+        index -= 1
+        yield sequence[index + 1]
 
 
 def sum_items(iterable: Any, /, start: Any = 0) -> Any:

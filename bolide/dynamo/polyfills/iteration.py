@@ -8,7 +8,7 @@ import collections
 import operator
 from typing import Any
 
-_NOTHING = object()
+NOTHING = object()
 
 
 def iter_until(function: Any, sentinel: Any) -> Any:
@@ -20,13 +20,16 @@ def iter_until(function: Any, sentinel: Any) -> Any:
 
 
 def accumulate(iterable: Any, func: Any = None, *, initial: Any = None) -> Any:
-    iterator = iter(iterable)
-    total = initial
-    if initial is None:
+    return _accumulate(iter(iterable), func, NOTHING if initial is None else initial, False)
+
+
+def _accumulate(iterator: Any, func: Any, total: Any, begun: Any) -> Any:
+    if total is NOTHING:
         try:
             total = next(iterator)
         except StopIteration:
             return
+    begun = True  # noqa: F841  (`originals` asks the frame)
     yield total
     for item in iterator:
         total = total + item if func is None else func(total, item)
@@ -51,62 +54,96 @@ def batched(iterable: Any, n: Any, *, strict: Any = False) -> Any:
 
 
 def chain(*iterables: Any) -> Any:
-    for iterable in iterables:
-        yield from iterable
+    return _chain(iter(iterables), iter(()))
 
 
 def chain_from_iterable(iterables: Any) -> Any:
-    for iterable in iterables:
-        yield from iterable
+    return _chain(iter(iterables), iter(()))
+
+
+def _chain(rest: Any, active: Any) -> Any:
+    yield from active
+    for iterable in rest:
+        active = iter(iterable)
+        yield from active
 
 
 def compress(data: Any, selectors: Any) -> Any:
+    return _compress(iter(data), iter(selectors))
+
+
+def _compress(data: Any, selectors: Any) -> Any:
     for item, selected in zip(data, selectors):
         if selected:
             yield item
 
 
 def count(start: Any = 0, step: Any = 1) -> Any:
+    return _count(start, step)
+
+
+def _count(following: Any, step: Any) -> Any:
     while True:
-        yield start
-        start = start + step
+        given, following = following, following + step
+        yield given
 
 
 def cycle(iterable: Any) -> Any:
-    saved = []
-    for item in iterable:
+    return _cycle(iter(iterable), [], False)
+
+
+def _cycle(iterator: Any, saved: Any, again: Any) -> Any:
+    for item in iterator:
         saved.append(item)
         yield item
+    again = True  # noqa: F841  (`originals` asks the frame)
     while saved:
-        yield from saved
+        iterator = iter(saved)
+        yield from iterator
 
 
 def dropwhile(predicate: Any, iterable: Any) -> Any:
-    iterator = iter(iterable)
+    return _dropwhile(predicate, iter(iterable))
+
+
+def _dropwhile(predicate: Any, iterator: Any) -> Any:
     for item in iterator:
         if not predicate(item):
+            predicate = never
             yield item
             break
     yield from iterator
 
 
+def never(item: Any) -> Any:
+    return False
+
+
 def takewhile(predicate: Any, iterable: Any) -> Any:
-    for item in iterable:
+    return _takewhile(predicate, iter(iterable))
+
+
+def _takewhile(predicate: Any, iterator: Any) -> Any:
+    for item in iterator:
         if not predicate(item):
             return
         yield item
 
 
 def filterfalse(predicate: Any, iterable: Any) -> Any:
-    for item in iterable:
+    return _filterfalse(predicate, iter(iterable))
+
+
+def _filterfalse(predicate: Any, iterator: Any) -> Any:
+    for item in iterator:
         if not (item if predicate is None else predicate(item)):
             yield item
 
 
 def groupby(iterable: Any, key: Any = None) -> Any:
     iterator = iter(iterable)
-    current = _NOTHING
-    current_key = _NOTHING
+    current = NOTHING
+    current_key = NOTHING
     done = False
 
     def advance() -> None:
@@ -142,21 +179,17 @@ def islice(iterable: Any, *bounds: Any) -> Any:
     return _islice(iter(iterable), start, stop, step)
 
 
-def _islice(iterator: Any, wanted: Any, stop: Any, step: Any) -> Any:
-    taken = 0
+def _islice(iterator: Any, skipped: Any, left: Any, step: Any) -> Any:
+    """`left`: how many items may still be taken, `skipped`: how many of them come before the next one."""
     try:
         while True:
-            while taken < wanted:
+            for _ in range(skipped if left is None else min(skipped, left)):
                 next(iterator)
-                taken += 1
-            if stop is not None and taken >= stop:
+            if left is not None and left <= skipped:
                 return
             item = next(iterator)
-            taken += 1
+            left, skipped = None if left is None else left - skipped - 1, step - 1
             yield item
-            wanted += step
-            if stop is not None and wanted > stop:
-                wanted = stop
     except StopIteration:
         return
 
@@ -173,7 +206,11 @@ def pairwise(iterable: Any) -> Any:
 
 
 def starmap(function: Any, iterable: Any) -> Any:
-    for args in iterable:
+    return _starmap(function, iter(iterable))
+
+
+def _starmap(function: Any, iterator: Any) -> Any:
+    for args in iterator:
         yield function(*args)
 
 
@@ -197,7 +234,10 @@ def tee(iterable: Any, n: Any = 2) -> Any:
 
 def zip_longest(*iterables: Any, fillvalue: Any = None) -> Any:
     iterators = [iter(iterable) for iterable in iterables]
-    alive = [True] * len(iterators)
+    return _zip_longest(iterators, [True] * len(iterators), fillvalue)
+
+
+def _zip_longest(iterators: Any, alive: Any, fillvalue: Any) -> Any:
     while True:
         row = []
         for position, iterator in enumerate(iterators):

@@ -8,6 +8,7 @@ import copyreg
 import functools
 import operator
 import re
+import sys
 from typing import Any
 
 _NOTHING = object()
@@ -27,6 +28,25 @@ def represent(value: Any) -> Any:
     if isinstance(value, frozenset):
         return "frozenset({" + parts + "})" if value else "frozenset()"
     return "{" + parts + "}" if value else "set()"
+
+
+def represent_special(value: Any) -> Any:
+    """`repr` of the containers of `collections`, and of tuples with names."""
+    cls: Any = type(value)
+    name = cls.__name__
+    if isinstance(value, tuple):
+        names = getattr(cls, "_fields", None)
+        if names is None:  # torch's own
+            parts = [f"{key}={item!r}" for key, item in zip(cls.__match_args__, value)]
+            return f"{cls.__module__}.{name}(\n" + ",\n".join(parts) + ")"
+        return name + "(" + ", ".join([f"{key}={item!r}" for key, item in zip(names, value)]) + ")"
+    if isinstance(value, collections.defaultdict):
+        return f"{name}({value.default_factory!r}, {represent(value)})"
+    if isinstance(value, collections.OrderedDict):
+        if sys.version_info < (3, 12):
+            return f"{name}({list(value.items())!r})" if value else f"{name}()"
+        return f"{name}({represent(value)})" if value else f"{name}()"
+    return f"{name}({list(value)!r}" + (")" if value.maxlen is None else f", maxlen={value.maxlen})")
 
 
 def repr_of_exception(error: Any) -> Any:
@@ -127,10 +147,20 @@ def percent(template: Any, values: Any) -> Any:
             if kind in ("s", "r", "a"):
                 value = str(value) if kind == "s" else repr(value) if kind == "r" else ascii(value)
                 kind = "s"
-            out.append((head + kind) % (*sizes, value))
+            out.append(value if head + kind == "%s" else percent_of(head + kind, (*sizes, value)))
     if used < len(args) and (isinstance(values, (tuple, str)) or not hasattr(values, "__getitem__")):
         raise TypeError("not all arguments converted during string formatting")
     return "".join(out)
+
+
+def percent_of(template: Any, values: Any) -> Any:
+    """`template % values`, one value and the sizes that it is given. Answered by an intercept while capturing."""
+    return template % values
+
+
+def print_texts(args: Any, kwargs: Any) -> None:
+    """`print` of objects as their texts."""
+    print(*[str(arg) for arg in args], **kwargs)
 
 
 def print_to(*values: Any, file: Any, sep: Any = None, end: Any = None) -> Any:

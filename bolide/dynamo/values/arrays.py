@@ -95,6 +95,9 @@ class TracedArray(NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         raise refused("array_repr")
 
+    def __format__(self, specification: str) -> str:
+        raise refused("array_str")
+
 
 class Method:
     """A bound method of an array."""

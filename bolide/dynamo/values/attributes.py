@@ -14,7 +14,8 @@ from bolide.dynamo import polyfills, tracebacks
 from bolide.dynamo.bytecode import VERSION
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.operations import SYMBOLIC, behind, class_of, concrete
+from bolide.dynamo.operations import PENDING, behind, class_of, concrete
+from bolide.dynamo.originals import original_of
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import (
     CONSTANT_TYPES,
@@ -29,6 +30,7 @@ from bolide.dynamo.values.kinds import (
 )
 from bolide.dynamo.values.outside import Outside, Overlay, attribute_source, method_of_c
 from bolide.dynamo.values.tensors import NODE_METHODS, load_tensor_attribute, outside_attributes, store_tensor_attribute
+from bolide.dynamo.values.texts import TEXT_METHODS, TracedText
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedTensor, is_mask
 
@@ -70,8 +72,10 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return _bound_method(vm, owner, name)
     if cls is types.FrameType and name not in ("f_code", "__class__"):
         raise Unsupported(f"{name} of a frame object", vm.where(), kind="frame_access")
-    if cls in SYMBOLIC:
-        return SYMBOLIC[cls] if name == "__class__" else getattr(concrete(vm, owner), name)
+    if cls is TracedText and name in TEXT_METHODS:
+        return types.MethodType(getattr(str, name), owner)
+    if cls in PENDING:
+        return PENDING[cls] if name == "__class__" else getattr(concrete(vm, owner), name)
     if cls in CONSTANT_TYPES or cls in (list, dict, set, tuple, frozenset):
         return _native(vm, owner, name)
     if is_mask(cls):
@@ -174,6 +178,9 @@ def _generator(vm: Machine, owner: Generator, name: str) -> Any:
                 return tracebacks.frame_object(owner.frame)
         raise Unsupported(f"{name} of a generator", vm.where(), kind="frame_access")
     method = polyfills.BY_NAME.get(f"generator_{name.strip('_')}")
+    original = original_of(owner)
+    if original is not None and not hasattr(original.cls, name):
+        raise AttributeError(f"'{original.cls.__name__}' object has no attribute '{name}'")
     if method is None:
         raise AttributeError(f"'generator' object has no attribute '{name}'")
     return types.MethodType(method, owner)

@@ -30,7 +30,14 @@ REDUCIBLE: frozenset[type] = frozenset(
     + [itertools.chain, itertools.product, itertools.permutations, itertools.combinations]
     + [itertools.combinations_with_replacement, itertools.zip_longest, itertools.compress]
 )
-_DEPRECATED = frozenset(cls for cls in REDUCIBLE if cls.__module__ == "itertools")  # to pickle them warns in 3.12
+#: The same of those that call functions.
+CALLING: frozenset[type] = frozenset(
+    {map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse}
+    | {itertools.accumulate}
+)
+_DEPRECATED = frozenset(
+    cls for cls in REDUCIBLE | CALLING if cls.__module__ == "itertools"
+)  # to pickle them warns in 3.12
 
 _FORMS = [(name, backwards) for name in ("keys", "values", "items") for backwards in (False, True)]
 

@@ -28,6 +28,7 @@ from bolide.dynamo.state import CALLBACK, own_mark
 from bolide.dynamo.tracebacks import entries, held
 from bolide.dynamo.tracebacks import restored as restored_trace
 from bolide.dynamo.values.iterators import (
+    CALLING,
     DICT_ITERATORS,
     REDUCIBLE,
     SET_ITERATOR,
@@ -247,8 +248,9 @@ def _contents(cell: types.CellType) -> tuple[Any, ...]:
 class Rebuilder:
     """Makes recipes. The same value always gives the same Recipe object, so identity among results is kept."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, ends: bool = True) -> None:
         self.world = world
+        self.ends = ends  # the program does, not just a segment of it
         self.outputs: list[TracedTensor] = []
         self.leaves: list[torch.Tensor] = []  # made by the program, requiring grad, and leaving it
         self.memo: dict[int, tuple[Any, Recipe]] = {}
@@ -571,7 +573,7 @@ class Rebuilder:
             return Recipe("call", make_exception, (Recipe("constant", cls), *parts))
         if cls is types.TracebackType:
             return Recipe("call", restored_trace, self.constants(entries(value)))
-        if cls in REDUCIBLE:
+        if cls in REDUCIBLE or cls in CALLING:
             pieces = self._reduced(value)
             made = None if self.split else self._over_container(value, cls, pieces)
             if made is not None:

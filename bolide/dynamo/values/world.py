@@ -659,7 +659,7 @@ class World(Classes):
         grown = self.grown(real, Source("global", None, (id(namespace), name), namespace))
         if grown is not None:
             return grown
-        if self.trusted[id(namespace)]:
+        if self.trusted[id(namespace)] and not (namespace is sys.__dict__ and name in _REDIRECTED):
             value = self.trust(real, Source("global", None, (id(namespace), name), namespace))
         else:
             value = self.wrap(real, Source("global", None, (id(namespace), name), namespace))
@@ -778,6 +778,7 @@ class World(Classes):
 
 
 _UNUSED_LIST = 5  # to a list that is watched: it is also among `seen` and `snapshots`
+_REDIRECTED = frozenset({"stdin", "stdout", "stderr"})  # of module sys
 
 
 def _items_source(source: Source) -> Source:
