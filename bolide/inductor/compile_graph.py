@@ -97,7 +97,8 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
     }
     _record_layouts(gm, scheduled.strides)
     start = time.perf_counter()
-    compiled = compile_kernels(plan.kernels)
+    real = {name: program.size_vars[name] for name in names if name in program.size_vars}
+    compiled = compile_kernels(plan.kernels, real=real)
     seconds["codegen"] = time.perf_counter() - start
 
     def bind(calls: Sequence[tuple[int, tuple[int, ...]]]) -> Callable[..., None]:

@@ -136,3 +136,15 @@ def test_windows_over_changing_sizes(function):
         mine.sin().sum().backward()
         theirs.sin().sum().backward()
         torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_what_the_program_assumes_of_its_sizes_is_not_refused() -> None:
+    """Rows of four of n numbers are n numbers only where n is a multiple of four, as the guards of a program say."""
+    n = Expr.var("n", 2)
+    i = Expr.var("i", 0, n - 1)
+    axes = [Axis("i", n, "serial")]
+    assert is_within(i, n // 4 * 4, axes, {"n": 8}) is None
+    assert is_within(i + 1, n // 4 * 4, axes, {"n": 8}) is False
+    assert is_within(i, n // 4 * 4, axes, {}) is None
+    before = Expr.var("k", None)
+    assert is_within(i + before, n + 1, [Axis("i", Expr.const(1), "serial")]) is None

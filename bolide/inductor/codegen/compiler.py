@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,11 @@ class _Code:
 _known: dict[tuple[Any, ...], _Code] = {}
 
 
-def compile_kernels(kernels: Sequence[Kernel], target: Target | None = None) -> list[CompiledKernel]:
+def compile_kernels(
+    kernels: Sequence[Kernel], target: Target | None = None, real: Mapping[str, int] | None = None
+) -> list[CompiledKernel]:
     """Machine code for `kernels`, in order. All that are new (equal ones count once) go through LLVM as one module.
+    `real`: the sizes of the call that they are made for, where those are known, for the check of accesses.
     May be called from any thread. Raises InvalidKernel for one that breaks a rule of loop IR."""
     target = target or host_target()
     keys = [(target, structure(kernel)) for kernel in kernels]
@@ -40,7 +43,7 @@ def compile_kernels(kernels: Sequence[Kernel], target: Target | None = None) -> 
         missing = {key: kernel for key, kernel in zip(keys, kernels) if key not in _known}
         if missing:
             for kernel in missing.values():
-                verify(kernel)  # 40 µs; LLVM ends the process over text that it cannot make sense of
+                verify(kernel, real)  # 40 µs; LLVM ends the process over text that it cannot make sense of
             texts = [module_text(kernel, target) for kernel in missing.values()]
             names = [f"k{number}" for number in range(len(texts))]
             library = load(_joined(texts, names), names, target.cpu, target.features)

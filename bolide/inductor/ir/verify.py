@@ -45,6 +45,7 @@ class _State:
     roles: Mapping[str, str]
     numels: dict[str, Expr]
     names: set[str]
+    real: Mapping[str, int] | None
     accumulators: dict[str, Init] = field(default_factory=dict)
     parallel_outside: set[str] = field(default_factory=set)  # accumulators declared outside the current parallel loop
     checked: set[Node] = field(default_factory=set)
@@ -60,15 +61,17 @@ class _State:
         return InvalidKernel(f"kernel {self.kernel.name}: {reason}\n" + "\n".join(shown))
 
 
-def verify(kernel: Kernel) -> None:
+def verify(kernel: Kernel, real: Mapping[str, int] | None = None) -> None:
     """Raise InvalidKernel unless `kernel` keeps the rules that `loops` states: names in scope, operand counts and
-    types, kinds of loops that may contain each other, accesses within their buffers."""
+    types, kinds of loops that may contain each other, accesses within their buffers (`real`: the sizes of the call
+    that it is made for)."""
     state = _State(
         kernel,
         {p.name: p.dtype for p in kernel.params} | {local.name: local.dtype for local in kernel.locals},
         {p.name: p.role for p in kernel.params} | {local.name: "inout" for local in kernel.locals},
         {p.name: p.numel for p in kernel.params} | {local.name: local.numel for local in kernel.locals},
         set(kernel.sizes),
+        real,
     )
     if len(state.dtypes) != len(kernel.params) + len(kernel.locals):
         raise state.fail("two buffers have one name")
@@ -180,7 +183,7 @@ def _check_range(state: _State, access: Access) -> None:
     """Refuse an access that leaves its buffer. Where the loops run depends on the sizes, as do strides: what cannot be
     told is allowed."""
     numel = state.numels[access.buffer]
-    if state.idle_loops or is_within(access.index, numel, state.axes) is not False:
+    if state.idle_loops or is_within(access.index, numel, state.axes, state.real) is not False:
         return
     low, high = extremes(access.index, state.axes) or access.index.bounds()
     raise state.fail(f"index {access.index} goes from {low} to {high}, {access.buffer} has {numel} elements")
