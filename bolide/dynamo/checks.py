@@ -17,7 +17,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.layout import layout
 from bolide.dynamo.notes import Habits
 from bolide.dynamo.program import Guard, Source
-from bolide.dynamo.proof import proved
+from bolide.dynamo.proof import proved, underway
 from bolide.dynamo.sources import Namespace, Reader, count_uses
 
 FIRST_RECORDING = 2  # the passing call after which a recording is made
@@ -95,6 +95,8 @@ class Check:
     def record(self, values: Sequence[Any]) -> None:
         """Make native programs for this call and, again, for those of earlier calls that were of other objects. The
         readable check stays where the native one does not prove itself."""
+        if underway():
+            return
         if proved(readable) is None:
             self.install(self.readable)
             return

@@ -18,7 +18,6 @@ import torch
 from bolide.dynamo.layout import LIST_ITEMS, SIZE, TUPLE_ITEMS, TYPE, Layout, autograd_state, required
 from bolide.dynamo.native_text import TEXT, expanded
 from bolide.support.engine import Method, load
-from bolide.support.locks import compiling
 
 # Instructions, with their operands. An object is given by its address. Those about the values that are passed come
 # first: when one of them fails, the guards do not hold. When one of the others fails, they still may.
@@ -53,7 +52,8 @@ REQUIRES_GRAD, LEAF, NOT_LEAF, FAR_SIZES = 1, 2, 4, 8
 
 
 @functools.cache
-def _method(layout: Layout) -> Method:
+def method(layout: Layout) -> Method:
+    """The machine code of all checks, loaded once for a process."""
     text = TEXT.format(
         **{name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)},
         type=TYPE,
@@ -141,6 +141,4 @@ def make_check(
     answer.
     """
     control = words([id(readable), id(None), names, len(programs), *(program.address for program in programs)])
-    with compiling:
-        method = _method(layout)
-    return method.bind(address(control), (control, tuple(programs), readable))
+    return method(layout).bind(address(control), (control, tuple(programs), readable))

@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -34,6 +36,15 @@ class Unproved(Exception):
     """The native check answers wrongly."""
 
 
+_underway = threading.Lock()
+
+
+def underway() -> bool:
+    """Whether the question is being asked, by another thread or below a signal handler that runs now: there is no
+    answer yet."""
+    return _underway.locked()
+
+
 @functools.cache
 def proved(readable: Readable) -> Layout | None:
     """The layout that the native check may use, None where the check has to stay in Python. `readable` makes the
@@ -45,8 +56,10 @@ def proved(readable: Readable) -> Layout | None:
         _log.info("checks stay in Python: %s", f"no {missing[0]}" if missing else "objects are laid out otherwise")
         return None
     try:
-        with torch.inference_mode(False), torch.enable_grad(), torch._C._DisableAutocast():
-            _prove(found, readable)
+        native.method(found)  # which takes a lock that this thread may hold
+        # In a thread of its own: signal handlers, which may do anything, do not run there under the proof's modes.
+        with _underway, ThreadPoolExecutor(1, "bolide proof") as thread:
+            thread.submit(_prove, found, readable).result()
     except Exception as error:
         _log.info("checks stay in Python: %s: %s", type(error).__name__, error)
         return None
