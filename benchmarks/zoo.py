@@ -229,9 +229,11 @@ def check(name: str, build: Builder, training: bool, options: Options) -> Verdic
     bolide.reset()
     compiled = bolide.compile(copy.deepcopy(expected.pristine), backend=options.backend, dynamic=options.dynamic)
     met: list[events.Break] = []
+    fallbacks: list[events.Fallback] = []
+    kept = {events.Break: met.append, events.Fallback: fallbacks.append}
     start, seconds, found = time.perf_counter(), 0.0, []
     try:
-        with events.subscribed(lambda event: met.append(event) if isinstance(event, events.Break) else None):
+        with events.subscribed(lambda event: kept.get(type(event), lambda _: None)(event)):  # type: ignore[arg-type]
             for given in expected.inputs:
                 found += calls(compiled, [given], training, options.numbers)
                 seconds = seconds or time.perf_counter() - start
@@ -247,6 +249,7 @@ def check(name: str, build: Builder, training: bool, options: Options) -> Verdic
     notes = [wrong or ("" if expected.repeatable else "random: not compared")]
     notes += [f"{entries} versions for {len(found)} calls"] if entries > 1 + (options.dynamic is None) else []
     notes += list(dict.fromkeys(f"broken: {event.reason} ({event.where})" for event in met))
+    notes += list(dict.fromkeys(f"in eager: {event.reason} ({event.where})" for event in fallbacks))
     status = "wrong" if wrong else "break" if met else "ok" if entries else "error"
     return verdict(status, "; ".join(filter(None, notes)) or ("" if entries else "runs in eager"), seconds)
 
