@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import inspect
+import os
 import sys
 import threading
 import types
@@ -64,7 +65,11 @@ _SIMPLE |= {types.BuiltinFunctionType, types.MethodDescriptorType}
 _CONTAINERS = (list, dict, set, frozenset, collections.deque, str, bytes, bytearray)
 _DATA = (list, tuple, dict, collections.deque)
 _STAND_INS = ("Outside", "ProgramIterator", "SymInt", "SymBool", "TracedFloat", "TracedText")
-_COMPUTING = (*LOCK_TYPES, threading.Lock, threading.RLock, threading.local, threading.get_ident)
+_COMPUTING = (
+    *LOCK_TYPES,
+    *(threading.Lock, threading.RLock, threading.local, threading.get_ident),
+    *(os.fspath, os.strerror, os.stat_result, os.terminal_size, *policy.ASKED_AGAIN),
+)
 _NUMBERS = (int, float, complex, bool)
 _PLAIN_CLASSES = (int, float, str, bytes)
 _MAKERS = ("__new__", "__init__", "__init_subclass__")

@@ -78,7 +78,12 @@ INTERPRETED = (
 _REFUSED_MODULES = _names(
     "random time socket subprocess _random io _io shutil tempfile secrets numpy.random "
     "numpy.random.mtrand numpy.random._generator threading "
-    "torch.utils.data.dataloader"
+    "torch.utils.data.dataloader "
+    # Compilers, exporters and recorders of torch's: on the program's values they would record bolide's work.
+    "torch.jit._trace torch.jit._script torch.jit._freeze torch.jit._serialization torch.jit._recursive "
+    "torch.jit._async torch.jit._fuser torch.jit.frontend torch.export torch.export.exported_program torch.onnx "
+    "torch.onnx.utils torch.fx._symbolic_trace torch.fx.experimental.proxy_tensor torch.package.package_exporter "
+    "torch.package.package_importer torch.serialization torch.multiprocessing.spawn"
 )
 
 # Packages that draw, write or log, or run event loops, threads and processes: what they do is no work for a graph.
@@ -101,7 +106,7 @@ _COMPUTING_ROOTS = _names(
     "_collections_abc re _sre string _string types typing _typing abc _abc enum copy copyreg struct _struct json _json "
     "datetime _datetime zoneinfo decimal _decimal fractions numbers statistics _statistics bisect _bisect heapq _heapq "
     "array zlib binascii base64 hashlib _hashlib _sha1 _sha2 _sha256 _sha512 _sha3 _md5 _blake2 unicodedata weakref "
-    "_weakref _weakrefset inspect dis opcode _opcode warnings _warnings ast _ast posixpath os posix sys contextlib "
+    "_weakref _weakrefset inspect dis opcode _opcode warnings _warnings ast _ast posixpath os sys contextlib "
     "contextvars _contextvars keyword token traceback dataclasses textwrap calendar _codecs codecs graphlib pickle "
     "_pickle marshal regex bolide"
 )
@@ -124,6 +129,9 @@ _OF_THE_MOMENT = {
     platform: "node platform uname",
     locale: "getlocale setlocale",
     torch: "set_num_interop_threads set_printoptions set_warn_always",
+    torch._C: "_from_dlpack _to_dlpack _to_dlpack_versioned",
+    torch.utils.dlpack: "from_dlpack to_dlpack",
+    torch.Tensor: "__dlpack__",
     uuid: "getnode uuid1 uuid4",
     datetime.datetime: "now today utcnow",
     datetime.date: "today",

@@ -14,8 +14,10 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from bolide.dynamo import guards, sources
 from bolide.dynamo.advice import remedy
@@ -363,6 +365,8 @@ class Versions(ABC):
             raise
         except Exception as error:
             raise CompileError("backend", self.name, error) from error
+        if torch._C._autograd._profiler_enabled():
+            run = _recorded(run, self.name)
         self.sizes.fix(captured)
         known = [*captured.guards, *shape_guards(captured)]
         checks = guards.prepare(known, surroundings)  # backward code of the user's was read meanwhile, too
@@ -434,6 +438,16 @@ class Versions(ABC):
         text = describe(f"{self.name} runs in eager", e.kind, e.reason, e.operation, e.where, e.remedy)
         place = e.where or self.place
         warnings.warn_explicit(text, BolideWarning, place.file, place.line)
+
+
+def _recorded(run: Runner, name: str) -> Runner:
+    """What is compiled while a profiler is on shows in its records."""
+
+    def recorded(inputs: list[Any]) -> Sequence[Any]:
+        with torch.autograd.profiler.record_function(f"bolide {name}"):
+            return run(inputs)
+
+    return recorded
 
 
 def _at(where: UserFrame | None) -> str:

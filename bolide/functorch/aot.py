@@ -43,6 +43,7 @@ from bolide.functorch.second import Tape, second_order, tape_of
 from bolide.functorch.signature import Signature, describe
 from bolide.functorch.underived import with_history, without_underived
 from bolide.support import events
+from bolide.support.errors import Unsupported
 from bolide.symbolic import as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 
@@ -103,7 +104,10 @@ def _compile_training(
 ) -> CompiledGraph:
     started = time.perf_counter()
     derivable = not trace.own_gradients  # which the backward may set, too
-    joint = finish_joint(trace, signature)
+    try:
+        joint = finish_joint(trace, signature)
+    except NotImplementedError as error:
+        raise Unsupported(str(error), remedy="run it under torch.no_grad()", kind="operator") from error
     tape = tape_of(joint) if derivable else None
     split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.has_symbols else None)
     run_passes(joint.graph, name)

@@ -62,10 +62,23 @@ from bolide.tracing import TracedFloat, TracedTensor
 _is_transformed: Any = torch._C._functorch.is_functorch_wrapped_tensor
 
 
+_MADE_EMPTY = (object, dict, list, set, tuple, collections.OrderedDict, collections.defaultdict, collections.deque)
+
+
+def _maker(cls: type) -> Any:
+    """The `__new__` of a class that is not written in Python."""
+    makers = [base.__dict__["__new__"] for base in cls.__mro__ if "__new__" in base.__dict__]
+    return next(new for new in makers if type(new) is types.BuiltinFunctionType)
+
+
+def _is_open(cls: type) -> bool:
+    """Whether all that an instance holds is seen in Python: nothing is in memory that code in C keeps for itself."""
+    return is_python_class(cls) and _maker(cls).__self__ in _MADE_EMPTY
+
+
 def bare_instance(cls: Any) -> Any:
     """An empty instance, made past any `__new__` that is written in Python."""
-    makers = [base.__dict__["__new__"] for base in cls.__mro__ if "__new__" in base.__dict__]
-    return next(new for new in makers if type(new) is types.BuiltinFunctionType)(cls)
+    return _maker(cls)(cls)
 
 
 def _dead_reference() -> Any:
@@ -346,7 +359,7 @@ class Rebuilder:
             return Recipe("call", cls)
         if type(cls.__hash__) is types.FunctionType:  # it may be a key of what is filled before it
             return None
-        if is_python_class(cls) and not isinstance(value, (tuple, type, enum.Enum, BaseException)):
+        if _is_open(cls) and not isinstance(value, (tuple, type, enum.Enum, BaseException)):
             return Recipe("call", bare_instance, (Recipe("constant", cls),))
         return None
 
@@ -684,7 +697,7 @@ class Rebuilder:
             return Recipe("call", _file_in_memory, self.constants(cls, value.__getstate__()))
         if isinstance(value, random.Random):
             return Recipe("call", _random_generator, self.constants(value.getstate()))
-        if not is_python_class(cls) and cls is not collections.OrderedDict:  # an iterator, a view, a C object
+        if not _is_open(cls) and cls is not collections.OrderedDict:  # an iterator, a view, a C object
             raise Unsupported(
                 f"a new {module}.{cls.__name__} leaves the function",
                 self.world.where(),

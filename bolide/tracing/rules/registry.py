@@ -171,7 +171,9 @@ _LIBRARIES = frozenset({"aten", "prims", "bolide", "mkldnn", "mkl", "quantized",
 
 
 def _ask(func: Any, args: Any, kwargs: Any) -> Any:
-    if func.namespace not in _LIBRARIES:  # a collective, or the user's: its kernel may do more than compute
+    if (
+        func.namespace not in _LIBRARIES or func._opname in types.TRUSTING
+    ):  # a collective, or the user's: its kernel may do more than compute
         return by_meta_kernel(func, args, kwargs)
     tensors = found_in([args, kwargs], TensorMeta)
     if all(meta.device.type == "cpu" and _is_small(meta) for meta in tensors):

@@ -18,6 +18,8 @@ _NO_SIZES = frozenset(  # integers that say something else
     ["decimals", "diagonal", "dim", "dim1", "dim2", "dims", "dtype", "ignore_index", "input_dtype", "layout"]
     + ["memory_format", "offset", "reduction", "shifts"]
 )
+TRUSTING = frozenset({"linalg_ldl_solve", "linalg_lu_solve"})
+"""Kernels that take numbers in a tensor for places in memory, unchecked: they are never run on made-up data."""
 _BY_SIZE = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # which kernel they choose
 _NUMBERS = (int, float, complex, bool, str, torch.dtype)
 _SMALL = 1 << 12
@@ -65,7 +67,7 @@ def _answers(func: Any) -> bool:
     """Whether a kernel can be asked: it writes nothing, draws nothing and is one for all sizes."""
     draws = torch.Tag.nondeterministic_seeded in func.tags
     writes = any(arg.alias_info for arg in func._schema.arguments)
-    return func.namespace == "aten" and not draws and not writes and func._opname not in _BY_SIZE
+    return func.namespace == "aten" and not draws and not writes and func._opname not in _BY_SIZE | TRUSTING
 
 
 @functools.cache
