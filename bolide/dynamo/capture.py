@@ -24,6 +24,7 @@ from bolide.dynamo.draws import needed
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.input_data import data_of
 from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.notices import Notices
 from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
 from bolide.dynamo.provenance import around
 from bolide.dynamo.reified import exception_effects, generator_effects, unfinished_variables
@@ -81,12 +82,14 @@ def capture_rest(
 def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
     begin = time.perf_counter()
     first = attempt()
-    loops = set(first.symbols.history.learnt.loops)
-    found = _unless_unsupported(first, None, None)
+    learnt = first.symbols.history.learnt
+    notices, loops = Notices(learnt.warned), set(learnt.loops)
+    found = _unless_unsupported(first, notices, None, None)
     if loops != first.symbols.history.learnt.loops:  # one that was unrolled ends the segment at its first item
         first = attempt()
-        found = _unless_unsupported(first, None, None)
+        found = _unless_unsupported(first, notices, None, None)
     if isinstance(found, Captured):
+        _show(notices, None)
         return found
     if found.kind == "bug" and not config.suppress_errors:
         raise CompileError("capture", first.code.co_name, found.__cause__ or found)
@@ -101,21 +104,34 @@ def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
         stack = tuple(f.code.frame_at(f.pc - 1) for f in first.machine.frames[1:] if not f.code.plumbing)
         ending = Break(found.kind, found.reason, found.operation, found.where, found.remedy, stack, seconds)
         for stop in first.stops():
-            captured = _unless_unsupported(attempt(), stop, ending)
+            captured = _unless_unsupported(attempt(), notices, stop, ending)
             if isinstance(captured, Captured):
+                _show(notices, stop)
                 del found  # its traceback leads to this frame: a cycle would keep the program's values alive
                 return captured
             del captured  # the state there cannot be rebuilt: earlier
+    _show(notices, None)
     try:
         raise found
     finally:
         del found, first, attempt  # as above
 
 
-def _unless_unsupported(attempt: _Attempt, stop: int | None, ending: Break | None) -> Captured | Unsupported:
+def _show(notices: Notices, stop: int | None) -> None:
+    """Show what torch has warned of. Raises Unsupported where a filter makes that an error of the user's line."""
+    try:
+        notices.show(stop)
+    except Warning as error:
+        raise Unsupported(f"the program raised {type(error).__name__}: {error}", kind="user_exception") from error
+
+
+def _unless_unsupported(
+    attempt: _Attempt, notices: Notices, stop: int | None, ending: Break | None
+) -> Captured | Unsupported:
     """What an attempt gives. It is made outside of any ``except`` block: the program's exceptions would see it."""
     try:
-        return attempt.run(stop, ending)
+        with notices.kept(attempt.machine):
+            return attempt.run(stop, ending)
     except Unsupported as error:
         _release(attempt.world, attempt.machine.frames)
         return error

@@ -129,13 +129,15 @@ class Learnt:
     loops: those whose length differs, by where each asks for its next item
     needed: the values of sizes and floats that instructions have needed to know
     data: what was read of inputs' data and was other data in another capture
-    recent: the values of the symbols of the version made last, which are sizes at the next points, too"""
+    recent: the values of the symbols of the version made last, which are sizes at the next points, too
+    warned: the warnings that have been shown"""
 
     def __init__(self) -> None:
         self.loops: set[Location] = set()
         self.needed: dict[Location, set[float]] = {}
         self.data: set[Source] = set()
         self.recent: frozenset[int] = frozenset()
+        self.warned: set[Any] = set()
 
 
 class SizeHistory:

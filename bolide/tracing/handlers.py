@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,13 +24,11 @@ from bolide.tracing.meta import (
     DataDependent,
     TensorMeta,
     contiguous_strides,
-    found_in,
     hint_of,
     is_undecided,
-    meta_of,
     same_sizes,
 )
-from bolide.tracing.rules import overlaps, types
+from bolide.tracing.refusals import refuse_overlaps, refuse_types
 from bolide.tracing.rules.common import broadcast_shapes, format_strides, is_dense, like_strides, require
 from bolide.tracing.rules.registry import infer_from, qualified
 from bolide.tracing.tensor import TracedTensor, ViewStep, carry_marks
@@ -187,7 +186,7 @@ def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     results = trace.call(functional, *nodes, **options)
     results = results if isinstance(results, list) else [results]
     if dropped:
-        _refuse_types(trace, func, args, kwargs, dropped, results)
+        refuse_types(trace.where, func, args, kwargs, dropped, results)
     if all(target.shape == result.meta["val"].shape for target, result in zip(targets, results)):
         refuse_overlaps(func, args, kwargs, targets)
     for target, result in zip(targets, results):
@@ -195,63 +194,6 @@ def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
             _fit_out(trace, target, result)
         trace.write(target if target.__class__ is TracedTensor else trace.lift(target), result)
     return targets[0] if len(targets) == 1 else tuple(targets)
-
-
-def refuse_overlaps(func: Any, args: Any, kwargs: dict[str, Any], targets: Sequence[Any]) -> None:
-    """Raises what eager does where elements of a target are one in memory, or an operand shares some with it."""
-
-    def place(arg: Any) -> str:
-        if any(arg is target for target in targets):
-            return overlaps.INSIDE if overlaps.inside(arg.meta) else overlaps.TARGET
-        shares = (target for target in targets if target.__class__ is TracedTensor and target.group is arg.group)
-        return overlaps.PARTLY if any(overlaps.partly(t.meta, arg.meta) for t in shares) else overlaps.APART
-
-    traced = list(found_in((args, kwargs), TracedTensor))
-    places = [place(tensor) for tensor in traced]
-    if overlaps.PARTLY not in places and overlaps.INSIDE not in places:
-        return
-    known = {id(tensor): (tensor.meta, place) for tensor, place in zip(traced, places)}
-
-    def described(arg: Any) -> Any:
-        if isinstance(arg, (list, tuple)):
-            return [described(item) for item in arg]
-        if isinstance(arg, torch.Tensor):
-            return known.get(id(arg)) or (meta_of(arg), overlaps.APART)
-        return arg
-
-    refused = overlaps.refusal(func, described(args), {key: described(arg) for key, arg in kwargs.items()})
-    if refused is not None:
-        raise type(refused)(*refused.args)
-
-
-def _refuse_types(
-    trace: Trace, func: Any, args: Any, kwargs: dict[str, Any], out: Collection[str], results: list[torch.fx.Node]
-) -> None:
-    """Raises what eager does where an `out=` argument is of a type that the operation does not write."""
-    given = [kwargs[name].dtype for name in kwargs if name in out]
-    wanted = [result.meta["val"].dtype for result in results]
-    if given == wanted or len(given) != len(wanted):
-        return
-
-    def described(arg: Any) -> Any:
-        if isinstance(arg, (list, tuple)):
-            return [described(item) for item in arg]
-        return (
-            arg.node.meta["val"]
-            if arg.__class__ is TracedTensor
-            else meta_of(arg)
-            if isinstance(arg, torch.Tensor)
-            else arg
-        )
-
-    options = {key: described(arg) for key, arg in kwargs.items() if key not in out}
-    names = [name for name in kwargs if name in out]
-    refused = types.out_refusal(func, described(args), options, dict(zip(names, given)), dict(zip(names, wanted)))
-    if refused is not None:
-        raise type(refused)(*refused.args)
-    if not all(map(torch.can_cast, wanted, given)):
-        reason = "an out= argument of a type to which the result is not converted"
-        raise Unsupported(reason, trace.where, "give it the right type", kind="tensor_write")
 
 
 def _fit_out(trace: Trace, target: Any, result: torch.fx.Node) -> None:
@@ -750,11 +692,16 @@ def _native_batch_norm(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return trace.wrap(results)
 
 
+_OF_BYTES = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
+
+
 @handler("index.Tensor", "_unsafe_index.Tensor")
 def _index(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """Integer indices give a known shape; masks do not, unless they are known themselves."""
     indices = []
     for index in args[1]:
+        if index is not None and index.dtype is torch.uint8:
+            warnings.warn(_OF_BYTES, stacklevel=1)
         if index is not None and index.dtype in (torch.bool, torch.uint8):
             if trace.is_symbol(index, trace.captures_sizes):
                 indices += data.sized_by_data(trace, aten.nonzero.default, (index,), {}).unbind(1)

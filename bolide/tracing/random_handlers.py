@@ -13,8 +13,9 @@ import torch.fx
 
 from bolide.support.errors import Unsupported
 from bolide.tracing import data, rng
-from bolide.tracing.handlers import dtype_and_device, handler, refuse_overlaps
+from bolide.tracing.handlers import dtype_and_device, handler
 from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.tracing.refusals import refuse_overlaps
 from bolide.tracing.rules import types
 from bolide.tracing.rules.common import like_strides
 from bolide.tracing.tensor import TracedTensor

@@ -602,4 +602,5 @@ from bolide.tracing import (  # noqa: E402, F401  (the tables of handlers need T
     recurrent,
     scalars,
     sequences,
+    warned,
 )

@@ -1,0 +1,90 @@
+"""Warnings of torch's own come out of compiled programs: once, at the user's line, by the user's filters."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import bolide
+
+BYTES = torch.ones(3, dtype=torch.uint8)
+WARNING: dict[str, Callable[[Any], Any]] = {
+    "std": lambda x: x[:1].std(),
+    "var_mean": lambda x: torch.var_mean(x[None], 0),
+    "mask of bytes": lambda x: x[BYTES],
+    "implicit dimension": lambda x: F.softmax(x),
+    "broadcast targets": lambda x: F.mse_loss(x, x[:1]),
+    "dropout2d": lambda x: F.dropout2d(x[None, :, None], 0.5),
+    "gradient of no leaf": lambda x: (x.requires_grad_() * 2).grad,
+    "tensor of a tensor": lambda x: torch.tensor(x),
+    "size_average": lambda x: F.mse_loss(x, x * 2, size_average=True),
+    "batchmean": lambda x: F.kl_div(x, x.abs()),
+    "grid_sample": lambda x: F.grid_sample(torch.ones(1, 1, 2, 2) * x[0], torch.zeros(1, 2, 2, 2)),
+}
+
+
+def shown(function: Callable[..., Any], *args: Any, action: Any = "always") -> list[tuple[Any, ...]]:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter(action)
+        function(*args)
+    texts = [str(warning.message).partition(" (Triggered internally")[0] for warning in seen]
+    return [(warning.category, text, warning.filename, warning.lineno) for warning, text in zip(seen, texts)]
+
+
+@pytest.mark.parametrize("name", WARNING)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_warnings_are_shown_once(name: str, dynamic: bool | None) -> None:
+    expected = shown(WARNING[name], torch.randn(3))
+    assert len(expected) == 1
+    compiled = bolide.compile(WARNING[name], dynamic=dynamic)
+    assert shown(compiled, torch.randn(3)) == expected
+    assert shown(compiled, torch.randn(3)) in ([], expected)
+
+
+def test_warnings_come_once_whatever_is_interpreted_again() -> None:
+    def program(x: Any) -> Any:
+        y = x[BYTES]
+        bolide.graph_break()
+        return y + x[:1].std().nan_to_num()
+
+    assert shown(bolide.compile(program), torch.randn(3)) == shown(program, torch.randn(3))
+
+
+def test_each_line_warns() -> None:
+    def first(x: Any) -> Any:
+        return x[BYTES]
+
+    def second(x: Any) -> Any:
+        return x[BYTES] + 1
+
+    lines = [shown(bolide.compile(f), torch.randn(3), action="default")[0][3] for f in (first, second)]
+    assert lines == [f.__code__.co_firstlineno + 1 for f in (first, second)]
+
+
+def test_filters_are_the_users() -> None:
+    function = bolide.compile(WARNING["mask of bytes"])
+    assert shown(function, torch.randn(3), action="ignore") == []
+    bolide.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="uint8"):
+            function(torch.randn(3))
+    bolide.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", module=__name__.rpartition(".")[2])
+        with pytest.raises(UserWarning, match="uint8"):
+            function(torch.randn(3))
+
+
+def test_warnings_of_the_programs_own_filters() -> None:
+    def quiet(x: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return x[BYTES]
+
+    assert shown(bolide.compile(quiet), torch.randn(3)) == []
