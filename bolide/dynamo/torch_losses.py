@@ -44,3 +44,16 @@ def _one_hot(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         vm.trace.where = vm.where()
         require(vm, ((labels < 0) | (labels >= classes)).any().logical_not())
     return NATIVE
+
+
+@intercept(functional.max_pool1d, torch.max_pool1d)
+def _max_pool1d(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Where no gradient is wanted eager has a kernel whose result is row-major; traced tensors take the other way."""
+    x = args[0] if args else kwargs.get("input")
+    if type(x) is not TracedTensor or x.device.type != "cpu" or (x.requires_grad and torch.is_grad_enabled()):
+        return NATIVE
+    if kwargs.get("return_indices") or len(args) > 6 or None in args[1:]:
+        return NATIVE
+    vm.trace.where = vm.where()
+    options = {key: value for key, value in kwargs.items() if key != "return_indices" and value is not None}
+    return torch.max_pool1d(*args, **options).contiguous()

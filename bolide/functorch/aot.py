@@ -64,8 +64,7 @@ def compile_trace(
     graph, and no autograd function. Otherwise the trace is extended to a joint graph, and split by `partition`
     ("default" saves what eager saves, "min_cut" what costs least); the backward graph is compiled when it first runs.
 
-    Raises what the autograd engine raises for a program without a backward (RuntimeError), and `Unsupported` for
-    outputs whose history cannot be reproduced.
+    Raises `Unsupported` for a program without a backward, and for outputs whose history cannot be reproduced.
     """
     signature, faults = without_underived(describe(trace, outputs), trace.leaves)
     if signature.differentiable:

@@ -64,17 +64,21 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
 
 
 def _engine_run(outputs: tuple[Any, ...], tangents: tuple[Any, ...], inputs: tuple[Any, ...]) -> Sequence[Any]:
-    """`torch.autograd.grad` with None for unused inputs, without its checks: they import sympy, which takes 0.4 s."""
+    """`torch.autograd.grad` with None for unused inputs, without its checks: they import sympy, which takes 0.4 s.
+    What has no backward is eager's: there it raises when, and if, the backward runs."""
     engine = torch.autograd.Variable._execution_engine
-    gradients: Sequence[Any] = engine.run_backward(
-        outputs,
-        tangents,
-        keep_graph=False,
-        create_graph=False,
-        inputs=inputs,
-        allow_unreachable=True,
-        accumulate_grad=False,
-    )
+    try:
+        gradients: Sequence[Any] = engine.run_backward(
+            outputs,
+            tangents,
+            keep_graph=False,
+            create_graph=False,
+            inputs=inputs,
+            allow_unreachable=True,
+            accumulate_grad=False,
+        )
+    except RuntimeError as error:
+        raise Unsupported(f"the program has no backward: {error}", kind="operator") from error
     return gradients
 
 

@@ -25,6 +25,7 @@ Chain = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
 
 
 _MADE_WITHOUT_GRAD = torch._C._autograd.CreationMeta.NO_GRAD_MODE
+_ALIAS: Chain = ((torch.ops.aten.alias.default, (), {}),)
 _DETACH: Chain = ((torch.ops.aten.detach.default, (), {}),)
 
 
@@ -209,6 +210,8 @@ def _aliases(
             chain = (*_DETACH, *chain)
         elif owner is not None and owner.requires_grad and tracked is None:
             tracked = False
+        if tensor is not owner and owner is not None and not chain:
+            chain = _ALIAS  # another object
         made[id(tensor)] = Output(kind, index, _portable(chain), tracked if chain else None)
     return made
 

@@ -4,27 +4,40 @@ no derivative, and not before; what depends on nothing but leaves made inside ha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from bolide.functorch.graphs import CompiledGraph
 from bolide.functorch.signature import Signature
+from bolide.support.errors import Unsupported
 
 
-def without_underived(signature: Signature, leaves: Iterable[torch.Tensor]) -> tuple[Signature, dict[int, str | None]]:
-    """The signature with results that give `leaves` no gradients as results without history; and which those are, with
-    what eager raises, if it does."""
-    faults: dict[int, str | None] = {}
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fault:
+    """What eager raises when the backward of a result comes to an operation without a derivative (None: nothing, no
+    gradient goes anywhere), and the places of the inputs that the history goes back to."""
+
+    message: str | None
+    inputs: tuple[int, ...] = ()
+
+
+def without_underived(signature: Signature, leaves: Sequence[torch.Tensor]) -> tuple[Signature, dict[int, Fault]]:
+    """The signature with results that give `leaves` no gradients as results without history; and which those are.
+
+    Raises Unsupported for a result that gives some of them gradients past the operation that has no derivative."""
+    faults: dict[int, Fault] = {}
     visible = any(leaf.requires_grad for leaf in leaves)
     messages: dict[Any, str | None] = {None: None}
     for position, result in enumerate(signature.results):
         if result.tensor is None:
             continue
         message = _fault(result.tensor.grad_fn, messages)
-        if message is not None or not visible:
-            faults[position] = message
+        if message is not None:
+            faults[position] = Fault(message, _behind(result.tensor.grad_fn, leaves, message))
+        elif not visible:
+            faults[position] = Fault(None)
     if not faults:
         return signature, faults
     results = [
@@ -32,6 +45,30 @@ def without_underived(signature: Signature, leaves: Iterable[torch.Tensor]) -> t
         for position, result in enumerate(signature.results)
     ]
     return dataclasses.replace(signature, results=tuple(results)), faults
+
+
+def _behind(root: Any, leaves: Sequence[torch.Tensor], message: str) -> tuple[int, ...]:
+    """The leaves that the history of `root` goes back to, all of them through operations without a derivative."""
+    places = {id(leaf): place for place, leaf in enumerate(leaves)}
+    found: dict[bool, set[int]] = {False: set(), True: set()}
+    seen = {(root, False)}
+    waiting = [*seen]
+    while waiting:
+        node, through = waiting.pop()
+        through = through or _own_message(node) is not None
+        place = places.get(id(getattr(node, "variable", None)))
+        if place is not None:
+            found[through].add(place)
+        following = {(other, through) for other, _ in node.next_functions if other is not None} - seen
+        seen |= following
+        waiting += following
+    if found[False] - found[True]:
+        raise Unsupported(
+            f"gradients go past an operation without one: {message}",
+            remedy="detach its arguments where no gradient is wanted",
+            kind="operator",
+        )
+    return tuple(sorted(found[True]))
 
 
 def _fault(root: Any, messages: dict[Any, str | None]) -> str | None:
@@ -47,12 +84,16 @@ def _fault(root: Any, messages: dict[Any, str | None]) -> str | None:
         if unknown:
             waiting += unknown
             continue
-        own = _message(node) if type(node).__name__ == "NotImplemented" else _without_formula(node)
+        own = _own_message(node)
         if own is not None:
             messages[node] = own
         else:
             messages[node] = next(filter(None, map(messages.__getitem__, following)), None)
     return messages[root]
+
+
+def _own_message(node: Any) -> str | None:
+    return _message(node) if type(node).__name__ == "NotImplemented" else _without_formula(node)
 
 
 def _without_formula(node: Any) -> str | None:
@@ -78,17 +119,33 @@ def _message(node: Any) -> str:
     return "an operation has no derivative"
 
 
-def with_history(run: CompiledGraph, faults: Mapping[int, str | None]) -> CompiledGraph:
+def with_history(run: CompiledGraph, faults: Mapping[int, Fault]) -> CompiledGraph:
     """Gives these results a history that raises or leads nowhere."""
 
     def wrapped(inputs: list[Any]) -> list[Any]:
+        given = list(inputs)
         results = list(run(inputs))
         with torch.enable_grad():
-            for position, message in faults.items():
-                leaf = results[position].detach().requires_grad_()
-                results[position] = (
-                    leaf.clone() if message is None else torch._C._functions.DelayedError(message, 1)(leaf)
-                )
+            for position, fault in faults.items():
+                value = results[position].detach()
+                if fault.message is None:
+                    results[position] = value.requires_grad_().clone()
+                else:
+                    results[position] = _raising(fault.message, value, [given[place] for place in fault.inputs])
         return results
 
     return wrapped
+
+
+def _raising(message: str, value: torch.Tensor, roots: Sequence[torch.Tensor]) -> torch.Tensor:
+    class NoDerivative(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *roots: torch.Tensor) -> torch.Tensor:
+            return value
+
+        @staticmethod
+        def backward(ctx: Any, *tangents: Any) -> Any:
+            raise RuntimeError(message)
+
+    made: torch.Tensor = NoDerivative.apply(*(roots or [value.clone().requires_grad_()]))  # type: ignore[no-untyped-call]
+    return made

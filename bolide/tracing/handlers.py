@@ -409,14 +409,15 @@ def _unsafe_view(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return trace.wrap(trace.call(aten.view.default, trace.unwrap(args[0]), trace.unwrap(args[1])))
 
 
-def _pieces(trace: Trace, tensor: Any, sizes: list[Any], dim: int, views: bool) -> list[TracedTensor]:
+def _pieces(trace: Trace, func: Any, tensor: Any, sizes: list[Any], dim: int) -> list[TracedTensor]:
+    """Views. What `unsafe_split` makes is in the tensor's memory, too, but with a history of its own: where the tensor
+    is no input, and has one, these pieces are values."""
+    unseen = not any(value.alias_info is not None for value in func._schema.returns)
+    if unseen and tensor.requires_grad and torch.is_grad_enabled() and tensor.group.source is None:
+        return [trace.wrap(trace.unwrap(piece)) for piece in _pieces(trace, aten.split.Tensor, tensor, sizes, dim)]
     pieces, start = [], 0
     for size in sizes:
-        args = (dim, trace.unwrap(start), trace.unwrap(start + size))
-        if views:
-            pieces.append(view_of(trace, tensor, aten.slice.Tensor, *args))
-        else:
-            pieces.append(trace.wrap(trace.call(aten.slice.Tensor, trace.unwrap(tensor), *args)))
+        pieces.append(view_of(trace, tensor, aten.slice.Tensor, dim, trace.unwrap(start), trace.unwrap(start + size)))
         start = start + size
     return pieces
 
@@ -435,7 +436,7 @@ def _split(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     if not ((count == 1 or extent > whole) and extent <= whole + size):
         raise RuntimeError(f"split_size can only be 0 if dimension size is 0, but got dimension size of {extent}")
     sizes = [size] * (count - 1) + [extent - (count - 1) * size]
-    return _pieces(trace, tensor, sizes, dim, func is aten.split.Tensor)
+    return _pieces(trace, func, tensor, sizes, dim)
 
 
 @handler("split_with_sizes", "unsafe_split_with_sizes")
@@ -457,7 +458,7 @@ def _split_with_sizes(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
             f"dimension {dim}), but got split_sizes={list(sizes)}"
         )
     _note_prefixes(trace, sizes, tensor.shape[dim])
-    return _pieces(trace, tensor, list(sizes), dim, func is aten.split_with_sizes.default)
+    return _pieces(trace, func, tensor, list(sizes), dim)
 
 
 def _note_prefixes(trace: Trace, sizes: list[Any], whole: Any) -> None:
@@ -535,7 +536,13 @@ def _full(trace: Trace, shape: Any, value: Any, dtype: torch.dtype, device: torc
     if not dtype.is_floating_point and isinstance(value, (int, float, complex)):
         torch.full((), value, dtype=dtype)  # raises where the type has no such number
     wanted = TensorMeta(shape, tuple(stride) if stride is not None else contiguous_strides(shape), 0, dtype, device)
-    return trace.wrap(trace.filled(wanted, value))
+    made = trace.wrap(trace.filled(wanted, value))
+    if stride is None or same_sizes(made.stride(), wanted.stride):
+        return made
+    sizes = list(zip(shape, wanted.stride))
+    room = 0 if any(size == 0 for size in shape) else 1 + sum((size - 1) * step for size, step in sizes)
+    block = trace.wrap(trace.filled(TensorMeta((room,), (1,), 0, dtype, device), value))
+    return trace.dispatch(aten.as_strided.default, (block, shape, wanted.stride), {})
 
 
 _CONSTANT = {"zeros": 0, "empty": 0, "ones": 1, "empty_strided": 0, "_efficientzerotensor": 0}

@@ -406,12 +406,12 @@ def _lerp(overload: str, x: Any, end: Any, weight: Any) -> torch.Tensor:
 
 def _full(overload: str, size: Any, value: Any, **options: Any) -> torch.Tensor:
     dtype = options.get("dtype") or torch.get_default_dtype()
-    return value.to(dtype).expand(size).clone()  # type: ignore[no-any-return]
+    return value.to(dtype).expand(size).clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
 
 
 def _new_full(overload: str, x: torch.Tensor, size: Any, value: Any, **options: Any) -> torch.Tensor:
     value = torch.as_tensor(value, dtype=options.get("dtype") or x.dtype, device=options.get("device") or x.device)
-    return value.expand(size).clone()  # type: ignore[no-any-return]
+    return value.expand(size).clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
 
 
 def _clamp(overload: str, x: Any, low: Any = None, high: Any = None, **bounds: Any) -> torch.Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -92,3 +95,82 @@ def test_arguments_have_any_name() -> None:
                 torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
                 gradients = [torch.autograd.grad(result.square().sum(), given) for result in (mine, theirs)]
                 torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
+
+
+def as_list(value: Any) -> list[torch.Tensor]:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def is_in_memory_of(tensor: torch.Tensor, owner: torch.Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() == owner.untyped_storage().data_ptr()
+
+
+STRIDES = {
+    "max_pool1d": lambda x: torch.nn.functional.max_pool1d(x.mT, 2),
+    "MaxPool1d": lambda x: torch.nn.MaxPool1d(2, padding=1)(x.mT).reshape(x.shape[0], -1),
+    "with gaps": lambda x: x.new_empty_strided((2, 3), (7, 2)).fill_(1.0),
+    "overlapping": lambda x: torch.empty_strided((2, 3), (1, 1)) * 0,
+    "empty": lambda x: torch.empty_strided((2, 0, 3), (5, 6, 7)),
+    "like an empty one": lambda x: torch.zeros_like(x.mT[:, :, :0]),
+    "unsafe_split": lambda x: torch.unsafe_split(x, 2, 1),
+    "unsafe_chunk": lambda x: torch.unsafe_chunk(x.sin(), 2, 0),
+    "full of an element": lambda x: [torch.full((k,), x.detach()[0, 0, 0]) for k in (3, 1, 0)],
+    "ellipsis": lambda x: x[...],
+    "ellipsis of a result": lambda x: (y := x.sin(), y[...]),
+}
+
+
+@pytest.mark.parametrize("name", STRIDES)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_strides_and_owners_are_eagers(name: str, dynamic: bool) -> None:
+    program = STRIDES[name]
+    for grad in (False, True):
+        compiled = bolide.compile(program, dynamic=dynamic)
+        for rows in (4, 6):
+            x = torch.randn(2, rows, 4, requires_grad=grad)
+            mine, theirs = (
+                value if isinstance(value, (tuple, list)) else [value] for value in (compiled(x), program(x))
+            )
+            for one, other in zip(mine, theirs, strict=True):
+                assert one.shape == other.shape and one.stride() == other.stride()
+                assert one is not x and one.requires_grad == other.requires_grad
+                shared = [
+                    value.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for value in (one, other)
+                ]
+                assert shared[0] == shared[1]
+                torch.testing.assert_close(one, other)
+            assert len({id(one) for one in mine}) == len(mine)
+
+
+NO_DERIVATIVE = {
+    "floor_divide": lambda x, w: x // 0.3,
+    "floor_divide by a tensor": lambda x, w: (x // (w.detach() + 2)) * 2,
+    "reversed": lambda x, w: (3 // (x + 5)).sum() * x,
+    "heaviside": lambda x, w: torch.heaviside(x, x),
+    "past it": lambda x, w: x // 2 + w,
+    "a formula that raises": lambda x, w: torch.special.zeta(x + 9, x + 9),
+    "written": lambda x, w: (y := x.exp(), y.add_(1))[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore::bolide.support.errors.BolideWarning")
+@pytest.mark.parametrize("backend", [*BACKENDS, "eager"])
+@pytest.mark.parametrize("name", NO_DERIVATIVE)
+def test_the_backward_raises_where_eagers_does(name: str, backend: str) -> None:
+    program = NO_DERIVATIVE[name]
+    compiled = bolide.compile(program, backend=backend)
+
+    def outcome(f: Callable[..., Any], wanted: int) -> Any:
+        given = [torch.full((3,), 1.5, requires_grad=True), torch.full((3,), 2.5, requires_grad=True)]
+        result = f(*given)
+        try:
+            return torch.autograd.grad(result.sum(), given[wanted], allow_unused=True)[0]
+        except RuntimeError as error:
+            return type(error), str(error).partition(":")[0]
+
+    for wanted in (0, 1):
+        mine, theirs = outcome(compiled, wanted), outcome(program, wanted)
+        if isinstance(theirs, torch.Tensor):
+            torch.testing.assert_close(mine, theirs)
+        else:
+            assert mine == theirs
