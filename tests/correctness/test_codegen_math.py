@@ -34,9 +34,11 @@ BOUNDS = {
     "atanh": 1.05,
     "log2": 1.05,
     "log10": 1.05,
+    "cosh": 1.05,
+    "sinh": 1.05,
 }
-#: Where Sleef, and so eager too, gives infinity too early, or where eager's own formula is not accurate.
-RANGES = {"cosh": (-88.7, 88.7), "sinh": (-88.7, 88.7), "sigmoid": (-88.7, math.inf), "lgamma": (2.5, 1e36)}
+#: Where eager's own formula is not accurate.
+RANGES = {"sigmoid": (-88.7, math.inf), "lgamma": (2.5, 1e36)}
 BINARY = {"pow", "atan2", "hypot", "fmod", "nextafter"}
 SPECIAL = (
     0.0,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from bolide.inductor.codegen.builder import Value, to_float32
+from bolide.inductor.codegen.library import call_library
 
 EXP = (0.5, 0.16666509211063385, 0.041666366159915924, 0.008370100520551205, 0.0013943960657343268)
 LOG = (
@@ -237,6 +238,29 @@ def erf(x: Value) -> Value:
     return b.select(is_large, b.intrinsic("copysign", large, x), small)
 
 
+def _half_exp(size: Value) -> Value:
+    """e^x / 2 for x >= 0: finite where e^x itself is not."""
+    b = size.b
+    n, r = _reduce_exp(b.select(b.compare("fcmp ogt", size, 90.0), 90.0, size))
+    power = b.fma(r * r, horner(r, EXP), r) + 1.0
+    return _scaled(power, n - 1.0)
+
+
+def cosh(x: Value) -> Value:
+    """Hyperbolic cosine; 1 ulp: Sleef's, which is infinite too early, but for large numbers."""
+    b = x.b
+    size = b.intrinsic("fabs", x)
+    return b.select(b.compare("fcmp ogt", size, 80.0), _half_exp(size), call_library("cosh", (x,)))
+
+
+def sinh(x: Value) -> Value:
+    """Hyperbolic sine; as `cosh`."""
+    b = x.b
+    size = b.intrinsic("fabs", x)
+    large = b.intrinsic("copysign", _half_exp(size), x)
+    return b.select(b.compare("fcmp ogt", size, 80.0), large, call_library("sinh", (x,)))
+
+
 INLINE = {
     "exp": exp,
     "exp2": exp2,
@@ -248,4 +272,6 @@ INLINE = {
     "tanh": tanh,
     "sigmoid": sigmoid,
     "erf": erf,
+    "cosh": cosh,
+    "sinh": sinh,
 }

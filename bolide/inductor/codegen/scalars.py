@@ -120,7 +120,10 @@ def compare(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
 
 
 def minimum(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
-    """``min``/``max``: NaN if either is NaN. ``fmin``/``fmax``: NaN only if both are."""
+    """``min``/``max``: NaN if either is NaN; of equal ones (0.0 and -0.0) the second. ``fmin``/``fmax``: NaN only if
+    both are; of equal ones the first."""
+    if op.startswith("f"):
+        a, b = b, a
     better = compare("lt" if op.endswith("min") else "gt", a, b, dtype)
     result = a.b.select(better, a, b)
     if a.scalar not in FLOATS:

@@ -259,7 +259,7 @@ def prelu_backward(
 
 @lowering(aten.hardtanh.default)
 def hardtanh(ctx: Lowering, x: TensorValue, min_val: Any = -1, max_val: Any = 1) -> TensorValue:
-    return elementwise(ctx, lambda v: sc.minimum(sc.maximum(v, _c(min_val, v)), _c(max_val, v)), x)
+    return elementwise(ctx, lambda v: sc.minimum(_c(max_val, v), sc.maximum(_c(min_val, v), v)), x)
 
 
 @lowering(aten.hardtanh_backward.default)

@@ -286,8 +286,8 @@ def clamp(ctx: Lowering, x: Any, min: Any = None, max: Any = None) -> TensorValu
 
     def body(value: Node, *limits: Node) -> Node:
         if min is not None:
-            value = sc.maximum(value, limits[0])
-        return sc.minimum(value, limits[-1]) if max is not None else value
+            value = sc.maximum(limits[0], value)  # of equal ones, -0.0 and 0.0, the second
+        return sc.minimum(limits[-1], value) if max is not None else value
 
     nan = any(isinstance(bound, float) and bound != bound for bound in bounds)
     if nan:  # a NaN limit makes everything NaN
@@ -295,12 +295,16 @@ def clamp(ctx: Lowering, x: Any, min: Any = None, max: Any = None) -> TensorValu
     return arithmetic(ctx, body, x, *bounds)
 
 
-@lowering(aten.clamp_min.default, aten.clamp_min.Tensor, takes_sizes=True)
+lowering(aten.clamp_min.Tensor)(maximum)
+lowering(aten.clamp_max.Tensor)(minimum)
+
+
+@lowering(aten.clamp_min.default, takes_sizes=True)
 def clamp_min(ctx: Lowering, x: Any, min: Any) -> TensorValue:
     return clamp(ctx, x, min=min)
 
 
-@lowering(aten.clamp_max.default, aten.clamp_max.Tensor, takes_sizes=True)
+@lowering(aten.clamp_max.default, takes_sizes=True)
 def clamp_max(ctx: Lowering, x: Any, max: Any) -> TensorValue:
     return clamp(ctx, x, max=max)
 
@@ -347,7 +351,7 @@ def sign(ctx: Lowering, x: TensorValue) -> TensorValue:
 
 @lowering(aten.relu.default)
 def relu(ctx: Lowering, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, lambda v: sc.maximum(v, sc.const(0, v.dtype)), x)
+    return elementwise(ctx, lambda v: sc.maximum(sc.const(0, v.dtype), v), x)
 
 
 # ---- comparison and logic -------------------------------------------------------------------------------------------
