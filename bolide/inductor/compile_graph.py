@@ -97,7 +97,8 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
     }
     _record_layouts(gm, scheduled.strides)
     start = time.perf_counter()
-    real = {name: program.size_vars[name] for name in names if name in program.size_vars}
+    sizes = program.size_vars.keys() - _data(gm)
+    real = {name: program.size_vars[name] for name in names if name in sizes}
     compiled = compile_kernels(plan.kernels, real=real)
     seconds["codegen"] = time.perf_counter() - start
 
@@ -112,6 +113,12 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
             events.emit(events.Stage(name, stage, taken, {}))
     kernels = [_report(kernel, code) for kernel, code in zip(plan.kernels, compiled)]
     return CompiledGraph(name, plan, kernels, scheduled.refusals, seconds, source, run, bind)
+
+
+def _data(gm: torch.fx.GraphModule) -> set[str]:
+    """The sizes that are data: their hints are no sizes of a call."""
+    values = (node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder")
+    return {name for value in values if isinstance(value, torch.SymInt) for name in value.node.env.facts.names}
 
 
 def _record_layouts(gm: torch.fx.GraphModule, strides: Sequence[tuple[Expr, ...] | None]) -> None:

@@ -64,7 +64,7 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 def _forget() -> None:
     """What was found with other functions."""
     bolide.reset()
-    for table in (layout.layout, proof.proved, native._method):
+    for table in (layout.layout, proof.proved, native.method):
         table.cache_clear()
     artifacts.reset()
 
@@ -153,13 +153,13 @@ def test_wrong_machine_code_is_noticed(name: str, monkeypatch: pytest.MonkeyPatc
     text, count = re.subn(pattern, blind, native.TEXT, count=1, flags=re.DOTALL)
     assert count == 1 and text != native.TEXT
     monkeypatch.setattr(native, "TEXT", text)
-    native._method.cache_clear()
+    native.method.cache_clear()
     try:
         with pytest.raises(proof.Unproved):
             proof._prove(found, checks.readable)
     finally:
         monkeypatch.undo()
-        native._method.cache_clear()
+        native.method.cache_clear()
     proof._prove(found, checks.readable)
 
 

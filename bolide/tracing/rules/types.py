@@ -48,10 +48,14 @@ def refusal(func: Any, args: list[Any], kwargs: dict[str, Any], ruled: bool) -> 
     key = (func, sizes, *map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
     if key not in _asked:
         asks = metas and all(meta.device.type == "cpu" for meta in metas)
-        filled = sizes is not None or not any(0 in meta.shape for meta in metas)
+        filled = sizes is not None or not any(map(_is_empty, metas))
         trusted = filled and _is_about_parameters(func)
         _asked[key] = _ask(func, args, kwargs, sizes is not None, trusted) if asks else None
     return _asked[key]
+
+
+def _is_empty(meta: TensorMeta) -> bool:
+    return any(size.__class__ is int and size == 0 for size in meta.shape)
 
 
 @functools.cache
