@@ -85,3 +85,5 @@ def test_nothing_is_broadcast_to_what_is_empty(dynamic: bool | None) -> None:
     agree(lambda x, k: x[:k] * x[: x.shape[0] // 2], calls, dynamic=dynamic)
     agree(lambda x, k: torch.cat([x[:k], x[k:], x[: x.shape[0] // 4]]) * 2, calls, dynamic=dynamic)
     agree(lambda x, k: x[k:].sum(0) @ x.new_ones(4, 4) + x[:k].cos().sum(0), calls, dynamic=dynamic)
+    agree(lambda x, k: torch.outer(x[:5, 0], x.flatten()[: k // 2]) * 2, calls, dynamic=dynamic)
+    agree(lambda x, k: torch.outer(x[:5, 0], x.flatten()[: x.shape[0] // 5 * k : 2]) * 2, calls, dynamic=dynamic)

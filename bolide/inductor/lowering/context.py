@@ -415,7 +415,7 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> Any:
         return as_expr(meta) if isinstance(meta, torch.SymInt) else meta
     function = LOWERINGS.get(target)
     if function is not None and _supported(node):
-        if hasattr(meta, "dtype") and any(type(size) is int and size == 0 for size in meta.shape):
+        if hasattr(meta, "dtype") and any(size is _ZERO for size in ctx.shape_of(meta)):
             # no element to compute: no lowering need think of it
             return ctx.compute(ctx.shape_of(meta), meta.dtype, lambda coords: sc.const(0, meta.dtype))
         args = tuple(_argument(arg, ctx.values) for arg in node.args)
