@@ -348,11 +348,16 @@ class SymNode:
         nodes = self.env._nodes
         found = nodes.get(value)
         if found is None:
-            found = nodes[value] = SymNode(self.env, Expr.const(value), value)
+            found = nodes[value] = SymNode.number(self.env, value)
         return found
 
     def wrap_bool(self, value: bool) -> SymNode:
         return SymNode.truth(self.env, value)
+
+    @staticmethod
+    def number(env: ShapeEnv, value: int) -> SymNode:
+        """What C++ carries of an integer that is known."""
+        return SymNode(env, Expr.const(value), value)
 
     @staticmethod
     def truth(env: ShapeEnv, value: bool) -> SymNode:

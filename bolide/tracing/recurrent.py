@@ -48,10 +48,12 @@ def _kept(*args: Any) -> Any:
 
 @rule("mkldnn_rnn_layer_backward")
 def _gradients(x: TensorMeta, w0: TensorMeta, w1: TensorMeta, b0: TensorMeta, b1: TensorMeta, *rest: Any) -> Any:
-    """Gradients of the input, the weights, the biases and the first state and cell, dense."""
+    """Gradients of the input, the weights, the biases and the first state and cell, dense. A layer without biases is
+    given zeros of the weights' shapes for them; their gradients are biases' all the same."""
     dtype = _gradient_dtype(x.dtype)
-    found = (x, w0, w1, b0, b1, *rest[:2])
-    return [TensorMeta(like.shape, contiguous_strides(like.shape), 0, dtype, like.device) for like in found]
+    bias = w0.shape[:1]
+    shapes = (x.shape, w0.shape, w1.shape, bias, bias, *(state.shape for state in rest[:2]))
+    return [TensorMeta(shape, contiguous_strides(shape), 0, dtype, x.device) for shape in shapes]
 
 
 @functools.cache

@@ -240,8 +240,19 @@ def _questions_of_nodes(name: str) -> None:
     setattr(ScalarNode, name, ask)
 
 
+def _integers_of_nodes(name: str) -> None:
+    """The integer that C++ makes of a number is decided as well."""
+
+    def ask(self: ScalarNode) -> SymNode:
+        return SymNode.number(self.tensor._trace.shapes, getattr(self.owner, f"__{name}__")())
+
+    setattr(ScalarNode, name, ask)
+
+
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     _questions_of_nodes(_name)
+for _name in ("trunc", "floor", "ceil"):
+    _integers_of_nodes(_name)
 for _name, _method in {
     "add": "__add__",
     "sub": "__sub__",

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -136,7 +137,7 @@ def difference(mine: Any, theirs: Any, values: bool) -> str | None:
         return _of_tensors(mine, theirs, values)
     if isinstance(theirs, (list, tuple)):
         if type(mine) is not type(theirs) or len(mine) != len(theirs):
-            return f"{type(mine).__name__} instead of {type(theirs).__name__}"
+            return f"{mine!r} instead of {theirs!r}"[:300]
         pairs = enumerate(zip(mine, theirs))
         return next((f"[{n}]: {d}" for n, (a, b) in pairs if (d := difference(a, b, values)) is not None), None)
     if isinstance(theirs, float) and isinstance(mine, float):
@@ -235,18 +236,26 @@ def _recompiled(told: Told, fixed: list[Any], changed: str) -> Iterator[tuple[st
             if made.index:
                 yield "unexplained", f"no guard failed: {made.name}", changed
             continue  # a segment that is new, behind a break
-        why = next((known.reason for known in fixed if _fails_for(event.guard, known.source)), None)
-        if why is not None:
-            yield "recompiled", f"{event.guard}: {why}", changed
+        places = _failing(event)
+        why = [f"{known.source} is {known.value}: {known.reason}" for known in fixed if known.source in places]
+        if why:
+            yield "recompiled", "; ".join(dict.fromkeys(why)), changed
         elif event.expected == event.guard and event.where is not None and not event.where.text.startswith("def "):
             yield "recompiled", f"relation {event.guard} at {event.where}", changed
         else:
             yield "unexplained", f"{event.guard}, found {event.actual}, at {event.where}", changed
 
 
-def _fails_for(guard: str, source: str) -> bool:
-    """Whether a guard is one on what is read from a place (`k`, `x.shape[0]`)."""
-    return guard.startswith((f"{source} ==", f"{source.partition('.shape')[0]}: Tensor"))
+def _failing(event: Any) -> list[str]:
+    """The places whose numbers a failed guard compares with others: of a tensor (`x: Tensor float32[5, 3], …`) the
+    sizes that differ."""
+    place, _, expected = event.guard.partition(": Tensor ")
+    if not expected:
+        return [event.guard.partition(" == ")[0]]
+    texts = (expected, event.actual.partition(": Tensor ")[2])
+    old, new = (re.findall(r"\w+\[(.*?)\](?:, stride|$)", text)[:1] or [""] for text in texts)
+    pairs = enumerate(zip(old[0].split(", "), new[0].split(", ")))
+    return [f"{place}.shape[{dim}]" for dim, (a, b) in pairs if a.isdigit() and a != b]
 
 
 def _described(error: BaseException) -> str:
@@ -374,7 +383,7 @@ def chosen(names: str, shard: str) -> list[Subject]:
         known = [subject for subject in known if subject.kind == names[:-1]]
     elif names != "all":
         wanted = names.split(",")
-        known = [subject for subject in known if subject.name in wanted or subject.name.split(".")[0] in wanted]
+        known = [subject for subject in known if any(f"{subject.name}.".startswith(f"{name}.") for name in wanted)]
     place, _, count = shard.partition("/")
     return known[int(place) :: int(count)]
 
