@@ -1,76 +1,187 @@
 """Shapes of results for operations without a rule, where sizes are symbolic.
 
-torch is asked three times: for the sizes of this run and for two others, in which every symbol is another prime. A
-result's size is the one among the operands' sizes that explains all three answers, or a number if they agree. An
-operation whose results are explained in no such way gets fixed sizes.
+torch is asked several times: for the sizes of this run and for others, in which every symbol is another prime (or, for
+operations that refuse those, a multiple of what it is now; or all symbols but one are such). A size of a result is what
+explains all answers: a number, a size of an operand, a simple formula of one or two of them. An operation whose results
+are explained in no such way gets fixed sizes.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from bolide.symbolic import ShapeEnv, as_expr
+from bolide.symbolic import ShapeEnv, as_expr, times
 from bolide.tracing.meta import TensorMeta, contiguous_strides
 
-_PRIMES = ((11, 13, 17, 19, 23, 29, 31), (37, 7, 29, 41, 5, 13, 19))
+#: each two sizes are in both orders
+_PRIMES = ((11, 13, 17, 19, 23, 29, 31), (47, 43, 41, 37, 29, 23, 19))
+_MULTIPLES = ((2, 3, 5, 7, 4, 6, 9), (11, 9, 7, 5, 4, 3, 2), (5, 4, 3, 2, 9, 8, 7))
+_ALONE = 53  # for one symbol
+_STEPS = (1, 2, 3, 4, 5)  # of all symbols, so that there are all rests of small divisors
+_SMALL = (2, 5, 3, 7, 4, 6, 8)  # sizes near the edge, which may be refused
+_MOST_SIZES = 12  # of which pairs are tried
+_MOST_MORE = 4  # what is added in front of a division: windows with a stride
 Values = Mapping[str, int]
+Ask = Callable[[Any, Any], Any]
 
 
-def by_probes(ask: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
+@dataclass(frozen=True)
+class Trials:
+    """`values` of the symbols, what torch said in each trial, and the operands' `sizes` and numbers, by what they are
+    in each trial; with `strides`."""
+
+    values: list[Values]
+    answers: list[Any]
+    sizes: dict[tuple[int, ...], Any]
+    strides: dict[tuple[int, ...], Any]
+
+
+def by_probes(ask: Ask, args: Any, kwargs: Any) -> Any:
     """The metas of the results with symbolic sizes, or None if they cannot be told. `ask` gives those for arguments
     without symbols; what it raises for this run's sizes passes through."""
-    sizes = list(_sizes([*args, *kwargs.values()]))
-    symbolic = [size for size in sizes if type(size) is torch.SymInt]
+    sizes = list(_sizes([*args, *kwargs.values()], ("shape",)))
+    strides = list(_sizes([*args, *kwargs.values()], ("shape", "stride")))
+    symbolic = [size for size in strides if type(size) is torch.SymInt]
     if not symbolic:  # only the places where views begin
         return ask(_valued(args, {}), _valued(kwargs, {}))
     env: ShapeEnv = symbolic[0].node.env
-    names = sorted(set().union(*(size.node.expr.free_vars for size in symbolic)))
+    variables = {name: v for size in symbolic for name, v in size.node.expr.variables().items()}
+    names = sorted(variables)
     if len(names) > len(_PRIMES[0]):
         return None
-    trials: list[Values] = [{name: env.hints[name] for name in names}]
-    trials += [dict(zip(names, primes)) for primes in _PRIMES]
-    answers = [ask(_valued(args, trials[0]), _valued(kwargs, trials[0]))]
-    try:
-        answers += [ask(_valued(args, values), _valued(kwargs, values)) for values in trials[1:]]
-    except Exception:  # sizes that depend on one another
-        return None
-    known = {tuple(_of(size, values) for values in trials): size for size in reversed(sizes)}
-    return _explained(env, answers, known, trials)
+    now: Values = {name: env.hints[name] for name in names}
+    first = ask(_valued(args, now), _valued(kwargs, now))
+
+    def answer(values: Values) -> Any:
+        """What torch says for these sizes; None if it refuses them."""
+        try:
+            return ask(_valued(args, values), _valued(kwargs, values))
+        except Exception:
+            return None
+
+    outside = [name for name in names if not env.is_data(variables[name])]
+    for held in (None, *outside) if len(names) > 1 else (None,):
+        found = _tried(answer, now, [name for name in names if name != held])
+        if found is not None:
+            if held is not None:
+                env.specialise(variables[held], now[held])
+            values = [now, *(values for values, _ in found)]
+            known = [{tuple(_of(s, trial) for trial in values): s for s in reversed(some)} for some in (sizes, strides)]
+            answers = [first, *(said for _, said in found)]
+            return _explained(Trials(values, answers, *known), answers)
+    return None
 
 
-def _explained(env: ShapeEnv, answers: list[Any], known: Mapping[tuple[int, ...], Any], trials: list[Values]) -> Any:
+def _tried(answer: Callable[[Values], Any], now: Values, names: list[str]) -> list[tuple[Values, Any]] | None:
+    """Other values for the symbols in `names`, and torch's answers. None if it refuses: sizes depend on one another."""
+    for rows, as_factors in ((_PRIMES, False), (_MULTIPLES, True)):
+        trials: list[Values] = [
+            {**now, **{name: now[name] * n if as_factors else n for name, n in zip(names, row)}} for row in rows
+        ]
+        found = [(values, answer(values)) for values in trials]
+        if any(said is None for _, said in found):
+            continue
+        more: list[Values] = [{**now, **dict(zip(names, _SMALL))}]
+        more += [{**trials[0], name: _ALONE} for name in names]  # what depends on which; and must all be multiples?
+        more += [{**trials[0], **{name: trials[0][name] + step for name in names}} for step in _STEPS]
+        if as_factors:
+            more += [{**trials[0], name: now[name] * _ALONE} for name in names]
+        told = [(values, answer(values)) for values in more]
+        return found + [(values, said) for values, said in told if said is not None]
+    return None
+
+
+def _explained(trials: Trials, answers: list[Any]) -> Any:
     first = answers[0]
     if isinstance(first, TensorMeta):
-        shape = _matched(list(zip(*(answer.shape for answer in answers))), known)
-        if shape is None or any(len(answer.shape) != len(first.shape) for answer in answers):
+        if any(len(answer.shape) != len(first.shape) for answer in answers):
             return None
-        plain = contiguous_strides(shape)
-        if all(answer.stride == tuple(_of(step, values) for step in plain) for answer, values in zip(answers, trials)):
-            return first._replace(shape=shape, stride=plain)
-        stride = _matched(list(zip(*(answer.stride for answer in answers))), known)
-        return None if stride is None else first._replace(shape=shape, stride=stride)
-    if not isinstance(first, tuple):
+        shape = [_formula(column, trials) for column in zip(*(answer.shape for answer in answers))]
+        if None in shape:
+            return None
+        stride = _strides(tuple(shape), answers, trials)
+        return None if stride is None else first._replace(shape=tuple(shape), stride=stride)
+    if not isinstance(first, tuple) or any(len(answer) != len(first) for answer in answers):
         return None
-    parts = [_explained(env, [answer[i] for answer in answers], known, trials) for i in range(len(first))]
+    parts = [_explained(trials, [answer[i] for answer in answers]) for i in range(len(first))]
     return None if any(part is None for part in parts) else tuple(parts)
 
 
-def _matched(columns: list[tuple[int, ...]], known: Mapping[tuple[int, ...], Any]) -> tuple[Any, ...] | None:
-    """For each size in all trials what it is in general."""
-    found = [column[0] if len(set(column)) == 1 else known.get(column) for column in columns]
-    return None if any(size is None for size in found) else tuple(found)
+def _strides(shape: tuple[Any, ...], answers: list[Any], trials: Trials) -> tuple[Any, ...] | None:
+    """Strides of dense memory, in row-major order or that of the first answer; or each by itself."""
+    strides = answers[0].stride
+    order = sorted(range(len(shape)), key=lambda dim: (strides[dim], -dim), reverse=True)
+    dense = contiguous_strides(tuple(shape[dim] for dim in order))
+    for found in (contiguous_strides(shape), tuple(dense[order.index(dim)] for dim in range(len(shape)))):
+        if all(
+            answer.stride == tuple(_of(step, values) for step in found)
+            for answer, values in zip(answers, trials.values)
+        ):
+            return found
+    each = []
+    for column in zip(*(answer.stride for answer in answers)):
+        known = trials.strides.get(column)
+        each.append(_formula(column, trials) if known is None else known)
+    return None if None in each else tuple(each)
 
 
-def _sizes(value: Any) -> Iterator[Any]:
-    """All sizes and strides among arguments."""
+def _formula(column: tuple[int, ...], trials: Trials) -> Any:
+    """What a size of a result, in all trials, is in general."""
+    if len(set(column)) == 1:
+        return column[0]
+    known = trials.sizes.get(column)
+    if known is not None:
+        return known
+    for formula in (_linear, _quotient):
+        for values, size in trials.sizes.items():
+            found = formula(column, values, size)
+            if found is not None:
+                return found
+    pairs = itertools.islice(trials.sizes.items(), _MOST_SIZES)
+    for (left, a), (right, b) in itertools.combinations(pairs, 2):
+        if column == tuple(map(min, left, right)):
+            return torch.sym_min(a, b)  # type: ignore[no-untyped-call]
+        if column == tuple(x * y for x, y in zip(left, right)):
+            return times(a, b)
+    return None
+
+
+def _linear(column: tuple[int, ...], values: tuple[int, ...], size: Any) -> Any:
+    """A multiple of a size plus a number, if that is what a size of a result is in all trials."""
+    run, rise = values[1] - values[2], column[1] - column[2]
+    slope = rise // run if run and rise % run == 0 else 0
+    offset = column[0] - slope * values[0]
+    fits = slope > 0 and all(slope * a + offset == found for a, found in zip(values, column))
+    return size * slope + offset if fits else None
+
+
+def _quotient(column: tuple[int, ...], values: tuple[int, ...], size: Any) -> Any:
+    """A size, or a little more, divided by a number, plus a number."""
+    run, rise = values[1] - values[2], column[1] - column[2]
+    for k in (run // rise, run // rise + 1) if rise else ():
+        rests = {a % k for a in values} if k > 1 else set()
+        if len(rests) < k and rests != {0}:  # there may be others
+            continue
+        for more in range(min(k, _MOST_MORE) if k > 1 else 0):
+            offset = column[0] - (values[0] + more) // k
+            if all((a + more) // k + offset == found for a, found in zip(values, column)):
+                return (size + more) // k + offset
+    return None
+
+
+def _sizes(value: Any, parts: tuple[str, ...]) -> Iterator[Any]:
+    """The integers among arguments, and the parts of tensors."""
     if isinstance(value, TensorMeta):
-        yield from (*value.shape, *value.stride)
+        for part in parts:
+            yield from getattr(value, part)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _sizes(item)
+            yield from _sizes(item, parts)
     elif type(value) is torch.SymInt:
         yield value
 
