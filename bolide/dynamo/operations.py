@@ -194,7 +194,7 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         return Call(polyfill("percent"), [left, right])
     if a in _PLAIN_OR_TENSOR and b in _PLAIN_OR_TENSOR:
         vm.trace.where = vm.where()
-        if op in _POWERS and not (a in _INTEGERS and b in _INTEGERS):
+        if op in _POWERS and TracedTensor not in (a, b) and not (a in _INTEGERS and b in _INTEGERS):
             left, right = _in_graph(left), _in_graph(right)
         result = vm.trace.perform(op, (left, right), _NO_WORDS)
         return settled(result) if type(result) in SYMBOLIC else result

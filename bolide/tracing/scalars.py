@@ -346,6 +346,29 @@ def with_tensors(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[st
         return args[0].copy_(result) if name.endswith("_") else result
 
 
+#: functions whose derivatives compare numbers, which C++ cannot do with symbolic ones
+_POWERS = frozenset(("pow", "pow_", "ipow", "__rpow__"))
+
+
+def for_derivatives(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a function that C++ is going to derive: integers of a power are numbers, of which the program
+    depends, and floats are tensors."""
+    if getattr(function, "__name__", None) not in _POWERS:
+        return args
+    operands = (*args, getattr(function, "__self__", None))
+    base = next((operand for operand in operands if isinstance(operand, torch.Tensor)), None)
+    if base is None:
+        return args
+    made = torch.result_type(base, 1.0)
+    return tuple([_for_power(arg, made) for arg in args])
+
+
+def _for_power(arg: Any, dtype: torch.dtype) -> Any:
+    if isinstance(arg, torch.SymInt):
+        return int(arg)
+    return of(arg).tensor.to(dtype) if isinstance(arg, torch.SymFloat) else arg
+
+
 def _has_scalar(value: Any) -> bool:
     if type(value) in (list, tuple):
         return any(map(_has_scalar, value))

@@ -253,6 +253,7 @@ class Trace:
 
     def perform(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call one of torch's functions, or an operator, for the program."""
+        args = scalars.for_derivatives(function, args)
         return primitives.call(function, args, kwargs) if self.shapes.hints else function(*args, **kwargs)
 
     def recording(self) -> AbstractContextManager[Any]:

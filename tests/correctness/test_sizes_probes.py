@@ -39,7 +39,7 @@ def installed(told: list[object]) -> int:
 @pytest.mark.parametrize("name", PROBED)
 def test_results_of_operations_without_a_rule(name):
     function, rank, fixed = PROBED[name]
-    factors = random.sample(range(1, 3 * rank + 3), 3 * rank)
+    factors = random.sample(range(2, 3 * rank + 4), 3 * rank)
     calls = [[fixed.get(dim, 6 * factors[n * rank + dim]) for dim in range(rank)] for n in range(3)]
     if rank > 3:
         calls = [[min(size, 6) if dim == 0 else 6 + 6 * (size % 4) for dim, size in enumerate(call)] for call in calls]
@@ -68,8 +68,10 @@ NUMBERS = {
     "shrink": lambda x, k: F.hardshrink(x * 3, k) + F.softshrink(x * 3, k) + F.elu(x, k) + F.celu(x, k),
     "norm": lambda x, k: x.norm(k) + torch.linalg.vector_norm(x, k, dim=1),
     "powers": lambda x, k: x.abs() ** k + torch.pow(k, x) + torch.float_power(x.abs(), k).float(),
+    "powers of integers": lambda x, k: (x + 1) ** 2 * (torch.arange(4) ** k) + torch.pow(k, torch.arange(4)),
+    "power in place": lambda x, k: (x.abs() + 1).pow_(k) + 2**k,
     "arithmetic": lambda x, k: torch.add(x, x, alpha=k) - torch.sub(x, k, alpha=2) + x * k + x / k + k / (x.abs() + 1),
-    "rests": lambda x, k: x % k + torch.fmod(x, k) + x.detach() // k + torch.remainder(k, x.abs() + 1),
+    "rests": lambda x, k: x % k + torch.fmod(x, k) + x.detach() // k + torch.remainder(k, x.detach().abs() + 1),
     "scaled": lambda x, k: torch.addcmul(x, x, x, value=k) + torch.addcdiv(x, x, x.abs() + 1, value=k),
     "lerp": lambda x, k: torch.lerp(x, x * 2, k) + x.clamp(-k, k),
     "padded": lambda x, k: F.pad(x, (1, 2), value=k) + F.pad(x, (2, 1), value=0.5 * k),
