@@ -8,6 +8,7 @@ readable one, answers at once while memory is as it was, and otherwise asks the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from bolide.dynamo.notes import Habits
 from bolide.dynamo.program import Guard, Source
 from bolide.dynamo.proof import proved, underway
 from bolide.dynamo.sources import Namespace, Reader, count_uses
+from bolide.support.errors import BolideWarning, CompileError, describe
 
 FIRST_RECORDING = 2  # the passing call after which a recording is made
 SETTLED = 32  # after so many passes a change is an event; before, it is a habit
@@ -89,8 +91,20 @@ class Check:
         if found is not None:
             self.passes += 1
             if self.passes >= FIRST_RECORDING:
-                self.record(values)
+                self._try_to_record(values)
         return found
+
+    def _try_to_record(self, values: Sequence[Any]) -> None:
+        """Record; where that fails the check stays in Python."""
+        try:
+            self.record(values)
+        except Exception as error:
+            failure = CompileError("native check", self.title, error)
+            if not config.suppress_errors:
+                raise failure from error
+            self.install(self.readable)
+            text = describe("guards are checked in Python", "bug", str(failure), None, None, None)
+            warnings.warn(text, BolideWarning, stacklevel=2)
 
     def record(self, values: Sequence[Any]) -> None:
         """Make native programs for this call and, again, for those of earlier calls that were of other objects. The

@@ -32,7 +32,7 @@ from bolide.dynamo.sources import Namespace
 from bolide.dynamo.state import state
 from bolide.dynamo.versions import Backend, Versions
 from bolide.support import events, log
-from bolide.support.errors import Unsupported, UserFrame
+from bolide.support.errors import CompileError, Unsupported, UserFrame
 
 _log = log.logger("dynamo")
 OMITTED: Any = type("Omitted", (), {"__slots__": (), "__repr__": lambda self: "<default>"})()
@@ -253,20 +253,31 @@ class Dispatcher(Versions):
             self._go_on(running, disabled)
         while not running.done and are_held(running.frames):
             running.step()
-        if running.done:
-            final, values = None, running.result
-            point = None
-        else:
-            final, live = flatten(running.frames)
-            point, values = self.point(final), tuple(live)
-            for frame in running.frames:
-                frame.move()
+        point, values, final = self._reached(running)
         if left is None and not suspended.onwards:
             self._learn(shape, running.way, final, point)
         elif left is not None and left.first:
             self.hops[shape] = None
         running.restart(())
         return point, values
+
+    def _reached(self, running: Concrete) -> tuple[Point | None, Any, Shape | None]:
+        """Where frames have come to, the values that are live there (or the result), and the shape. They run on to the
+        end where bolide fails to say so.
+        """
+        if not running.done:
+            try:
+                final, live = flatten(running.frames)
+                point = self.point(final)
+            except Exception as error:
+                self.bug(CompileError("a break", self.name, error))
+                while not running.done:
+                    running.step()
+            else:
+                for frame in running.frames:
+                    frame.move()
+                return point, tuple(live), final
+        return None, running.result, None
 
     def _learn(self, shape: Shape, way: Way, final: Shape | None, point: Point | None) -> None:
         """The frames of `shape` went this way: when they do for the second time, it is written down."""
@@ -275,7 +286,11 @@ class Dispatcher(Versions):
         if shape not in self.seen:
             self.seen.add(shape)
             return
-        self.hops[shape] = make_hop(shape, way, final, point)
+        self.hops[shape] = None
+        try:
+            self.hops[shape] = make_hop(shape, way, final, point)
+        except Exception as error:
+            self.bug(CompileError("a break", self.name, error))
 
     def _go_on(self, running: Concrete, disabled: int) -> None:
         """Run frames for real until a point is reached that has entries, or a region that is never compiled is left

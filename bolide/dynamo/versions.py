@@ -57,6 +57,10 @@ def _known() -> list[Versions]:
         return list(_all)
 
 
+class NestedTrace(RuntimeError):
+    """A compiled function is called while a tracer of torch's is at work."""
+
+
 class _Unfit(Exception):
     """The entry made for a call does not fit that call."""
 
@@ -178,9 +182,11 @@ class Versions(ABC):
                     raise
                 expected = self.failed(error)
             except CompileError as error:
-                if self.fullgraph or not config.suppress_errors:
-                    raise
-                self._bug(error)
+                self.bug(error)
+            except (BolideError, NestedTrace):
+                raise
+            except Exception as error:
+                self.bug(CompileError("looking for a version", self.name, error))
         if ready:
             return self._enter(args, kwargs)
         result = self.eager(args, kwargs)
@@ -221,10 +227,7 @@ class Versions(ABC):
         if what != self.misfit:
             self.misfit = what
             return
-        error = CompileError("guards", self.name, AssertionError(what))
-        if self.fullgraph or not config.suppress_errors:
-            raise error
-        self._bug(error)
+        self.bug(CompileError("guards", self.name, AssertionError(what)))
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Make sure that there is an entry for this call; False if another thread has given this function up meanwhile.
@@ -233,7 +236,7 @@ class Versions(ABC):
         """
         reason = guards.busy()
         if guards.nested_trace():
-            raise RuntimeError(
+            raise NestedTrace(
                 f"the compiled function {self.name} is called while {reason}; call the function that it was made from, "
                 "or set bolide.dynamo.config.error_on_nested_fx_trace (error_on_nested_jit_trace) to False: then it "
                 "runs in eager there"
@@ -341,6 +344,10 @@ class Versions(ABC):
             raise CompileError("capture", self.name, error) from error
         try:
             return self._entry(captured, start, surroundings), captured
+        except BolideError:
+            raise
+        except Exception as error:
+            raise CompileError("entry", self.name, error) from error
         finally:
             captured.release()
 
@@ -421,7 +428,12 @@ class Versions(ABC):
             self.warn(Unsupported(reason, kind="bug"))
         return result
 
-    def _bug(self, error: CompileError) -> None:
+    def bug(self, error: CompileError) -> None:
+        """A fault of bolide's, or of a backend's: it is told of, and eager takes over. Raises it if errors are not
+        suppressed.
+        """
+        if self.fullgraph or not config.suppress_errors:
+            raise error
         if events.subscribers:
             events.emit(events.Fallback(self.name, str(error), "bug", None, None, error))
         self._failures["bug"] += 1

@@ -1,0 +1,131 @@
+"""Mistakes put into bolide's own code at random places while it captures and compiles: eager takes over, with a
+warning, and every effect happens once.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bolide
+from bolide.dynamo.config import config
+from bolide.dynamo.state import state
+
+ROOT = str(Path(bolide.__file__).parent) + "/"
+INJECTIONS = 24
+_RUNNING = ("inductor/runtime/", "inductor/compile_graph.py", "functorch/runtime.py")  # what runs in each call
+
+MISTAKES = {
+    "item": "{}['injected']",
+    "attribute": "None.injected",
+    "error": "int('injected')",
+    "assertion": "fail()",
+}
+
+
+def _mistake(kind: str) -> Any:
+    scope: dict[str, Any] = {}
+    text = f"def fail():\n    assert False, 'injected'\ndef mistake():\n    {MISTAKES[kind]}\n"
+    exec(compile(text, f"{ROOT}injected.py", "exec"), scope)
+    return scope["mistake"]
+
+
+class Injector:
+    """Counts the calls of functions of bolide's while it captures and compiles, and makes a mistake in one of them."""
+
+    def __init__(self, at: int, kind: str = "item") -> None:
+        self.at, self.count, self.where = at, 0, ""
+        self.mistake = _mistake(kind)
+
+    def __call__(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(ROOT) or code.co_flags & 0x20:
+            return
+        place = code.co_filename[len(ROOT) :]
+        if place.startswith(_RUNNING) or not (state.stage or place.startswith(("inductor/", "functorch/"))):
+            return
+        self.count += 1
+        if self.count == self.at:
+            self.where = f"{place}: {code.co_name}"
+            self.mistake()
+
+
+class Account:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.items: list[Any] = []
+
+
+LOG: list[int] = []
+
+
+def program(x: torch.Tensor, account: Account) -> tuple[torch.Tensor, list[Any]]:
+    """Effects, a handler, a break, more effects."""
+    account.calls += 1
+    y = (x * 2).sin()
+    try:
+        z = -y
+    except Exception:
+        z = y * 0
+        account.items.append("caught")
+    account.items.append(y.shape[0])
+    LOG.append(1)
+    bolide.dynamo.graph_break()
+    total = (z @ z.T).relu().sum()
+    account.calls += 1
+    return total, [y, account.calls]
+
+
+def everything(f: Any) -> list[Any]:
+    """What calls with two sizes give, their gradients, and what they have changed."""
+    account, found = Account(), []
+    LOG.clear()
+    for size in (3, 3, 5):
+        x = torch.linspace(-1, 1, size * 4).view(size, 4).requires_grad_()
+        total, (y, calls) = f(x, account)
+        found += [total, y, calls, *torch.autograd.grad(total + y.sum(), x)]
+    return [*found, account.calls, account.items, list(LOG)]
+
+
+def with_mistake(injector: Injector) -> tuple[list[Any], list[str]]:
+    """The same, compiled; and bolide's warnings."""
+    bolide.reset()
+    compiled = bolide.compile(program)
+    with config.patch(suppress_errors=True), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        known = sys.gettrace()
+        sys.settrace(injector)
+        try:
+            found = everything(compiled)
+        finally:
+            sys.settrace(known)
+    return found, [str(each.message) for each in said if issubclass(each.category, bolide.BolideWarning)]
+
+
+@pytest.fixture(scope="module")
+def total() -> Iterator[int]:
+    counted = Injector(0)
+    found, said = with_mistake(counted)
+    torch.testing.assert_close(found, everything(program))
+    assert not said and counted.count > 10000
+    yield counted.count
+    bolide.reset()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("number", range(INJECTIONS))
+def test_eager_takes_over(number: int, total: int, seed: int) -> None:
+    injector = Injector(random.randrange(1, total), random.choice(list(MISTAKES)))
+    found, said = with_mistake(injector)
+    print(injector.where, said)
+    torch.testing.assert_close(found, everything(program))
+    assert len(said) <= 1, said
+    assert all("remedy" in text and "BR0704" in text for text in said), said
