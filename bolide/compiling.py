@@ -28,7 +28,7 @@ from bolide.dynamo.calls import intercept
 from bolide.dynamo.capture import capture, capture_rest
 from bolide.dynamo.config import config
 from bolide.dynamo.dispatch import Dispatcher
-from bolide.dynamo.guard_filters import GuardFilter
+from bolide.dynamo.guard_filters import GuardFailed, GuardFilter
 from bolide.dynamo.program import Captured
 from bolide.dynamo.replay import Runner
 from bolide.dynamo.state import own_mark, state
@@ -54,6 +54,7 @@ class Settings:
     backend: CompilerFn
     options: tuple[tuple[str, Any], ...]
     guard_filter: GuardFilter | None = None
+    guard_fail: GuardFailed | None = None
 
 
 # ---- backends --------------------------------------------------------------------------------------------------------
@@ -177,7 +178,8 @@ def compile(
     mode: ``default``, ``reduce-overhead``, ``max-autotune`` or ``max-autotune-no-cudagraphs``, which are alike on the
     CPU: they ask for CUDA graphs and for kernels to be chosen by measuring; excludes `options`.
     options: values for `bolide.inductor.config` while compiling; ``guard_filter_fn`` (see
-    `bolide.dynamo.guard_filters`) chooses which guards are kept.
+    `bolide.dynamo.guard_filters`) chooses which guards are kept, ``guard_fail_fn`` is told (as a `GuardFail`) which one
+    did not hold.
     disable: return `model` as it is.
 
     Raises TypeError for what cannot be called or has the wrong type, ValueError for unknown names, with the nearest
@@ -209,16 +211,19 @@ def _settings(fullgraph: Any, dynamic: Any, backend: Any, mode: Any, options: An
     guard_filter = chosen.pop("guard_filter_fn", None)
     if guard_filter is not None and not callable(guard_filter):
         raise TypeError(f"guard_filter_fn must be a function, not {guard_filter!r}")
+    guard_fail = chosen.pop("guard_fail_fn", None)
+    if guard_fail is not None and not callable(guard_fail):
+        raise TypeError(f"guard_fail_fn must be a function, not {guard_fail!r}")
     if not isinstance(compiler, TraceBackend):
         given = {"mode": mode if mode != "default" else None, "options": chosen if options and chosen else None}
         passed = tuple((k, v) for k, v in given.items() if v is not None)
-        return Settings(fullgraph, dynamic, compiler, passed, guard_filter)
+        return Settings(fullgraph, dynamic, compiler, passed, guard_filter, guard_fail)
     known = inductor.config.shallow_copy_dict()
     for name in chosen:
         if name not in known:
             raise ValueError(unknown_name("option", name, known))
     inductor.config.patch(chosen)
-    return Settings(fullgraph, dynamic, compiler, tuple(chosen.items()), guard_filter)
+    return Settings(fullgraph, dynamic, compiler, tuple(chosen.items()), guard_filter, guard_fail)
 
 
 def _compile(model: Any, settings: Settings, disable: bool) -> Any:
@@ -317,6 +322,7 @@ def _dispatcher(
         fullgraph=settings.fullgraph,
         dynamic=settings.dynamic,
         guard_filter=settings.guard_filter,
+        guard_fail=settings.guard_fail,
     )
 
 

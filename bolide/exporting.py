@@ -22,6 +22,7 @@ from bolide.dynamo import guards, sources
 from bolide.dynamo.backends import CompilerFn
 from bolide.dynamo.capture import capture
 from bolide.dynamo.config import config
+from bolide.dynamo.guard_filters import GuardFailed, GuardFilter
 from bolide.dynamo.program import Captured, Guard, Recipe
 from bolide.dynamo.replay import make_entry
 from bolide.dynamo.signature import Signature
@@ -298,8 +299,13 @@ def optimize(
     nopython: bool = False,
     disable: bool = False,
     dynamic: bool | None = None,
+    guard_fail_fn: GuardFailed | None = None,
+    guard_filter_fn: GuardFilter | None = None,
 ) -> Optimize:
-    """`bolide.compile` as a decorator of older programs; `nopython` is `fullgraph`. Raises what `compile` does."""
+    """`bolide.compile` as a decorator of older programs; `nopython` is `fullgraph`. `guard_fail_fn` is called with a
+    `GuardFail` when a guard does not hold. Raises what `compile` does."""
     arguments: dict[str, Any] = {"backend": backend, "fullgraph": nopython, "disable": disable, "dynamic": dynamic}
+    hooks = {"guard_fail_fn": guard_fail_fn, "guard_filter_fn": guard_filter_fn}
+    arguments["options"] = {name: hook for name, hook in hooks.items() if hook is not None} or None
     compile(**arguments)  # wrong arguments are refused here
     return Optimize(arguments)

@@ -205,7 +205,7 @@ def _in_memory(cls: Any) -> None:
     def method(function: Any) -> None:
         @intercept(function)
         def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-            if type(args[0]) is not cls or not is_plain(args[1:]):
+            if type(args[0]) not in _IN_MEMORY or not is_plain(args[1:]):
                 raise refused(vm, function)
             return function(*args, **kwargs)
 

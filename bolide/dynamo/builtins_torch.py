@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.calls import SWITCHED, intercept
+from bolide.dynamo.calls import NATIVE, SWITCHED, intercept
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.program import Source
 from bolide.dynamo.torch_autograd import refuse_for_real
@@ -15,6 +15,7 @@ from bolide.dynamo.values.attributes import load_attribute
 from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
+from bolide.tracing import Trace, TracedTensor
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -30,6 +31,17 @@ def _parameter(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 def _buffer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     vm.trace.where = vm.where()
     return torch.nn.Buffer(*args, **kwargs)
+
+
+@intercept(torch.is_inference, torch.Tensor.is_inference, TracedTensor.is_inference)
+def _is_inference(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 1 or type(args[0]) is not TracedTensor:
+        return NATIVE
+    group = args[0].group
+    if group.source is not None and type(vm.trace) is Trace:
+        source = Source("apply", vm.world.inputs[group.source], (), torch.Tensor.is_inference)
+        vm.world.guard(source, "equals", group.inference)
+    return group.inference
 
 
 @intercept(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo.state import is_compiling, is_dynamo_compiling
-from bolide.support.config import Config, option
+from bolide.support.config import Config, option, publish
 
 _LEGACY = "no effect, as in PyTorch: kept for compatibility"
 _REPRO = "used by the minifier, which is not there yet"
@@ -313,3 +313,4 @@ class DynamoConfig(Config):
 
 
 config = DynamoConfig()
+publish(config, __name__)

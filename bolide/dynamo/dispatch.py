@@ -21,7 +21,7 @@ from bolide.dynamo.capture import capture_rest
 from bolide.dynamo.concrete import Concrete
 from bolide.dynamo.config import config
 from bolide.dynamo.frames import Frame
-from bolide.dynamo.guard_filters import GuardFilter
+from bolide.dynamo.guard_filters import GuardFailed, GuardFilter
 from bolide.dynamo.hops import Hop, Left, Way, make_hop
 from bolide.dynamo.program import Captured
 from bolide.dynamo.replay import Entry
@@ -78,6 +78,7 @@ class Dispatcher(Versions):
         fullgraph: bool = False,
         dynamic: bool | None = None,
         guard_filter: GuardFilter | None = None,
+        guard_fail: GuardFailed | None = None,
     ) -> None:
         self.original = original
         self.capture, self.rest = capture, rest
@@ -94,6 +95,7 @@ class Dispatcher(Versions):
             fullgraph,
             dynamic,
             guard_filter,
+            guard_fail,
         )
 
     def _public(self, name: str, signature: Signature) -> types.FunctionType:
@@ -342,6 +344,7 @@ class Point(Versions):
             root.fullgraph,
             root.dynamic,
             root.guard_filter,
+            root.guard_fail,
         )
 
     def reset(self) -> None:

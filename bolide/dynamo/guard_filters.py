@@ -6,9 +6,10 @@ saw. That is for users who know that it will not change, or that nothing depends
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -20,6 +21,16 @@ HOOKS = frozenset(
     ["_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"]
     + ["_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"]
 )
+
+
+class GuardFail(NamedTuple):
+    """A guard that did not hold, as ``guard_fail_fn`` is told: as text, and the code of the function."""
+
+    reason: str
+    orig_code: types.CodeType
+
+
+GuardFailed = Callable[[GuardFail], object]
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,8 @@ def _refusal(real: torch.Tensor) -> tuple[str, str] | None:
         return f"an argument is quantised ({real.dtype})", "dequantise it first"
     if real.is_conj() or real.is_neg():
         return "an argument is a conjugate or negated view that is not computed yet", "call resolve_conj/resolve_neg"
+    if real.requires_grad and real.is_inference():
+        return "an argument is an inference tensor that requires grad, which it never gets", "detach it"
     return None
 
 

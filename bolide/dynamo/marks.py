@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function
 
 from bolide.dynamo.calls import INTERCEPTS, intercept
 from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.operations import SYMBOLIC, concrete
 from bolide.dynamo.program import Source
 from bolide.dynamo.state import is_exporting, state
 from bolide.dynamo.values.kinds import CONSTANT_TYPES
@@ -73,21 +74,34 @@ def assume_constant_result(fn: T) -> T:
 
 def constant_result(fn: Callable[..., Any], vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The result of a call whose result is assumed to be constant."""
-    real = [value.real if type(value) is Outside else value for value in args]
-    named = {key: value.real if type(value) is Outside else value for key, value in kwargs.items()}
-    if any(isinstance(value, TracedTensor) for value in (*real, *named.values())):
-        raise Unsupported(
-            "the result of a function of tensors is assumed to be constant",
-            vm.where(),
-            "give it Python values only",
-            operation=f"{getattr(fn, '__qualname__', fn)}(...)",
-            kind="native_call",
-        )
+    operation = f"{getattr(fn, '__qualname__', fn)}(...)"
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        real = [_present(vm, value, operation) for value in args]
+        named = {key: _present(vm, value, operation) for key, value in kwargs.items()}
         result = fn(*real, **named)
     if type(result) in CONSTANT_TYPES:
         return result
     return vm.world.wrap(result, Source("object", None, None, result))
+
+
+def _present(vm: Machine, value: Any, operation: str) -> Any:
+    """What a value of the program is in this call."""
+    cls = type(value)
+    if cls is Outside:
+        return value.real
+    if cls in (list, tuple):
+        return cls([_present(vm, item, operation) for item in value])
+    if cls is dict:
+        return {key: _present(vm, item, operation) for key, item in value.items()}
+    if cls in SYMBOLIC:
+        return concrete(vm, value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    found = vm.trace.present(value, vm.world.input_tensors) if isinstance(value, TracedTensor) else None
+    if found is None:
+        reason = "the result of a function is assumed to be constant, of a tensor that cannot be computed twice"
+        raise Unsupported(reason, vm.where(), "give it Python values only", "native_call", operation)
+    return found
 
 
 def substitute_in_graph(

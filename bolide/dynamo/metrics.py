@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from bolide.support.caches import on_reset
+from bolide.support.errors import UserFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,60 @@ class CompilationMetrics:
     capture_seconds: float
     seconds: float
     failure: str | None = None
+    place: UserFrame | None = None
+    fail_type: str | None = None
+
+    # The same by PyTorch's names.
+
+    @property
+    def co_name(self) -> str:
+        """The name of the function."""
+        return self.name
+
+    @property
+    def co_filename(self) -> str | None:
+        """Its file."""
+        return None if self.place is None else self.place.file
+
+    @property
+    def co_firstlineno(self) -> int | None:
+        """Its line."""
+        return None if self.place is None else self.place.line
+
+    @property
+    def cache_size(self) -> int:
+        """How many versions there were before."""
+        return self.version
+
+    @property
+    def guard_count(self) -> int:
+        """How many guards are checked."""
+        return self.guards
+
+    @property
+    def graph_op_count(self) -> int:
+        """How many operations were recorded."""
+        return self.operations
+
+    @property
+    def graph_node_count(self) -> int:
+        """The same: a graph here is operations and their inputs."""
+        return self.operations
+
+    @property
+    def entire_frame_compile_time_s(self) -> float:
+        """Seconds for all."""
+        return self.seconds
+
+    @property
+    def backend_compile_time_s(self) -> float:
+        """Seconds behind capture."""
+        return self.seconds - self.capture_seconds
+
+    @property
+    def fail_reason(self) -> str | None:
+        """Why there is no compiled version."""
+        return self.failure
 
 
 compilation_metrics: deque[CompilationMetrics] = deque(maxlen=1000)

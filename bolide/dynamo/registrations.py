@@ -23,6 +23,7 @@ from bolide.dynamo import (  # noqa: F401  (imported for what they register)
     torch_control_flow,
     torch_distributed,
     torch_distributions,
+    torch_encoders,
     torch_generators,
     torch_hooks,
     torch_losses,

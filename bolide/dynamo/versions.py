@@ -22,7 +22,7 @@ import torch
 from bolide.dynamo import guards, sources
 from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
-from bolide.dynamo.guard_filters import GuardFilter, select
+from bolide.dynamo.guard_filters import GuardFail, GuardFailed, GuardFilter, select
 from bolide.dynamo.limits import counted
 from bolide.dynamo.metrics import CompilationMetrics, compilation_metrics
 from bolide.dynamo.program import Break, Captured, GlobalState
@@ -90,10 +90,11 @@ class Versions(ABC):
         fullgraph: bool,
         dynamic: bool | None,
         guard_filter: GuardFilter | None = None,
+        guard_fail: GuardFailed | None = None,
     ) -> None:
         self.name, self.key, self.place, self.signature = name, key, place, signature
         self.backend, self.fullgraph = backend, fullgraph
-        self.dynamic, self.guard_filter = dynamic, guard_filter
+        self.dynamic, self.guard_filter, self.guard_fail = dynamic, guard_filter, guard_fail
         self.reset()
         with tables:
             _all.add(self)
@@ -281,6 +282,8 @@ class Versions(ABC):
             actual,
             guard.where,
         )
+        if self.guard_fail is not None:
+            self.guard_fail(GuardFail(f"expected {wanted}, found {actual}", self.key))  # type: ignore[arg-type]
         if events.subscribers:
             place = guard.where or self.place
             events.emit(events.GuardFailed(self.name, index, wanted, wanted, actual, place, remedy(guard, tensor)))
@@ -397,9 +400,10 @@ class Versions(ABC):
         if config.log_compilation_metrics:
             operations = 0 if captured is None else len(captured.trace.graph.nodes)
             failure = None if error is None else getattr(error, "reason", str(error))
-            compilation_metrics.append(
-                CompilationMetrics(self.name, len(self.entries), operations, checks, captured_after, seconds, failure)
-            )
+            times = captured_after, seconds
+            facts = self.place, None if error is None else type(error).__name__
+            made = CompilationMetrics(self.name, len(self.entries), operations, checks, *times, failure, *facts)
+            compilation_metrics.append(made)
 
     def _tell_break(self, ending: Break) -> None:
         _log.info("%s ends in a break: %s (%s)", self.name, ending.reason, ending.where)

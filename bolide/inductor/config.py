@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bolide.support.config import Config, option
+from bolide.support.config import Config, option, publish
 
 
 class InductorConfig(Config):
@@ -10,3 +10,4 @@ class InductorConfig(Config):
 
 
 config = InductorConfig()
+publish(config, __name__)

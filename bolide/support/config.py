@@ -17,6 +17,7 @@ import copy
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -169,6 +170,13 @@ class Config:
             setattr(self, name, value)
 
 
+def publish(config: Config, module: str) -> None:
+    """Let a config object be the module that it is made in: ``import package.config as config`` is the object too."""
+    for name, value in list(vars(sys.modules[module]).items()):
+        object.__setattr__(config, name, value)
+    sys.modules[module] = config  # type: ignore[assignment]
+
+
 class Patch(contextlib.ContextDecorator):
     """What `Config.patch` returns. One patch may be entered many times, also nested."""
 
@@ -205,4 +213,4 @@ def _plain(value: Any) -> Any:
     return repr(value)
 
 
-__all__ = ["Config", "Option", "Patch", "option"]
+__all__ = ["Config", "Option", "Patch", "option", "publish"]

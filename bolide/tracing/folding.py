@@ -4,7 +4,7 @@ that whoever records promises to be the same in every run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,6 +56,31 @@ def read_tensor(trace: Trace, tensor: Any) -> torch.Tensor | None:
         node.meta["known"], rely = data
         rely()
     return known_tensor(trace, tensor)
+
+
+def present_tensor(trace: Trace, tensor: TracedTensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The data of a traced tensor in the present call, whose `inputs` these are; None where it cannot be computed
+    twice. Nothing is known of it from then on."""
+    behind, waiting = {tensor.node}, [tensor.node]
+    while waiting:
+        new = [node for node in waiting.pop().all_input_nodes if node not in behind]
+        behind.update(new)
+        waiting += new
+    values: dict[torch.fx.Node, Any] = {}
+    for node in filter(behind.__contains__, trace.graph.nodes):
+        if node.op == "placeholder" and "place" in node.meta:
+            values[node] = inputs[node.meta["place"]]
+        elif node.op == "placeholder" and isinstance(node.meta["val"], torch.SymInt):
+            values[node] = node.meta["val"].node.hint
+        elif node.op == "get_attr":
+            values[node] = trace.constants[str(node.target)]
+        elif node.op == "call_function" and _is_repeatable(node.target):
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            with torch.no_grad(), torch._C._DisableAutocast():
+                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        else:
+            return None
+    return values[tensor.node]  # type: ignore[no-any-return]
 
 
 def _inputs_behind(node: torch.fx.Node) -> list[torch.fx.Node] | None:

@@ -22,10 +22,11 @@ class AliasGroup:
     `base` is the node of the storage's owner as it is now; each write makes a new one and raises `version`. `source`
     is the position of the graph input whose storage it
     is, or None; `frozen` says that the storage belongs to a real tensor that is not an input, which must not be
-    written; `shared`, that another input has the same memory; `counted`, that autograd has seen a write.
+    written; `shared`, that another input has the same memory; `counted`, that autograd has seen a write; `inference`,
+    that it was made in inference mode.
     """
 
-    __slots__ = ("base", "counted", "frozen", "shared", "source", "version")
+    __slots__ = ("base", "counted", "frozen", "inference", "shared", "source", "version")
 
     def __init__(self, base: torch.fx.Node, source: int | None = None, frozen: bool = False) -> None:
         self.base = base
@@ -34,6 +35,7 @@ class AliasGroup:
         self.frozen = frozen
         self.shared = False
         self.counted = False
+        self.inference = source is None and not frozen and torch.is_inference_mode_enabled()
 
 
 #: one view operation: the overload, and its arguments after the tensor
@@ -135,6 +137,11 @@ class TracedTensor(torch.Tensor):
         requires_grad: bool = False,
     ) -> TracedTensor:
         """A traced tensor with this meta whose value is `node` now; without `group` it owns a new storage."""
+        if group is not None:  # a view is as its base; inputs are as if made outside
+            inference = group.inference and group.source is None
+            if inference is not torch.is_inference_mode_enabled():
+                with torch.inference_mode(inference):
+                    return TracedTensor.make(trace, meta, node, group, chain, requires_grad)
         symbolic = trace.has_symbols and is_symbolic(meta)
         tensor: TracedTensor = (
             _symbolic_wrapper(trace, meta, requires_grad) if symbolic else _wrapper(meta, requires_grad)
@@ -212,6 +219,9 @@ class TracedTensor(torch.Tensor):
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         self._refuse("Tensor.backward", "call backward on the result of the compiled function")
+
+    def is_inference(self) -> bool:
+        return self.group.inference
 
     def data_ptr(self) -> int:
         raise DataDependent("Tensor.data_ptr", self._trace.where, "data_pointer")
@@ -293,7 +303,9 @@ def _wrapper(meta: TensorMeta, requires_grad: bool, storage_size: int | None = N
 
 def _symbolic_wrapper(trace: Trace, meta: TensorMeta, requires_grad: bool) -> Any:
     """A wrapper of symbolic sizes: taking them from Python to C++ is slow, so the first one made for this meta is
-    copied there."""
+    copied there (what belongs to inference mode cannot be)."""
+    if torch.is_inference_mode_enabled():
+        return _wrapper(meta, requires_grad, _ANY_SIZE)
     known = trace.wrappers.get(id(meta))
     if known is None:
         known = trace.wrappers[id(meta)] = meta, _wrapper(meta, False, _ANY_SIZE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -101,6 +101,7 @@ class Trace:
             self._last_placeholder = node
         node.meta["place"] = len(self.inputs)
         group = AliasGroup(node, source=len(self.inputs))
+        group.inference = real.is_inference()
         leaf = TracedTensor.make(self, meta, node, group, requires_grad=meta.requires_grad)
         self.differentiates |= meta.requires_grad
         if isinstance(real, torch.nn.Parameter):
@@ -225,6 +226,11 @@ class Trace:
     def known(self, tensor: Any) -> torch.Tensor | None:
         """The data of a tensor computed from constants of the program alone, else None. Must not be changed."""
         return folding.known_tensor(self, tensor)
+
+    def present(self, tensor: TracedTensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """The data of a tensor in the call that is being recorded, whose inputs these are; None if it cannot be
+        computed without drawing numbers."""
+        return folding.present_tensor(self, tensor, inputs)
 
     def read(self, tensor: Any) -> torch.Tensor | None:
         """The data of a tensor that the program needs to go on: as `known`, or computed from inputs whose data

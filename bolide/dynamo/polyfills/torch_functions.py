@@ -34,6 +34,41 @@ def checkpoint_without_inputs(function: Any, args: Any) -> Any:
         return function(*args)
 
 
+def encode_plainly(encoder: Any, *args: Any, **kwargs: Any) -> Any:
+    """`TransformerEncoder.forward`, interpreted. Answered by an intercept (`torch_encoders`)."""
+    raise NotImplementedError
+
+
+def encode(encoder: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
+    """`TransformerEncoder.forward`: where eager takes its fast path, what it says of padding is zero."""
+    if src_key_padding_mask is None or mask is not None or src.dim() != 3 or not _is_fast(encoder, src):
+        return encode_plainly(encoder, src, mask, src_key_padding_mask, is_causal)
+    padding = src_key_padding_mask if src_key_padding_mask.dtype is torch.bool else src_key_padding_mask != 0
+    zeroed = padding
+    if getattr(encoder, "mask_check", True):  # else nobody asks whether the padding comes last
+        zeroed = padding & (padding[:, :-1] <= padding[:, 1:]).all()
+    for layer in encoder.layers:
+        src = layer(src, src_mask=None, is_causal=is_causal is True, src_key_padding_mask=src_key_padding_mask)
+    src = src.masked_fill(zeroed.unsqueeze(-1), 0.0)
+    return src if encoder.norm is None else encoder.norm(src)
+
+
+def _is_fast(encoder: Any, src: Any) -> Any:
+    """Whether eager computes an encoder on nested tensors."""
+    layer = encoder.layers[0]
+    if not torch.backends.mha.get_fastpath_enabled() or not getattr(encoder, "use_nested_tensor", False):
+        return False
+    if layer.training or torch.is_autocast_enabled():
+        return False
+    if not torch.is_grad_enabled():
+        return True
+    attention = layer.self_attn
+    used = [src, attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight, attention.out_proj.bias]
+    for part in (layer.norm1, layer.norm2, layer.linear1, layer.linear2):
+        used += [part.weight, part.bias]
+    return not any(tensor.requires_grad for tensor in used)
+
+
 def identity(value: Any) -> Any:
     return value
 

@@ -122,6 +122,13 @@ def _fill(cls: Any, made: Any, items: Any) -> None:
         set.update(made, items)
 
 
+def made_in_mode(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
+    """A tensor in the memory of another, as one that was made in inference mode, or outside."""
+    with torch.inference_mode(inference):
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
 def _derived(cls: Any, base: Any, value: Any, attributes: dict[str, Any]) -> Any:
     """A new instance of a subclass of int, float, str or bytes."""
     made = base.__new__(cls, value)
@@ -264,6 +271,7 @@ class Rebuilder:
     def __init__(self, world: World, ends: bool = True) -> None:
         self.world = world
         self.ends = ends  # the program does, not just a segment of it
+        self.inference = torch.is_inference_mode_enabled()  # where the call is made
         self.outputs: list[TracedTensor] = []
         self.leaves: list[torch.Tensor] = []  # made by the program, requiring grad, and leaving it
         self.memo: dict[int, tuple[Any, Recipe]] = {}
@@ -493,6 +501,9 @@ class Rebuilder:
             return Recipe("call", torch.Tensor.requires_grad_, (self._output(value.detach()),))
         if self.world.trace.spent and is_spent(value):
             return Recipe("call", released, (self._output(detached(value)),))
+        group = value.group
+        if group.source is None and group.inference is not self.inference and not value.requires_grad:
+            return Recipe("call", made_in_mode, (self._output(value), *self.constants(group.inference)))
         return self._output(value)
 
     def refuse_histories(self) -> None:

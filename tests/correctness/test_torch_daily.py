@@ -1,0 +1,237 @@
+"""What programs of every day use of torch: inference mode inside, results taken for constants, files in memory, the
+fast path of encoders; and the names by which they reach bolide's own configuration, guards and figures."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import itertools
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bolide
+
+# ---- inference mode --------------------------------------------------------------------------------------------------
+
+
+def inside(x: Any) -> Any:
+    with torch.inference_mode():
+        y = x.detach() * 2
+        y.add_(1)
+        return y, torch.ones(3), y[1:], y.sum()
+
+
+@torch.inference_mode()
+def decorated(x: Any) -> Any:
+    return x * 2, x
+
+
+def views_and_what_is_computed_later(x: Any) -> Any:
+    with torch.inference_mode():
+        y = x * 2
+        views = x[1:], y[1:]
+    return y, views, y + 1, y.clone()
+
+
+def asked(x: Any) -> Any:
+    with torch.inference_mode():
+        y = x * 2
+        said = y.is_inference(), x.is_inference(), x[1:].is_inference(), torch.is_inference_mode_enabled()
+    return y, said, y.is_inference(), torch.is_inference(x), x + (1 if x.is_inference() else 2)
+
+
+def behind_a_break(x: Any) -> Any:
+    with torch.inference_mode():
+        y = x * 2
+        bolide.graph_break()
+        z = y + 1
+    bolide.graph_break()
+    return y, z, y + 1
+
+
+def left_inside(x: Any) -> Any:
+    with torch.inference_mode():
+        with torch.inference_mode(False):
+            z = x * 3
+        y = x * 2
+    return y, z
+
+
+def saved_for_the_backward(x: Any) -> Any:
+    with torch.inference_mode():
+        y = x * 2
+    return x * y
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist(), value.requires_grad, value.is_inference()
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def outcome(program: Callable[[Any], Any], x: Any) -> Any:
+    try:
+        return plain(program(x))
+    except RuntimeError as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [inside, decorated, views_and_what_is_computed_later, asked, behind_a_break, left_inside, saved_for_the_backward],
+    ids=lambda program: program.__name__,
+)
+def test_what_is_made_in_inference_mode_is_as_in_eager(program: Callable[[Any], Any]) -> None:
+    compiled = bolide.compile(program)
+    for size, (grad, made_in_it) in itertools.product((3, 4, 6), ((False, False), (True, False), (False, True))):
+        with torch.inference_mode(made_in_it):
+            x = (torch.arange(size) / 2).requires_grad_(grad)
+        assert outcome(compiled, x) == outcome(program, x)
+
+
+# ---- results that are constants --------------------------------------------------------------------------------------
+
+
+def test_a_constant_is_computed_of_tensors() -> None:
+    calls = []
+
+    @bolide.assume_constant_result
+    def number(x: Any, scale: float = 1.0) -> float:
+        calls.append(x.clone())
+        return float(x.sum()) * scale
+
+    @bolide.assume_constant_result
+    def of_containers(parts: Any, named: Any) -> Any:
+        return parts[0].sum().item() + named["a"].max().item()
+
+    linear = nn.Linear(3, 3)
+
+    def program(x: Any) -> Any:
+        y = linear(x.relu())
+        return y * number(y.detach(), scale=2.0) + of_containers([x, x], {"a": x * 3}).__float__()
+
+    for dynamic in (None, True):
+        x = torch.randn(3, 3)
+        expected = program(x)
+        compiled = bolide.compile(program, fullgraph=True, dynamic=dynamic)
+        assert torch.allclose(compiled(x), expected, atol=1e-5)
+        assert torch.allclose(calls[-1], linear(x.relu()), atol=1e-6)
+        seen = len(calls)
+        compiled(torch.randn(3, 3)).sum().backward()  # no guard: the first call's number
+        assert len(calls) == seen
+
+
+# ---- files in memory -------------------------------------------------------------------------------------------------
+
+
+def test_files_in_memory_are_entered() -> None:
+    def text(x: Any) -> Any:
+        with io.StringIO() as file:
+            file.write("four")
+            return x + len(file.getvalue()), file.closed
+
+    def data(x: Any) -> Any:
+        with io.BytesIO() as file:
+            file.write(b"four")
+            file.seek(1)
+            y = x + len(file.read())
+        return y, file.closed
+
+    for program in (text, data):
+        compiled = bolide.compile(program, fullgraph=True)
+        for size in (2, 3):
+            x = torch.randn(size)
+            (y, closed), (wanted, was_closed) = compiled(x), program(x)
+            assert torch.equal(y, wanted) and closed is was_closed
+
+
+# ---- the fast path of encoders ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", ["aligned", "not aligned", "additive", "none"])
+@pytest.mark.parametrize("gradients", ["off", "frozen", "on"])
+def test_encoders_write_zeros_where_eager_does(mask: str, gradients: str) -> None:
+    for norm, norm_first in itertools.product((False, True), repeat=2):
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8) if norm else None).eval()
+        encoder.requires_grad_(gradients == "on")
+        compiled = bolide.compile(encoder, fullgraph=True)
+        for batch, length in ((2, 5), (3, 4), (2, 6)):
+            padding = torch.zeros(batch, length, dtype=torch.bool)
+            padding[0, 3:] = True
+            padding[1, 0 if mask == "not aligned" else -1] = True
+            given = torch.zeros(batch, length).masked_fill(padding, -torch.inf) if mask == "additive" else padding
+            x = torch.randn(batch, length, 8)
+            with warnings.catch_warnings(), torch.set_grad_enabled(gradients != "off"):
+                warnings.simplefilter("ignore")
+                wanted = encoder(x, src_key_padding_mask=None if mask == "none" else given)
+            with torch.set_grad_enabled(gradients != "off"):
+                found = compiled(x, src_key_padding_mask=None if mask == "none" else given)
+            assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_whether_the_fast_path_is_taken_is_guarded() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1).eval()
+    padding, x = torch.tensor([[False, True], [False, False]]), torch.randn(2, 2, 8)
+    compiled = bolide.compile(encoder)
+    with torch.no_grad():
+        for enabled in (True, False, True):
+            torch.backends.mha.set_fastpath_enabled(enabled)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    wanted = encoder(x, src_key_padding_mask=padding)
+                found = compiled(x, src_key_padding_mask=padding)
+            finally:
+                torch.backends.mha.set_fastpath_enabled(True)
+            assert torch.allclose(found, wanted, atol=1e-5)
+
+
+# ---- bolide's own names ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["dynamo", "inductor"])
+def test_a_configuration_is_one_object(stage: str) -> None:
+    namespace: dict[str, Any] = {}
+    exec(f"import bolide.{stage}.config as a\nfrom bolide.{stage} import config as b", namespace)
+    config = getattr(bolide, stage).config
+    assert namespace["a"] is namespace["b"] is config is sys.modules[f"bolide.{stage}.config"]
+    assert importlib.import_module(f"bolide.{stage}.config") is config
+    exec(f"from bolide.{stage}.config import config as c, {type(config).__name__} as d", namespace)
+    assert namespace["c"] is config and namespace["d"] is type(config)
+    with pytest.raises(AttributeError):
+        config.no_such_option = 1
+
+
+def test_a_guard_that_fails_is_told() -> None:
+    failures = []
+    compiled = bolide.dynamo.optimize("eager", guard_fail_fn=failures.append)(function := lambda x, n: x * n)
+    compiled(torch.ones(2), 3.0)
+    assert not failures
+    compiled(torch.ones(2, dtype=torch.float64), 3.0)
+    (failure,) = failures
+    assert "float32" in failure.reason and failure.orig_code is function.__code__
+    with pytest.raises(TypeError):
+        bolide.dynamo.optimize("eager", guard_fail_fn=3)
+
+
+def test_figures_have_pytorchs_names() -> None:
+    def program(x: Any) -> Any:
+        return x.sin().cos()
+
+    with bolide.dynamo.config.patch(log_compilation_metrics=True):
+        bolide.compile(program)(torch.ones(2))
+        made = bolide.dynamo.get_compilation_metrics()[-1]
+    assert made.co_name.endswith("program") and made.co_filename == __file__
+    assert made.co_firstlineno == program.__code__.co_firstlineno
+    assert made.guard_count > 0 and made.graph_op_count >= 2 and made.cache_size == 0
+    assert made.entire_frame_compile_time_s >= made.backend_compile_time_s > 0
+    assert made.fail_type is None and made.fail_reason is None
