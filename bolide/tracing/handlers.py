@@ -29,7 +29,7 @@ from bolide.tracing.meta import (
     same_sizes,
 )
 from bolide.tracing.refusals import refuse_overlaps, refuse_types
-from bolide.tracing.rules.common import broadcast_shapes, format_strides, is_dense, like_strides, require
+from bolide.tracing.rules.common import broadcast_shapes, format_strides, is_dense, like_strides, require, wrap_dim
 from bolide.tracing.rules.registry import infer_from, qualified
 from bolide.tracing.tensor import TracedTensor, ViewStep, carry_marks
 
@@ -422,10 +422,20 @@ def _pieces(trace: Trace, func: Any, tensor: Any, sizes: list[Any], dim: int) ->
     return pieces
 
 
+def _dimension(func: Any, args: Any, kwargs: Any, place: int) -> int:
+    """The dimension, counted from the front, that a tensor is divided along."""
+    dim, rank = args[place] if len(args) > place else kwargs.get("dim", 0), args[0].dim()
+    if not rank and func is aten.unbind.int and dim in (0, -1):
+        raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
+    if not rank and func is not aten.unbind.int:
+        raise RuntimeError("split expects at least a 1-dimensional tensor")
+    return wrap_dim(dim, rank)
+
+
 @handler("split.Tensor", "unsafe_split.Tensor")
 def _split(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, size = args[0], args[1]
-    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    dim = _dimension(func, args, kwargs, 2)
     extent = tensor.shape[dim]
     count = max(1, -(-hint_of(extent) // hint_of(size))) if hint_of(size) else 1
     if size < 0:
@@ -442,7 +452,7 @@ def _split(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 @handler("split_with_sizes", "unsafe_split_with_sizes")
 def _split_with_sizes(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, sizes = args[0], args[1]
-    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    dim = _dimension(func, args, kwargs, 2)
     whole = sum(sizes) == tensor.shape[dim]
     for size in sizes:
         message = "split_with_sizes expects split_sizes have only non-negative entries"
@@ -474,7 +484,7 @@ def _note_prefixes(trace: Trace, sizes: list[Any], whole: Any) -> None:
 @handler("unbind.int")
 def _unbind(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    dim = _dimension(func, args, kwargs, 1)
     return [view_of(trace, tensor, aten.select.int, dim, index) for index in range(int(tensor.shape[dim]))]
 
 
