@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import reprlib
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -313,3 +314,38 @@ def test_tensors_of_a_transform_do_not_leave_it_as_traced_ones() -> None:
     with pytest.warns(bolide.BolideWarning, match="leaves the transformed function"):
         torch.testing.assert_close(compiled(x + 1), x * 2)
     assert len(kept) == 1 and "Traced" not in repr(kept)
+
+
+# ---- locks of the user's ---------------------------------------------------------------------------------------------
+
+LOCKS: dict[str, Callable[[], Any]] = {
+    "Lock": threading.Lock,
+    "RLock": threading.RLock,
+    "Condition": threading.Condition,
+    "Semaphore": lambda: threading.Semaphore(1),
+}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_is_waited_for(name: str) -> None:
+    class Counter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock, self.count = LOCKS[name](), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with self.lock:
+                self.count += 1
+                return x + self.count
+
+    model = Counter()
+    compiled, x = bolide.compile(model), torch.randn(2)
+    for count in (1, 2, 3):
+        torch.testing.assert_close(compiled(x), x + count)
+    thread = threading.Thread(target=compiled, args=(x,))
+    with model.lock:
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive() and model.count == 3
+    thread.join()
+    assert model.count == 4
