@@ -4,6 +4,7 @@ either end, forward and backward, in front of ATen calls and of kernels."""
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -158,3 +159,19 @@ def test_halves_of_halves() -> None:
         return tree(x[:half], w, depth - 1) * 0.5 + tree(x[half:], w, depth - 1).relu()
 
     agree(tree, [(matrix(n, 8), matrix(8, 8), 3) for n in (9, 10, 12, 13)], dynamic=True)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("form", ["reshape", "flatten", "view"])
+def test_a_reshaped_piece_that_happens_to_be_all(form: str, dynamic: bool | None) -> None:
+    """Whether `reshape` copies is seen where its result is written; it depends on numbers that are equal or not."""
+
+    def written_pieces(x: T, k: int) -> tuple[T, T]:
+        x = x * 1
+        piece = x[:, :k]
+        flat = piece[:1].view(-1) if form == "view" else piece.reshape(-1) if form == "reshape" else piece.flatten()
+        flat.add_(1)
+        return x, flat
+
+    calls = [(matrix(4, n), k) for n, k in random.sample([(4, 4), (4, 3), (5, 2), (5, 5), (6, 6), (6, 4)], 5)]
+    agree(written_pieces, calls, dynamic=dynamic)

@@ -117,13 +117,14 @@ def _same_now(a: Any, b: Any) -> bool:
 
 
 def reshaped(x: TensorMeta, size: list[Any]) -> tuple[tuple[Any, ...], bool]:
-    """The sizes that `Tensor.reshape` gives, and whether the result is a view."""
+    """The sizes that `Tensor.reshape` gives, and whether the result is a view: the program may write to it, so where
+    that depends on numbers that are equal at this call, or are not, it is guarded."""
     shape, count = _resolve(x, size), x.numel
     wanted = product(shape)
     if not same_size(wanted, count) and differ(wanted, count):
         raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {count}")
     dense = same_sizes(x.stride, contiguous_strides(x.shape))
-    return shape, dense or view_strides(x.shape, x.stride, shape) is not None
+    return shape, dense or view_strides(x.shape, x.stride, shape, _same_now) is not None
 
 
 @rule("view")
