@@ -174,3 +174,17 @@ def test_the_backward_raises_where_eagers_does(name: str, backend: str) -> None:
             torch.testing.assert_close(mine, theirs)
         else:
             assert mine == theirs
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_of_several_values_for_one_place_the_last_by_rows_is_kept(dynamic: bool) -> None:
+    def write(x: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return x.clone().index_put((index,), values)
+
+    compiled = bolide.compile(write, dynamic=dynamic)
+    for rows in (40, 64):
+        index, values = torch.randint(0, 7, (rows, 30)).t(), torch.randn(30, rows)
+        expected = torch.zeros(7)
+        for place, value in zip(index.flatten().tolist(), values.flatten().tolist()):
+            expected[place] = value
+        torch.testing.assert_close(compiled(torch.zeros(7), index, values), expected)

@@ -36,7 +36,8 @@ def choose_nest(group: Group, accesses: Sequence[tuple[Expr, bool]]) -> Nest:
         name: [_stride(expr, name) for expr, is_address in accesses if is_address] for name, _ in (*outer, *inner)
     }
     serial = frozenset(name for name, _ in outer if name in _ordered_axes(group))
-    outer.sort(key=lambda axis: (axis[0] in serial, -_typical(strides[axis[0]])))
+    kept = serial if any(stage.mode == "set" for stage in group.stages) else ()  # of several values the last one stays
+    outer.sort(key=lambda axis: (axis[0] in serial, 0 if axis[0] in kept else -_typical(strides[axis[0]])))
     inner.sort(key=lambda axis: -_typical(strides[axis[0]]))
     rename: dict[str, Expr] = {}
     expressions = [expr for expr, _ in accesses]
