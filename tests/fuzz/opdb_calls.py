@@ -242,11 +242,17 @@ def _grown(tensor: torch.Tensor, sizes: dict[int, int], noise: float, rng: rando
     if noise and (found.is_floating_point() or found.is_complex()):
         generator = torch.Generator().manual_seed(rng.randrange(2**31))
         found = found * (1 - noise * torch.rand(shape, generator=generator)).to(found.dtype)
+    if not (found.is_floating_point() or found.is_complex()) and tensor.dim() and _ascends(tensor):
+        found = found.sort(-1).values  # offsets, which not every kernel checks
     repeated = [dim for dim in range(len(shape)) if not tensor.stride(dim)]
     for dim in repeated:
         found = found.narrow(dim, 0, 1)
     memory = torch.empty_strided(found.shape, _grown_strides(tensor, shape), dtype=tensor.dtype)
     return memory.copy_(found).expand(shape).requires_grad_(tensor.requires_grad)
+
+
+def _ascends(tensor: torch.Tensor) -> bool:
+    return bool((tensor[..., 1:] >= tensor[..., :-1]).all())
 
 
 def _grown_strides(tensor: torch.Tensor, shape: list[int]) -> list[int]:

@@ -14,6 +14,7 @@ import json
 import os
 import random
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,6 +39,7 @@ import bolide
 from bolide.dynamo.config import config
 from bolide.support import events
 
+SECONDS = 14.0  # in CI, and as long for what is then under way at most
 BACKENDS = ("eager", "aot_eager", "inductor")
 LIMIT = 60.0  # for a sample
 UNDEFINED = ("empty", "resize_")  # what these give has no values to compare
@@ -421,6 +423,14 @@ def main() -> int:
             print(f"{finding.kind:<11} {place}: {finding.detail}", flush=True)
     print(", ".join(f"{kind}: {count}" for kind, count in sorted(counts.items())))
     return int(any(counts[kind] for kind in FAULTS))
+
+
+def test_samples_with_other_sizes():
+    """A random part of the sweep, in a process of its own, whose output says how to repeat it."""
+    seed = random.randrange(2**31)
+    command = [sys.executable, __file__, "--backend", "all", "--samples", "3", "--shuffle", "--seed", str(seed)]
+    ran = subprocess.run([*command, "--seconds", str(SECONDS)], capture_output=True, text=True, check=False)
+    assert not ran.returncode, f"{' '.join(command)}\n{ran.stdout}\n{ran.stderr[-3000:]}"
 
 
 if __name__ == "__main__":
