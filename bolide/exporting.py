@@ -66,7 +66,7 @@ def export(
         if not isinstance(f, types.FunctionType):
             function, given = call_target, (f, *args)
         named = _bound(f, args, kwargs)
-        with _marked(dynamic_shapes, named):
+        with _marked(dynamic_shapes, named), config.patch(capture_branches=False):  # a graph of torch's own operations
             captured, checks = _capture(function, given, kwargs)
         sizes: list[Expr] = []
         captured.result = _with_sizes(captured.result, len(captured.outputs), sizes, {})

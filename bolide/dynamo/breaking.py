@@ -15,6 +15,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.disabling import set_break_is_error
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.joins import joins_of
 from bolide.dynamo.program import Source
 from bolide.dynamo.sizes import Location
 from bolide.dynamo.sources import text as path_of
@@ -218,7 +219,7 @@ def require(vm: Machine, condition: Any) -> None:
 
 def compared_number(vm: Machine, frame: Frame, function: Any, args: list[Any]) -> TracedTensor | None:
     """What stands for the number that `function` would read from a tensor (`x.item()`, `int(x)`, …), if all that
-    happens to it is to be compared in a check: a tensor of one element that compares as the number does.
+    happens to it is to be compared for a check or a branch: a tensor of one element that compares as the number does.
     """
     if type(function) is types.MethodType:
         function, args = function.__func__, [function.__self__, *args]
@@ -227,14 +228,19 @@ def compared_number(vm: Machine, frame: Frame, function: Any, args: list[Any]) -
     tensor = args[0]
     if type(tensor) is not TracedTensor or tensor.numel() != 1 or tensor.is_complex():
         return None
-    if vm.trace.captures_numbers or vm.trace.known(tensor) is not None or not can_require(vm):
+    if vm.trace.captures_numbers or vm.trace.known(tensor) is not None:
         return None
-    if not _goes_into_check(frame.code, frame.pc):
+    at = _decided_by(frame.code, frame.pc)
+    if at is None:
+        return None
+    if not _is_check(vm, frame.code, at) and (not can_fork(vm, frame.code, at) or vm.trace.read(tensor) is not None):
         return None
     tensor = tensor.detach().reshape(())
     if function is bool:
         return tensor != 0  # type: ignore[return-value]
     if tensor.dtype.itemsize == 8 and not tensor.is_floating_point() and function is not float:
+        if not can_require(vm):
+            return None
         require(vm, (tensor < _EXACT) & (tensor > -_EXACT))
     elif tensor.is_floating_point() and function is int:
         return None
@@ -244,9 +250,20 @@ def compared_number(vm: Machine, frame: Frame, function: Any, args: list[Any]) -
 _EXACT = 2**53  # whole numbers below are float64s, which compare with Python's numbers as they do
 
 
-def _goes_into_check(code: Code, at: int) -> bool:
-    """Whether what is on top of the stack in front of instruction `at` is only compared, with something that is loaded,
-    and decides a branch of which one way only raises.
+def can_fork(vm: Machine, code: Code, at: int) -> bool:
+    """Whether the branch at an instruction may become one of the graph."""
+    known = vm.world.symbols.history.learnt.apart
+    return config.capture_branches and bool(joins_of(code, at)) and (code, at) not in known
+
+
+def _is_check(vm: Machine, code: Code, at: int) -> bool:
+    """Whether one way of the branch at an instruction only raises, and the graph can look at its condition."""
+    return can_require(vm) and (only_raises(code, at + 1) or only_raises(code, code.args[at]))
+
+
+def _decided_by(code: Code, at: int) -> int | None:
+    """The branch that is decided by what is on top of the stack in front of instruction `at`, if that is only compared,
+    with something that is loaded.
     """
     above, compared = 0, False  # how many values are above it
     while not code.ops[at].startswith("POP_JUMP_IF"):
@@ -262,8 +279,6 @@ def _goes_into_check(code: Code, at: int) -> bool:
         elif name in ("LOAD_FAST", "LOAD_CONST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "PUSH_NULL"):
             above += 1
         else:
-            return False
+            return None
         at += 1
-    if above or code.ops[at] not in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
-        return False
-    return only_raises(code, at + 1) or only_raises(code, code.args[at])
+    return None if above or code.ops[at] not in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE") else at

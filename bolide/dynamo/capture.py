@@ -62,7 +62,9 @@ def capture(
     itself raised."""
     code = (fn.__func__ if type(fn) is types.MethodType else fn).__code__
     start = functools.partial(_start_call, fn, args, kwargs)
-    return _capture(functools.partial(_Attempt, start, code, history, record_calls, breaks), breaks)
+    return _capture(
+        functools.partial(_Attempt, start, code, history or SizeHistory("", False), record_calls, breaks), breaks
+    )
 
 
 def capture_rest(
@@ -76,12 +78,27 @@ def capture_rest(
     """As `capture`, for a program that goes on where a segment ended: at the point `shape`, with real values."""
     start = functools.partial(_start_frames, shape, values)
     code = shape.frames[0].code.code
-    return _capture(functools.partial(_Attempt, start, code, history, record_calls, breaks), breaks)
+    return _capture(
+        functools.partial(_Attempt, start, code, history or SizeHistory("", False), record_calls, breaks), breaks
+    )
 
 
 def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
+    while True:
+        first = attempt()
+        learnt, known = first.symbols.history.learnt, len(first.symbols.history.learnt.apart)
+        try:
+            return _capture_from(first, attempt, breaks)
+        except Unsupported:
+            if len(learnt.apart) == known:
+                raise
+        finally:
+            del first
+        # a branch that was one of the graph is a break now
+
+
+def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
     begin = time.perf_counter()
-    first = attempt()
     learnt = first.symbols.history.learnt
     notices, loops = Notices(learnt.warned), set(learnt.loops)
     found = _unless_unsupported(first, notices, None, None)
@@ -226,6 +243,8 @@ class _Attempt:
                     raise Unsupported("a mode is entered before a break and left after it", kind="context")
         except Unsupported as error:
             error.where = error.where or machine.where()
+            if error.kind == "tensor_write" and world.aliases:
+                world.apart()
             raise
         except (Exception, GeneratorExit, SystemExit) as error:
             reason = f"the program raised {type(error).__name__}"
@@ -255,6 +274,7 @@ class _Attempt:
         effects += [_call_effect(setter, *args) for setter, args in changed]
         checks = _deferred(machine.required, rebuilder)
         rebuilder.refuse_histories()
+        world.refuse_aliases(rebuilder.outputs)
         if any(tensor.grad_fn is not None for tensor in self.trace.renewed):
             raise Unsupported("an input whose data was assigned is written to", place, kind="tensor_write")
         effects = [*checks, *rebuilder.fills, *written, *rebuilder.positions, *effects]

@@ -203,6 +203,10 @@ class DynamoConfig(Config):
         set(), "Subclasses of Tensor that are captured.", note="no effect: all that can be are captured"
     )
     rewrite_assert_with_torch_assert: bool = option(True, "`assert` on a tensor becomes an assertion at run time.")
+    capture_branches: bool = option(
+        True,
+        "An `if` on a tensor's value becomes a branch of the graph, if its ways meet again and differ only in tensors.",
+    )
     only_allow_pt2_compliant_ops: bool = option(
         False, "Custom operators without the tag pt2_compliant_tag break instead of being captured."
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from bolide.dynamo import operations
-from bolide.dynamo.breaking import break_is_error, checked, compared_number
+from bolide.dynamo.breaking import break_is_error, can_fork, checked, compared_number
+from bolide.dynamo.forks import fork
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine, opcode
 from bolide.dynamo.opcodes import NULL, described, is_iterable, pop_many
 from bolide.dynamo.values.kinds import MISSING
 from bolide.support.errors import Unsupported, forgive
 from bolide.tracing import TracedTensor
+from bolide.tracing.meta import DataDependent
 
 # ---- jumps and loops -------------------------------------------------------------------------------------------------
 
@@ -24,25 +26,57 @@ def _jump(vm: Machine, frame: Frame, arg: int) -> None:
 def _branch(vm: Machine, frame: Frame, target: int, wanted: bool) -> Any:
     value = frame.stack.pop()
     if value is not True and value is not False:
-        try:
-            if type(value) is TracedTensor and not vm.trace.captures_numbers and vm.trace.known(value) is None:
-                truth = checked(vm, frame, value, target, wanted)  # rather a check than a guard of its data
-                value = value if truth is None else truth
-            value = operations.truth(vm, value)
-        except Unsupported as error:
-            truth = None
-            if error.kind in ("data_branch", "data_condition"):
-                truth = checked(vm, frame, value, target, wanted)
-            if truth is None:
-                raise
-            forgive(error)
-            value = truth
-        if type(value) is Call:  # interpret __bool__ or __len__, then branch on its result
+        truth = _truth(vm, frame, value, target, wanted)
+        if isinstance(truth, Unsupported):
+            if not can_fork(vm, frame.code, frame.pc - 1):
+                raise truth
+            return _fork(vm, frame, value, target, wanted, truth)
+        if type(truth) is Call:  # interpret __bool__ or __len__, then branch on its result
             frame.pc -= 1
-            return vm.answer(frame, value)
+            return vm.answer(frame, truth)
+        value = truth
     if value is wanted:
         frame.pc = target
     return None
+
+
+def _truth(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool) -> Any:
+    """What a branch is decided by: a truth, or the Call that gives it; what is not supported where data decide."""
+    try:
+        if type(value) is TracedTensor and not vm.trace.captures_numbers and vm.trace.known(value) is None:
+            truth = checked(vm, frame, value, target, wanted)  # rather a check than a guard of its data
+            value = value if truth is None else truth
+            if truth is None and vm.trace.captures_numbers is None and can_fork(vm, frame.code, frame.pc - 1):
+                known = vm.trace.read(value)  # no symbol is made for it
+                return DataDependent("bool(tensor)", vm.where(), "data_branch") if known is None else bool(known)
+        return operations.truth(vm, value)
+    except Unsupported as error:
+        if error.kind not in ("data_branch", "data_condition"):
+            raise
+        truth = checked(vm, frame, value, target, wanted)
+        if truth is not None:
+            forgive(error)
+        return error if truth is None else truth
+
+
+def _fork(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool, refused: Unsupported) -> None:
+    """Both ways of a branch become parts of the graph, or the branch is a break."""
+    frames, at, trace = list(vm.frames), frame.pc, vm.trace
+    try:
+        fork(vm, frame, value, target, wanted)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        why = getattr(error, "reason", None) or f"a way of it raises {type(error).__name__}"
+    else:
+        forgive(refused)
+        return
+    vm.frames[:], vm.trace, vm.lost, frame.pc = frames, trace, None, at
+    refused.reason += f" (and no branch of the graph: {why})"
+    try:
+        raise refused
+    finally:
+        del refused  # its traceback leads to this frame
 
 
 @opcode("POP_JUMP_IF_FALSE")

@@ -130,7 +130,8 @@ class Learnt:
     needed: the values of sizes and floats that instructions have needed to know
     data: what was read of inputs' data and was other data in another capture
     recent: the values of the symbols of the version made last, which are sizes at the next points, too
-    warned: the warnings that have been shown"""
+    warned: the warnings that have been shown
+    apart: branches on data that no graph can make"""
 
     def __init__(self) -> None:
         self.loops: set[Location] = set()
@@ -138,6 +139,7 @@ class Learnt:
         self.data: set[Source] = set()
         self.recent: frozenset[int] = frozenset()
         self.warned: set[Any] = set()
+        self.apart: set[Location] = set()
 
 
 class SizeHistory:

@@ -11,12 +11,12 @@ from torch.utils import _pytree as pytree
 
 from bolide.dynamo.calls import intercept
 from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.parts import part_of
 from bolide.dynamo.polyfills import control_flow
 from bolide.dynamo.torch_autograd import effects_so_far
 from bolide.support.errors import Unsupported
-from bolide.symbolic import SymNode
-from bolide.tracing import TensorMeta, Trace, TracedTensor, branches
-from bolide.tracing.branches import Branches, Choice, Part, Repetition, Run, as_function, gradients
+from bolide.tracing import TensorMeta, TracedTensor, branches
+from bolide.tracing.branches import Part, Places, Repetition, as_function
 from bolide.tracing.tables import enter
 
 Args = list[Any]
@@ -43,33 +43,15 @@ def _cond(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
             "return tensors of equal shapes and types",
             kind="control_flow",
         )
-    metas = [branches.common_layout([a.meta, b.meta]) for a, b in zip(recorded[0][1], recorded[1][1])]
-    outer = list({id(operand): operand for part, _, _ in recorded for operand in part.operands}.values())
-    place = _Places(outer, [part for part, _, _ in recorded])
-    differentiable = [index for index, operand in enumerate(outer) if operand.requires_grad and torch.is_grad_enabled()]
-    table = Branches(
-        tuple(place.picking(as_function(part, results, metas), part) for part, results, _ in recorded),
-        tuple(
-            _gradients(part, results, metas, place, differentiable) for part, results, _ in recorded if differentiable
-        ),
-        tuple(metas),
-        tuple(differentiable),
-    )
-    vm.world.trace.own_gradients = True
-    made = Choice.apply(vm.trace, enter(table), place.sizes(vm.trace), pred, *outer)  # type: ignore[no-untyped-call]
-    return pytree.tree_unflatten(list(made), specs[0])
+    made = branches.choose(vm.trace, pred, [(part, results) for part, results, _ in recorded])
+    return pytree.tree_unflatten(made, specs[0])
 
 
 def _record(vm: Machine, function: Any, operands: Sequence[Any]) -> tuple[Part, list[TracedTensor], Any]:
     """The graph of one branch, its results, and how they are arranged."""
-    part = Part(vm.trace)
     before = effects_so_far(vm)
-    outer, vm.trace = vm.trace, part
-    try:
-        with part.recording():
-            result = vm.evaluate(function, list(operands))
-    finally:
-        vm.trace = outer
+    with part_of(vm) as part:
+        result = vm.evaluate(function, list(operands))
     if effects_so_far(vm) != before:
         raise Unsupported(
             "a branch that depends on data has an effect outside",
@@ -84,52 +66,11 @@ def _record(vm: Machine, function: Any, operands: Sequence[Any]) -> tuple[Part, 
                 f"a branch that depends on data returns a {type(value).__name__}", vm.where(), kind="control_flow"
             )
     part.check()
-    return part, results, spec
+    return part, [part.adopt(value) for value in results], spec
 
 
 def _meta(result: TracedTensor) -> TensorMeta:
     return branches.dense(result.meta)
-
-
-class _Places:
-    """Where the operands and sizes of some parts are among those of the operation that they belong to: all operands,
-    then all sizes."""
-
-    def __init__(self, operands: Sequence[TracedTensor], parts: Sequence[Part]) -> None:
-        self.operand = {id(operand): index for index, operand in enumerate(operands)}
-        symbols = dict.fromkeys(symbol for part in parts for symbol in part.symbols)
-        self.symbol = {symbol: len(operands) + index for index, symbol in enumerate(symbols)}
-
-    def sizes(self, trace: Trace) -> list[torch.SymInt]:
-        """The sizes themselves."""
-        env = trace.shapes
-        return [torch.SymInt(SymNode(env, symbol, env.value(symbol))) for symbol in self.symbol]  # type: ignore[no-untyped-call]
-
-    def picking(self, run: Run, part: Part) -> Run:
-        """`run`, which takes the part's own operands and sizes, as a function of all of them and what follows them."""
-        own = [self.operand[id(operand)] for operand in part.operands]
-        own += [self.symbol[symbol] for symbol in part.symbols]
-        count = len(self.operand) + len(self.symbol)
-        return lambda values: run([*[values[index] for index in own], *values[count:]])
-
-
-def _gradients(
-    part: Part, results: list[TracedTensor], metas: Sequence[TensorMeta], place: _Places, wanted: list[int]
-) -> Run:
-    """The gradients of the `wanted` ones of all operands, None where the part does not read one."""
-    if part.functional_only is not None:
-        raise Unsupported(
-            f"a branch that depends on data is differentiated: {part.functional_only}", part.where, kind="control_flow"
-        )
-    run, found = gradients(part, results, metas)
-    where = {place.operand[id(part.operands[own])]: position for position, own in enumerate(found)}
-    picked = place.picking(run, part)
-
-    def complete(values: Any) -> Any:
-        some = picked(values)
-        return [some[where[index]] if index in where else None for index in wanted]
-
-    return complete
 
 
 @intercept(while_loop)
@@ -151,7 +92,7 @@ def _while(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     mine = {id(value) for value in carried}
     others = {id(operand): operand for part, _ in parts for operand in part.operands if id(operand) not in mine}
     outer = [*carried, *others.values()]
-    place = _Places(outer, [part for part, _ in parts])
+    place = Places(outer, [part for part, _ in parts])
     runs = [place.picking(as_function(part, results), part) for part, results in parts]
     table = enter(Repetition(runs[0], runs[1], tuple(_meta(result) for result in parts[1][1])))
     nodes = [vm.trace.adopt(operand).node for operand in outer]

@@ -26,7 +26,7 @@ from bolide.functorch.graphs import (
 )
 from bolide.functorch.joint import finish_inference, finish_joint, tangent_meta
 from bolide.functorch.memory import saved_values
-from bolide.functorch.missing import without_tangents
+from bolide.functorch.missing import with_presence, without_tangents
 from bolide.functorch.partitioners import Partition, Strategy, forward_nodes, partition
 from bolide.functorch.passes import INFERENCE_PASSES, run_passes
 from bolide.functorch.passes.norms import split_norms
@@ -35,6 +35,7 @@ from bolide.functorch.runtime import (
     assembling,
     counting_writes,
     differentiable,
+    dropping_absent,
     without_autocast,
     without_grad,
     writing_unseen,
@@ -131,11 +132,14 @@ def _compile_training(
     static = frozenset(position for position, at in enumerate(crossing.tensors) if at in parameters)
 
     def backward_for(missing: tuple[int, ...]) -> CompiledGraph:
-        graph = parts.backward
+        graph, present = parts.backward, dict(slot_of_result)
         if missing:
-            graph = without_tangents(graph, tangent_slots, [slot_of_result[index] for index in missing])
+            graph = without_tangents(graph, tangent_slots, [present.pop(index) for index in missing])
+        slots = placeholders(graph)
+        graph, flags = with_presence(graph, slots[len(slots) - len(present) :])
         gradients = frozenset(index for index, value in enumerate(results(graph)) if isinstance(value, fx.Node))
-        return _compiled(graph, trace, GraphInfo("backward", static, gradients), backward_compiler, name)
+        run = _compiled(graph, trace, GraphInfo("backward", static, gradients), backward_compiler, name)
+        return dropping_absent(run, flags) if flags else run
 
     again = functools.partial(
         compile_trace,

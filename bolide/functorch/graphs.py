@@ -14,6 +14,7 @@ import torch.fx as fx
 
 from bolide.tracing import TensorMeta
 from bolide.tracing.data import binds
+from bolide.tracing.rng import drops_nothing
 
 aten = torch.ops.aten
 
@@ -169,7 +170,6 @@ def readers_through_views(node: fx.Node) -> Iterator[fx.Node]:
             yield user
 
 
-ATTENTIONS = _overloads("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention")
 _impure: dict[Any, bool] = {}
 
 
@@ -182,16 +182,7 @@ def is_impure(node: fx.Node) -> bool:
     known = _impure.get(node.target)
     if known is None:
         known = _impure[node.target] = _target_is_impure(node.target)
-    return known and not _drops_nothing(node)
-
-
-def _drops_nothing(node: fx.Node) -> bool:
-    """Is this an attention without dropout? It draws no random numbers, although its kind may."""
-    if node.target not in ATTENTIONS:
-        return False
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = {**dict(zip(names, node.args)), **node.kwargs}
-    return bool(given.get("dropout_p", 0.0) == 0)
+    return known and not drops_nothing(node)
 
 
 def _target_is_impure(target: Any) -> bool:

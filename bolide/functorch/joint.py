@@ -38,6 +38,7 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     taken: set[fx.Node] = set()
     values: list[Any] = _results(trace, signature, taken)
     made = len(values)
+    trace.deriving = True
     trace.differentiates = False  # what is derived once more is the forward
     with trace.recording(), torch._C._DisableAutocast(), torch.no_grad():
         tangents = [

@@ -1,17 +1,20 @@
-"""Backward graphs for results whose tangents do not come."""
+"""Backward graphs for results whose tangents do not come, and gradients of which data decide whether there are any."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.fx as fx
 
-from bolide.functorch.graphs import aten, output_node, placeholders, results
+from bolide.functorch.graphs import aten, is_getitem, output_node, placeholders, results
 from bolide.functorch.partitioners import closure, extract
 from bolide.functorch.passes.dead import remove_dead
-from bolide.tracing import TensorMeta
+from bolide.tracing import TensorMeta, Trace
+from bolide.tracing.branches import Branches, branch
 from bolide.tracing.meta import contiguous_strides
+from bolide.tracing.tables import lookup
 
 
 def without_tangents(graph: fx.Graph, tangents: Iterable[fx.Node], missing: Iterable[fx.Node]) -> fx.Graph:
@@ -59,6 +62,130 @@ def _rest_of_sum(node: fx.Node, lost: list[fx.Node]) -> fx.Node | None:
 def _zeros(reader: fx.Node, meta: TensorMeta) -> fx.Node:
     with reader.graph.inserting_before(reader):
         options: dict[str, Any] = {"dtype": meta.dtype, "device": meta.device}
-        zeros = reader.graph.call_function(aten.full.default, (list(meta.shape), 0), options)
+        sizes = [_extent(reader.graph, size) for size in meta.shape]
+        zeros = reader.graph.call_function(aten.full.default, (sizes, 0), options)
     zeros.meta = {**reader.meta, "val": meta._replace(stride=contiguous_strides(meta.shape), offset=0)}
     return zeros
+
+
+def _extent(graph: fx.Graph, size: Any) -> Any:
+    """A size as it stands in the graph: symbols are placeholders of it."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    sizes = Trace()
+    sizes.graph, sizes.shapes = graph, size.node.env
+    known = [node for node in placeholders(graph) if isinstance(node.meta["val"], torch.SymInt)]
+    sizes._size_nodes = {node.meta["val"].node.expr: node for node in known}
+    return sizes.size_node(size.node.expr)
+
+
+# ---- gradients that branches decide about ----------------------------------------------------------------------------
+
+
+def with_presence(graph: fx.Graph, tangents: Iterable[fx.Node]) -> tuple[fx.Graph, tuple[int, ...]]:
+    """A backward graph whose results are followed by truth values: whether each of those gradients is there whose
+    positions are given, too. Data decide about them where a branch was taken that does not use an input. What is never
+    there is None.
+    """
+    if not any(_table(node) for node in graph.nodes):
+        return graph, ()
+    slots = placeholders(graph)
+    whole = extract(graph, slots, results(graph), [])
+    copies = dict(zip(slots, placeholders(whole)))
+    known = _Presence(whole, [copies[slot] for slot in tangents if slot in copies])
+    found: list[Any] = [known.of(value) if isinstance(value, fx.Node) else False for value in results(whole)]
+    flags = tuple([place for place, there in enumerate(found) if isinstance(there, fx.Node)])
+    end = output_node(whole)
+    gradients = [value if there is not False else None for value, there in zip(results(whole), found)]
+    end.args = ((*gradients, *[found[place] for place in flags]),)
+    remove_dead(whole)
+    return whole, flags
+
+
+def _table(node: fx.Node) -> Branches | None:
+    """The gradient of a branch that a node computes, where an operand may have none."""
+    if node.target is not branch:
+        return None
+    table: Branches = lookup(node.args[3])  # type: ignore[arg-type]
+    return table if not all(reached for way in table.reach for tangent in way for reached in tangent) else None
+
+
+class _Presence:
+    """For each value of a backward graph, whether it is there in eager: True, False, or a node that tells."""
+
+    def __init__(self, graph: fx.Graph, tangents: Iterable[fx.Node]) -> None:
+        self.graph = graph
+        self.end = output_node(graph)
+        self.made: dict[Any, fx.Node] = {}
+        self.known: dict[fx.Node, Any] = dict.fromkeys(tangents, True)
+        for node in list(graph.nodes):
+            sources = [source for source in node.all_input_nodes if self.known.get(source, False) is not False]
+            if node in self.known or not sources or node.op == "output":
+                continue
+            if node.target is branch:
+                self.known[node] = self._of_branch(node, lookup(node.args[3]))
+            elif is_getitem(node) and isinstance(self.known[sources[0]], list):
+                self.known[node] = self.known[sources[0]][node.args[1]]
+            else:
+                there: Any = False
+                for source in sources:
+                    there = self._either(there, self._whole(self.known[source]))
+                self.known[node] = there
+
+    def of(self, node: fx.Node) -> Any:
+        return self._whole(self.known.get(node, False))
+
+    def _whole(self, there: Any) -> Any:
+        if not isinstance(there, list):
+            return there
+        found: Any = False
+        for part in there:
+            found = self._either(found, part)
+        return found
+
+    def _of_branch(self, node: fx.Node, table: Branches) -> Any:
+        if not table.reach:
+            return True
+        pred, operands = node.args[0], node.args[1]
+        tangents = [self.of(operand) for operand in operands[len(operands) - len(table.reach[0]) :]]  # type: ignore
+        found = []
+        for place in range(len(table.metas)):
+            ways: list[Any] = []
+            for reach in table.reach:
+                there: Any = False
+                for tangent, reached in zip(tangents, reach):
+                    there = self._either(there, tangent if reached[place] else False)
+                ways.append(there)
+            found.append(self._chosen(pred, *ways))
+        return found
+
+    def _either(self, first: Any, second: Any) -> Any:
+        if first is True or second is True or first is second:
+            return True if first is True or second is True else first
+        if first is False or second is False:
+            return second if first is False else first
+        return self._node(aten.logical_or.default, first, second)
+
+    def _chosen(self, pred: Any, first: Any, second: Any) -> Any:
+        """`first` if the condition is true, else `second`."""
+        if first is second:
+            return first
+        truth = self._node(aten.ne.Scalar, self._node(aten.view.default, pred, ()), 0)
+        left = self._both(truth, first)
+        right = self._both(self._node(aten.logical_not.default, truth), second)
+        return self._either(left, right)
+
+    def _both(self, truth: fx.Node, there: Any) -> Any:
+        if isinstance(there, fx.Node):
+            return self._node(aten.logical_and.default, truth, there)
+        return truth if there else False
+
+    def _node(self, target: Any, *args: Any) -> fx.Node:
+        known = self.made.get((target, args))
+        if known is None:
+            with self.graph.inserting_before(self.end):
+                known = self.graph.call_function(target, tuple([list(arg) if arg == () else arg for arg in args]))
+            dtype = args[0].meta["val"].dtype if target is aten.view.default else torch.bool
+            known.meta["val"] = TensorMeta((), (), 0, dtype, args[0].meta["val"].device)
+            self.made[target, args] = known
+        return known

@@ -220,6 +220,19 @@ def differentiable(
     return wrapped
 
 
+def dropping_absent(run: CompiledGraph, flags: Sequence[int]) -> CompiledGraph:
+    """Makes None of the gradients at `flags` that the truth values behind all gradients say are not there."""
+
+    def wrapped(inputs: list[Any]) -> Sequence[Any]:
+        found = list(run(inputs))
+        for place, there in zip(flags, found[len(found) - len(flags) :]):
+            if not there:
+                found[place] = None
+        return found[: len(found) - len(flags)]
+
+    return wrapped
+
+
 def _is_view(value: Any) -> bool:
     """Autograd forbids writing to views that a custom function made; to us it is only memory."""
     return isinstance(value, torch.Tensor) and value._is_view()
@@ -281,8 +294,8 @@ def _not_twice(gradients: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ..
     message = (
         "bolide: this backward pass of a compiled function was asked for with create_graph=True and is now "
         "differentiated itself, but it cannot be: an input of the forward was written to or dropped since, one of its "
-        "operations has no second derivative, or its backward is the program's own (an autograd.Function, a hook, a "
-        "branch on data). Remedy: keep the inputs as they were, run this function without "
+        "operations has no second derivative, or its backward is the program's own (an autograd.Function or "
+        "a hook). Remedy: keep the inputs as they were, run this function without "
         "bolide.compile, or leave out create_graph=True."
     )
     present = [gradient.detach() for gradient in gradients if gradient is not None]

@@ -20,7 +20,7 @@ from bolide.functorch.partitioners import Joint
 from bolide.support.errors import CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.tracing import Trace, TracedTensor
-from bolide.tracing.branches import separated
+from bolide.tracing.branches import branch, replayed, separated
 
 Gradients = tuple[torch.Tensor | None, ...]
 SecondOrder = Callable[[Sequence[Any], Sequence[torch.Tensor], Sequence[torch.Tensor | None]], Gradients | None]
@@ -129,7 +129,7 @@ def _in_eager(
     roots = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
     try:
         with torch.enable_grad(), torch._C._DisableAutocast():
-            made = zip(_replay(tape, constants, inputs, kept), tangents)
+            made = zip(_replay(None, tape, constants, inputs, kept), tangents)
             pairs = [(out, tangent) for out, tangent in made if tangent is not None and out.requires_grad]
             outs, weights = zip(*pairs)
             derived = iter(torch.autograd.grad(outs, roots, weights, create_graph=True, allow_unused=True))
@@ -154,12 +154,13 @@ def _build(
 ) -> tuple[Runner, list[int]] | None:
     """The compiled gradients and which inputs they belong to; None for a program that cannot be derived twice."""
     trace = Trace()
+    trace.deriving = True
     values = [_input(trace, value, f"x{place}") for place, value in enumerate(inputs)]
     again = [_input(trace, value, f"kept{place}") for place, value in enumerate(kept)]
     weights = [_input(trace, tangent, f"tangent{place}") for place, tangent in enumerate(tangents)]
     try:
         with collector_paused(), torch.enable_grad(), torch._C._DisableAutocast(), trace.recording():
-            made = list(_replay(tape, constants, values, again))
+            made = list(_replay(trace, tape, constants, values, again))
             pairs = [(out, weight) for out, weight in zip(made, weights) if weight is not None and out.requires_grad]
             places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
             derived: Sequence[Any] = torch.autograd.Variable._execution_engine.run_backward(
@@ -184,7 +185,7 @@ def _input(trace: Trace, value: Any, name: str) -> Any:
 
 
 def _replay(
-    tape: Tape, constants: dict[str, torch.Tensor], inputs: Sequence[Any], kept: Sequence[Any]
+    trace: Trace | None, tape: Tape, constants: dict[str, torch.Tensor], inputs: Sequence[Any], kept: Sequence[Any]
 ) -> Iterator[Any]:
     """The results of a tape on traced inputs, without its effects on the inputs."""
     known: dict[fx.Node, Any] = dict(zip(tape.inputs, inputs, strict=True))
@@ -193,6 +194,7 @@ def _replay(
     def value_of(node: fx.Node) -> Any:
         return known[node]
 
+    value: Any
     for node, target, args, kwargs in tape.steps:
         if node in known:
             continue
@@ -203,6 +205,8 @@ def _replay(
         elif _updates_statistics(target, args):
             x, weight, bias, _, _, *rest = fx.map_arg(args, known.get)
             value = aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
+        elif target is branch:
+            value = replayed(trace, *fx.map_arg(args, value_of))
         else:
             value = target(*fx.map_arg(args, value_of), **fx.map_arg(kwargs, value_of))
         known[node] = separated(value) if node.meta.get("cut") else value

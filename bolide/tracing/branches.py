@@ -2,25 +2,26 @@
 
 `Part` records such a piece while a `Trace` is under way; tensors of the outer trace that it uses become its operands,
 and so do sizes that are symbolic.
-`bolide::branch` runs one of two graphs, `bolide::branch_backward` the gradients of the one that ran (computed from the
-operands again), `bolide::repeat` a graph as long as another one says. Graphs are found by number (`tables`).
+`bolide::branch` runs one of two graphs, `bolide::repeat` a graph as long as another one says. The gradient of a branch
+is another branch, between the gradients of its ways (computed from the operands again); so there are gradients of any
+order. Graphs are found by number (`tables`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from bolide.support.errors import Unsupported
-from bolide.symbolic import Expr, SymNode
+from bolide.symbolic import Expr, ShapeEnv, SymNode
 from bolide.tracing.meta import TensorMeta, contiguous_strides, same_sizes
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.rules.registry import rule
-from bolide.tracing.tables import lookup
+from bolide.tracing.tables import enter, lookup
 from bolide.tracing.tensor import AliasGroup, TracedTensor
 from bolide.tracing.trace import Trace
 
@@ -30,14 +31,18 @@ Run = Callable[[Sequence[Any]], Sequence[Any]]
 
 class Part(Trace):
     """A trace inside another one. `operands` are the outer tensors that it reads, and `symbols` the outer sizes, in the
-    order of its placeholders."""
+    order of its placeholders; `slots` are those of the operands."""
 
     def __init__(self, outer: Trace) -> None:
         super().__init__()
+        self.outer = outer
         self.shapes, self.assume = outer.shapes, outer.assume
         self.where, self.differentiates = outer.where, outer.differentiates
         self.generators = outer.generators
+        self.has_scalars, self.draws_as_eager = outer.has_scalars, outer.draws_as_eager
+        self.compliant_only = outer.compliant_only
         self.operands: list[TracedTensor] = []
+        self.slots: list[fx.Node] = []
         self.symbols: list[Expr] = []
         self._adopted: dict[int, TracedTensor] = {}
 
@@ -50,6 +55,9 @@ class Part(Trace):
         if type(value) is TracedTensor and value._trace is not self:
             known = self._adopted.get(id(value))
             if known is None:
+                if not self._is_inside(value._trace):
+                    reason = "a tensor that was computed in another way of a branch is used"
+                    raise Unsupported(reason, self.where, kind="control_flow")
                 meta = value.meta._replace(requires_grad=False)
                 behind = self._last_input
                 node = self._last_input = self._placeholder("operand", meta, behind)
@@ -58,12 +66,19 @@ class Part(Trace):
                 known = TracedTensor.make(self, meta, node, AliasGroup(node, source=len(self.operands)))
                 self._adopted[id(value)] = known
                 self.operands.append(value)
+                self.slots.append(node)
                 for size in (*meta.shape, *meta.stride):  # gradients ask for them all
                     self.unwrap(size)
             return known
         if type(value) in (list, tuple):
             return [self.adopt(item) for item in value]
         return value
+
+    def _is_inside(self, trace: Trace) -> bool:
+        around: Trace = self.outer
+        while around is not trace and isinstance(around, Part):
+            around = around.outer
+        return around is trace
 
     def size_node(self, expr: Expr) -> Any:
         for symbol in expr.variables().values():
@@ -72,15 +87,34 @@ class Part(Trace):
                 self.symbols.append(symbol)
         return super().size_node(expr)
 
+    def seed(self) -> tuple[fx.Node, int]:
+        """That of the trace around: what is drawn here is drawn nowhere else."""
+        node, counter = self.outer.seed()
+        known = self.outer.seeds.get(node)
+        if known is None:
+            known = self.outer.seeds[node] = self.outer.wrap(node)
+        return self.adopt(known).node, counter
+
+    def forget_seed(self) -> None:
+        reason = "a branch that depends on data changes a generator of random numbers"
+        raise Unsupported(reason, self.where, "do it before", kind="control_flow")
+
+    def origin(self, group: AliasGroup) -> AliasGroup:
+        """The storage of the outer tensor that one here stands for; itself where it was made here, or outside."""
+        adopted = group.source is not None and group.source < len(self.operands)
+        if adopted and self._adopted[id(self.operands[group.source])].group is group:  # type: ignore[index]
+            return self.operands[group.source].group  # type: ignore[index]
+        return group
+
     def check(self) -> None:
-        """Raises Unsupported where the part writes to what is outside of it, or draws random numbers."""
+        """Raises Unsupported where the part writes to what is outside of it, or draws from a generator."""
         if any(tensor.group.version for tensor in self._adopted.values()):
             raise Unsupported(
                 "a branch that depends on data writes to a tensor from outside", self.where, kind="control_flow"
             )
         if self.draws():
-            reason = "a branch that depends on data draws random numbers, or changes a generator"
-            raise Unsupported(reason, self.where, "draw them before and hand them to it", kind="control_flow")
+            reason = "a branch that depends on data draws from a random generator, or changes one"
+            raise Unsupported(reason, self.where, "draw before and hand the numbers to it", kind="control_flow")
 
 
 def size_operand(trace: Trace, symbol: Expr) -> torch.SymInt:
@@ -91,72 +125,13 @@ def size_operand(trace: Trace, symbol: Expr) -> torch.SymInt:
     return size
 
 
-def as_function(trace: Trace, results: Sequence[Any], metas: Sequence[TensorMeta] | None = None) -> Run:
-    """A trace as a function of one list, its placeholders' values, that gives `results` in fresh memory (None for
-    None), in the layouts of `metas` or else row by row."""
-    nodes = []
-    for place, result in enumerate(results):
-        wanted = None if result is None else metas[place] if metas else dense(result.meta)
-        node = None if wanted is None else trace.restride(result.node, wanted)
-        nodes.append(node if node is None else trace.call(aten.clone.default, node))
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in trace.graph.nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple([None if node is None else copies[node] for node in nodes]))
-    graph.eliminate_dead_code()
-    module = fx.GraphModule(trace.constants, graph)
+def as_function(part: Part, results: Sequence[TracedTensor]) -> Run:
+    """A part as a function of one list, the values of its operands and sizes, that gives `results` in fresh memory, row
+    by row."""
+    nodes = [_fresh(part, result, dense(result.meta)) for result in results]
+    sizes = [(part._size_nodes[symbol], None) for symbol in part.symbols]
+    module = _module(part, [*[(slot, None) for slot in part.slots], *sizes], nodes)
     return lambda values: module(*values)
-
-
-def gradients(part: Part, results: Sequence[TracedTensor], metas: Sequence[TensorMeta]) -> tuple[Run, list[int]]:
-    """The gradients of a part with respect to those of its operands that require them (their places are given, too),
-    as a function of the operands, the sizes and the tangents of `results`. The part is run once more on new leaves:
-    what the operands are made of is not its business.
-    """
-    tape = Trace()
-    tape.shapes = part.shapes
-    values: dict[fx.Node, Any] = {}
-    leaves: list[TracedTensor] = []
-    operands = iter(part.operands)
-    with tape.recording(), torch.enable_grad(), torch._C._DisableAutocast():
-        for node in part.graph.nodes:
-            if node.op == "placeholder" and isinstance(node.meta["val"], torch.SymInt):
-                values[node] = size_operand(tape, node.meta["val"].node.expr)
-            elif node.op == "placeholder":
-                wanted = next(operands).requires_grad
-                slot = tape._placeholder("operand", node.meta["val"])
-                tape._last_placeholder = slot
-                values[node] = TracedTensor.make(tape, node.meta["val"], slot, requires_grad=wanted)
-                leaves.append(values[node])
-            elif node.op == "get_attr":
-                values[node] = tape.lift(part.constants[str(node.target)])
-            else:
-                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                if node.target is branch:
-                    values[node] = Choice.apply(tape, args[3], args[2], args[0], *args[1])  # type: ignore[no-untyped-call]
-                else:
-                    values[node] = node.target(*args, **kwargs)
-                if node.meta.get("cut"):
-                    values[node] = separated(values[node])
-        outputs = [values[result.node] for result in results]
-        tangents = [tape.placeholder(meta, "tangent") for meta in metas]
-        pairs = [pair for pair in zip(outputs, tangents) if pair[0].requires_grad]
-        places = [place for place, leaf in enumerate(leaves) if leaf.requires_grad]
-        found: Sequence[Any] = [None] * len(places)
-        if pairs:
-            with torch.no_grad():
-                engine = torch.autograd.Variable._execution_engine
-                found = engine.run_backward(
-                    tuple(output for output, _ in pairs),
-                    tuple(tangent for _, tangent in pairs),
-                    keep_graph=False,
-                    create_graph=False,
-                    inputs=tuple(leaves[place] for place in places),
-                    allow_unreachable=True,
-                    accumulate_grad=False,
-                )
-        return as_function(tape, found), places
 
 
 def separated(value: Any) -> Any:
@@ -180,17 +155,6 @@ def dense(meta: TensorMeta) -> TensorMeta:
 
 
 @dataclass(frozen=True)
-class Branches:
-    """Two graphs over the same operands and sizes: `forward` (if true, if false) gives results like `metas`, `backward`
-    the gradients of the operands at `differentiable`, from operands, sizes and the tangents of the results."""
-
-    forward: tuple[Run, ...]
-    backward: tuple[Run, ...]
-    metas: tuple[TensorMeta, ...]
-    differentiable: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Repetition:
     """`goes_on` and `step` take the values that are carried along, further operands and sizes; `step` gives the new
     values."""
@@ -201,16 +165,7 @@ class Repetition:
 
 
 def _branch(pred: torch.Tensor, operands: list[torch.Tensor], sizes: list[int], table: int) -> list[torch.Tensor]:
-    return list(lookup(table).forward[0 if pred.item() else 1]([*operands, *sizes]))
-
-
-def _branch_backward(
-    pred: torch.Tensor, operands: list[torch.Tensor], sizes: list[int], tangents: list[torch.Tensor], table: int
-) -> list[torch.Tensor]:
-    branches: Branches = lookup(table)
-    found = branches.backward[0 if pred.item() else 1]([*operands, *sizes, *tangents])
-    wanted = [operands[index] for index in branches.differentiable]
-    return [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(wanted, found)]
+    return list(lookup(table).runs[0 if pred.item() else 1](*operands, *sizes))
 
 
 def _repeat(
@@ -226,31 +181,18 @@ def _repeat(
 _library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _name, _arguments, _implementation in (
     ("branch", "Tensor pred, Tensor[] operands, SymInt[] sizes, int table", _branch),
-    (
-        "branch_backward",
-        "Tensor pred, Tensor[] operands, SymInt[] sizes, Tensor[] tangents, int table",
-        _branch_backward,
-    ),
     ("repeat", "Tensor[] carried, Tensor[] operands, SymInt[] sizes, int table", _repeat),
 ):
     _library.define(f"{_name}({_arguments}) -> Tensor[]")
     _library.impl(_name, _implementation, "CompositeExplicitAutograd")
 
 branch = torch.ops.bolide.branch.default
-branch_backward = torch.ops.bolide.branch_backward.default
 repeat = torch.ops.bolide.repeat.default
 
 
 @rule("bolide::branch")
 def _branch_metas(pred: TensorMeta, operands: list[TensorMeta], sizes: list[Any], table: int) -> list[TensorMeta]:
     return list(lookup(table).metas)
-
-
-@rule("bolide::branch_backward")
-def _gradient_metas(
-    pred: TensorMeta, operands: list[TensorMeta], sizes: list[Any], tangents: list[TensorMeta], table: int
-) -> list[TensorMeta]:
-    return [dense(operands[index]) for index in lookup(table).differentiable]
 
 
 @rule("bolide::repeat")
@@ -260,27 +202,289 @@ def _repeat_metas(
     return list(lookup(table).metas)
 
 
+# ---- branches --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Branches:
+    """Two graphs (if true, if false) over the same operands and sizes, which give results like `metas` in fresh memory.
+
+    `differentiable`: the operands that gradients are asked for, `derived` the results that have one. `runs` is what
+    calls the graphs: themselves, or what a backend has made of them. Where it is a gradient, `reach` says, for each way
+    and each tangent (its last operands), to which results that one contributes: what none reaches is None in eager."""
+
+    graphs: tuple[fx.GraphModule, ...]
+    operands: int
+    metas: tuple[TensorMeta, ...]
+    differentiable: tuple[int, ...]
+    derived: tuple[int, ...]
+    runs: tuple[Callable[..., Any], ...] = ()
+    reach: tuple[tuple[tuple[bool, ...], ...], ...] = ()
+    gradient: Branches | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.runs = self.runs or self.graphs
+
+    def derive(self) -> Branches:
+        """The branch that computes the gradients of the operands at `differentiable`, from the operands, the tangents
+        of the results at `derived`, and the sizes."""
+        if self.gradient is None:
+            tangents = [self.metas[place] for place in self.derived]
+            graphs, reach = zip(*[_derivative(graph, self, tangents) for graph in self.graphs])
+            slots = [node.meta["val"] for node in placeholders(self.graphs[0])]
+            metas = tuple([dense(slots[place]) for place in self.differentiable])
+            self.gradient = Branches(graphs, self.operands + len(tangents), metas, (), (), reach=reach)
+        return self.gradient
+
+    def reached(self) -> list[bool]:
+        """For each operand at `differentiable`, whether any way gives it a gradient."""
+        tangents = [tangent for way in self.derive().reach for tangent in way]
+        return [any(tangent[place] for tangent in tangents) for place in range(len(self.differentiable))]
+
+    def decides(self) -> bool:
+        """Whether it depends on the way that is taken which operands have a gradient."""
+        first, second = self.derive().reach
+        return first != second
+
+
+def placeholders(graph: fx.GraphModule) -> list[fx.Node]:
+    return list(graph.graph.find_nodes(op="placeholder"))
+
+
+def results_of(graph: fx.GraphModule) -> Sequence[fx.Node]:
+    results: Any = next(iter(graph.graph.find_nodes(op="output"))).args[0]
+    return list(results)
+
+
+class Places:
+    """Where the operands and sizes of some parts are among those of the operation that they belong to: all operands,
+    then all sizes."""
+
+    def __init__(self, operands: Sequence[TracedTensor], parts: Sequence[Part]) -> None:
+        self.operands = operands
+        self.operand = {id(operand): index for index, operand in enumerate(operands)}
+        symbols = dict.fromkeys(symbol for part in parts for symbol in part.symbols)
+        self.symbol = {symbol: len(operands) + index for index, symbol in enumerate(symbols)}
+
+    def sizes(self, trace: Trace) -> list[torch.SymInt]:
+        """The sizes themselves."""
+        env = trace.shapes
+        return [torch.SymInt(SymNode(env, symbol, env.value(symbol))) for symbol in self.symbol]  # type: ignore[no-untyped-call]
+
+    def picking(self, run: Run, part: Part) -> Run:
+        """`run`, which takes the part's own operands and sizes, as a function of all of them."""
+        own = [self.operand[id(operand)] for operand in part.operands]
+        own += [self.symbol[symbol] for symbol in part.symbols]
+        return lambda values: run([values[index] for index in own])
+
+    def graph_of(self, part: Part, results: Sequence[TracedTensor], metas: Sequence[TensorMeta]) -> fx.GraphModule:
+        """The graph of a part as one over all operands and sizes, whose results are in fresh memory, in the layouts of
+        `metas`."""
+        nodes = [_fresh(part, result, meta) for result, meta in zip(results, metas)]
+        own = dict(zip(map(id, part.operands), part.slots))
+        slots: list[tuple[fx.Node | None, Any]] = []
+        for operand in self.operands:
+            slots.append((own.get(id(operand)), operand.meta._replace(requires_grad=False)))
+        for symbol, size in zip(self.symbol, self.sizes(part)):
+            slots.append((part._size_nodes.get(symbol), size))
+        return _module(part, slots, nodes)
+
+
+def _fresh(trace: Trace, result: TracedTensor, meta: TensorMeta) -> fx.Node:
+    node: fx.Node = trace.call(aten.clone.default, trace.restride(result.node, meta))
+    return node
+
+
+def _module(trace: Trace, slots: Sequence[tuple[fx.Node | None, Any]], results: Sequence[fx.Node]) -> fx.GraphModule:
+    """The graph of a trace as a function of `slots` (its placeholders, or None for what it does not read, and what is
+    known of them)."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for place, (slot, value) in enumerate(slots):
+        node = graph.placeholder(f"operand{place}")
+        node.meta["val"] = value
+        if slot is not None:
+            copies[slot] = node
+    for node in trace.graph.nodes:
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    output = graph.output(tuple([copies[node] for node in results]))
+    output.meta["val"] = None
+    graph.eliminate_dead_code()
+    return fx.GraphModule(trace.constants, graph)
+
+
+def choose(
+    trace: Trace, pred: TracedTensor, ways: Sequence[tuple[Part, list[TracedTensor]]], again: bool = False
+) -> list[TracedTensor]:
+    """The results of the part that the data `pred` choose: the operation `bolide::branch`, with its gradient. `again`:
+    it is no part of a program, but of one that is derived.
+
+    Raises Unsupported for results that differ in more than their values, or that cannot be differentiated."""
+    parts = [part for part, _ in ways]
+    metas = [common_layout([first.meta, second.meta]) for first, second in zip(*[results for _, results in ways])]
+    outer = list({id(operand): operand for part in parts for operand in part.operands}.values())
+    place = Places(outer, parts)
+    grad = torch.is_grad_enabled()
+    derived = [at for at, pair in enumerate(zip(*[results for _, results in ways])) if grad and _requires(pair)]
+    wanted = [index for index, operand in enumerate(outer) if operand.requires_grad and derived]
+    graphs = tuple([place.graph_of(part, results, metas) for part, results in ways])
+    table = Branches(graphs, len(outer), tuple(metas), tuple(wanted), tuple(derived))
+    if wanted and any(_decides_inside(part) for part in parts):
+        reason = "a branch in a way of another one decides which gradients there are"
+        raise Unsupported(reason, trace.where, kind="control_flow")
+    for part in parts:
+        why = "a backward of the program's own" if part.own_gradients else part.functional_only
+        if wanted and why is not None:
+            reason = f"a branch that depends on data is differentiated: {why}"
+            raise Unsupported(reason, part.where, kind="control_flow")
+    if wanted:
+        table.derive()
+    handle, sizes = enter(table), place.sizes(trace)
+    return list(Choice.apply(trace, handle, sizes, again, pred, *outer))  # type: ignore[no-untyped-call]
+
+
+def _decides_inside(part: Part) -> bool:
+    tables = [lookup(node.args[3]) for node in part.graph.nodes if node.target is branch]  # type: ignore[arg-type]
+    return any(table.differentiable and table.decides() for table in tables)
+
+
+def _requires(results: Sequence[TracedTensor]) -> bool:
+    return any(result.requires_grad for result in results)
+
+
+def replayed(
+    trace: Trace | None, pred: Any, operands: Sequence[Any], sizes: Sequence[Any], table: int
+) -> tuple[Any, ...]:
+    """A node `bolide::branch` once more, on traced tensors; without a trace on real ones, with eager's history."""
+    branches: Branches = lookup(table)
+    if trace is None:
+        return tuple(run_again(None, branches.graphs[0 if pred.item() else 1], [*operands, *sizes]))
+    ways = []
+    for graph in branches.graphs:
+        part = Part(trace)
+        with part.alone():
+            made = list(run_again(part, graph, [*operands, *sizes]))
+        ways.append((part, [part.adopt(value) for value in made]))
+    return tuple(choose(trace, pred, ways, again=True))
+
+
+def run_again(trace: Trace | None, graph: fx.GraphModule, given: Sequence[Any]) -> Iterator[Any]:
+    """The results of a graph on traced values, with derivatives where it has them."""
+    values: dict[fx.Node, Any] = dict(zip(placeholders(graph), given, strict=True))
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            constant = getattr(graph, str(node.target))
+            values[node] = constant if trace is None else trace.lift(constant)
+        elif node.op == "call_function":
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = replayed(trace, *args) if node.target is branch else node.target(*args, **kwargs)
+            if node.meta.get("cut"):
+                values[node] = separated(values[node])
+    return map(values.__getitem__, results_of(graph))
+
+
+def _derivative(
+    graph: fx.GraphModule, branches: Branches, tangent_metas: Sequence[TensorMeta]
+) -> tuple[fx.GraphModule, tuple[tuple[bool, ...], ...]]:
+    """The gradients of one way, and to which of them each tangent contributes. It is run once more on new leaves: what
+    the operands are made of is not its business."""
+    tape = Trace()
+    slots = [node.meta["val"] for node in placeholders(graph)]
+    sizes = slots[branches.operands :]
+    tape.shapes = _environment(sizes) or tape.shapes
+    inputs: list[fx.Node] = []
+
+    def slot(meta: TensorMeta) -> fx.Node:
+        inputs.append(tape._placeholder("operand", meta))
+        tape._last_placeholder = inputs[-1]
+        return inputs[-1]
+
+    tensors = [*slots[: branches.operands], *tangent_metas]
+    nodes = [slot(meta) for meta in tensors]
+    given_sizes = [size_operand(tape, size.node.expr) for size in sizes]
+    inputs += [tape._size_nodes[size.node.expr] for size in sizes]
+    with tape.alone(), torch.enable_grad(), torch._C._DisableAutocast():
+        made = [
+            TracedTensor.make(tape, meta, node, requires_grad=place in branches.differentiable)
+            for place, (meta, node) in enumerate(zip(tensors, nodes))
+        ]
+        leaves, tangents = made[: branches.operands], made[branches.operands :]
+        outputs = list(run_again(tape, graph, [*leaves, *given_sizes]))
+        pairs = [(outputs[place], tangent) for place, tangent in zip(branches.derived, tangents)]
+        wanted_leaves = tuple([leaves[place] for place in branches.differentiable])
+        alone = [_engine_run([pair], wanted_leaves) for pair in pairs]
+        found = alone[0] if len(pairs) == 1 else _engine_run(pairs, wanted_leaves)
+        wanted = [dense(slots[place]) for place in branches.differentiable]
+        results = [
+            tape.filled(meta, 0) if gradient is None else _fresh(tape, gradient, meta)
+            for gradient, meta in zip(found, wanted)
+        ]
+    reach = tuple([tuple([gradient is not None for gradient in gradients]) for gradients in alone])
+    return _module(tape, list(zip(inputs, [*tensors, *sizes])), results), reach
+
+
+def _engine_run(pairs: Sequence[tuple[Any, Any]], leaves: tuple[Any, ...]) -> Sequence[Any]:
+    """The gradients of leaves, None where there is none, for these results and their tangents."""
+    pairs = [pair for pair in pairs if pair[0].requires_grad]
+    if not pairs:
+        return [None] * len(leaves)
+    with torch.no_grad():
+        gradients: Sequence[Any] = torch.autograd.Variable._execution_engine.run_backward(
+            tuple([output for output, _ in pairs]),
+            tuple([tangent for _, tangent in pairs]),
+            keep_graph=True,
+            create_graph=False,
+            inputs=leaves,
+            allow_unreachable=True,
+            accumulate_grad=False,
+        )
+    return gradients
+
+
+def _environment(sizes: Sequence[torch.SymInt]) -> ShapeEnv | None:
+    return sizes[0].node.env if sizes else None
+
+
 class Choice(torch.autograd.Function):
     """The operation `bolide::branch` on traced tensors, with its gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, trace: Trace, table: int, sizes: list[Any], pred: TracedTensor, *operands: TracedTensor
+        ctx: Any, trace: Trace, table: int, sizes: list[Any], again: bool, pred: TracedTensor, *operands: TracedTensor
     ) -> Any:
-        ctx.trace, ctx.table, ctx.pred = trace, table, trace.adopt(pred).node
-        ctx.operands = [trace.adopt(operand).node for operand in operands]
-        ctx.sizes = trace.unwrap(sizes)
-        return trace.wrap(trace.call(branch, ctx.pred, ctx.operands, ctx.sizes, table))
+        ctx.again = again
+        ctx.trace, ctx.table, ctx.sizes, ctx.pred, ctx.operands = trace, table, sizes, pred, operands
+        made = _recorded(trace, pred, operands, sizes, table)
+        derived = lookup(table).derived
+        ctx.mark_non_differentiable(*[result for place, result in enumerate(made) if place not in derived])
+        return made
 
     @staticmethod
     def backward(ctx: Any, *tangents: TracedTensor) -> Any:
-        trace: Trace = ctx.trace
-        if torch.is_grad_enabled():
-            reason = "gradients of gradients of a branch that depends on data"
-            raise Unsupported(reason, trace.where, kind="control_flow")
-        nodes = [trace.adopt(tangent).node for tangent in tangents]
-        found = trace.call(branch_backward, ctx.pred, ctx.operands, ctx.sizes, nodes, ctx.table)
-        gradients: list[Any] = [None] * len(ctx.operands)
-        for index, gradient in zip(lookup(ctx.table).differentiable, found):
-            gradients[index] = trace.wrap(gradient)
-        return (None, None, None, None, *gradients)
+        branches: Branches = lookup(ctx.table)
+        if not ctx.trace.deriving and not ctx.again and branches.decides():  # the program itself asks for gradients
+            reason = "which gradients there are depends on data"
+            raise Unsupported(reason, ctx.trace.where, kind="control_flow")
+        table = enter(branches.derive())
+        operands = [*ctx.operands, *[tangents[place] for place in branches.derived]]
+        compute = replayed if torch.is_grad_enabled() else _recorded
+        found = compute(ctx.trace, ctx.pred, operands, ctx.sizes, table)
+        gradients: list[Any] = [None] * branches.operands
+        for index, gradient, reached in zip(branches.differentiable, found, branches.reached()):
+            gradients[index] = gradient if reached else None
+        return (None, None, None, None, None, *gradients)
+
+
+def _recorded(
+    trace: Trace, pred: TracedTensor, operands: Sequence[TracedTensor], sizes: Sequence[Any], table: int
+) -> tuple[TracedTensor, ...]:
+    slots = placeholders(lookup(table).graphs[0])
+    nodes = [_laid_out(trace, trace.adopt(operand).node, slot.meta["val"]) for operand, slot in zip(operands, slots)]
+    made = trace.call(branch, trace.adopt(pred).node, nodes, trace.unwrap(list(sizes)), table)
+    return tuple([trace.wrap(node) for node in made])
+
+
+def _laid_out(trace: Trace, node: fx.Node, wanted: TensorMeta) -> fx.Node:
+    """An operand as the graphs expect it: tangents may come in any layout."""
+    return trace.restride(node, wanted) if is_dense(wanted.shape, wanted.stride) else node

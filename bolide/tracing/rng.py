@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.fx
 
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -54,6 +55,26 @@ def normal(seed: int, counter: int, count: int) -> Any:
     u = ((first >> np.uint32(8)).astype(np.float32) + np.float32(1)) * np.float32(2.0**-24)
     v = (second >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
     return np.sqrt(np.float32(-2) * np.log(u)) * np.cos(np.float32(2 * np.pi) * v)
+
+
+_ATTENTIONS = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention")
+)
+
+
+def drops_nothing(node: torch.fx.Node) -> bool:
+    """Is this an attention without dropout? It draws no random numbers, although its kind may."""
+    if node.target not in _ATTENTIONS:
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args)), **node.kwargs}
+    return bool(given.get("dropout_p", 0.0) == 0)
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """Whether an operation of a graph draws from torch's random generator, or changes it."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not drops_nothing(node)
 
 
 def _draw(numbers: Any, seed: torch.Tensor, counter: int, size: Sequence[int]) -> torch.Tensor:

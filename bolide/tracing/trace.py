@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,6 +24,7 @@ from bolide.tracing.tensor import PHYSICAL, AliasGroup, TracedTensor, ViewStep, 
 from bolide.tracing.views import INVERSES
 
 aten = torch.ops.aten
+_torch: Any = torch._C
 _SIZE_OPS = {"//": operator.floordiv, "%": operator.mod, "min": torch.sym_min, "max": torch.sym_max}
 Data = tuple[torch.Tensor, Callable[[], None]]  # a copy, and what to call if the program depends on it
 _PLAIN = {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -65,11 +67,13 @@ class Trace:
         self.generators: dict[int, tuple[torch.Generator, generators.Slot]] = {}  # stand-ins by the address in C++
         self._seed: torch.fx.Node | None = None
         self._draws = 0
+        self.seeds: dict[torch.fx.Node, TracedTensor] = {}  # as tensors, for the parts that draw
         self.draws_as_eager = False  # whether random numbers are drawn one operation after the other, as eager does
         self.has_scalars = False
         self.reads_floats = False  # whether tensors are read as floats
         self.refutable = False  # running the graph may raise Refuted
         self.differentiates = False  # whether an input requires grad
+        self.deriving = False  # whether the backward is being recorded, not the program
         self.own_gradients = False  # a backward of the program's own (a Function, a hook) is no derivative
         self.functional_only: str | None = None  # what the program does that only the functional graph shows
         self.spent: set[Any] = set()  # nodes of autograd's graph whose saved values the program has released
@@ -250,8 +254,7 @@ class Trace:
 
     def draws(self) -> bool:
         """Whether the graph draws from torch's random generator."""
-        tag = torch.Tag.nondeterministic_seeded
-        return any(tag in getattr(node.target, "tags", ()) for node in self.graph.nodes)
+        return any(map(rng.draws, self.graph.nodes))
 
     def mutated_inputs(self) -> list[int]:
         """Positions of the inputs whose storage was written."""
@@ -265,6 +268,18 @@ class Trace:
     def recording(self) -> AbstractContextManager[Any]:
         """While it is active, factory functions and operations on real tensors are recorded as well."""
         return self._mode
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """As `recording`, while another trace is being recorded: nothing goes there meanwhile, nor does what handlers
+        ask of real tensors."""
+        others = [_torch._pop_torch_dispatch_stack(None) for _ in range(_torch._len_torch_dispatch_stack())]
+        try:
+            with self.recording():
+                yield
+        finally:
+            for mode in reversed(others):
+                _torch._push_on_torch_dispatch_stack(mode)
 
     # ---- making nodes ---------------------------------------------------------------------------------------------
 

@@ -131,9 +131,11 @@ def loop(x: Tensor, n: int = 10) -> Tensor:
 @program(3)
 def branch(x: Tensor) -> Tensor:
     x = x - x.detach().sum() * torch.tensor([1.0, -1.0, 1.0, -1.0])
+    factor = 2
     if x.detach()[0] > 1e9:
-        return x + 1
-    return x - 1 if x.detach()[0] < 1e9 else x
+        factor = 3
+    shift = 1 if x.detach()[0] < 1e9 else 2
+    return x * factor - shift
 
 
 @program(2)

@@ -496,3 +496,25 @@ def test_a_tensor_made_of_numbers_is_new_at_each_call(backend):
     first = compiled(x)[0]
     first.add_(5)
     assert compiled(x)[0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_missing_tangents_with_symbolic_sizes(backend):
+    """What is missing meets what is there: it is zero there, of a size that only the call knows."""
+
+    def fn(x, w):
+        y = x.exp() * 2
+        return torch.cat([x, y]).sin(), y @ w, y[1:], x + 1
+
+    compiled = bolide.compile(fn, backend=backend, dynamic=True)
+    for size in (3, 5, 6):
+        for wanted in ((1,), (2,), (0, 3)):
+            x, w = torch.randn(size, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+            found, expected = (
+                torch.autograd.grad(sum(results[i].sum() for i in wanted), (x, w), allow_unused=True)
+                for results in (compiled(x, w), fn(x, w))
+            )
+            for mine, theirs in zip(found, expected, strict=True):
+                assert (mine is None) == (theirs is None)
+                if theirs is not None:
+                    torch.testing.assert_close(mine, theirs)

@@ -28,7 +28,7 @@ def quiet_again() -> Iterator[None]:
 def breaks(x: Tensor, name: str) -> Tensor:
     y = x * (2 if name == "a" else 3)
     if y.sum() > 0:
-        return y + 1
+        return y[1:]
     return y - 1
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 import operator
 import types
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +33,17 @@ if TYPE_CHECKING:
     from bolide.dynamo.values.world import World
 
 
+@dataclass(frozen=True)
+class Write:
+    """An entry of `World.journal`: what stood in a place before a write. `place` identifies it."""
+
+    place: tuple[int, Any]
+    before: Any
+    now: Callable[[], Any]
+    put: Callable[[Any], None]
+    undo: Callable[[], None]
+
+
 class Overlay:
     """A dict of the outside world as the captured program sees it: values are wrapped when first read, writes stay
     here.
@@ -43,6 +56,7 @@ class Overlay:
     __slots__ = (
         *("asks", "child", "complete", "itself", "known", "measured", "moved", "original", "owner", "real", "source"),
         "world",
+        "written",
     )
 
     def __init__(
@@ -61,7 +75,7 @@ class Overlay:
         self.known: dict[Any, Any] = {}
         self.original: dict[Any, Any] = {}
         self.complete: dict[Any, Any] | None = None
-        self.measured = False
+        self.measured = self.written = False
         self.moved: frozenset[Any] = frozenset()  # keys that were deleted and set again
 
     def _source_of(self, key: Any) -> Source:
@@ -122,11 +136,24 @@ class Overlay:
                 else MISSING
             )
         refuse_drop(self.known.get(key, self.original[key]), self.world.where)
+        self.written = True
+        if self.world.forks:
+            self._note(key)
         if value is not MISSING and self.known.get(key, self.original[key]) is MISSING:
             self.known.pop(key, None)  # a key that is new, or new again, comes last
             if self.original[key] is not MISSING:
                 self.moved |= {key}
         self.known[key] = value
+
+    def _note(self, key: Any) -> None:
+        """Put into the journal what a key is now."""
+        before, moved = self.known.get(key, self.original[key]), self.moved
+
+        def undo() -> None:
+            self.known[key], self.moved = before, moved
+
+        now, put = functools.partial(self.get, key), functools.partial(self.set, key)
+        self.world.journal.append(Write((id(self), key), before, now, put, undo))
 
     def rely_on_absence(self, key: Any) -> None:
         """Guard that `key` is not there, once."""

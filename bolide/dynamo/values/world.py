@@ -11,8 +11,9 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -50,6 +51,7 @@ from bolide.dynamo.values.outside import (
     Outside,
     Overlay,
     Snapshot,
+    Write,
     attribute_source,
     global_source,
     is_finalised,
@@ -65,6 +67,15 @@ WRAPPERS: dict[type, Wrapper] = {}  # how to wrap instances of a class; None whe
 
 
 _UNORDERED = (set, frozenset)
+_NOTHING: AbstractContextManager[Any] = contextlib.nullcontext()
+
+
+class Alias(NamedTuple):
+    """Two storages, apart in the graph, that may be one in eager, depending on what the branch `place` decides."""
+
+    first: AliasGroup
+    second: AliasGroup
+    place: Any
 
 
 def _no_machine(function: Any, args: list[Any]) -> Any:
@@ -116,6 +127,10 @@ class World(Classes):
         self.flags: list[tuple[Source, bool]] = []  # inputs whose `requires_grad` the program changes, and to what
         self.places: dict[int, int] = {}  # id of a traced input -> its index
         self.masked: dict[int, tuple[TracedTensor, type]] = {}  # tensors of the program's own classes, by id: and masks
+        self.forks = 0  # how many branches are under way whose ways may have to be undone
+        self.journal: list[Write] = []  # writes to overlays and cells meanwhile
+        self.aliases: list[Alias] = []  # made by branches
+        self.inside = 0  # how many parts of the trace are being recorded inside of it
         self.masked_inputs: dict[int, tuple[torch.Tensor, Source]] = {}  # by id, those of them that are inputs
 
     # -- guards and sources
@@ -202,6 +217,33 @@ class World(Classes):
         masked = self.masked_inputs.get(id(self.trace.inputs[place]))
         return masked or (self.input_tensors[place], self.inputs[place])
 
+    def aliased(self, group: AliasGroup) -> list[AliasGroup]:
+        """The storage, and all that may be one with it in eager."""
+        found: list[AliasGroup] = []
+        waiting = [group]
+        while waiting:
+            at = waiting.pop()
+            if not any(at is known for known in found):
+                found.append(at)
+                waiting += [each.second for each in self.aliases if each.first is at]
+                waiting += [each.first for each in self.aliases if each.second is at]
+        return found
+
+    def refuse_aliases(self, tensors: Iterable[TracedTensor]) -> None:
+        """Raises Unsupported where the program can see, at its end or in what it asks of `tensors`, whether two of them
+        share their memory, or one does with an input, and a branch decides about that: it is a break then."""
+        groups = {id(tensor.group): tensor.group for tensor in tensors} if self.aliases else {}
+        for group in groups.values():
+            for other in self.aliased(group):
+                if other is not group and (id(other) in groups or other.source is not None or other.frozen):
+                    raise self.apart()
+
+    def apart(self) -> Unsupported:
+        """From now on the branches that make aliases are breaks."""
+        self.symbols.history.learnt.apart.update(alias.place for alias in self.aliases)
+        reason = "whether two tensors share their memory depends on data"
+        return Unsupported(reason, self.where(), "clone the tensor that a branch leaves as it is", kind="control_flow")
+
     def unmask(self) -> None:
         """Make tensors of the program's own classes like others: nothing more is asked of the program."""
         for tensor, _ in self.masked.values():
@@ -254,7 +296,8 @@ class World(Classes):
         if cls is int:
             return self._wrap_int(real, source)
         if cls is float:
-            return self._wrap_float(real, source)
+            with self.recording():
+                return self._wrap_float(real, source)
         if cls in CONSTANT_TYPES and not (cls is types.FunctionType and _is_made_anew(real, source)):
             if cls in BOUND_BUILTINS and is_bound(real):
                 return self._wrap_bound(real, source)
@@ -277,11 +320,16 @@ class World(Classes):
                     return known[1]
             if cls is not tuple:
                 return known[1]
-        value = self._wrap_new(real, cls, source)
+        with self.recording():
+            value = self._wrap_new(real, cls, source)
         self.seen.setdefault(id(real), (real, value, source))
         if cls is list and self.generators and any(type(item) is Generator for item in value):
             self.watched.append(value)
         return value
+
+    def recording(self) -> AbstractContextManager[Any]:
+        """What comes from outside belongs to the trace itself, also while a part of it is recorded."""
+        return self.trace.alone() if self.inside else _NOTHING
 
     def later(self, real: Any, source: Source) -> Any:
         """The value of a variable that is looked at when it is read; generators, also in a list, are from the start,
@@ -723,8 +771,17 @@ class World(Classes):
             else:
                 cell.cell_contents = value
             return
-        refuse_drop(self.load_cell(cell, name), self.where)
-        self.cells[id(cell)] = (cell, self.cells[id(cell)][1], value)
+        before = self.load_cell(cell, name)
+        refuse_drop(before, self.where)
+        original = self.cells[id(cell)][1]
+
+        def put(wanted: Any) -> None:
+            self.cells[id(cell)] = (cell, original, wanted)
+
+        if self.forks:
+            now = functools.partial(self.load_cell, cell, name)
+            self.journal.append(Write((id(cell), None), before, now, put, functools.partial(put, before)))
+        put(value)
 
     def store_class_attribute(self, cls: type, name: str, value: Any) -> None:
         """Assign (or with MISSING delete) an attribute of a class."""

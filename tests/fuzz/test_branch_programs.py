@@ -1,0 +1,220 @@
+"""Random programs with branches on data: eager's results, effects and gradients (None where eager's are), whichever way
+is taken, at changing sizes.
+
+By hand: `python tests/fuzz/test_branch_programs.py COUNT [SEED] [BACKEND]`.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import bolide
+from bolide.support import events
+
+PROGRAMS = 12
+SEED = int(os.environ.get("BOLIDE_TEST_SEED", "0"))
+
+
+class Writer:
+    """Writes one program. The tensors a, b, c have x's shape; `kept` is a list, `table` a dict of such, `box` an
+    object; `state` belongs to the caller."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.lines: list[str] = []
+        self.loops = 0
+
+    def program(self) -> str:
+        self.line(0, "def program(x, w, v, state):")
+        self.line(1, "a, b, c, n, flag = x * 1.5, x @ w, x.sin(), 2, False")
+        self.line(1, "kept, table, box = [a, b], {'p': c}, Box(x * v)")
+        self.block(1, 3, self.chance.randint(3, 6))
+        self.line(1, "return a, b, c, n, flag, kept, table['p'], box.value")
+        return "\n".join(self.lines)
+
+    def line(self, depth: int, text: str) -> None:
+        self.lines.append("    " * depth + text)
+
+    def pick(self, *texts: str) -> str:
+        return self.chance.choice(texts)
+
+    def tensor(self) -> str:
+        return self.pick("a", "b", "c", "a", "b", "x", "kept[0]", "table['p']", "box.value")
+
+    def value(self) -> str:
+        one, other = self.tensor(), self.tensor()
+        return self.pick(
+            f"{one} * {other}", f"({one} @ w).tanh()", f"{one}.sin() + n", f"{one} * v", f"{one}.clamp(-0.5, 0.5)",
+            f"{one} + {other}.mean()", f"{one}.detach() * {other}", f"torch.where({one} > 0, {one}, {other})",
+            f"{one}.tanh() / 2", f"helper({one}, w)", f"{one} * 0.5", one,
+        )  # fmt: skip
+
+    def condition(self) -> str:
+        one = self.tensor()
+        simple = self.pick(
+            f"{one}.sum() > 0", f"{one}.max() > 0.3", f"not torch.isfinite({one}).all()", f"({one} < -0.2).any()",
+            f"{one}.mean().item() < 0.05", f"{one}.detach().norm() > 1",
+        )  # fmt: skip
+        if self.chance.random() < 0.2:
+            return f"{simple} {self.pick('and', 'or')} {self.tensor()}.min() > -0.4"
+        return simple
+
+    def block(self, depth: int, deepest: int, count: int) -> None:
+        for _ in range(count):
+            self.statement(depth, deepest)
+
+    def statement(self, depth: int, deepest: int) -> None:
+        kind = self.chance.random()
+        if deepest and kind < 0.3:
+            self.branch(depth, deepest)
+        elif deepest and kind < 0.36:
+            self.loops += 1
+            self.line(depth, f"for i{self.loops} in range({self.chance.randint(1, 3)}):")
+            if self.chance.random() < 0.5:
+                self.line(depth + 1, f"if {self.condition()}:")
+                self.line(depth + 2, self.pick("continue", "continue", "break"))
+            self.block(depth + 1, deepest - 1, 2)
+        elif kind < 0.75:
+            self.line(depth, f"{self.pick('a', 'b', 'c')} = {self.value()}")
+        else:
+            self.effect(depth)
+
+    def effect(self, depth: int) -> None:
+        one, value = self.pick("a", "b", "c"), self.value()
+        self.line(
+            depth,
+            self.pick(
+                f"kept[{self.chance.randint(0, 1)}] = {value}", f"table['p'] = {value}", f"box.value = {value}",
+                f"kept[0], {one} = {one}, {value}", f"{one} = ({value}, 1)[0]", f"{one} = Box({value}).value",
+                f"{one} = {one} * 1; {one}.add_({self.chance.randint(1, 3)})", f"state.best = ({value}).detach().sum()",
+                "n = n + 1", "flag = not flag", f"kept.append({value})", f"{one} = {one}.view(-1).view(x.shape)",
+                f"{one} = {value} if {self.condition()} else {self.value()}", f"return {value}, {one}",
+                "table = dict(table)", "box = Box(box.value)", f"with torch.no_grad(): c = ({value}).detach()",
+            ),
+        )  # fmt: skip
+
+    def branch(self, depth: int, deepest: int) -> None:
+        self.line(depth, f"if {self.condition()}:")
+        self.block(depth + 1, deepest - 1, self.chance.randint(1, 3))
+        if self.chance.random() < 0.5:
+            self.line(depth, "else:")
+            self.block(depth + 1, deepest - 1, self.chance.randint(1, 2))
+
+
+class Box:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def helper(a: Tensor, w: Tensor) -> Tensor:
+    if a.sum() > 0:
+        a = (a @ w).sin()
+    return a * 2
+
+
+class State:
+    best: Any = None
+
+
+def compiled_source(source: str, name: str) -> Callable[..., Any]:
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    scope: dict[str, Any] = {"torch": torch, "Box": Box, "helper": helper}
+    exec(compile(source, name, "exec"), scope)
+    return scope["program"]  # type: ignore[no-any-return]
+
+
+def outcome(fn: Callable[..., Any], given: list[Tensor]) -> list[Any]:
+    state = State()
+    state.best = torch.zeros(())
+    results = torch.utils._pytree.tree_leaves(fn(*given, state))
+    tensors = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
+    gradients: list[Any] = []
+    if tensors:
+        loss = sum((r.square().mean() * (k + 1) for k, r in enumerate(tensors)), torch.zeros(()))
+        gradients = list(torch.autograd.grad(loss, given, allow_unused=True))
+    return [*results, state.best, *gradients]
+
+
+def difference(found: list[Any], wanted: list[Any]) -> str | None:
+    if len(found) != len(wanted):
+        return f"{len(found)} values in place of {len(wanted)}"
+    for place, (mine, theirs) in enumerate(zip(found, wanted)):
+        if not isinstance(mine, Tensor) or not isinstance(theirs, Tensor):
+            if mine is not theirs and mine != theirs:
+                return f"value {place}: {mine!r} in place of {theirs!r}"
+        elif mine.requires_grad != theirs.requires_grad:
+            return f"value {place}: requires_grad is {mine.requires_grad}"
+        elif not torch.allclose(mine, theirs, rtol=1e-8, atol=1e-9, equal_nan=True):
+            return f"value {place}: differs by {(mine - theirs).abs().max():.3g}"
+    return None
+
+
+def inputs(chance: random.Random, size: int) -> list[Tensor]:
+    """In float64, so that rounding decides about no branch."""
+    torch.manual_seed(chance.randint(0, 1 << 30))
+    shift = chance.choice((-0.8, -0.1, 0.1, 0.8))
+    made = [torch.randn(size, 4).double() + shift, torch.randn(4, 4).double() / 2, torch.rand(()).double()]
+    grad = chance.random() < 0.7
+    return [value.requires_grad_(grad) for value in made]
+
+
+def wrong(seed: int, backend: str, dynamic: bool | None = None) -> str | None:
+    """What differs from eager in the program of a seed, with its text."""
+    chance = random.Random(seed)
+    source = Writer(chance).program()
+    fn = compiled_source(source, f"<branches {seed}>")
+    bolide.reset()
+    compiled = bolide.compile(fn, backend=backend, dynamic=dynamic)
+    for size in (3, 5, 3, 6, 7, 7):
+        given = inputs(chance, size)
+        try:
+            wanted = outcome(fn, given)
+        except (RuntimeError, IndexError):  # eager refuses what is written to a leaf, or saved and written since
+            continue
+        problem = difference(outcome(compiled, given), wanted)
+        if problem is not None:
+            return f"seed {seed}, {backend}, size {size}: {problem}\n{source}"
+    return None
+
+
+def seeds(count: int) -> Iterator[int]:
+    return iter(range(SEED * 1000, SEED * 1000 + count))
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_random_programs_with_branches(backend: str) -> None:
+    met: list[Any] = []
+    with events.subscribed(met.append):
+        for seed in seeds(PROGRAMS):
+            problem = wrong(seed, backend, dynamic=random.Random(seed).choice((None, True)))
+            assert problem is None, problem
+    graphs = [event.graph.graph for event in met if isinstance(event, events.Graph)]
+    assert any(node.target is torch.ops.bolide.branch.default for graph in graphs for node in graph.nodes)
+
+
+if __name__ == "__main__":
+    import warnings
+
+    warnings.simplefilter("ignore")
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    faults = 0
+    for number in range(first, first + int(sys.argv[1])):
+        try:
+            fault = wrong(
+                number, sys.argv[3] if len(sys.argv) > 3 else "inductor", random.Random(number).choice((None, True))
+            )
+        except Exception as error:
+            fault = f"seed {number}: {type(error).__name__}: {error}"
+        if fault:
+            faults += 1
+            print(fault, flush=True)
+    print(f"{faults} of {sys.argv[1]} differ")
