@@ -9,6 +9,7 @@ import torch
 
 from bolide.dynamo.calls import NATIVE, SWITCHED, intercept
 from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.operations import class_of
 from bolide.dynamo.program import Source
 from bolide.dynamo.torch_autograd import refuse_for_real
 from bolide.dynamo.values.attributes import load_attribute
@@ -74,7 +75,13 @@ _GLOBAL_HOOKS = [
 _HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 
 
-@intercept(torch.nn.Module.__call__, torch.nn.Module._call_impl)
+@intercept(torch.nn.Module.__call__)
+def _module_called(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    implementation = vm.world.lookup(class_of(args[0]), "_call_impl")
+    return _module_call(vm, args, kwargs) if implementation is _CALL_IMPL else Call(implementation, args, kwargs)
+
+
+@intercept(torch.nn.Module._call_impl)
 def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """`Module.__call__` without hooks is a call of `forward`; with hooks, torch's own code is interpreted."""
     module = args[0]

@@ -17,6 +17,7 @@ from bolide.dynamo import layout as places
 from bolide.dynamo import native
 from bolide.dynamo.layout import Layout, Mismatch, word
 from bolide.dynamo.program import Source
+from bolide.dynamo.values.kinds import is_installed, is_library_namespace
 
 ALL = (1 << 64) - 1
 IMMUTABLE = frozenset(
@@ -82,7 +83,9 @@ class Notes:
             raise Loose
 
     def note_class(self, value: Any) -> None:
-        """`type(value)` has to stay."""
+        """`type(value)` has to stay. (A function's cannot be another.)"""
+        if type(value) is types.FunctionType and id(value) in self.owned:
+            return
         self.note(id(value) + places.TYPE, self.own(type(value)))
 
     def note_lookup(self, cls: type, *names: str) -> None:
@@ -193,9 +196,11 @@ class Notes:
         return self.note_item(table, name, self._follow_globals(table), source)
 
     def _follow_globals(self, table: dict[str, Any]) -> Source:
-        """Where the globals of a module are known: they change all the time, so each is followed for itself."""
+        """Where the globals of a module are known: those of the user's modules change all the time, so each is followed
+        for itself; installed ones keep theirs."""
         home = Source("object", None, None, table)
-        self.habits.dicts.add(home)
+        if not (is_library_namespace(table) or is_installed(str(table.get("__file__")))):
+            self.habits.dicts.add(home)
         self.own(table)
         return home
 

@@ -161,7 +161,7 @@ def _undefined(name: str) -> NameError:
 def _find_global(vm: Machine, frame: Frame, name: str) -> Any:
     value = vm.world.load_global(frame.globals, name)
     if value is MISSING:
-        value = getattr(builtins, name, MISSING)
+        value = vm.world.load_global(builtins.__dict__, name)
         if value is MISSING:
             raise _undefined(name)
     return value

@@ -93,6 +93,13 @@ def polyfill(name: str) -> types.FunctionType:
     return found
 
 
+def _rely_on_operator(vm: Machine, op: Any) -> None:
+    """Guard that the methods of tensors behind an operator stay."""
+    vm.world.once.add(op)
+    for name in filter(None, _DUNDERS.get(op, ())):
+        vm.world.rely_on_class(torch.Tensor, name)
+
+
 def class_of(value: Any) -> type:
     """The class the program sees."""
     cls = type(value)
@@ -194,6 +201,8 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         return Call(polyfill("percent"), [left, right])
     if a in _PLAIN_OR_TENSOR and b in _PLAIN_OR_TENSOR:
         vm.trace.where = vm.where()
+        if op not in vm.world.once and (a is TracedTensor or b is TracedTensor):
+            _rely_on_operator(vm, op)
         if op in _POWERS and TracedTensor not in (a, b) and not (a in _INTEGERS and b in _INTEGERS):
             left, right = _in_graph(left), _in_graph(right)
         result = vm.trace.perform(op, (left, right), _NO_WORDS)

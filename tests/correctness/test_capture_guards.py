@@ -208,8 +208,8 @@ def test_unread_state_is_not_guarded() -> None:
     thing = Thing()
     guards = capture(lambda x, t: x * t.value, (torch.ones(3), thing), {}).guards
     # global state, the tensor, the class of t, how it reads attributes, that it has no `value` itself, t.value, the
-    # function's code and defaults
-    assert len(guards) <= 9
+    # function's code and defaults, the two methods of tensors behind the operator
+    assert len(guards) <= 11
 
 
 def test_nothing_outside_is_changed_by_capture() -> None:

@@ -298,6 +298,20 @@ PLACES: tuple[Place, ...] = (
         "c{n}.value + (c{n} is Color{n}.RED) + c{n}.twice()",
         ("c{n} = Color{n}.BLUE", "Color{n}.twice = lambda self: 9"),
     ),
+    Place(
+        "what a member of an enumeration holds",
+        "class Color{n}(enum.Enum):\n    RED = 1\n    BLUE = [1, 2]\n    def __init__(self, *a): self.log = []; self.rate = 2\n"
+        "    @property\n    def twice(self): return self.rate * 2\nc{n} = Color{n}.BLUE",
+        "c{n}.twice + len(c{n}.log) + hasattr(c{n}, 'mark') + len(Color{n}.BLUE.value) + len(c{n}.name)",
+        (
+            "c{n}.log.append(1)",
+            "c{n}.rate = 3",
+            "c{n}.mark = 1",
+            "Color{n}.BLUE.value.append(3)",
+            "Color{n}.twice = property(lambda self: 7)",
+        ),
+        ("c{n}.unread = 1", "Color{n}.RED.rate = 9"),
+    ),
     Place("type name", THING, "len(type(t{n}).__name__)", ("Thing{n}.__name__ = 'Much'", "t{n} = Base{n}()")),
     Place("vars", THING, "len(vars(t{n}))", ("t{n}.more = 1", "del t{n}.own")),
     Place(
@@ -413,6 +427,126 @@ PLACES: tuple[Place, ...] = (
         "d{n}['a'] + d{n}['b'] + len(d{n}) * 0",
         ("d{n}['a'] = 2", "Table{n}.__missing__ = lambda self, key: 8", "Table{n}.__getitem__ = lambda self, key: 9"),
         ("d{n}.unread = 1",),
+    ),
+    # constants that are equal but not the same
+    Place(
+        "sign of zero",
+        "g{n} = 0.0",
+        "torch.copysign(torch.ones(()), torch.tensor(float(g{n})))",
+        ("g{n} = -0.0", "g{n} = 0", "g{n} = numpy.float32(0)", "g{n} = numpy.float32(-0.0)", "g{n} = 0.0"),
+    ),
+    Place(
+        "text of a constant",
+        "g{n} = decimal.Decimal('1.0'); k{n} = types.SimpleNamespace(v=(1, 2.0))",
+        "len(str(g{n})) + len(repr(k{n}.v))",
+        (
+            "g{n} = decimal.Decimal('1.000')",
+            "g{n} = fractions.Fraction(1)",
+            "g{n} = True",
+            "g{n} = 1 + 0j",
+            "g{n} = numpy.float64(1)",
+            "k{n}.v = (True, 2.0)",
+            "k{n}.v = (1.0, 2.0)",
+            "k{n}.v = [1, 2.0]",
+            "k{n}.v = (1, 2)",
+        ),
+    ),
+    Place(
+        "moment",
+        "g{n} = datetime.datetime(2024, 1, 1, 12, tzinfo=datetime.timezone.utc)",
+        "g{n}.hour + g{n}.fold * 7",
+        (
+            "g{n} = g{n}.astimezone(datetime.timezone(datetime.timedelta(hours=2)))",
+            "g{n} = g{n}.replace(fold=1 - g{n}.fold)",
+            "g{n} = g{n}.replace(hour=3)",
+        ),
+    ),
+    Place(
+        "bounds of a range",
+        "r{n} = range(0, 3, 2)",
+        "r{n}.stop + len(r{n})",
+        ("r{n} = range(0, 4, 2)", "r{n} = range(0, 3, 2)", "r{n} = range(0, 3)"),
+    ),
+    Place(
+        "order of a set",
+        "s{n} = {{*(0, 8)}}; z{n} = frozenset((0, 8))",
+        "[*s{n}][0] + 2 * [*z{n}][0]",
+        ("s{n} = {{*(8, 0)}}", "z{n} = frozenset((8, 0))", "s{n} = {{*(0, 8)}}", "s{n} = {{0.0, 8}}"),
+    ),
+    # what is replaced on purpose
+    Place(
+        "functions of torch",
+        "m{n} = nn.ReLU()",
+        "nn.functional.softplus(x).sum() + torch.sigmoid(x) + m{n}(x)",
+        (
+            "nn.functional.softplus = lambda a: a * 2",
+            "torch.sigmoid = lambda a: a * 3",
+            "nn.functional.relu = lambda a, inplace=False: a * 4",
+        ),
+    ),
+    Place(
+        "methods of torch",
+        "m{n} = nn.Sequential(nn.ReLU(), nn.Identity())",
+        "m{n}(x) + x.abs().sum() + (x + 2)",
+        (
+            "nn.Identity.forward = lambda self, a: a * 2",
+            "nn.Identity.__call__ = lambda self, a: a * 3",
+            "nn.Module._call_impl = lambda self, a: self.forward(a) * 2",
+            "nn.Sequential.forward = lambda self, a: a * 5",
+            "torch.Tensor.abs = lambda self: self * 6",
+            "torch.Tensor.__radd__ = lambda self, other: self",
+        ),
+    ),
+    Place(
+        "functions of the standard library",
+        "",
+        "math.gcd(4, 6) + len(os.path.basename('a/b'))",
+        ("math.gcd = lambda a, b: 9", "os.path.basename = lambda path: 'abcd'"),
+    ),
+    Place(
+        "names of builtins",
+        "",
+        "hex(255).count('f') + divmod(7, 2)[1]",
+        ("builtins.hex = lambda a: 'ffff'", "builtins.divmod = lambda a, b: (1, 5)"),
+    ),
+    # ordinary objects of settings
+    Place(
+        "settings",
+        "o{n} = argparse.Namespace(rate=2, deep=types.SimpleNamespace(on=True, sizes=[1, 2]))",
+        "o{n}.rate + o{n}.deep.on + sum(o{n}.deep.sizes) + getattr(o{n}, 'extra', 0)",
+        (
+            "o{n}.rate = 3",
+            "o{n}.deep.on = False",
+            "o{n}.deep.sizes[0] = 5",
+            "o{n}.extra = 4",
+            "o{n} = argparse.Namespace(**vars(o{n}))",
+        ),
+        ("o{n}.unread = 1", "o{n}.deep.unread = 2"),
+    ),
+    Place(
+        "registry",
+        "r{n} = {{'a': lambda v: v + 1, 'b': lambda v: v + 2}}; w{n} = 'a'",
+        "r{n}[w{n}](x) + len(r{n})",
+        (
+            "w{n} = 'b'",
+            "r{n}['a'] = lambda v: v * 2",
+            "r{n}['c'] = abs",
+            "r{n} = {{**r{n}}}",
+            "r{n}['a'].__code__ = (lambda v: v - 1).__code__",
+        ),
+    ),
+    Place(
+        "attributes of wrapped functions",
+        "def h{n}(a): return a + 1\n@functools.wraps(h{n})\ndef w{n}(a): return w{n}.__wrapped__(a) * w{n}.rate\nw{n}.rate = 2",
+        "w{n}(x)",
+        ("w{n}.rate = 3", "w{n}.__wrapped__ = lambda a: a", "h{n}.__code__ = (lambda a: a - 1).__code__"),
+        ("w{n}.unread = 1",),
+    ),
+    Place(
+        "order of bases",
+        "class A{n}: k = 1\nclass B{n}: k = 2\nclass C{n}(A{n}, B{n}): pass\nt{n} = C{n}()",
+        "t{n}.k + C{n}.k",
+        ("A{n}.k = 5", "del A{n}.k", "C{n}.k = 7", "C{n}.__bases__ = (B{n}, A{n})", "B{n}.k = 3"),
     ),
     # modules
     Place(

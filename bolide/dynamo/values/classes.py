@@ -3,13 +3,18 @@ from, each guarded once."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from bolide.dynamo.program import ClassAttribute, Guard, GuardKind, Source
 from bolide.dynamo.values.kinds import MISSING, class_attribute, is_library_class, steering
 from bolide.dynamo.values.outside import Overlay
 from bolide.tracing import UserFrame
+
+_METHODS = (types.FunctionType, staticmethod, classmethod, property)
 
 
 class Classes:
@@ -51,10 +56,13 @@ class Classes:
         return MISSING
 
     def rely_on_class(self, cls: type, name: str, after: type | None = None) -> None:
-        """Guard what a class of the user's has under a name. Those of libraries are trusted, but for `forward`, which
-        is replaced often."""
+        """Guard what a class has under a name; of a library's, whose classes are trusted, a method in Python: it may be
+        replaced on purpose."""
         key = (cls, name, after)
-        if key in self.once or (name != "forward" and is_library_class(cls)):
+        if key in self.once:
+            return
+        trusted = is_library_class(cls) and cls is not torch.Tensor
+        if trusted and type(class_attribute(cls, name, after)) not in _METHODS:
             return
         self.once.add(key)
         if id(cls) in self.own_classes:

@@ -25,7 +25,7 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>", "__slo
 
 _LIBRARY_ROOT = os.path.dirname(os.__file__) + os.sep
 _OWN_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_POLYFILLS = os.path.join(_OWN_ROOT, "dynamo", "polyfills")
+_LIBRARIES = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _OWN_ROOT + os.sep)
 
 IDENTITY_CONSTANTS: tuple[type, ...] = (
     type(None),
@@ -94,18 +94,29 @@ def descriptor_of(function: Any) -> Any:
 
 @functools.cache
 def is_library_file(filename: str) -> bool:
-    """Whether a source file belongs to an installed package, to the standard library or to bolide's own polyfills."""
-    if filename.startswith(("<frozen", _POLYFILLS)):
+    """Whether a source file belongs to torch, to the standard library or to bolide. What else is installed is as the
+    user's own: people install what they work on."""
+    if filename.startswith(("<frozen", *_LIBRARIES)):
         return True
-    return "site-packages" in filename or "dist-packages" in filename or filename.startswith(_LIBRARY_ROOT)
+    return filename.startswith(_LIBRARY_ROOT) and not is_installed(filename)
+
+
+def is_installed(filename: str) -> bool:
+    """Whether a source file belongs to an installed package."""
+    return "site-packages" in filename or "dist-packages" in filename
 
 
 def is_library_namespace(namespace: dict[str, Any]) -> bool:
-    """Whether module globals belong to a library, whose functions, classes and constants are trusted not to change."""
+    """Whether module globals belong to a library, whose constants and classes are trusted not to change."""
     filename = namespace.get("__file__")
     if filename is None:
         return namespace.get("__name__") in sys.builtin_module_names
     return is_library_file(filename)
+
+
+def is_own_namespace(namespace: dict[str, Any]) -> bool:
+    """Whether module globals are bolide's."""
+    return str(namespace.get("__name__")).partition(".")[0] == "bolide"
 
 
 @functools.lru_cache(1 << 12)
@@ -115,6 +126,14 @@ def is_library_class(cls: type) -> bool:
 
 
 on_reset(is_library_class.cache_clear)
+
+
+_CODE = frozenset({types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod, property})
+
+
+def is_code(value: Any) -> bool:
+    """Whether a value of a module or class is a function, a method or a class."""
+    return type(value) in _CODE or isinstance(value, type)
 
 
 SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)

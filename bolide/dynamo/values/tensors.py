@@ -74,6 +74,7 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
         _refuse_masked(vm, owner, name)
         return outside_attributes(vm, owner).get("grad")
     vm.trace.where = vm.where()
+    vm.world.rely_on_class(torch.Tensor, name)
     recorder = vm.memory.get(CallRecorder)
     if name == "data" and recorder is not None:
         return recorder.as_one(_DATA.__get__, [owner], lambda: owner.data)

@@ -37,10 +37,12 @@ from bolide.dynamo.values.kinds import (
     class_attribute,
     descriptor_of,
     is_bound,
+    is_code,
     is_constant,
     is_derived_constant,
     is_library_namespace,
     is_opaque,
+    is_own_namespace,
     lacks_attribute,
     own_namespace,
 )
@@ -693,7 +695,8 @@ class World(Classes):
         return overlay
 
     def load_global(self, namespace: dict[str, Any], name: str) -> Any:
-        """The global `name` of a module, or MISSING. Functions, classes and constants of libraries are trusted."""
+        """The global `name` of a module, or MISSING. Of libraries only functions and classes are guarded: they are
+        replaced on purpose, by those who want to know of or to change what is called."""
         if self.own_namespaces and self.is_own_namespace(namespace):
             return namespace.get(name, MISSING)
         overlay = self.globals_of(namespace)
@@ -707,10 +710,13 @@ class World(Classes):
         grown = self.grown(real, Source("global", None, (id(namespace), name), namespace))
         if grown is not None:
             return grown
+        source = Source("global", None, (id(namespace), name), namespace)
         if self.trusted[id(namespace)] and not (namespace is sys.__dict__ and name in _REDIRECTED):
-            value = self.trust(real, Source("global", None, (id(namespace), name), namespace))
+            value = self.trust(real, source)
+            if is_code(real) and not is_own_namespace(namespace):
+                self.guard(source, "is", real)
         else:
-            value = self.wrap(real, Source("global", None, (id(namespace), name), namespace))
+            value = self.wrap(real, source)
         overlay.known[name] = overlay.original[name] = value
         return value
 
