@@ -119,18 +119,11 @@ class Recorder(Notes):
             return self.global_item(source.obj, source.key[1], source)
         if source.kind == "closure":
             self.own(source.obj)
-            address = id(source.obj) + places.CELL_CONTENTS
-            expected = word(address)
-            if not expected:
-                raise Loose
-            self.note(address, expected)
-            self.items[source] = expected
-            value = source.obj.cell_contents
-            if id(value) != expected:
-                raise Loose
-            return value
+            return self._cell_contents(source.obj, source)
         if source.base is None:
             raise Loose
+        if source.kind == "item" and source.base.kind == "attr" and source.base.key == "__dict__":
+            return self._own_of_class(source.base.base, source.key)
         base = self.value(source.base)
         match source.kind:
             case "type":
@@ -206,6 +199,12 @@ class Recorder(Notes):
             return self._class_attribute(base, name)
         if cls is types.FunctionType and name in self.layout.function_fields:
             return self._function_field(base, name)
+        if cls is types.FunctionType and name in ("__globals__", "__closure__"):  # they stay as long as it lives
+            self.note_class(base)
+            return getattr(base, name)
+        if cls is types.CellType and name == "cell_contents":
+            self.note_class(base)
+            return self._cell_contents(base, source)
         if cls is types.MethodType and name in ("__self__", "__func__"):
             value = getattr(base, name)
             self.note_class(base)
@@ -231,6 +230,26 @@ class Recorder(Notes):
             raise Loose
         self.note_absent(namespace, name, source.base)
         return shared
+
+    def _own_of_class(self, source: Source | None, name: Any) -> Any:
+        """What is under a name in the namespace of a class itself."""
+        cls = self.value(source) if source is not None else None
+        if not isinstance(cls, type) or name not in vars(cls):
+            raise Loose
+        self.note_lookup(cls, name)
+        return vars(cls)[name]
+
+    def _cell_contents(self, cell: types.CellType, source: Source) -> Any:
+        address = id(cell) + places.CELL_CONTENTS
+        expected = word(address)
+        if not expected:
+            raise Loose
+        self.note(address, expected)
+        self.items[source] = expected
+        value = cell.cell_contents
+        if id(value) != expected:
+            raise Loose
+        return value
 
     def _function_field(self, function: types.FunctionType, name: str) -> Any:
         """The code or the defaults of a function: null when there are none."""
@@ -258,6 +277,9 @@ class Recorder(Notes):
         return value
 
     def _class_attribute(self, cls: type, name: str) -> Any:
+        if name == "__mro__":
+            self.note_bases(cls)
+            return cls.__mro__
         if type(cls) is not type:
             self.note_class(cls)
             self.note_lookup(type(cls), "__getattribute__", name)
