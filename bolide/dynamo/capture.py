@@ -183,6 +183,8 @@ class _Attempt:
         numbers, sizes = config.capture_scalar_outputs, config.capture_dynamic_output_shape_ops
         self.trace.captures_numbers = open_to_data if numbers is None else numbers
         self.trace.captures_sizes = open_to_data if sizes is None else sizes
+        if history is not None:
+            self.trace.for_real = history.called_for_real
         self.trace.compliant_only = config.only_allow_pt2_compliant_ops
         if config.do_not_emit_runtime_asserts:
             self.trace.shapes.require = None

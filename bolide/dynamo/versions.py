@@ -44,7 +44,7 @@ from bolide.support.errors import (
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling, tables
 from bolide.support.profiling import profiled
-from bolide.tracing import modes
+from bolide.tracing import DataDependent, modes
 
 Backend = Callable[[Captured], Runner]
 
@@ -326,6 +326,8 @@ class Versions(ABC):
                 return self._make_once(args, kwargs)
             except (Unsupported, CompileError) as error:
                 final = isinstance(error, Unsupported) and error.final
+                if isinstance(error, DataDependent) and error.formula is not None:
+                    self.sizes.called_for_real[error.formula] = f"its derivative cannot be recorded: {error.reason}"
                 if self.sizes.data_symbols and self.sizes.met_data and not final:
                     self.sizes.data_symbols = False
                     _log.info("%s: data are no symbols: %s", self.name, error)

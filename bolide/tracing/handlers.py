@@ -73,7 +73,21 @@ def classify(func: Any) -> Handler:
         kind = _mutation
     elif any(value.alias_info is not None for value in schema.returns):
         kind = record_view
-    return functools.partial(_without_history, kind) if _is_seen_through(func) else kind
+    if _is_seen_through(func):
+        return functools.partial(_without_history, kind)
+    return kind if func.namespace in _OWN_NAMESPACES else functools.partial(_unless_for_real, kind)
+
+
+def formula_of(func: Any) -> str:
+    """The name of the history's node of an operator of other makers whose derivative is written in Python."""
+    return f"GeneratedBackwardFor_{func._namespace}_{func._opname}_{func._overloadname}Backward"
+
+
+def _unless_for_real(kind: Handler, trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    reason = trace.for_real.get(formula_of(func))
+    if reason is not None:
+        raise Unsupported(reason, trace.where, "give its derivative a form that reads no data", "operator", str(func))
+    return kind(trace, func, args, kwargs)
 
 
 def _is_seen_through(func: Any) -> bool:
@@ -96,7 +110,9 @@ def _without_history(kind: Handler, trace: Trace, func: Any, args: Any, kwargs: 
 
 def is_recorded_as_is(func: Any) -> bool:
     """Whether an operation becomes a node of its own, whatever its arguments are."""
-    kind = HANDLERS.get(func) or classify(func)
+    kind: Any = HANDLERS.get(func) or classify(func)
+    if isinstance(kind, functools.partial) and kind.func is _unless_for_real:
+        (kind,) = kind.args
     return kind in (functional, record_view, _mutation) and not _has_kernel(func, "CompositeImplicitAutograd")
 
 

@@ -74,6 +74,7 @@ class Trace:
         self.refutable = False  # running the graph may raise Refuted
         self.differentiates = False  # whether an input requires grad
         self.deriving = False  # whether the backward is being recorded, not the program
+        self.for_real: dict[Any, str] = {}  # names of derivatives that cannot be recorded, and why
         self.own_gradients = False  # a backward of the program's own (a Function, a hook) is no derivative
         self.functional_only: str | None = None  # what the program does that only the functional graph shows
         self.spent: set[Any] = set()  # nodes of autograd's graph whose saved values the program has released
