@@ -72,8 +72,9 @@ def nbytes(value: Any) -> int:
 
 
 def hint(extent: Any) -> int:
-    """A size as a number: the one seen while tracing, where it is a symbol."""
-    return extent if isinstance(extent, int) else int(extent.node.hint)
+    """A size as a number: the one seen while tracing, where it is a symbol. (What stands for data may be less than 0 in
+    a difference.)"""
+    return extent if isinstance(extent, int) else max(0, int(extent.node.hint))
 
 
 def node_bytes(node: fx.Node) -> int:

@@ -1,0 +1,169 @@
+"""Numbers and sizes that are data, with the options as they are: symbols, and breaks only where they are needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import bolide
+from bolide.support import events
+
+
+def segments_and_breaks(run: Callable[[], Any]) -> tuple[int, list[str]]:
+    """How many segments `run` captures, and the kinds of the breaks that it meets."""
+    met: list[Any] = []
+    with events.subscribed(met.append):
+        run()
+    return sum(type(e) is events.Captured for e in met), [e.kind for e in met if type(e) is events.Break]
+
+
+def masked(x: Tensor) -> Any:
+    return x[x > 0].pow(3).sum()
+
+
+def counted(x: Tensor) -> Any:
+    return (x * (x > 0).sum().item()).pow(2).sum()
+
+
+def averaged(x: Tensor) -> Any:
+    return x.tanh().sum() * x.mean().item(), x.mean().item()
+
+
+def gathered(x: Tensor) -> Any:
+    places = torch.nonzero(x[:, 0] > 0).squeeze(1)
+    return torch.zeros_like(x).index_add(0, places, x[places].exp())
+
+
+PROGRAMS = [masked, counted, averaged, gathered]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_one_version_and_no_break(program: Callable[..., Any]) -> None:
+    compiled = bolide.compile(program, dynamic=True)
+    captured = []
+    for rows in (4, 5, 7):
+        x = torch.randn(rows, 3)
+        found, breaks = segments_and_breaks(lambda x=x: torch.testing.assert_close(compiled(x), program(x)))
+        assert not breaks
+        captured.append(found)
+    assert captured == [1, 0, 0]
+
+
+@pytest.mark.parametrize("program", [masked, counted, gathered], ids=lambda p: p.__name__)
+def test_second_derivatives(program: Callable[..., Any]) -> None:
+    compiled = bolide.compile(program)
+    for rows in (4, 5, 6):
+        x = torch.randn(rows, 3, dtype=torch.float64, requires_grad=True)
+        both = []
+        for function in (compiled, program):
+            (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+            both.append((first, *torch.autograd.grad(first.square().sum(), x)))
+        torch.testing.assert_close(*both)
+
+
+def test_the_break_is_where_the_number_has_to_be_known() -> None:
+    def program(x: Tensor) -> Any:
+        n = (x > 0).sum().item()
+        y = x.new_zeros(n, 2) + x.sum()
+        if n > 3:
+            y = y * 2
+        return y.sum() + n
+
+    compiled = bolide.compile(program)
+    x = torch.tensor([1.0, -1.0, 2.0, 3.0, -2.0])
+    captured, breaks = segments_and_breaks(lambda: compiled(x))
+    assert breaks == ["data_condition"] and captured == 2
+    for _ in range(5):
+        x = torch.randn(5)
+        torch.testing.assert_close(compiled(x), program(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "bad"),
+    [
+        (lambda v: 1 / v, 0.0),
+        (lambda v: v // v, 0.0),
+        (lambda v: v**-1, 0.0),
+        (lambda v: math.log(v), 0.0),
+        (lambda v: math.sqrt(v), -1.0),
+        (lambda v: math.exp(v), 1000.0),
+    ],
+)
+def test_what_python_refuses_of_a_float_is_refused(function: Callable[[float], float], bad: float) -> None:
+    def program(x: Tensor) -> Any:
+        return x * function(x.sum().item())
+
+    compiled = bolide.compile(program)
+    for value in (1.5, 2.0, bad, 0.5):
+        x = torch.tensor([value], dtype=torch.float64)
+        try:
+            expected = program(x)
+        except (ArithmeticError, ValueError) as error:
+            with pytest.raises(type(error)):
+                compiled(x)
+        else:
+            torch.testing.assert_close(compiled(x), expected)
+
+
+def test_parts_whose_sizes_are_data() -> None:
+    def program(x: Tensor, sizes: Tensor) -> Any:
+        return torch.cat([part.cumsum(0) * (i + 1) for i, part in enumerate(x.split(sizes.tolist()))])
+
+    compiled = bolide.compile(program)
+    for sizes in ([3, 4, 5], [4, 4, 4], [0, 2, 10], [12, 0, 0], [5, 2, 5]):
+        x, given = torch.randn(12, 3, requires_grad=True), torch.tensor(sizes)
+        both = [(f(x, given), *torch.autograd.grad(f(x, given).square().sum(), x)) for f in (compiled, program)]
+        torch.testing.assert_close(*both)
+    with pytest.raises(RuntimeError, match="split_with_sizes expects"):
+        compiled(torch.randn(12, 3), torch.tensor([5, 5, 5]))
+
+
+def test_an_operator_whose_derivative_reads_data_costs_a_break_only() -> None:
+    library = torch.library.Library("bolide_test_derivative", "FRAGMENT")
+    library.define("scaled(Tensor x, Tensor ends) -> Tensor")
+    library.impl("scaled", lambda x, ends: x * 2, "CompositeExplicitAutograd")
+    torch.library.register_fake("bolide_test_derivative::scaled", lambda x, ends: torch.empty_like(x), lib=library)
+
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        result, start = torch.zeros_like(gradient), 0
+        for end in ctx.ends.tolist():
+            if start != end:
+                result[start:end] = gradient[start:end] * 2
+            start = end
+        return result, None
+
+    torch.library.register_autograd(
+        "bolide_test_derivative::scaled",
+        backward,
+        setup_context=lambda ctx, inputs, output: setattr(ctx, "ends", inputs[1]),
+        lib=library,
+    )
+
+    def program(x: Tensor, ends: Tensor) -> Any:
+        return torch.ops.bolide_test_derivative.scaled(x.sin(), ends).cos() * 2
+
+    compiled = bolide.compile(program)
+    for ends in ([2, 6], [1, 6], [6, 6]):
+        x, given = torch.randn(6, requires_grad=True), torch.tensor(ends)
+        both = [(f(x, given), *torch.autograd.grad(f(x, given).sum(), x)) for f in (compiled, program)]
+        torch.testing.assert_close(*both)
+    assert len(compiled._bolide.entries) == 1
+
+
+def test_data_that_seldom_are_as_assumed_are_no_symbols_any_more() -> None:
+    def program(x: Tensor) -> Any:
+        n = int((x > 0).sum())
+        torch._check(n <= 2)
+        return x * n
+
+    compiled = bolide.compile(program)
+    compiled(-torch.ones(5))
+    for _ in range(6):
+        with pytest.raises(RuntimeError):
+            compiled(torch.ones(5))
+    torch.testing.assert_close(compiled(-torch.ones(5)), torch.zeros(5))
