@@ -70,14 +70,14 @@ def test_the_break_is_where_the_number_has_to_be_known() -> None:
     def program(x: Tensor) -> Any:
         n = (x > 0).sum().item()
         y = x.new_zeros(n, 2) + x.sum()
-        if n > 3:
-            y = y * 2
+        for trip in range(n):
+            y = y * 2 + trip
         return y.sum() + n
 
     compiled = bolide.compile(program)
     x = torch.tensor([1.0, -1.0, 2.0, 3.0, -2.0])
     captured, breaks = segments_and_breaks(lambda: compiled(x))
-    assert breaks == ["data_condition"] and captured == 2
+    assert breaks[0] == "data_value" and captured >= 2
     for _ in range(5):
         x = torch.randn(5)
         torch.testing.assert_close(compiled(x), program(x))
