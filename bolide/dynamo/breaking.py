@@ -217,6 +217,11 @@ def require(vm: Machine, condition: Any) -> None:
         calls.check(condition)
 
 
+def in_optimizer(frame: Frame) -> bool:
+    """Whether one of torch's optimizers runs: they compute with step counts and norms, and do nothing else."""
+    return bool(frame.globals.get("__name__", "").startswith("torch.optim."))
+
+
 def compared_number(vm: Machine, frame: Frame, function: Any, args: list[Any]) -> TracedTensor | None:
     """What stands for the number that `function` would read from a tensor (`x.item()`, `int(x)`, …), if all that
     happens to it is to be compared for a check or a branch: a tensor of one element that compares as the number does.
@@ -228,7 +233,7 @@ def compared_number(vm: Machine, frame: Frame, function: Any, args: list[Any]) -
     tensor = args[0]
     if type(tensor) is not TracedTensor or tensor.numel() != 1 or tensor.is_complex():
         return None
-    if vm.trace.captures_numbers or vm.trace.known(tensor) is not None:
+    if vm.trace.captures_numbers or vm.trace.known(tensor) is not None or in_optimizer(frame):
         return None
     at = _decided_by(frame.code, frame.pc)
     if at is None:

@@ -233,6 +233,8 @@ def _object_order(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(type.__call__)
 def _type_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if not args:
+        return NATIVE
     frame = vm.frames[-1]
     result = construct(vm, frame, args[0], args[1:], kwargs)
     if result is True:

@@ -218,6 +218,7 @@ class _World:
     """What the interpreter's handlers ask of a `World`, answered by the real things."""
 
     where: Any = None
+    aliases: tuple[Any, ...] = ()  # nothing is a branch of a graph here
 
     def load_global(self, namespace: dict[str, Any], name: str) -> Any:
         return namespace.get(name, MISSING)

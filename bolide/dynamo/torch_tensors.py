@@ -10,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.fx import Node
 
+from bolide.dynamo.breaking import in_optimizer
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.config import config
 from bolide.dynamo.interpreter import Machine
@@ -274,8 +275,8 @@ def _item(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     vm.trace.where = vm.where()
     if type(tensor) is not TracedTensor:
         return NATIVE
-    if tensor.dtype.is_floating_point and vm.frames[-1].globals.get("__name__", "").startswith("torch.optim."):
-        return float_in(vm, tensor)  # optimizers compute with step counts and norms, and do nothing else with them
+    if tensor.dtype.is_floating_point and in_optimizer(vm.frames[-1]):
+        return float_in(vm, tensor)
     if tensor.dtype.is_floating_point and config.capture_scalar_outputs is False and vm.trace.read(tensor) is None:
         raise DataDependent("Tensor.item", vm.where())
     return tensor.item()

@@ -64,7 +64,8 @@ _READS = frozenset(
     {
         *(getattr(_T, name).__get__ for name in ("device", "dtype", "is_leaf", "is_nested", "is_quantized", "layout")),
         *(getattr(_T, name).__get__ for name in ("ndim", "requires_grad", "shape")),
-        *(_T.dim, _T.is_conj, _T.is_neg, _T.numel, _T.size, _T.storage_offset, _T.stride, _T.untyped_storage),
+        *(_T.dim, _T.is_conj, _T.is_inference, _T.is_neg, _T.numel),
+        *(_T.size, _T.storage_offset, _T.stride, _T.untyped_storage),
     }
 )
 """What reads of a tensor without an effect, and makes none: each input is asked some twenty such questions."""

@@ -357,7 +357,7 @@ def for_derivatives(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return args
     operands = (*args, getattr(function, "__self__", None))
     base = next((operand for operand in operands if isinstance(operand, torch.Tensor)), None)
-    if base is None:
+    if base is None or not base.requires_grad:
         return args
     made = torch.result_type(base, 1.0)
     return tuple([_for_power(arg, made) for arg in args])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +187,10 @@ class TracedTensor(torch.Tensor):
         return self.meta if self.group.version else self._node.meta["val"]  # type: ignore[no-any-return]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Who asks is the program, through native code: `node` and `meta` say what it is."""
+        """Who asks is the program, through native code: `node` and `meta` say what it is. When it looks for the
+        overload of an operator that fits, C++ writes down why others do not, for nobody to see."""
+        if sys._getframe(1).f_code is torch._ops.OpOverloadPacket.__call__.__code__:
+            return f"Tensor({self.node.name})"
         raise DataDependent("formatting a tensor", self._trace.where, "data_text")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TracedTensor:

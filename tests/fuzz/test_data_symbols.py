@@ -39,7 +39,7 @@ STATEMENTS = (
     "{v} = torch.tanh({a}) + {n}",
     "{v} = {a}.index_select(0, torch.arange({a}.shape[0]).flip(0))",
     "{v} = {a}.sum(0, keepdim=True).expand({n} + 1, 3) * 1.5",
-    "{v} = {a} - {a}.mean().item()",
+    "{v} = {a} + {a}.mean().item()",
     "{v} = {a} / ({a}.square().sum().item() + 1)",
     "{v} = {a} * {a}.sum().item() if {n} > 2 else {a}",
     "{v} = {a} * ({a}.shape[0] - {n})",

@@ -99,7 +99,7 @@ def _index_add(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *
         count == rows,
         f"index_add_(): Number of indices ({count}) should be equal to source.size(dim): ({rows}), for dim: {dim}",
     )
-    return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
+    return fresh(x.shape, x.dtype, x.device)
 
 
 @rule("index_copy")
@@ -131,7 +131,7 @@ def _index_copy(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta) 
         f"{' '.join(map(str, own))} at dimension {dim} and source slice shape: {' '.join(map(str, given))} at "
         f"dimension 0.",
     )
-    return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
+    return fresh(x.shape, x.dtype, x.device)
 
 
 @rule(
