@@ -16,6 +16,7 @@ with collector_paused():  # a collection of all that torch has made takes longer
     from bolide.compiling import compile, compile_fx
     from bolide.debug.explain import explain
     from bolide.debug.logs import configure, set_logs
+    from bolide.debug.shadow import ShadowMismatch, shadow
     from bolide.dynamo.backends import get_default_backend, list_backends, set_default_backend
     from bolide.dynamo.disabling import disable, error_on_graph_break, graph_break
     from bolide.dynamo.guard_filters import (
@@ -70,6 +71,7 @@ __all__ = [
     "CompileError",
     "ConstraintError",
     "RecompileError",
+    "ShadowMismatch",
     "Unsupported",
     "allow_in_graph",
     "assume_constant_result",
@@ -101,6 +103,7 @@ __all__ = [
     "set_default_backend",
     "set_logs",
     "set_stance",
+    "shadow",
     "skip_all_guards_unsafe",
     "skip_guard_on_all_nn_modules_unsafe",
     "skip_guard_on_globals_unsafe",

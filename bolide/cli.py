@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import runpy
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 from bolide.debug.explain import Collector
 from bolide.debug.info import info
 from bolide.debug.report import report_of, write_report
+from bolide.debug.shadow import shadow
 from bolide.demo.command import demo
 
 
@@ -31,13 +33,16 @@ def show_info() -> None:
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--html", type=click.Path(dir_okay=False), help="Write a report to this file instead of printing.")
-def explain(script: str, arguments: tuple[str, ...], html: str | None) -> None:
+@click.option(
+    "--shadow", "shadowed", is_flag=True, help="Compare every compiled graph with ATen, and tell what differs."
+)
+def explain(script: str, arguments: tuple[str, ...], html: str | None, shadowed: bool) -> None:
     """Run SCRIPT, and tell what bolide compiled in it, what broke and why."""
     collector = Collector(script)
     before = sys.argv
     sys.argv = [script, *arguments]
     try:
-        with collector.listening():
+        with collector.listening(), shadow() if shadowed else contextlib.nullcontext():
             runpy.run_path(script, run_name="__main__")
     finally:
         sys.argv = before
@@ -46,6 +51,10 @@ def explain(script: str, arguments: tuple[str, ...], html: str | None) -> None:
             write_report(report_of(found), Path(html))
         else:
             click.echo(str(found))
+        if shadowed:
+            for difference in shadow.reports:
+                click.echo(f"\ndiffers: {difference}")
+            click.echo(f"\nshadow: {len(shadow.reports)} differences")
 
 
 main.add_command(demo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import operator
@@ -46,6 +47,7 @@ class Trace:
         self.renewed: list[TracedTensor] = []  # inputs that have been given another storage
         self.constants: dict[str, torch.Tensor] = {}
         self.where: UserFrame | None = None
+        self._lines: list[tuple[int, UserFrame | None]] = []  # of each call, with the number autograd goes on with
         self.shapes = ShapeEnv(lambda: self.where)
         self.shapes.scalar = self._scalar_of_size
         self.shapes.require = functools.partial(data.check, self)
@@ -289,6 +291,10 @@ class Trace:
         there is no tensor)."""
         value = infer(func, args, kwargs, self.shapes if self.shapes.hints else None)
         node = self.graph.create_node("call_function", func, args, kwargs, _name(func))
+        if self.deriving:
+            self.where = self._line_derived()
+        else:
+            self._lines.append((_torch._autograd._get_sequence_nr(), self.where))
         meta = node.meta
         meta["val"], meta["where"] = value, self.where
         if value.__class__ is TensorMeta:
@@ -296,6 +302,15 @@ class Trace:
         if isinstance(value, (list, tuple)):
             return [self.element(node, position, item) for position, item in enumerate(value)]
         return value
+
+    def _line_derived(self) -> UserFrame | None:
+        """The line whose derivative the engine computes: autograd numbers what it records."""
+        current = _torch._current_autograd_node()
+        number = getattr(current, "_sequence_nr", lambda: None)()
+        if number is None:
+            return None
+        place = bisect.bisect_right(self._lines, number, key=operator.itemgetter(0))
+        return self._lines[place][1] if place < len(self._lines) else None
 
     def element(self, node: torch.fx.Node, position: int, value: Any) -> Any:
         """The node of one of several results."""

@@ -1,0 +1,372 @@
+"""What compiled results are compared with: whether two results agree; graphs node by node, as ATen and float64 compute
+them, and the first node that a compiler computes otherwise; copies of everything that a call can reach, so that it can
+be made once more without a trace.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bolide.functorch.graphs import graph_module
+from bolide.tracing import TensorMeta
+
+ROUNDING = {
+    torch.float64: 1e-10,
+    torch.complex128: 1e-10,
+    torch.float32: 2e-5,
+    torch.complex64: 2e-5,
+    torch.float16: 4e-3,
+    torch.bfloat16: 3e-2,
+}
+
+
+def _wide(value: Tensor) -> Tensor:
+    value = value.detach() if value.layout is torch.strided else value.detach().to_dense()
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+def errors(found: Tensor, expected: Tensor) -> Tensor:
+    """How far each element is off, in float64; what is equal, NaN included, is not; NaN for a number is infinitely."""
+    ours, theirs = _wide(found), _wide(expected)
+    off = (ours - theirs).abs().nan_to_num(nan=float("inf"))
+    return off.masked_fill((ours == theirs) | (ours.isnan() & theirs.isnan()), 0.0)
+
+
+def close(found: Tensor, expected: Tensor, rounding: float) -> Tensor:
+    """Which elements are as near as rounding allows, of values as large as these."""
+    size = _wide(expected).abs().nan_to_num(nan=0.0, posinf=0.0)
+    mean = size.mean() if size.numel() else 0.0
+    return errors(found, expected) <= rounding * (size + mean)
+
+
+def disagree(found: Any, expected: Any, exact: Callable[[], Any] = lambda: None) -> bool:
+    """Whether `found` is another result than `expected`. `exact` gives the result of float64 (None: nobody knows): an
+    element may be nearer to it than `expected`, or off by a few times as much as `expected` is."""
+    if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
+        return isinstance(found, Tensor) or isinstance(expected, Tensor) or bool(found != expected)
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return True
+    rounding = ROUNDING.get(expected.dtype, 0.0)
+    near = close(found, expected, rounding)
+    if near.all():
+        return False
+    true = exact()
+    if not isinstance(true, Tensor) or true.shape != expected.shape:
+        return True
+    allowed = 4 * errors(expected, true).clamp(max=1e300).norm() / max(1, true.numel()) ** 0.5
+    return not bool((near | close(found, true, rounding) | (errors(found, true) <= 4 * allowed)).all())
+
+
+def most_different(found: Any, expected: Any) -> tuple[tuple[int, ...], float, Any, Any]:
+    """Where two tensors differ most, by how much, and what is expected and found there; of what cannot be compared so,
+    no place, NaN, and what they are.
+    """
+    if not isinstance(found, Tensor) or not isinstance(expected, Tensor) or found.shape != expected.shape:
+        return (), float("nan"), _shown(expected), _shown(found)
+    off = errors(found, expected)
+    if not off.numel():
+        return (), 0.0, _shown(expected), _shown(found)
+    worst = off.argmax()
+    place = tuple([int(i) for i in torch.unravel_index(worst, off.shape)])
+    return place, float(off[place]), expected[place].item(), found[place].item()
+
+
+def _shown(value: Any) -> Any:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, Tensor) else value
+
+
+# ---- calls made again ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """Where torch's and Python's generators are."""
+
+    torch: Tensor
+    python: Any
+
+    @classmethod
+    def now(cls) -> RandomState:
+        """As they are."""
+        return cls(torch.get_rng_state(), random.getstate())
+
+    def is_now(self) -> bool:
+        """Whether nothing was drawn since."""
+        return torch.equal(self.torch, torch.get_rng_state()) and self.python == random.getstate()
+
+    def restore(self) -> None:
+        """Puts them back."""
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+
+
+def copied(values: Sequence[Any]) -> list[Any]:
+    """The tensors among `values` over copies of their memory: with the same strides, and shared where it was."""
+    memory: dict[int, Any] = {}
+
+    def copy_of(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if type(value) not in PLAIN or value.layout is not torch.strided or value.is_conj() or value.is_neg():
+            return value.detach().clone()
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in memory:
+            memory[storage.data_ptr()] = storage.clone()  # type: ignore[no-untyped-call]
+        kept = memory[storage.data_ptr()]
+        empty = torch.empty(0, dtype=value.dtype, device=value.device)
+        return empty.set_(kept, value.storage_offset(), value.shape, value.stride())
+
+    return [copy_of(value) for value in values]
+
+
+PLAIN = (Tensor, nn.Parameter)
+
+
+def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Every tensor that a value holds, once, in a fixed order: in containers, modules and other objects."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or isinstance(value, (type, types.ModuleType, types.FunctionType, str, int, float)):
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item, seen)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item, seen)
+    elif hasattr(value, "__dict__"):
+        for item in vars(value).values():
+            yield from tensors_in(item, seen)
+
+
+def gradients(outputs: list[Tensor], inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of all inputs, for tangents that are the same in every call; nothing is accumulated. None of them
+    where there is no backward (it was done, a saved value was written)."""
+    ends = [output for output in outputs if output.requires_grad]
+    leaves = [value for value in inputs if value.requires_grad]
+    if not ends or not leaves:
+        return []
+    generator = torch.Generator().manual_seed(0)
+    tangents = [torch.randn(end.shape, generator=generator, dtype=torch.float32).to(end.dtype) for end in ends]
+    try:
+        return list(torch.autograd.grad(ends, leaves, tangents, retain_graph=True, allow_unused=True))
+    except RuntimeError:
+        return []
+
+
+@dataclass
+class Twin:
+    """A function and its arguments, copied with all they hold. `originals` and `copies` are their tensors."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    originals: list[Tensor]
+    copies: list[Tensor]
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dtype: Any = None
+    ) -> Twin | None:
+        """A twin of a call, its floating-point tensors in `dtype`; None where something cannot be copied."""
+        inner: Any = function.__func__ if isinstance(function, types.MethodType) else function
+        owner: Any = function.__self__ if isinstance(function, types.MethodType) else None
+        cells, names = _surroundings(inner)
+        reach = (None if isinstance(inner, types.FunctionType) else inner, owner, args, kwargs, cells, names)
+        try:
+            originals = list(tensors_in(reach))
+            copies = [_twin_of(value, dtype) for value in originals]
+            memo: dict[int, Any] = {id(value): twin for value, twin in zip(originals, copies)}
+            twins: Any = copy.deepcopy(reach, memo)
+        except Exception:  # something in reach cannot be copied: a lock, a generator, a file
+            return None
+        target, owner, args, kwargs, cells, names = twins
+        if isinstance(inner, types.FunctionType):
+            target = types.FunctionType(
+                inner.__code__,
+                {**inner.__globals__, **names},
+                inner.__name__,
+                inner.__defaults__,
+                tuple(types.CellType(cell) for cell in cells) if inner.__closure__ is not None else None,
+            )
+            target.__kwdefaults__ = inner.__kwdefaults__
+        return cls(types.MethodType(target, owner) if owner is not None else target, args, kwargs, originals, copies)
+
+    def call(self) -> Any:
+        """Makes the call."""
+        return self.function(*self.args, **self.kwargs)
+
+    def everything(self, before: RandomState) -> list[Any]:
+        """The tensors of the result, those in reach, and the gradients, or nothing where the call fails."""
+        before.restore()
+        try:
+            found = list(tensors_in(self.call()))
+            return [*found, *self.copies, *gradients(found, self.copies)]
+        except Exception:  # a program that insists on smaller numbers somewhere
+            return []
+
+
+def _surroundings(function: Any) -> tuple[list[Any], dict[str, Any]]:
+    """What a function closes over, and the globals that it names."""
+    if not isinstance(function, types.FunctionType):
+        return [], {}
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    named = {name: function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__}
+    return cells, {name: value for name, value in named.items() if not isinstance(value, types.ModuleType)}
+
+
+def _twin_of(value: Tensor, dtype: Any) -> Tensor:
+    twin: Tensor = copied([value])[0]
+    if dtype is not None and value.is_floating_point():
+        twin = twin.to(dtype)
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(twin, value.requires_grad)
+    return twin.requires_grad_(value.requires_grad)
+
+
+# ---- graphs node by node ---------------------------------------------------------------------------------------------
+
+
+Probe = Callable[[list[fx.Node]], list[Any]]
+SMALLER = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def results(graph: fx.GraphModule) -> list[Any]:
+    """What the graph gives: nodes and constants."""
+    (values,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
+    return list(values)  # type: ignore[arg-type]
+
+
+def writes(graph: fx.GraphModule) -> list[tuple[int, fx.Node]]:
+    """Which inputs the graph writes to, by position, with the nodes that do it."""
+    slots = {node: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    copies = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    return [(slots[node.args[0]], node) for node in copies if node.args[0] in slots]
+
+
+def with_results(graph: fx.GraphModule, values: Sequence[Any], keep: bool = False) -> fx.GraphModule:
+    """A copy of the graph that gives `values`; without what they do not need, unless `keep`."""
+    taken = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+    for node in graph.graph.nodes:
+        if node.op != "output":
+            nodes[node] = taken.node_copy(node, nodes.__getitem__)
+    last = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
+    taken.output(tuple(nodes[value] if isinstance(value, fx.Node) else value for value in values)).meta.update(
+        last.meta
+    )
+    if not keep:
+        taken.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    constants = {str(node.target): getattr(graph, str(node.target)) for node in graph.graph.find_nodes(op="get_attr")}
+    return graph_module(taken, constants, type(graph).__name__)
+
+
+def operation_of(node: fx.Node) -> str:
+    """The operation of a node, by name."""
+    return str(node.target) if node.op == "call_function" else f"{node.op} {node.name}"
+
+
+def evaluate(graph: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
+    """What ATen computes for every node."""
+    return _evaluated(graph, inputs, lambda node, args, kwargs: node.target(*args, **kwargs))  # type: ignore[operator]
+
+
+def _evaluated(graph: fx.GraphModule, inputs: Sequence[Any], call: Callable[..., Any]) -> dict[fx.Node, Any]:
+    slots = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    values: dict[fx.Node, Any] = dict(zip(slots, inputs))
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            values[node] = getattr(graph, str(node.target))
+        elif node.op == "call_function":
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = call(node, args, kwargs)
+    return values
+
+
+def _doubled(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dtype in SMALLER:
+        return value.double()
+    return torch.float64 if value in SMALLER else value
+
+
+class Exactly:
+    """What the graph computes in float64, found out when first asked for. Random numbers are those of `expected`, and
+    so is what cannot be computed in float64."""
+
+    def __init__(self, graph: fx.GraphModule, inputs: Sequence[Any], expected: dict[fx.Node, Any]) -> None:
+        self._graph, self._inputs, self._expected = graph, inputs, expected
+
+    @functools.cached_property
+    def _values(self) -> dict[fx.Node, Any]:
+        return _evaluated(self._graph, [_doubled(value) for value in copied(self._inputs)], self._call)
+
+    def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded not in tags and torch.Tag.inplace_view not in tags:
+            try:
+                kwargs = {name: _doubled(value) for name, value in kwargs.items()}
+                return node.target(*args, **kwargs)  # type: ignore[operator]
+            except Exception:  # no float64, or dtypes that do not go together: float32's value is the best there is
+                pass
+        value = self._expected[node]
+        return type(value)(map(_doubled, value)) if type(value) in (tuple, list) else _doubled(value)
+
+    def value(self, node: fx.Node) -> Any:
+        """The value of a node."""
+        return self._values[node]
+
+
+def first_difference(
+    wrong: Sequence[fx.Node], expected: dict[fx.Node, Any], exact: Exactly, probe: Probe
+) -> tuple[fx.Node, Any] | None:
+    """The first node that comes out otherwise when it is compiled, and what comes out. `probe` compiles a graph that
+    gives some nodes: all that the `wrong` ones need at once; if they are right then, as fewer things were fused, one
+    by one, by bisection.
+    """
+    nodes = _needed(wrong, expected)
+
+    def differs(node: fx.Node, found: Any) -> bool:
+        return disagree(found, expected[node], functools.partial(exact.value, node))
+
+    for node, found in zip(nodes, probe(nodes) if nodes else ()):
+        if differs(node, found):
+            return node, found
+    low, high = 0, len(nodes) - 1
+    answer = None
+    while low <= high:
+        middle = (low + high) // 2
+        (found,) = probe([nodes[middle]])
+        if differs(nodes[middle], found):
+            answer, high = (nodes[middle], found), middle - 1
+        else:
+            low = middle + 1
+    return answer
+
+
+def _needed(wrong: Sequence[fx.Node], expected: dict[fx.Node, Any]) -> list[fx.Node]:
+    """The tensors that are computed on the way to `wrong`, in order."""
+    todo, found = list(wrong), set(wrong)
+    while todo:
+        for source in todo.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                todo.append(source)
+    return [
+        node
+        for node in expected
+        if node in found
+        and node.op == "call_function"
+        and node.target is not torch.ops.aten.copy_.default
+        and isinstance(node.meta.get("val"), TensorMeta)
+    ]
