@@ -110,7 +110,7 @@ def test_random_programs(block: int, partition: str, seed: int) -> None:
         try:
             compiled = Compiled(fn, inputs, partition)
         except Unsupported as error:
-            assert error.kind == "detached_alias"
+            assert error.kind in ("detached_alias", "operator")
             continue
         except RuntimeError as error:
             # the engine refuses the backward from all outputs, eager was asked for some of them
