@@ -59,7 +59,7 @@ PROGRAMS: dict[str, Callable[[T, T], Any]] = {
     "addcmul": lambda x, y: torch.addcmul(rows(x), rows(y), rows(x)),
     "clamp": lambda x, y: rows(x).clamp(min=rows(y)),
     "outer": lambda x, y: rows(x)[:, None] * rows(y)[None],
-    "loss": lambda x, y: F.binary_cross_entropy_with_logits(rows(x), rows(x).sigmoid(), pos_weight=rows(y)),
+    "loss": lambda x, y: F.binary_cross_entropy_with_logits(rows(x), rows(x).sigmoid(), pos_weight=rows(y)[:1]),
     "attention": lambda x, y: F.scaled_dot_product_attention(rows(x)[None], rows(y)[None], rows(y)[None]),
     "conv1d": lambda x, y: F.conv1d(x[None, None], y[: y.shape[0] // 4 * 2].view(-1, 1, 2)),
     "squeeze": lambda x, y: rows(x).squeeze() * rows(y),

@@ -242,6 +242,8 @@ def _recompiled(told: Told, fixed: list[Any], changed: str) -> Iterator[tuple[st
         why = [f"{known.source} is {known.value}: {known.reason}" for known in fixed if known.source in places]
         if why:
             yield "recompiled", "; ".join(dict.fromkeys(why)), changed
+        elif event.guard.startswith("numbers("):
+            yield "recompiled", f"data that was read: {event.guard}", changed
         elif event.expected == event.guard and event.where is not None and not event.where.text.startswith("def "):
             yield "recompiled", f"relation {event.guard} at {event.where}", changed
         else:
