@@ -31,7 +31,7 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     """Ends the trace's graph with its results, gradients (None for inputs that have none) and writes.
 
     Tangents come for the differentiable results only, in their order. The gradients are eager's: they are recorded
-    while the engine runs. Errors of the engine (a saved value that was written since) surface as they are.
+    while the engine runs. Raises Unsupported where the engine refuses (a saved value was written since).
     """
     differentiable = [result.tensor for result in signature.results if result.tensor is not None]
     wanted = [leaf for leaf in trace.leaves if leaf.requires_grad]

@@ -110,11 +110,8 @@ def test_random_programs(block: int, partition: str, seed: int) -> None:
         try:
             compiled = Compiled(fn, inputs, partition)
         except Unsupported as error:
-            assert error.kind in ("detached_alias", "operator")
-            continue
-        except RuntimeError as error:
-            # the engine refuses the backward from all outputs, eager was asked for some of them
-            assert "modified by an inplace operation" in str(error)
+            # or the engine refuses the backward from all outputs, eager was asked for some of them
+            assert error.kind == "detached_alias" or "modified by an inplace operation" in str(error)
             continue
         actual, ours, gradients = outcome(compiled, inputs, number)
         for one, other in zip([*actual, *ours], [*expected, *eager]):
