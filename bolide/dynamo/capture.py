@@ -21,6 +21,7 @@ from bolide.dynamo.bytecode import decode
 from bolide.dynamo.calls import call
 from bolide.dynamo.config import config
 from bolide.dynamo.draws import needed
+from bolide.dynamo.forks import is_shared, note_copy
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.input_data import data_of
 from bolide.dynamo.interpreter import Machine
@@ -39,7 +40,7 @@ from bolide.support.errors import CompileError, Unsupported
 from bolide.tracing import Trace, modes
 from bolide.tracing.calls import CallRecorder, nowhere
 from bolide.tracing.rules import answers
-from bolide.tracing.trace import unknown
+from bolide.tracing.trace import shared, unknown, unnoted
 
 _torch: Any = torch._C
 Start = Callable[[Machine], None]  # pushes the frames a run begins with
@@ -100,8 +101,10 @@ def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
 def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
     begin = time.perf_counter()
     learnt = first.symbols.history.learnt
-    notices, loops = Notices(learnt.warned), set(learnt.loops)
+    notices, loops, apart = Notices(learnt.warned), set(learnt.loops), len(learnt.apart)
     found = _unless_unsupported(first, notices, None, None)
+    if isinstance(found, Unsupported) and len(learnt.apart) > apart:
+        raise found
     if loops != first.symbols.history.learnt.loops:  # one that was unrolled ends the segment at its first item
         first = attempt()
         found = _unless_unsupported(first, notices, None, None)
@@ -197,6 +200,8 @@ class _Attempt:
             self.trace.shapes.needed = functools.partial(refuse_value, self.machine)
             self.world.needs = functools.partial(refuse_float, self.machine)
             self.world.varies = functools.partial(refuse_many, self.machine)
+        self.trace.copied = functools.partial(note_copy, self.machine)
+        self.trace.is_shared = functools.partial(is_shared, self.machine)
         self.calls = CallRecorder(self.trace, self.machine.modes_set) if record_calls else None
         self.trace.draws_as_eager = record_calls
         self.machine.memory[CallRecorder] = self.calls
@@ -245,8 +250,6 @@ class _Attempt:
                     raise Unsupported("a mode is entered before a break and left after it", kind="context")
         except Unsupported as error:
             error.where = error.where or machine.where()
-            if error.kind == "tensor_write" and world.aliases:
-                world.apart()
             raise
         except (Exception, GeneratorExit, SystemExit) as error:
             reason = f"the program raised {type(error).__name__}"
@@ -256,6 +259,7 @@ class _Attempt:
         finally:
             self.trace.shapes.needed = None  # the machine is no part of what is captured
             self.trace.data_of = unknown
+            self.trace.copied, self.trace.is_shared = unnoted, shared
             open_to_data = self.trace.captures_numbers is None or self.trace.captures_sizes is None
             self.symbols.history.met_data = open_to_data and bool(self.trace.shapes.facts.names)
             self.trace.captures_numbers = bool(self.trace.captures_numbers)

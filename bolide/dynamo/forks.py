@@ -401,3 +401,40 @@ def _named(value: Any) -> str:
     if value is MISSING:
         return "nothing"
     return repr(value) if type(value) in (int, float, bool, str) else f"a {type(value).__name__}"
+
+
+# ---- copies that eager may not make ----------------------------------------------------------------------------------
+
+
+def note_copy(vm: Machine, of: AliasGroup, copy: AliasGroup) -> None:
+    """Two storages of the graph that may be one in eager. Raises Unsupported where the program is known to see that."""
+    frame = vm.frames[-1]
+    place = frame.code, frame.pc - 1
+    if place in vm.world.symbols.history.learnt.apart:
+        reason = (
+            "whether this is a view depends on data, and what shares its memory is written to or leaves the program"
+        )
+        raise Unsupported(reason, vm.where(), "clone the tensor before, or the result", kind="data_condition")
+    vm.world.aliases.append(Alias(of, copy, place))
+    of.shared = copy.shared = True
+
+
+def is_shared(vm: Machine, group: AliasGroup) -> bool:
+    """Whether the program can see, when it writes to a storage, that another one is apart from it."""
+    world = vm.world
+    if any(group is each for groups in world.storages.values() if len(groups) > 1 for each in groups):
+        return True
+    others = [other for other in world.aliased(group) if other is not group]
+    seen = any(other.source is not None or other.frozen for other in others) or _is_reachable(vm, others)
+    if seen:
+        world.apart(group)
+    return seen
+
+
+def _is_reachable(vm: Machine, groups: list[AliasGroup]) -> bool:
+    try:
+        alive = reachable_groups(vm)
+    except Unsupported as error:  # something cannot be looked into
+        forgive(error)
+        return True
+    return any(id(group) in alive for group in groups)

@@ -41,6 +41,7 @@ class Part(Trace):
         self.generators = outer.generators
         self.has_scalars, self.draws_as_eager = outer.has_scalars, outer.draws_as_eager
         self.compliant_only = outer.compliant_only
+        self.copied, self.is_shared = outer.copied, outer.is_shared
         self.operands: list[TracedTensor] = []
         self.slots: list[fx.Node] = []
         self.symbols: list[Expr] = []

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from bolide.symbolic import product, same_size, times
 from bolide.tracing.layers import layer
 from bolide.tracing.meta import is_data, is_one, is_undecided, same_sizes
-from bolide.tracing.rules.common import differ, is_contiguous
+from bolide.tracing.rules.common import differ, is_contiguous, wrap_dim
 from bolide.tracing.rules.registry import remembered
 from bolide.tracing.rules.views import reshaped
 from bolide.tracing.tensor import TracedTensor
@@ -36,6 +36,7 @@ def install() -> None:
             aten.contiguous.default: _of_primitives(contiguous),
             aten.dropout.default: dropout,
             aten.fill_diagonal_.default: fill_diagonal,
+            aten.flatten.using_ints: _of_primitives(flatten),
             aten.linear.default: _of_primitives(linear),
             aten.matmul.default: _of_primitives(matmul),
             aten.max_pool1d.default: max_pool1d,
@@ -85,7 +86,15 @@ def contiguous(x: Any, memory_format: Any = torch.contiguous_format) -> Any:
     """`Tensor.contiguous`: the tensor itself where its elements are in order already."""
     if memory_format is not torch.contiguous_format:
         return aten.contiguous.default._op_dk(_COMPOSITE, x, memory_format=memory_format)
-    return x if _in_order(x) else x.clone(memory_format=memory_format)
+    return x if _in_order(x) else _copied(x, x.clone(memory_format=memory_format))
+
+
+def _copied(x: Any, copy: Any) -> Any:
+    """A copy of a tensor, of which eager may have a view, or itself, if sizes that are data are 0 or 1."""
+    trace = x._trace
+    if trace.shapes.facts.names and any(map(is_data, (*x.shape, *copy.shape))):
+        trace.copied(x.group, copy.group)
+    return copy
 
 
 def dropout(x: Any, p: float, train: bool) -> Any:
@@ -162,12 +171,23 @@ def reshape(x: Any, size: Any) -> Any:
         return x.reshape(size)
     shapes = x._trace.shapes
     meta, size = x.known, list(size)
-    if shapes.facts.names and any(is_data(part) for part in (*meta.shape, *size)):
-        return aten.reshape.default._op_dk(_COMPOSITE, x, size)
     shape, is_view = remembered(shapes, reshaped, meta, size)
     if is_view:
         return x.view(shape)
-    return aten._unsafe_view.default(x.clone(memory_format=torch.contiguous_format), shape)
+    return _copied(x, aten._unsafe_view.default(x.clone(memory_format=torch.contiguous_format), shape))
+
+
+def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+    """`Tensor.flatten`: the tensor itself where nothing is joined."""
+    if x.__class__ is not TracedTensor:
+        return aten.flatten.using_ints._op_dk(_COMPOSITE, x, start_dim, end_dim)
+    if not x.dim():
+        return reshape(x, [1])
+    start, end = wrap_dim(start_dim, x.dim()), wrap_dim(end_dim, x.dim())
+    if start > end:
+        raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
+    sizes = list(x.shape)
+    return x if start == end else reshape(x, [*sizes[:start], product(sizes[start : end + 1]), *sizes[end + 1 :]])
 
 
 def max_pool1d(x: Any, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:

@@ -23,8 +23,8 @@ class AliasGroup:
     `base` is the node of the storage's owner as it is now; each write makes a new one and raises `version`. `source`
     is the position of the graph input whose storage it
     is, or None; `frozen` says that the storage belongs to a real tensor that is not an input, which must not be
-    written; `shared`, that another input has the same memory; `counted`, that autograd has seen a write; `inference`,
-    that it was made in inference mode.
+    written; `shared`, that another storage may be the same memory (another input, or what eager does not copy);
+    `counted`, that autograd has seen a write; `inference`, that it was made in inference mode.
     """
 
     __slots__ = ("base", "counted", "frozen", "inference", "shared", "source", "version")

@@ -31,6 +31,15 @@ Data = tuple[torch.Tensor, Callable[[], None]]  # a copy, and what to call if th
 _PLAIN = {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
+def unnoted(of: AliasGroup, copy: AliasGroup) -> None:
+    """Nobody wants to know of copies that eager may not make."""
+
+
+def shared(group: AliasGroup) -> bool:
+    """What is marked as shared counts as shared."""
+    return True
+
+
 def unknown(place: int) -> Data | None:
     """What is known of the data of an input while nobody reads any."""
     return None
@@ -58,6 +67,9 @@ class Trace:
         self.compliant_only = False  # whether operators must say that they keep the compiler's rules
         self.answered: dict[Any, Any] = {}  # what data was asked for before
         self.data_of: Callable[[int], Data | None] = unknown  # see `read`
+        # is told of the storages of a tensor and its copy, which eager may not make
+        self.copied: Callable[[AliasGroup, AliasGroup], None] = unnoted
+        self.is_shared: Callable[[AliasGroup], bool] = shared  # of what is marked so: whether that is seen
         self._mode = _Recording(self)
         self._cuts: dict[torch.fx.Node, torch.fx.Node] = {}  # values, and the same without a derivative
         self._size_nodes: dict[Expr, torch.fx.Node] = {}
@@ -440,9 +452,9 @@ class Trace:
         """Give `target` the value of a node, as an in-place operation does: through all its views, in its dtype and
         strides."""
         group = target.group
-        if group.shared:
+        if group.shared and self.is_shared(group):
             raise Unsupported(
-                "a tensor is written that shares its memory with another input", self.where, kind="tensor_write"
+                "a tensor is written that shares its memory with another one", self.where, kind="tensor_write"
             )
         if group.frozen:
             raise Unsupported(

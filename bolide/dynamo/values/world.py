@@ -73,7 +73,8 @@ _NOTHING: AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 class Alias(NamedTuple):
-    """Two storages, apart in the graph, that may be one in eager, depending on what the branch `place` decides."""
+    """Two storages, apart in the graph, that may be one in eager, depending on data: by the instruction `place`, a
+    branch or what copies."""
 
     first: AliasGroup
     second: AliasGroup
@@ -238,11 +239,12 @@ class World(Classes):
         for group in groups.values():
             for other in self.aliased(group):
                 if other is not group and (id(other) in groups or other.source is not None or other.frozen):
-                    raise self.apart()
+                    raise self.apart(group)
 
-    def apart(self) -> Unsupported:
-        """From now on the branches that make aliases are breaks."""
-        self.symbols.history.learnt.apart.update(alias.place for alias in self.aliases)
+    def apart(self, group: AliasGroup) -> Unsupported:
+        """From now on what has made the aliases of a storage (a branch, a copy) is a break."""
+        own = [id(each) for each in self.aliased(group)]
+        self.symbols.history.learnt.apart.update(a.place for a in self.aliases if id(a.first) in own)
         reason = "whether two tensors share their memory depends on data"
         return Unsupported(reason, self.where(), "clone the tensor that a branch leaves as it is", kind="control_flow")
 

@@ -200,12 +200,15 @@ def fits(terms: tuple[Term, ...], offset: int) -> bool:
 
 
 def integer_atom(atom: Atom, left: Value, right: Value) -> Value:
-    """Python's //, %, min or max of two integer values; cheaper where the operands cannot be negative."""
+    """Python's //, %, min or max of two integer values; cheaper where the operands cannot be negative. Under a mask the
+    divisor may be a size that is 0: what is computed then is not used, but must not trap."""
     b = left.b
     if atom.kind in ("min", "max"):
         return b.intrinsic("smin" if atom.kind == "min" else "smax", left, right)
     low, high = (arg.bounds()[0] for arg in atom.args)
-    if low is not None and low >= 0 and high is not None and high > 0:
+    if high is None or high <= 0:
+        right = b.select(b.compare("icmp eq", right, 0), b.like(1, right), right)
+    if low is not None and low >= 0 and high is not None and high >= 0:
         return b.binary("udiv" if atom.kind == "//" else "urem", left, right)
     rest = b.binary("srem", left, right)
     wrong = b.compare("icmp slt", rest ^ right, 0) & b.compare("icmp ne", rest, 0)

@@ -31,6 +31,12 @@ def differ(a: Any, b: Any) -> bool:
     return not equal
 
 
+def is_less(a: Any, b: Any) -> bool:
+    """``a < b``; of sizes that are data as it is likely: for layouts, and for what is checked afterwards."""
+    less = a < b
+    return bool(less.node.hint if is_undecided(less) else less)
+
+
 def shapes_differ(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two shapes are different (see `differ`)."""
     return len(a) != len(b) or any(map(differ, a, b))
@@ -101,11 +107,11 @@ def _iteration_order(shape: tuple[Any, ...], strides: list[list[Any]]) -> list[i
             if is_zero(a) or is_zero(b):
                 continue
             if not same_size(a, b):
-                if a < b:
+                if is_less(a, b):
                     return -1
-                if a > b:
+                if is_less(b, a):
                     return 1
-            if not same_size(shape[inner], shape[outer]) and shape[inner] > shape[outer]:
+            if not same_size(shape[inner], shape[outer]) and is_less(shape[outer], shape[inner]):
                 return 1
         return 0
 

@@ -13,6 +13,7 @@ from bolide.tracing.rules.common import (
     differ,
     format_strides,
     fresh,
+    is_less,
     like_strides,
     require,
     result_type,
@@ -28,8 +29,11 @@ def _strided(x: TensorMeta, shape: Any, stride: Any, offset: Any = None) -> Tens
 
 
 def _is_rest(extent: Any) -> bool:
-    """Whether this stands for the size that the others leave."""
-    return _may_be_negative(extent) and bool(extent == -1)
+    """Whether this stands for the size that the others leave. What is data does not (see `_is_negative`)."""
+    if not _may_be_negative(extent):
+        return False
+    rest = extent == -1
+    return not is_undecided(rest) and bool(rest)
 
 
 def _may_be_negative(extent: Any) -> bool:
@@ -41,8 +45,14 @@ def _is_negative(extent: Any) -> bool:
     """Whether this is no size; that one which is data is a size is checked when the program runs."""
     if not _may_be_negative(extent):
         return False
-    fine = extent >= 0
-    return not (fine.node.env.suppose(fine.node.expr) if is_undecided(fine) else fine)
+    return not _surely(extent >= 0)
+
+
+def _surely(condition: Any) -> bool:
+    """Whether a condition holds; of sizes that are data that is checked when the program runs."""
+    if is_undecided(condition):
+        return bool(condition.node.env.suppose(condition.node.expr))
+    return bool(condition)
 
 
 def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
@@ -57,7 +67,7 @@ def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
     before, after = size[: places[0]], size[places[0] + 1 :]
     given, left = [*before, *after], []
     require(
-        product(given) != 0,
+        _surely(product(given) != 0),
         f"cannot reshape tensor of 0 elements into shape {list(size)} because the unspecified dimension size -1 "
         "can be any "
         "value and is ambiguous",
@@ -69,21 +79,20 @@ def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
         else:
             del given[place]
     count, known = product(left), product(given)
-    require(count % known == 0, f"shape '{list(size)}' is invalid for input of size {x.numel}")
+    require(_surely(count % known == 0), f"shape '{list(size)}' is invalid for input of size {x.numel}")
     return (*before, count // known, *after)
 
 
-def _is_less(a: Any, b: Any) -> bool:
-    """``a < b``; of sizes that are data as it is likely."""
-    less = a < b
-    return bool(less.node.hint if is_undecided(less) else less)
-
-
 def view_strides(
-    shape: tuple[Any, ...], stride: tuple[Any, ...], size: tuple[Any, ...], same: Callable[[Any, Any], bool] = same_size
+    shape: tuple[Any, ...],
+    stride: tuple[Any, ...],
+    size: tuple[Any, ...],
+    same: Callable[[Any, Any], bool] = same_size,
+    unequal: Callable[[Any, Any], bool] = differ,
 ) -> tuple[Any, ...] | None:
     """The strides of a view of another shape, or None if it would need a copy (at::detail::computeStride). `same` says
-    whether two dimensions are next to each other in memory."""
+    whether two dimensions are next to each other in memory, `unequal` whether parts of both shapes are of different
+    sizes."""
     if any(map(is_zero, shape)):
         return stride if same_sizes(size, shape) else contiguous_strides(size)
     result: list[Any] = [0] * len(size)
@@ -96,11 +105,11 @@ def view_strides(
     for dim in range(len(shape) - 1, -1, -1):
         block = times(block, shape[dim])
         if dim == 0 or (not is_one(shape[dim - 1]) and not same(stride[dim - 1], times(block, base))):
-            while position >= 0 and (_is_less(viewed, block) or is_one(size[position])):
+            while position >= 0 and (is_less(viewed, block) or is_one(size[position])):
                 result[position] = times(viewed, base)
                 viewed = times(viewed, size[position])
                 position -= 1
-            if not same_size(viewed, block) and differ(viewed, block):
+            if not same_size(viewed, block) and unequal(viewed, block):
                 return None
             if dim > 0:
                 base = stride[dim - 1]
@@ -116,15 +125,20 @@ def _same_now(a: Any, b: Any) -> bool:
     return not is_undecided(equal) and bool(equal)
 
 
+def _not_same_now(a: Any, b: Any) -> bool:
+    return not _same_now(a, b)
+
+
 def reshaped(x: TensorMeta, size: list[Any]) -> tuple[tuple[Any, ...], bool]:
     """The sizes that `Tensor.reshape` gives, and whether the result is a view: the program may write to it, so where
-    that depends on numbers that are equal at this call, or are not, it is guarded."""
+    that depends on numbers that are equal at this call, or are not, it is guarded. Where it depends on data it is a
+    copy."""
     shape, count = _resolve(x, size), x.numel
     wanted = product(shape)
     if not same_size(wanted, count) and differ(wanted, count):
         raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {count}")
     dense = same_sizes(x.stride, contiguous_strides(x.shape))
-    return shape, dense or view_strides(x.shape, x.stride, shape, _same_now) is not None
+    return shape, dense or view_strides(x.shape, x.stride, shape, _same_now, _not_same_now) is not None
 
 
 @rule("view")
