@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from bolide.dynamo import operations
 from bolide.dynamo.calls import NATIVE, SWITCHED, intercept
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import class_of
@@ -97,7 +98,7 @@ def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
             for hooks in _GLOBAL_HOOKS:
                 vm.world.guard(Source("object", None, None, hooks), "length", 0)
         hooks = [module.namespace.peek(name) for name in _HOOKS]
-        if not any(hook is MISSING or hook.dict_items.length() for hook in hooks):
+        if not any(hook is MISSING or operations.truth(vm, hook) for hook in hooks):
             forward = load_attribute(vm, module, "forward")
             if type(forward) is not Call:
                 return Call(forward, args[1:], kwargs)

@@ -16,6 +16,7 @@ from bolide.support.caches import on_reset
 
 _MISSING_NAMES = (AttributeError, NameError)
 _MISSING_ITEMS = (KeyError, IndexError)
+_STAND_INS = ("Outside", "ProgramIterator", "SymInt", "SymBool", "TracedFloat", "TracedText")
 
 
 def is_fault(error: BaseException) -> bool:
@@ -26,6 +27,17 @@ def is_fault(error: BaseException) -> bool:
         return False
     kind = _mistakes(last.tb_frame.f_code).get(last.tb_lasti)
     return kind is not None and isinstance(error, kind)
+
+
+def names_stand_in(error: BaseException) -> bool:
+    """Whether native code complains of a value that stands for another while capturing: it must not get it, and eager
+    says something else, if it complains at all."""
+    if not isinstance(error, TypeError):
+        return False
+    last = _innermost(error)
+    if last is None or not is_ours(last.tb_frame.f_code) or _raises(last):
+        return False
+    return any(stand_in in str(error) for stand_in in _STAND_INS)
 
 
 def is_exhausted(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from bolide.dynamo import tracebacks
 from bolide.dynamo.bytecode import Code, decode
 from bolide.dynamo.callers import Within, callers_of
-from bolide.dynamo.faults import is_exhausted, is_fault, real_depth
+from bolide.dynamo.faults import is_exhausted, is_fault, names_stand_in, real_depth
 from bolide.dynamo.frames import Frame, Generator, bind
 from bolide.dynamo.polyfills import generators
 from bolide.dynamo.program import Source
@@ -375,6 +375,9 @@ class Machine:
         if is_fault(error):
             reason = f"capture met {type(error).__name__}: {error}"
             raise Unsupported(reason, self.where(), kind="bug") from error
+        if names_stand_in(error):
+            reason = f"native code is given what stands for another value: {error}"
+            raise Unsupported(reason, self.where(), kind="native_call") from error
 
     # -- generators
 

@@ -19,6 +19,7 @@ import torch
 from bolide.dynamo import policy
 from bolide.dynamo.config import config
 from bolide.dynamo.draws import drawn
+from bolide.dynamo.faults import names_stand_in
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import PENDING, PLAIN, SYMBOLIC, concrete, polyfill, python_method
@@ -64,7 +65,6 @@ _SIMPLE = (PLAIN - {types.FunctionType, list, tuple, dict}) | {
 _SIMPLE |= {types.BuiltinFunctionType, types.MethodDescriptorType}
 _CONTAINERS = (list, dict, set, frozenset, collections.deque, str, bytes, bytearray)
 _DATA = (list, tuple, dict, collections.deque)
-_STAND_INS = ("Outside", "ProgramIterator", "SymInt", "SymBool", "TracedFloat", "TracedText")
 _COMPUTING = (
     *LOCK_TYPES,
     *(threading.Lock, threading.RLock, threading.local, threading.get_ident),
@@ -153,7 +153,7 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
         with setting_modes(vm) if _may_set_modes(function, args) else _PLAINLY:
             result = insistent(vm.trace.perform, function, prepared or args, words)
     except TypeError as error:
-        if any(stand_in in str(error) for stand_in in _STAND_INS):  # it looked into a container and took one for itself
+        if names_stand_in(error):  # it looked into a container and took one for itself
             raise _given(vm, function, "an outside object") from error
         raise
     frame.stack.append(result)
@@ -272,16 +272,21 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
         if keeps_objects(function):
             return arg
         return Call(None, []) if _iterates(function) else ProgramIterator(vm, arg)
-    if cls in _DATA and type(function) is types.FunctionType:
+    if cls in _DATA and (type(function) is types.FunctionType or _holder(function) is str):
         return native_data(arg) if _takes_symbols(function) else concrete_data(vm, arg)
     if not isinstance(arg, (type, list, tuple)) and _iterates(function):
         return Call(None, []) if python_method(vm.world, cls, "__iter__") is not None else arg
     return arg
 
 
+def _holder(function: Any) -> type:
+    """The class whose native method a function is."""
+    return getattr(function, "__objclass__", None) or type(getattr(function, "__self__", None))
+
+
 def _takes_symbols(function: Any) -> bool:
     """Whether a native function may be given symbolic numbers: torch's, and those that only keep what they get."""
-    holder = getattr(function, "__objclass__", None) or type(getattr(function, "__self__", None))
+    holder = _holder(function)
     if issubclass(holder, torch.Tensor) or str(getattr(function, "__module__", "")).startswith("torch"):
         return True
     if issubclass(holder, (dict, set, frozenset)):

@@ -31,7 +31,7 @@ PLAIN = frozenset(
     {int, float, complex, bool, str, bytes, type(None), tuple, list, dict, set, frozenset, range, slice, type(Ellipsis)}
     | {torch.Size, torch.dtype, torch.device, types.FunctionType}
 )
-_HASHING = (dict, set, frozenset)
+_NATIVELY_SEARCHED = (dict, set, frozenset, str, bytes)
 SYMBOLIC: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, TracedFloat: float}
 """Symbolic numbers, and what the program takes them for."""
 PENDING: dict[type, type] = {**SYMBOLIC, TracedText: str}
@@ -326,7 +326,7 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
         vm.trace.where = vm.where() if type(item) is TracedTensor else vm.trace.where
         if cls in (list, tuple) and has_python_eq(vm, container, item):
             return MISSING
-        return (as_key(vm, item) if cls in _HASHING else item) in container
+        return (as_key(vm, item) if cls in _NATIVELY_SEARCHED else item) in container
     real = class_of(container)
     if cls is Generator or python_method(vm.world, real, "__contains__") is not None:
         return MISSING

@@ -3,6 +3,7 @@ and handles."""
 
 from __future__ import annotations
 
+import collections
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -387,3 +388,25 @@ def test_a_hook_where_grad_mode_is_switched_on_inside(backend: str) -> None:
             out = function(w, x)
         gradients += torch.autograd.grad(out.sum(), [w])
     torch.testing.assert_close(*gradients)
+
+
+def test_hooks_that_the_program_keeps_in_a_dict_of_its_own() -> None:
+    module = torch.nn.Linear(4, 3)
+
+    def program(x: Any) -> Any:
+        module._forward_pre_hooks = collections.OrderedDict()
+        plain = module(x)
+        module._forward_pre_hooks[0] = lambda m, args: (args[0] * 2,)
+        print(end="")
+        hooked = module(x)
+        module._forward_pre_hooks = collections.OrderedDict()
+        return plain, hooked, module(x)
+
+    compiled = bolide.compile(program)
+    for size in (2, 3, 5):
+        x = torch.randn(size, 4, requires_grad=True)
+        mine, theirs = compiled(x), program(x)
+        for left, right in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(left, right)
+        gradients = [torch.autograd.grad(sum(map(torch.sum, results)), x)[0] for results in (mine, theirs)]
+        torch.testing.assert_close(*gradients)

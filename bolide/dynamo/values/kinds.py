@@ -121,7 +121,7 @@ def is_own_namespace(namespace: dict[str, Any]) -> bool:
 
 @functools.lru_cache(1 << 12)
 def is_library_class(cls: type) -> bool:
-    module = sys.modules.get(cls.__module__)
+    module = sys.modules.get(getattr(cls, "__module__", ""))
     return module is not None and (cls.__module__ == "builtins" or is_library_namespace(module.__dict__))
 
 
