@@ -70,6 +70,7 @@ _COMPUTING = (
     *(threading.Lock, threading.RLock, threading.local, threading.get_ident),
     *(os.fspath, os.strerror, os.stat_result, os.terminal_size, *policy.ASKED_AGAIN),
 )
+_COMPUTING_IDS = frozenset(map(id, _COMPUTING))  # functions need not be hashable
 _NUMBERS = (int, float, complex, bool)
 _PLAIN_CLASSES = (int, float, str, bytes)
 _MAKERS = ("__new__", "__init__", "__init_subclass__")
@@ -226,7 +227,7 @@ def _only_computes(function: Any) -> bool:
     ones, have been looked at before (`is_native`, `calls._cached`)."""
     if policy.is_python_class(type(function)) and not isinstance(function, type):
         return True
-    if isinstance(function, _LOOKED_AT) or any(function is known for known in _COMPUTING):
+    if isinstance(function, _LOOKED_AT) or id(function) in _COMPUTING_IDS:
         return True
     if isinstance(function, type):  # made by what it has inherited from a class in C
         makers = (function.__new__, "__self__"), (inspect.getattr_static(function, "__init__"), "__objclass__")

@@ -71,9 +71,9 @@ _READS = frozenset(
 """What reads of a tensor without an effect, and makes none: each input is asked some twenty such questions."""
 
 
-def _has_effect(node: fx.Node) -> bool:
+@functools.cache
+def _has_effect(target: Any) -> bool:
     """Whether an operation draws random numbers, or answers nothing: it checks something."""
-    target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
     draws = target.namespace == "bolide" or torch.Tag.nondeterministic_seeded in target.tags
@@ -147,8 +147,9 @@ class CallRecorder(TorchFunctionMode):
         last = next(iter(reversed(self.trace.graph.nodes)), None)
         result = compute()
         recorded = self._since(last)
-        effect = any(group.version != version for group, version in written) or any(map(_has_effect, recorded))
-        if self.trace.mutated_inputs() and any(map(may_raise, recorded)):  # the call could not be made again in eager
+        wrote = any(group.version != version for group, version in written)
+        effect = wrote or any(_has_effect(node.target) for node in recorded)
+        if any(map(may_raise, recorded)) and self.trace.mutated_inputs():  # the call could not be made again in eager
             self.refusal = "an operation that may raise comes after, or with, a write to an input"
         made = list(found_in(result, TracedTensor))
         if effect or made:

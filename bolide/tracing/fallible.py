@@ -26,7 +26,7 @@ def may_raise(node: torch.fx.Node) -> bool:
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
-    if _base_name(target) in _DIVISIONS:
+    if _divides(target):
         meta = node.meta.get("val")
         return isinstance(meta, TensorMeta) and not (meta.dtype.is_floating_point or meta.dtype.is_complex)
     return checks_data(target)
@@ -34,6 +34,11 @@ def may_raise(node: torch.fx.Node) -> bool:
 
 def _base_name(func: Any) -> str:
     return str(func._schema.name).partition("::")[2].rstrip("_")
+
+
+@functools.cache
+def _divides(func: Any) -> bool:
+    return _base_name(func) in _DIVISIONS
 
 
 @functools.cache

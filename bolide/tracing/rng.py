@@ -11,6 +11,7 @@ Generated kernels make the same words. The only impure operation is drawing the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,9 +73,14 @@ def drops_nothing(node: torch.fx.Node) -> bool:
     return bool(given.get("dropout_p", 0.0) == 0)
 
 
+@functools.cache
+def _is_seeded(target: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
 def draws(node: torch.fx.Node) -> bool:
     """Whether an operation of a graph draws from torch's random generator, or changes it."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not drops_nothing(node)
+    return node.op == "call_function" and _is_seeded(node.target) and not drops_nothing(node)
 
 
 def _draw(numbers: Any, seed: torch.Tensor, counter: int, size: Sequence[int]) -> torch.Tensor:

@@ -61,10 +61,10 @@ class Classes:
         key = (cls, name, after)
         if key in self.once:
             return
+        self.once.add(key)
         trusted = is_library_class(cls) and cls is not torch.Tensor
         if trusted and type(class_attribute(cls, name, after)) not in _METHODS:
             return
-        self.once.add(key)
         if id(cls) in self.own_classes:
             for base in cls.__bases__ if name not in cls.__dict__ else ():
                 self.rely_on_class(base, name)

@@ -54,8 +54,8 @@ class Overlay:
     """
 
     __slots__ = (
-        *("asks", "child", "complete", "itself", "known", "measured", "moved", "original", "owner", "real", "source"),
-        "world",
+        *("asks", "child", "complete", "computes", "itself", "known", "measured", "moved", "original", "owner"),
+        *("real", "source", "world"),
         "written",
     )
 
@@ -65,7 +65,13 @@ class Overlay:
         self.owner = owner
         self.world, self.real, self.source, self.child = world, real, source, child
         self.itself = source
-        self.asks = child is attribute_source and not isinstance(owner, type) and _asks_code(type(owner))
+        self.computes: dict[Any, bool] | None = None  # of an instance: whether its class computes a name
+        self.asks = False
+        if child is attribute_source and not isinstance(owner, type):
+            known = world.class_codes.get(id(type(owner)))
+            if known is None:
+                known = world.class_codes[id(type(owner))] = _asks_code(type(owner)), {}
+            self.asks, self.computes = known
         if child is attribute_source:
             self.itself = attribute_source(source, "__dict__")
             if isinstance(owner, type):  # whose `__dict__` is no dict
@@ -80,10 +86,12 @@ class Overlay:
 
     def _source_of(self, key: Any) -> Source:
         """Where a value is found: a guard runs no code of the program's if it has gone."""
-        of_instance = self.child is attribute_source and not isinstance(self.owner, type)
-        if self.asks or (of_instance and _is_computed(type(self.owner), key)):
-            return member_source(self.source, key)
-        return self.child(self.source, key)
+        computed = self.asks
+        if not computed and self.computes is not None and self.child is attribute_source:
+            if key not in self.computes:
+                self.computes[key] = _is_computed(type(self.owner), key)
+            computed = self.computes[key]
+        return member_source(self.source, key) if computed else self.child(self.source, key)
 
     def _place(self, key: Any) -> Any:
         """How `key` is looked up: in the real dict, or, where the program says what it equals, among all the keys."""

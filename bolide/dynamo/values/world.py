@@ -11,7 +11,6 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -69,7 +68,6 @@ WRAPPERS: dict[type, Wrapper] = {}  # how to wrap instances of a class; None whe
 
 
 _UNORDERED = (set, frozenset)
-_NOTHING: AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 class Alias(NamedTuple):
@@ -108,6 +106,7 @@ class World(Classes):
         self.lists_grown: dict[int, Grown] = {}  # by id of the list
         self.appends: Callable[[], bool] = lambda: False  # whether what is read now is only asked for its `append`
         self.exceptions: list[tuple[BaseException, dict[str, Any]]] = []  # those of outside, and their state at first
+        self.class_codes: dict[int, tuple[bool, dict[Any, bool]]] = {}  # by id: see `Overlay.asks` and `computes`
         self.generators: dict[int, Any] = {}  # those that live across a break (`reified.Mirrored`), by id
         self.resumed = False  # whether the program goes on where a segment has ended
         self.watched: list[list[Any]] = []  # lists of the outside world with generators in them
@@ -300,8 +299,7 @@ class World(Classes):
         if cls is int:
             return self._wrap_int(real, source)
         if cls is float:
-            with self.recording():
-                return self._wrap_float(real, source)
+            return self._alone(self._wrap_float, real, source)
         if cls in CONSTANT_TYPES and not (cls is types.FunctionType and _is_made_anew(real, source)):
             if cls in BOUND_BUILTINS and is_bound(real):
                 return self._wrap_bound(real, source)
@@ -324,16 +322,18 @@ class World(Classes):
                     return known[1]
             if cls is not tuple:
                 return known[1]
-        with self.recording():
-            value = self._wrap_new(real, cls, source)
+        value = self._alone(self._wrap_new, real, cls, source)
         self.seen.setdefault(id(real), (real, value, source))
         if cls is list and self.generators and any(type(item) is Generator for item in value):
             self.watched.append(value)
         return value
 
-    def recording(self) -> AbstractContextManager[Any]:
+    def _alone(self, wrap: Callable[..., Any], *args: Any) -> Any:
         """What comes from outside belongs to the trace itself, also while a part of it is recorded."""
-        return self.trace.alone() if self.inside else _NOTHING
+        if not self.inside:
+            return wrap(*args)
+        with self.trace.alone():
+            return wrap(*args)
 
     def later(self, real: Any, source: Source) -> Any:
         """The value of a variable that is looked at when it is read; generators, also in a list, are from the start,
