@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "__init__": BASE | STAGES | {"compiling", "debug", "exporting"},
     "demo": BASE | {"__init__", "debug", "inductor"},
     "cli": {"demo", "debug"},
+    "__main__": {"cli"},
 }
 """docs/architecture.md, "Layout and direction of imports"; a package may always import itself."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,8 @@ def test_page(script: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     text = page.read_text()
     assert "BR0101" in text and "if y.sum() &gt; 0:" in text and "segment" in text.lower() and "Loss" not in text
+
+
+def test_as_a_module() -> None:
+    result = subprocess.run([sys.executable, "-m", "bolide", "info"], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and "torch" in result.stdout, result
