@@ -33,6 +33,7 @@ from bolide.dynamo.values.outside import CONTAINERS, Outside, Overlay
 from bolide.dynamo.values.texts import TracedText, has_history
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
+from bolide.tracing.scalars import TracedFloat
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -135,6 +136,14 @@ def _hash(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(object.__hash__)
 def _object_hash(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return object.__hash__(args[0])
+
+
+@intercept(float.is_integer)
+def _is_integer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 1 or kwargs or type(args[0]) is not TracedFloat:
+        return NATIVE
+    vm.trace.where = vm.where()
+    return args[0].is_integer()
 
 
 @intercept(super)

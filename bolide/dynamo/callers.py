@@ -66,6 +66,8 @@ class Within:
 
 def call_within(frames: Sequence[Frame], function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Call a function from frames that look like `frames`, outermost first, whose values are real."""
+    if not callable(function):
+        return function(*args, **kwargs)  # raises, by its own name
     calls = [functools.partial(function, *args, **kwargs)]
     for frame in reversed(frames):
         if not frame.code.ours:

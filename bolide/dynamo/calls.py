@@ -31,7 +31,7 @@ from bolide.dynamo.native_calls import (
     runs_natively,
     shown,
 )
-from bolide.dynamo.operations import PLAIN, behind, class_of, polyfill
+from bolide.dynamo.operations import PENDING, PLAIN, behind, class_of, polyfill
 from bolide.dynamo.overrides import goes_to_class
 from bolide.dynamo.program import Source
 from bolide.dynamo.state import CALLBACK, own_mark
@@ -79,7 +79,7 @@ def _of_arity(handler: Intercept, function: Any) -> Intercept:
     def checked(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         bounds = _arity(function)
         if bounds is not None and not (bounds[0] <= len(args) + len(kwargs) <= bounds[1]):
-            function(*args, **kwargs)
+            function(*[PENDING[type(arg)]() if type(arg) in PENDING else arg for arg in args], **kwargs)
         return handler(vm, args, kwargs)
 
     return checked
@@ -292,7 +292,7 @@ def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwar
     known = _OBJECTS.get(cls)
     if known is not None:
         return known(vm, frame, function, args, kwargs)
-    real = function.cls if cls is Outside else cls
+    real = function.cls if cls is Outside else PENDING.get(cls, cls)
     if real in PROXIES:
         return Call(behind(vm, function), args, kwargs)
     if real is torch.jit.ScriptFunction and cls is Outside and hasattr(function.real, "_torchdynamo_inline"):

@@ -232,7 +232,10 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         if left is right and type(left) is Outside:
             return op is operator.eq
         left, right = _as_plain(left), _as_plain(right)
-        if any(type(v) is Outside and v.items is None and v.contents is None for v in (left, right)):
+        objects = [v for v in (left, right) if type(v) is Outside and v.items is None and v.contents is None]
+        if objects:
+            for value in objects:
+                _refuse_native_equality(vm, value)
             return op is operator.ne
     elif all(_declines(look, cls, name) for cls, name in ((a, forward), (b, reflected))):
         raise _no_operator(op, a, b)
@@ -248,6 +251,13 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         view = concrete(vm, view)
     result = op(view, other)
     return left if result is view else result  # in place
+
+
+def _refuse_native_equality(vm: Machine, value: Outside) -> None:
+    """Raises Unsupported for an object whose class compares it in native code, by what is in it."""
+    if vm.world.lookup(value.cls, "__eq__") is not object.__eq__:
+        reason = f"an outside {value.cls.__name__} object is compared by native code"
+        raise Unsupported(reason, vm.where(), kind="outside_object")
 
 
 def _of_text(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
@@ -402,6 +412,8 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
             return _item(owner, as_key(vm, key))
         if type(key) in SYMBOLIC:
             vm.trace.where = vm.where()
+        if type(key) is Outside and vm.world.lookup(key.cls, "__index__") is MISSING:
+            return _item(owner, key.real)  # raises
         return Call(polyfill("item_by_index"), [owner, key]) if _is_converted(vm, key) else _item(owner, key)
     if cls is TracedTensor:
         vm.trace.where = vm.where()

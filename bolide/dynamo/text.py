@@ -12,7 +12,7 @@ from bolide.dynamo.breaking import can_require
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import for_real, runs_natively
-from bolide.dynamo.operations import PENDING, class_of, concrete, is_plain, native_view, polyfill, python_method
+from bolide.dynamo.operations import PENDING, class_of, concrete, is_plain, native_view, polyfill
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.values.kinds import CONSTANT_TYPES
 from bolide.dynamo.values.outside import Outside
@@ -157,14 +157,16 @@ def _format(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return format_value(vm, args[0], 0, args[1] if len(args) > 1 else "")
 
 
-@intercept(object.__repr__, object.__str__)
-def _object_text(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    method = python_method(vm.world, class_of(args[0]), "__repr__")
+@intercept(object.__str__)
+def _object_str(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return format_value(vm, args[0], 2, "")
+
+
+@intercept(object.__repr__)
+def _object_repr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if type(args[0]) is Outside:
-        if method is None:
-            raise Unsupported("the text of an outside object", vm.where(), None, "outside_object")
-        return Call(method, args)
-    return object.__repr__(args[0])
+        raise Unsupported("the text of an outside object", vm.where(), None, "outside_object")
+    return object.__repr__(concrete(vm, args[0]) if type(args[0]) in PENDING else args[0])
 
 
 @intercept(str.format)

@@ -3,12 +3,15 @@ transforms, sums of small integers): NumPy's own function, called on ones of the
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
 import torch
+
+from bolide.tracing.meta import hint_of
 
 _LARGEST = 1 << 16  # elements; larger arrays are of one size here, where sizes do not decide about types
 
@@ -27,28 +30,39 @@ def expected(function: Callable[..., Any] | None, args: Any, kwargs: Any, array_
         with warnings.catch_warnings(), numpy.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             return function(*likeness[0], **likeness[1])
-    except Exception:  # NumPy may raise for ones, or for what stands for data
+    except Exception:  # NumPy may raise for ones
         return None
 
 
 def _like(value: Any, array_of: Callable[[Any], Any]) -> Any:
     tensor = array_of(value)
     if tensor is not None:
-        shape = tuple(tensor.shape)
-        if not all(type(size) is int for size in shape) or tensor.numel() > _LARGEST:
+        shape = tuple(map(_of_this_call, tensor.shape))
+        if math.prod(shape) > _LARGEST:
             raise _Unknown
         with torch._C._DisableTorchDispatch():
             kind = torch.zeros((), dtype=tensor.dtype).numpy().dtype
         return numpy.ones(shape, kind)
     if isinstance(value, numpy.ndarray):
         return value.copy()
-    if isinstance(value, torch.Tensor) or type(value) in (torch.SymInt, torch.SymFloat, torch.SymBool):
+    if type(value) is torch.SymInt:
+        return _of_this_call(value)
+    if isinstance(value, (torch.Tensor, torch.SymFloat, torch.SymBool)):
         raise _Unknown
     if type(value) in (tuple, list):
         return type(value)([_like(item, array_of) for item in value])
     if type(value) is dict:
         return {key: _like(item, array_of) for key, item in value.items()}
     return value
+
+
+def _of_this_call(size: Any) -> int:
+    """A size, or a number made of sizes, as it is now: types do not depend on it."""
+    if type(size) is int:
+        return size
+    if not size.node.has_hint():
+        raise _Unknown
+    return hint_of(size)
 
 
 def arranged(like: Any, found: Any, array_of: Callable[[Any], Any], instead: Mapping[Any, Any]) -> Any:

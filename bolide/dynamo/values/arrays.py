@@ -23,7 +23,7 @@ from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
 
-ATTRIBUTES = frozenset({"T", "real", "imag", "shape", "ndim", "size", "itemsize", "nbytes"})
+ATTRIBUTES = frozenset({"T", "real", "imag", "shape", "ndim", "size", "itemsize"})
 
 
 class TracedArray(NDArrayOperatorsMixin):
@@ -67,6 +67,10 @@ class TracedArray(NDArrayOperatorsMixin):
     def dtype(self) -> numpy.dtype[Any]:
         found: numpy.dtype[Any] = numpy.dtype(self.array.dtype.name)
         return found
+
+    @property
+    def nbytes(self) -> Any:
+        return self.array.size * self.array.itemsize  # the layer says that of the whole storage
 
     def __getitem__(self, index: Any) -> Any:
         return out_of(self.array[into(index)], (self,))
@@ -216,6 +220,8 @@ def out_of(value: Any, given: Any) -> Any:
     """What the program gets for a result of the layer; the very array that it gave as ``out``."""
     if isinstance(value, (tuple, list)):
         return (list if type(value) is list else tuple)([out_of(item, given) for item in value])
+    if isinstance(value, layer("_dtypes").DType):
+        return numpy.dtype(value.name)
     if not isinstance(value, layer().ndarray):
         return value
     for array in given:

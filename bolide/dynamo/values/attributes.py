@@ -14,14 +14,16 @@ from bolide.dynamo import polyfills, tracebacks
 from bolide.dynamo.bytecode import VERSION
 from bolide.dynamo.frames import Generator
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.operations import PENDING, behind, class_of, concrete
+from bolide.dynamo.operations import PENDING, SEEN_AS, behind, class_of, concrete
 from bolide.dynamo.originals import original_of
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import (
+    C_METHODS,
     CONSTANT_TYPES,
     MISSING,
     NO_NAMESPACE,
     PROXIES,
+    class_attribute,
     is_constant,
     is_library_class,
     is_library_namespace,
@@ -75,7 +77,10 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if cls is TracedText and name in TEXT_METHODS:
         return types.MethodType(getattr(str, name), owner)
     if cls in PENDING:
-        return PENDING[cls] if name == "__class__" else getattr(concrete(vm, owner), name)
+        return PENDING[cls] if name == "__class__" else _of_number(vm, owner, name)
+    if cls in SEEN_AS:  # of ours: its attributes are no code of the program's
+        vm.trace.where = vm.where()
+        return SEEN_AS[cls] if name == "__class__" else getattr(owner, name)
     if cls in CONSTANT_TYPES or cls in (list, dict, set, tuple, frozenset):
         return _native(vm, owner, name)
     if is_mask(cls):
@@ -88,6 +93,14 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if name in _OF_HISTORY and STANDS_FOR in vars(cls) and not is_mask(cls):
         _refuse_history(vm, owner, name)
     return _instance(vm, owner, vars(cls).get(STANDS_FOR, cls), name)
+
+
+def _of_number(vm: Machine, owner: Any, name: str) -> Any:
+    """An attribute of a number or text whose value is asked for no sooner than a method is called."""
+    found = class_attribute(PENDING[type(owner)], name)
+    if type(found) in C_METHODS and found.__objclass__ is not object:
+        return types.MethodType(found, owner)
+    return getattr(concrete(vm, owner), name)
 
 
 _OF_HISTORY = frozenset(["data", "grad", "is_leaf", "grad_fn", "_base", "retain_grad", "backward", "requires_grad_"])

@@ -17,6 +17,7 @@ import uuid
 import weakref
 from typing import Any
 
+import numpy
 import torch
 
 from bolide.support.caches import on_reset
@@ -51,7 +52,9 @@ IDENTITY_CONSTANTS: tuple[type, ...] = (
     types.UnionType,
     functools._lru_cache_wrapper,
 )
+_ARRAY_TYPES = {type(numpy.dtype(code)) for code in numpy.typecodes["All"] if code != "V"}  # V: fields, titles
 EQUAL_CONSTANTS: tuple[type, ...] = (
+    *_ARRAY_TYPES,
     int,
     float,
     complex,

@@ -318,7 +318,10 @@ class Outside:
             return int(self.world.evaluate(method, [self]))
         if method is None:
             return hash(self.real)  # raises
-        return id(self.real) >> 4
+        if method is object.__hash__:
+            return id(self.real) >> 4
+        plain = self.plain()
+        return int(self._refuse()) if plain is MISSING else hash(plain)
 
     def __eq__(self, other: object) -> Any:
         if self is other:

@@ -367,9 +367,11 @@ class World(Classes):
         found, place = real.__self__, attribute_source(source, "__self__")
         appends = type(found) is list and real.__name__ == "append" and id(found) not in self.seen
         owner = self.building(found, place) if appends else self.wrap(found, place)
-        if type(owner) is not Outside:
-            return getattr(owner, real.__name__)
         method = descriptor_of(real)
+        if type(owner) is not Outside:
+            pending = type(owner) is not type(found) and isinstance(found, (int, float, str))  # not asked for so far
+            known = not pending or method is None or method.__objclass__ is object
+            return getattr(owner, real.__name__) if known else types.MethodType(method, owner)
         self.guard(Source("apply", source, (), descriptor_of), "is", method)
         return (
             types.MethodType(getattr(owner.cls, real.__name__), owner) if method is None else method_of_c(method, owner)
