@@ -463,10 +463,13 @@ class Trace:
                 "pass the tensor as an argument, or keep it on the module as a buffer",
                 kind="tensor_write",
             )
-        if group.source is not None and overlaps.inside(group.base.meta["val"]):
+        if group.source is not None and overlaps.within(group.base.meta["val"]):
             reason = "an argument is written of which elements are one in memory"
             raise Unsupported(reason, self.where, "clone it", kind="tensor_write")
         old = target.node.meta["val"]
+        if overlaps.within(old):
+            reason = "a tensor is written of which elements are one in memory"
+            raise Unsupported(reason, self.where, "clone it", kind="tensor_write")
         new = value.meta["val"]
         if not same_sizes(new.shape, old.shape) and new.shape != old.shape:
             raise RuntimeError(

@@ -3,6 +3,8 @@ backwards of views."""
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -118,6 +120,60 @@ def roll(ctx: Lowering, x: TensorValue, shifts: Any, dims: Sequence[int] = ()) -
     return ctx.compute(x.shape, x.dtype, body)
 
 
+# ---- tensors of which some elements are one in memory ------------------------------------------------------------
+
+_OVERLAPPING_VIEWS = frozenset([aten.unfold.default, aten.as_strided.default])
+_KEEPS_OVERLAPS = frozenset(
+    [aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default]
+    + [aten.as_strided_scatter.default]
+)
+
+
+def may_overlap(node: Any) -> bool:
+    """Whether elements of an FX node's result may be one in memory, one that is merely expanded excepted: copies of it
+    have memory for every element, copies of the others lie as they do."""
+    meta = node.meta["val"]
+    if _apart(meta) or any(step.__class__ is int and step == 0 for step in meta.stride):
+        return False
+    while node.op == "call_function":
+        if node.target in _OVERLAPPING_VIEWS:
+            return True
+        if node.target is not operator.getitem and not _keeps_layout(node.target):
+            return False
+        node = node.args[0]
+    return hasattr(node.meta["val"], "stride") and not _apart(node.meta["val"])
+
+
+def _keeps_layout(target: Any) -> bool:
+    if target in _KEEPS_OVERLAPS:
+        return True
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
+
+
+def _apart(meta: Any) -> bool:
+    """Whether each step is known to be longer than all that the smaller steps reach."""
+    strides = meta.stride() if callable(meta.stride) else meta.stride
+    left = [
+        (as_expr(step), as_expr(size))
+        for step, size in zip(strides, meta.shape)
+        if size.__class__ is not int or size != 1
+    ]
+    reached = as_expr(0)
+    while left:
+        step, size = next((dim for dim in left if all(_least(other[0] - dim[0]) >= 0 for other in left)), left[0])
+        if _least(step - reached) < 1:
+            return False
+        left.remove((step, size))
+        reached = reached + (size - 1) * step
+    return True
+
+
+def _least(expr: Expr) -> float:
+    least = expr.bounds()[0]
+    return -math.inf if least is None else least
+
+
 # ---- writing into a view: functional forms -------------------------------------------------------------------------
 
 
@@ -143,6 +199,8 @@ def _slice_written(
 def slice_scatter(
     ctx: Lowering, x: TensorValue, src: TensorValue, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
+    if may_overlap(ctx.node.args[0]):
+        return EXTERN
     dim %= len(x.shape)
     first = start_place(start, x.shape[dim])
     if src.shape[dim] is ZERO:
@@ -178,7 +236,9 @@ def _select_written(
 
 
 @lowering(aten.select_scatter.default)
-def select_scatter(ctx: Lowering, x: TensorValue, src: TensorValue, dim: int, index: Any) -> TensorValue:
+def select_scatter(ctx: Lowering, x: TensorValue, src: TensorValue, dim: int, index: Any) -> Any:
+    if may_overlap(ctx.node.args[0]):
+        return EXTERN
     return _select_written(ctx, x, src, dim, index, x.shape)
 
 
@@ -190,7 +250,9 @@ def select_backward(ctx: Lowering, grad: TensorValue, input_sizes: Any, dim: int
 @lowering(aten.diagonal_scatter.default)
 def diagonal_scatter(
     ctx: Lowering, x: TensorValue, src: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> TensorValue:
+) -> Any:
+    if may_overlap(ctx.node.args[0]):
+        return EXTERN
     return _diagonal_written(ctx, x, src, offset, dim1, dim2, x.shape)
 
 

@@ -25,6 +25,17 @@ def inside(meta: TensorMeta) -> bool:
     return expanded and not is_dense(meta.shape, meta.stride)
 
 
+def within(meta: TensorMeta) -> bool:
+    """Whether elements of a tensor are one in memory: it is expanded, or its windows lie across each other."""
+    steps = sorted((hint_of(step), hint_of(size)) for step, size in zip(meta.stride, meta.shape))
+    reached = 0
+    for step, size in steps:
+        if size > 1 and step <= reached:
+            return all(size for _, size in steps)
+        reached += max(size - 1, 0) * step
+    return False
+
+
 def partly(target: TensorMeta, operand: TensorMeta) -> bool:
     """Whether two views of one memory share some of their elements, or all in another order, as far as ATen looks: at
     dense ones."""
