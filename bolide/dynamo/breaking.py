@@ -46,7 +46,7 @@ def loop_over(vm: Machine) -> Location | None:
 
 
 def refuse_value(vm: Machine, expr: Expr, value: int) -> None:
-    """An instruction needs the value of a size. Where it has needed others before, it is not compiled for each."""
+    """An instruction needs the value of a size. Where it has needed many others, it is not compiled for each."""
     symbols, frame = vm.world.symbols, vm.frames[-1]
     if symbols.may_be_fixed(expr) and symbols.needs_another((frame.code, frame.pc - 1), value):
         refuse_changing(vm, f"the value of {symbols.described(expr)}", loop_over(vm))
@@ -60,8 +60,8 @@ def refuse_float(vm: Machine, name: str, value: float) -> None:
 
 
 def refuse_many(vm: Machine, source: Source, value: Any, what: str = "the number of items") -> None:
-    """A container, or an iterator, has this number of items, or a text on the stack is this one: two others are
-    compiled for."""
+    """A container, or an iterator, has this number of items, or a text on the stack is this one: only so many
+    others are compiled for (`SizeHistory.is_crowded`)."""
     if vm.world.symbols.is_one_of_many(source, value):
         refuse_changing(vm, f"{what} of {path_of(source)}")
 

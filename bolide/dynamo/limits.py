@@ -14,9 +14,14 @@ from bolide.dynamo.program import GlobalState, Guard
 from bolide.symbolic import Expr, as_expr
 
 
+def made_under(versions: Sequence[Sequence[Guard]], now: GlobalState) -> list[Sequence[Guard]]:
+    """Those of the versions that were made under these modes."""
+    return [guards for guards in versions if all(g.expected == now for g in guards if g.kind == "global_state")]
+
+
 def counted(versions: Sequence[Sequence[Guard]], now: GlobalState) -> int:
     """How many of the versions, oldest first, that were made under these modes no other one covers."""
-    own = [guards for guards in versions if all(g.expected == now for g in guards if g.kind == "global_state")]
+    own = made_under(versions, now)
     return sum(not any(_replaces(own, j, i) for j in range(len(own)) if j != i) for i in range(len(own)))
 
 

@@ -128,6 +128,7 @@ class Learnt:
 
     loops: those whose length differs, by where each asks for its next item
     needed: the values of sizes and floats that instructions have needed to know
+    crowded: whether so many versions were made that none is made for a third value any more
     data: what was read of inputs' data and was other data in another capture
     recent: the values of the symbols of the version made last, which are sizes at the next points, too
     warned: the warnings that have been shown
@@ -136,6 +137,7 @@ class Learnt:
     def __init__(self) -> None:
         self.loops: set[Location] = set()
         self.needed: dict[Location, set[float]] = {}
+        self.crowded = False
         self.data: set[Source] = set()
         self.recent: frozenset[int] = frozenset()
         self.warned: set[Any] = set()
@@ -158,6 +160,7 @@ class SizeHistory:
         self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
         self.told: set[tuple[Source, float, str]] = set()
         self.learnt = Learnt()
+        self.versions = 0  # how many the place has already, under the present modes
         self.data_symbols = True  # whether data may become symbols where the configuration leaves it open
         self.met_data = False  # whether it has, in the last attempt
         self.called_for_real: dict[Any, str] = {}  # what a capture must not go into, and why
@@ -166,6 +169,12 @@ class SizeHistory:
         """The values met at a place, one for each earlier capture; None where it was not read or had another rank."""
         found = [capture.get(source) for capture in self.captures]
         return [values if values is not None and len(values) == rank else None for values in found]
+
+    def is_crowded(self) -> bool:
+        """Whether so many versions were made that no more are made for single values: the other half of what the limit
+        allows is left to what has to be compiled for. Points behind a break for that reason make no more either."""
+        self.learnt.crowded |= self.versions >= max(config.cache_size_limit // 2, 2)
+        return self.learnt.crowded
 
     def is_fixed(self, place: Place, value: float) -> bool:
         """Whether a capture with a symbol there would be for nothing: the program has needed this very value before."""
@@ -306,21 +315,24 @@ class Symbols:
         return expr.free_vars <= {symbol.name for symbol in self.found if not symbol.marked}
 
     def needs_another(self, place: Location, value: float) -> bool:
-        """Note that an instruction needs this value; whether it has needed others in earlier captures."""
+        """Note that an instruction needs this value; whether it has needed others in earlier captures, too many to
+        compile for each."""
         self.needed.setdefault(place, set()).add(value)
-        return bool(self.history.learnt.needed.get(place, set()) - {value})
+        others = self.history.learnt.needed.get(place, set()) - {value}
+        return bool(others) and self.history.is_crowded()
 
     def described(self, expr: Expr) -> str:
         """An expression over sizes as the user would write it."""
         return sources.with_symbols(expr.text(), {symbol.name: sources.text(symbol.source) for symbol in self.found})
 
     def is_one_of_many(self, source: Source, value: Any) -> bool:
-        """Whether a container, or an iterator, has had two other numbers of items before and never this one, or a text
-        was two others."""
+        """Whether a container, or an iterator, has had other numbers of items before and never this one, or a text was
+        others, and there are too many to compile for each."""
         place = Source("apply", source, (), len)
         self.met[place] = (value,)
         past = {old[0] for old in self.history.past(place, 1) if old is not None}
-        return self.history.dynamic is not False and value not in past and len(past) > 1
+        many = value not in past and len(past) > 1 and self.history.is_crowded()
+        return self.history.dynamic is not False and many
 
     def pin(self, source: Source, value: float, where: UserFrame | None) -> None:
         """Note that the program needs the value of a float that is a number of the graph."""

@@ -23,7 +23,7 @@ from bolide.dynamo import guards, sources
 from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
 from bolide.dynamo.guard_filters import GuardFail, GuardFailed, GuardFilter, select
-from bolide.dynamo.limits import counted
+from bolide.dynamo.limits import counted, made_under
 from bolide.dynamo.metrics import CompilationMetrics, compilation_metrics
 from bolide.dynamo.program import Break, Captured, GlobalState
 from bolide.dynamo.replay import Entry, Runner, make_entry
@@ -338,6 +338,7 @@ class Versions(ABC):
         start = time.perf_counter()
         state.stage = "capture"
         surroundings = guards.global_state()
+        self.sizes.versions = len(made_under([entry.guards for entry in self.entries], surroundings))
         try:
             captured = self.capture_now(args, kwargs)
             while self.sizes.fix(captured):  # what the program needs to know is no symbol in the version that is kept
