@@ -34,8 +34,8 @@ def remedy(guard: Guard, found: TensorGuard | None = None) -> str:
         return _about_tensors(guard.expected, found)
     if is_of_data(guard):
         return (
-            "in the next version the data are symbols, and it breaks where the program needs to know them: keep the "
-            "data fixed, or keep it a tensor"
+            "in the next version the data are symbols, if the program need not know them; if it must, it breaks soon: "
+            "keep the data fixed, or keep it a tensor"
         )
     if guard.kind == "is" and (guard.expected is None or isinstance(guard.expected, bool)):
         return "True, False and None are compiled each for itself: keep the value fixed, or make it a tensor"

@@ -118,8 +118,8 @@ class DynamoConfig(Config):
     specialize_data: int = option(
         64,
         "Integers and booleans may be read from tensors on the CPU with at most this many elements, as long as they "
-        "stay the same: they are compared at every call. When they change, reading them is a break (with fullgraph, a "
-        "new version).",
+        "stay the same: they are compared at every call. When they change, they are symbols; where the program has to "
+        "know them, a few versions are made for single data, then it breaks (with fullgraph, a new version each).",
     )
     dynamic_shapes: bool = option(True, "Sizes may be symbolic.", note=_LEGACY)
     assume_static_by_default: bool = option(True, "Sizes are fixed in a first compilation, unless marked dynamic.")

@@ -160,6 +160,8 @@ class SizeHistory:
         self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
         self.told: set[tuple[Source, float, str]] = set()
         self.learnt = Learnt()
+        self.reads_anew = False  # whether data that has changed is read as well
+        self.left_unread = False  # whether the last capture has met such data
         self.versions = 0  # how many the place has already, under the present modes
         self.data_symbols = True  # whether data may become symbols where the configuration leaves it open
         self.met_data = False  # whether it has, in the last attempt
@@ -303,12 +305,14 @@ class Symbols:
         return self._changes(value, old, _is_argument(source))
 
     def has_stayed(self, source: Source, value: Any) -> bool:
-        """Whether what a program reads at a place has been the same in every capture that looked at it. What is
-        known of loops and data is shared by all points of a function."""
+        """Whether what a program reads at a place has been the same in every capture that looked at it, or is read
+        nevertheless. What is known of loops and data is shared by all points of a function."""
         self.met[source] = (value,)
         if any(old is not None and old != (value,) for old in self.history.past(source, 1)):
             self.history.learnt.data.add(source)
-        return source not in self.history.learnt.data
+        changes = source in self.history.learnt.data
+        self.history.left_unread |= changes
+        return not changes or self.history.reads_anew
 
     def may_be_fixed(self, expr: Expr) -> bool:
         """Whether an expression is over sizes from outside, none of which has to stay symbolic by the user's will."""

@@ -40,6 +40,7 @@ from bolide.support.errors import (
     Unsupported,
     UserFrame,
     describe,
+    forgive,
 )
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling, tables
@@ -59,6 +60,11 @@ def _known() -> list[Versions]:
 
 class NestedTrace(RuntimeError):
     """A compiled function is called while a tracer of torch's is at work."""
+
+
+def _needs_data(captured: Captured) -> bool:
+    """Whether a program ends where data has to be known."""
+    return captured.ending is not None and captured.ending.kind.startswith("data_")
 
 
 class _Unfit(Exception):
@@ -340,10 +346,7 @@ class Versions(ABC):
         surroundings = guards.global_state()
         self.sizes.versions = len(made_under([entry.guards for entry in self.entries], surroundings))
         try:
-            captured = self.capture_now(args, kwargs)
-            while self.sizes.fix(captured):  # what the program needs to know is no symbol in the version that is kept
-                captured.release()
-                captured = self.capture_now(args, kwargs)
+            captured = self._captured(args, kwargs)
         except BolideError:
             raise
         except Exception as error:
@@ -356,6 +359,33 @@ class Versions(ABC):
             raise CompileError("entry", self.name, error) from error
         finally:
             captured.release()
+
+    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        """What the call is captured as. If that ends where data has to be known which changes from call to call, and
+        there is room for a version for this very data, that is tried."""
+        self.sizes.left_unread = False
+        captured = self._capture_fixed(args, kwargs)
+        if not (_needs_data(captured) and self.sizes.left_unread) or self.sizes.is_crowded():
+            return captured
+        self.sizes.reads_anew = True
+        try:
+            other = self._capture_fixed(args, kwargs)
+        except Unsupported as error:
+            forgive(error)
+            return captured
+        finally:
+            self.sizes.reads_anew = False
+        kept, dropped = (captured, other) if _needs_data(other) else (other, captured)
+        dropped.release()
+        return kept
+
+    def _capture_fixed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        """As captured when what the program needs to know is no symbol any more."""
+        captured = self.capture_now(args, kwargs)
+        while self.sizes.fix(captured):
+            captured.release()
+            captured = self.capture_now(args, kwargs)
+        return captured
 
     def _entry(self, captured: Captured, start: float, surroundings: GlobalState) -> Entry:
         """The entry of what was captured since `start`. Raises CompileError for a fault of the backend's."""

@@ -205,7 +205,7 @@ _TABLE = (
         "BR0405",
         "size_loop",
         "A loop whose length differs from call to call",
-        "A loop over a size is unrolled, for one length. After two lengths its body is captured alone, which is "
+        "A loop over a size is unrolled, for one length. After four lengths its body is captured alone, which is "
         "compiled once, whatever the length.",
         "write it with tensor operations, or keep the length fixed",
     ),
@@ -213,8 +213,8 @@ _TABLE = (
         "BR0406",
         "size_value",
         "A value that differs from call to call is needed",
-        "The operation has no form for sizes, floats or numbers of items that are not known, so each of two values was "
-        "compiled for itself. From the third on it runs in eager; what is around it is compiled once for all.",
+        "The operation has no form for sizes, floats or numbers of items that are not known, so each of four values "
+        "was compiled for itself. From the next on it runs in eager; what is around it is compiled once for all.",
         "write it with operations that take sizes, or keep the value fixed",
     ),
     # ---- tensors
