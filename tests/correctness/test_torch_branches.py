@@ -336,7 +336,7 @@ def errors(x: Tensor, w: Tensor) -> Any:
         y = x @ w if x.sum() > 0 else x @ x @ w
     except RuntimeError:
         y = x * 5
-    return y
+    return y - y.mean() + y.amax()  # a return of a name is copied into each way by CPython 3.11 alone
 
 
 @broken
