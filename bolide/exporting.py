@@ -26,7 +26,7 @@ from bolide.dynamo.guard_filters import GuardFailed, GuardFilter
 from bolide.dynamo.program import Captured, Guard, Recipe
 from bolide.dynamo.replay import make_entry
 from bolide.dynamo.signature import Signature
-from bolide.dynamo.sizes import SizeHistory, mark_dynamic, shape_guards
+from bolide.dynamo.sizes import SizeHistory, mark_dynamic, shape_guards, specialised
 from bolide.dynamo.state import state
 from bolide.support.errors import Unsupported, unknown_name
 from bolide.symbolic import Expr
@@ -135,7 +135,7 @@ def _capture(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     try:
         surroundings = guards.global_state()
         captured = capture(function, args, kwargs, history, breaks=False, record_calls=True)
-        while history.fix(captured):
+        while history.fix(specialised(captured)):
             captured = capture(function, args, kwargs, history, breaks=False, record_calls=True)
     finally:
         state.stage, state.exporting = None, False

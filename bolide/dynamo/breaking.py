@@ -4,6 +4,7 @@ until the graph has run.
 
 from __future__ import annotations
 
+import traceback
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.joins import joins_of
 from bolide.dynamo.program import Source
-from bolide.dynamo.sizes import Location
+from bolide.dynamo.sizes import Location, NeedsNumbers
 from bolide.dynamo.sources import text as path_of
 from bolide.dynamo.state import own_mark, state
 from bolide.dynamo.values.kinds import CONSTANT_TYPES
@@ -26,6 +27,7 @@ from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr
 from bolide.tracing import Trace, TracedTensor, data
 from bolide.tracing.calls import CallRecorder
+from bolide.tracing.meta import found_in
 
 
 def break_is_error(vm: Machine) -> bool:
@@ -50,6 +52,33 @@ def refuse_value(vm: Machine, expr: Expr, value: int) -> None:
     symbols, frame = vm.world.symbols, vm.frames[-1]
     if symbols.may_be_fixed(expr) and symbols.needs_another((frame.code, frame.pc - 1), value):
         refuse_changing(vm, f"the value of {symbols.described(expr)}", loop_over(vm))
+
+
+def refuse_symbols(vm: Machine, values: Any, error: Exception) -> None:
+    """Where a native function has failed for the symbols that it was given, and not for what they stand for, the
+    program is captured again with numbers in their place (NeedsNumbers); with too many of those it is called for real."""
+    if not vm.trace.has_symbols or isinstance(error, Unsupported):
+        return
+    text, symbols, frame, where = str(error), vm.world.symbols, vm.frames[-1], vm.where()
+    needed = symbols.behind(found_in(values, torch.SymInt), where) if "SymInt" in text else []
+    if not needed and ("SymInt" in text or "symbolic sizes" in text or _is_of_substitute(error)):
+        needed = symbols.behind([*found_in(values, torch.SymInt), *found_in(values, TracedTensor)], where)
+    if not needed:
+        return
+    place, known = (frame.code, frame.pc - 1), tuple(value for _, value, _ in needed)
+    if symbols.needs_another(place, known):
+        refuse_changing(vm, "the value of " + ", ".join(path_of(symbol.source) for symbol, _, _ in needed))
+    symbols.history.learnt.needed.setdefault(place, set()).add(known)  # the next capture has no symbols to need
+    raise NeedsNumbers(needed, where) from error
+
+
+_SUBSTITUTES = "torch._refs", "torch._decomp", "torch._prims"
+
+
+def _is_of_substitute(error: Exception) -> bool:
+    """Whether Python code has raised it that torch has in place of a kernel, for symbols alone: it may be at fault."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith(_SUBSTITUTES)
 
 
 def refuse_float(vm: Machine, name: str, value: float) -> None:

@@ -30,7 +30,7 @@ from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
 from bolide.dynamo.provenance import around
 from bolide.dynamo.reified import exception_effects, generator_effects, unfinished_variables
 from bolide.dynamo.segments import Shape, are_held, flatten, is_building, is_local, refuse_halfway, unflatten
-from bolide.dynamo.sizes import SizeHistory, Symbols
+from bolide.dynamo.sizes import NeedsNumbers, SizeHistory, Symbols
 from bolide.dynamo.torch_hooks import hook_effects
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MODULE_INTERNALS
 from bolide.dynamo.values.outside import Deferred
@@ -90,12 +90,15 @@ def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
         learnt, known = first.symbols.history.learnt, len(first.symbols.history.learnt.apart)
         try:
             return _capture_from(first, attempt, breaks)
+        except NeedsNumbers as error:
+            if not first.symbols.history.fix(error.needed):
+                raise
         except Unsupported:
             if len(learnt.apart) == known:
                 raise
         finally:
             del first
-        # a branch that was one of the graph is a break now
+        # a branch that was one of the graph is a break now, or symbols are numbers
 
 
 def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
@@ -111,6 +114,15 @@ def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool
     if isinstance(found, Captured):
         _show(notices, None)
         return found
+    if isinstance(found, NeedsNumbers):
+        try:
+            raise found
+        finally:
+            del (
+                found,
+                first,
+                attempt,
+            )  # its traceback leads to this frame: a cycle would keep the program's values alive
     if found.kind == "bug" and not config.suppress_errors:
         raise CompileError("capture", first.code.co_name, found.__cause__ or found)
     first.symbols.check()

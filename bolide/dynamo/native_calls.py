@@ -17,6 +17,7 @@ import numpy
 import torch
 
 from bolide.dynamo import policy
+from bolide.dynamo.breaking import refuse_symbols
 from bolide.dynamo.config import config
 from bolide.dynamo.draws import drawn
 from bolide.dynamo.faults import names_stand_in
@@ -153,8 +154,9 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
     try:
         with setting_modes(vm) if _may_set_modes(function, args) else _PLAINLY:
             result = insistent(vm.trace.perform, function, prepared or args, words)
-    except TypeError as error:
-        if names_stand_in(error):  # it looked into a container and took one for itself
+    except Exception as error:
+        refuse_symbols(vm, [*args, *words.values()], error)
+        if type(error) is TypeError and names_stand_in(error):  # it looked into a container and took one for itself
             raise _given(vm, function, "an outside object") from error
         raise
     frame.stack.append(result)

@@ -19,9 +19,9 @@ from bolide.dynamo.config import config
 from bolide.dynamo.guards import size_source
 from bolide.dynamo.program import Captured, Guard, Relation, Source, Symbol
 from bolide.support import events, log
-from bolide.support.errors import ConstraintError, UserFrame
+from bolide.support.errors import ConstraintError, Unsupported, UserFrame
 from bolide.symbolic import Expr
-from bolide.tracing import Trace
+from bolide.tracing import Trace, TracedTensor
 
 _log = log.logger("dynamo")
 Values = tuple[Any, ...]  # the sizes of a tensor, or an integer, a float, a container or the data of a tensor alone
@@ -121,6 +121,15 @@ def mark_static_address(t: torch.Tensor, guard: bool = True) -> None:
 
 
 Location = tuple[Code, int]
+Needed = list[tuple[Symbol, int, UserFrame | None]]  # symbols, what they are now, and the line that needs to know
+
+
+class NeedsNumbers(Unsupported):
+    """A native function can do nothing with symbols: the program is captured again with numbers in their place."""
+
+    def __init__(self, needed: Needed, where: UserFrame | None) -> None:
+        super().__init__("a native function needs numbers where it is given symbols", where, kind="size_value")
+        self.needed = needed
 
 
 class Learnt:
@@ -136,7 +145,7 @@ class Learnt:
 
     def __init__(self) -> None:
         self.loops: set[Location] = set()
-        self.needed: dict[Location, set[float]] = {}
+        self.needed: dict[Location, set[Any]] = {}
         self.crowded = False
         self.data: set[Source] = set()
         self.recent: frozenset[int] = frozenset()
@@ -182,12 +191,10 @@ class SizeHistory:
         """Whether a capture with a symbol there would be for nothing: the program has needed this very value before."""
         return value in self.fixed.get(place, ())
 
-    def fix(self, captured: Captured) -> bool:
-        """Note the symbols whose very value a captured program needs: they are numbers from here on. Whether there
-        are any.
+    def fix(self, needed: Needed) -> bool:
+        """Note the symbols whose very value a program needs: they are numbers from here on. Whether there are any.
 
         Raises ConstraintError for a dimension that was marked dynamic."""
-        needed = specialised(captured)
         for symbol, value, where in needed:
             for place in symbol.places:
                 self.fixed.setdefault(place, set()).add(value)
@@ -215,7 +222,7 @@ class Symbols:
         self.history, self.trace = history, trace
         self.met: dict[Source, Values] = {}
         self.found: list[Symbol] = []
-        self.needed: dict[Location, set[float]] = {}
+        self.needed: dict[Location, set[Any]] = {}
         self.fixed_because: list[tuple[Source, float, str]] = []  # what might have been symbolic, and why it is not
         self._shared: dict[Any, Any] = {}
 
@@ -318,7 +325,7 @@ class Symbols:
         """Whether an expression is over sizes from outside, none of which has to stay symbolic by the user's will."""
         return expr.free_vars <= {symbol.name for symbol in self.found if not symbol.marked}
 
-    def needs_another(self, place: Location, value: float) -> bool:
+    def needs_another(self, place: Location, value: Any) -> bool:
         """Note that an instruction needs this value; whether it has needed others in earlier captures, too many to
         compile for each."""
         self.needed.setdefault(place, set()).add(value)
@@ -410,6 +417,15 @@ class Symbols:
             known.places.append(place)
         return size
 
+    def behind(self, values: Iterable[Any], where: UserFrame | None) -> Needed:
+        """The symbols that numbers, and the sizes and strides of traced tensors, are made of."""
+        names: set[str] = set()
+        for value in values:
+            facts = (*value.known.shape, *value.known.stride) if isinstance(value, TracedTensor) else (value,)
+            names.update(*(fact.node.expr.free_vars for fact in facts if type(fact) is torch.SymInt))
+        hints = self.trace.shapes.hints
+        return [(symbol, hints[symbol.name], where) for symbol in self.found if symbol.name in names]
+
     def check(self) -> None:
         """Raises ConstraintError where the program asked something of a size that was marked unbacked."""
         if self.trace.shapes.violation is not None:
@@ -448,7 +464,7 @@ def shape_guards(captured: Captured) -> list[Guard]:
     return found
 
 
-def specialised(captured: Captured) -> list[tuple[Symbol, int, UserFrame | None]]:
+def specialised(captured: Captured) -> Needed:
     """The symbols of which the program needs the very value: value, and the user's line that asked for it."""
     found = {}
     for condition, where in captured.trace.shapes.guards.items():

@@ -28,7 +28,7 @@ from bolide.dynamo.metrics import CompilationMetrics, compilation_metrics
 from bolide.dynamo.program import Break, Captured, GlobalState
 from bolide.dynamo.replay import Entry, Runner, make_entry
 from bolide.dynamo.signature import Signature
-from bolide.dynamo.sizes import SizeHistory, shape_guards
+from bolide.dynamo.sizes import SizeHistory, shape_guards, specialised
 from bolide.dynamo.state import state
 from bolide.support import events, log
 from bolide.support.caches import on_reset
@@ -382,7 +382,7 @@ class Versions(ABC):
     def _capture_fixed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """As captured when what the program needs to know is no symbol any more."""
         captured = self.capture_now(args, kwargs)
-        while self.sizes.fix(captured):
+        while self.sizes.fix(specialised(captured)):
             captured.release()
             captured = self.capture_now(args, kwargs)
         return captured
@@ -410,7 +410,7 @@ class Versions(ABC):
             raise CompileError("backend", self.name, error) from error
         if torch._C._autograd._profiler_enabled():
             run = _recorded(run, self.name)
-        self.sizes.fix(captured)
+        self.sizes.fix(specialised(captured))
         known = [*captured.guards, *shape_guards(captured)]
         checks = guards.prepare(known, surroundings)  # backward code of the user's was read meanwhile, too
         checks = select(checks, self.guard_filter)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,10 +24,13 @@ DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat1
 #: these take an integer for a mode, which they do not check: any other one reads something
 UNCHECKED = ("grid_sampler_3d", "grid_sampler_2d")
 #: what eager answers with when it does not take a call
-REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError, KeyError)
+REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, NotImplementedError, AssertionError, ArithmeticError)
 
 #: samples of random operations would set the seed themselves, so that all draws are alike
 common_methods_invocations.wrapper_set_seed = lambda operation, *args, **kwargs: operation(*args, **kwargs)
+
+#: elements of the tensors of a call: larger ones take longer than they tell
+LARGEST = 1 << 21
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 SizeMap = Callable[[int], int]
@@ -190,10 +194,16 @@ def _size_changes(first: Arguments) -> Iterator[tuple[str, Callable[..., Argumen
                     return _grown(leaf, sizes, noise, rng)
                 return _mapped(leaf, sizes) if with_ints and type(leaf) is int else leaf
 
+            if sum(_elements(tensor, sizes) for tensor in tensors) > LARGEST:
+                return None
             args, kwargs = pytree.tree_map(changed, first)
             return args, kwargs
 
         yield f"{name}{', ints with them' if with_ints else ''}", change
+
+
+def _elements(tensor: torch.Tensor, sizes: dict[int, int]) -> int:
+    return math.prod(sizes.get(size, size) for size in tensor.shape)
 
 
 def _int_changes(first: Arguments) -> Iterator[tuple[str, Callable[..., Arguments | None]]]:

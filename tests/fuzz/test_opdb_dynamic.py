@@ -225,12 +225,13 @@ def check(subject: Subject, function: Any, first: Arguments, backend: str, dynam
         if number == 0:
             yield from (("broken", f"{event.kind}: {event.reason}", changed) for event in told.breaks)
         elif dynamic and told.installed:
-            yield from _recompiled(told, fixed, changed)
+            yield from _recompiled(told, fixed, changed, subject.kind == "module")
     yield "ok", f"{len(calls.calls)} calls", ""
 
 
-def _recompiled(told: Told, fixed: list[Any], changed: str) -> Iterator[tuple[str, str, str]]:
-    """Why other sizes led to another version: a line that needs a value, or compares sizes; or no such reason."""
+def _recompiled(told: Told, fixed: list[Any], changed: str, of_module: bool) -> Iterator[tuple[str, str, str]]:
+    """Why other sizes led to another version: a line that needs a value, or compares sizes; or no such reason. A
+    module of torch's has no line of the user's but the first."""
     newest = {event.name: event for event in told.failed}
     for made in told.installed:
         event = newest.get(made.name)
@@ -244,10 +245,14 @@ def _recompiled(told: Told, fixed: list[Any], changed: str) -> Iterator[tuple[st
             yield "recompiled", "; ".join(dict.fromkeys(why)), changed
         elif event.guard.startswith("numbers("):
             yield "recompiled", f"data that was read: {event.guard}", changed
-        elif event.expected == event.guard and event.where is not None and not event.where.text.startswith("def "):
+        elif event.expected == event.guard and (of_module or _has_line(event.where)):
             yield "recompiled", f"relation {event.guard} at {event.where}", changed
         else:
             yield "unexplained", f"{event.guard}, found {event.actual}, at {event.where}", changed
+
+
+def _has_line(where: Any) -> bool:
+    return where is not None and not where.text.startswith("def ")
 
 
 def _failing(event: Any) -> list[str]:
@@ -422,7 +427,7 @@ def main() -> int:
             report.flush()
         if finding.kind in FAULTS:
             place = f"{finding.subject} {finding.dtype} {finding.sample} ({finding.backend}; {finding.changed})"
-            print(f"{finding.kind:<11} {place}: {finding.detail}", flush=True)
+            print(f"{finding.kind:<11} {place}: {' '.join(finding.detail.split())[:600]}", flush=True)
     print(", ".join(f"{kind}: {count}" for kind, count in sorted(counts.items())))
     return int(any(counts[kind] for kind in FAULTS))
 

@@ -49,7 +49,8 @@ def refusal(func: Any, args: list[Any], kwargs: dict[str, Any], ruled: bool) -> 
     if key not in _asked:
         asks = metas and all(meta.device.type == "cpu" for meta in metas)
         filled = sizes is not None or not any(map(_is_empty, metas))
-        trusted = filled and _is_about_parameters(func)
+        symbols = any(found_in([args, kwargs], torch.SymInt))  # numbers that are made up here are not at fault
+        trusted = filled and not symbols and _is_about_parameters(func)
         _asked[key] = _ask(func, args, kwargs, sizes is not None, trusted) if asks else None
     return _asked[key]
 
@@ -107,7 +108,7 @@ def out_refusal(
         known = all(_is_known(meta) for meta in found_in([args, kwargs], TensorMeta))
         right = {**kwargs, **_empty(wanted)}
         _asked[key] = None
-        for whole, value in ((False, 0), (True, 0), (True, 1))[: 3 if known else 1]:
+        for whole, value in ((False, 0), (False, 1), (True, 0), (True, 1))[: 4 if known else 2]:
             ask = functools.partial(_failure, func, args, whole=whole, value=value, dtype=None)
             if ask(right) is None:
                 _asked[key] = ask({**kwargs, **_empty(out)})

@@ -1,0 +1,97 @@
+"""Functions of torch's that can do nothing with symbols, or fail for them alone: the program is compiled with numbers in
+their place, and from the third value on called for real in between."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import bolide
+from bolide.support import events
+from bolide.support.errors import BolideWarning
+
+aten = torch.ops.aten
+
+
+def weighted(x: Tensor, n: int) -> Tensor:
+    return torch.cov(x, aweights=x[0].abs() + 1) * n
+
+
+def kernel_size(x: Tensor, n: int) -> Any:
+    y, places = torch.nn.functional.max_pool2d(x[None], n, n, return_indices=True)
+    return y, aten.max_pool2d_with_indices_backward(torch.ones_like(y), x[None], n, n, 0, 1, False, places)
+
+
+def selected(x: Tensor, n: int) -> Tensor:
+    return torch.masked_select(x * n, torch.tensor(True))
+
+
+def odd_spectrum(x: Tensor, n: int) -> Tensor:
+    return torch.istft(torch.complex(x, x).t(), 2 * n + 1, center=False, window=torch.ones(2 * n + 1)) * 2
+
+
+def strided_copy(x: Tensor, n: int) -> Tensor:
+    return torch.as_strided_copy(x.sum()[None], (1,), (1,), n // 100).sin()
+
+
+PROGRAMS: list[tuple[Callable[..., Any], Callable[[int], tuple[int, ...]]]] = [
+    (weighted, lambda n: (3, n + 3)),
+    (kernel_size, lambda n: (2 * n + 1, 3 * n)),
+    (selected, lambda n: (n, n + 5)),
+    (odd_spectrum, lambda n: (4, n + 1)),
+    (strided_copy, lambda n: (n + 2, 5)),
+]
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("function, shape", PROGRAMS, ids=[function.__name__ for function, _ in PROGRAMS])
+@pytest.mark.filterwarnings("ignore:A window was not provided")
+def test_functions_that_need_numbers(function: Any, shape: Any, backend: str) -> None:
+    compiled, told = bolide.compile(function, backend=backend, dynamic=True), []
+    sizes = random.sample(range(2, 9), 4)
+    for n in (*sizes, *sizes):
+        x = torch.randn(shape(n), requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        with events.subscribed(told.append), warnings.catch_warnings():
+            warnings.simplefilter("error", BolideWarning)
+            mine = compiled(x, n)
+        theirs = function(y, n)
+        pairs = list(zip(mine, theirs)) if isinstance(theirs, tuple) else [(mine, theirs)]
+        for a, b in pairs:
+            assert a.stride() == b.stride()
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        pairs[0][0].sum().backward()
+        pairs[0][1].sum().backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4)
+    assert not [event for event in told if type(event) is events.Fallback]
+    assert len([event for event in told if type(event) is events.Installed]) <= 6, sizes
+
+
+def test_what_eager_refuses_stays_an_error() -> None:
+    def function(x: Tensor, n: int) -> Tensor:
+        return aten.max_pool2d_with_indices_backward(x, x, n, n, 0, 1, False, x.long())
+
+    with pytest.raises(RuntimeError) as mine:
+        bolide.compile(function, dynamic=True)(torch.randn(1, 4, 4), 0)
+    with pytest.raises(RuntimeError) as theirs:
+        function(torch.randn(1, 4, 4), 0)
+    assert str(mine.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_types_of_out_are_checked_for_numbers_that_are_symbols(dynamic: bool | None) -> None:
+    def function(x: Tensor, n: int, out: Tensor) -> Tensor:
+        return torch.multinomial(x, n, out=out)
+
+    given = torch.rand(3), 2, torch.empty(2, dtype=torch.float64)
+    with pytest.raises(RuntimeError) as theirs:
+        function(*given)
+    with pytest.raises(RuntimeError) as mine:
+        bolide.compile(function, dynamic=dynamic)(*given)
+    assert str(mine.value) == str(theirs.value)
