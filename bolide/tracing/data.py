@@ -310,7 +310,9 @@ def _unique_consecutive(
     return_counts: bool = False,
     dim: int | None = None,
 ) -> Any:
-    return _unique(size, self, return_inverse, return_counts) if dim is None else _unique_dim(size, self, dim)
+    if dim is None or (dim == 0 and self.ndim == 1):  # only then are results left out that were not asked for
+        return _unique(size, self, return_inverse, return_counts)
+    return _unique_dim(size, self, dim)
 
 
 def _unique_dim(size: torch.SymInt, self: TensorMeta, dim: int, *_: Any, **__: Any) -> Any:

@@ -3,6 +3,7 @@ writes and errors are eager's."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -472,3 +473,15 @@ def test_operations_on_numbers_alone(dynamic: bool) -> None:
         for size in (8, 12, 31):
             x = torch.randn(size, 6)
             torch.testing.assert_close(compiled(x), program(x))
+
+
+@pytest.mark.parametrize("function", [torch.unique, torch.unique_consecutive], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("shape", [(7,), (5, 3)], ids=str)
+def test_results_that_are_asked_for(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    for dim in (None, *range(-len(shape), len(shape))):
+        for inverse, counts in itertools.product((False, True), repeat=2):
+            kwargs = {"return_inverse": inverse, "return_counts": counts, "dim": dim}
+            compiled = bolide.compile(lambda x, kwargs=kwargs: function(x, **kwargs), fullgraph=True)
+            for _ in range(2):
+                x = torch.randint(0, 3, shape)
+                torch.testing.assert_close(compiled(x), function(x, **kwargs))

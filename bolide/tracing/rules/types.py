@@ -49,8 +49,8 @@ def refusal(func: Any, args: list[Any], kwargs: dict[str, Any], ruled: bool) -> 
     if key not in _asked:
         asks = metas and all(meta.device.type == "cpu" for meta in metas)
         filled = sizes is not None or not any(map(_is_empty, metas))
-        symbols = any(found_in([args, kwargs], torch.SymInt))  # numbers that are made up here are not at fault
-        trusted = filled and not symbols and _is_about_parameters(func)
+        given = next(found_in([args, kwargs], torch.SymInt), None) is None  # no number is made up here
+        trusted = filled and given and _is_about_parameters(func)
         _asked[key] = _ask(func, args, kwargs, sizes is not None, trusted) if asks else None
     return _asked[key]
 
