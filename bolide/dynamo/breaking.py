@@ -56,7 +56,7 @@ def refuse_value(vm: Machine, expr: Expr, value: int) -> None:
 
 def refuse_symbols(vm: Machine, values: Any, error: Exception) -> None:
     """Where a native function has failed for the symbols that it was given, and not for what they stand for, the
-    program is captured again with numbers in their place (NeedsNumbers); with too many of those it is called for real."""
+    program is captured again with numbers in their place (NeedsNumbers); where those are too many it breaks there."""
     if not vm.trace.has_symbols or isinstance(error, Unsupported):
         return
     text, symbols, frame, where = str(error), vm.world.symbols, vm.frames[-1], vm.where()

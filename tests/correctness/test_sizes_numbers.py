@@ -1,5 +1,5 @@
 """Functions of torch's that can do nothing with symbols, or fail for them alone: the program is compiled with numbers
-in their place, and from the third value on called for real in between."""
+in their place, and where those are too many, called for real in between."""
 
 from __future__ import annotations
 
