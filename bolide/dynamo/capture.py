@@ -107,7 +107,14 @@ def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool
     notices, loops, apart = Notices(learnt.warned), set(learnt.loops), len(learnt.apart)
     found = _unless_unsupported(first, notices, None, None)
     if isinstance(found, Unsupported) and len(learnt.apart) > apart:
-        raise found
+        try:
+            raise found
+        finally:
+            del (
+                found,
+                first,
+                attempt,
+            )  # its traceback leads to this frame: a cycle would keep the program's values alive
     if loops != first.symbols.history.learnt.loops:  # one that was unrolled ends the segment at its first item
         first = attempt()
         found = _unless_unsupported(first, notices, None, None)
@@ -139,7 +146,7 @@ def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool
             captured = _unless_unsupported(attempt(), notices, stop, ending)
             if isinstance(captured, Captured):
                 _show(notices, stop)
-                del found  # its traceback leads to this frame: a cycle would keep the program's values alive
+                del found  # as above
                 return captured
             del captured  # the state there cannot be rebuilt: earlier
     _show(notices, None)

@@ -28,9 +28,10 @@ def _branch(vm: Machine, frame: Frame, target: int, wanted: bool) -> Any:
     if value is not True and value is not False:
         truth = _truth(vm, frame, value, target, wanted)
         if isinstance(truth, Unsupported):
-            if not can_fork(vm, frame.code, frame.pc - 1):
-                raise truth
-            return _fork(vm, frame, value, target, wanted, truth)
+            try:
+                return _fork(vm, frame, value, target, wanted, truth)
+            finally:
+                del truth  # its traceback leads to this frame: a cycle would keep the program's values alive
         if type(truth) is Call:  # interpret __bool__ or __len__, then branch on its result
             frame.pc -= 1
             return vm.answer(frame, truth)
@@ -63,20 +64,21 @@ def _fork(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool, refu
     """Both ways of a branch become parts of the graph, or the branch is a break."""
     frames, at, trace = list(vm.frames), frame.pc, vm.trace
     try:
-        fork(vm, frame, value, target, wanted)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        why = getattr(error, "reason", None) or f"a way of it raises {type(error).__name__}"
-    else:
-        forgive(refused)
-        return
-    vm.frames[:], vm.trace, vm.lost, frame.pc = frames, trace, None, at
-    refused.reason += f" (and no branch of the graph: {why})"
-    try:
+        if can_fork(vm, frame.code, at - 1):
+            try:
+                fork(vm, frame, value, target, wanted)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                why = getattr(error, "reason", None) or f"a way of it raises {type(error).__name__}"
+            else:
+                forgive(refused)
+                return
+            vm.frames[:], vm.trace, vm.lost, frame.pc = frames, trace, None, at
+            refused.reason += f" (and no branch of the graph: {why})"
         raise refused
     finally:
-        del refused  # its traceback leads to this frame
+        del refused  # as above
 
 
 @opcode("POP_JUMP_IF_FALSE")

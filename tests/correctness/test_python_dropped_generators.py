@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -495,3 +496,66 @@ def test_frames_of_generators() -> None:
     assert bolide.compile(program, backend="eager", fullgraph=True)(x)[1] == program(x)[1]
     with pytest.raises(bolide.Unsupported, match="f_locals of a frame"):
         bolide.compile(lambda x: x + len(careful([], "", x).gi_frame.f_locals), fullgraph=True)(x)  # type: ignore[attr-defined]
+
+
+#: What a program does behind a loop that it has left, and where it cannot be captured as one.
+BEFORE = {
+    "nothing": "",
+    "coroutine": """
+    async def answer(p): return p
+    waiting = answer(1)
+    try: waiting.send(None)
+    except StopIteration as stop: log.append(stop.value)""",
+    "generator": """
+    def numbers(p):
+        yield p
+        return p + 1
+    log.append(list(numbers(1)))""",
+    "exception": """
+    try: raise KeyError(3)
+    except KeyError as error: log.append(error.args)""",
+    "held": """
+    second = careful(log, "second", 3)
+    log.append(next(second))""",
+}
+ENDS = {
+    "while": "while x.abs().sum() > 500: x = x / 2",
+    "if": "if x.sum() > 500: log.append(2)",
+    "both ways": "x = x + 1 if x.sum() > 500 else x - 1",
+    "print": "print(end='')",
+    "item": "log.append(int(x.sum().item()))",
+    "assertion": "assert x.sum() < 500",
+    "raised": "raise ValueError(3)",
+    "raised by data": "if x.sum() < 500: raise ValueError(3)",
+    "loop": "for row in x: log.append(float(row) > 500)",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("before", BEFORE)
+def test_capture_keeps_nothing_alive(before: str, end: str) -> None:
+    """The first call, in which all is captured, and others; no garbage collector helps."""
+    namespace = {"careful": careful}
+    body = f"    for _ in careful(log, 'left', 3):\n        break{BEFORE[before]}\n    {ENDS[end]}\n    return x + 1\n"
+    exec(f"def program(x, log):\n{body}", namespace)
+    program: Any = namespace["program"]
+    compiled = bolide.compile(program)
+    gc.collect()
+    gc.disable()
+    try:
+        for size in (3, 4, 5):
+            x = torch.ones(size, requires_grad=True)
+            assert _said(compiled, x) == _said(program, x)
+    finally:
+        gc.enable()
+
+
+def _said(function: Callable[..., Any], x: torch.Tensor) -> list[Any]:
+    log: list[Any] = []
+    try:
+        result = function(x, log)
+    except ValueError as error:
+        log.append(error.args)
+    else:
+        log.append(torch.autograd.grad(result.sum(), x)[0].tolist())
+    return log
