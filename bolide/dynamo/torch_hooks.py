@@ -66,6 +66,7 @@ def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     refuse_for_real(vm, here(vm))
     vm.trace.where = vm.where()
     vm.trace.own_gradients = True
+    vm.trace.hooked.add(tensor.grad_fn)
     run = later(vm, hook, "a hook of a tensor", here(vm))
     recorder = vm.memory.get(CallRecorder)
     if recorder is None or recorder.trace is not vm.trace:
@@ -205,6 +206,7 @@ def _register_on_node(vm: Machine, name: str, node: Any, hook: Any) -> Any:
         raise _refused(vm, f"Node.{name}", why, "put it on the tensor")
     vm.trace.where = vm.where()
     vm.trace.functional_only, vm.trace.own_gradients = "a node of the history has a hook", True
+    vm.trace.hooked.add(node)
     return getattr(node, name)(later(vm, hook, f"Node.{name}"))
 
 

@@ -195,7 +195,10 @@ def _crossing(
     symbols |= {str(as_expr(node.meta["val"])): at for node, at in zip(parts.saved, parts.saved_at) if is_size(node)}
     read = [at for at in (tape.read if tape else ()) if at not in tensors]
     loose = [at for at in read if at not in _parameters(trace)]
-    return Crossing(len(tangents), tuple(tensors), numbers, tuple(tangents), symbols, tuple(read), tuple(loose), kept)
+    shared = {place: result.shares for place, result in enumerate(signature.results) if result.shares is not None}
+    return Crossing(
+        len(tangents), tuple(tensors), numbers, tuple(tangents), symbols, tuple(read), tuple(loose), kept, shared
+    )
 
 
 def _strides(meta: TensorMeta) -> tuple[Any, ...]:

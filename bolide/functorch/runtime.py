@@ -127,7 +127,8 @@ class Crossing:
     the order in which the backward takes them, as positions in the list of all inputs followed by all of the forward
     graph's results. `tangents`: for each of the program's results the strides that its tangent is expected to have
     (it is brought into that layout if it comes in another), or None where there is no tangent. `symbols`: where the
-    sizes are, by name, in the list of all inputs followed by all results.
+    sizes are, by name, in the list of all inputs followed by all results. `shared`: the results that lie in the memory
+    of an input or of another result, though with a history of their own.
 
     For gradients of gradients, which are computed from the inputs: `read`, the tensors among them that the results
     depend on and that are not saved; `loose`, those of them that the program's caller may drop; `kept`, where what
@@ -142,6 +143,7 @@ class Crossing:
     read: tuple[int, ...] = ()
     loose: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
+    shared: Mapping[int, Output] = field(default_factory=dict)
 
 
 BackwardFor = Callable[[tuple[int, ...]], CompiledGraph]
@@ -165,7 +167,8 @@ def differentiable(
     backward = _once_per_key(backward_for)
     untracked = [index for index, stride in enumerate(crossing.tangents) if stride is None]
     expected = [(index, stride) for index, stride in enumerate(crossing.tangents) if stride is not None]
-    symbols = crossing.symbols if is_symbolic(crossing.tangents) else {}
+    symbolic = is_symbolic(crossing.tangents) or any(is_symbolic(alias.chain) for alias in crossing.shared.values())
+    symbols = crossing.symbols if symbolic else {}
 
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
@@ -181,6 +184,9 @@ def differentiable(
             ctx.kept = [pool[place] for place in crossing.kept]
             if symbols:
                 ctx.sizes = {name: pool[place] for name, place in symbols.items()}
+            for place, alias in crossing.shared.items():
+                owner = inputs[int(alias.index)] if alias.kind == "input" else made[int(alias.index)]
+                made[place] = replay(owner.detach(), with_sizes(alias.chain, ctx.sizes if symbols else {})).detach()
             ctx.set_materialize_grads(False)
             if untracked:
                 ctx.mark_non_differentiable(*[made[i] for i in untracked if isinstance(made[i], torch.Tensor)])

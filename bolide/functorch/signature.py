@@ -20,6 +20,7 @@ from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.data import binds
 from bolide.tracing.rules.common import is_dense
+from bolide.tracing.trace import NonLeaf
 
 Chain = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
 
@@ -44,11 +45,14 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A value that the graph computes. `tensor` carries its history and is None where it has none."""
+    """A value that the graph computes. `tensor` carries its history and is None where it has none. One that is a view
+    with a history of its own lies in the memory of what it is a view of, which `shares` describes.
+    """
 
     node: fx.Node
     meta: TensorMeta
     tensor: TracedTensor | None
+    shares: Output | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,8 @@ def _place(trace: Trace, family: list[TracedTensor], results: list[Result]) -> d
     """
     group = family[0].group
     if group.source is not None:
-        return _aliases(family, "input", group.source, trace.inputs[group.source])
+        owner = trace.inputs[group.source]
+        return _with_own_history(trace, family, results, owner, _aliases(family, "input", group.source, owner))
     if group.base.op == "get_attr" and group.frozen:
         return _aliases(family, "constant", str(group.base.target), None)
     position = len(results)
@@ -174,7 +179,39 @@ def _place(trace: Trace, family: list[TracedTensor], results: list[Result]) -> d
         return {id(family[0]): Output("result", position)}
     owner = _owner(family)
     results.append(Result(group.base, group.base.meta["val"], None) if owner is None else _fresh(owner))
-    return _aliases(family, "result", position, owner)
+    return _with_own_history(trace, family, results, owner, _aliases(family, "result", position, owner))
+
+
+def _with_own_history(
+    trace: Trace,
+    family: list[TracedTensor],
+    results: list[Result],
+    owner: TracedTensor | None,
+    aliases: dict[int, Output],
+) -> dict[int, Output]:
+    """The outputs of a family. Those of which autograd knows more than that they are views of the owner (a Function of
+    the program's lies between, or a hook) are results by themselves, in the owner's memory."""
+    made = dict(aliases)
+    for tensor in family if owner is not None and trace.own_gradients else ():
+        alias = aliases[id(tensor)]
+        if not alias.chain or not alias.tracked or not _is_derived_otherwise(trace, tensor, owner):
+            continue
+        if tensor.is_conj() or tensor.is_neg() or not is_dense(tensor.shape, tensor.stride()):
+            raise Unsupported("an output is a part of another, with another history", kind="detached_alias")
+        shares = None if _names(alias.chain) & trace.shapes.facts.names else alias
+        made[id(tensor)] = Output("result", len(results))
+        results.append(Result(tensor.node, tensor.meta, tensor, shares))
+    return made
+
+
+def _is_derived_otherwise(trace: Trace, view: TracedTensor, owner: Any) -> bool:
+    """Whether there is a derivative of the program's own, or a hook, on the way from a view to its owner."""
+    step: Any = view.grad_fn
+    while step is not None and step is not owner.grad_fn:
+        if isinstance(step, torch.autograd.function.BackwardCFunction) or step in trace.hooked:
+            return not isinstance(step, NonLeaf._backward_cls)  # type: ignore[attr-defined]
+        step = step.next_functions[0][0] if step.next_functions else None
+    return False
 
 
 def _owner(family: list[TracedTensor]) -> TracedTensor | None:

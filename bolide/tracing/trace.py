@@ -90,6 +90,7 @@ class Trace:
         self.deriving = False  # whether the backward is being recorded, not the program
         self.for_real: dict[Any, str] = {}  # names of derivatives that cannot be recorded, and why
         self.own_gradients = False  # a backward of the program's own (a Function, a hook) is no derivative
+        self.hooked: set[Any] = set()  # nodes of autograd's graph that hooks of the program's are on
         self.functional_only: str | None = None  # what the program does that only the functional graph shows
         self.spent: set[Any] = set()  # nodes of autograd's graph whose saved values the program has released
 

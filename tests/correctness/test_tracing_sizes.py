@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch.fx
 import torch.nn.functional as F
 
 from bolide.symbolic import Expr, ShapeEnv
-from bolide.tracing import Trace, primitives
+from bolide.tracing import TensorMeta, Trace, primitives
+from bolide.tracing.rules import registry
 
 Program = Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]
 
@@ -299,3 +301,23 @@ def test_a_linear_layer_makes_the_nodes_of_torch(shape: tuple[int, ...], bias: b
 
     (recorded, asked), (wanted, others) = nodes(True), nodes(False)
     assert recorded == wanted and not asked and others
+
+
+def test_private_kernels_are_never_run_on_sizes_that_may_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They check nothing: this one writes behind its memory unless there are `whole` // 2 + 1 columns."""
+    asked: list[Any] = []
+    real = registry.by_real_kernel
+
+    def told(func: Any, args: Any, kwargs: Any) -> Any:
+        asked.append((tuple(args[0].shape), args[3]))
+        return real(func, args, kwargs)
+
+    monkeypatch.setattr(registry, "by_real_kernel", told)
+    trace, half = Trace(), random.randint(3, 40)
+    rows, columns, whole = (
+        trace.size(n, name) for n, name in ((2, "rows"), (half + 1, "columns"), (2 * half, "whole"))
+    )
+    meta = TensorMeta((rows, columns), (columns, 1), 0, torch.complex64, torch.device("cpu"))
+    found = registry.by_torch(torch.ops.aten._fft_c2r.default, [meta, [1], 2, whole], {})
+    assert found.shape == (rows, whole) and found.dtype is torch.float32
+    assert set(asked) == {((2, half + 1), 2 * half)}

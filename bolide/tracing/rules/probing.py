@@ -41,9 +41,9 @@ class Trials:
     strides: dict[tuple[int, ...], Any]
 
 
-def by_probes(ask: Ask, args: Any, kwargs: Any) -> Any:
+def by_probes(ask: Ask, elsewhere: Ask, args: Any, kwargs: Any) -> Any:
     """The metas of the results with symbolic sizes, or None if they cannot be told. `ask` gives those for arguments
-    without symbols; what it raises for this run's sizes passes through."""
+    without symbols, of this run's sizes, and what it raises passes through; `elsewhere` those for other sizes."""
     sizes = list(_sizes([*args, *kwargs.values()], ("shape",)))
     strides = list(_sizes([*args, *kwargs.values()], ("shape", "stride")))
     symbolic = [size for size in strides if type(size) is torch.SymInt]
@@ -60,7 +60,7 @@ def by_probes(ask: Ask, args: Any, kwargs: Any) -> Any:
     def answer(values: Values) -> Any:
         """What torch says for these sizes; None if it refuses them."""
         try:
-            return ask(_valued(args, values), _valued(kwargs, values))
+            return elsewhere(_valued(args, values), _valued(kwargs, values))
         except Exception:
             return None
 

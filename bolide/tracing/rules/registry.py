@@ -161,7 +161,7 @@ def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
     refuses zeros (the inverse of a matrix, say) is asked of its meta kernel as well.
     """
     if _is_symbolic(args) or _is_symbolic(kwargs):
-        found = by_probes(functools.partial(_ask, func), args, kwargs)
+        found = by_probes(functools.partial(_ask, func), functools.partial(_ask_elsewhere, func), args, kwargs)
         if found is not None:
             return found
     return _ask(func, _fixed(args), _fixed(kwargs))
@@ -188,6 +188,13 @@ def _ask(func: Any, args: Any, kwargs: Any) -> Any:
                 pass
             raise
     return by_meta_kernel(func, args, kwargs)
+
+
+def _ask_elsewhere(func: Any, args: Any, kwargs: Any) -> Any:
+    """As `_ask`, for sizes that are not those of this run and may not fit one another."""
+    if types.trusts_sizes(func):
+        return _of_meta_kernel(func, args, kwargs)
+    return _ask(func, args, kwargs)
 
 
 def _is_symbolic(value: Any) -> bool:
@@ -222,13 +229,17 @@ def _is_small(meta: TensorMeta) -> bool:
 
 def by_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
     """The metas of the results, found by running torch's meta kernel, or, where it has none, the real one on zeros."""
+    try:
+        return _of_meta_kernel(func, args, kwargs)
+    except NotImplementedError:
+        return by_real_kernel(func, args, kwargs)
+
+
+def _of_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
     if not _prepared:
         keep_dynamo_out_of_meta_kernels()
         _prepared.append(True)
-    try:
-        return _metas(func(*_on(args, "meta"), **_on(kwargs, "meta")), _device(args, kwargs))
-    except NotImplementedError:
-        return by_real_kernel(func, args, kwargs)
+    return _metas(func(*_on(args, "meta"), **_on(kwargs, "meta")), _device(args, kwargs))
 
 
 def by_real_kernel(func: Any, args: Any, kwargs: Any) -> Any:

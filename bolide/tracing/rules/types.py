@@ -68,6 +68,14 @@ def _is_about_parameters(func: Any) -> bool:
 
 
 @functools.cache
+def trusts_sizes(func: Any) -> bool:
+    """Whether the kernel may take it for granted that its operands' sizes fit one another, and reads or writes other
+    memory where they do not: the private part of an operation (`_fft_c2r`), whose public part has checked them, or a
+    derivative."""
+    return func._opname.startswith("_") or "backward" in func._opname
+
+
+@functools.cache
 def _answers(func: Any) -> bool:
     """Whether a kernel can be asked: it writes nothing, draws nothing and is one for all sizes."""
     draws = torch.Tag.nondeterministic_seeded in func.tags

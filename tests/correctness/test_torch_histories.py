@@ -1,0 +1,137 @@
+"""Outputs that lie in the same memory, of which autograd knows different things: a view that went through a Function of
+the program's, or that has a hook, gets that derivative, however many others of its memory leave with it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bolide
+from tests.object_tools import describe
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return -grad
+
+
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * 3
+
+
+def _with_hook(x: Any, scale: float) -> Any:
+    x.register_hook(lambda grad: grad * scale)
+    return x
+
+
+def _twice(x: Any) -> Any:
+    hidden = x * 2
+    once = Reversed.apply(hidden)
+    return hidden, Same.apply(once), hidden.view(-1), once.t()
+
+
+def _rows(x: Any) -> Any:
+    hidden = Same.apply(x.reshape(-1))
+    return x, hidden, hidden[2:], hidden.view(x.shape[0], -1), x[:1]
+
+
+PROGRAMS: dict[str, Callable[[Any], Any]] = {
+    "a function's view beside its owner": lambda x: ((h := x.exp()), Reversed.apply(h)),
+    "the view first": lambda x: (Reversed.apply(h := x.exp()), h),
+    "returned as it came": lambda x: ((h := x.exp()), Same.apply(h)),
+    "of an input": lambda x: (x, Reversed.apply(x), Same.apply(x)),
+    "of an input, alone": lambda x: Reversed.apply(x),
+    "one after the other": _twice,
+    "parts": _rows,
+    "a view with a hook": lambda x: ((h := x.exp()), _with_hook(h.view_as(h), 3.0)),
+    "an owner with a hook": lambda x: (_with_hook(h := x.exp(), 3.0), h.view(-1)),
+    "a view of one with a hook": lambda x: ((h := x.exp()), _with_hook(h.view(-1), -1.0).view_as(h)),
+}
+
+
+def _gradient(outputs: Any, x: torch.Tensor) -> Any:
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    sum((place + 1) * (out**2).sum() for place, out in enumerate(outputs)).backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_views_keep_the_history_that_they_have(name: str, dynamic: bool | None) -> None:
+    program = PROGRAMS[name]
+    compiled = bolide.compile(program, dynamic=dynamic)
+    for rows in (3, 5, 2):
+        x = torch.randn(rows, 2)
+        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        found, expected = compiled(ours), program(theirs)
+        pointers = [
+            [out.data_ptr() - outs[0].data_ptr() for out in outs if isinstance(out, torch.Tensor)]
+            for outs in (
+                (found if isinstance(found, tuple) else (found,)),
+                expected if isinstance(expected, tuple) else (expected,),
+            )
+        ]
+        assert pointers[0] == pointers[1], "they share memory as eager's do"
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(_gradient(found, ours), _gradient(expected, theirs))
+    assert compiled._bolide.entries, "ran in eager"  # type: ignore[attr-defined]
+
+
+def test_modules_whose_outputs_are_kept_by_one_hook_and_whose_gradients_another_sees() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def watched(model: nn.Module) -> tuple[Any, dict[str, Any], list[Any]]:
+        kept: dict[str, Any] = {}
+        seen: list[Any] = []
+        for name, part in model.named_children():
+            part.register_forward_hook(lambda part, into, out, name=name: kept.update({name: out}))
+            part.register_full_backward_hook(lambda part, into, out: seen.append(out[0].norm()))
+        return model, kept, seen
+
+    ours, theirs = watched(copy.deepcopy(model)), watched(copy.deepcopy(model))
+    compiled = bolide.compile(ours[0])
+    for rows in (4, 7, 3):
+        x = torch.randn(rows, 3)
+        compiled(x.clone().requires_grad_()).sum().backward()
+        theirs[0](x.clone().requires_grad_()).sum().backward()
+        torch.testing.assert_close((ours[1], ours[2]), (theirs[1], theirs[2]))
+    assert len(ours[2]) == 9 and describe([p.grad is None for p in model.parameters()])
+
+
+def test_a_model_for_two_domains_trains_as_in_eager() -> None:
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features, self.labels, self.domain = nn.Linear(2, 3), nn.Linear(3, 2), nn.Linear(3, 1)
+
+        def forward(self, x: Any) -> Any:
+            features = self.features(x)
+            turned = Reversed.apply(features)
+            return {"features": features, "turned": turned, "y": self.labels(features), "d": self.domain(turned)}
+
+    theirs = Adapted()
+    ours = copy.deepcopy(theirs)
+    compiled = bolide.compile(ours)
+    for rows in (4, 6, 3):
+        x = torch.randn(rows, 2)
+        for run in (compiled, theirs):
+            out = run(x)
+            (out["y"].sum() + out["d"].square().sum() + out["turned"].mean() + out["features"].norm()).backward()
+        for mine, other in zip(ours.parameters(), theirs.parameters()):
+            torch.testing.assert_close(mine.grad, other.grad)
