@@ -56,7 +56,7 @@ HASHABLE = frozenset(
 )
 """Classes of callables that are looked up in tables."""
 
-_SIMPLE = (PLAIN - {types.FunctionType, list, tuple, dict}) | {
+_SIMPLE = (PLAIN - {types.FunctionType, list, tuple, dict, torch.Size}) | {
     TracedTensor,
     torch.dtype,
     torch.memory_format,
@@ -275,8 +275,10 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
         if keeps_objects(function):
             return arg
         return Call(None, []) if _iterates(function) else ProgramIterator(vm, arg)
-    if cls in _DATA and (type(function) is types.FunctionType or _holder(function) is str):
+    if cls in _DATA and (type(function) is types.FunctionType or _holder(function) is str or _is_of_numpy(function)):
         return native_data(arg) if _takes_symbols(function) else concrete_data(vm, arg)
+    if cls is torch.Size and _is_of_numpy(function):
+        return concrete_data(vm, tuple(arg))
     if not isinstance(arg, (type, list, tuple)) and _iterates(function):
         return Call(None, []) if python_method(vm.world, cls, "__iter__") is not None else arg
     return arg
@@ -285,6 +287,12 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
 def _holder(function: Any) -> type:
     """The class whose native method a function is."""
     return getattr(function, "__objclass__", None) or type(getattr(function, "__self__", None))
+
+
+def _is_of_numpy(function: Any) -> bool:
+    """Whether a native function makes arrays of the sequences that it is given: of symbolic numbers, it would make
+    arrays of objects."""
+    return isinstance(function, numpy.ufunc) or str(_module_of(function)).partition(".")[0] == "numpy"
 
 
 def _takes_symbols(function: Any) -> bool:

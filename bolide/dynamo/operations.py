@@ -42,7 +42,6 @@ _FILL_IN = (operator.mod, operator.imod)  # of a text
 _INTEGERS = (int, torch.SymInt)
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
 _NO_WORDS: dict[str, Any] = {}
-_NUMBERS = (int, float, complex)  # also enumerations of them, whose operators know no symbolic ones
 
 SEEN_AS: dict[type, type] = {**PENDING}  # the class that the program sees of values of other classes
 
@@ -245,9 +244,9 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         return overridden(asked_by(op, True), [right, left], [right, left], {})
     vm.trace.where = vm.where()
     view, other = native_view(vm, left), native_view(vm, right)
-    if type(other) in SYMBOLIC and isinstance(view, _NUMBERS):
+    if type(other) in SYMBOLIC and not _knows_symbols(view):
         other = concrete(vm, other)
-    if type(view) in SYMBOLIC and isinstance(other, _NUMBERS):
+    if type(view) in SYMBOLIC and not _knows_symbols(other):
         view = concrete(vm, view)
     result = op(view, other)
     return left if result is view else result  # in place
@@ -258,6 +257,12 @@ def _refuse_native_equality(vm: Machine, value: Outside) -> None:
     if vm.world.lookup(value.cls, "__eq__") is not object.__eq__:
         reason = f"an outside {value.cls.__name__} object is compared by native code"
         raise Unsupported(reason, vm.where(), kind="outside_object")
+
+
+def _knows_symbols(value: Any) -> bool:
+    """Whether operators of this value, which is no plain number, take symbolic numbers for such: those of what stands
+    for a tensor or an array, but not those of enumerations, fractions, time differences or NumPy's own arrays."""
+    return type(value) is TracedTensor or type(value) in SEEN_AS
 
 
 def _of_text(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:

@@ -168,8 +168,8 @@ def _place(trace: Trace, family: list[TracedTensor], results: list[Result]) -> d
     """
     group = family[0].group
     if group.source is not None:
-        owner = trace.inputs[group.source]
-        return _with_own_history(trace, family, results, owner, _aliases(family, "input", group.source, owner))
+        source = trace.inputs[group.source]
+        return _with_own_history(trace, family, results, source, _aliases(family, "input", group.source, source))
     if group.base.op == "get_attr" and group.frozen:
         return _aliases(family, "constant", str(group.base.target), None)
     position = len(results)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import torch
 
+from bolide.tracing import TracedFloat
 from bolide.tracing.meta import hint_of
 
 _LARGEST = 1 << 16  # elements; larger arrays are of one size here, where sizes do not decide about types
@@ -47,6 +48,8 @@ def _like(value: Any, array_of: Callable[[Any], Any]) -> Any:
         return value.copy()
     if type(value) is torch.SymInt:
         return _of_this_call(value)
+    if type(value) is TracedFloat:
+        return 1.0
     if isinstance(value, (torch.Tensor, torch.SymFloat, torch.SymBool)):
         raise _Unknown
     if type(value) in (tuple, list):

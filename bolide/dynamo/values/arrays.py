@@ -281,7 +281,13 @@ def _recipe_of_real(rebuilder: Rebuilder, value: numpy.ndarray[Any, Any]) -> Rec
     return Recipe("call", numpy.copy, (Recipe("constant", value.copy()),))
 
 
+def _recipe_of_type(rebuilder: Rebuilder, value: numpy.dtype[Any]) -> Recipe:
+    return Recipe("constant", value)
+
+
 WRAPPERS[numpy.ndarray] = _wrap
 RECIPES[TracedArray] = _recipe
 RECIPES[Method] = _recipe_of_method
 RECIPES[numpy.ndarray] = _recipe_of_real
+for _code in numpy.typecodes["All"]:
+    RECIPES[type(numpy.dtype(_code))] = _recipe_of_type

@@ -1,0 +1,90 @@
+"""NumPy in ordinary programs: what its functions and operators give of numbers from data, of sizes and of arrays of
+changing sizes is what NumPy gives, of the same type and kind."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import fractions
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bolide
+
+PROGRAMS: dict[str, Callable[[Any], Any]] = {
+    "mean of a list": lambda x: np.mean(x.tolist()),
+    "array of a list": lambda x: np.array(x.tolist()),
+    "largest of a list": lambda x: np.max(x.tolist()),
+    "array of integers": lambda x: np.array([int(x.sum() * 3), 2]),
+    "deviation of numbers": lambda x: np.std([x.sum().item(), x.mean().item()]),
+    "joined lists": lambda x: np.concatenate([x.tolist(), [1.0]]),
+    "array times a number": lambda x: np.ones(2) * x.sum().item(),
+    "scalar times a number": lambda x: np.float32(2) * x.sum().item(),
+    "fit": lambda x: np.polyfit([0.0, 1.0, 2.0], [x.sum().item(), 1.0, 2.0], 1),
+    "logarithm": lambda x: np.log(x.abs().sum().item() + 1),
+    "array times a size": lambda x: np.ones(2) * x.shape[0],
+    "size times a scalar": lambda x: x.shape[0] * np.float32(2),
+    "array of a size": lambda x: np.array([x.shape[0], 1]),
+    "product of a shape": lambda x: np.prod(x.shape),
+    "comparison with a size": lambda x: (np.arange(3) == x.shape[0], np.int64(3) < x.shape[0]),
+    "item at a size": lambda x: np.arange(20)[x.shape[0]],
+    "rows up to a size": lambda x: np.arange(20)[: x.shape[0]],
+    "range of a size": lambda x: x * torch.from_numpy(np.arange(x.shape[0])),
+    "reshaped to a product": lambda x: x.reshape(int(np.prod(x.shape)), 1),
+    "fraction of a size": lambda x: fractions.Fraction(1, 2) * x.shape[0],
+    "decimal times a size": lambda x: decimal.Decimal("1.5") * x.shape[0],
+    "times of a size": lambda x: (datetime.timedelta(seconds=1) * x.shape[0], x.shape[0] * datetime.timedelta(1)),
+    "type": lambda x: (x.numpy().dtype, np.dtype("int32"), x.numpy().astype(np.float64).dtype),
+    "percentile": lambda x: np.percentile(x.numpy(), 50),
+    "percentiles": lambda x: np.percentile(x.numpy(), [25, 50]),
+    "median": lambda x: (np.median(x.numpy()), np.median(x.numpy().reshape(-1, 1), axis=0)),
+    "grid": lambda x: np.meshgrid(x.numpy(), np.arange(2)),
+    "spectrum": lambda x: np.fft.fft(x.numpy()),
+    "histogram": lambda x: np.histogram(x.numpy(), bins=3),
+    "statistics": lambda x: (x.numpy().std(ddof=1), np.cov(x.numpy(), x.numpy()), np.linalg.norm(x.numpy())),
+    "places": lambda x: (np.where(x.numpy() > 0), np.argsort(-x.numpy()), np.unique(x.numpy() > 0)),
+}
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value), [_kind(item) for item in value]
+    return (type(value), value.dtype, value.shape) if isinstance(value, (np.ndarray, torch.Tensor)) else type(value)
+
+
+def _same(found: Any, expected: Any) -> None:
+    if isinstance(expected, (list, tuple)):
+        for one, other in zip(found, expected, strict=True):
+            _same(one, other)
+    elif isinstance(expected, (np.dtype, datetime.timedelta, fractions.Fraction, decimal.Decimal)):
+        assert found == expected
+    else:
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_are_numpys(name: str, dynamic: bool | None) -> None:
+    program = PROGRAMS[name]
+    compiled = bolide.compile(program, dynamic=dynamic)
+    for rows in (3, 6, 4, 5):
+        x = torch.randn(rows)
+        found, expected = compiled(x), program(x)
+        assert _kind(found) == _kind(expected)
+        _same(found, expected)
+
+
+def test_types_as_arguments() -> None:
+    @bolide.compile
+    def cast(x: Any, kind: Any) -> Any:
+        return x.numpy().astype(kind), np.zeros(2, kind), kind
+
+    for rows, kind in enumerate((np.dtype("float64"), np.dtype("int32"), np.float32, "int16", np.dtype("float64"))):
+        x = torch.randn(rows + 2) * 5
+        found, zeros, given = cast(x, kind)
+        assert found.dtype == zeros.dtype == kind and given is kind
+        np.testing.assert_array_equal(found, x.numpy().astype(kind))
