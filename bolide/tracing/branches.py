@@ -107,6 +107,10 @@ class Part(Trace):
             return self.operands[group.source].group  # type: ignore[index]
         return group
 
+    def has_made(self, tensor: TracedTensor) -> bool:
+        """Whether a tensor, and its storage, was made here."""
+        return tensor._trace is self and self.origin(tensor.group) is tensor.group
+
     def check(self) -> None:
         """Raises Unsupported where the part writes to what is outside of it, or draws from a generator."""
         if any(tensor.group.version for tensor in self._adopted.values()):
@@ -127,9 +131,9 @@ def size_operand(trace: Trace, symbol: Expr) -> torch.SymInt:
 
 
 def as_function(part: Part, results: Sequence[TracedTensor]) -> Run:
-    """A part as a function of one list, the values of its operands and sizes, that gives `results` in fresh memory, row
-    by row."""
-    nodes = [_fresh(part, result, dense(result.meta)) for result in results]
+    """A part as a function of one list, the values of its operands and sizes, that gives `results` in fresh memory, in
+    their order."""
+    nodes = [_fresh(part, result, common_layout([result.meta])) for result in results]
     sizes = [(part._size_nodes[symbol], None) for symbol in part.symbols]
     module = _module(part, [*[(slot, None) for slot in part.slots], *sizes], nodes)
     return lambda values: module(*values)
@@ -212,7 +216,8 @@ class Branches:
 
     `differentiable`: the operands that gradients are asked for, `derived` the results that have one. `runs` is what
     calls the graphs: themselves, or what a backend has made of them. Where it is a gradient, `reach` says, for each way
-    and each tangent (its last operands), to which results that one contributes: what none reaches is None in eager."""
+    and each tangent (its last operands), to which results that one contributes: what none reaches is None in eager.
+    `always`: there it is zero."""
 
     graphs: tuple[fx.GraphModule, ...]
     operands: int
@@ -221,6 +226,7 @@ class Branches:
     derived: tuple[int, ...]
     runs: tuple[Callable[..., Any], ...] = ()
     reach: tuple[tuple[tuple[bool, ...], ...], ...] = ()
+    always: bool = False
     gradient: Branches | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -232,6 +238,8 @@ class Branches:
         if self.gradient is None:
             tangents = [self.metas[place] for place in self.derived]
             graphs, reach = zip(*[_derivative(graph, self, tangents) for graph in self.graphs])
+            if self.always:
+                reach = ((((True,) * len(self.differentiable)),) * len(tangents),) * len(graphs)
             slots = [node.meta["val"] for node in placeholders(self.graphs[0])]
             metas = tuple([dense(slots[place]) for place in self.differentiable])
             self.gradient = Branches(graphs, self.operands + len(tangents), metas, (), (), reach=reach)
@@ -316,10 +324,15 @@ def _module(trace: Trace, slots: Sequence[tuple[fx.Node | None, Any]], results: 
 
 
 def choose(
-    trace: Trace, pred: TracedTensor, ways: Sequence[tuple[Part, list[TracedTensor]]], again: bool = False
+    trace: Trace,
+    pred: TracedTensor,
+    ways: Sequence[tuple[Part, list[TracedTensor]]],
+    again: bool = False,
+    always: bool = False,
 ) -> list[TracedTensor]:
     """The results of the part that the data `pred` choose: the operation `bolide::branch`, with its gradient. `again`:
-    it is no part of a program, but of one that is derived.
+    it is no part of a program, but of one that is derived. `always`: as those of `torch.cond`, all results have a
+    gradient if an operand does, and what a way does not use has zeros.
 
     Raises Unsupported for results that differ in more than their values, or that cannot be differentiated."""
     parts = [part for part, _ in ways]
@@ -327,10 +340,12 @@ def choose(
     outer = list({id(operand): operand for part in parts for operand in part.operands}.values())
     place = Places(outer, parts)
     grad = torch.is_grad_enabled()
-    derived = [at for at, pair in enumerate(zip(*[results for _, results in ways])) if grad and _requires(pair)]
+    every = always and _requires(outer)
+    pairs = enumerate(zip(*[results for _, results in ways]))
+    derived = [at for at, pair in pairs if grad and (_requires(pair) or (every and _is_continuous(pair[0])))]
     wanted = [index for index, operand in enumerate(outer) if operand.requires_grad and derived]
     graphs = tuple([place.graph_of(part, results, metas) for part, results in ways])
-    table = Branches(graphs, len(outer), tuple(metas), tuple(wanted), tuple(derived))
+    table = Branches(graphs, len(outer), tuple(metas), tuple(wanted), tuple(derived), always=always)
     if wanted and any(_decides_inside(part) for part in parts):
         reason = "a branch in a way of another one decides which gradients there are"
         raise Unsupported(reason, trace.where, kind="control_flow")
@@ -354,6 +369,10 @@ def _requires(results: Sequence[TracedTensor]) -> bool:
     return any(result.requires_grad for result in results)
 
 
+def _is_continuous(tensor: TracedTensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
 def replayed(
     trace: Trace | None, pred: Any, operands: Sequence[Any], sizes: Sequence[Any], table: int
 ) -> tuple[Any, ...]:
@@ -367,7 +386,7 @@ def replayed(
         with part.alone():
             made = list(run_again(part, graph, [*operands, *sizes]))
         ways.append((part, [part.adopt(value) for value in made]))
-    return tuple(choose(trace, pred, ways, again=True))
+    return tuple(choose(trace, pred, ways, again=True, always=branches.always))
 
 
 def run_again(trace: Trace | None, graph: fx.GraphModule, given: Sequence[Any]) -> Iterator[Any]:

@@ -85,7 +85,8 @@ def test_nested_structures_and_branches() -> None:
 @pytest.mark.parametrize(
     ("branch", "reason"),
     [
-        (lambda x: x[0], "different results"),
+        (lambda x: x[0] * 2, "different results"),
+        (lambda x: x.t().t(), "shares memory"),
         (lambda x: x.add_(1), "writes"),
         (lambda x: x + torch.randperm(20).view(4, 5), "random"),
     ],

@@ -98,7 +98,7 @@ def test_generic_associative_scans_round_as_torchs(length, reverse):
 
 def test_map_gives_trees_of_stacked_results():
     program = bolide.compile(
-        lambda xs, s: map(lambda v, t: {"a": v["x"].sin() + t, "b": v["y"]}, xs, s), fullgraph=True
+        lambda xs, s: map(lambda v, t: {"a": v["x"].sin() + t, "b": v["y"] * 1}, xs, s), fullgraph=True
     )
     xs, s = {"x": torch.randn(4, 2), "y": torch.randn(4)}, torch.randn(2)
     got = program(xs, s)

@@ -23,13 +23,22 @@ def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
     return true_fn(*operands) if pred else false_fn(*operands)
 
 
-def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Any) -> Any:
-    """`while_loop`: the body gives the next carried values, one or a tuple of them."""
-    carried = tuple(carried_inputs)
-    while cond_fn(*carried):
-        result = body_fn(*carried)
-        carried = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-    return carried
+def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Any, made: Any) -> Any:
+    """`while_loop`: the body gives the next carried values, arranged as in `made`."""
+    spec, carried = pytree.tree_structure(carried_inputs), pytree.tree_leaves(carried_inputs)
+    while cond_fn(*pytree.tree_unflatten(carried, spec)):
+        carried = pytree.tree_leaves(body_fn(*pytree.tree_unflatten(carried, spec)))
+    return pytree.tree_unflatten(carried, pytree.tree_structure(made))
+
+
+def both(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
+    """`torch.cond` where a transform has one condition for each item of a batch."""
+    return pytree.tree_map(lambda a, b: torch.where(pred, a, b), true_fn(*operands), false_fn(*operands))
+
+
+def applied(function: Any, *args: Any) -> Any:
+    """A step of a loop that is unrolled (see `torch_control_flow`)."""
+    return function(*args)
 
 
 def scan(combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> Any:
@@ -42,7 +51,7 @@ def scan(combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = F
     slices, spec = _slices(xs, dim)
     carry, made = init, []
     for position in _positions(len(slices), reverse):
-        carry, result = combine_fn(carry, pytree.tree_unflatten(slices[position], spec))
+        carry, result = applied(combine_fn, carry, pytree.tree_unflatten(slices[position], spec))
         made.append(result)
     results = _stacked(made, 0, reverse)
     if dim and MOVES_RESULTS:
@@ -93,7 +102,7 @@ def _interleaved(even: Any, odd: Any) -> Any:
 def map_over(f: Any, xs: Any, *args: Any) -> Any:
     """`map`: f of every slice along the first dimension, stacked."""
     slices, spec = _slices(xs, 0)
-    return _stacked([f(pytree.tree_unflatten(leaves, spec), *args) for leaves in slices], 0, False)
+    return _stacked([applied(f, pytree.tree_unflatten(leaves, spec), *args) for leaves in slices], 0, False)
 
 
 def _slices(xs: Any, dim: int) -> Any:
