@@ -206,7 +206,7 @@ class _Attempt:
         self.trace.captures_numbers = open_to_data if numbers is None else numbers
         self.trace.captures_sizes = open_to_data if sizes is None else sizes
         if history is not None:
-            self.trace.for_real = history.called_for_real
+            self.trace.for_real, self.trace.opaque = history.called_for_real, history.opaque
         self.trace.compliant_only = config.only_allow_pt2_compliant_ops
         if config.do_not_emit_runtime_asserts:
             self.trace.shapes.require = None

@@ -174,7 +174,14 @@ class SizeHistory:
         self.versions = 0  # how many the place has already, under the present modes
         self.data_symbols = True  # whether data may become symbols where the configuration leaves it open
         self.met_data = False  # whether it has, in the last attempt
+        self.opaque: dict[Any, str] = {}  # derivatives that cannot be recorded, but called when the backward runs
         self.called_for_real: dict[Any, str] = {}  # what a capture must not go into, and why
+
+    def underivable(self, key: Any, reason: str) -> None:
+        """Note that the derivative at `key` cannot be recorded; or, when that is known, that it cannot be called in the
+        backward either: then the operation is called for real."""
+        known = self.called_for_real if key in self.opaque else self.opaque
+        known[key] = reason
 
     def past(self, source: Source, rank: int) -> list[Values | None]:
         """The values met at a place, one for each earlier capture; None where it was not read or had another rank."""

@@ -28,10 +28,12 @@ def _apply(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """`Function.apply`: torch's own machinery runs on a subclass whose methods are interpreted. So `forward` is
     recorded below autograd, and the engine records `backward` when it comes to it."""
     function, *values = args
-    refuse_for_real(vm, function)
+    made_here = id(function.backward) in vm.own_functions
+    key = here(vm) if made_here else function  # a class that the program makes is another one in each capture
+    refuse_for_real(vm, key)
     interpreted = vm.memory.get(function)
     if interpreted is None:
-        interpreted = vm.memory[function] = _interpreted(vm, function)
+        interpreted = vm.memory[function] = _interpreted(vm, function, key)
     vm.trace.where, vm.trace.own_gradients = vm.where(), True
     recorder = vm.memory.get(CallRecorder)
     if recorder is None:
@@ -53,22 +55,24 @@ def _caller(function: Any) -> Callable[..., Any]:
     return apply
 
 
-def _interpreted(vm: Machine, function: Any) -> Any:
+def _interpreted(vm: Machine, function: Any, key: Any) -> Any:
     methods = {}
     for name in _METHODS:
         own = getattr(function, name)
         if own is not getattr(torch.autograd.Function, name):
             text = f"{function.__name__}.{name}"
-            methods[name] = staticmethod(later(vm, load_attribute(vm, function, name), text, function))
+            callable_later = name in ("backward", "vjp") and key is function
+            methods[name] = staticmethod(later(vm, load_attribute(vm, function, name), text, key, callable_later))
     return type(function)(function.__name__, (function,), {"__module__": function.__module__, **methods})
 
 
-def later(vm: Machine, function: Any, name: str, key: Any = None) -> Callable[..., Any]:
+def later(vm: Machine, function: Any, name: str, key: Any = None, callable_later: bool = False) -> Callable[..., Any]:
     """`function`, a function of the program, as native code may call it at any time until the program's gradients have
     been recorded: during capture, or when the engine runs over the captured program.
 
     By then its results and effects are fixed, so what is called then may not have effects, nor raise. Where it does,
-    and a `key` says what has led to it, that is called for real when the program is captured again.
+    and a `key` says what has led to it, that is called for real when the program is captured again; or, if it is
+    `callable_later`, the function is when the backward runs.
     """
     function = own_mark(function, CALLBACK) or function
     history = vm.world.symbols.history
@@ -98,7 +102,8 @@ def later(vm: Machine, function: Any, name: str, key: Any = None) -> Callable[..
             failure = Unsupported(reason, _definition(function), operation=name, kind="operator")
             failure.__cause__ = error
         if key is not None:
-            history.called_for_real[key] = f"{name}, called in the backward pass: {failure.reason}"
+            known = history.opaque if callable_later else history.called_for_real
+            known[key] = f"{name}, called in the backward pass: {failure.reason}"
         try:
             raise failure
         finally:

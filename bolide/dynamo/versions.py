@@ -45,7 +45,8 @@ from bolide.support.errors import (
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling, tables
 from bolide.support.profiling import profiled
-from bolide.tracing import DataDependent, modes
+from bolide.tracing import modes
+from bolide.tracing.derivatives import Underivable
 
 Backend = Callable[[Captured], Runner]
 
@@ -327,18 +328,22 @@ class Versions(ABC):
         """Capture and compile, again where it was found meanwhile that something is to be called for real, or that the
         program cannot be compiled with data as symbols: then it breaks where it reads them."""
         while True:
-            known = len(self.sizes.called_for_real)
+            known = self._known_derivatives()
             try:
                 return self._make_once(args, kwargs)
             except (Unsupported, CompileError) as error:
                 final = isinstance(error, Unsupported) and error.final
-                if isinstance(error, DataDependent) and error.formula is not None:
-                    self.sizes.called_for_real[error.formula] = f"its derivative cannot be recorded: {error.reason}"
-                if self.sizes.data_symbols and self.sizes.met_data and not final:
-                    self.sizes.data_symbols = False
-                    _log.info("%s: data are no symbols: %s", self.name, error)
-                elif isinstance(error, CompileError) or len(self.sizes.called_for_real) == known:
+                if isinstance(error, Underivable):
+                    self.sizes.underivable(error.key, error.reason)
+                if isinstance(error, Unsupported) and self._known_derivatives() > known:
+                    continue
+                if final or not (self.sizes.data_symbols and self.sizes.met_data):
                     raise
+                self.sizes.data_symbols = False
+                _log.info("%s: data are no symbols: %s", self.name, error)
+
+    def _known_derivatives(self) -> int:
+        return len(self.sizes.opaque) + len(self.sizes.called_for_real)
 
     def _make_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Captured]:
         start = time.perf_counter()

@@ -14,6 +14,7 @@ import torch.fx as fx
 
 from bolide.tracing import TensorMeta
 from bolide.tracing.data import binds
+from bolide.tracing.derivatives import derivative
 from bolide.tracing.rng import drops_nothing
 
 aten = torch.ops.aten
@@ -177,7 +178,7 @@ def is_impure(node: fx.Node) -> bool:
     """Must this node stay, stay single and stay in order? (Placeholders, writes, random draws.)"""
     if node.op != "call_function":
         return node.op in ("placeholder", "output")
-    if binds(node):  # sizes of other values speak of it
+    if binds(node) or node.target is derivative:  # sizes of other values speak of it; the code may do what it likes
         return True
     known = _impure.get(node.target)
     if known is None:

@@ -15,6 +15,7 @@ from bolide.functorch.partitioners import Joint
 from bolide.functorch.signature import Signature
 from bolide.support.errors import Unsupported
 from bolide.tracing import TensorMeta, Trace, TracedTensor
+from bolide.tracing.derivatives import derivatives
 from bolide.tracing.meta import contiguous_strides
 from bolide.tracing.rules.common import is_dense
 
@@ -45,7 +46,8 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
             trace.placeholder(tangent_meta(tensor.meta), f"tangent{index}")
             for index, tensor in enumerate(differentiable)
         ]
-        gradients = _engine_run(tuple(differentiable), tuple(tangents), tuple(wanted))
+        with derivatives(trace, differentiable):
+            gradients = _engine_run(tuple(differentiable), tuple(tangents), tuple(wanted))
     of_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients)}
     for leaf in trace.leaves:
         gradient = of_leaf.get(id(leaf))

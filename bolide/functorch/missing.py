@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ from bolide.functorch.partitioners import closure, extract
 from bolide.functorch.passes.dead import remove_dead
 from bolide.tracing import TensorMeta, Trace
 from bolide.tracing.branches import Branches, branch
+from bolide.tracing.derivatives import derivative
 from bolide.tracing.meta import contiguous_strides
 from bolide.tracing.tables import lookup
 
@@ -43,6 +45,9 @@ def without_tangents(graph: fx.Graph, tangents: Iterable[fx.Node], missing: Iter
                 node.replace_input_with(source, _zeros(node, source.meta["val"]))
     end = output_node(whole)
     end.args = (tuple([None if value in absent else value for value in results(whole)]),)
+    for node in reversed(whole.nodes):
+        if node in absent and node.op == "call_function" and not node.users:  # code of the program's that does not run
+            whole.erase_node(node)
     remove_dead(whole)
     for slot in dropped:
         whole.erase_node(slot)
@@ -84,10 +89,10 @@ def _extent(graph: fx.Graph, size: Any) -> Any:
 
 def with_presence(graph: fx.Graph, tangents: Iterable[fx.Node]) -> tuple[fx.Graph, tuple[int, ...]]:
     """A backward graph whose results are followed by truth values: whether each of those gradients is there whose
-    positions are given, too. Data decide about them where a branch was taken that does not use an input. What is never
-    there is None.
+    positions are given, too. Data decide about them where a branch was taken that does not use an input, and code of
+    the program's where its derivative is called. What is never there is None.
     """
-    if not any(_table(node) for node in graph.nodes):
+    if not any(_table(node) or node.target is derivative for node in graph.nodes):
         return graph, ()
     slots = placeholders(graph)
     whole = extract(graph, slots, results(graph), [])
@@ -124,6 +129,8 @@ class _Presence:
                 continue
             if node.target is branch:
                 self.known[node] = self._of_branch(node, lookup(node.args[3]))
+            elif node.target is derivative:
+                self.known[node] = self._told_by(node)
             elif is_getitem(node) and isinstance(self.known[sources[0]], list):
                 self.known[node] = self.known[sources[0]][node.args[1]]
             else:
@@ -158,6 +165,16 @@ class _Presence:
                 ways.append(there)
             found.append(self._chosen(pred, *ways))
         return found
+
+    def _told_by(self, node: fx.Node) -> list[fx.Node]:
+        """The truth values that a called derivative gives behind its gradients."""
+        metas = node.meta["val"]
+        told = []
+        for place in range(len(metas) // 2, len(metas)):
+            with self.graph.inserting_after(node):
+                told.append(self.graph.call_function(operator.getitem, (node, place)))
+            told[-1].meta["val"] = metas[place]
+        return told
 
     def _either(self, first: Any, second: Any) -> Any:
         if first is True or second is True or first is second:

@@ -20,6 +20,7 @@ from bolide.support.errors import Unsupported
 from bolide.support.registers import register
 from bolide.symbolic import SymNode, as_expr
 from bolide.tracing import data, writing_ops
+from bolide.tracing.derivatives import formula_of
 from bolide.tracing.meta import (
     DataDependent,
     TensorMeta,
@@ -78,13 +79,10 @@ def classify(func: Any) -> Handler:
     return kind if func.namespace in _OWN_NAMESPACES else functools.partial(_unless_for_real, kind)
 
 
-def formula_of(func: Any) -> str:
-    """The name of the history's node of an operator of other makers whose derivative is written in Python."""
-    return f"GeneratedBackwardFor_{func._namespace}_{func._opname}_{func._overloadname}Backward"
-
-
 def _unless_for_real(kind: Handler, trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    reason = trace.for_real.get(formula_of(func))
+    formula = formula_of(func)
+    trace.formulas.add(formula)
+    reason = trace.for_real.get(formula)
     if reason is not None:
         raise Unsupported(reason, trace.where, "give its derivative a form that reads no data", "operator", str(func))
     return kind(trace, func, args, kwargs)
@@ -106,6 +104,14 @@ def _without_history(kind: Handler, trace: Trace, func: Any, args: Any, kwargs: 
         remedy = "give it a derivative (torch.library.register_autograd)"
         raise Unsupported(reason, trace.where, remedy, "operator", str(func))
     return kind(trace, func, args, kwargs)
+
+
+def has_own_derivative(func: Any) -> bool:
+    """Whether this is an operator of other makers, called by the `autograd.Function` that is its derivative: grad mode
+    is off in there, as is forward mode, which `torch.no_grad` leaves on."""
+    if torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled():
+        return False
+    return getattr(func, "namespace", "aten") not in _OWN_NAMESPACES
 
 
 def is_recorded_as_is(func: Any) -> bool:

@@ -57,12 +57,10 @@ def is_symbolic(meta: TensorMeta) -> bool:
 
 class DataDependent(Unsupported):
     """An operation whose result (a Python number, a shape) depends on the tensors' data, which do not exist while
-    tracing. `formula`: the node of the history that asks, if the autograd engine is at one."""
+    tracing."""
 
     def __init__(self, op: str, where: UserFrame | None = None, kind: str = "data_value") -> None:
         super().__init__(f"the result of {op} depends on the data of a tensor", where, kind=kind, operation=op)
-        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
-        self.formula: str | None = None if node is None else node.name()
 
 
 def meta_of(real: torch.Tensor) -> TensorMeta:

@@ -88,7 +88,9 @@ class Trace:
         self.refutable = False  # running the graph may raise Refuted
         self.differentiates = False  # whether an input requires grad
         self.deriving = False  # whether the backward is being recorded, not the program
-        self.for_real: dict[Any, str] = {}  # names of derivatives that cannot be recorded, and why
+        self.formulas: set[str] = set()  # names of the derivatives, written in Python, of operators that are called
+        self.opaque: dict[Any, str] = {}  # derivatives that cannot be recorded, and why (see `derivatives`)
+        self.for_real: dict[Any, str] = {}  # those that cannot be called in the backward either
         self.own_gradients = False  # a backward of the program's own (a Function, a hook) is no derivative
         self.hooked: set[Any] = set()  # nodes of autograd's graph that hooks of the program's are on
         self.functional_only: str | None = None  # what the program does that only the functional graph shows
@@ -540,7 +542,7 @@ class Trace:
         handler = handlers.HANDLERS.get(func)
         if handler is None:
             handler = handlers.HANDLERS[func] = handlers.classify(func)
-        if self.differentiates and not torch.is_grad_enabled():
+        if self.differentiates and not torch.is_grad_enabled() and not handlers.has_own_derivative(func):
             return self._apart(handler, func, args, kwargs)
         return handler(self, func, args, kwargs)
 

@@ -1,0 +1,251 @@
+"""Derivatives that are Python code and cannot be recorded, because they read data or do more than compute: in the graph
+they are ``bolide::derivative``, which calls that code when the backward runs, with what the forward has saved.
+
+Such code is the backward of an `autograd.Function`, or of an operator that `torch.library` has given a derivative,
+which is an `autograd.Function` as well. That it cannot be recorded is found out when the engine comes to it
+(`Underivable`); then the program is captured again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import BackwardCFunction, Function
+from torch.utils import _pytree as pytree
+
+from bolide.support.errors import Unsupported
+from bolide.tracing.meta import TensorMeta, contiguous_strides, same_sizes
+from bolide.tracing.rules.common import is_dense
+from bolide.tracing.rules.registry import rule
+from bolide.tracing.tables import enter, lookup
+from bolide.tracing.tensor import TracedTensor
+
+if TYPE_CHECKING:
+    from bolide.tracing.trace import Trace
+
+
+class Underivable(Unsupported):
+    """A derivative that cannot be recorded or, where that is known already, cannot be called when the backward runs.
+    `key`: the `autograd.Function`, or the name of an operator's node in the history (see `formula_of`)."""
+
+    def __init__(self, key: Any, name: str, cause: Exception) -> None:
+        reason = cause.reason if isinstance(cause, Unsupported) else f"{type(cause).__name__}: {cause}"
+        super().__init__(f"the derivative of {name} cannot be recorded: {reason}", operation=name, kind="operator")
+        self.key = key
+
+
+def formula_of(func: Any) -> str:
+    """The name of the history's node of an operator of other makers whose derivative is written in Python."""
+    return f"{_GENERATED}{func._namespace}_{func._opname}_{func._overloadname}Backward"
+
+
+_GENERATED = "GeneratedBackwardFor_"
+
+
+# ---- while the engine runs over a trace ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def derivatives(trace: Trace, outputs: Iterable[torch.Tensor]) -> Iterator[None]:
+    """While the engine derives `outputs`: the derivatives that are known not to be recordable (`Trace.opaque`) become
+    calls; an operator's derivative that turns out not to be raises Underivable."""
+    changed = []
+    if trace.formulas or trace.opaque:
+        for node in _function_nodes(tensor.grad_fn for tensor in outputs):
+            name, function = type(node).__name__, node._forward_cls
+            key = name if name in trace.formulas else function.__base__
+            if key in trace.opaque:
+                called = function if key is name else key
+                node.apply = functools.partial(_recording, trace, node, called, key)
+                changed.append(node)
+            elif key is name:
+                node.apply = functools.partial(_traced, node.apply, name)
+                changed.append(node)
+    try:
+        yield
+    finally:
+        for node in changed:
+            del node.apply
+
+
+def _function_nodes(roots: Iterable[Any]) -> Iterator[Any]:
+    """The nodes of `autograd.Function`s in a history."""
+    seen, waiting = {None}, list(roots)
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            if isinstance(node, BackwardCFunction):
+                yield node
+            waiting += [following for following, _ in node.next_functions]
+
+
+def _traced(derivative: Any, name: str, *tangents: Any) -> Any:
+    try:
+        return derivative(*tangents)
+    except Exception as error:
+        raise Underivable(name, name.removeprefix(_GENERATED), error) from error
+
+
+def _recording(trace: Trace, node: Any, function: Any, key: Any, *tangents: Any) -> Any:
+    """What the engine gets for the gradients of the arguments of `node`, a node of the history of `function`."""
+    try:
+        gradients = iter(_recorded(trace, node, function, tangents))
+    except Unsupported as error:
+        raise Underivable(key, function.__name__, error) from error
+    return tuple([next(gradients) if needed else None for needed in node.needs_input_grad])
+
+
+def _recorded(trace: Trace, node: Any, function: Any, tangents: Sequence[Any]) -> list[TracedTensor]:
+    saved = list(node.saved_tensors)
+    edges = [(other, at) for other, at in node.next_functions if other is not None]
+    metas = [_gradient_meta(other._input_metadata[at], saved) for other, at in edges]
+    attributes = {name: value for name, value in vars(node).items() if name not in ("apply", _STRUCTURE)}
+    layouts = [(tuple(meta.shape), tuple(meta.stride)) for meta in metas]
+    leaves, spec = pytree.tree_flatten((saved, attributes, list(tangents), layouts))
+    tensors = [place for place, leaf in enumerate(leaves) if type(leaf) in (TracedTensor, torch.Tensor)]
+    numbers = [place for place, leaf in enumerate(leaves) if type(leaf) is torch.SymInt]
+    operands = [trace.unwrap(leaves[place]) for place in tensors]
+    sizes = [trace.unwrap(leaves[place]) for place in numbers]
+    for place in (*tensors, *numbers):
+        leaves[place] = None
+    unknown = [type(leaf).__name__ for leaf in leaves if type(leaf) not in _CONSTANTS]
+    if unknown:
+        raise Unsupported(f"its context holds a {unknown[0]}", kind="operator")
+    structure = {_STRUCTURE: getattr(node, _STRUCTURE)} if hasattr(node, _STRUCTURE) else {}
+    table = Derivative(function, tuple(node.needs_input_grad), leaves, spec, tensors, numbers, metas, structure)
+    made = trace.call(derivative, operands, sizes, enter(table))
+    return [trace.wrap(gradient) for gradient in made[: len(metas)]]
+
+
+_CONSTANTS = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout}
+_CONSTANTS |= {torch.memory_format, torch._ops.OpOverload, torch._ops.OpOverloadPacket}
+_STRUCTURE = "_pt_metadata"  # where torch's own wrapper of operators on lists notes which arguments are lists
+
+
+def _gradient_meta(wanted: Any, saved: Sequence[Any]) -> TensorMeta:
+    """The meta of a gradient: in the layout of the saved tensor that it seems to belong to, or row-major."""
+    shape, dtype = tuple(wanted.shape), wanted.dtype
+    metas = [tensor.meta for tensor in saved if isinstance(tensor, TracedTensor)]
+    like = (meta.stride for meta in metas if same_sizes(meta.shape, shape) and is_dense(shape, meta.stride))
+    return TensorMeta(shape, next(like, contiguous_strides(shape)), 0, dtype, wanted.device)
+
+
+# ---- when the backward runs ------------------------------------------------------------------------------------------
+
+
+class Context:
+    """What the code of a derivative is given as ``ctx``."""
+
+    def __init__(self, saved: Sequence[Any], needs: tuple[bool, ...], attributes: dict[str, Any]) -> None:
+        vars(self).update(attributes)
+        self.saved_tensors = tuple(saved)
+        self.needs_input_grad = needs
+
+
+@dataclass(eq=False)
+class Derivative:
+    """One derivative that is called: of which Function, which arguments want gradients, the saved tensors, attributes
+    of the context, tangents and layouts of the gradients in flat form (a tensor, or a size, is None there), the places
+    of tensors and sizes, the metas of the gradients, and what torch notes of lists. `writes`: whether it has been
+    seen to write to its arguments."""
+
+    function: Any
+    needs: tuple[bool, ...]
+    leaves: list[Any]
+    spec: Any
+    tensors: list[int]
+    numbers: list[int]
+    metas: list[TensorMeta]
+    structure: dict[str, Any]
+    writes: bool | None = None
+
+    def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> list[torch.Tensor]:
+        """The gradients, zeros where there is none, and for each a truth value that says whether there is one."""
+        given = [tensor.clone() for tensor in tensors] if self.writes is not False else list(tensors)
+        versions = [tensor._version for tensor in given]
+        leaves = [*self.leaves]
+        for places, values in ((self.tensors, given), (self.numbers, numbers)):
+            for place, value in zip(places, values):  # type: ignore[arg-type]
+                leaves[place] = value
+        saved, attributes, tangents, layouts = pytree.tree_unflatten(leaves, self.spec)
+        context = Context(saved, self.needs, attributes | self.structure)
+        backward = self.function.backward if self.function.vjp is Function.vjp else self.function.vjp
+        found = backward(context, *tangents)
+        self._look_for_writes(given, versions)
+        wanted = self._wanted(found if isinstance(found, tuple) else (found,))
+        own = [tensor.untyped_storage().data_ptr() for tensor in given]
+        gradients = []
+        for (at, gradient), meta, (shape, stride) in zip(wanted, self.metas, layouts):
+            made = torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
+            if gradient is None:
+                made.zero_()
+            else:
+                fitting = self._fitting(gradient, at, made)
+                if fitting.stride() == stride and fitting.untyped_storage().data_ptr() not in own:
+                    made = fitting
+                else:
+                    made.copy_(fitting)
+            own.append(made.untyped_storage().data_ptr())
+            gradients.append(made)
+        return [*gradients, *[torch.tensor(gradient is not None) for _, gradient in wanted]]
+
+    def _look_for_writes(self, given: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
+        """Code that writes to its arguments is given copies; the first time everything is a copy."""
+        written = [tensor._version for tensor in given] != versions
+        if written and self.writes is False:
+            raise RuntimeError(
+                f"{self._name()} writes to its arguments in this call, and has not done so before: "
+                "what else is computed from them would be wrong.\n  remedy: let it write to clones"
+            )
+        self.writes = written if self.writes is None else self.writes
+
+    def _wanted(self, found: tuple[Any, ...]) -> list[tuple[int, Any]]:
+        """The gradients that are wanted, and which they are. Raises what the engine does for too few or too many."""
+        count = len(self.needs)
+        if len(found) < count or any(gradient is not None for gradient in found[count:]):
+            text = f"returned an incorrect number of gradients (expected {count}, got {len(found)})"
+            raise RuntimeError(f"function {self._name()} {text}")
+        return [(at, gradient) for at, (gradient, needed) in enumerate(zip(found, self.needs)) if needed]
+
+    def _fitting(self, gradient: Any, at: int, wanted: torch.Tensor) -> torch.Tensor:
+        """A gradient as the engine hands it on: of the shape and dtype of the argument. Raises what the engine does."""
+        if not isinstance(gradient, torch.Tensor):
+            raise RuntimeError(f"expected Variable or None (got {type(gradient).__name__})")
+        if gradient.shape != wanted.shape:
+            try:
+                gradient = gradient.sum_to_size(wanted.shape)
+            except RuntimeError:
+                raise RuntimeError(
+                    f"Function {self._name()} returned an invalid gradient at index {at} - got "
+                    f"{list(gradient.shape)} but expected shape compatible with {list(wanted.shape)}"
+                ) from None
+        if gradient.is_complex() and not wanted.is_complex():
+            gradient = gradient.real
+        fitting: torch.Tensor = gradient.to(wanted.dtype).resolve_conj().resolve_neg()
+        return fitting
+
+    def _name(self) -> str:
+        return f"{self.function.__name__}Backward"
+
+
+def _derivative(tensors: list[torch.Tensor], numbers: list[int], table: int) -> list[torch.Tensor]:
+    call: Derivative = lookup(table)
+    return call(tensors, numbers)
+
+
+_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("derivative(Tensor[] tensors, SymInt[] numbers, int table) -> Tensor[]")
+_library.impl("derivative", _derivative, "CompositeExplicitAutograd")
+derivative = torch.ops.bolide.derivative.default
+
+
+@rule("bolide::derivative")
+def _metas(tensors: list[TensorMeta], numbers: list[Any], table: int) -> list[TensorMeta]:
+    metas: list[TensorMeta] = lookup(table).metas
+    return [*metas, *[TensorMeta((), (), 0, torch.bool, torch.device("cpu"))] * len(metas)]
