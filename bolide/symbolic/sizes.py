@@ -88,11 +88,15 @@ class ShapeEnv:
         return condition.value if condition.is_const else self.facts.decide(condition)
 
     def likely(self, condition: Cond) -> bool:
-        """As `holds`, where sizes of 0 and 1 that are data may be taken for others."""
+        """As `holds`, where sizes of 0 and 1 that are data may be taken for others. Two sizes that are compared are
+        equal, else the operation is an error: that is checked when the program runs."""
         if not self.is_data(condition):
             return self.holds(condition)
         known = self.facts.decide(condition)
         known = self.facts.decide(condition, least=2) if known is None else known
+        if known is None and _compares_sizes(condition) and not self.closed:
+            self.suppose(condition.expr.eq(0))
+            return condition.op == "=="
         return self.holds(condition) if known is None else known
 
     def presume(self, condition: Cond) -> bool:
@@ -187,6 +191,15 @@ class ShapeEnv:
         """What is recorded from here on is only right for this value of the expression. May raise Unsupported."""
         if self.needed is not None and not expr.is_const:
             self.needed(expr, value)
+
+
+def _compares_sizes(condition: Cond) -> bool:
+    """Whether it is asked if two sizes, none of which is an expression, are equal. (0 and 1 are no other sizes.)"""
+    terms, offset = condition.expr.terms, condition.expr.offset
+    factors = sorted(factor for _, factor in terms)
+    if condition.op == ">=" or any(len(atoms) != 1 or atoms[0].kind != "var" for atoms, _ in terms):
+        return False
+    return (factors == [-1, 1] and not offset) or (factors in ([1], [-1]) and -offset * factors[0] > 1)
 
 
 def _always(condition: Cond) -> bool | None:
