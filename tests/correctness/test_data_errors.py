@@ -1,0 +1,120 @@
+"""Errors that depend on data, the user's own and those of operations: the graph checks what they ask, and eager raises.
+Programs that only raise on data do not break."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import bolide
+from bolide.support import events
+
+# ints of each call, rows of x: some make the programs raise
+CALLS = ([1, 2, 0], [2, 0, 1], [1, 1, 1, 0], [3, 2, 1, 0, -1], [5, 2, 0], [0, 2, 1, 0], [9, -9, 2], [1, 1, 0, 1])
+
+
+def counts(x: Tensor, i: Tensor) -> Any:
+    rows = x[i > 0]
+    if rows.shape[0] != (i >= 1).sum().item():
+        raise ValueError(f"{rows.shape}")
+    return rows * 2
+
+
+def asserted(x: Tensor, i: Tensor) -> Any:
+    rows, others = x[i > 0], x[(i > 0) & (i < 5)]
+    assert rows.numel() == others.numel(), "some are too large"
+    return rows * others
+
+
+def check(i: Tensor, most: int) -> None:
+    if (i > most).any() or (i < -most).any():
+        raise IndexError("out of range")
+
+
+def helper(x: Tensor, i: Tensor) -> Any:
+    check(i, 4)
+    return x[i.clamp(0, 2)]
+
+
+def number(x: Tensor, i: Tensor) -> Any:
+    most = i.max().item()
+    if not (0 <= most <= 3):
+        raise ValueError(most)
+    return torch.cat([x[:most], x[most:] * 2])
+
+
+def told(x: Tensor, i: Tensor) -> Any:
+    with torch.no_grad():
+        if i.max() > 3:
+            text = "too large"
+            for part in (i.min().item(), i.tolist()):
+                text += f" {part}"
+            raise KeyError(text) from None
+    return x.sin()
+
+
+def handled(x: Tensor, i: Tensor) -> Any:
+    try:
+        check(i, 3)
+    except IndexError:
+        return x * 7
+    return x * 3
+
+
+def masked_loss(x: Tensor, i: Tensor) -> Any:
+    return F.cross_entropy(x[i > 0], (i[i >= 1] % 2).contiguous())
+
+
+def uneven_loss(x: Tensor, i: Tensor) -> Any:
+    return F.cross_entropy(x[i > 0], i[(i > 0) & (i < 5)].clamp(0, 1))
+
+
+def uneven_sum(x: Tensor, i: Tensor) -> Any:
+    return x[i > 0] + x[(i > 0) & (i < 5)].exp()
+
+
+def uneven_product(x: Tensor, i: Tensor) -> Any:
+    return x[i > 0].t() @ x[(i > 0) & (i < 5)]
+
+
+PROGRAMS = (counts, asserted, helper, number, told, handled, masked_loss, uneven_loss, uneven_sum, uneven_product)
+
+
+def outcome(fn: Callable[..., Any], x: Tensor, i: Tensor) -> Any:
+    """The result and its gradient, or the error's class and text."""
+    leaf = x.clone().requires_grad_()
+    try:
+        result = fn(leaf, i)
+    except Exception as error:
+        return type(error), str(error).partition("\n")[0]
+    result.sum().backward()
+    return result.detach(), leaf.grad
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_what_only_raises_does_not_break(program: Callable[..., Any], dynamic: bool | None) -> None:
+    bolide.reset()
+    seed = torch.seed()
+    compiled = bolide.compile(program, dynamic=dynamic)
+    met: list[events.Break] = []
+    raised = 0
+    with events.subscribed(lambda event: met.append(event) if isinstance(event, events.Break) else None):
+        for values in CALLS:
+            i = torch.tensor(values)
+            x = torch.randn(len(values), 2)
+            expected, found = outcome(program, x, i), outcome(compiled, x, i)
+            if isinstance(expected[0], type):
+                assert found == expected, (values, seed)
+                raised += 1
+                continue
+            about = functools.partial("{}, seed {}: {}".format, values, seed)
+            torch.testing.assert_close(found, expected, msg=about)
+    assert raised or program in (counts, handled, masked_loss, uneven_sum)
+    assert not met, met[0].reason
