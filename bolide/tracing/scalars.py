@@ -338,7 +338,7 @@ def with_tensors(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[st
     name, _, overload = func.name().removeprefix("aten::").partition(".")
     if name.startswith("_foreach_"):
         return NotImplemented  # taken apart first
-    form = _FORMS.get(name.rstrip("_"))
+    form = None if "out" in kwargs else _FORMS.get(name.rstrip("_"))
     with trace.recording():
         if form is None:
             return func(*map(_known, args), **{key: _known(value) for key, value in kwargs.items()})
@@ -435,6 +435,8 @@ def _computed(op: Callable[..., torch.Tensor], kind: torch.dtype, *operands: tor
 
 
 def _lerp(overload: str, x: Any, end: Any, weight: Any) -> torch.Tensor:
+    if not (x.is_floating_point() or x.is_complex()):
+        return torch.lerp(x, end, 0.5)  # says what eager does of these
     return torch.lerp(x, end, _like(weight, x))
 
 

@@ -43,6 +43,14 @@ def install() -> None:
             aten.reshape.default: _of_primitives(reshape),
             aten.scaled_dot_product_attention.default: attention,
         }
+        for op in (aten.linear.out, aten.matmul.out):
+            ours[op] = _into(op, op.py_kernels.get(_COMPOSITE))
+        for name in (
+            *(f"upsample_{kind}" for kind in _UPSAMPLED),
+            *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
+        ):
+            op = getattr(aten, name).vec
+            ours[op] = _of_floats(op, op.py_kernels[_COMPOSITE])
         for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
             op = getattr(aten, kind).input
             ours[op] = layer(kind, op.py_kernels[_COMPOSITE])
@@ -55,6 +63,19 @@ def install() -> None:
             op._dispatch_cache.clear()
 
 
+_UPSAMPLED = ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest2d", "nearest3d")
+
+
+def _of_floats(op: Any, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's formula for floats; for other types, for which there may be no kernel, ATen's."""
+    kernel = _of_primitives(op)
+
+    def call(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (theirs if x.is_floating_point() else kernel)(x, *args, **kwargs)
+
+    return call
+
+
 def _of_traced(ours: Callable[..., Any], op: Any, theirs: Callable[..., Any] | None) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if any(arg.__class__ is TracedTensor for arg in args):
@@ -62,6 +83,17 @@ def _of_traced(ours: Callable[..., Any], op: Any, theirs: Callable[..., Any] | N
         if theirs is not None:
             return theirs(*args, **kwargs)
         return op._op_dk(_COMPOSITE, *args, **kwargs)
+
+    return kernel
+
+
+def _into(op: Any, theirs: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A product that is written to a given tensor, which ATen's kernels want to be of the operands' type."""
+
+    def kernel(x: torch.Tensor, *args: Any, out: torch.Tensor) -> Any:
+        if out.dtype is not x.dtype:
+            raise RuntimeError(f"Expected out tensor to have dtype {x.dtype}, but got {out.dtype} instead")
+        return op._op_dk(_COMPOSITE, x, *args, out=out) if theirs is None else theirs(x, *args, out=out)
 
     return kernel
 

@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from bolide.tracing.handlers import functional, handler
+from bolide.tracing.rules.common import wrap_dim
 
 if TYPE_CHECKING:
     from bolide.tracing.trace import Trace
@@ -17,7 +18,7 @@ def _statistics(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """Eager warns of too few elements, in the kernel."""
     given = dict(zip(("self", "dim"), args)) | kwargs
     shape, dims, correction = args[0].shape, given.get("dim"), kwargs.get("correction")
-    counted = [shape[dim] for dim in dims] if dims else [*shape]
+    counted = [shape[wrap_dim(dim, len(shape))] for dim in dims] if dims and shape else [*shape]
     if all(size.__class__ is int for size in counted):
         count = math.prod(counted)
         if 0 not in shape and count <= (1 if correction is None else correction):

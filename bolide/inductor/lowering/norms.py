@@ -20,7 +20,7 @@ from bolide.inductor.lowering.reductions import count, keep, moments, summed
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import ONE, ZERO, Coords, TensorValue
 from bolide.inductor.lowering.views import reshape
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, as_expr
 
 aten = torch.ops.aten
 
@@ -176,12 +176,17 @@ def _per_channel(x: Any, groups: int, rank: int) -> Any:
     return reshape(x, (size, x.shape[0] // size, *[ONE] * (rank - 2)))
 
 
+def _is_of(x: TensorValue, batch: Any, channels: Any) -> bool:
+    """Whether the sizes that an operation is told are those of the tensor's dimensions, and not only as many."""
+    return len(x.shape) > 1 and as_expr(batch) == x.shape[0] and as_expr(channels) == x.shape[1]
+
+
 @lowering(aten.native_group_norm.default)
 def native_group_norm(
     ctx: Lowering, x: TensorValue, weight: Any, bias: Any, N: Any, C: Any, HxW: Any, group: int, eps: float
 ) -> Any:
     """(out, mean [N, group], rstd [N, group])."""
-    if not sc.is_float(x.dtype) or any(size is ZERO for size in x.shape):
+    if not sc.is_float(x.dtype) or any(size is ZERO for size in x.shape) or not _is_of(x, N, C):
         return EXTERN
     metas = ctx.meta
     compute = sc.compute_dtype(x.dtype)
@@ -223,7 +228,7 @@ def native_group_norm_backward(
     group: int,
     output_mask: Any,
 ) -> Any:
-    if any(size is ZERO for size in x.shape):
+    if any(size is ZERO for size in x.shape) or not _is_of(x, N, C):
         return EXTERN
     metas = ctx.meta
     compute = sc.compute_dtype(x.dtype)

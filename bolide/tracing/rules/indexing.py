@@ -134,13 +134,9 @@ def _index_copy(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta) 
     return fresh(x.shape, x.dtype, x.device)
 
 
-@rule(
-    "scatter.value",
-    "scatter.value_reduce",
-    "index_fill.int_Scalar",
-    "index_fill.int_Tensor",
-)
-def _written(x: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
+@rule("scatter.value", "scatter.value_reduce", "index_fill.int_Scalar", "index_fill.int_Tensor")
+def _written(x: TensorMeta, dim: int, *_: Any, **__: Any) -> TensorMeta:
+    wrap_dim(dim, x.ndim)
     return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)  # clone(), then a write
 
 

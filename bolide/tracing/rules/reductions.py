@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from bolide.symbolic import times
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
+    differ,
     dtype_name,
     format_strides,
     fresh,
@@ -289,6 +291,21 @@ def _group_norm(
     group: int,
     eps: float,
 ) -> tuple[TensorMeta, ...]:
+    require(group > 0, f"Expected num groups to be greater than 0, got {group}")
+    require(
+        c % group == 0,
+        "Expected number of channels in input to be divisible by num_groups, but got input of shape "
+        f"{list(x.shape)} and num_groups={group}",
+    )
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        require(
+            parameter is None or (parameter.ndim == 1 and not differ(parameter.shape[0], c)),
+            f"Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of shape "
+            f"{list(parameter.shape) if parameter is not None else None} and input of shape {list(x.shape)}",
+        )
+    require(
+        not differ(x.numel, times(times(n, c), hxw)), "Expected X.numel() == N * C * HxW to be true, but got false."
+    )
     stats = fresh((n, group), _statistics(x, weight), x.device)
     return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device), stats, stats
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bolide.tracing.fallible import checks_data
-from bolide.tracing.meta import TensorMeta, found_in
+from bolide.tracing.meta import TensorMeta, found_in, is_data, is_symbolic
 
 _asked: dict[Any, Exception | None] = {}
 _NO_SIZES = frozenset(  # integers that say something else
@@ -35,6 +35,7 @@ def refusal(func: Any, args: list[Any], kwargs: dict[str, Any], ruled: bool) -> 
     sizes nor the data, a parameter is."""
     if not _answers(func):
         return None
+    args, kwargs = _present(args), _present(kwargs)
     metas = list(found_in([args, kwargs], TensorMeta))
     if any(meta.ndim > _MOST_DIMS for meta in metas):
         return None  # two elements a side are too many
@@ -42,17 +43,35 @@ def refusal(func: Any, args: list[Any], kwargs: dict[str, Any], ruled: bool) -> 
     if _is_told_sizes(func) or not (ruled or torch.Tag.pointwise in func.tags):
         sizes = tuple(meta.shape for meta in metas)
         if not all(map(_is_known, metas)):
-            return None  # nothing is asked of symbolic sizes
+            return None  # nothing is asked of sizes that are data
         if sum(meta.numel for meta in metas) > _SMALL:
             return None
     key = (func, sizes, *map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
     if key not in _asked:
         asks = metas and all(meta.device.type == "cpu" for meta in metas)
         filled = sizes is not None or not any(map(_is_empty, metas))
-        given = next(found_in([args, kwargs], torch.SymInt), None) is None  # no number is made up here
-        trusted = filled and given and _is_about_parameters(func)
+        trusted = filled and not _is_made_up([*args, *kwargs.values()]) and _is_about_parameters(func)
         _asked[key] = _ask(func, args, kwargs, sizes is not None, trusted) if asks else None
     return _asked[key]
+
+
+def _present(value: Any) -> Any:
+    """Arguments and metas with what symbols are in this run; those whose value is data stay."""
+    cls = value.__class__
+    if cls is torch.SymInt:
+        return value if is_data(value) else value.node.hint
+    if cls is TensorMeta:
+        return TensorMeta(_present(value.shape), *value[1:]) if is_symbolic(value) else value
+    if cls is dict:
+        return {key: _present(item) for key, item in value.items()}
+    return cls(map(_present, value)) if cls is list or cls is tuple else value
+
+
+def _is_made_up(value: Any) -> bool:
+    """Whether kernels are asked with another number than that of this run, which is data."""
+    if value.__class__ is list or value.__class__ is tuple:
+        return any(map(_is_made_up, value))
+    return value.__class__ is torch.SymInt
 
 
 def _is_empty(meta: TensorMeta) -> bool:
@@ -111,6 +130,7 @@ def out_refusal(
     func: Any, args: list[Any], kwargs: dict[str, Any], out: dict[str, torch.dtype], wanted: dict[str, torch.dtype]
 ) -> Exception | None:
     """What eager raises for `out=` arguments of these types, where the results are of the `wanted` ones; or None."""
+    args, kwargs = _present(args), _present(kwargs)
     key = (func, *map(_kind, args), *kwargs, *map(_kind, kwargs.values()), *out.items())
     if key not in _asked:
         known = all(_is_known(meta) for meta in found_in([args, kwargs], TensorMeta))

@@ -403,7 +403,7 @@ def _roll(x: TensorMeta, shifts: list[Any], dims: Any = ()) -> TensorMeta:
     require(shifts, "`shifts` required")
     aligned = len(shifts) == len(dims) or (not dims and len(shifts) == 1)
     require(aligned, f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
-    for dim in dims:
+    for dim in () if any(size.__class__ is int and size == 0 for size in x.shape) else dims:  # nothing is moved
         wrap_dim(dim, x.ndim)
     return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device)
 

@@ -1,0 +1,87 @@
+"""What eager refuses of an operation's numbers and types is refused with symbols, too, and with numbers that only later
+calls give; what it takes is taken."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import bolide
+from bolide.dynamo.config import config
+
+linear = torch._C._nn.linear
+
+
+def square(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(5, 5).to(dtype)
+
+
+def normed(x: Tensor, n: int, c: int, area: int, groups: int, weight: Any = None, bias: Any = None) -> Any:
+    return torch.native_group_norm(x, weight, bias, n, c, area, groups, 1e-5)
+
+
+def scaled(mode: str, rank: int) -> Any:
+    return lambda s: F.interpolate(torch.ones(2, 3, *[4] * rank, dtype=torch.int64), (s,) * rank, mode=mode)
+
+
+whole, double = torch.int64, torch.float64
+CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "index_fill": (lambda x, d: x.index_fill(d, torch.tensor([0]), 2.0), lambda: (square(), 41)),
+    "scatter": (lambda x, d: x.scatter(d, torch.tensor([[0]]), 2.0), lambda: (square(), -41)),
+    "var": (lambda x, d: x.var(d), lambda: (square(torch.complex64), 41)),
+    "std_mean": (lambda x, d: torch.std_mean(x, (d,)), lambda: (square(torch.complex64), -41)),
+    "amax": (lambda x, d: x.amax(d), lambda: (square(), (0, -2))),
+    "huber": (lambda x, d: F.huber_loss(x, x, delta=d), lambda: (square(), 0)),
+    "masked_fill": (lambda x, v: x.masked_fill(x > 0, v), lambda: (square(), 2j)),
+    "roll": (lambda x, d: x.roll(1, d), lambda: (square(), 41)),
+    "roll of nothing": (lambda x, d: x.roll(1, d), lambda: (torch.zeros(0, 3), 41)),
+    "channels": (normed, lambda: (torch.randn(1, 3, 4), 1, 43, 4, 1)),
+    "groups": (normed, lambda: (torch.randn(1, 3, 4), 1, 3, 4, 2)),
+    "negative groups": (normed, lambda: (torch.randn(1, 3, 4), 1, 3, 4, -41)),
+    "weight": (normed, lambda: (torch.randn(1, 3, 4), 1, 3, 4, 3, torch.ones(4))),
+    "bias": (normed, lambda: (torch.randn(1, 3, 4), 1, 3, 4, 3, None, torch.ones(4))),
+    "as many": (normed, lambda: (torch.randn(2, 3, 4), 1, 6, 4, 3)),
+    "linear": (lambda x, o: linear(x, x, out=o), lambda: (square(), square(double))),
+    "matmul": (lambda x, o: torch.matmul(x, x, out=o), lambda: (square(), square(double))),
+    "lerp": (lambda x, w: torch.lerp(x, x, w), lambda: (square(whole), 0.4)),
+    "lerp, out": (lambda x, w, o: torch.lerp(x, x, w, out=o), lambda: (square(), 0.4, square(double))),
+    "addcmul": (lambda x, w, o: torch.addcmul(x, x, x, value=w, out=o), lambda: (square(), 0.4, square(double))),
+    **{mode: (scaled(mode, rank), lambda: (3,)) for rank, mode in enumerate(("linear", "bilinear", "trilinear"), 1)},
+    "nearest": (scaled("nearest", 2), lambda: (3,)),
+    "bicubic": (scaled("bicubic", 2), lambda: (3,)),
+}
+
+
+def outcome(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    try:
+        return function(*given)
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_and_types(name: str, dynamic: bool | None) -> None:
+    function, make = CASES[name]
+    given = make()
+    copies = tuple(value.clone() if isinstance(value, Tensor) else value for value in given)
+    with warnings.catch_warnings(), config.patch(suppress_errors=False):
+        warnings.filterwarnings("error", ".*BR0704")
+        mine, theirs = outcome(bolide.compile(function, dynamic=dynamic), given), outcome(function, copies)
+    torch.testing.assert_close(mine, theirs) if isinstance(theirs, Tensor) else None
+    assert isinstance(theirs, Tensor) or isinstance(theirs[0], Tensor) or mine == theirs
+
+
+def test_channels_that_later_calls_do_not_divide() -> None:
+    compiled = bolide.compile(lambda x: F.group_norm(x, 3), dynamic=True)
+    for channels in (6, 9, 12):
+        x = torch.randn(2, channels, 4)
+        torch.testing.assert_close(compiled(x), F.group_norm(x, 3))
+    with pytest.raises(RuntimeError, match="divisible"):
+        compiled(torch.randn(2, 7, 4))
