@@ -6,8 +6,10 @@
 Each model is called with several batch sizes in a row (``--batches``), with default options or ``dynamic=True``.
 Correct means: results, gradients and buffers as close to a float64 run as eager's are (times four, plus rounding; with
 weights as they are or moved by an ulp: cancellation, and a ReLU near zero, make much of one), for backend ``eager``
-equal to eager's bit for bit, where eager itself is reproducible. Models that break are compared as well; breaks are
-counted with their reasons. ``--numbers``: models and inputs in bfloat16, or float32 ones under autocast.
+equal to eager's bit for bit, where eager itself is reproducible. Where eager in float32 hardly gets two digits right,
+times forty will do if the model compiled in float64 agrees with eager in float64.
+Models that break are compared as well; breaks are counted with their reasons. ``--numbers``: models and inputs in
+bfloat16, or float32 ones under autocast.
 Every model runs in a process of its own, so that one that ends its process is a finding and not the end.
 """
 
@@ -121,9 +123,15 @@ def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def difference(
-    found: Outcome, eager: Outcome, exact: Outcome | None, bitwise: bool, others: Sequence[Outcome] = ()
+    found: Outcome,
+    eager: Outcome,
+    exact: Outcome | None,
+    bitwise: bool,
+    others: Sequence[Outcome] = (),
+    lenient: bool = False,
 ) -> str:
-    """What is wrong with an outcome, or an empty text. `others`: what eager computes with other roundings."""
+    """What is wrong with an outcome, or an empty text. `others`: what eager computes with other roundings. With
+    `lenient` ten times more is allowed of tensors of which eager itself, rounded otherwise, hardly gets two digits."""
     if found.kind is not eager.kind or len(found.values) != len(eager.values):
         return f"{found.kind.__name__} of {len(found.values)} tensors, not {eager.kind.__name__} of {len(eager.values)}"
     for i, (ours, theirs) in enumerate(zip(found.values, eager.values)):
@@ -135,11 +143,11 @@ def difference(
         true = exact.values[i] if exact is not None else None
         true = theirs if true is None or not true.isfinite().all() else true
         rounding = max(float((o.values[i].double() - true.double()).norm()) for o in (eager, *others))
-        allowed = 0.0 if bitwise else 4 * rounding + 2e-5 * (float(true.double().norm()) + 1e-2 * true.numel() ** 0.5)
+        norm = float(true.double().norm())
+        factor = 40 if lenient and rounding > 0.01 * norm else 4
+        allowed = 0.0 if bitwise else factor * rounding + 2e-5 * (norm + 1e-2 * true.numel() ** 0.5)
         if not error <= allowed:
-            return (
-                f"value {i} of {len(found.values)} {_shown(theirs)} is {error:.1e} off (norm {float(true.norm()):.1e})"
-            )
+            return f"value {i} of {len(found.values)} {_shown(theirs)} is {error:.1e} off (norm {norm:.1e})"
     return ""
 
 
@@ -267,10 +275,24 @@ def _wrong(
                 with pretending_to_compile():
                     copies = (moved(expected.pristine, seed) for seed in range(3))
                     others = [calls(copy, expected.inputs, training, options.numbers) for copy in copies]
-            wrong = difference(ours, expected.eager[i], true, False, [other[i] for other in others])
+            rounded = [other[i] for other in others]
+            wrong = difference(ours, expected.eager[i], true, False, rounded)
+            if wrong and not difference(ours, expected.eager[i], true, False, rounded, lenient=True):
+                wrong = _wrong_in_float64(expected, exact or [], training, options) and wrong
         if wrong:
             return f"call {i}: {wrong}"
     return ""
+
+
+def _wrong_in_float64(expected: Expected, exact: Sequence[Outcome], training: bool, options: Options) -> str:
+    """What is wrong with the compiled model where everything is float64: the judge where float32 has lost all digits (a
+    BatchNorm over two places: what it divides by cancels)."""
+    import bolide
+
+    module = copy.deepcopy(expected.pristine).to(torch.float64)
+    compiled = bolide.compile(module, backend=options.backend, dynamic=options.dynamic)
+    found = calls(compiled, [converted(inputs, torch.float64) for inputs in expected.inputs], training, "")
+    return next(filter(None, (difference(a, b, None, False) for a, b in zip(found, exact))), "")
 
 
 def moved(module: Any, seed: int) -> Any:
