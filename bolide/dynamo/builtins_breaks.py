@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.autograd.profiler import record_function
 
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.disabling import disable, graph_break, set_break_is_error
@@ -17,7 +18,7 @@ from bolide.support.errors import Unsupported
 # Context managers that hold a native object, or what is to be put back: only the one that was entered can be left.
 HOLDERS = (
     torch.inference_mode,
-    torch.autograd.profiler.record_function,
+    record_function,
     torch.autograd.profiler.profile,
     warnings.catch_warnings,
 )
@@ -42,9 +43,37 @@ def _set_break_is_error(vm: Machine, args: list[Any], kwargs: dict[str, Any]) ->
     return before
 
 
-@intercept(*[method for cls in HOLDERS for method in (cls.__enter__, cls.__exit__)])
+@intercept(record_function.__enter__)
+def _begin_record(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """One of the outside world, as a decorator has, stays as it is: another one is entered in its place."""
+    if type(args[0]) is not Outside:
+        return NATIVE
+    own = record_function(args[0].real.name)
+    own.__enter__()  # type: ignore[no-untyped-call]
+    vm.entered.append(own)
+    vm.memory.setdefault(record_function, []).append((args[0].real, own))
+    return args[0]
+
+
+@intercept(record_function.__exit__)
+def _end_record(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if type(args[0]) is not Outside:
+        return NATIVE
+    open_records = vm.memory.get(record_function)
+    if not open_records or open_records[-1][0] is not args[0].real:
+        raise _held(args[0])
+    own = open_records.pop()[1]
+    vm.entered.remove(own)
+    return own.__exit__(None, None, None)
+
+
+@intercept(*[method for cls in HOLDERS if cls is not record_function for method in (cls.__enter__, cls.__exit__)])
 def _leave_native(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if type(args[0]) is Outside:
-        name = f"{args[0].cls.__qualname__}.__exit__"
-        raise Unsupported("a native context is entered or left", vm.where(), kind="context", operation=name)
+        raise _held(args[0])
     return NATIVE
+
+
+def _held(manager: Outside) -> Unsupported:
+    name = f"{manager.cls.__qualname__}.__exit__"
+    return Unsupported("a native context is entered or left", kind="context", operation=name)

@@ -235,3 +235,22 @@ def test_figures_have_pytorchs_names() -> None:
     assert made.guard_count > 0 and made.graph_op_count >= 2 and made.cache_size == 0
     assert made.entire_frame_compile_time_s >= made.backend_compile_time_s > 0
     assert made.fail_type is None and made.fail_reason is None
+
+
+# ---- regions of the profiler -----------------------------------------------------------------------------------------
+
+
+def test_a_region_that_lasts_over_a_break_is_as_in_eager() -> None:
+    named = torch.profiler.record_function("named")
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with named:
+            y = x.sin()
+            bolide.graph_break()
+            y = y.cos()
+        return y * 2
+
+    compiled = bolide.compile(fn)
+    for size in (3, 5):
+        x = torch.randn(size)
+        torch.testing.assert_close(compiled(x), x.sin().cos() * 2)

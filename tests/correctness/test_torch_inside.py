@@ -39,6 +39,26 @@ def vmap_with_dimensions(x: torch.Tensor) -> Any:
 
 
 @program
+def transformed_modules(x: torch.Tensor) -> Any:
+    return vmap(linear)(x) + jvp(linear, (x,), (x.cos(),))[1] + vmap(jacrev(linear))(x).sum(-1)
+
+
+named = torch.profiler.record_function("named")
+
+
+@named
+def recorded_twice(x: torch.Tensor) -> Any:
+    return x.sin()
+
+
+@program
+def regions_of_the_profiler(x: torch.Tensor) -> Any:
+    with torch.profiler.record_function("outer"), named:
+        y = recorded_twice(x)
+    return recorded_twice(y.cos())
+
+
+@program
 def vmap_in_chunks(x: torch.Tensor) -> Any:
     return vmap(lambda a: a.softmax(0), chunk_size=2)(x)
 

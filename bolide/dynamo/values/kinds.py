@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils import _pytree as pytree
 
 from bolide.support.caches import on_reset
 
@@ -238,7 +239,7 @@ on_reset(_opaque_class.cache_clear)
 
 
 LOCK_TYPES: tuple[Any, ...] = (type(threading.Lock()), type(threading.RLock()))
-_HANDLES = (*LOCK_TYPES, inspect.Signature, inspect.Parameter)
+_HANDLES = (*LOCK_TYPES, inspect.Signature, inspect.Parameter, type(pytree.tree_structure(0)))
 _OPAQUE_MODULES = frozenset({"typing", "contextvars", "_contextvars", "operator", "logging"})
 _OPAQUE_CLASSES = frozenset(
     {"OpOverload", "OpOverloadPacket", "_OpNamespace", "_Ops", "property", "classmethod", "staticmethod"}
