@@ -6,6 +6,7 @@ from __future__ import annotations
 import abc
 import builtins
 import collections
+import inspect
 import io
 import math
 import operator
@@ -94,6 +95,11 @@ def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 def _is_faced(value: Any) -> bool:
     return type(value) is TracedTensor and value.face is not None
+
+
+@intercept(inspect.isgenerator)
+def _is_generator(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(isinstance, [args[0], types.GeneratorType]) if len(args) == 1 and not kwargs else NATIVE
 
 
 @intercept(type.__instancecheck__)
@@ -426,16 +432,17 @@ for _method, _name in [
     _searching(_method, _name)
 
 
-def _extending(method: Any) -> None:
+def _extending(method: Any, name: str) -> None:
     @intercept(method)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         if len(args) == 2 and operations.native_iterable(vm, args[1]) is MISSING:
-            return Call(polyfill("list_extend"), args)
+            return Call(polyfill(name), args)
         return NATIVE
 
 
-_extending(list.extend)
-_extending(collections.deque.extend)
+_extending(list.extend, "list_extend")
+_extending(collections.deque.extend, "list_extend")
+_extending(collections.deque.extendleft, "deque_extendleft")
 
 
 def _from_keys(cls: Any) -> None:

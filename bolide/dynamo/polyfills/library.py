@@ -177,6 +177,11 @@ def list_extend(items: Any, iterable: Any) -> Any:
         items.append(item)
 
 
+def deque_extendleft(items: Any, iterable: Any) -> Any:
+    for item in iterable:
+        items.appendleft(item)
+
+
 def list_index(items: Any, value: Any, start: Any = 0, stop: Any = None) -> Any:
     for index in range(*slice(start, stop).indices(len(items))):
         if items[index] is value or items[index] == value:

@@ -98,7 +98,7 @@ def _weak_container(cls: Any, items: list[Any]) -> Any:
 
 def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> Any:
     """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
-    set or tuple subclass. `attributes` are None for a dict whose items are its attributes."""
+    set, tuple, deque or bytearray subclass. `attributes` are None for a dict whose items are its attributes."""
     made = tuple.__new__(cls, items) if issubclass(cls, tuple) else bare_instance(cls)
     if items is not None:
         _fill(cls, made, items)
@@ -120,6 +120,14 @@ def _fill(cls: Any, made: Any, items: Any) -> None:
         list.extend(made, items)
     elif issubclass(cls, set):
         set.update(made, items)
+    elif issubclass(cls, collections.deque):
+        _fill_deque(made, items)
+    elif issubclass(cls, bytearray):
+        bytearray.extend(made, items)
+
+
+def _fill_deque(empty: collections.deque[Any], full: collections.deque[Any]) -> None:
+    collections.deque.__init__(empty, full, full.maxlen)
 
 
 def made_in_mode(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
@@ -165,7 +173,8 @@ _FILLED_BY: dict[type, Any] = {
     dict: dict.update,
     set: set.update,
     list: list.extend,
-    collections.deque: collections.deque.extend,
+    collections.deque: _fill_deque,
+    bytearray: bytearray.extend,
 }
 
 
@@ -724,6 +733,10 @@ class Rebuilder:
             items = self._keys(list(value))
         elif isinstance(value, list):
             items = self._list(list(value))
+        elif isinstance(value, collections.deque):
+            items = Recipe("call", collections.deque, (self._list(list(value)), *self.constants(value.maxlen)))
+        elif isinstance(value, bytearray):
+            items = Recipe("constant", bytes(value))
         state = Recipe("constant", None) if own_namespace(value) is value else self._dict(_state(value))
         return Recipe("call", make_instance, (Recipe("constant", cls), state, items))
 
