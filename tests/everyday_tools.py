@@ -150,11 +150,11 @@ def described(value: Any, seen: dict[int, Any] | None = None) -> Any:
         parts = [value.__name__, described(value.__self__, seen)]
     elif isinstance(value, BaseException):
         parts = [described(value.args, seen)]
-    elif isinstance(value, (range, slice, numpy.dtype)):
+    elif isinstance(value, (range, slice, numpy.dtype, numpy.finfo, numpy.iinfo)):
         parts = [repr(value)]
     elif hasattr(value, "__iter__"):
         parts = [described(part, seen) for part in itertools.islice(value, 50)]
-    if not isinstance(value, types.FunctionType):
+    if not isinstance(value, (types.FunctionType, numpy.finfo, numpy.iinfo)):
         state = getattr(value, "__dict__", {}).items()
         parts += [[key, described(part, seen)] for key, part in state if not key.startswith("_") and key != "forward"]
     return [name, *parts]

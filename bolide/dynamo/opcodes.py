@@ -16,7 +16,7 @@ from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine, opcode
 from bolide.dynamo.state import is_dynamo_compiling
 from bolide.dynamo.text import format_value
-from bolide.dynamo.values.attributes import delete_attribute, load_attribute, load_super, store_attribute
+from bolide.dynamo.values.attributes import delete_attribute, load_super, named_attribute, store_attribute
 from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.outside import Deferred, Outside
 from bolide.dynamo.values.texts import joined
@@ -407,14 +407,14 @@ def _unpack_ex(vm: Machine, frame: Frame, arg: int) -> Any:
 
 @opcode("LOAD_ATTR")
 def _load_attr(vm: Machine, frame: Frame, arg: str) -> Any:
-    return vm.answer(frame, load_attribute(vm, frame.stack.pop(), arg))
+    return vm.answer(frame, named_attribute(vm, frame.stack.pop(), arg))
 
 
 @opcode("LOAD_METHOD")
 def _load_method(vm: Machine, frame: Frame, arg: str) -> Any:
     owner = frame.stack.pop()
     frame.stack.append(NULL)
-    return vm.answer(frame, load_attribute(vm, owner, arg))
+    return vm.answer(frame, named_attribute(vm, owner, arg))
 
 
 @opcode("LOAD_SUPER_ATTR")

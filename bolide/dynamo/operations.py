@@ -451,7 +451,7 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
         return found
     if issubclass(real, collections.defaultdict) and key not in owner:
         return Call(polyfill("default_item"), [owner, key])
-    return _item(owner, key)
+    return _item(owner, key if _knows_symbols(owner) else as_key(vm, key))
 
 
 def _fills_mask(owner: TracedTensor, key: Any, value: Any) -> bool:

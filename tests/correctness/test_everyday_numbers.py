@@ -92,6 +92,20 @@ def attributes_of_arrays(x: Any) -> Any:
     return found, hasattr(a, "tofile"), hasattr(a, "no_such"), getattr(a, "no_such", 3), isinstance(a, np.ndarray)
 
 
+@program(lambda n: torch.randn(n, 2))
+def sizes_given_to_numpy(x: Any) -> Any:
+    n, made = x.shape[0], np.array([1, 2, 3])
+    kept = np.array(x.shape), np.asarray([[n, 1]]), np.array([n, 2.5]), np.full((n, 2), n), np.arange(n), np.eye(n)
+    counted = np.prod(x.shape), np.prod([n, 2]), np.sum((n, 1)), np.maximum(n, 2), np.int64(3) * n, n * np.int64(3)
+    return x + 1, kept, counted, made + n, n - made, made == n, made[n - 3], np.float32(n), np.linspace(0, n, 2)
+
+
+@program(lambda n: torch.randn(n, 2), grad=False)
+def sizes_given_to_functions_of_arrays(x: Any) -> Any:
+    a, n = x.numpy(), x.shape[0]
+    return np.reshape(a, (2, n)), a.reshape(n * 2), np.tile(a, (n, 1)), a * n, n / a, a[: n - 1], a[n - 1, 1], a + n
+
+
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 

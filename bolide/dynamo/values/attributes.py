@@ -95,6 +95,16 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     return _instance(vm, owner, vars(cls).get(STANDS_FOR, cls), name)
 
 
+def named_attribute(vm: Machine, owner: Any, name: str) -> Any:
+    """`owner.name`; an AttributeError knows the name, as where the interpreter itself looks for it."""
+    try:
+        return load_attribute(vm, owner, name)
+    except AttributeError as error:
+        if error.name is None and error.obj is None:
+            error.name = name
+        raise
+
+
 def _of_number(vm: Machine, owner: Any, name: str) -> Any:
     """An attribute of a number or text whose value is asked for no sooner than a method is called."""
     found = class_attribute(PENDING[type(owner)], name)

@@ -98,7 +98,7 @@ def _weak_container(cls: Any, items: list[Any]) -> Any:
 
 def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> Any:
     """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
-    set, tuple, deque or bytearray subclass. `attributes` are None for a dict whose items are its attributes."""
+    set, tuple or deque subclass. `attributes` are None for a dict whose items are its attributes."""
     made = tuple.__new__(cls, items) if issubclass(cls, tuple) else bare_instance(cls)
     if items is not None:
         _fill(cls, made, items)
@@ -122,8 +122,6 @@ def _fill(cls: Any, made: Any, items: Any) -> None:
         set.update(made, items)
     elif issubclass(cls, collections.deque):
         _fill_deque(made, items)
-    elif issubclass(cls, bytearray):
-        bytearray.extend(made, items)
 
 
 def _fill_deque(empty: collections.deque[Any], full: collections.deque[Any]) -> None:
@@ -174,7 +172,6 @@ _FILLED_BY: dict[type, Any] = {
     set: set.update,
     list: list.extend,
     collections.deque: _fill_deque,
-    bytearray: bytearray.extend,
 }
 
 
@@ -623,7 +620,7 @@ class Rebuilder:
             outside = self._outside_of(owner)
             made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
             return Recipe("call", _VIEWS[cls], (made,))
-        if isinstance(value, frozenset):
+        if cls is frozenset:
             return Recipe("call", frozenset, (self._keys(value),))
         return self._instance(value, cls)
 
@@ -735,8 +732,6 @@ class Rebuilder:
             items = self._list(list(value))
         elif isinstance(value, collections.deque):
             items = Recipe("call", collections.deque, (self._list(list(value)), *self.constants(value.maxlen)))
-        elif isinstance(value, bytearray):
-            items = Recipe("constant", bytes(value))
         state = Recipe("constant", None) if own_namespace(value) is value else self._dict(_state(value))
         return Recipe("call", make_instance, (Recipe("constant", cls), state, items))
 
