@@ -23,7 +23,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.draws import needed
 from bolide.dynamo.forks import is_shared, note_copy
 from bolide.dynamo.frames import Frame
-from bolide.dynamo.input_data import data_of
+from bolide.dynamo.input_data import answer, data_of
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.notices import Notices
 from bolide.dynamo.program import Break, Captured, Effect, Guard, Recipe, Source
@@ -215,6 +215,7 @@ class _Attempt:
         self.machine = Machine(self.world, self.trace, call)
         self.machine.serve(self.world)
         self.trace.data_of = functools.partial(data_of, self.machine, breaks)
+        self.world.answers = functools.partial(answer, self.machine, breaks)
         if breaks:
             self.trace.shapes.needed = functools.partial(refuse_value, self.machine)
             self.world.needs = functools.partial(refuse_float, self.machine)

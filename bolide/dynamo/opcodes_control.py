@@ -61,7 +61,7 @@ def _truth(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool) -> 
 
 
 def _fork(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool, refused: Unsupported) -> None:
-    """Both ways of a branch become parts of the graph, or the branch is a break."""
+    """Both ways of a branch become parts of the graph, or guards ask which one is gone, or the branch is a break."""
     frames, at, trace = list(vm.frames), frame.pc, vm.trace
     try:
         if can_fork(vm, frame.code, at - 1):
@@ -76,7 +76,14 @@ def _fork(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool, refu
                 return
             vm.frames[:], vm.trace, vm.lost, frame.pc = frames, trace, None, at
             refused.reason += f" (and no branch of the graph: {why})"
-        raise refused
+            if vm.world.answers(value) is not None:
+                vm.world.symbols.history.learnt.apart.add((frame.code, at - 1))  # it is captured again, with guards
+            raise refused
+        answer = vm.world.answers(value)
+        if answer is None:
+            raise refused
+        forgive(refused)
+        frame.pc = target if answer is wanted else at
     finally:
         del refused  # as above
 

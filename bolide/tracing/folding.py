@@ -4,6 +4,7 @@ that whoever records promises to be the same in every run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.fx
 
 from bolide.tracing import rng
-from bolide.tracing.meta import TensorMeta
+from bolide.tracing.meta import TensorMeta, hint_of
 from bolide.tracing.tensor import TracedTensor
 
 if TYPE_CHECKING:
@@ -163,3 +164,63 @@ def _is_small(meta: Any) -> bool:
         for part in metas
         if isinstance(part, TensorMeta)
     )
+
+
+# ---- questions about one input ---------------------------------------------------------------------------------------
+
+_MOST_ELEMENTS, _MOST_STEPS = 1 << 16, 24  # of a value, and behind one another; each step costs about 2 µs a call
+
+
+def question(node: torch.fx.Node, root: torch.fx.Node) -> torch.fx.Graph | None:
+    """How a value is computed from an input of whole numbers alone, as a graph of that input, if that is little."""
+    behind, waiting = {node}, [node]
+    while waiting:
+        new = [other for other in waiting.pop().all_input_nodes if other not in behind]
+        behind.update(new)
+        waiting += new
+    dtype = root.meta["val"].dtype
+    if dtype.is_floating_point or dtype.is_complex or len(behind) > _MOST_STEPS or not all(map(_is_cheap, behind)):
+        return None
+    asked = torch.fx.Graph()
+    copies = {root: asked.placeholder("tensor")}
+    dims = {extent.node.expr: dim for dim, extent in enumerate(root.meta["val"].shape) if type(extent) is torch.SymInt}
+    for each in node.graph.nodes:
+        if each not in behind or each in copies:
+            continue
+        if each.op == "placeholder":
+            extent = each.meta["val"]
+            if type(extent) is not torch.SymInt or extent.node.expr not in dims:
+                return None
+            copies[each] = asked.call_method("size", (copies[root], dims[extent.node.expr]))
+        elif each.op == "call_function" and _is_repeatable(each.target):
+            copies[each] = asked.create_node(
+                "call_function",
+                each.target,
+                torch.fx.map_arg(each.args, copies.__getitem__),
+                torch.fx.map_arg(each.kwargs, copies.__getitem__),
+            )
+        else:
+            return None
+    asked.output(copies[node])
+    return asked
+
+
+def root_of(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The first input that is found behind a value."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        node = waiting.pop()
+        if "place" in node.meta:
+            return node
+        new = [other for other in node.all_input_nodes if other not in seen]
+        seen.update(new)
+        waiting += new
+    return None
+
+
+def _is_cheap(node: torch.fx.Node) -> bool:
+    """Whether what a node gives are few numbers on the CPU."""
+    value = node.meta.get("val")
+    if not isinstance(value, TensorMeta):
+        return isinstance(value, torch.SymInt)
+    return value.device.type == "cpu" and math.prod(map(hint_of, value.shape)) <= _MOST_ELEMENTS

@@ -114,6 +114,7 @@ class World(Classes):
             None
         )  # tells what is not supported, where nothing raises
         self.needs: Callable[[str, float], None] = lambda name, value: None  # is told of floats; may raise
+        self.answers: Callable[[Any], bool | None] = lambda value: None  # see `input_data.answer`
         self.varies: Callable[..., None] = lambda source, value: None  # is told of numbers of items; may raise
         self.storages: dict[int, list[AliasGroup]] = {}  # the inputs by address
         self.overlay_of: dict[int, Overlay] = {}  # by id of the real dict
