@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -61,13 +62,17 @@ def intercept(*functions: Any) -> Callable[[Intercept], Intercept]:
     return register
 
 
+#: of functions without a signature
+_ARITIES: dict[Any, tuple[int, int]] = {getattr: (2, 3), iter: (1, 2), next: (1, 2), type: (1, 3), vars: (0, 1)}
+
+
 @functools.cache  # when first called: signatures take a third of importing everything
 def _arity(function: Any) -> tuple[int, int] | None:
-    """The least and the most arguments of a function written in C; None if it does not say or takes any number."""
+    """The least and the most arguments of a function written in C; None if it may be any number."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return None
+        return _ARITIES.get(function, (1, sys.maxsize) if type(function) is types.MethodDescriptorType else None)
     if any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters):
         return None
     return sum(p.default is p.empty for p in parameters), len(parameters)
