@@ -91,7 +91,7 @@ def _begin(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
                 "use selective checkpoint contexts",
                 kind="context",
             )
-    return Region(next(iter(reversed(vm.trace.graph.nodes))), policy, _written(vm), same_draws)
+    return Region(vm.trace.graph._root.prev, policy, _written(vm), same_draws)
 
 
 _DRAWN = frozenset({writing_ops.drawn, *generators.STATES})

@@ -85,14 +85,15 @@ def _while(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if not all(type(value) is TracedTensor for value in leaves):
         return Call(control_flow.while_loop, [goes_on, step, inputs, inputs])
     vm.trace.where = vm.where()
-    condition = _condition(vm, goes_on, inputs)
-    part, results, spec = _record(vm, step, inputs)
+    inside = vm.evaluate(pytree.tree_map, [torch.Tensor.detach, inputs])  # the functions may close over what is carried
+    condition = _condition(vm, goes_on, inside)
+    part, results, spec = _record(vm, step, inside)
     check_alike(vm, leaves, results)
-    operands = [*part.operands, *(condition[0].operands if condition else ())]
+    operands = [*leaves, *part.operands, *(condition[0].operands if condition else ())]
     if condition is None or (torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)):
         return Call(control_flow.while_loop, [goes_on, step, inputs, pytree.tree_unflatten(leaves, spec)])
     vm.world.trace.functional_only = "control flow depends on data"
-    return pytree.tree_unflatten(_repeated(vm, leaves, [condition, (part, results)]), spec)
+    return pytree.tree_unflatten(_repeated(vm, leaves_of(vm, inside), [condition, (part, results)]), spec)
 
 
 def _condition(vm: Machine, function: Any, inputs: Sequence[Any]) -> tuple[Part, list[TracedTensor]] | None:

@@ -11,6 +11,7 @@ from torch import cond
 from torch._higher_order_ops import map as mapped
 from torch._higher_order_ops import scan, while_loop
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 import bolide
 
@@ -36,7 +37,7 @@ def plain_scan(step, carry, xs):
 
 
 def plain_loop(goes_on, step, carried):
-    spec = pytree.tree_structure(carried)
+    result, spec = carried, pytree.tree_structure(carried)
     while goes_on(*carried):
         result = step(*carried)
         carried = pytree.tree_unflatten(pytree.tree_leaves(result), spec)
@@ -146,7 +147,34 @@ def test_conditions_on_data(name):
     agree(CONDITIONS[name], inputs_of_both_signs(), fullgraph=True)
 
 
+def root(o, x):
+    """The loop closes over a tensor that it also carries."""
+    wanted = x.detach().abs() + 1
+
+    def step(guess, _):
+        better = 0.5 * (guess + wanted / guess)
+        return better, (better - guess).abs()
+
+    return o.loop(lambda guess, change: change.max() > 1e-3, step, (wanted, torch.ones_like(wanted)))
+
+
+def loop_in_a_loop(o, x):
+    def step(i, v):
+        j, inner = o.loop(lambda j, w: j < i, lambda j, w: (j + 1, w * 0.9 + v), (torch.tensor(0), v))
+        return i + 1, inner + j
+
+    return o.loop(lambda i, v: i < 4, step, (torch.tensor(0), x.detach()))
+
+
 LOOPS = {
+    "loop over what it closes over": root,
+    "loop in a loop": loop_in_a_loop,
+    "loop over one tensor twice": lambda o, x: o.loop(
+        lambda a, b: a.sum() < 30, lambda a, b: (a + 1, b * 2), (x.detach(), x.detach())
+    ),
+    "loop over one value twice": lambda o, x: (
+        lambda v: o.loop(lambda a, b: a.sum() < 30, lambda a, b: (a + 1, b * 2), (v, v))
+    )(x.detach()),
     "map over a tree": lambda o, x: o.map(
         lambda d, n: (d["a"].sin(), [[d["b"] * n]], {"z": d["a"] * d["b"]}), {"a": x, "b": x + 1}, x.shape[0]
     ),
@@ -191,6 +219,17 @@ def test_all_results_of_a_condition_have_a_history_if_an_operand_has_one():
     x, w = torch.rand(3), torch.rand(3, requires_grad=True)
     for x in (torch.rand(3), -torch.rand(3)):
         assert torch.equal(torch.autograd.grad(compiled(x, w).sum(), w)[0], torch.zeros(3))
+
+
+def test_a_way_may_begin_with_a_checkpoint():
+    def program(x):
+        again = functools.partial(checkpoint, use_reentrant=False)
+        return cond(x.sum() > 0, lambda: again(torch.sin, x), lambda: again(torch.cos, x))
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for sign in (1, -1):
+        x = torch.rand(3) * sign
+        torch.testing.assert_close(compiled(x), x.sin() if sign > 0 else x.cos())
 
 
 def test_operands_may_come_from_outside():
