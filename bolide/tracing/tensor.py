@@ -196,7 +196,11 @@ class TracedTensor(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> TracedTensor:
         if self.face is not None:
             self._refuse(f"copying a {self.face.__name__}", "copy it outside the compiled function")
+        if self.grad_fn is not None:
+            self._refuse("a deep copy of a tensor that is no leaf", "detach it first")
         copy = self.clone() if not self.requires_grad else self.detach().clone().requires_grad_(True)
+        if isinstance(self, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy.detach(), self.requires_grad)
         memo[id(self)] = copy
         return copy  # type: ignore[return-value, unused-ignore]
 

@@ -3,6 +3,7 @@ fast path of encoders; and the names by which they reach bolide's own configurat
 
 from __future__ import annotations
 
+import copy
 import importlib
 import io
 import itertools
@@ -254,3 +255,41 @@ def test_a_region_that_lasts_over_a_break_is_as_in_eager() -> None:
     for size in (3, 5):
         x = torch.randn(size)
         torch.testing.assert_close(compiled(x), x.sin().cos() * 2)
+
+
+# ---- copies of tensors ---------------------------------------------------------------------------------------------
+
+
+COPIES = {
+    "leaf": "copy.deepcopy(x)",
+    "history": "copy.deepcopy(x * 2)",
+    "history in a dict": "copy.deepcopy({'t': [x * 2]})",
+    "view": "copy.deepcopy(x[1:])",
+    "detached": "copy.deepcopy((x * 2).detach())",
+    "twice": "(lambda both: both[0] is both[1])(copy.deepcopy([x, x]))",
+    "shallow": "copy.copy(x * 2) + 1",
+    "of a module": "copy.deepcopy(linear).weight",
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+@pytest.mark.parametrize("grad", [False, True])
+def test_copies_of_tensors(kind: str, grad: bool) -> None:
+    """Eager refuses a deep copy of what has a history."""
+    scope: dict[str, Any] = {"copy": copy, "linear": nn.Linear(3, 3)}
+    body = f"    try: found = {COPIES[kind]}\n    except RuntimeError as error: found = str(error)\n"
+    exec(f"def program(x):\n{body}    return x + 1, found", scope)
+    compiled = bolide.compile(scope["program"])
+    for size in (3, 4, 6):
+        x = torch.randn(size, requires_grad=grad)
+        (mine, found), (theirs, expected) = compiled(x), scope["program"](x)
+        torch.testing.assert_close(mine, theirs)
+        while isinstance(expected, (dict, list)):
+            key = "t" if isinstance(expected, dict) else 0
+            found, expected = found[key], expected[key]
+        assert type(found) is type(expected) and found is not x
+        if isinstance(expected, torch.Tensor):
+            torch.testing.assert_close(found, expected)
+            assert (found.requires_grad, found.is_leaf) == (expected.requires_grad, expected.is_leaf)
+        else:
+            assert found == expected

@@ -303,6 +303,9 @@ class Writer(Statements, Library):
         )
 
     def tensor(self, indent: int) -> None:
+        if self.rng.random() < 0.4:
+            self.sized(indent)
+            return
         a = self.integer(1)
         self.emit(
             indent,
@@ -321,12 +324,54 @@ class Writer(Statements, Library):
                 "x, z = (x.clamp(-9, 9), x.mean()); x = x - z",
                 "x = x.clone(); x[1:3] += 1",
                 "x = x.clone(); y = x[:2]; y.mul_(2)",
-                "x = x.reshape(2, 2).t().reshape(4)",
-                "x = torch.tensor([float(i) for i in range(4)]) + x",
+                "x = x.reshape(2, -1).t().reshape(-1)",
+                "x = torch.tensor([float(i) for i in range(x.shape[0])]) + x",
                 "x = functools.reduce(torch.add, [x, x, x]) / 3",
                 "x = x.masked_fill(x > 4, 1.0)",
                 "for t in x: x = x + t * 0.5",
                 f"x = x * {a} if x.ndim == 1 else x",
+            ),
+        )
+
+    def sized(self, indent: int) -> None:
+        """Tensors, whose sizes change from call to call, go through containers, functions and loops; `x` keeps its
+        size."""
+        a, inner = self.integer(1), "\n" + "    " * (indent + 1)
+        end = "\n" + "    " * indent
+        self.emit(
+            indent,
+            self.pick(
+                "x = torch.cat(x.chunk(2)[::-1])",
+                "x = torch.cat([t * (i + 1) for i, t in enumerate(x.split(2))])",
+                f"x = x.roll({a} % 3) % 50",
+                f"ts = [x, x * 2]; ts.append(x + {a} % 5); x = sum(ts) % 50",
+                f"kept = {{i: t for i, t in enumerate(x.split(2))}}{end}"
+                "x = torch.cat([kept[k] for k in sorted(kept, reverse=True)])",
+                "x = functools.reduce(operator.add, [t.sum() for t in x.chunk(2)], x) % 50",
+                f"x = (lambda t, k={a} % 3: t * k - x)(x + 1)",
+                "x = next(t for t in (x[1:], x * 2, x) if t.shape[0] == x.shape[0])",
+                f"def twice(t, k={a} % 4):{inner}return t * 2 - k{end}x = twice(x) % 50",
+                f"def pieces(t):{inner}for i in range(0, t.shape[0], 2): yield t[i : i + 2] * (i - 1){end}"
+                "x = torch.cat([*pieces(x)]) % 50",
+                "box.kept = x * 2; x = box.kept - x; del box.kept",
+                "x = (x[:, None] * x[None] % 7).sum(1) / x.shape[0]",
+                f"x = torch.stack([t * (i + {a} % 3) for i, t in enumerate(x)]) % 50",
+                "half = x.shape[0] // 2; x = torch.cat([x[half:], x[:half] * 2]) % 50",
+                f"i = {a} % x.shape[0]; x = torch.cat([x[i:], x[:i]]); log.append(x[i:].shape[0])",
+                f"x = f(x, x * 2, *xs[:2], z={a} % 3) % 50",
+                "first, *others = x.split(2); x = torch.cat([*others, first])",
+                f"total = 0{end}for start in range(0, len(x), 2): total = total + x[start : start + 2].sum(){end}"
+                "x = (x + total) % 50",
+                f"x = x.index_select(0, torch.arange(x.shape[0] - 1, -1, -1)) * ({a} % 3 + 1) % 50",
+                "x = torch.nn.functional.pad(x, (1, 1))[1:-1] - x.mean()",
+                f"w = x.new_zeros(x.shape[0] + 2){end}w[1:-1] = x{end}x = w[2:] + w[:-2]",
+                f"acc = {{}}{end}for t in x.unbind()[:3]: acc.setdefault('t', []).append(t){end}"
+                "x = x + torch.stack(acc['t']).sum()",
+                "x = torch.where(x > x.mean(), x, -x).cumsum(0) % 50",
+                f"log.append(tuple(x[{a} % 3 :].shape)); log.append([t.shape[0] for t in x.split(3)])",
+                f"x = x[x.shape[0] - 2 :].repeat(x.shape[0])[: x.shape[0]] - {a} % 4",
+                "x = (x.view(2, -1) @ x.view(2, -1).t() % 7).sum() + x",
+                "state = x[0] * 0\n" + "    " * indent + f"for t in x: state = state * 0.5 + t{end}x = x - state",
             ),
         )
 
@@ -634,7 +679,7 @@ class Writer(Statements, Library):
                 "xs = xs + [int(i) for i in x.tolist()][:2]",
                 "while x.abs().sum() > 500: x = x / 2",
                 "log.append(len(x.nonzero()))",
-                "log.append(str(x))",
+                "log.append(str(x.detach()))",
                 f"a = max(int(x[0]), {a}) % 100",
                 "x = x + 1 if bool((x < 3).all()) else x - 1",
                 "print(*xs, sep='-')",

@@ -275,7 +275,7 @@ class Statements:
             indent,
             self.pick(
                 "ts = [x[:2], x[2:]]; ts[0].add_(1); ts[1][0] = 4; log.append(len(ts)); x = x + ts[0].sum()",
-                "y = {'v': x.view(2, 2)}; y['v'][0] *= 2; x[1] += 1; x = x + y['v'].reshape(4)",
+                "y = {'v': x.view(2, -1)}; y['v'][0] *= 2; x[1] += 1; x = x + y['v'].reshape(-1)",
                 "for t in x.split(2): t.mul_(2)",
                 "y = x; y += 1; x = x - y * 0.5",
                 "y = x.t() if x.dim() == 2 else x.flip(0); y[0] = -1; x = x + y",

@@ -556,7 +556,7 @@ TOPICS = (
         x = torch.add(lk, 1).v; log.append(type(torch.relu(lk)).__name__)
         x = torch.stack([lk.v, x]).sum(0); x = torch.where(x > 1, Like(x).v, x)
         x = torch.cat((lk.v[:2], x[2:])); log.append(x.shape); log.append(x.tolist() if @1 > 50 else len(x))
-        x = torch.mul(torch.ones(4), lk).v
+        x = torch.mul(torch.ones(x.shape[0]), lk).v
         """,
     ),
     _topic(

@@ -1,4 +1,5 @@
-"""Random programs that break at random instructions: wherever a segment ends, the program goes on as in CPython.
+"""Random programs that break at random instructions: wherever a segment ends, the program goes on as in CPython, with
+the default backend, sizes that change and gradients.
 
 `python tests/fuzz/test_breaks_anywhere.py COUNT [SEED]` runs many by hand.
 """
@@ -13,12 +14,14 @@ from contextlib import contextmanager
 
 import pytest
 from python_programs import PRELUDE, Writer
-from test_capture_programs import arguments, namespace_of, outcome
+from test_capture_programs import alike, arguments, namespace_of, outcome
 
 import bolide
 from bolide.dynamo.config import config
 from bolide.dynamo.interpreter import Machine
 from bolide.support.errors import Unsupported
+
+CALLS = 2  # with other sizes
 
 
 @contextmanager
@@ -50,15 +53,18 @@ def check(seed: int) -> str:
     body = source[len(PRELUDE) :]
     bolide.reset()
     plain, captured = namespace_of(source, seed), namespace_of(source, seed)
-    expected = outcome(plain, plain["program"], arguments(seed, plain))
+    compiled = bolide.compile(captured["program"])
     with breaking_anywhere(seed, 60), config.patch(cache_size_limit=1000, accumulated_cache_size_limit=100000):
-        compiled = bolide.compile(captured["program"], backend="aot_eager")
-        actual = outcome(captured, compiled, arguments(seed, captured))
-    assert actual == expected, f"seed {seed}\n{body}\nexpected {expected}\nactual   {actual}"
+        for number in range(CALLS):
+            expected = outcome(plain, plain["program"], arguments(seed + number, plain))
+            actual = outcome(captured, compiled, arguments(seed + number, captured))
+            assert alike(actual, expected), (
+                f"seed {seed}\n{body}\ncall {number}\nexpected {expected}\nactual   {actual}"
+            )
     return "same"
 
 
-@pytest.mark.parametrize("number", range(15))
+@pytest.mark.parametrize("number", range(8))
 def test_a_segment_may_end_anywhere(number: int) -> None:
     seed = number + 1000 * int(os.environ["BOLIDE_TEST_SEED"])
     print("seed", seed)

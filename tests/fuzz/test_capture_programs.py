@@ -1,4 +1,5 @@
-"""Random Python programs: captured and replayed, they must agree with CPython in result, exception and effects.
+"""Random Python programs: compiled with the default backend, they must agree with CPython in result, exception, effects
+and gradients, with sizes that change from call to call.
 
 Two ways: *whole* programs are captured without a break; *broken* ones have statements in random places that cannot be
 captured (`print`, `.item()`, `if` on a tensor, …), and what surrounds them must not notice.
@@ -29,13 +30,15 @@ from bolide.dynamo.capture import capture
 from bolide.dynamo.config import config
 from bolide.support.errors import BolideWarning, Unsupported
 
+SIZES = (4, 6, 4, 8)  # of the tensor
+
 
 def arguments(seed: int, namespace: dict[str, Any]) -> list[Any]:
     rng = random.Random(seed)
     xs = [rng.randint(-5, 9) for _ in range(rng.randint(2, 6))]
     kind = namespace[rng.choice(["Box", "Small"])]
     return [
-        torch.arange(4.0) - 1,
+        (torch.arange(float(SIZES[seed % 4])) - 1).requires_grad_(seed % 3 > 0),
         rng.randint(-4, 9),
         rng.randint(-4, 9),
         xs,
@@ -47,7 +50,7 @@ def arguments(seed: int, namespace: dict[str, Any]) -> list[Any]:
 def plain(value: Any) -> Any:
     """A value as comparable data."""
     if isinstance(value, torch.Tensor):
-        return ("tensor", str(value.dtype), value.tolist())
+        return ("tensor", str(value.dtype), value.requires_grad, value.tolist())
     if isinstance(value, dict):
         return [(plain(k), plain(v)) for k, v in value.items()]
     if isinstance(value, (list, tuple)):
@@ -73,13 +76,55 @@ def outcome(namespace: dict[str, Any], function: Any, args: list[Any]) -> Any:
         with contextlib.redirect_stdout(printed):
             returned = function(*args)
         gc.collect()
-        result: Any = ("returns", plain(returned))
+        result: Any = ("returns", plain(returned), gradient(returned, args[0]))
     except Unsupported:
         raise
     except Exception as error:
         result = ("raises", namespace["described"](error))
         gc.collect()
     return result, printed.getvalue(), plain(args[3:]), shared(namespace)
+
+
+def gradient(returned: Any, leaf: torch.Tensor) -> Any:
+    """What of the tensors that a program returns or notes comes back to its argument."""
+    wanted = [t for t in found_tensors(returned) if t.requires_grad and t.is_floating_point()]
+    if not wanted or not leaf.requires_grad:
+        return None
+    weighted = [(t * torch.arange(1.0, t.numel() + 1).view(t.shape)).sum() for t in wanted]
+    try:
+        (grad,) = torch.autograd.grad(sum(weighted), leaf, allow_unused=True)
+    except RuntimeError as error:  # a saved value was written
+        return type(error).__name__
+    return plain(grad)
+
+
+def found_tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested containers."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in found_tensors(part)]
+
+
+def alike(mine: Any, theirs: Any) -> bool:
+    """Whether two outcomes are the same, floats but for rounding."""
+    if type(mine) is float is type(theirs):
+        return mine == theirs or abs(mine - theirs) <= 1e-4 * (1 + abs(theirs)) or (mine != mine and theirs != theirs)
+    if isinstance(theirs, (list, tuple)):
+        same = type(mine) is type(theirs) and len(mine) == len(theirs)
+        return same and all(alike(left, right) for left, right in zip(mine, theirs))
+    return bool(mine == theirs)
+
+
+def shadowed(function: Any, args: list[Any]) -> str:
+    """What `bolide.shadow` says of a program that differs: the first operation whose result does."""
+    bolide.reset()
+    bolide.shadow.reports.clear()
+    with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+        gradient(bolide.shadow(function)(*args), args[0])
+    said = "".join(f"\nshadow: {report}" for report in bolide.shadow.reports[:1])
+    bolide.shadow.reports.clear()
+    return said or "\nshadow: no operation of a graph differs"
 
 
 def shared(namespace: dict[str, Any]) -> Any:
@@ -137,7 +182,7 @@ def _checked(seed: int, broken: bool) -> str:
     source = Writer(seed, broken).program()
     text = f"seed {seed}\n{source[len(PRELUDE) :]}"
     plainly, captured = namespace_of(source, seed), namespace_of(source, seed)
-    function = bolide.compile(captured["program"], backend="aot_eager", fullgraph=not broken)
+    function = bolide.compile(captured["program"], fullgraph=not broken)
     try:
         for number in range(CALLS):
             values = seed + number % 2
@@ -146,11 +191,13 @@ def _checked(seed: int, broken: bool) -> str:
             expected = outcome(plainly, plainly["program"], arguments(values, plainly))
             if not broken and expected[0][0] == "raises":
                 raised = raised_by_capture(captured, args)
-                assert raised == expected[0][1], f"{text}\nexpected {expected}\nraised {raised}"
+                assert alike(raised, expected[0][1]), f"{text}\nexpected {expected}\nraised {raised}"
                 after = plain(args[3:]), shared(captured)
-                assert after == before, f"{text}\ncapture changed something\nbefore {before}\nafter {after}"
+                assert alike(after, before), f"{text}\ncapture changed something\nbefore {before}\nafter {after}"
             actual = outcome(captured, function, args)
-            assert actual == expected, f"{text}\ncall {number}\nexpected {expected}\nactual   {actual}"
+            if not alike(actual, expected):
+                why = shadowed(captured["program"], arguments(values, captured))
+                raise AssertionError(f"{text}\ncall {number}\nexpected {expected}\nactual   {actual}{why}")
     except Unsupported as error:
         return error.reason
     return "agrees"

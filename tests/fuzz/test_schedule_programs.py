@@ -1,4 +1,5 @@
-"""Random programs of tensor operations against eager, in float64 so that rounding cannot hide a wrong element."""
+"""Random programs of tensor operations against eager, in float64 so that rounding cannot hide a wrong element: inductor
+alone, and whole programs with gradients and sizes that change."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import bolide
 from tests.schedule_tools import assert_same, compiled
 
 Tensors = list[torch.Tensor]
@@ -57,38 +59,53 @@ def broadcastable(a: torch.Tensor, b: torch.Tensor) -> bool:
     return all(m == n or 1 in (m, n) for m, n in zip(reversed(a.shape), reversed(b.shape)))
 
 
-def step(rng: random.Random, pool: Tensors) -> torch.Tensor:
+class Choices:
+    """Draws that are the program's own arithmetic, so that they are captured: the same ones in each call."""
+
+    def __init__(self, seed: int) -> None:
+        self.state = seed % 2147483647 or 1
+
+    def below(self, limit: int) -> int:
+        self.state = self.state * 48271 % 2147483647
+        return self.state // 7 % limit
+
+    def choice(self, options: Any) -> Any:
+        return options[self.below(len(options))]
+
+
+def step(rng: Choices, pool: Tensors) -> torch.Tensor:
     x = rng.choice(pool)
-    kind = rng.random()
-    if kind < 0.3:
+    kind = rng.below(100)
+    if kind < 30:
         return rng.choice(UNARY)(x)
-    if kind < 0.6:
+    if kind < 60:
         partners = [y for y in pool if broadcastable(x, y)]
         y = rng.choice(partners)
         return rng.choice([torch.add, torch.mul, torch.sub, torch.maximum])(x, y)
-    if kind < 0.8 and 0 < x.dim() < 5:
+    if kind < 80 and 0 < x.dim() < 5:
         return rng.choice(SHAPE)(x)
     if x.dim() > 0 and x.numel() < 5000:
-        return rng.choice(REDUCE)(x, rng.randrange(x.dim()))
+        return rng.choice(REDUCE)(x, rng.below(x.dim()))
     return x + 1
 
 
-def program(number: int) -> tuple[Callable[..., Any], Tensors]:
+def program(number: int, larger: int = 0) -> tuple[Callable[..., Any], Tensors]:
     rng = random.Random(number)
     shape = [rng.choice([1, 2, 3, 4, 6, 17]) for _ in range(rng.randint(1, 4))]
+    shape = [size + larger if size > 2 else size for size in shape]
     generator = torch.Generator().manual_seed(number)
     shapes = [shape, shape, shape[-1:], [*shape[:-1], 1]]
     inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
     length = rng.randint(3, 18)
 
     def fn(*tensors: torch.Tensor) -> Tensors:
-        choices = random.Random(number + 1)
+        choices = Choices(number + 1)
         pool = list(tensors)
         for _ in range(length):
             made = step(choices, pool)
             if made.numel() < 20000:
                 pool.append(made)
-        results = choices.sample(pool[len(tensors) :], min(3, len(pool) - len(tensors)))
+        results = [choices.choice(pool[len(tensors) :]) for _ in range(3)] if len(pool) > len(tensors) else []
         return [result * 1 for result in [*results, pool[-1]]]
 
     return fn, inputs
@@ -96,7 +113,7 @@ def program(number: int) -> tuple[Callable[..., Any], Tensors]:
 
 @pytest.mark.parametrize("part", range(4))
 def test_random_programs(seed: int, part: int) -> None:
-    for offset in range(12):
+    for offset in range(8):
         number = (seed + offset) % 2**31
         print(f"program {number}")
         fn, inputs = program(number)
@@ -104,3 +121,27 @@ def test_random_programs(seed: int, part: int) -> None:
         results = compiled(fn, inputs)(list(inputs))
         for mine, theirs in zip(results, expected, strict=True):
             assert_same(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_random_programs_with_gradients_and_other_sizes(seed: int, part: int) -> None:
+    for number in range(seed, seed + 4):
+        number %= 2**31
+        print(f"program {number}")
+        fn, _ = program(number)
+        compiled_whole = bolide.compile(fn)
+        for larger in (0, 1, 3):
+            _, inputs = program(number, larger)
+            mine, theirs = (outcome(function, inputs) for function in (compiled_whole, fn))
+            for one, other in zip(mine, theirs, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def outcome(function: Callable[..., Any], inputs: Tensors) -> list[torch.Tensor | None]:
+    """The results and the gradients of the inputs."""
+    own = [tensor.clone().requires_grad_() for tensor in inputs]
+    results = function(*own)
+    wanted = [result for result in results if result.requires_grad]
+    weighted = [(result * torch.arange(result.numel()).view(result.shape).cos()).sum() for result in wanted]
+    grads = torch.autograd.grad(torch.stack(weighted).sum(), own, allow_unused=True) if wanted else ()
+    return [*results, *grads]

@@ -6,6 +6,7 @@ By hand: `python tests/fuzz/test_slice_programs.py COUNT [SEED] [dynamic=…] [b
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -88,10 +89,26 @@ def check(seed: int, dynamic: bool | None = None, backend: str = "inductor") -> 
                 found = outcome(compiled, call)
         except CompileError as error:
             raise AssertionError(f"REFUSED {text}\n{error}") from error
-        for what, mine, theirs in zip(("result", "gradient"), found, expected):
-            for place, (left, right) in enumerate(zip(mine, theirs, strict=True)):
-                same(left, right, f"{what} {place} of {text}")
+        try:
+            for what, mine, theirs in zip(("result", "gradient"), found, expected):
+                for place, (left, right) in enumerate(zip(mine, theirs, strict=True)):
+                    same(left, right, f"{what} {place} of {text}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}{shadowed(scopes[0]['program'], calls[: number + 1])}") from None
     return counts
+
+
+def shadowed(function: Any, calls: list[tuple[Any, ...]]) -> str:
+    """What `bolide.shadow` says of a program that differs: the first operation whose result does."""
+    bolide.reset()
+    bolide.shadow.reports.clear()
+    beside = bolide.shadow(function)
+    with contextlib.suppress(Exception):
+        for call in calls:
+            outcome(beside, call)
+    said = "".join(f"\nshadow: {report}" for report in bolide.shadow.reports[:1])
+    bolide.shadow.reports.clear()
+    return said or "\nshadow: no operation of a graph differs"
 
 
 def same(mine: Any, theirs: Any, text: str) -> None:
