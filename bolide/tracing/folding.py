@@ -168,7 +168,7 @@ def _is_small(meta: Any) -> bool:
 
 # ---- questions about one input ---------------------------------------------------------------------------------------
 
-_MOST_ELEMENTS, _MOST_STEPS = 1 << 16, 24  # of a value, and behind one another; each step costs about 2 µs a call
+_MOST_ELEMENTS, _MOST_STEPS = 1 << 16, 40  # of a value, and behind one another; each step costs about 2 µs a call
 
 
 def question(node: torch.fx.Node, root: torch.fx.Node) -> torch.fx.Graph | None:
