@@ -139,8 +139,59 @@ COPIES = (
     ),
     *("F.conv1d({t}[None, {s}].mT, w[:, :, None])[0]", "F.avg_pool1d({t}[None], 2)[0]", "{t}[{s}].flatten().cumsum(0)"),
 )
+#: the ends of a dimension, nothing at all, masks, other dtypes, reductions, pieces of one weight
+EDGES = (
+    *("{t}[:0]", "{t}[{i}:{i}]", "torch.cat([{t}[:0], {t}, {t}[{i}:{i}]])", "{t}.new_zeros(0, {t}.shape[-1])"),
+    *(
+        "{t}[{t}.shape[0] - 1]",
+        "{t}[-{t}.shape[0]]",
+        "{t}[-{t}.shape[0]:]",
+        "{t}[{t}.shape[0]:]",
+        "{t}[:-{t}.shape[0]]",
+    ),
+    *("{t}.narrow(0, {t}.shape[0] - {c}, {c})", "{t}.narrow({d}, -{c}, {c})", "{t}.select({d}, {t}.shape[{d}] - 1)"),
+    *("{t}.masked_fill({t} > {t}.mean(), 0.5)", "torch.where({t} > {t}[{i}], {t}, -{t})", "{t} * ({t} > 0)"),
+    *("{t}[{t}[..., 0] > 0].sum(0)", "{t}.masked_fill(({t} > 0)[{i}], 2)", "({t} > 0).double() + {t}"),
+    *(
+        "{t}.float().double()",
+        "{t}.float()[{s}].double() * 2",
+        "{t}.long().double() + {t}",
+        "({t} * 4).int()[{s}] + {t}[{s}]",
+    ),
+    *(
+        "{t}.var({d}, unbiased=False)",
+        "{t}.norm(dim={d})",
+        "{t}.sum(({d},), keepdim=True) + {t}",
+        "{t}.prod({d}).tanh()",
+    ),
+    *("{t}[{t}.argmax(0)[0]]", "{t}.amin({d}, keepdim=True) * {t}", "{t}.topk(1, {d})[0]", "{t}.cummax({d})[0]"),
+    *("{t} @ w[:, {s}]", "{t} @ w[{i}]", "F.linear({t}, w[:{c}])", "F.linear({t}, w[{s}], w[0, {s}])"),
+    *("({t} @ w).tanh() @ w.mT", "torch.softmax({t} @ {t}.mT, -1) @ {t}", "{t} @ w @ w[{i}, :, None]"),
+    *("{t}.as_strided({t}.shape, {t}.stride())[{s}]", "{t}.unfold(0, 2, 1).sum(0)", "{t}.unfold(0, 2, 1)[..., {i}]"),
+    *(
+        "{t}.flatten()[{i}:].reshape(-1, 1)",
+        "{t}.view(-1)[-{c}:]",
+        "{t}[::2][{s}]",
+        "{t}[..., ::2].flip(-1)",
+        "{t}.ravel()[::3]",
+    ),
+)
 #: several lines each; ``{n}`` is what they make
 STATEMENTS = (
+    "base = {t} * 1\nbase.view(-1)[{s}].mul_(2)\n{n} = base[{s}]",
+    "base = {t} * 1\n{n} = base.mT[..., {s}].mT\n{n} *= 2\n{n} = {n} + base.sum()",
+    "base = {t} * 1\nbase[{s}][{s}] += {t}[{i}]\nbase.unbind()[{i}].sub_(1)\n{n} = base",
+    "base = {t} * 1\nbase.chunk({c}, {d})[0].mul_(3)\nbase.diagonal().add_(1)\n{n} = base[{s}]",
+    "base = {t} * 1\nwindows = base.unfold(0, 2, 1)\nwindows[{i}] = 2\n{n} = windows * 1",
+    "base = {t} * 1\nbase.masked_fill_(base > 1, 0.5)\nbase[{t}.shape[0] - 1].add_(base[0])\n{n} = base.flip(0)",
+    "base = {t}.new_zeros({t}.shape)\nfor k, row in enumerate({t}):\n    base[k] = row * k\n{n} = base",
+    "left, right = w[:, :2], w[:, 2:]\n{n} = torch.cat([{t} @ left, ({t} @ right).tanh()], -1)",
+    "{n} = {t}\nfor k in range(2):\n    {n} = ({n} @ w[:, k * 2 : k * 2 + 2]) @ w[k * 2 : k * 2 + 2]",
+    "{n} = sum({t}[..., k : k + 1] * w[k] for k in range({t}.shape[-1]))",
+    "q, k, v = ({t} @ w[j : j + 4 - j] if j == 0 else {t} * (j + 1) for j in range(3))\n"
+    "{n} = torch.softmax(q @ k.mT, -1)[..., : {t}.shape[0]] @ v",
+    "parts = []\nfor start in range(0, {t}.shape[0], {c}):\n    parts.append({t}[start : start + {c}].cumsum(0))\n"
+    "{n} = torch.cat(parts)",
     "{n} = {t} * 1\n{n}[{s}] = {t}[{s}] * 2",
     "{n} = {t} * 1\n{n}[{i}] = {n}[{c}] * 2",
     "{n} = {t} * 1\n{n}[..., {s}] += 1.5",
@@ -167,7 +218,7 @@ STATEMENTS = (
     "state, parts = {t}[0] * 0, []\nfor k in range(3):\n    state = (state + {t}[k + {i}]) @ w\n"
     "    parts.append(state)\n{n} = torch.stack(parts)",
 )
-KINDS = ((VIEWS, 6), (PIECES, 3), (TOGETHER, 4), (COPIES, 4), (INTEGERS, 2), (STATEMENTS, 4))
+KINDS = ((VIEWS, 6), (PIECES, 3), (TOGETHER, 4), (COPIES, 4), (EDGES, 4), (INTEGERS, 2), (STATEMENTS, 4))
 
 
 class Writer:
