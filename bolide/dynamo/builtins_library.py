@@ -298,6 +298,13 @@ def _weak_reference(vm: Machine, cls: type[Any], target: Any, callback: Any = No
     return NATIVE
 
 
+@intercept(weakref.getweakrefcount, weakref.getweakrefs)
+def _weak_references(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if any(type(arg) is Outside for arg in args):
+        raise Unsupported("what refers weakly to an outside object is asked for", vm.where(), kind="outside_object")
+    return NATIVE
+
+
 @intercept(weakref.ref)
 def _ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return _weak_reference(vm, weakref.ref, *args)

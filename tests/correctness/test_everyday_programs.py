@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 
-from tests.correctness import everyday_containers, everyday_functions, everyday_tensors
+from tests.correctness import everyday_containers, everyday_functions, everyday_models, everyday_tensors
 from tests.correctness.everyday_prelude import PRELUDE
 from tests.everyday_tools import Program, Table, matrix
 
@@ -23,7 +23,7 @@ def programs() -> Table:
     sys.modules[module.__name__] = module
     vars(module).update(case=table.program, fresh=functools.partial(table.program, made=True), T=matrix)
     texts = {"prelude": PRELUDE}
-    for source in (everyday_containers, everyday_functions, everyday_tensors):
+    for source in (everyday_containers, everyday_functions, everyday_tensors, everyday_models):
         texts.update(source.TOPICS)
     for topic, text in texts.items():
         name = f"<programs of every day: {topic}>"

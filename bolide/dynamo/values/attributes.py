@@ -522,6 +522,8 @@ def _module_member(vm: Machine, owner: Outside, cls: type, name: str) -> Any:
 
 def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
     """`super(cls, owner).name`."""
+    if name == "__class__":
+        return super
     unbound = issubclass(type(owner), type) and issubclass(owner, cls)
     start = owner if unbound else class_of(owner)
     found = vm.world.lookup(start, name, cls)
