@@ -41,6 +41,7 @@ def install() -> None:
             aten.matmul.default: _of_primitives(matmul),
             aten.max_pool1d.default: max_pool1d,
             aten.reshape.default: _of_primitives(reshape),
+            aten.multilabel_margin_loss_forward.default: _of_primitives(aten.multilabel_margin_loss_forward.default),
             aten.scaled_dot_product_attention.default: attention,
         }
         for op in (aten.linear.out, aten.matmul.out):

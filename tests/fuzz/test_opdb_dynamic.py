@@ -23,7 +23,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 
+import pytest
 import torch
 from opdb_calls import REFUSALS, UNCHECKED, Arguments, Subject, cloned, own, series, subjects
+from told import Told, strides
 from torch.utils import _pytree as pytree
 
 import bolide
 from bolide.dynamo.config import config
+from bolide.inductor.lowering import registry
 from bolide.support import events
 
-SECONDS = 14.0  # in CI, and as long for what is then under way at most
+SECONDS = 9.0  # in CI, and as long for what is then under way at most
 BACKENDS = ("eager", "aot_eager", "inductor")
 LIMIT = 60.0  # for a sample
 UNDEFINED = ("empty", "resize_")  # what these give has no values to compare
@@ -61,29 +64,6 @@ class Finding:
     kind: str
     detail: str = ""
     changed: str = ""
-
-
-@dataclass
-class Told:
-    """What bolide said while it served calls."""
-
-    installed: list[Any] = field(default_factory=list)
-    failed: list[Any] = field(default_factory=list)
-    fixed: list[Any] = field(default_factory=list)
-    breaks: list[Any] = field(default_factory=list)
-    fallbacks: list[Any] = field(default_factory=list)
-
-    def hear(self, event: Any) -> None:
-        """Sort an event."""
-        kinds = {
-            events.Installed: self.installed,
-            events.GuardFailed: self.failed,
-            events.Specialised: self.fixed,
-            events.Break: self.breaks,
-            events.Fallback: self.fallbacks,
-        }
-        if type(event) in kinds:
-            kinds[type(event)].append(event)
 
 
 # ---- one series of calls ---------------------------------------------------------------------------------------------
@@ -159,7 +139,7 @@ def _of_tensors(mine: Any, theirs: torch.Tensor, values: bool) -> str | None:
             return f"{what} {getattr(mine, what)} instead of {getattr(theirs, what)}"
     if theirs.layout is not torch.strided or theirs.is_quantized:
         return None
-    if _strides(mine) != _strides(theirs):
+    if strides(mine) != strides(theirs):
         return f"strides {mine.stride()} instead of {theirs.stride()} of {tuple(theirs.shape)}"
     if not values or not theirs.numel():
         return None
@@ -172,11 +152,6 @@ def _of_tensors(mine: Any, theirs: torch.Tensor, values: bool) -> str | None:
     except AssertionError as error:
         return "values: " + " ".join(str(error).split())[:160]
     return None
-
-
-def _strides(tensor: torch.Tensor) -> list[int]:
-    """The strides that mean something."""
-    return [s for s, size in zip(tensor.stride(), tensor.shape) if size > 1] if tensor.numel() else []
 
 
 def differing(mine: Outcome, theirs: Outcome, values: bool) -> str | None:
@@ -218,7 +193,7 @@ def check(subject: Subject, function: Any, first: Arguments, backend: str, dynam
             fixed += told.fixed
         wrong = differing(found, expected, values)
         if wrong is not None:
-            yield "wrong", wrong, changed
+            yield "wrong", wrong + named(function, calls.calls[: number + 1], backend, dynamic, seed), changed
             return
         for event in told.fallbacks:
             yield "fallback" if event.kind in OURS else "eager", f"{event.kind}: {event.reason}", changed
@@ -227,6 +202,21 @@ def check(subject: Subject, function: Any, first: Arguments, backend: str, dynam
         elif dynamic and told.installed:
             yield from _recompiled(told, fixed, changed, subject.kind == "module")
     yield "ok", f"{len(calls.calls)} calls", ""
+
+
+def named(function: Any, calls: list[Arguments], backend: str, dynamic: bool, seed: int) -> str:
+    """What `bolide.shadow` says of calls whose last one is wrong: the first operation that differs, and its kernel."""
+    if backend != "inductor":
+        return ""
+    again = own(function)
+    with warnings.catch_warnings(), bolide.shadow() as reports:
+        warnings.simplefilter("ignore")
+        compiled, known = bolide.compile(again, dynamic=dynamic or None), len(reports)
+        with contextlib.suppress(Exception):
+            for call in calls:
+                outcome(compiled, again, call, seed)
+        found = reports[known:]
+    return f"; shadow: {found[0]}" if found else "; shadow: all graphs agree with ATen"
 
 
 def _recompiled(told: Told, fixed: list[Any], changed: str, of_module: bool) -> Iterator[tuple[str, str, str]]:
@@ -432,12 +422,24 @@ def main() -> int:
     return int(any(counts[kind] for kind in FAULTS))
 
 
-def test_samples_with_other_sizes():
-    """A random part of the sweep, in a process of its own, whose output says how to repeat it."""
+@pytest.mark.parametrize("options", ["--backend all", "--static"])
+def test_samples_with_other_sizes(options: str) -> None:
+    """A random part of the sweep, in a process of its own, whose output says how to repeat it: values and strides of
+    results and gradients."""
     seed = random.randrange(2**31)
-    command = [sys.executable, __file__, "--backend", "all", "--samples", "3", "--shuffle", "--seed", str(seed)]
+    command = [sys.executable, __file__, *options.split(), "--samples", "3", "--shuffle", "--seed", str(seed)]
     ran = subprocess.run([*command, "--seconds", str(SECONDS)], capture_output=True, text=True, check=False)
     assert not ran.returncode, f"{' '.join(command)}\n{ran.stdout}\n{ran.stderr[-3000:]}"
+
+
+def test_what_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    sine, cosine = torch.ops.aten.sin.default, torch.ops.aten.cos.default
+    monkeypatch.setitem(registry.LOWERINGS, sine, registry.LOWERINGS[cosine])
+    subject = Subject("exp of sin", "op", None)
+    first: Arguments = (torch.randn(5, 3).requires_grad_(),), {}
+    found = list(check(subject, lambda x: (x + 1).sin().exp(), first, "inductor", True, 1))
+    bolide.reset()
+    assert found[-1][0] == "wrong" and "sin" in found[-1][1].partition("shadow: ")[2]
 
 
 if __name__ == "__main__":

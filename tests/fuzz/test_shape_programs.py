@@ -12,12 +12,13 @@ import random
 import sys
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from shape_programs import GLOBALS, Style, Writer
+from told import Told, strides
 
 import bolide
 from bolide.dynamo.config import config
@@ -47,27 +48,6 @@ class Setting:
     marks: str = "none"
     dynamic: bool | None = None
     count: int = 6
-
-
-@dataclass
-class Told:
-    """What bolide said while it served one call."""
-
-    installed: list[Any] = field(default_factory=list)
-    failed: list[Any] = field(default_factory=list)
-    fixed: list[Any] = field(default_factory=list)
-    breaks: list[Any] = field(default_factory=list)
-
-    def hear(self, event: Any) -> None:
-        """Sort an event."""
-        kinds = {
-            events.Installed: self.installed,
-            events.GuardFailed: self.failed,
-            events.Specialised: self.fixed,
-            events.Break: self.breaks,
-        }
-        if type(event) in kinds:
-            kinds[type(event)].append(event)
 
 
 def arguments(rng: random.Random, setting: Setting) -> list[tuple[Any, ...]]:
@@ -124,7 +104,7 @@ def same(mine: Any, theirs: Any, text: str) -> None:
     assert type(mine) is type(theirs), f"{text}\n{type(mine)} instead of {type(theirs)}"
     if isinstance(theirs, torch.Tensor):
         assert mine.requires_grad == theirs.requires_grad, text
-        shapes = (mine.shape, mine.dtype, _strides(mine)), (theirs.shape, theirs.dtype, _strides(theirs))
+        shapes = (mine.shape, mine.dtype, strides(mine)), (theirs.shape, theirs.dtype, strides(theirs))
         assert shapes[0] == shapes[1], f"{text}\n{shapes[0]}\ninstead of\n{shapes[1]}"
         largest = float(theirs.detach().double().abs().max()) if theirs.numel() else 0.0
         allowed = 1e-4 * (1 + largest)
@@ -139,11 +119,6 @@ def same(mine: Any, theirs: Any, text: str) -> None:
         assert mine == pytest.approx(theirs, rel=1e-6, nan_ok=True), f"{text}\n{mine} instead of {theirs}"
     else:
         assert mine == theirs, f"{text}\n{mine} instead of {theirs}"
-
-
-def _strides(tensor: torch.Tensor) -> list[int]:
-    """The strides that mean something."""
-    return [s for s, size in zip(tensor.stride(), tensor.shape) if size > 1] if tensor.numel() else []
 
 
 def unexplained(told: Told, number: int, pinned: dict[str, UserFrame]) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from slice_programs import GLOBALS, Writer
+from told import strides
 
 import bolide
 from bolide.dynamo.config import config
@@ -123,15 +124,10 @@ def same(mine: Any, theirs: Any, text: str) -> None:
     facts = [(t.shape, t.dtype, t.requires_grad) for t in (mine, theirs)]
     assert facts[0] == facts[1], f"{text}\n{facts[0]} instead of {facts[1]}"
     if text.startswith("result") and theirs.untyped_storage().nbytes() == theirs.nbytes:  # no gaps
-        assert _strides(mine) == _strides(theirs), f"{text}\nstrides {mine.stride()} instead of {theirs.stride()}"
+        assert strides(mine) == strides(theirs), f"{text}\nstrides {mine.stride()} instead of {theirs.stride()}"
     difference = float((mine - theirs).detach().abs().max()) if theirs.numel() else 0.0
     largest = float(theirs.detach().abs().max()) if theirs.numel() else 0.0
     assert difference <= 1e-9 * (1 + largest), f"{text}\ndifference {difference}\n{mine}\ninstead of\n{theirs}"
-
-
-def _strides(tensor: torch.Tensor) -> list[int]:
-    """The strides that mean something."""
-    return [s for s, size in zip(tensor.stride(), tensor.shape) if size > 1] if tensor.numel() else []
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
