@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 import bolide
 from bolide.support import events
+from bolide.tracing.meta import meta_of
+from bolide.tracing.rules import registry
 
 #: function and rank; sizes that have to be multiples of something are multiples of 6, sizes at a place may be fixed
 PROBED = {
@@ -138,3 +140,15 @@ def test_a_size_that_is_a_product_of_others():
     for a, b in ((3, 4), (5, 2), (7, 9)):
         x = torch.randn(a * b)
         torch.testing.assert_close(compiled(x, a, b), x.view(a, b).sum(-1) * 2)
+
+
+def test_no_kernel_is_asked_about_sizes_that_it_reads_past():
+    def inverse(x, n):
+        return torch.fft.irfftn(x, s=(1, n), dim=(-1, 0), norm="ortho")
+
+    with pytest.raises(RuntimeError, match="do not fit"):
+        registry.by_torch(torch.ops.aten._fft_c2r.default, [meta_of(torch.ones(5, 7) + 0j), [0], 1, 100], {})
+    compiled = bolide.compile(inverse, dynamic=True)
+    for n in (8, 9, 12, 8):
+        x = torch.randn(5, 6, 7, requires_grad=True)
+        torch.testing.assert_close(compiled(x, n), inverse(x, n))
