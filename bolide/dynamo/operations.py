@@ -376,12 +376,29 @@ def _stacked(index: Any) -> Any:
     return torch.stack([torch.as_tensor(item) for item in index])
 
 
+def _numbered(bounds: slice) -> slice:
+    """A slice with numbers, which may be symbols, for the tensors of one integer that its bounds are: C++ would ask for
+    their values."""
+    if type(bounds.start) is not TracedTensor and type(bounds.stop) is not TracedTensor:
+        return bounds
+    return slice(_number_in(bounds.start), _number_in(bounds.stop), bounds.step)
+
+
+def _number_in(bound: Any) -> Any:
+    if type(bound) is not TracedTensor or bound.dtype not in _INTEGER_TYPES:
+        return bound
+    return bound.item() if all(type(size) is int and size == 1 for size in bound.shape) else bound
+
+
+_INTEGER_TYPES = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
+
 #: what is made of an index of a tensor, or of a part of it, by its class
-AS_INDEX: dict[type, Callable[[Any], Any]] = {list: _stacked, tuple: _stacked}
+AS_INDEX: dict[type, Callable[[Any], Any]] = {list: _stacked, tuple: _stacked, slice: _numbered}
 
 
 def _tensor_index(key: Any) -> Any:
-    """An index of a tensor, with tensors in place of arrays and of sequences of tensors."""
+    """An index of a tensor, with tensors in place of arrays and of sequences of tensors, and numbers in place of
+    tensors that are bounds of slices."""
     if type(key) is tuple:
         if AS_INDEX.keys().isdisjoint(map(type, key)):
             return key
