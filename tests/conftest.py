@@ -39,6 +39,6 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True)
 def strict() -> Iterator[None]:
-    """A failure of bolide itself is an error; that warnings are errors as well is said in pyproject.toml."""
-    with config.patch(suppress_errors=False):
+    """A failure of bolide itself, or a leak, is one; that warnings are errors as well is said in pyproject.toml."""
+    with config.patch(suppress_errors=False, detect_leaks=True):
         yield

@@ -13,6 +13,7 @@ from bolide.dynamo.program import Effect, Recipe, Source
 from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
+from bolide.support.leaks import fleeting
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -20,6 +21,7 @@ Kwargs = dict[str, Any]
 # ---- context variables -----------------------------------------------------------------------------------------------
 
 
+@fleeting
 class _Token:
     """What `ContextVar.set` answers while capturing."""
 

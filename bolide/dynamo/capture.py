@@ -22,7 +22,6 @@ from bolide.dynamo.calls import call
 from bolide.dynamo.config import config
 from bolide.dynamo.draws import needed
 from bolide.dynamo.forks import is_shared, note_copy
-from bolide.dynamo.frames import Frame
 from bolide.dynamo.input_data import answer, data_of
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.notices import Notices
@@ -110,12 +109,10 @@ def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool
         try:
             raise found
         finally:
-            del (
-                found,
-                first,
-                attempt,
-            )  # its traceback leads to this frame: a cycle would keep the program's values alive
+            first.machine.forget()
+            del found, first, attempt  # its traceback leads to this frame: no cycle may keep the program's values alive
     if loops != first.symbols.history.learnt.loops:  # one that was unrolled ends the segment at its first item
+        first.machine.forget()
         first = attempt()
         found = _unless_unsupported(first, notices, None, None)
     if isinstance(found, Captured):
@@ -125,11 +122,8 @@ def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool
         try:
             raise found
         finally:
-            del (
-                found,
-                first,
-                attempt,
-            )  # its traceback leads to this frame: a cycle would keep the program's values alive
+            first.machine.forget()
+            del found, first, attempt  # its traceback leads to this frame: no cycle may keep the program's values alive
     if found.kind == "bug" and not config.suppress_errors:
         raise CompileError("capture", first.code.co_name, found.__cause__ or found)
     first.symbols.check()
@@ -146,6 +140,7 @@ def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool
             captured = _unless_unsupported(attempt(), notices, stop, ending)
             if isinstance(captured, Captured):
                 _show(notices, stop)
+                first.machine.forget()
                 del found  # as above
                 return captured
             del captured  # the state there cannot be rebuilt: earlier
@@ -153,6 +148,7 @@ def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool
     try:
         raise found
     finally:
+        first.machine.forget()
         del found, first, attempt  # as above
 
 
@@ -172,18 +168,31 @@ def _unless_unsupported(
         with notices.kept(attempt.machine):
             return attempt.run(stop, ending)
     except Unsupported as error:
-        _release(attempt.world, attempt.machine.frames)
+        _release(attempt.world, attempt.machine, attempt.rebuilder)
+        if stop is not None:
+            attempt.machine.forget()
         return error
     except BaseException:
-        _release(attempt.world, attempt.machine.frames)
+        _release(attempt.world, attempt.machine, attempt.rebuilder)
         raise
 
 
-def _release(world: World, frames: list[Frame]) -> None:
+def _release(world: World, machine: Machine, rebuilder: Rebuilder | None) -> None:
     """The capture is over: the values of the program and of its caller live no longer because of it."""
-    for frame in frames:
+    for frame in machine.frames:
         frame.move()
     world.release()
+    if rebuilder is not None:
+        rebuilder.release()
+
+
+def _forget(world: World, machine: Machine, rebuilder: Rebuilder) -> None:
+    """As `_release`, when nobody asks any more what was met. What the program has made refers to the machine."""
+    _release(world, machine, rebuilder)
+    calls = machine.memory.get(CallRecorder)
+    if calls is not None:
+        calls.release()
+    machine.forget()
 
 
 def _lives_on(machine: Machine) -> Unsupported:
@@ -212,6 +221,7 @@ class _Attempt:
             self.trace.shapes.require = None
         self.symbols = Symbols(history or SizeHistory("", False), self.trace)
         self.world = World(self.trace, self.symbols)
+        self.rebuilder: Rebuilder | None = None
         self.machine = Machine(self.world, self.trace, call)
         self.machine.serve(self.world)
         self.trace.data_of = functools.partial(data_of, self.machine, breaks)
@@ -291,7 +301,7 @@ class _Attempt:
         if shape is None:
             ending = None
         world.unmask()
-        rebuilder = Rebuilder(world, shape is None)
+        rebuilder = self.rebuilder = Rebuilder(world, shape is None)
         recipe = rebuilder.recipe(result)
         written = rebuilder.effects()
         effects = generator_effects(rebuilder) + exception_effects(rebuilder)
@@ -328,7 +338,7 @@ class _Attempt:
             flags=tuple(world.flags),
             shape=shape,
             ending=ending,
-            release=functools.partial(_release, world, machine.frames),
+            release=functools.partial(_forget, world, machine, rebuilder),
         )
 
 

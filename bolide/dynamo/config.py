@@ -83,6 +83,13 @@ class DynamoConfig(Config):
         "Run each compiled forward or inference graph once beside ATen calls and raise when they differ.",
         compiled=False,
     )
+    detect_leaks: bool = option(
+        False,
+        "After each call that has captured something, look for objects that stand for values of the program only while "
+        "it is captured: one that is alive, or in what the call gives or raises, is an error that says where it is.",
+        env=("BOLIDE_DETECT_LEAKS",),
+        compiled=False,
+    )
     minimum_call_count: int = option(1, "Programs with fewer tensor operations than this run in eager.")
     dead_code_elimination: bool = option(True, "Drop operations whose results nothing needs.")
     cache_size_limit: int = option(

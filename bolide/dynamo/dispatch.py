@@ -199,7 +199,7 @@ class Dispatcher(Versions):
         if captured.ending is not None:
             self.function.__code__ = self._codes[1]
 
-    def failed(self, error: Unsupported) -> BaseException | None:
+    def failed(self, error: Unsupported) -> str | None:
         if events.subscribers:
             where = error.where or self.place
             events.emit(events.Fallback(self.name, error.reason, error.kind, where, error.remedy, error))
@@ -209,7 +209,7 @@ class Dispatcher(Versions):
         self._failures[error.reason, error.where] += 1
         if error.about.scope == "user":
             self.given_up |= self._failures.total() >= config.cache_size_limit
-            return error.__cause__
+            return error.reason if error.kind == "user_exception" else None
         self.given_up |= (
             self._failures[error.reason, error.where] > 1 or self._failures.total() >= config.cache_size_limit
         )
@@ -377,7 +377,7 @@ class Point(Versions):
         last = self.shape.frames[-1]
         self.root.heads.add((last.code, last.pc))
 
-    def failed(self, error: Unsupported) -> BaseException | None:
+    def failed(self, error: Unsupported) -> str | None:
         if error.about.scope == "program" and error.kind != "limit":
             self._failures[error.reason, error.where] += 1
             self.given_up |= self._failures[error.reason, error.where] > 1

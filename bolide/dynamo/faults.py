@@ -6,13 +6,17 @@ comes up otherwise is a fault of bolide's, which a handler of the program must n
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import sys
+import traceback
 import types
 
 from bolide.dynamo.bytecode import is_ours
+from bolide.dynamo.config import config
 from bolide.support.caches import on_reset
+from bolide.support.errors import Unsupported
 
 _MISSING_NAMES = (AttributeError, NameError)
 _MISSING_ITEMS = (KeyError, IndexError)
@@ -47,6 +51,37 @@ def is_exhausted(error: BaseException) -> bool:
         return False
     last = _innermost(error)
     return last is None or not is_ours(last.tb_frame.f_code) or not _raises(last)
+
+
+def release(error: BaseException) -> None:
+    """A capture has failed: the values of the program that were in its frames live no longer because of the exception,
+    nor can they be reached from it. What it leads to of the program's own, from before the capture, is left alone.
+    """
+    if isinstance(error, Unsupported) and error.about.scope == "user":  # eager raises its own
+        error.__cause__ = error.__context__ = None
+    waiting: list[BaseException | None] = [error]
+    for each in waiting:
+        if each is None:
+            continue
+        if each.__traceback__ is not None and is_ours(each.__traceback__.tb_frame.f_code):
+            traceback.clear_frames(each.__traceback__)
+            _clear_callers(each.__traceback__.tb_frame)
+            if isinstance(each, AttributeError):
+                each.obj = None
+            if isinstance(each, Unsupported) and not config.verbose:  # its text says where the program is refused
+                each.__traceback__ = None
+        for other in (each.__cause__, each.__context__):
+            if not any(other is known for known in waiting):
+                waiting.append(other)
+
+
+def _clear_callers(frame: types.FrameType) -> None:
+    """A frame refers to those that it was called from, which have ended meanwhile, up to one that is still running."""
+    caller = frame.f_back
+    with contextlib.suppress(RuntimeError):
+        while caller is not None and is_ours(caller.f_code):
+            caller.clear()
+            caller = caller.f_back
 
 
 def _innermost(error: BaseException) -> types.TracebackType | None:

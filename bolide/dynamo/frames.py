@@ -89,7 +89,8 @@ class Frame:
 
     def move(self) -> None:
         """What the frame holds goes on in another frame: tracebacks that refer to this one hold nothing."""
-        self.locals, self.stack, self.exceptions, self.snapshot = [], [], [], None
+        self.locals, self.stack, self.exceptions = [], [], []
+        self.function = self.snapshot = self.namespace = self.then_value = None
 
     def delegate(self) -> Any:
         """What the suspended body of a generator yields from, or None."""

@@ -7,7 +7,6 @@ the same expressions one by one, to say which guard failed and why.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from bolide.dynamo.signature import Signature
 from bolide.dynamo.state import state
 from bolide.dynamo.values.constants import same_constant
 from bolide.dynamo.values.kinds import MISSING, ordered_keys, steering
-from bolide.support.caches import on_reset
+from bolide.support.caches import by_class
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import Expr
 from bolide.tracing.modes import AUTOCAST_DEVICES
@@ -44,7 +43,7 @@ _PLAIN_PARTS = frozenset(vars(object)) - {
 _NO_OVERRIDES = (torch._C._disabled_torch_function_impl, torch._C._disabled_torch_dispatch_impl)
 
 
-@functools.lru_cache(1 << 12)
+@by_class
 def is_plain_subclass(cls: type) -> bool:
     """Whether a class only adds to `torch.Tensor` or `torch.nn.Parameter`: operations on its instances are those on any
     tensor."""
@@ -53,9 +52,6 @@ def is_plain_subclass(cls: type) -> bool:
     own = [base for base in cls.__mro__ if base not in TENSOR_TYPES and not base.__module__.startswith("torch")]
     names = {name for base in own if base is not object for name in vars(base)}
     return not any(hasattr(torch.nn.Parameter, name) for name in names - _PLAIN_PARTS)
-
-
-on_reset(is_plain_subclass.cache_clear)
 
 
 # ---- making the expected values --------------------------------------------------------------------------------------

@@ -116,6 +116,12 @@ class Machine:
         world.evaluate = self.evaluate
         world.lose = self.lose
 
+    def forget(self) -> None:
+        """Nobody asks any more what was met in the run: what the program has made may refer to the machine."""
+        self.escaping = self.lost = None
+        for known in (self.memory, self.own_functions, self.deferred, self.required, self.generators):
+            known.clear()
+
     # -- where we are
 
     def where(self) -> UserFrame | None:

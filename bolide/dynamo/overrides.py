@@ -57,7 +57,6 @@ def is_overridable(function: Any) -> bool:
     return isinstance(function, types.BuiltinFunctionType) and str(function.__module__).startswith("torch")
 
 
-@functools.cache
 def goes_to_class(function: Any) -> bool:
     """Whether torch asks the classes of a function's arguments what it returns."""
     return is_overridable(function) and function not in get_ignored_functions()

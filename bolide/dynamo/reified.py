@@ -32,6 +32,7 @@ from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
+from bolide.support.leaks import fleeting
 
 # ---- at run time -----------------------------------------------------------------------------------------------------
 
@@ -151,6 +152,7 @@ def value_of(generator: Any, index: int) -> Any:
 # ---- while capturing -------------------------------------------------------------------------------------------------
 
 
+@fleeting
 class Mirrored:
     """A generator of the outside world and the one that stands for it: the program holds the only references to that,
     until it has been dropped. `before` is where it stood.

@@ -22,6 +22,7 @@ import torch
 from bolide.dynamo import guards, sources
 from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
+from bolide.dynamo.faults import release
 from bolide.dynamo.guard_filters import GuardFail, GuardFailed, GuardFilter, select
 from bolide.dynamo.limits import counted, made_under
 from bolide.dynamo.metrics import CompilationMetrics, compilation_metrics
@@ -30,7 +31,7 @@ from bolide.dynamo.replay import Entry, Runner, make_entry
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.sizes import SizeHistory, shape_guards, specialised
 from bolide.dynamo.state import state
-from bolide.support import events, log
+from bolide.support import events, leaks, log
 from bolide.support.caches import on_reset
 from bolide.support.errors import (
     BolideError,
@@ -131,10 +132,9 @@ class Versions(ABC):
         """Capture from here. Raises Unsupported."""
 
     @abstractmethod
-    def failed(self, error: Unsupported) -> BaseException | None:
-        """Account for a capture that failed. Returns the exception that eager is expected to raise, if the user's code
-        is what failed.
-        """
+    def failed(self, error: Unsupported) -> str | None:
+        """Account for a capture that failed. Returns what eager is expected to do, if the user's code is what failed:
+        in words, for the exception leads to the values of the capture."""
 
     @abstractmethod
     def lead(self, entry: Entry) -> None:
@@ -178,30 +178,46 @@ class Versions(ABC):
         """No entry fits this call: compile one, or run the original."""
         if state.entering is self:
             raise _Unfit
+        if not config.detect_leaks or state.stage:
+            return self._miss(args, kwargs)
+        try:
+            result = self._miss(args, kwargs)
+        except BaseException as error:
+            leaks.refuse_in(self.name, error, "the exception")
+            raise
+        leaks.refuse_in(self.name, result, "the result")
+        return result
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if state.stance != "default" and not state.stage and self._stays_eager(args, kwargs):
             return self.eager(args, kwargs)
-        expected: BaseException | None = None
+        expected: str | None = None
         ready = False
         if not (self.given_up or config.disable or state.stage or state.disabled):
             try:
                 ready = self._compile(args, kwargs)
-            except Unsupported as error:
-                if (self.fullgraph or error.final) and error.about.scope != "user":
-                    raise
-                expected = self.failed(error)
-            except CompileError as error:
-                self.bug(error)
-            except (BolideError, NestedTrace):
-                raise
-            except Exception as error:
-                self.bug(CompileError("looking for a version", self.name, error))
+            except BaseException as error:
+                expected = self._not_compiled(error)
         if ready:
             return self._enter(args, kwargs)
         result = self.eager(args, kwargs)
         if expected is not None:
-            reason = f"capture met {type(expected).__name__}: {expected}, which eager did not raise"
-            self.warn(Unsupported(reason, kind="bug"))
+            self.warn(Unsupported(f"while it was captured, {expected}, which eager did not raise", kind="bug"))
         return result
+
+    def _not_compiled(self, error: BaseException) -> str | None:
+        """Account for what kept a call from being compiled, or raise it, if that is not for eager to settle. Returns
+        what eager is expected to do, as `failed`."""
+        if isinstance(error, Unsupported):
+            if (self.fullgraph or error.final) and error.about.scope != "user":
+                raise error
+            return self.failed(error)
+        if isinstance(error, (BolideError, NestedTrace)) and not isinstance(error, CompileError):
+            raise error
+        if not isinstance(error, Exception):
+            raise error
+        self.bug(error if isinstance(error, CompileError) else CompileError("looking for a version", self.name, error))
+        return None
 
     def _stays_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """What the stance says of a call that no entry fits. Raises RecompileError with ``fail_on_recompile``."""
@@ -259,15 +275,21 @@ class Versions(ABC):
                 self._put_first(fitting)
                 return True
             self._check_limits()
-            try:
-                with collector_paused(), modes.undisturbed(), profiled(config.cprofile, self.name):
-                    self.install(*self._make(args, kwargs))
-            except (Unsupported, CompileError) as error:
-                self._measure(None, 0, 0.0, 0.0, error)
-                raise
-            finally:
-                state.stage = None
+            with leaks.watched(self.name) if config.detect_leaks else collector_paused():
+                self._make_entry(args, kwargs)
         return True
+
+    def _make_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            with modes.undisturbed(), profiled(config.cprofile, self.name):
+                self.install(*self._make(args, kwargs))
+        except BaseException as error:
+            release(error)
+            if isinstance(error, (Unsupported, CompileError)):
+                self._measure(None, 0, 0.0, 0.0, error)
+            raise
+        finally:
+            state.stage = None
 
     def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
         """The entry that fits, made by another thread meanwhile. If there is none, tell which guards failed."""
@@ -363,7 +385,7 @@ class Versions(ABC):
         except Exception as error:
             raise CompileError("entry", self.name, error) from error
         finally:
-            captured.release()
+            _let_go(captured)
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """What the call is captured as. If that ends where data has to be known which changes from call to call, and
@@ -381,15 +403,19 @@ class Versions(ABC):
         finally:
             self.sizes.reads_anew = False
         kept, dropped = (captured, other) if _needs_data(other) else (other, captured)
-        dropped.release()
+        _let_go(dropped)
         return kept
 
     def _capture_fixed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """As captured when what the program needs to know is no symbol any more."""
         captured = self.capture_now(args, kwargs)
-        while self.sizes.fix(specialised(captured)):
-            captured.release()
-            captured = self.capture_now(args, kwargs)
+        try:
+            while self.sizes.fix(specialised(captured)):
+                _let_go(captured)
+                captured = self.capture_now(args, kwargs)
+        except BaseException:
+            _let_go(captured)
+            raise
         return captured
 
     def _entry(self, captured: Captured, start: float, surroundings: GlobalState) -> Entry:
@@ -492,6 +518,16 @@ class Versions(ABC):
         text = describe(f"{self.name} runs in eager", e.kind, e.reason, e.operation, e.where, e.remedy)
         place = e.where or self.place
         warnings.warn_explicit(text, BolideWarning, place.file, place.line)
+
+
+def _let_go(captured: Captured) -> None:
+    """What was captured is compiled: who keeps it keeps none of the call's values."""
+    release, captured.release = captured.release, _nothing
+    release()
+
+
+def _nothing() -> None:
+    """There is nothing to let go of."""
 
 
 def _recorded(run: Runner, name: str) -> Runner:

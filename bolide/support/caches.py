@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from typing import TypeVar
 
+T = TypeVar("T")
 _resets: list[Callable[[], None]] = []
 
 
@@ -17,3 +20,18 @@ def reset() -> None:
     """Empty every registered cache."""
     for function in _resets:
         function()
+
+
+def by_class(function: Callable[[type], T]) -> Callable[[type], T]:
+    """Remember what a function says of each class, as long as that lives: programs make classes, too."""
+    known: dict[int, tuple[weakref.ref[type], T]] = {}
+
+    def answer(cls: type) -> T:
+        found = known.get(id(cls))
+        if found is None:
+            key = id(cls)
+            found = known[key] = (weakref.ref(cls, lambda _: known.pop(key, None)), function(cls))
+        return found[1]
+
+    on_reset(known.clear)
+    return answer

@@ -151,6 +151,15 @@ class CompileError(BolideError):
         self.__cause__ = cause
 
 
+class Leak(BolideError):
+    """With `detect_leaks`: something that stands for a value of the program while it is captured is there when the call
+    of `function` is over. `way`: where, from the object to what holds it."""
+
+    def __init__(self, function: str, way: str) -> None:
+        self.function, self.way = function, way
+        super().__init__(f"a call of {function} leaves behind what only its capture knows:\n  {way}")
+
+
 class WrongResult(BolideError):
     """An operator, or a hook, gave a tensor that is not what was compiled for."""
 

@@ -111,6 +111,13 @@ class CallRecorder(TorchFunctionMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
+    def release(self) -> None:
+        """The graph is finished: let go of the values that it stands for."""
+        for known in (self._nodes, self._numbers, self._conditions, self._remade):
+            known.clear()
+        if self.refusal is not None:
+            self.graph = fx.Graph()  # nobody runs it; it calls what the program has made
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

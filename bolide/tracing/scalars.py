@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bolide.support.leaks import fleeting, symbolic
 from bolide.symbolic import Ratio, SymNode
 from bolide.tracing import data
 from bolide.tracing.meta import DataDependent
@@ -75,6 +76,10 @@ class ScalarNode:
     str = __str__ = _graph_repr = __repr__  # torch calls `str`
 
 
+symbolic(torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@fleeting
 class TracedFloat(torch.SymFloat):
     """A float in the graph. `hint` is its value now, if it is an argument's (or computed from arguments'), and `pins`
     are called when the program depends on that value: they guard the arguments. `formula`: how it follows from numbers

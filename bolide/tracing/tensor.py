@@ -11,6 +11,7 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported
+from bolide.support.leaks import fleeting
 from bolide.tracing.meta import DataDependent, TensorMeta, is_data, is_symbolic
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def recorded(trace: Any, func: Any, types: tuple[type, ...], args: tuple[Any, ..
         return trace.dispatch(func, args, kwargs)
 
 
+@fleeting
 class TracedTensor(torch.Tensor):
     """A tensor that holds no data: what is done with it is recorded in its trace. `chain` leads from the base of its
     storage to it."""

@@ -141,6 +141,8 @@ class Trace:
         this trace: a cycle that no collector finds."""
         for tensors in (self.inputs, self.leaves, self.renewed):
             tensors.clear()
+        for known in (self.wrappers, self._lifted, self.seeds, self.spent):
+            known.clear()
 
     def size(self, hint: int, name: str, lo: int | None = 2, hi: int | None = None) -> Any:
         """A symbolic size with this value now, in lo..hi, as a placeholder; a value outside of these bounds stays a

@@ -22,10 +22,12 @@ from bolide.dynamo.values.array_results import arranged, expected
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
+from bolide.support.leaks import fleeting
 
 ATTRIBUTES = frozenset({"T", "real", "imag", "shape", "ndim", "size", "itemsize"})
 
 
+@fleeting
 class TracedArray(NDArrayOperatorsMixin):
     """Stands for a `numpy.ndarray`; `array` is torch's NumPy-like view of the traced tensor."""
 
@@ -103,6 +105,7 @@ class TracedArray(NDArrayOperatorsMixin):
         raise refused("array_str")
 
 
+@fleeting
 class Method:
     """A bound method of an array."""
 

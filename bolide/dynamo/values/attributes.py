@@ -34,6 +34,7 @@ from bolide.dynamo.values.outside import Outside, Overlay, attribute_source, met
 from bolide.dynamo.values.tensors import NODE_METHODS, load_tensor_attribute, outside_attributes, store_tensor_attribute
 from bolide.dynamo.values.texts import TEXT_METHODS, TracedText
 from bolide.support.errors import Unsupported
+from bolide.support.leaks import fleeting
 from bolide.tracing import STANDS_FOR, TracedTensor, is_mask
 
 _VALUE = vars(enum.Enum)["value"]
@@ -44,6 +45,7 @@ _METHOD_TYPES = (types.MethodDescriptorType, types.WrapperDescriptorType, functo
 _SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
+@fleeting
 class Super:
     """A bound `super(cls, owner)`."""
 

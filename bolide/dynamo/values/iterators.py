@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bolide.dynamo.program import Source
 from bolide.support.errors import Unsupported
+from bolide.support.leaks import fleeting
 
 if TYPE_CHECKING:
     from bolide.dynamo.values.world import World
@@ -151,6 +152,7 @@ def _family(iterator: Any) -> list[Any]:
     return [iterator, *(each for part in parts if type(part) in REDUCIBLE for each in _family(part))]
 
 
+@fleeting
 class Stream:
     """An iterator of the outside world: the program draws from `items`, a generator; `taken` says how often it did."""
 

@@ -21,7 +21,7 @@ import numpy
 import torch
 from torch.utils import _pytree as pytree
 
-from bolide.support.caches import on_reset
+from bolide.support.caches import by_class
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>", "__slots__": ()})()
 
@@ -123,13 +123,10 @@ def is_own_namespace(namespace: dict[str, Any]) -> bool:
     return str(namespace.get("__name__")).partition(".")[0] == "bolide"
 
 
-@functools.lru_cache(1 << 12)
+@by_class
 def is_library_class(cls: type) -> bool:
     module = sys.modules.get(getattr(cls, "__module__", ""))
     return module is not None and (cls.__module__ == "builtins" or is_library_namespace(module.__dict__))
-
-
-on_reset(is_library_class.cache_clear)
 
 
 _CODE = frozenset({types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod, property})
@@ -225,17 +222,14 @@ def is_constant(value: Any) -> bool:
     return cls in CONSTANT_TYPES and not (cls in BOUND_BUILTINS and is_bound(value))
 
 
-@functools.lru_cache(1 << 12)
-def _opaque_class(cls: Any) -> bool:
+@by_class
+def _opaque_class(cls: type) -> bool:
     """Classes of the standard library, of torch and of NumPy whose instances are immutable or mere handles: compared by
     identity.
     """
     if type(cls).__name__ == "pybind11_type":
         return hasattr(cls, "__members__")  # an enumeration
     return cls.__module__ in _OPAQUE_MODULES or cls.__name__ in _OPAQUE_CLASSES or cls in _HANDLES
-
-
-on_reset(_opaque_class.cache_clear)
 
 
 LOCK_TYPES: tuple[Any, ...] = (type(threading.Lock()), type(threading.RLock()))

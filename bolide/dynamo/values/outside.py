@@ -28,6 +28,7 @@ from bolide.dynamo.values.kinds import (
     own_namespace,
 )
 from bolide.support.errors import Unsupported
+from bolide.support.leaks import fleeting
 
 if TYPE_CHECKING:
     from bolide.dynamo.values.world import World
@@ -44,6 +45,7 @@ class Write:
     undo: Callable[[], None]
 
 
+@fleeting
 class Overlay:
     """A dict of the outside world as the captured program sees it: values are wrapped when first read, writes stay
     here.
@@ -257,6 +259,7 @@ def _empty_like(real: dict[Any, Any]) -> dict[Any, Any]:
     return {}
 
 
+@fleeting
 class Outside:
     """A mutable object of the outside world. One per real object and capture, so identity is the real object's
     identity. `contents` is the copy of what is in it, for instances of subclasses of list, set and deque."""
@@ -367,6 +370,7 @@ class Outside:
     __next__ = __getitem__ = __contains__ = __call__ = __add__ = __radd__ = __enter__ = __reduce_ex__ = _refuse
 
 
+@fleeting
 class Deferred:
     """A local variable of a continued frame that has not been read: it stays where it is, without a guard."""
 
@@ -411,6 +415,7 @@ def items_of(real: Any) -> list[Any]:
     return list(base.__iter__(real))
 
 
+@fleeting
 class Snapshot:
     """An outside list, set, deque or bytearray: the program works on `copy`; `before` tells at the end what changed."""
 
@@ -433,6 +438,7 @@ class Snapshot:
         return gone, [item for item in self.copy if id(item) not in before]
 
 
+@fleeting
 class Grown:
     """An outside list of which the program has only asked for `append`: what it has appended. Neither its items nor
     their number are guarded, so a list that grows at every call makes no new version."""

@@ -288,6 +288,11 @@ class Rebuilder:
         self.positions: list[Effect] = []  # of iterators, after the fills and what is written to lists
         self.input_of = {id(t): world.inputs[i] for i, t in enumerate(world.trace.inputs)}
 
+    def release(self) -> None:
+        """The capture is over: no value lives longer because it was rebuilt."""
+        self.outputs.clear()
+        self.__dict__.clear()
+
     def recipe(self, value: Any) -> Recipe:
         """How `value` is made after the graph has run. Raises Unsupported for what cannot be."""
         cls = type(value)

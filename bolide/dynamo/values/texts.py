@@ -11,10 +11,12 @@ from torch.autograd import Function
 
 from bolide.dynamo.program import Recipe
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
+from bolide.support.leaks import fleeting
 from bolide.tracing import DataDependent, TracedFloat, TracedTensor
 from bolide.tracing.trace import NonLeaf
 
 
+@fleeting
 class Pictured:
     """A tensor as its text shows it: its data of this moment, and `history`, None if it requires no grad, empty for a
     leaf, else the name of what it was computed by, or the tensor itself, an input, which has been computed before."""
@@ -50,6 +52,7 @@ def has_history(value: Any) -> bool:
     return type(value) is TracedTensor and value.grad_fn is not None
 
 
+@fleeting
 class TracedText:
     """What stands for the string `function(*args)`, in which there are tensors or numbers of the graph. `str()` of it
     is that string, if numbers alone are in it: from there on the program depends on these."""

@@ -1,0 +1,202 @@
+"""Looks for leaks: what exists only while a program is captured, and is still there, or has come into the program's
+hands, when the call is over.
+
+A class whose instances stand for values of the program during a capture is marked `fleeting`. When a compilation is
+over (`watched`), none of them may be alive: in what the program will get or write to, in an exception or its traceback,
+or in a cache of ours, which would be memory that is never freed. What a capture makes is young for the garbage
+collector, so that it is found without looking at all objects there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import types
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from bolide.support import log
+from bolide.support.errors import Leak
+from bolide.support.garbage import collector_paused
+
+_log = log.logger("dynamo")
+C = TypeVar("C", bound=type)
+_classes: set[type] = set()
+_symbols: set[type] = set()
+_LOOKED_AT = 2000  # values in a result, at most
+_LONGEST = 60  # steps from a leak to what the program knows
+
+
+def fleeting(cls: C) -> C:
+    """Mark a class, and those derived from it: its instances live only while a program is captured."""
+    _classes.add(cls)
+    return cls
+
+
+def symbolic(*classes: type) -> None:
+    """Mark classes whose instances live on in graphs, but may never reach the program."""
+    _symbols.update(classes)
+
+
+def is_fleeting(cls: type) -> bool:
+    """Whether instances of a class live only while a program is captured."""
+    return not _classes.isdisjoint(cls.__mro__)
+
+
+class _Watch:
+    """Who holds the lock `compiling` is the only one to capture. `depth`: how many captures are under way in that
+    thread, where a signal handler calls something compiled."""
+
+    depth = 0
+
+
+@contextlib.contextmanager
+def watched(name: str) -> Iterator[None]:
+    """Raises Leak when the block, a compilation of `name`, leaves fleeting objects behind. The lock `compiling` is
+    held."""
+    _Watch.depth += 1
+    try:
+        with collector_paused():
+            before = {id(value) for value in living(0)}
+            try:
+                yield
+            finally:
+                if _Watch.depth == 1:
+                    _refuse_living(name, before)
+    finally:
+        _Watch.depth -= 1
+
+
+def _refuse_living(name: str, before: set[int]) -> None:
+    made = {id(value) for value in living(0)} - before
+    if not made:
+        return
+    for generation in (0, 2, 2):  # cycles, nearly always young, are no leaks; through autograd's graph they go by parts
+        found: list[Any] = []  # what was found holds nothing any more
+        gc.collect(generation)
+        found = [value for value in living(None if generation else 1) if id(value) in made]
+        if not found:
+            return
+    way = way_to(found)
+    if way is not None:
+        raise Leak(name, way)
+    _log.debug("%s: %d objects of its capture are kept by autograd's graph", name, len(found))
+
+
+def living(generation: int | None = None) -> list[Any]:
+    """The fleeting objects that are alive, of one generation of the garbage collector or all."""
+    known: dict[type, bool] = {}
+    found = []
+    for value in gc.get_objects(generation):
+        cls = type(value)
+        there = known.get(cls)
+        if there is None:
+            there = known[cls] = is_fleeting(cls)
+        if there:
+            found.append(value)
+    return found
+
+
+# ---- what the program is given ---------------------------------------------------------------------------------------
+
+
+def refuse_in(name: str, value: Any, what: str) -> None:
+    """Raises Leak where the program finds an object, a class or a text of ours in `value`, which a call of `name` gives
+    or raises."""
+    if isinstance(value, Leak):
+        return
+    waiting, seen = [(value, what)], {id(value)}
+    for value, way in waiting:
+        cls = type(value)
+        leaks = is_fleeting(cls) or cls in _symbols
+        leaks |= cls is str and _names().search(value) is not None
+        leaks |= isinstance(value, type) and (is_fleeting(value) or value in _symbols)
+        if leaks:
+            raise Leak(name, f"{_described(value)} is {way}")
+        for part, step in _parts(value):
+            if id(part) not in seen and len(waiting) < _LOOKED_AT:
+                seen.add(id(part))
+                waiting.append((part, f"{step} of {way}"))
+
+
+def _names() -> re.Pattern[str]:
+    names = "|".join(sorted(cls.__name__ for cls in _classes if cls.__name__.startswith("Traced")))
+    return re.compile(rf"\b({names})\b")
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, str]]:
+    cls = type(value)
+    if cls in (list, tuple, set, frozenset):
+        yield from ((item, f"item {place}") for place, item in enumerate(value))
+    elif cls is dict:
+        yield from ((key, "a key") for key in value)
+        yield from ((item, f"item {key!r:.40}") for key, item in value.items() if type(key) in (str, int))
+    elif isinstance(value, BaseException):
+        yield value.args, "args"
+        yield value.__dict__, "attributes"
+        yield value.__cause__, "the cause"
+        yield value.__context__, "the context"
+
+
+# ---- what holds a leak -----------------------------------------------------------------------------------------------
+
+
+def way_to(found: list[Any]) -> str | None:
+    """By what one of these objects is held: from the object to a module, or to a frame that runs. None if nothing that
+    Python knows leads to them: C++ holds them in a cycle."""
+    held: dict[int, tuple[Any, Any]] = {id(value): (value, None) for value in found}  # and what they hold, by id
+    frontier, own = found, {id(found), id(held)}
+    for _ in range(_LONGEST):
+        own |= {id(frontier), id(own)}
+        behind = []
+        for holder in gc.get_referrers(*frontier):
+            here = isinstance(holder, types.FrameType) and holder.f_code.co_filename == __file__
+            if here or id(holder) in held or id(holder) in own:
+                continue
+            part = next((part for part in gc.get_referents(holder) if id(part) in held), None)
+            held[id(holder)] = holder, part
+            if isinstance(holder, (types.ModuleType, types.FrameType)):
+                return _told(holder, held)
+            behind.append(holder)
+        if not behind:
+            return None
+        frontier = behind
+    return None
+
+
+def _told(holder: Any, held: dict[int, tuple[Any, Any]]) -> str:
+    """The way from a fleeting object to what holds it."""
+    steps = []
+    part = held[id(holder)][1]
+    while part is not None:
+        steps.append(f"{_place(holder, part)} of {_described(holder)}")
+        holder, part = held[id(part)]
+    return ", ".join([_described(holder), *reversed(steps)])
+
+
+def _place(holder: Any, value: Any) -> str:
+    places: Any = ()
+    if type(holder) in (list, tuple):
+        places = enumerate(holder)
+    elif type(holder) is dict:
+        places = holder.items()
+    elif isinstance(holder, types.FrameType):
+        places = holder.f_locals.items()
+    else:
+        names = [name for cls in type(holder).__mro__ for name in vars(cls).get("__slots__", ())]
+        places = [(name, getattr(holder, name, None)) for name in names]
+    for place, item in places:
+        if item is value:
+            return f"{place!r:.60}"
+    return "a part"
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, types.FrameType):
+        return f"the frame {value.f_code.co_qualname} (line {value.f_lineno} of {value.f_code.co_filename})"
+    if isinstance(value, (types.FunctionType, types.ModuleType, type)):
+        return f"{type(value).__name__} {value.__name__}"
+    if type(value) is str:
+        return f"the text {value!r:.200}"
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,157 @@
+"""What stands for values of a program while it is captured is gone when that is over. All tests look for that
+(`detect_leaks`, on in conftest.py); here, that leaks are found, and that classes of causes are none.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+import bolide
+from bolide.dynamo.values.world import World
+from bolide.support import events, leaks
+from bolide.support.errors import Leak
+from bolide.tracing import Trace, TracedTensor
+
+kept: list[Any] = []
+
+
+@pytest.fixture(params=["inductor", "eager"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def living() -> int:
+    found = 1
+    for _ in range(3):  # cycles through autograd's graph go by parts
+        if found:
+            gc.collect()
+            found = len(leaks.living())
+    return found
+
+
+def test_what_a_module_keeps_is_found(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    known = World.release
+
+    def release(self: World) -> None:
+        kept.extend(self.trace.leaves)
+        known(self)
+
+    monkeypatch.setattr(World, "release", release)
+    with pytest.raises(Leak, match=r"(?s)TracedTensor.*'kept' of .*module test_leaks"):
+        bolide.compile(lambda x: x * 2, backend=backend)(torch.randn(3))
+    kept.clear()
+    assert not living()
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ([{"a": TracedTensor}], r"item 'a' of item 0 of the result"),
+        (ValueError("not TracedText"), "item 0 of args of the result"),
+    ],
+)
+def test_what_the_program_is_given_is_looked_into(value: Any, what: str) -> None:
+    with pytest.raises(Leak, match=what):
+        leaks.refuse_in("f", value, "the result")
+
+
+def test_symbols_are_found_in_results() -> None:
+    leaks.refuse_in("f", (1, [torch.ones(2).shape[0]]), "the result")
+    with pytest.raises(Leak, match="SymInt is item 0 of item 1 of the result"):
+        leaks.refuse_in("f", (1, [Trace().size(5, "s")]), "the result")
+
+
+class Weighted:
+    pass
+
+
+def breaks(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    bolide.dynamo.graph_break()
+    return y.cos()
+
+
+def raises(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    raise ValueError(y.shape[0])
+
+
+def handles(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return raises(x)
+    except ValueError as error:
+        return x + error.args[0]
+
+
+def makes_a_class(x: torch.Tensor) -> torch.Tensor:
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: torch.Tensor) -> torch.Tensor:
+            return y * len(x)
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return g * len(x)
+
+    return Own.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def gradients(x: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad((x * x).sum(), x)[0] + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def texts(x: torch.Tensor) -> str:
+    return f"{x.sum()} of {x.shape[0]}"
+
+
+PROGRAMS = [breaks, raises, handles, makes_a_class, gradients, texts]
+
+
+@pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
+def test_nothing_is_left(fn: Any, backend: str) -> None:
+    """With new sizes, with gradients, when exceptions and events are kept."""
+    errors, told = [], []
+    before = living()
+    compiled = bolide.compile(fn, backend=backend)
+    for size in (2, 3, 5):
+        x = torch.randn(size, 4, requires_grad=True)
+        with events.subscribed(told.append):
+            try:
+                result = compiled(x)
+            except ValueError as error:
+                errors.append(error)
+            else:
+                if isinstance(result, torch.Tensor) and result.requires_grad:
+                    result.sum().backward()
+    assert living() == before
+    assert len(errors) == 3 * (fn is raises)
+
+
+def test_refusals_hold_nothing(backend: str) -> None:
+    compiled = bolide.compile(breaks, backend=backend, fullgraph=True)
+    with pytest.raises(bolide.Unsupported) as refused:
+        compiled(torch.randn(3))
+    assert not living() and "graph_break" in str(refused.value)
+
+
+def test_classes_of_the_program_are_not_kept(backend: str) -> None:
+    """Those that it makes in a call are gone with what was made of them."""
+    made: list[Any] = []
+
+    def fn(x: torch.Tensor, cls: type) -> torch.Tensor:
+        return x * cls().scale  # type: ignore[no-any-return, attr-defined]
+
+    for scale in (2, 3):
+        cls = type("Made", (Weighted,), {"scale": scale})
+        made.append(weakref.ref(cls))
+        bolide.compile(functools.partial(fn, cls=cls), backend=backend)(torch.randn(3))
+        del cls
+    bolide.reset()
+    gc.collect()
+    assert [ref() for ref in made] == [None, None]
