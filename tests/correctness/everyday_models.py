@@ -332,7 +332,7 @@ def protocol(x):
     except TypeError as e:
         m = 'abstract' in str(e)
     return (x + 1, isinstance(Q(), R), TD(a=1), G[int](3).v, B().f(), m, isinstance(B(), A), isinstance([],
-        collections.abc.MutableSequence), typing.NamedTuple('N', [('a', int)])(1).a, Optional[int], isinstance(3,
+        collections.abc.MutableSequence), typing.NamedTuple('N', [('a', int)])(1).a, isinstance(3,
         (int, str)), isinstance(3, int | str))
 @case()
 def logs(x):
