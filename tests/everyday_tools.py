@@ -7,7 +7,7 @@ import inspect
 import itertools
 import random
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,7 +152,7 @@ def described(value: Any, seen: dict[int, Any] | None = None) -> Any:
         parts = [described(value.args, seen)]
     elif isinstance(value, (range, slice, numpy.dtype, numpy.finfo, numpy.iinfo)):
         parts = [repr(value)]
-    elif hasattr(type(value), "__iter__"):
+    elif isinstance(value, Iterable):
         parts = [described(part, seen) for part in itertools.islice(value, 50)]
     if not isinstance(value, (types.FunctionType, numpy.finfo, numpy.iinfo)):
         state = getattr(value, "__dict__", {}).items()
