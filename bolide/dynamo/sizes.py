@@ -211,6 +211,14 @@ class SizeHistory:
             self.tell(symbol.source, value, where)
         return bool(needed)
 
+    def fix_all(self, captured: Captured) -> bool:
+        """Note that all symbols of a program have to be numbers of this call. False if there are none that can be."""
+        symbols = captured.sizes
+        hints = captured.trace.shapes.hints
+        if not symbols or any(symbol.marked and not config.allow_ignore_mark_dynamic for symbol in symbols):
+            return False
+        return self.fix([(symbol, hints[symbol.name], None) for symbol in symbols])
+
     def tell(self, source: Source, value: float, where: UserFrame | None, why: str = _NEEDED) -> None:
         """Log, once, that a number is fixed, and why, or because of which line."""
         if (source, value, why) in self.told:

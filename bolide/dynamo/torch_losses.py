@@ -11,6 +11,7 @@ from torch.nn import functional
 from bolide.dynamo.breaking import can_require, require
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.native_calls import for_real
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
@@ -36,9 +37,14 @@ def _one_hot(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """Classes are in 0 … num_classes - 1: the graph checks it."""
     given = dict(zip(("tensor", "num_classes"), args)) | kwargs
     labels, classes = given.get("tensor"), given.get("num_classes", -1)
-    if type(labels) is not TracedTensor or labels.dtype is not torch.int64 or vm.trace.known(labels) is not None:
+    if type(labels) is not TracedTensor or labels.dtype is not torch.int64:
         return NATIVE
     if isinstance(classes, (int, torch.SymInt)) and classes >= 0 and labels.numel() != 0:
+        known = vm.trace.known(labels)
+        if known is not None:
+            if int(known.min()) < 0 or int(known.max()) >= classes:
+                for_real(functional.one_hot, known, int(classes))  # raises
+            return NATIVE
         if not can_require(vm):
             raise Unsupported("one_hot looks at its classes", vm.where(), kind="data_value")
         vm.trace.where = vm.where()

@@ -37,6 +37,7 @@ from bolide.support.errors import (
     BolideError,
     BolideWarning,
     CompileError,
+    FixedSizesNeeded,
     RecompileError,
     Unsupported,
     UserFrame,
@@ -357,6 +358,9 @@ class Versions(ABC):
                 final = isinstance(error, Unsupported) and error.final
                 if isinstance(error, Underivable):
                     self.sizes.underivable(error.key, error.reason)
+                if isinstance(error, FixedSizesNeeded):
+                    forgive(error)
+                    continue
                 if isinstance(error, Unsupported) and self._known_derivatives() > known:
                     continue
                 if final or not (self.sizes.data_symbols and self.sizes.met_data):
@@ -435,6 +439,12 @@ class Versions(ABC):
             self._tell_break(captured.ending)
         try:
             run = self.backend(captured)
+        except FixedSizesNeeded:
+            if not self.sizes.fix_all(captured):
+                raise Unsupported(
+                    "a size that is marked as dynamic has to be known", self.place, kind="operator"
+                ) from None
+            raise
         except (Unsupported, CompileError):
             raise
         except Exception as error:

@@ -13,7 +13,7 @@ import torch.fx as fx
 from bolide.functorch.graphs import aten, placeholders, root
 from bolide.functorch.partitioners import Joint
 from bolide.functorch.signature import Signature
-from bolide.support.errors import Unsupported
+from bolide.support.errors import FixedSizesNeeded, Unsupported
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.derivatives import derivatives
 from bolide.tracing.meta import contiguous_strides
@@ -47,7 +47,7 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
             for index, tensor in enumerate(differentiable)
         ]
         with derivatives(trace, differentiable):
-            gradients = _engine_run(tuple(differentiable), tuple(tangents), tuple(wanted))
+            gradients = _engine_run(tuple(differentiable), tuple(tangents), tuple(wanted), trace.has_symbols)
     of_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients)}
     for leaf in trace.leaves:
         gradient = of_leaf.get(id(leaf))
@@ -66,7 +66,12 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     return Joint(trace.graph, len(trace.inputs) + len(trace.sizes), made, written)
 
 
-def _engine_run(outputs: tuple[Any, ...], tangents: tuple[Any, ...], inputs: tuple[Any, ...]) -> Sequence[Any]:
+_WANTS_NUMBERS = ("concrete integers", "with symbolic sizes")  # what derivatives in C++ say that know no symbols
+
+
+def _engine_run(
+    outputs: tuple[Any, ...], tangents: tuple[Any, ...], inputs: tuple[Any, ...], symbolic: bool
+) -> Sequence[Any]:
     """`torch.autograd.grad` with None for unused inputs, without its checks: they import sympy, which takes 0.4 s.
     What has no backward is eager's: there it raises when, and if, the backward runs."""
     engine = torch.autograd.Variable._execution_engine
@@ -81,7 +86,10 @@ def _engine_run(outputs: tuple[Any, ...], tangents: tuple[Any, ...], inputs: tup
             accumulate_grad=False,
         )
     except RuntimeError as error:
-        raise Unsupported(f"the program has no backward: {error}", kind="operator") from error
+        said = str(error).partition("\nException raised from")[0]  # a long list of C++ frames
+        numbers = symbolic and any(text in said for text in _WANTS_NUMBERS)
+        kind = FixedSizesNeeded if numbers else Unsupported
+        raise kind(f"the program has no backward: {said}", kind="operator") from error
     return gradients
 
 

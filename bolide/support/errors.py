@@ -85,6 +85,10 @@ class Unsupported(BolideError):
         return describe("cannot capture", self.kind, self.reason, self.operation, self.where, self.remedy)
 
 
+class FixedSizesNeeded(Unsupported):
+    """A part of the program that torch computes only if sizes are numbers: it is captured again with this call's."""
+
+
 def insistent(call: Callable[..., Any], *args: Any) -> Any:
     """What `call` gives. When it answers, or raises something else, although something in it was refused, that refusal
     is raised: nobody in between may catch it (an ``except Exception`` of a library, C code that clears errors).

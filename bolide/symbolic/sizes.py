@@ -43,6 +43,7 @@ class ShapeEnv:
         self._nodes: dict[Any, SymNode] = {}  # results of arithmetic: C++ asks for the same ones all the time
         self.needed: Callable[[Expr, int], None] | None = None  # is told before the value of an expression is assumed
         self.quiet = False  # texts are for messages, which are made before anybody knows whether they are needed
+        self.said: list[SymNode] = []  # sizes in those texts
         self.closed = False  # whether the trace is finished: nothing more may be assumed
         self.facts = Facts()  # what is known of symbols that are data
         self.unbacked: set[str] = set()  # those of them that the user has marked as such
@@ -186,6 +187,16 @@ class ShapeEnv:
         self.rely_on(expr, value)
         self.holds(expr.eq(value))
         return value
+
+    def rely_on_messages(self) -> None:
+        """The program may read what a shape rule has raised: the sizes in its text have the values of now. Such a text
+        is seldom looked at, so that is no reason to break, however many values there have been."""
+        said, self.said = self.said, []
+        for node in said:
+            if isinstance(node.expr, Expr) and not self.is_data(node.expr):
+                self.holds(node.expr.eq(node.expr.evaluate(self.hints)))
+            else:
+                node.value()
 
     def rely_on(self, expr: Expr, value: int) -> None:
         """What is recorded from here on is only right for this value of the expression. May raise Unsupported."""
@@ -699,12 +710,16 @@ class SymNode:
     def __repr__(self) -> str:
         return self.expr.text() if isinstance(self.expr, (Expr, Cond, Ratio)) else repr(self.expr)
 
-    str = __str__ = __repr__  # torch calls `str`
+    def str(self) -> Any:
+        """What torch's messages say of a size: as `_graph_repr`."""
+        return self._graph_repr()
 
     def _graph_repr(self) -> Any:
         """The text of a `SymInt` or `SymBool`, in the program and in messages: that of its value, which the program has
-        then looked at. In messages of shape rules, and after the trace, nothing is assumed."""
+        then looked at. In messages of shape rules nothing is assumed until the program may read one, and after the
+        trace nothing."""
         if self.env.quiet or self.env.closed:
+            self.env.said.extend([self] if self.env.quiet else ())
             return repr(self.hint) if isinstance(self.expr, float) or not self.env.is_data(self.expr) else repr(self)
         return repr(self.value())
 

@@ -29,7 +29,7 @@ from bolide.tracing.meta import (
     is_undecided,
     same_sizes,
 )
-from bolide.tracing.refusals import refuse_overlaps, refuse_types
+from bolide.tracing.refusals import refuse_negative, refuse_overlaps, refuse_types
 from bolide.tracing.rules.common import broadcast_shapes, format_strides, is_dense, like_strides, require, wrap_dim
 from bolide.tracing.rules.registry import infer_from, qualified
 from bolide.tracing.tensor import TracedTensor, ViewStep, carry_marks
@@ -565,6 +565,7 @@ def dtype_and_device(kwargs: dict[str, Any], like: TensorMeta | None = None) -> 
 
 def _full(trace: Trace, shape: Any, value: Any, dtype: torch.dtype, device: torch.device, stride: Any = None) -> Any:
     shape = tuple(shape)
+    refuse_negative(shape)
     if not dtype.is_floating_point and isinstance(value, (int, float, complex)):
         torch.full((), value, dtype=dtype)  # raises where the type has no such number
     wanted = TensorMeta(shape, tuple(stride) if stride is not None else contiguous_strides(shape), 0, dtype, device)
@@ -585,6 +586,8 @@ def _factory(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     name = func._schema.name.removeprefix("aten::")
     value = args[1] if name == "full" else _CONSTANT[name]
     dtype, device = dtype_and_device(kwargs)
+    if name == "zeros":
+        refuse_negative(args[0], torch.zeros)
     if name == "full" and kwargs.get("dtype") is None:
         dtype = (
             torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, (int, torch.SymInt)) else dtype

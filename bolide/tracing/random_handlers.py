@@ -15,7 +15,7 @@ from bolide.support.errors import Unsupported
 from bolide.tracing import data, rng
 from bolide.tracing.handlers import dtype_and_device, handler
 from bolide.tracing.meta import TensorMeta, contiguous_strides
-from bolide.tracing.refusals import refuse_overlaps
+from bolide.tracing.refusals import refuse_negative, refuse_overlaps
 from bolide.tracing.rules import types
 from bolide.tracing.rules.common import like_strides
 from bolide.tracing.tensor import TracedTensor
@@ -77,6 +77,8 @@ def _normal(trace: Trace, wanted: TensorMeta, mean: Any = 0, std: Any = 1) -> No
 
 def _integers(trace: Trace, wanted: TensorMeta, low: int, high: int) -> Node:
     _require("random_", wanted.dtype, low, high)
+    if high <= low:
+        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
     if trace.draws_as_eager:
         node = _eagers(trace, aten.random.to, wanted, high - low)
         return node if low == 0 else trace.call(aten.add.Tensor, node, low)  # type: ignore[no-any-return]
@@ -173,6 +175,7 @@ def _random_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _fresh(shape: Any, kwargs: dict[str, Any], dtype: torch.dtype | None = None) -> TensorMeta:
     made, device = dtype_and_device(kwargs if kwargs.get("dtype") or dtype is None else {**kwargs, "dtype": dtype})
+    refuse_negative(shape)
     return TensorMeta(tuple(shape), contiguous_strides(tuple(shape)), 0, made, device)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -74,3 +74,10 @@ def refuse_types(
     if not all(map(torch.can_cast, wanted, given)):
         reason = "an out= argument of a type to which the result is not converted"
         raise Unsupported(reason, where, "give it the right type", kind="tensor_write")
+
+
+def refuse_negative(shape: Any, make: Callable[[list[int]], torch.Tensor] = torch.empty) -> None:
+    """Raise what eager does where tensors of a negative size are made; `make` is a function that does so."""
+    if any(size.__class__ is int and size < 0 for size in shape):
+        with torch._C._DisableTorchDispatch():
+            make([int(size) for size in shape])

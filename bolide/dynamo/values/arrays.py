@@ -133,9 +133,7 @@ def _answer(name: str, function: Any, args: Any, kwargs: Any, like: Any, given: 
         return found if like is None else arranged(like, found, _tensor_of, chosen_defaults())
     except NotImplementedError as error:
         raise refused(name) from error
-    except (TypeError, ValueError, RuntimeError) as error:
-        if like is None:
-            raise
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:  # NumPy raises its own, if it does
         raise refused(name) from error
 
 

@@ -50,17 +50,16 @@ def broadcast_shapes(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     ndim = max(len(shape) for shape in shapes)
     result: list[Any] = [1] * ndim
     for shape in shapes:
-        start = ndim - len(shape)
-        for position, size in enumerate(shape):
-            known = result[start + position]
+        for place in range(ndim - 1, ndim - len(shape) - 1, -1):
+            known, size = result[place], shape[place - ndim]
             if known is size or is_one(size):
                 continue
             if is_one(known):
-                result[start + position] = size
+                result[place] = size
             elif differ(known, size):
                 raise RuntimeError(
                     f"The size of tensor a ({known}) must match the size of tensor b ({size}) at non-singleton "
-                    f"dimension {start + position}"
+                    f"dimension {place}"
                 )
     return tuple(result)
 

@@ -7,19 +7,16 @@ from typing import Any
 
 import torch
 
-from bolide.tracing.meta import TensorMeta, contiguous_strides, same_sizes
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
     broadcast_shapes,
     dtype_name,
-    format_strides,
     fresh,
-    is_dense,
     like_strides,
     require,
     result_device,
     result_strides,
     result_type,
-    suggested_format,
 )
 from bolide.tracing.rules.registry import rule
 
@@ -172,11 +169,5 @@ def _to_copy(
     memory_format: torch.memory_format | None = None,
     **_: Any,
 ) -> TensorMeta:
-    stride: tuple[Any, ...]
-    if memory_format not in (None, torch.preserve_format):
-        stride = format_strides(x.shape, memory_format)
-    elif same_sizes(x.stride, contiguous_strides(x.shape)) or is_dense(x.shape, x.stride):
-        stride = x.stride
-    else:
-        stride = format_strides(x.shape, suggested_format(x))
+    stride = like_strides(x, memory_format)
     return TensorMeta(x.shape, stride, 0, dtype or x.dtype, torch.device(device) if device is not None else x.device)

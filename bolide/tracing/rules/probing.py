@@ -55,7 +55,11 @@ def by_probes(ask: Ask, elsewhere: Ask, args: Any, kwargs: Any) -> Any:
     if len(names) > len(_PRIMES[0]):
         return None
     now: Values = {name: env.hints[name] for name in names}
-    first = ask(_valued(args, now), _valued(kwargs, now))
+    try:
+        first = ask(_valued(args, now), _valued(kwargs, now))
+    except Exception:  # its text may say any of the sizes
+        env.said.extend(size.node for size in strides if type(size) is torch.SymInt)
+        raise
 
     def answer(values: Values) -> Any:
         """What torch says for these sizes; None if it refuses them."""

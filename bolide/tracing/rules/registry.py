@@ -86,10 +86,13 @@ def infer(func: Any, args: Any, kwargs: Any, shapes: ShapeEnv | None = None) -> 
 def _quietly(shapes: ShapeEnv, function: Callable[..., Any], args: Any) -> Any:
     """What a function says that writes sizes into messages which may never be shown."""
     shapes.quiet = True
+    shapes.said.clear()
     try:
-        return function(*args)
+        found = function(*args)
     finally:
         shapes.quiet = False
+    shapes.said.clear()
+    return found
 
 
 def remembered(shapes: ShapeEnv, function: Callable[..., Any], *args: Any) -> Any:

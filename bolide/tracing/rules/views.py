@@ -419,9 +419,15 @@ def _repeat(x: TensorMeta, repeats: list[Any]) -> TensorMeta:
     return fresh(shape, x.dtype, x.device)
 
 
-@rule("tril", "triu")
-def _triangle(x: TensorMeta, diagonal: int = 0) -> TensorMeta:
+@rule("tril")
+def _tril(x: TensorMeta, diagonal: int = 0) -> TensorMeta:
     require(x.ndim >= 2, "tril: input tensor must have at least 2 dimensions")
+    return fresh(x.shape, x.dtype, x.device)
+
+
+@rule("triu")
+def _triu(x: TensorMeta, diagonal: int = 0) -> TensorMeta:
+    require(x.ndim >= 2, "triu: input tensor must have at least 2 dimensions")
     return fresh(x.shape, x.dtype, x.device)
 
 
