@@ -334,7 +334,7 @@ class Machine:
         frames = self.frames
         if origin == "raised" and error is not self.escaping:
             self._refuse_fault(error)
-            self.trace.shapes.rely_on_messages()
+            self.trace.rely_on_messages()
             tracebacks.name_tensors(error)
             _set_context(error, self.handled())
         elif origin == "thrown" and frames[-1].exceptions:

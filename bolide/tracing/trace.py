@@ -96,6 +96,10 @@ class Trace:
         self.functional_only: str | None = None  # what the program does that only the functional graph shows
         self.spent: set[Any] = set()  # nodes of autograd's graph whose saved values the program has released
 
+    def rely_on_messages(self) -> None:
+        """The program may read what has been raised."""
+        self.shapes.rely_on_messages()
+
     # ---- what comes from outside ----------------------------------------------------------------------------------
 
     def input(
