@@ -68,8 +68,19 @@ def run_trace(
             forward_compiler=compiling,
             backward_compiler=compiling,
             partition=partition,
+            on_fault=functools.partial(_interpreted, captured),
         )
     return torch.enable_grad()(run) if switched else run
+
+
+def _interpreted(captured: Captured, error: Exception) -> GraphCompiler:
+    """Our code failed around the compiler of a backward. Its graph runs by ATen calls, unless `suppress_errors` is
+    off."""
+    failure = CompileError("backward graph", captured.name, error)
+    if not config.suppress_errors:
+        raise failure from error
+    _warn_of_graph(captured.trace.graph, captured.name, failure)
+    return functorch.interpret
 
 
 def _check_devices(captured: Captured, devices: frozenset[str] | None) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ from bolide.functorch.second import Tape, second_order, tape_of
 from bolide.functorch.signature import Signature, describe
 from bolide.functorch.underived import with_history, without_underived
 from bolide.support import events
-from bolide.support.errors import Unsupported
+from bolide.support.errors import BolideError, Unsupported
 from bolide.symbolic import as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 
@@ -57,6 +57,7 @@ def compile_trace(
     backward_compiler: GraphCompiler,
     partition: Strategy = "min_cut",
     name: str = "graph",
+    on_fault: Callable[[Exception], GraphCompiler] | None = None,
 ) -> Runner:
     """Compiles a finished trace; call it in the global state (grad mode, autocast) in which the result will be called.
 
@@ -64,12 +65,13 @@ def compile_trace(
     history, strides and aliases; inputs are written to as eager does. Without anything to differentiate there is one
     graph, and no autograd function. Otherwise the trace is extended to a joint graph, and split by `partition`
     ("default" saves what eager saves, "min_cut" what costs least); the backward graph is compiled when it first runs.
+    The program's forward is over then: `on_fault` is told what fails and gives the compiler for another attempt.
 
     Raises `Unsupported` for a program without a backward, and for outputs whose history cannot be reproduced.
     """
     signature, faults = without_underived(describe(trace, outputs), trace.leaves)
     if signature.differentiable:
-        run = _compile_training(trace, signature, forward_compiler, backward_compiler, partition, name)
+        run = _compile_training(trace, signature, forward_compiler, backward_compiler, partition, name, on_fault)
     else:
         run = _compile_inference(trace, signature, forward_compiler, name)
     if faults:
@@ -101,6 +103,7 @@ def _compile_training(
     backward_compiler: GraphCompiler,
     strategy: Strategy,
     name: str,
+    on_fault: Callable[[Exception], GraphCompiler] | None,
 ) -> CompiledGraph:
     started = time.perf_counter()
     derivable = not trace.own_gradients  # which the backward may set, too
@@ -131,15 +134,25 @@ def _compile_training(
 
     static = frozenset(position for position, at in enumerate(crossing.tensors) if at in parameters)
 
-    def backward_for(missing: tuple[int, ...]) -> CompiledGraph:
+    def made_by(compiler: GraphCompiler, missing: tuple[int, ...]) -> CompiledGraph:
         graph, present = parts.backward, dict(slot_of_result)
         if missing:
             graph = without_tangents(graph, tangent_slots, [present.pop(index) for index in missing])
         slots = placeholders(graph)
         graph, flags = with_presence(graph, slots[len(slots) - len(present) :])
         gradients = frozenset(index for index, value in enumerate(results(graph)) if isinstance(value, fx.Node))
-        run = _compiled(graph, trace, GraphInfo("backward", static, gradients), backward_compiler, name)
+        run = _compiled(graph, trace, GraphInfo("backward", static, gradients), compiler, name)
         return dropping_absent(run, flags) if flags else run
+
+    def backward_for(missing: tuple[int, ...]) -> CompiledGraph:
+        try:
+            return made_by(backward_compiler, missing)
+        except BolideError:
+            raise
+        except Exception as error:
+            if on_fault is None:
+                raise
+            return made_by(on_fault(error), missing)
 
     again = functools.partial(
         compile_trace,
@@ -147,6 +160,7 @@ def _compile_training(
         backward_compiler=backward_compiler,
         partition=strategy,
         name=f"{name}.backward",
+        on_fault=on_fault,
     )
     twice = (
         None

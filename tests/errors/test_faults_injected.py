@@ -18,6 +18,7 @@ import torch
 import bolide
 from bolide.dynamo.config import config
 from bolide.dynamo.state import state
+from bolide.functorch import aot
 
 ROOT = str(Path(bolide.__file__).parent) + "/"
 INJECTIONS = 24
@@ -129,3 +130,21 @@ def test_eager_takes_over(number: int, total: int, seed: int) -> None:
     torch.testing.assert_close(found, everything(program))
     assert len(said) <= 1, said
     assert all("remedy" in text and "BR0704" in text for text in said), said
+
+
+def test_a_backward_that_is_made_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward is over when our code fails: the backward runs by ATen calls."""
+    made = aot.with_presence
+    failing = [True]
+
+    def fail_once(*args: Any) -> Any:
+        if failing and failing.pop():
+            raise KeyError("injected")
+        return made(*args)
+
+    monkeypatch.setattr(aot, "with_presence", fail_once)
+    x = torch.randn(3, 4, requires_grad=True)
+    with config.patch(suppress_errors=True), pytest.warns(bolide.BolideWarning, match="injected") as said:
+        (found,) = torch.autograd.grad(bolide.compile(lambda x: (x * 2).sin().sum())(x), x)
+    assert not failing and len(said) == 1
+    torch.testing.assert_close(found, 2 * (x.detach() * 2).cos())
