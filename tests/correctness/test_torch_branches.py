@@ -356,7 +356,7 @@ def an_iterator(x: Tensor, w: Tensor) -> Any:
 
 @broken
 def histories_that_differ(x: Tensor, w: Tensor) -> Any:
-    y = x @ w if x.sum() > 0 else torch.ones(x.shape[0], 4)
+    y = x @ w if x.sum() > 0 else torch.ones(x.shape[0], 4, dtype=x.dtype)
     return y * 2, x * 1
 
 
@@ -375,8 +375,8 @@ BROKEN_IN_TRAINING = (numbers, inner_calls, histories_that_differ)
 
 
 def inputs(size: int, sign: float, grad: bool) -> list[Tensor]:
-    x = (torch.rand(size, 4) + 0.05) * sign
-    return [x.requires_grad_(grad), (torch.rand(4, 4) - 0.3).requires_grad_(grad)]
+    x = (torch.rand(size, 4, dtype=torch.float64) + 0.05) * sign
+    return [x.requires_grad_(grad), (torch.rand(4, 4, dtype=torch.float64) - 0.3).requires_grad_(grad)]
 
 
 def outcome(fn: Program, args: list[Tensor]) -> list[Any]:
