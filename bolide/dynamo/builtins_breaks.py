@@ -74,6 +74,12 @@ def _leave_native(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return NATIVE
 
 
+@intercept(torch.autograd.profiler.profile._prepare_trace)
+def _prepare_profiler(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A profiler of the process, which must be prepared only once, and only if it then starts."""
+    raise Unsupported("a profiler is started", vm.where(), kind="context", operation="torch.profiler.profile()")
+
+
 def _held(manager: Outside) -> Unsupported:
     name = f"{manager.cls.__qualname__}.__exit__"
     return Unsupported("a native context is entered or left", kind="context", operation=name)

@@ -271,7 +271,8 @@ class State:
             if are_same(before, now):
                 continue
             if not isinstance(holder, _REPLACES):
-                raise self._refused(f"a way of a branch changes a {type(holder).__name__}")
+                kind = torch.Tensor if isinstance(holder, TracedTensor) else type(holder)
+                raise self._refused(f"a way of a branch changes a {kind.__name__}")
             if any(is_finalised(value) for _, value in before):
                 raise self._refused("a way of a branch drops an object whose end can be seen")
             found[key] = (holder, before, now)

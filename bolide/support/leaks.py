@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from bolide.support import log
-from bolide.support.errors import Leak
+from bolide.support.errors import BolideError, Leak
 from bolide.support.garbage import collector_paused
 
 _log = log.logger("dynamo")
@@ -135,8 +135,9 @@ def _parts(value: Any) -> Iterator[tuple[Any, str]]:
     elif isinstance(value, BaseException):
         yield value.args, "args"
         yield value.__dict__, "attributes"
-        yield value.__cause__, "the cause"
-        yield value.__context__, "the context"
+        if not isinstance(value, BolideError):  # whose causes say what capture has met
+            yield value.__cause__, "the cause"
+            yield value.__context__, "the context"
 
 
 # ---- what holds a leak -----------------------------------------------------------------------------------------------

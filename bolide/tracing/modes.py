@@ -113,8 +113,9 @@ def saved_tensor_hooks() -> Any:
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """For the time of compiling. Hooks of saved tensors are put aside: they are for what the compiled program will
-    save. Signal handlers run outside of any recording."""
-    aside = []
+    save. Signal handlers run outside of any recording. A recording that has failed halfway out is left."""
+    aside: list[Any] = []
+    functions, dispatch = _native._len_torch_function_stack(), _native._len_torch_dispatch_stack()
     while (pair := saved_tensor_hooks()) is not None:
         aside.append(pair)
         _native._autograd._pop_saved_tensors_default_hooks()
@@ -122,6 +123,10 @@ def undisturbed() -> Iterator[None]:
         with handlers_apart():
             yield
     finally:
+        while _native._len_torch_dispatch_stack() > dispatch:
+            _native._pop_torch_dispatch_stack(None)
+        while _native._len_torch_function_stack() > functions:
+            _native._pop_torch_function_stack()
         for pair in reversed(aside):
             _native._autograd._push_saved_tensors_default_hooks(*pair)
 

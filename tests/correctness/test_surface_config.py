@@ -81,7 +81,7 @@ def test_every_variable_sets_its_option_and_the_first_one_counts() -> None:
         type(None): ("aot", "dynamo"),
     }
     for name, declared in DynamoConfig._options.items():
-        if not declared.env:
+        if not declared.env or name == "detect_leaks":  # which has one variable: PyTorch has no such option
             continue
         first, second = texts[bool if bool in declared.types else type(declared.default)]
         ours, theirs = declared.env
