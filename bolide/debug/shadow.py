@@ -33,6 +33,7 @@ from bolide.debug.reference import (
     operation_of,
     results,
     tensors_in,
+    terms_of,
     with_results,
     writes,
 )
@@ -112,7 +113,8 @@ class Checked:
         exact = Exactly(self.graph, pristine, expected)
 
         def differs(node: fx.Node, value: Any) -> bool:
-            return disagree(value, expected[node], functools.partial(exact.value, node))
+            terms = functools.partial(terms_of, node, expected)
+            return disagree(value, expected[node], functools.partial(exact.value, node), terms)
 
         wrong = []
         for place, node in enumerate(results(self.graph)):

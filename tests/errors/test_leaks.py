@@ -38,6 +38,8 @@ def living() -> int:
 def test_what_a_module_keeps_is_found(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     known = World.release
 
+    before = living()  # what earlier tests have left to autograd's graph
+
     def release(self: World) -> None:
         kept.extend(self.trace.leaves)
         known(self)
@@ -46,7 +48,7 @@ def test_what_a_module_keeps_is_found(monkeypatch: pytest.MonkeyPatch, backend: 
     with pytest.raises(Leak, match=r"(?s)TracedTensor.*'kept' of .*module test_leaks"):
         bolide.compile(lambda x: x * 2, backend=backend)(torch.randn(3))
     kept.clear()
-    assert not living()
+    assert living() <= before
 
 
 @pytest.mark.parametrize(
@@ -134,10 +136,11 @@ def test_nothing_is_left(fn: Any, backend: str) -> None:
 
 
 def test_refusals_hold_nothing(backend: str) -> None:
+    before = living()
     compiled = bolide.compile(breaks, backend=backend, fullgraph=True)
     with pytest.raises(bolide.Unsupported) as refused:
         compiled(torch.randn(3))
-    assert not living() and "graph_break" in str(refused.value)
+    assert living() <= before and "graph_break" in str(refused.value)
 
 
 def test_classes_of_the_program_are_not_kept(backend: str) -> None:
