@@ -1,4 +1,4 @@
-"""Calls that break by the user's will."""
+"""Calls that break by the user's will, and those of torch's that always do; regions that hold a native object."""
 
 from __future__ import annotations
 
@@ -78,6 +78,13 @@ def _leave_native(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def _prepare_profiler(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A profiler of the process, which must be prepared only once, and only if it then starts."""
     raise Unsupported("a profiler is started", vm.where(), kind="context", operation="torch.profiler.profile()")
+
+
+@intercept(torch.func.linearize)
+def _linearize(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """It traces the function itself and folds what is constant in it, which nothing is here."""
+    reason, remedy = "torch.func.linearize traces its function", "use torch.func.jvp"
+    raise Unsupported(reason, vm.where(), remedy, "operator", operation="linearize")
 
 
 def _held(manager: Outside) -> Unsupported:

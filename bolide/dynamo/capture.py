@@ -62,9 +62,7 @@ def capture(
     itself raised."""
     code = (fn.__func__ if type(fn) is types.MethodType else fn).__code__
     start = functools.partial(_start_call, fn, args, kwargs)
-    return _capture(
-        functools.partial(_Attempt, start, code, history or SizeHistory("", False), record_calls, breaks), breaks
-    )
+    return _capture(start, code, history, record_calls, breaks)
 
 
 def capture_rest(
@@ -78,19 +76,22 @@ def capture_rest(
     """As `capture`, for a program that goes on where a segment ended: at the point `shape`, with real values."""
     start = functools.partial(_start_frames, shape, values)
     code = shape.frames[0].code.code
-    return _capture(
-        functools.partial(_Attempt, start, code, history or SizeHistory("", False), record_calls, breaks), breaks
-    )
+    return _capture(start, code, history, record_calls, breaks)
 
 
-def _capture(attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
+def _capture(
+    start: Start, code: types.CodeType, history: SizeHistory | None, record_calls: bool, breaks: bool
+) -> Captured:
+    history = history or SizeHistory("", False)
+    attempt = functools.partial(_Attempt, start, code, history, record_calls, breaks)
+    learnt = history.learnt
     while True:
         first = attempt()
-        learnt, known = first.symbols.history.learnt, len(first.symbols.history.learnt.apart)
+        known = len(learnt.apart)
         try:
             return _capture_from(first, attempt, breaks)
         except NeedsNumbers as error:
-            if not first.symbols.history.fix(error.needed):
+            if not history.fix(error.needed):
                 raise
         except Unsupported:
             if len(learnt.apart) == known:
@@ -204,22 +205,21 @@ class _Attempt:
     """One interpretation from the start, with a world of its own."""
 
     def __init__(
-        self, start: Start, code: types.CodeType, history: SizeHistory | None, record_calls: bool, breaks: bool
+        self, start: Start, code: types.CodeType, history: SizeHistory, record_calls: bool, breaks: bool
     ) -> None:
         self.start, self.code = start, code
         answers.remember = config.fake_tensor_cache_enabled
         answers.crosscheck = config.fake_tensor_cache_crosscheck_enabled
         self.trace = Trace()
-        open_to_data = None if history is None or history.data_symbols else False
+        open_to_data = None if history.data_symbols else False
         numbers, sizes = config.capture_scalar_outputs, config.capture_dynamic_output_shape_ops
         self.trace.captures_numbers = open_to_data if numbers is None else numbers
         self.trace.captures_sizes = open_to_data if sizes is None else sizes
-        if history is not None:
-            self.trace.for_real, self.trace.opaque = history.called_for_real, history.opaque
+        self.trace.for_real, self.trace.opaque = history.called_for_real, history.opaque
         self.trace.compliant_only = config.only_allow_pt2_compliant_ops
         if config.do_not_emit_runtime_asserts:
             self.trace.shapes.require = None
-        self.symbols = Symbols(history or SizeHistory("", False), self.trace)
+        self.symbols = Symbols(history, self.trace)
         self.world = World(self.trace, self.symbols)
         self.rebuilder: Rebuilder | None = None
         self.machine = Machine(self.world, self.trace, call)

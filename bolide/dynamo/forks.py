@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from bolide.dynamo.frames import Frame
-from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.interpreter import Machine, part_of
 from bolide.dynamo.joins import END, joins_of
 from bolide.dynamo.liveness import live_locals
-from bolide.dynamo.parts import part_of
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.undo import Contents, State, put_back, reachable_groups
 from bolide.dynamo.values.constants import same_constant

@@ -7,6 +7,7 @@ key, `torch.vmap`) a nested run of the same machine is started.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 import sys
@@ -14,6 +15,8 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
+
+import torch
 
 from bolide.dynamo import tracebacks
 from bolide.dynamo.bytecode import Code, decode
@@ -28,6 +31,7 @@ from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.support.registers import register
 from bolide.tracing import Trace, modes
+from bolide.tracing.branches import Part
 
 Handler = Callable[["Machine", Frame, Any], Any]
 
@@ -504,4 +508,21 @@ def _set_context(error: BaseException, handled: BaseException | None) -> None:
     error.__context__ = handled
 
 
-__all__ = ["MISSING", "Call", "Machine", "opcode"]
+@contextlib.contextmanager
+def part_of(vm: Machine) -> Iterator[Part]:
+    """While it is active, what is interpreted is recorded as a graph of its own. Casts that autocast keeps are of one
+    part."""
+    outer, part = vm.trace, Part(vm.trace)
+    vm.trace = part
+    vm.world.inside += 1
+    torch.clear_autocast_cache()
+    try:
+        with part.alone():
+            yield part
+    finally:
+        torch.clear_autocast_cache()
+        vm.world.inside -= 1
+        vm.trace = outer
+
+
+__all__ = ["MISSING", "Call", "Machine", "opcode", "part_of"]

@@ -36,5 +36,4 @@ from bolide.dynamo import (  # noqa: F401  (imported for what they register)
     torch_state,
     torch_subclasses,
     torch_tensors,
-    torch_transforms,
 )

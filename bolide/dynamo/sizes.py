@@ -137,7 +137,7 @@ class Learnt:
 
     loops: those whose length differs, by where each asks for its next item
     needed: the values of sizes and floats that instructions have needed to know
-    crowded: whether so many versions were made that none is made for a third value any more
+    crowded: whether so many versions were made that none is made for one more value (`SizeHistory.is_crowded`)
     data: what was read of inputs' data and was other data in another capture
     recent: the values of the symbols of the version made last, which are sizes at the next points, too
     warned: the warnings that have been shown

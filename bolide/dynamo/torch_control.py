@@ -10,9 +10,8 @@ from torch._higher_order_ops import while_loop
 from torch.utils import _pytree as pytree
 
 from bolide.dynamo.calls import intercept
-from bolide.dynamo.interpreter import Call, Machine
+from bolide.dynamo.interpreter import Call, Machine, part_of
 from bolide.dynamo.operations import class_of
-from bolide.dynamo.parts import part_of
 from bolide.dynamo.polyfills import control_flow
 from bolide.dynamo.torch_control_flow import (
     carried,

@@ -20,7 +20,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from bolide.symbolic import Expr
-from bolide.tracing import data, generators, modes, scalars
+from bolide.tracing import data, generators, modes, rng, scalars
 from bolide.tracing.fallible import may_raise
 from bolide.tracing.meta import found_in
 from bolide.tracing.tensor import TracedTensor
@@ -71,13 +71,11 @@ _READS = frozenset(
 """What reads of a tensor without an effect, and makes none: each input is asked some twenty such questions."""
 
 
-@functools.cache
 def _has_effect(target: Any) -> bool:
     """Whether an operation draws random numbers, or answers nothing: it checks something."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    draws = target.namespace == "bolide" or torch.Tag.nondeterministic_seeded in target.tags
-    return draws or not target._schema.returns
+    return target.namespace == "bolide" or rng.is_seeded(target) or not target._schema.returns
 
 
 def nowhere() -> tuple[Any, Any]:

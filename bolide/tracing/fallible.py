@@ -9,6 +9,7 @@ import torch
 import torch.fx
 
 from bolide.tracing.meta import TensorMeta
+from bolide.tracing.rng import DRAWS
 
 _DATA = {"index", "indices", "targets", "offsets", "repeats", "lengths", "input_lengths", "target_lengths"}
 _DATA |= {"sorter", "info", "pivots", "prob"}
@@ -46,7 +47,7 @@ def checks_data(func: Any) -> bool:
     """Whether an operation refuses some data, division by zero apart."""
     schema, name = func._schema, _base_name(func)
     if func.namespace == "bolide":
-        return name not in ("rng_seed", "rand", "randn")
+        return func not in DRAWS
     if func.namespace not in _OWN:
         return True
     if name in _NAMES or "linalg" in name or name.startswith(_PREFIXES):

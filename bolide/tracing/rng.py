@@ -74,13 +74,15 @@ def drops_nothing(node: torch.fx.Node) -> bool:
 
 
 @functools.cache
-def _is_seeded(target: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+def is_seeded(func: torch._ops.OpOverload) -> bool:
+    """Whether an operation is of a kind that draws from torch's random generator, or changes it."""
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def draws(node: torch.fx.Node) -> bool:
     """Whether an operation of a graph draws from torch's random generator, or changes it."""
-    return node.op == "call_function" and _is_seeded(node.target) and not drops_nothing(node)
+    func = node.target
+    return isinstance(func, torch._ops.OpOverload) and is_seeded(func) and not drops_nothing(node)
 
 
 def _draw(numbers: Any, seed: torch.Tensor, counter: int, size: Sequence[int]) -> torch.Tensor:
@@ -102,3 +104,4 @@ _library.impl("randn", lambda seed, counter, size: _draw(normal, seed, counter, 
 rng_seed = torch.ops.bolide.rng_seed.default
 rand = torch.ops.bolide.rand.default
 randn = torch.ops.bolide.randn.default
+DRAWS = frozenset({rng_seed, rand, randn})

@@ -650,7 +650,8 @@ def test_torch_compile_with_bolide_on_functions(fn: Callable[..., Any], dynamic:
         warnings.simplefilter("ignore")
         fast = torch.compile(fn, backend=compile_fx, dynamic=dynamic)
         for size in (3, 5):
-            x, w = torch.randn(size, 4), torch.randn(4, 4, requires_grad=True)
+            x, w = (torch.randn(rows, 4, dtype=torch.float64) for rows in (size, 4))
+            w.requires_grad_()
             other, copied = x.clone(), w.detach().clone().requires_grad_()
             found, wanted = fast(x, w), fn(other, copied)
             torch.testing.assert_close(found, wanted)

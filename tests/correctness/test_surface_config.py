@@ -73,6 +73,9 @@ def test_values_from_the_environment(environment: dict[str, str], name: str, val
     assert getattr(DynamoConfig(environment), name) == value
 
 
+OWN_OPTIONS = {"detect_leaks"}
+
+
 def test_every_variable_sets_its_option_and_the_first_one_counts() -> None:
     texts: dict[type, tuple[str, str]] = {
         bool: ("1", "0"),
@@ -81,15 +84,16 @@ def test_every_variable_sets_its_option_and_the_first_one_counts() -> None:
         type(None): ("aot", "dynamo"),
     }
     for name, declared in DynamoConfig._options.items():
-        if not declared.env or name == "detect_leaks":  # which has one variable: PyTorch has no such option
+        if not declared.env:
             continue
         first, second = texts[bool if bool in declared.types else type(declared.default)]
-        ours, theirs = declared.env
-        assert ours.startswith("BOLIDE_") and theirs.startswith("TORCH"), name
+        ours, *theirs = declared.env  # PyTorch has a variable of its own for each of its options
+        assert ours.startswith("BOLIDE_") and all(variable.startswith("TORCH") for variable in theirs), name
+        assert len(theirs) == (name not in OWN_OPTIONS), name
         wanted, other = (declared.parse(text) for text in (first, second))
         assert wanted != other
-        assert getattr(DynamoConfig({ours: first}), name) == wanted == getattr(DynamoConfig({theirs: first}), name)
-        assert getattr(DynamoConfig({ours: second, theirs: first}), name) == other
+        assert all(getattr(DynamoConfig({variable: first}), name) == wanted for variable in declared.env)
+        assert all(getattr(DynamoConfig({ours: second, variable: first}), name) == other for variable in theirs)
 
 
 def test_wrong_environment_is_refused_by_name() -> None:

@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import bolide
+from bolide.dynamo.capture import _Attempt
 from bolide.dynamo.config import config
 from bolide.dynamo.state import state
 from bolide.functorch import aot
@@ -130,6 +133,24 @@ def test_eager_takes_over(number: int, total: int, seed: int) -> None:
     torch.testing.assert_close(found, everything(program))
     assert len(said) <= 1, said
     assert all("remedy" in text and "BR0704" in text for text in said), said
+
+
+@pytest.mark.parametrize("mode", [TorchFunctionMode, TorchDispatchMode])
+def test_a_recording_that_is_not_left(mode: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our code fails where a recording ends: nothing of the program is recorded any more."""
+    interpret = _Attempt.run
+
+    def run_halfway(self: _Attempt, *args: Any) -> Any:
+        interpret(self, *args)
+        mode().__enter__()
+        raise KeyError("injected")
+
+    monkeypatch.setattr(_Attempt, "run", run_halfway)
+    depths = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    x = torch.randn(3, 4, requires_grad=True)
+    with config.patch(suppress_errors=True), pytest.warns(bolide.BolideWarning, match="injected"):
+        torch.testing.assert_close(bolide.compile(lambda x: x.sin())(x), x.sin())
+    assert (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()) == depths
 
 
 def test_a_backward_that_is_made_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import torch
 import bolide
 from bolide.dynamo.values.world import World
 from bolide.support import events, leaks
-from bolide.support.errors import Leak
+from bolide.support.errors import Leak, Unsupported
 from bolide.tracing import Trace, TracedTensor
 
 kept: list[Any] = []
@@ -61,6 +61,16 @@ def test_what_a_module_keeps_is_found(monkeypatch: pytest.MonkeyPatch, backend: 
 def test_what_the_program_is_given_is_looked_into(value: Any, what: str) -> None:
     with pytest.raises(Leak, match=what):
         leaks.refuse_in("f", value, "the result")
+
+
+def test_causes_of_refusals_may_say_what_capture_met() -> None:
+    refused = Unsupported("a reason")
+    refused.__cause__ = TypeError("not TracedText")
+    leaks.refuse_in("f", refused, "the exception")
+    refused.__cause__, user = None, ValueError("the user's")
+    user.__cause__ = TypeError("not TracedText")
+    with pytest.raises(Leak, match="the cause of the exception"):
+        leaks.refuse_in("f", user, "the exception")
 
 
 def test_symbols_are_found_in_results() -> None:

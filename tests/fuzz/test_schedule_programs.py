@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import bolide
+from tests.fuzz.choices import Choices
 from tests.schedule_tools import assert_same, compiled
 
 Tensors = list[torch.Tensor]
@@ -57,20 +58,6 @@ REDUCE: list[Callable[[torch.Tensor, int], torch.Tensor]] = [
 
 def broadcastable(a: torch.Tensor, b: torch.Tensor) -> bool:
     return all(m == n or 1 in (m, n) for m, n in zip(reversed(a.shape), reversed(b.shape)))
-
-
-class Choices:
-    """Draws that are the program's own arithmetic, so that they are captured: the same ones in each call."""
-
-    def __init__(self, seed: int) -> None:
-        self.state = seed % 2147483647 or 1
-
-    def below(self, limit: int) -> int:
-        self.state = self.state * 48271 % 2147483647
-        return self.state // 7 % limit
-
-    def choice(self, options: Any) -> Any:
-        return options[self.below(len(options))]
 
 
 def step(rng: Choices, pool: Tensors) -> torch.Tensor:

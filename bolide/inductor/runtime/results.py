@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from bolide.support.errors import BolideWarning, WrongResult
-from bolide.tracing.rng import rand, randn, rng_seed
+from bolide.tracing.rng import DRAWS
 from bolide.tracing.tables import lookup
 from bolide.tracing.writing_ops import drawn, functional
 
 _KEEP_THEIR_WORD = frozenset({"aten", "prims", "mkldnn"})
-_OWN_DRAWS = frozenset({rng_seed, rand, randn})
 _MOST_SIZES = 4096
 
 Sizes = tuple[int, ...]
@@ -26,7 +25,7 @@ Sizes = tuple[int, ...]
 def keeps_its_word(op: torch._ops.OpOverload) -> bool:
     """Whether an operation is one of torch's own, or draws: it gives for the same sizes always the same layout, and
     results are memory of their own unless the schema says otherwise."""
-    return op.namespace in _KEEP_THEIR_WORD or op in _OWN_DRAWS
+    return op.namespace in _KEEP_THEIR_WORD or op in DRAWS
 
 
 def gives_new_memory(op: torch._ops.OpOverload) -> bool:
