@@ -1,7 +1,8 @@
 """The sweep: architectures at tiny scale through `bolide.compile`, captured without a break and correct or not.
 
-    python -m benchmarks.zoo [--models A,B] [--backend inductor|eager] [--only inference|training] [--dynamic]
-        [--batches 3] [--jobs 2] [--shard 1/3] [--numbers float32|bfloat16|autocast] [--out FILE]
+    python -m benchmarks.zoo [--models A,B] [--library transformers|timm|torchvision] [--backend inductor|eager]
+        [--only inference|training] [--dynamic] [--batches 3] [--jobs 2] [--shard 1/3]
+        [--numbers float32|bfloat16|autocast] [--out FILE]
 
 Each model is called with several batch sizes in a row (``--batches``), with default options or ``dynamic=True``.
 Correct means: results, gradients and buffers as close to a float64 run as eager's are (times four, plus rounding; with
@@ -36,7 +37,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from benchmarks import models, zoo_build
+from benchmarks import models, zoo_build, zoo_vision
 
 
 class TookTooLong(BaseException):
@@ -338,12 +339,21 @@ def _rows(values: list[Any], rows: int | None) -> Any:
 
 
 def build(name: str, training: bool, batches: int = 1) -> tuple[Any, list[Inputs]]:
-    """A model of the public zoo (`models.BUILDERS`), or a class of transformers, at tiny scale without dropout, and
-    inputs for it."""
+    """A model of the public zoo (`models.BUILDERS`), of timm or torchvision (`zoo_vision`), or a class of transformers,
+    at tiny scale without dropout, and inputs for it."""
+    if name.startswith(zoo_vision.LIBRARIES):
+        return batched(name, partial(zoo_vision.build, name), batches)
     if name not in models.BUILDERS:
         return batched(name, partial(zoo_build.build, name), batches)
     work = models.build(name, "tiny")
     return zoo_build.without_dropout(work.module), [{**work.inputs, **(work.targets if training else {})}]
+
+
+def every_name(library: str) -> list[str]:
+    """What a library's sweep tries; the public zoo is tried with transformers."""
+    if library != "transformers":
+        return zoo_vision.names(library)
+    return [*models.BUILDERS, *zoo_build.class_names()]
 
 
 def checked(name: str, modes: Sequence[bool], batches: int, options: Options) -> Iterator[Verdict]:
@@ -398,6 +408,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument(
         "--models", help="class names of transformers or names of benchmarks.models, joined by commas (default: all)"
     )
+    parser.add_argument("--library", choices=["transformers", *zoo_vision.LIBRARIES], default="transformers")
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--only", choices=["inference", "training"])
     parser.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
@@ -421,7 +432,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     bolide.dynamo.config.suppress_errors = False
-    names = arguments.models.split(",") if arguments.models else [*models.BUILDERS, *zoo_build.class_names()]
+    names = arguments.models.split(",") if arguments.models else every_name(arguments.library)
     first, step = map(int, arguments.shard.split("/"))
     modes = {None: [False, True], "inference": [False], "training": [True]}[arguments.only]
     options = Options(arguments.backend, arguments.dynamic or None, arguments.numbers, arguments.limit, arguments.show)
