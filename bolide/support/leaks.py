@@ -25,7 +25,7 @@ C = TypeVar("C", bound=type)
 _classes: set[type] = set()
 _symbols: set[type] = set()
 _LOOKED_AT = 2000  # values in a result, at most
-_LONGEST = 60  # steps from a leak to what the program knows
+_MET = 20000  # objects between a leak and what the program knows, at most
 
 
 def fleeting(cls: C) -> C:
@@ -72,16 +72,18 @@ def _refuse_living(name: str, before: set[int]) -> None:
     made = {id(value) for value in living(0)} - before
     if not made:
         return
+    way = None
     for generation in (0, 2, 2):  # cycles, nearly always young, are no leaks; through autograd's graph they go by parts
         found: list[Any] = []  # what was found holds nothing any more
         gc.collect(generation)
         found = [value for value in living(None if generation else 1) if id(value) in made]
-        if not found:
-            return
-    way = way_to(found)
+        way = way_to(found)
+        if way is None:  # asked before the next collection, which costs more
+            break
     if way is not None:
         raise Leak(name, way)
-    _log.debug("%s: %d objects of its capture are kept by autograd's graph", name, len(found))
+    if found:
+        _log.debug("%s: %d objects of its capture are kept by autograd's graph", name, len(found))
 
 
 def living(generation: int | None = None) -> list[Any]:
@@ -146,33 +148,33 @@ def _parts(value: Any) -> Iterator[tuple[Any, str]]:
 def way_to(found: list[Any]) -> str | None:
     """By what one of these objects is held: from the object to a module, or to a frame that runs. None if nothing that
     Python knows leads to them: C++ holds them in a cycle."""
-    held: dict[int, tuple[Any, Any]] = {id(value): (value, None) for value in found}  # and what they hold, by id
-    frontier, own = found, {id(found), id(held)}
-    for _ in range(_LONGEST):
-        own |= {id(frontier), id(own)}
-        behind = []
+    met = list(found)  # and what leads to them
+    held: dict[int, int | None] = {id(value): None for value in met}  # what each holds of these; numbers hold nothing
+    frontier = met
+    own = {id(found), id(met)}
+    while frontier and len(met) < _MET:
+        own.add(id(frontier))
+        behind: list[Any] = []
         for holder in gc.get_referrers(*frontier):
             here = isinstance(holder, types.FrameType) and holder.f_code.co_filename == __file__
             if here or id(holder) in held or id(holder) in own:
                 continue
-            part = next((part for part in gc.get_referents(holder) if id(part) in held), None)
-            held[id(holder)] = holder, part
-            if isinstance(holder, (types.ModuleType, types.FrameType)):
-                return _told(holder, held)
             behind.append(holder)
-        if not behind:
-            return None
+            held[id(holder)] = next((id(part) for part in gc.get_referents(holder) if id(part) in held), None)
+            if isinstance(holder, (types.ModuleType, types.FrameType)):
+                return _told(holder, held, {id(value): value for value in [*met, *behind]})
+        met += behind
         frontier = behind
     return None
 
 
-def _told(holder: Any, held: dict[int, tuple[Any, Any]]) -> str:
+def _told(holder: Any, held: dict[int, int | None], met: dict[int, Any]) -> str:
     """The way from a fleeting object to what holds it."""
     steps = []
-    part = held[id(holder)][1]
+    part = held[id(holder)]
     while part is not None:
-        steps.append(f"{_place(holder, part)} of {_described(holder)}")
-        holder, part = held[id(part)]
+        steps.append(f"{_place(holder, met[part])} of {_described(holder)}")
+        holder, part = met[part], held[part]
     return ", ".join([_described(holder), *reversed(steps)])
 
 
