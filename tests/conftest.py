@@ -7,6 +7,7 @@ import random
 import zlib
 from collections.abc import Iterator
 
+import crash_tools
 import numpy
 import pytest
 import torch
@@ -16,7 +17,8 @@ from bolide.dynamo.config import config
 SEED = "BOLIDE_TEST_SEED"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(crash_tools)
     os.environ.setdefault(SEED, str(random.SystemRandom().randrange(2**31)))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
     torch.set_num_threads(max(1, torch.get_num_threads() // workers))

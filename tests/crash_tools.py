@@ -1,0 +1,37 @@
+"""A plugin of pytest: where a worker of the tests has crashed (a segmentation fault) is said at the end of the run."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import tempfile
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+PLACE = "BOLIDE_TEST_CRASHES"  # the folder in which each worker has a file
+_folder = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
+_file = pytest.StashKey[IO[str]]()
+
+
+@pytest.hookimpl(trylast=True)  # pytest has let faulthandler write to stderr by then, where it is lost
+def pytest_configure(config: pytest.Config) -> None:
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
+        config.stash[_folder] = tempfile.TemporaryDirectory()
+        os.environ[PLACE] = config.stash[_folder].name
+    else:
+        config.stash[_file] = Path(os.environ[PLACE], worker["workerid"]).open("w")  # noqa: SIM115
+        faulthandler.enable(config.stash[_file])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if _folder not in config.stash:
+        return
+    for file in sorted(Path(config.stash[_folder].name).iterdir()):
+        where = file.read_text()
+        if where:
+            terminalreporter.section(f"{file.name} crashed")
+            terminalreporter.write_line(where)
+    config.stash[_folder].cleanup()

@@ -1,0 +1,35 @@
+"""A crash of a worker of the tests says where it was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CRASHING = """
+import ctypes
+
+def crashes():
+    ctypes.string_at(0)
+
+def test_crashing():
+    crashes()
+
+def test_another():
+    pass
+"""
+
+
+def test_a_crash_of_a_worker_is_told_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(CRASHING)
+    plugins = ["-p", "crash_tools", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+    command = [sys.executable, "-m", "pytest", "-n", "1", *plugins, str(tmp_path)]
+    tools = str(Path(__file__).parent.parent)
+    known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**known, "PYTHONPATH": tools}, capture_output=True, text=True, timeout=120
+    )
+    assert "1 failed, 1 passed" in done.stdout
+    told = done.stdout.partition("gw0 crashed =")[2]
+    assert "Segmentation fault" in told and "in crashes" in told
