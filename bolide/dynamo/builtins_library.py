@@ -125,10 +125,10 @@ def _writes(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return Writes(vm)
 
 
-@intercept(library.refuse_others)
-def _refuse_others(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    before, function, answer = args
-    return before.refuse_others(vm, function, answer)
+@intercept(library.settled)
+def _settled(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    before, *call = args
+    return before.settled(vm, *call)
 
 
 def _cache_method(method: Any) -> None:

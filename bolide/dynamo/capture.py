@@ -18,6 +18,7 @@ from bolide.dynamo.builtins_breaks import HOLDERS
 from bolide.dynamo.builtins_contexts import context_effects
 from bolide.dynamo.builtins_library import held_locks
 from bolide.dynamo.bytecode import decode
+from bolide.dynamo.caches import refuse_seen
 from bolide.dynamo.calls import call
 from bolide.dynamo.config import config
 from bolide.dynamo.draws import needed
@@ -310,6 +311,7 @@ class _Attempt:
         effects += [_call_effect(setter, *args) for setter, args in changed]
         checks = _deferred(machine.required, rebuilder)
         rebuilder.refuse_histories()
+        refuse_seen(machine, rebuilder.memo)
         world.refuse_aliases(rebuilder.outputs)
         if any(tensor.grad_fn is not None for tensor in self.trace.renewed):
             raise Unsupported("an input whose data was assigned is written to", place, kind="tensor_write")

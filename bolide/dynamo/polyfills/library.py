@@ -385,15 +385,12 @@ def cache(function: Any) -> Any:
     return lru_cache_wrapper(function, None, False)
 
 
-def call_cached(function: Any, results: Any, args: Any, kwargs: Any) -> Any:
+def call_cached(function: Any, results: Any, key: Any, args: Any, kwargs: Any) -> Any:
     """A call of an `lru_cache` function from outside whose arguments are not constants; `results` are those of this
-    run."""
-    key = (function, tuple(args), tuple(kwargs.items()))
+    run, by function and arguments as in `key`."""
     if key not in results:
         before = writes()
-        answer = function.__wrapped__(*args, **kwargs)
-        refuse_others(before, function, answer)
-        results[key] = answer
+        results[key] = settled(before, function, args, kwargs, function.__wrapped__(*args, **kwargs))
     return results[key]
 
 
@@ -401,8 +398,9 @@ def writes() -> Any:
     """What has been written to the outside world by now. Answered by an intercept while capturing."""
 
 
-def refuse_others(before: Any, function: Any, answer: Any) -> Any:
-    """Refuses a cached function with effects, or one that answers objects. Answered by an intercept while capturing."""
+def settled(before: Any, function: Any, args: Any, kwargs: Any, answer: Any) -> Any:
+    """What stands for the answer of a cached function; refuses one with effects. Answered by an intercept while
+    capturing."""
 
 
 def update_wrapper(wrapper: Any, wrapped: Any, assigned: Any = None, updated: Any = ("__dict__",)) -> Any:
