@@ -2,6 +2,11 @@
 
 The interpreter raises the program's exceptions on purpose, or native code does that it calls for the program. What
 comes up otherwise is a fault of bolide's, which a handler of the program must never catch.
+
+What is known of an exception is where it comes from. One that native code raises, called by bolide's own, may be either:
+most of what the interpreter does for the program is native (``int(text)``, ``a + b``), and errors of those are the
+program's. So a fault of this kind (a ValueError or TypeError in our code) is taken for the program's: its handler may
+catch it while capturing. Where none does, eager runs, and a warning says that it has not raised.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import types
 
 from bolide.dynamo.bytecode import is_ours
 from bolide.dynamo.config import config
+from bolide.dynamo.tracebacks import entries_of, restored
 from bolide.support.caches import on_reset
 from bolide.support.errors import Unsupported
 
@@ -70,6 +76,8 @@ def release(error: BaseException) -> None:
                 each.obj = None
             if isinstance(each, Unsupported) and not config.verbose:  # its text says where the program is refused
                 each.__traceback__ = None
+            else:  # frames that are cleared still refer to their functions, and those to variables of outer ones
+                each.__traceback__ = restored(entries_of(each))
         for other in (each.__cause__, each.__context__):
             if not any(other is known for known in waiting):
                 waiting.append(other)

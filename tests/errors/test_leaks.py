@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import traceback
 import weakref
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 import torch
 
 import bolide
+from bolide.dynamo.capture import _Attempt
 from bolide.dynamo.values.world import World
 from bolide.support import events, leaks
-from bolide.support.errors import Leak, Unsupported
+from bolide.support.errors import CompileError, Leak, Unsupported
 from bolide.tracing import Trace, TracedTensor
 
 kept: list[Any] = []
@@ -151,6 +153,28 @@ def test_refusals_hold_nothing(backend: str) -> None:
     with pytest.raises(bolide.Unsupported) as refused:
         compiled(torch.randn(3))
     assert living() <= before and "graph_break" in str(refused.value)
+
+
+def test_faults_hold_nothing(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """Nor do the functions whose frames they have passed through, which frames that are cleared still refer to."""
+    interpret = _Attempt.run
+
+    def run(self: _Attempt, *args: Any) -> Any:
+        done = interpret(self, *args)
+
+        def fails() -> Any:
+            raise KeyError("injected", len(self.world.trace.leaves), id(done))
+
+        return fails()
+
+    monkeypatch.setattr(_Attempt, "run", run)
+    before = living()
+    x = torch.randn(3)
+    with pytest.raises(CompileError, match="injected") as found:
+        bolide.compile(breaks, backend=backend)(x)
+    assert living() <= before
+    told = traceback.format_exception(found.value)
+    assert any("in fails" in line for line in told)
 
 
 def test_classes_of_the_program_are_not_kept(backend: str) -> None:
