@@ -3,10 +3,10 @@
 The interpreter raises the program's exceptions on purpose, or native code does that it calls for the program. What
 comes up otherwise is a fault of bolide's, which a handler of the program must never catch.
 
-What is known of an exception is where it comes from. One that native code raises, called by bolide's own, may be either:
-most of what the interpreter does for the program is native (``int(text)``, ``a + b``), and errors of those are the
-program's. So a fault of this kind (a ValueError or TypeError in our code) is taken for the program's: its handler may
-catch it while capturing. Where none does, eager runs, and a warning says that it has not raised.
+What is known of an exception is where it comes from. One that native code raises, called by bolide's own, may be of
+both: most of what the interpreter does for the program is native (``int(text)``, ``a + b``), and errors of those are
+the program's. So a fault of this kind (a ValueError or TypeError in our code) is taken for the program's: its handler
+may catch it while capturing. Where none does, eager runs, and a warning says that it has not raised.
 """
 
 from __future__ import annotations
