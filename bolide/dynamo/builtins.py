@@ -50,7 +50,7 @@ def _type(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         cls = class_of(args[0])
         return types.GeneratorType if cls is Generator else cls
     name = operations.concrete(vm, args[0]) if type(args[0]) in operations.PENDING else args[0]
-    made = type(name, *args[1:], **kwargs)
+    made = vm.within(type)(name, *args[1:], **kwargs)
     vm.world.own_classes[id(made)] = made
     return made
 

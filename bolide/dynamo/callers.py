@@ -4,9 +4,12 @@ ones: `warnings.warn(stacklevel=2)`, `sys._getframe`, a logger that says who cal
 
 from __future__ import annotations
 
+import collections
+import enum
 import functools
 import keyword
 import types
+import typing
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +20,17 @@ from bolide.dynamo.values.kinds import MISSING
 from bolide.support.caches import on_reset
 
 _CALLED = 987654321  # stands for what is called
+
+_NAMES = ("NamedTuple", "TypedDict", "TypeVar", "ParamSpec", "TypeVarTuple", "NewType", "TypeAliasType")
+_MAKERS = [type.__new__, collections.namedtuple, *(getattr(typing, name) for name in _NAMES if hasattr(typing, name))]
+_MAKER_IDS = frozenset(map(id, _MAKERS))
+
+
+def makes_classes(function: Any) -> bool:
+    """Whether a call makes a class, or what stands for one, whose ``__module__`` is that of the frame which calls."""
+    if isinstance(function, type):
+        return issubclass(function, type) or isinstance(function, enum.EnumMeta) or id(function) in _MAKER_IDS
+    return id(function) in _MAKER_IDS
 
 
 class Caller(NamedTuple):

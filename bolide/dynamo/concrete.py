@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import itertools
 import operator
 import sys
 import types
@@ -19,12 +20,15 @@ from typing import Any
 import torch
 
 from bolide.dynamo.bytecode import CALLS, Code
-from bolide.dynamo.callers import call_within, variables
+from bolide.dynamo.callers import call_within, makes_classes, variables
+from bolide.dynamo.faults import is_fault
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.interpreter import OPCODES, Handler, Machine
 from bolide.dynamo.opcodes import NULL
+from bolide.dynamo.segments import Shape, unflatten
 from bolide.dynamo.values.kinds import MISSING
 from bolide.support.caches import on_reset
+from bolide.support.errors import CompileError
 from bolide.support.registers import register
 
 NATIVE: dict[str, Handler] = {}
@@ -34,13 +38,15 @@ REIFIED: set[types.CodeType] = set()  # what native generators around reified fr
 class Concrete:
     """Frames that are run for real, outermost first. When the outermost one has returned, `done` is set and `result`
     is its value; an exception that no frame handles leaves `step`. `way`: the instructions that `advance` has run since
-    `restart`, each by the number of its frame and its index.
+    `restart`, each by the number of its frame and its index. `leaving`: whether the program has raised an exception
+    that none of its frames handles.
     """
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.machine = Machine(_WORLD, _NO_TRACE, _call)
         self.machine.frames += frames
         self.way: list[tuple[int, int]] = []
+        self.leaving = False
 
     @property
     def frames(self) -> list[Frame]:
@@ -70,7 +76,17 @@ class Concrete:
             else:
                 _while_handling(handled, lambda: handler(vm, frame, arg))
         except BaseException as error:
-            vm.unwind(error, "passed")
+            if is_fault(error):  # the program may not handle it, and nothing else can run the instruction
+                raise CompileError("a break", frame.code.qualname, error) from error
+            self.unwind(error)
+
+    def unwind(self, error: BaseException) -> None:
+        """Go on where the program handles an exception of its own."""
+        try:
+            self.machine.unwind(error, "passed")
+        except BaseException:
+            self.leaving = True
+            raise
 
     def advance(self) -> None:
         """Run one instruction, and then those that need no tensors."""
@@ -101,6 +117,15 @@ class Concrete:
         """Run other frames; those that were run are let go."""
         self.machine.frames[1:] = frames
         self.way = []
+
+
+def rehearse(shape: Shape) -> None:
+    """Raises what would go wrong when frames of this shape are put together to be run for real: as long as nothing has
+    happened, eager can still take over."""
+    if any(part.generator for part in shape.frames):
+        return
+    for frame in unflatten(shape, itertools.repeat(None)):
+        _ = _instructions(frame.code)[frame.pc]
 
 
 def _while_handling(handled: BaseException, work: Callable[[], Any]) -> None:
@@ -270,14 +295,14 @@ def _call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dic
     special = _OF_THE_FRAME.get(function) if type(function) in (types.BuiltinFunctionType, type) else None
     if special is not None:
         frame.stack.append(special(frame, args, kwargs or {}))
-    elif type(function) in DIRECT and function not in _LOOK_UP:
+    elif type(function) in DIRECT and function not in _LOOK_UP and not makes_classes(function):
         frame.stack.append(function(*args, **(kwargs or {})))
     else:
         frame.stack.append(call_within(vm.frames[1:], function, args, kwargs or {}))
 
 
 DIRECT = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, type})
-_LOOK_UP = frozenset({sys._getframe, warnings.warn})  # built-in functions that look at their callers' frames
+_LOOK_UP = frozenset({sys._getframe, warnings.warn, type.__new__})  # they look at their callers' frames
 
 
 def _super(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -369,13 +394,13 @@ def _delete_attr(vm: Machine, frame: Frame, arg: str) -> None:
 @_native("BINARY_SUBSCR")
 def _binary_subscr(vm: Machine, frame: Frame, arg: Any) -> None:
     key = frame.stack.pop()
-    frame.stack.append(frame.stack.pop()[key])
+    frame.stack.append(operator.getitem(frame.stack.pop(), key))  # called: what it raises is the program's
 
 
 @_native("BINARY_SLICE")
 def _binary_slice(vm: Machine, frame: Frame, arg: Any) -> None:
     stop, start = frame.stack.pop(), frame.stack.pop()
-    frame.stack.append(frame.stack.pop()[start:stop])
+    frame.stack.append(operator.getitem(frame.stack.pop(), slice(start, stop)))
 
 
 @_native("STORE_SUBSCR")

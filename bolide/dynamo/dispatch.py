@@ -18,7 +18,7 @@ import torch
 
 from bolide.dynamo.bytecode import Code
 from bolide.dynamo.capture import capture_rest
-from bolide.dynamo.concrete import Concrete
+from bolide.dynamo.concrete import Concrete, rehearse
 from bolide.dynamo.config import config
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.guard_filters import GuardFailed, GuardFilter
@@ -30,9 +30,9 @@ from bolide.dynamo.signature import Signature
 from bolide.dynamo.sizes import SizeHistory
 from bolide.dynamo.sources import Namespace
 from bolide.dynamo.state import state
-from bolide.dynamo.versions import Backend, Versions
+from bolide.dynamo.versions import Backend, Versions, not_raised
 from bolide.support import events, log
-from bolide.support.errors import CompileError, Unsupported, UserFrame
+from bolide.support.errors import BolideError, CompileError, Unsupported, UserFrame
 
 _log = log.logger("dynamo")
 OMITTED: Any = type("Omitted", (), {"__slots__": (), "__repr__": lambda self: "<default>"})()
@@ -189,6 +189,7 @@ class Dispatcher(Versions):
         """`captured`, with the one shape that stands for all that are equal: they are compared at every break."""
         if captured.shape is not None:
             captured.shape = self.shapes.setdefault(captured.shape, captured.shape)
+            rehearse(captured.shape)
         return captured
 
     def lead(self, entry: Entry) -> None:
@@ -219,25 +220,40 @@ class Dispatcher(Versions):
     def resume(self, result: Any) -> Any:
         """The rest of a call whose first entry has answered `result`."""
         state.entering = None
-        name = self.name
+        name, expected = self.name, None
         running = Concrete(())
         hops = self.hops
         while type(result) is Suspended:
             start = time.perf_counter() if events.subscribers else 0.0
+            expected = result.expected or expected
             hop = None if result.onwards else hops.get(result.shape)
             reached = None if hop is None else hop(result)
             if type(reached) is not tuple:
-                reached = self._walk(running, result, reached)
+                reached = self._walked(running, result, reached)
             point, values = reached
             del reached
             if start:
                 events.emit(events.Resumed(name, point.name if point else "", time.perf_counter() - start))
             if point is None:
-                return values
+                result = values
+                break
             name = point.name
             result = point.top(*values)
             del values
+        if expected is not None:
+            self.warn(not_raised(expected))
         return result
+
+    def _walked(self, running: Concrete, suspended: Suspended, left: Left | None) -> tuple[Point | None, Any]:
+        """As `_walk`; a fault of bolide's says so. Eager cannot make the call again, for its effects until there would
+        happen twice."""
+        running.leaving = False
+        try:
+            return self._walk(running, suspended, left)
+        except Exception as error:
+            if running.leaving or isinstance(error, BolideError):
+                raise
+            raise CompileError("a break", self.name, error) from error
 
     def _walk(self, running: Concrete, suspended: Suspended, left: Left | None) -> tuple[Point | None, Any]:
         """Go on from where a segment has ended, or from where its hop was left: the next point and the values that are
@@ -249,11 +265,11 @@ class Dispatcher(Versions):
             running.advance()
         else:
             if left.error is not None:
-                running.machine.unwind(left.error)
+                running.unwind(left.error)
             running.glide()
         if suspended.onwards:
             self._go_on(running, disabled)
-        while not running.done and are_held(running.frames):
+        while not running.done and self._asked(are_held, running.frames):
             running.step()
         point, values, final = self._reached(running)
         if left is None and not suspended.onwards:
@@ -262,6 +278,18 @@ class Dispatcher(Versions):
             self.hops[shape] = None
         running.restart(())
         return point, values
+
+    def _asked(self, question: Callable[[Any], Any], about: Any) -> Any:
+        """What `question`, which runs nothing of the program's, answers; None where it fails: the frames go on."""
+        try:
+            return question(about)
+        except Exception as error:
+            self.bug(CompileError("a break", self.name, error))
+            return None
+
+    def _known_point(self, running: Concrete) -> Point | None:
+        """The point that frames have come to, if a segment has ended there."""
+        return self.points.get(flatten(running.frames)[0])
 
     def _reached(self, running: Concrete) -> tuple[Point | None, Any, Shape | None]:
         """Where frames have come to, the values that are live there (or the result), and the shape. They run on to the
@@ -305,7 +333,7 @@ class Dispatcher(Versions):
             if alone and not self._stays_alone(running, top):
                 return
             if (top.code, top.pc) in self.heads:
-                known = self.points.get(flatten(running.frames)[0])
+                known = self._asked(self._known_point, running)
                 if known is not None and known.entries and not known.given_up:
                     return
             running.step()
@@ -314,7 +342,7 @@ class Dispatcher(Versions):
         """Whether the next instruction is one of the same frame that is not captured."""
         if not top.code.skipped or not top.code.ops[top.pc].startswith("CALL"):
             return bool(top.code.skipped)
-        known = self.points.get(flatten(running.frames)[0])
+        known = self._asked(self._known_point, running)
         return known is not None and known.single
 
     def point(self, shape: Shape) -> Point:
@@ -384,7 +412,11 @@ class Point(Versions):
             _log.info("%s: one instruction runs in eager: %s (%s)", self.name, error.reason, error.where)
         elif error.kind == "limit":
             self.warn(error)
-        return None
+        return error.reason if error.kind == "user_exception" else None
 
-    def warn(self, error: Unsupported) -> None:
-        self.root.warn(error)
+    def without_error(self, expected: str, result: Suspended) -> Suspended:
+        result.expected = expected  # it is still to be seen
+        return result
+
+    def warn(self, error: Unsupported, cause: str | None = None) -> None:
+        self.root.warn(error, cause)

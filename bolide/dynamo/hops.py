@@ -8,7 +8,7 @@ live values:
 def hop(suspended):
     (v0, v1, v2) = suspended.values             # x, the iterator, os.getpid
     suspended.values = ()
-    if type(v2) not in direct or v2 in looking: # a function that looks at frames
+    if type(v2) not in direct or v2 in looking or isinstance(v2, type) and makes_classes(v2):  # looks at frames
         return left(s0, (v0, v1, v2), None, True)
     try:
         v3 = v2()
@@ -32,6 +32,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from bolide.dynamo.callers import makes_classes
 from bolide.dynamo.concrete import DIRECT, LOOKING, SCALARS, iterates_natively
 from bolide.dynamo.liveness import live_locals
 from bolide.dynamo.segments import VALUED, FrameShape, Shape, Suspended
@@ -388,9 +389,11 @@ def _called(writer: _Writer, frame: _Frame, at: int, slots: int, first: bool, na
     split = len(given) - len(names)
     words = [str(name) for name in given[:split]] + [f"{key}={name}" for key, name in zip(names, given[split:])]
     direct, looking = writer.namespace.reference(DIRECT, "direct"), writer.namespace.reference(LOOKING, "looking")
-    writer.lines.append(
-        f"if type({function}) not in {direct} or {function} in {looking}: {writer.leave(frame.pc, more=', None, True')}"
-    )
+    makes = f"isinstance({function}, type) and {writer.namespace.reference(makes_classes, 'makes_classes')}({function})"
+    writer.lines += [
+        f"if type({function}) not in {direct} or {function} in {looking} or {makes}:",
+        f"    {writer.leave(frame.pc, more=', None, True')}",
+    ]
     made = next(writer.fresh)
     writer.guarded(f"{made} = {function}({', '.join(words)})", frame.pc)
     frame.stack[at:] = [made]

@@ -18,6 +18,7 @@ import torch
 
 from bolide.dynamo import policy
 from bolide.dynamo.breaking import refuse_symbols
+from bolide.dynamo.callers import makes_classes
 from bolide.dynamo.config import config
 from bolide.dynamo.draws import drawn
 from bolide.dynamo.faults import names_stand_in
@@ -153,7 +154,8 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
     vm.trace.where = vm.where()
     try:
         with setting_modes(vm) if _may_set_modes(function, args) else _PLAINLY:
-            result = insistent(vm.trace.perform, function, prepared or args, words)
+            called = vm.within(function) if makes_classes(function) else function
+            result = insistent(vm.trace.perform, called, prepared or args, words)
     except Exception as error:
         refuse_symbols(vm, [*args, *words.values()], error)
         if type(error) is TypeError and names_stand_in(error):  # it looked into a container and took one for itself
@@ -340,7 +342,7 @@ def _reads_as_plain(function: Any, cls: type) -> bool:
 
 
 def _given(vm: Machine, function: Any, what: str) -> Unsupported:
-    name = f"{getattr(function, '__qualname__', repr(function))}(...)"
+    name = f"{shown(function)}(...)"
     return Unsupported(f"{what} is given to native code", vm.where(), None, "native_call", operation=name)
 
 

@@ -151,11 +151,13 @@ class _Builder:
         put_back = yield from self.draw(found)
         for recipe, wanted in self.flags:
             yield f"{self.made[recipe]}.requires_grad_({wanted})"
-        if any(True for _ in self.captured.trace.graph.nodes):  # it may draw, without inputs and results
-            yield from self.run(run, found, put_back)
         statements: list[str] = []
         effects = [line for effect in self.captured.effects for line in self.effect(effect, statements)]
         result = self.value(self.captured.result, statements)
+        if any(True for _ in self.captured.trace.graph.nodes):  # it may draw, without inputs and results
+            changes = bool(self.captured.trace.mutated_inputs())
+            yield from self.run(run, found, put_back, () if changes else statements)
+            statements = statements if changes else []
         yield from statements
         yield from effects
         shape = self.captured.shape
@@ -164,13 +166,15 @@ class _Builder:
             result = f"{reference(Suspended, 'suspended')}({reference(shape, 'point')}, {result})"
         yield f"return {result}"
 
-    def run(self, run: str, found: str, put_back: list[str]) -> Iterator[str]:
-        """The statements that run the graph, and make the call again in eager when it raises. (Not where other
-        processes have taken part in what was done until then.) `put_back` undoes draws.
+    def run(self, run: str, found: str, put_back: list[str], statements: Sequence[str]) -> Iterator[str]:
+        """The statements that run the graph, and others that change nothing outside, and make the call again in eager
+        when one raises. (Not where other processes have taken part in what was done until then.) `put_back` undoes
+        draws.
         """
         reference, fresh, trace = self.namespace.reference, self.namespace.fresh, self.captured.trace
         if self.final and not trace.refutable:
             yield f"{self.out} = {run}({found})"
+            yield from statements
             return
         if self.raises:
             for recipe in dict.fromkeys(recipe for _, recipe in self.generators):
@@ -186,6 +190,7 @@ class _Builder:
         settled = reference(functools.partial(settle, expected=self.raises), "settle")
         yield "try:"
         yield f"    {self.out} = {run}({found})"
+        yield from (f"    {line}" for line in statements)
         yield f"except {reference(Refuted if self.final else Exception, 'raised')} as {error}:"
         yield f"    {self.out}, {fault} = None, {settled}({error})"
         yield f"if {self.out} is None:"  # not in the handler, which exceptions of the program would see

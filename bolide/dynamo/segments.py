@@ -99,13 +99,15 @@ def _distinct(name: str, taken: Iterable[str]) -> str:
 
 class Suspended:
     """What the function of a segment answers when it ended in front of an operation that has to run in eager: that one
-    only, or (`onwards`) all until a point is reached that has entries.
+    only, or (`onwards`) all until a point is reached that has entries. `expected`: in words, what the program raises on
+    the way, as capture has found.
     """
 
-    __slots__ = ("onwards", "shape", "values")
+    __slots__ = ("expected", "onwards", "shape", "values")
 
     def __init__(self, shape: Shape, values: tuple[Any, ...], onwards: bool = False) -> None:
         self.shape, self.values, self.onwards = shape, values, onwards
+        self.expected: str | None = None
 
     def frames(self) -> list[Frame]:
         """The frames; the values are theirs alone from here on."""
@@ -219,7 +221,7 @@ def _prologue(code: Code) -> int:
 on_reset(_prologue.cache_clear)
 
 
-def unflatten(shape: Shape, values: Sequence[Any]) -> list[Frame]:
+def unflatten(shape: Shape, values: Iterable[Any]) -> list[Frame]:
     """The frames that `flatten` has taken apart, with other values in the places of the first ones."""
     rest = iter(values)
     frames = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import keyword
 import re
 from collections import Counter
@@ -17,10 +18,12 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>", "__slots_
 
 
 def shown(value: object) -> str:
-    """A value in a text for people; a tensor or a module, whose `repr` is long, by its class."""
-    if isinstance(value, (torch.Tensor, torch.nn.Module)):
-        return f"<{type(value).__name__} at {id(value):#x}>"
-    return repr(value).replace("\n", " ")
+    """A value in a text for people; by its class where `repr` is long (a tensor, a module) or fails (an object that is
+    not yet whole)."""
+    if not isinstance(value, (torch.Tensor, torch.nn.Module)):
+        with contextlib.suppress(Exception):
+            return repr(value).replace("\n", " ")
+    return f"<{type(value).__name__} at {id(value):#x}>"
 
 
 def text(source: Source) -> str:

@@ -154,6 +154,13 @@ class Versions(ABC):
         """For a call that entry `number` does not fit: the function that goes on in the entry that does, which is tried
         first from now on, and what its check has found. None if no other entry fits.
         """
+        try:
+            return self._other(number, values)
+        except Exception as error:
+            self.bug(CompileError("looking for a version", self.name, error))
+            return None
+
+    def _other(self, number: int, values: tuple[Any, ...]) -> tuple[Callable[..., Any], list[Any]] | None:
         order = self.order
         for place, entry in enumerate(order):
             found = entry.check.form(*values) if entry.number != number else None
@@ -202,8 +209,11 @@ class Versions(ABC):
         if ready:
             return self._enter(args, kwargs)
         result = self.eager(args, kwargs)
-        if expected is not None:
-            self.warn(Unsupported(f"while it was captured, {expected}, which eager did not raise", kind="bug"))
+        return result if expected is None else self.without_error(expected, result)
+
+    def without_error(self, expected: str, result: Any) -> Any:
+        """Eager has come to `result`, and capture was `expected` to meet an exception of the program's."""
+        self.warn(not_raised(expected))
         return result
 
     def _not_compiled(self, error: BaseException) -> str | None:
@@ -238,7 +248,10 @@ class Versions(ABC):
             pass
         finally:
             state.entering = None
-        self._misfit(args, kwargs)
+        try:
+            self._misfit(args, kwargs)
+        except Exception as error:
+            self._not_compiled(error)
         return self.eager(args, kwargs)
 
     def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -517,17 +530,23 @@ class Versions(ABC):
         self._failures["bug"] += 1
         self.given_up |= self._failures["bug"] > 1
         detail = "".join(traceback.format_exception(error)) if config.verbose else ""
-        self.warn(Unsupported(f"{error}{detail and chr(10) + detail}", remedy=error.remedy, kind="bug"))
+        told = Unsupported(f"{error}{detail and chr(10) + detail}", remedy=error.remedy, kind="bug")
+        self.warn(told, f"{error.stage}: {error.__cause__!r}")
 
-    def warn(self, error: Unsupported) -> None:
-        """One warning for each reason."""
-        e = error
-        if e.reason in self._warned:
+    def warn(self, error: Unsupported, cause: str | None = None) -> None:
+        """One warning for each reason; for each `cause` if that is given."""
+        e, known = error, cause or error.reason
+        if known in self._warned:
             return
-        self._warned.add(e.reason)
+        self._warned.add(known)
         text = describe(f"{self.name} runs in eager", e.kind, e.reason, e.operation, e.where, e.remedy)
         place = e.where or self.place
         warnings.warn_explicit(text, BolideWarning, place.file, place.line)
+
+
+def not_raised(expected: str) -> Unsupported:
+    """Says that eager does without an exception that capture has met."""
+    return Unsupported(f"while it was captured, {expected}, which eager did not raise", kind="bug")
 
 
 def _let_go(captured: Captured) -> None:

@@ -3,7 +3,9 @@ eager."""
 
 from __future__ import annotations
 
+import array
 import operator
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -103,6 +105,48 @@ def test_an_exception_of_the_operation_is_handled_by_the_program() -> None:
         results = [f(torch.zeros(2), numbers, log) for f, log in zip((divides, compiled), logs)]
         assert torch.equal(*results) and logs[0] == logs[1]
     assert any(type(entry) is tuple for entry in logs[0])
+
+
+def finds(x: Tensor, table: Any, log: list[Any]) -> Tensor:
+    for _ in range(3):
+        x = x + 1
+        try:
+            x = x * table[int(x[0])]
+        except (IndexError, KeyError) as error:
+            log.append((type(error), str(error)))
+            x = x * 0
+    return x
+
+
+@pytest.mark.parametrize("table", [{1: 2.0, 3: 0.5}, array.array("f", [1.0, 2.0, 3.0]), "text"])
+def test_an_item_that_is_not_there_is_the_programs_exception(table: Any) -> None:
+    """Also where bolide's own code, which was generated, looks it up."""
+    compiled = bolide.compile(finds)
+    for start in (0.0, 0.0, 0.0, 5.0, 0.0):
+        logs: list[list[Any]] = [[], []]
+        given = table if not isinstance(table, str) else [1.0, 2.0]
+        results = [f(torch.full((2,), start), given, log) for f, log in zip((finds, compiled), logs)]
+        assert torch.equal(*results) and logs[0] == logs[1]
+    assert logs[0]
+
+
+def found_in(x: Tensor, table: Any) -> Tensor:
+    y = x.sin()
+    try:
+        found = table[int(x.sum().item() * 0 + 2)]
+    except (IndexError, KeyError):
+        found = 5
+    return y * found
+
+
+@pytest.mark.parametrize(
+    "make", [lambda n: array.array("f", [1.5] * n), lambda n: types.MappingProxyType({n - 1: 2.0})]
+)
+def test_an_item_that_an_operation_looks_for_in_vain(make: Callable[[int], Any]) -> None:
+    compiled = bolide.compile(found_in)
+    for size in (3, 3, 3, 2, 3, 1):
+        x = torch.randn(4)
+        torch.testing.assert_close(compiled(x, make(size)), found_in(x, make(size)))
 
 
 def test_an_exception_leaves_with_the_users_traceback() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import collections
+import enum
 import gc
 import inspect
 import io
 import logging
 import sys
 import traceback
+import types
+import typing
 import warnings
 import weakref
 from collections.abc import Callable
@@ -116,6 +120,67 @@ def test_callers_are_the_users(program: Callable[..., Any]) -> None:
                 result, *rest = function(x)
             outcomes.append((result.tolist(), rest, [(str(w.message), w.filename, w.lineno) for w in caught]))
         assert outcomes[0] == outcomes[1]
+
+
+class Meta(type):
+    def __new__(cls, name: str, bases: Any, body: dict[str, Any]) -> Any:
+        return type.__new__(cls, name, bases, body)
+
+
+class Plain(type):
+    pass
+
+
+MAKERS: list[Callable[[], Any]] = [
+    lambda: type("Made", (torch.nn.Module,), {"size": 1}),
+    lambda: Plain("Made", (), {}),
+    lambda: Meta("Made", (), {}),
+    lambda: collections.namedtuple("Made", "a b"),
+    lambda: typing.NamedTuple("Made", [("a", int)]),
+    lambda: typing.TypedDict("Made", {"a": int}),  # type: ignore[operator]
+    lambda: enum.Enum("Made", "A B"),
+    lambda: typing.TypeVar("Made"),  # type: ignore[misc]
+    lambda: typing.NewType("Made", int),  # type: ignore[valid-newtype]
+    lambda: types.new_class("Made"),
+]
+
+
+@pytest.mark.parametrize("place", range(len(MAKERS)))
+def test_what_a_call_makes_is_of_the_module_that_calls(place: int) -> None:
+    """In the graph's function, behind a break, and as the operation that is run for real."""
+    make = MAKERS[place]
+
+    def whole(x: Any) -> Any:
+        return x * 2, make()
+
+    def broken(x: Any) -> Any:
+        y = x * 2
+        bolide.dynamo.graph_break()
+        return y, make()
+
+    def real(x: Any) -> Any:
+        y, made = x * 2, make
+        if y.sum() > 0:
+            print(end="")
+        return y, made()
+
+    for program in (whole, broken, real):
+        compiled = bolide.compile(program)
+        for size in (2, 2, 3):
+            x = torch.rand(size)
+            (y, made), (expected, other) = compiled(x), program(x)
+            assert torch.equal(y, expected) and made.__module__ == other.__module__
+
+
+def test_classes_that_are_made_on_the_way_over_a_break() -> None:
+    def program(x: Any, cls: type) -> Any:
+        y = x * 2
+        return y, cls(f"Made{int(y.sum() * 0)}", (), {}).__module__
+
+    compiled = bolide.compile(program)
+    for cls in (type, type, type, Plain, Meta, Plain):
+        x = torch.rand(3)
+        assert compiled(x, cls)[1] == program(x, cls)[1] == __name__
 
 
 class Thing:

@@ -17,6 +17,7 @@ from torch import func
 import bolide
 from bolide.dynamo import operations
 from bolide.dynamo.config import config
+from bolide.support import events
 from bolide.support.errors import CompileError, Unsupported, insistent
 
 
@@ -314,6 +315,36 @@ def test_tensors_of_a_transform_do_not_leave_it_as_traced_ones() -> None:
     with pytest.warns(bolide.BolideWarning, match="leaves the transformed function"):
         torch.testing.assert_close(compiled(x + 1), x * 2)
     assert len(kept) == 1 and "Traced" not in repr(kept)
+
+
+# ---- objects that are not whole --------------------------------------------------------------------------------------
+
+
+class Unwhole:
+    """Its text wants what is set last; it is made with breaks in between."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.first = x * 2
+        bolide.dynamo.graph_break()
+        self.second = self.first.sin()
+        self.lock = threading.RLock()
+        self.last = 3
+
+    def __repr__(self) -> str:
+        return f"{self.last} of {self.first}"
+
+
+def test_the_text_of_an_object_that_fails_is_none_of_the_programs_errors() -> None:
+    """Guards and refusals are told in texts."""
+    told: list[Any] = []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        made = Unwhole(x)
+        return made.second * made.last
+
+    with events.subscribed(told.append):
+        agree(program, *[(torch.randn(size, requires_grad=True),) for size in (2, 3, 5)])
+    assert not [event for event in told if isinstance(event, events.Fallback)]
 
 
 # ---- locks of the user's ---------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ warning, and every effect happens once.
 
 from __future__ import annotations
 
+import array
 import random
 import sys
 import types
@@ -18,10 +19,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bolide
+from bolide.dynamo import concrete, dispatch, versions
 from bolide.dynamo.capture import _Attempt
 from bolide.dynamo.config import config
+from bolide.dynamo.program import Recipe
 from bolide.dynamo.state import state
 from bolide.functorch import aot
+from bolide.support.errors import CompileError
 
 ROOT = str(Path(bolide.__file__).parent) + "/"
 INJECTIONS = 24
@@ -37,7 +41,7 @@ MISTAKES = {
 
 def _mistake(kind: str) -> Any:
     scope: dict[str, Any] = {}
-    text = f"def fail():\n    assert False, 'injected'\ndef mistake():\n    {MISTAKES[kind]}\n"
+    text = f"def fail():\n    assert False, 'injected'\ndef mistake(*args):\n    {MISTAKES[kind]}\n"
     exec(compile(text, f"{ROOT}injected.py", "exec"), scope)
     return scope["mistake"]
 
@@ -169,3 +173,130 @@ def test_a_backward_that_is_made_late(monkeypatch: pytest.MonkeyPatch) -> None:
         (found,) = torch.autograd.grad(bolide.compile(lambda x: (x * 2).sin().sum())(x), x)
     assert not failing and len(said) == 1
     torch.testing.assert_close(found, 2 * (x.detach() * 2).cos())
+
+
+# ---- where nothing is being captured ---------------------------------------------------------------------------------
+
+
+def looped(x: torch.Tensor, account: Account) -> torch.Tensor:
+    """Breaks, handlers, effects; the operation at the break may raise what a mistake of ours does."""
+    for turn in range(3):
+        account.calls += 1
+        y = (x * 2).sin()
+        try:
+            account.items.append({0.0: "zero", 2.0: "two"}[float(turn) + x[0, 0].item() * 0])
+        except (AttributeError, LookupError, AssertionError):
+            account.items.append("caught")
+        x = x + y
+    return x
+
+
+def agrees(program: Any, message: str) -> None:
+    """Calls with changing sizes give eager's results and effects, and gradients, with one warning."""
+    compiled, accounts = bolide.compile(program), (Account(), Account())
+    with config.patch(suppress_errors=True), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for size in (2, 2, 3, 3, 5):
+            x = torch.randn(size, 4, requires_grad=True)
+            results = [f(x, account) for f, account in zip((compiled, program), accounts)]
+            torch.testing.assert_close(*results)
+            torch.testing.assert_close(*[torch.autograd.grad(result.sum(), x) for result in results])
+    assert vars(accounts[0]) == vars(accounts[1])
+    told = [str(each.message) for each in said if issubclass(each.category, bolide.BolideWarning)]
+    assert len(told) == 1 and message in told[0], told
+
+
+PLACES = [
+    (versions.Versions, "_other"),
+    (versions.Versions, "_misfit"),
+    (dispatch, "flatten"),
+    (dispatch, "are_held"),
+    (dispatch, "make_hop"),
+    (concrete, "unflatten"),  # when it is rehearsed
+]
+
+
+@pytest.mark.parametrize("kind", ["item", "error"])
+@pytest.mark.parametrize(("owner", "name"), PLACES, ids=lambda place: getattr(place, "__name__", place))
+def test_mistakes_around_what_runs(owner: Any, name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time: looking for a version, at a break, and between breaks."""
+    if name == "_misfit":
+        monkeypatch.setattr(versions.Versions, "enter", _unfit)
+        monkeypatch.setattr(dispatch.Dispatcher, "enter", _unfit)
+    monkeypatch.setattr(owner, name, _mistake(kind))
+    agrees(looped, "injected")
+
+
+def _unfit(*args: Any) -> Any:
+    raise versions._Unfit
+
+
+@pytest.mark.parametrize("kind", list(MISTAKES))
+def test_values_that_cannot_be_built_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has been written yet when the graph has run: eager makes the call again."""
+    made, failing = versions.make_entry, _mistake(kind)
+
+    def with_mistake(signature: Any, captured: Any, *rest: Any) -> Any:
+        captured.result = Recipe("call", lambda value: failing(), (captured.result,))
+        return made(signature, captured, *rest)
+
+    def program(x: torch.Tensor, account: Account) -> torch.Tensor:
+        account.calls += 1
+        account.items.append(x.shape[0])
+        return x * 2
+
+    monkeypatch.setattr(versions, "make_entry", with_mistake)
+    agrees(program, "the compiled graph raised what eager does not")
+
+
+@pytest.mark.parametrize("kind", ["item", "attribute", "assertion"])
+def test_a_mistake_while_a_break_runs_is_not_handled_by_the_program(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else could run the instruction, and what was done before it cannot be undone: the user is told."""
+    account, table = Account(), array.array("f", [1.0, 2.0])
+    monkeypatch.setitem(concrete.NATIVE, "BINARY_SUBSCR", _mistake(kind))
+    concrete._instructions.cache_clear()
+    with pytest.raises(CompileError, match="a break"):
+        bolide.compile(looks_up)(torch.randn(2, 4), account, table)
+    concrete._instructions.cache_clear()
+    assert account.calls == 1 and account.items == []
+
+
+def looks_up(x: torch.Tensor, account: Account, table: Any) -> torch.Tensor:
+    account.calls += 1
+    y = (x * 2).sin()
+    try:
+        account.items.append(table[int(x.sum().item() * 0)])
+    except (AttributeError, LookupError, AssertionError):
+        account.items.append("caught")
+    return y
+
+
+def test_an_exception_that_only_a_later_segment_meets() -> None:
+    """Capture takes a mistake for the program's own exception, behind a break: eager, which goes on, does not raise."""
+
+    def program(x: torch.Tensor, account: Account) -> torch.Tensor:
+        y = x.sin()
+        account.calls += 1
+        bolide.dynamo.graph_break()
+        account.items.append(account.calls)
+        if torch.compiler.is_compiling():
+            raise ValueError("only while capturing")
+        return y.cos()
+
+    agrees(program, "only while capturing, which eager did not raise")
+
+    def raises(x: torch.Tensor, account: Account) -> torch.Tensor:
+        y = x.sin()
+        bolide.dynamo.graph_break()
+        if x.shape[0] > 2:
+            raise ValueError("the user's")
+        return y.cos()
+
+    compiled = bolide.compile(raises)
+    for size in (3, 2, 3, 3):
+        x = torch.randn(size)
+        if size == 2:
+            torch.testing.assert_close(compiled(x, Account()), x.sin().cos())
+            continue
+        with pytest.raises(ValueError, match="the user's"):
+            compiled(x, Account())

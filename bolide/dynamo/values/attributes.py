@@ -17,6 +17,7 @@ from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.operations import PENDING, SEEN_AS, behind, class_of, concrete
 from bolide.dynamo.originals import original_of
 from bolide.dynamo.program import Source
+from bolide.dynamo.sources import shown
 from bolide.dynamo.values.kinds import (
     C_METHODS,
     CONSTANT_TYPES,
@@ -581,7 +582,7 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
         return None
     if cls in CONSTANT_TYPES or ((is_opaque(owner) or _is_wrapper(cls)) and vm.world.is_outside(owner)):
         raise Unsupported(
-            f"an attribute of {cls.__name__ if issubclass(cls, torch.Tensor) else repr(owner)} is assigned",
+            f"an attribute of {cls.__name__ if issubclass(cls, torch.Tensor) else shown(owner)} is assigned",
             vm.where(),
             "assign it outside the compiled function",
             kind="attribute_write",

@@ -495,6 +495,10 @@ class World(Classes):
     def add_input(self, real: torch.Tensor, source: Source, like: torch.Tensor) -> TracedTensor:
         """A new input of the graph; in the program it is a leaf, or not, as `like` is."""
         where = self.where()
+        if torch._C._functorch.is_functorch_wrapped_tensor(real):  # it has no memory that could be looked at
+            raise Unsupported(
+                "a tensor that a function of torch.func has wrapped is read", where, kind="outside_object"
+            )
         expected = tensor_guard(real, where)
         self.inputs.append(source)
         self.input_tensors.append(like)
