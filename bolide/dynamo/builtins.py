@@ -26,12 +26,11 @@ from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import runs_natively
 from bolide.dynamo.operations import class_of, polyfill
 from bolide.dynamo.originals import original_of
-from bolide.dynamo.program import Source
 from bolide.dynamo.values import attributes
 from bolide.dynamo.values.attributes import Super, load_attribute
 from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.outside import CONTAINERS, Outside, Overlay
-from bolide.dynamo.values.texts import TracedText, has_history
+from bolide.dynamo.values.texts import TracedText, has_history, id_of
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.scalars import TracedFloat
@@ -125,12 +124,7 @@ def _callable(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(id)
 def _id(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """Of what was found outside, the real object's: a number from outside, guarded like others."""
-    found = vm.world.real_of(args[0]) if len(args) == 1 and not kwargs else None
-    if found is None:
-        return id(*args, **kwargs)
-    real, source = found
-    return id(real) if source.kind == "object" else vm.world.wrap(id(real), Source("apply", source, (), id))
+    return id_of(vm.world, args[0]) if len(args) == 1 and not kwargs else id(*args, **kwargs)
 
 
 @intercept(hash)

@@ -20,7 +20,7 @@ from bolide.dynamo.overrides import asked_by, overridden, overrides
 from bolide.dynamo.program import Source
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, PROXIES
 from bolide.dynamo.values.outside import Outside
-from bolide.dynamo.values.texts import TracedText, joined
+from bolide.dynamo.values.texts import MadeId, TracedText, joined
 from bolide.dynamo.values.world import World
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedFloat, TracedTensor, data
@@ -43,7 +43,7 @@ _INTEGERS = (int, torch.SymInt)
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
 _NO_WORDS: dict[str, Any] = {}
 
-SEEN_AS: dict[type, type] = {**PENDING}  # the class that the program sees of values of other classes
+SEEN_AS: dict[type, type] = {**PENDING, MadeId: int}  # the class that the program sees of values of other classes
 
 _DUNDERS: dict[Callable[[Any, Any], Any], tuple[str | None, str, str]] = {}
 for _name in [

@@ -1,16 +1,22 @@
 """Texts that are not known while capturing: of tensors, and of numbers of the graph. Each is a call that is made when
-the graph has run, and eager's text then."""
+the graph has run, and eager's text then. And numbers that are known as late: `id()`s.
+"""
 
 from __future__ import annotations
 
 import functools
+import types
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import Function
 
-from bolide.dynamo.program import Recipe
+from bolide.dynamo.program import Recipe, Source
+from bolide.dynamo.values.kinds import CONSTANT_TYPES
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
+from bolide.dynamo.values.world import World
 from bolide.support.leaks import fleeting
 from bolide.tracing import DataDependent, TracedFloat, TracedTensor
 from bolide.tracing.trace import NonLeaf
@@ -170,3 +176,52 @@ def _recipe_of_picture(rebuilder: Rebuilder, value: Pictured) -> Recipe:
 
 RECIPES[TracedText] = _recipe_of_text
 RECIPES[Pictured] = _recipe_of_picture
+
+
+# ---- identities ------------------------------------------------------------------------------------------------------
+
+
+@fleeting
+class MadeId(int):
+    """The `id` of an object that the program has made; the one that leaves has another. `owner` answers the object, or
+    None when it has gone: it is kept alive only where nobody can see that.
+    """
+
+    owner: Callable[[], Any]
+
+
+def id_of(world: World, value: Any) -> Any:
+    """The `id` of an object. One from outside is a number from outside, guarded like others; what the program has made
+    gets one that leaves as that of the object which leaves."""
+    found = world.real_of(value) or _copied(world, value)
+    if found is not None:
+        real, source = found
+        return id(real) if source.kind == "object" else world.wrap(id(real), Source("apply", source, (), id))
+    if type(value) in CONSTANT_TYPES and type(value) is not types.FunctionType:
+        return id(value)
+    made = MadeId(id(value))
+    try:
+        made.owner = weakref.ref(value)
+    except TypeError:
+        made.owner = lambda: value
+    return made
+
+
+def _copied(world: World, value: Any) -> tuple[Any, Source] | None:
+    """The outside object that a tuple, a function or a method stands for."""
+    if type(value) not in _COPIED:
+        return None
+    return next(((real, source) for real, held, source in world.seen.values() if held is value), None)
+
+
+_COPIED = (tuple, types.FunctionType, types.MethodType)
+
+
+def _recipe_of_id(rebuilder: Rebuilder, value: MadeId) -> Recipe:
+    owner = value.owner()
+    if owner is None:
+        return Recipe("constant", int(value))
+    return Recipe("call", id, (rebuilder.recipe(owner),))
+
+
+RECIPES[MadeId] = _recipe_of_id
