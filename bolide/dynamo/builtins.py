@@ -89,6 +89,8 @@ def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     method = None if class_of(value) is cls else _class_check(vm, cls, "__instancecheck__")
     if method is not None:
         return Call(polyfill("truth_of_call"), [method, cls, value])
+    if type(value) in operations.SEEN_AS:
+        return issubclass(operations.SEEN_AS[type(value)], cls)
     return isinstance(_real(value), cls) or (_is_faced(value) and issubclass(value.face, cls))
 
 
@@ -319,6 +321,8 @@ def _converted(vm: Machine, function: Any, value: Any) -> Any:
         return value
     if is_int and function is float:
         return torch.sym_float(value)  # type: ignore[no-untyped-call]
+    if not is_int and function is float:
+        return value
     if function is int and type(value) is torch.SymFloat:
         return math.trunc(value)
     return function(value)
@@ -340,6 +344,9 @@ def _by_special_method(function: Any, names: tuple[str, ...], kind: Any) -> None
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         if len(args) == 1 and type(args[0]) in operations.SYMBOLIC:
             return _converted(vm, function, args[0])
+        if len(args) == 1 and operations.is_number(args[0]) and function in (int, float, operator.index):
+            vm.trace.where = vm.where()
+            return Call(function, [operations.as_number(args[0])])
         if args and type(args[0]) is TracedTensor and function in (int, float, operator.index):
             return _number_of(vm, function, args[0])
         if args and type(args[0]) not in operations.PLAIN and type(args[0]) is not TracedTensor:
@@ -375,7 +382,7 @@ def _converting(function: Any, name: str, by: str) -> None:
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         if any(operations.python_method(vm.world, class_of(arg), name) is not None for arg in args):
             return Call(polyfill(by), [function, args])
-        return NATIVE
+        return Call(function, list(map(operations.as_number, args))) if any(map(operations.is_number, args)) else NATIVE
 
 
 for _function in (range, math.isqrt, math.comb, math.perm, math.factorial, math.gcd, math.lcm):

@@ -410,9 +410,7 @@ def note_copy(vm: Machine, of: AliasGroup, copy: AliasGroup) -> None:
     frame = vm.frames[-1]
     place = frame.code, frame.pc - 1
     if place in vm.world.symbols.history.learnt.apart:
-        reason = (
-            "whether this is a view depends on data, and what shares its memory is written to or leaves the program"
-        )
+        reason = "this may be a view in eager, not here, and what shares its memory is written to or leaves the program"
         raise Unsupported(reason, vm.where(), "clone the tensor before, or the result", kind="data_condition")
     vm.world.aliases.append(Alias(of, copy, place))
     of.shared = copy.shared = True

@@ -24,7 +24,17 @@ from bolide.dynamo.draws import drawn
 from bolide.dynamo.faults import names_stand_in
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine
-from bolide.dynamo.operations import PENDING, PLAIN, SYMBOLIC, concrete, polyfill, python_method
+from bolide.dynamo.operations import (
+    AS_NUMBER,
+    PENDING,
+    PLAIN,
+    SYMBOLIC,
+    as_number,
+    concrete,
+    is_number,
+    polyfill,
+    python_method,
+)
 from bolide.dynamo.overrides import is_overridable, overridden, overrides
 from bolide.dynamo.state import CALLBACK
 from bolide.dynamo.values.kinds import LOCK_TYPES, MISSING
@@ -271,12 +281,16 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
         return arg if keeps_objects(function) and _takes_symbols(function) else concrete(vm, arg)
     if cls is Outside:
         return _outside(vm, function, arg, is_owner)
+    if cls in AS_NUMBER:
+        return AS_NUMBER[cls](arg) if _is_of_torch(function) else arg
     if cls in _CALLABLES:
         return callback(vm, arg) if _calls(function) and not is_owner else arg
     if cls is Generator:
         if keeps_objects(function):
             return arg
         return Call(None, []) if _iterates(function) else ProgramIterator(vm, arg)
+    if (cls is tuple or cls is list) and any(map(is_number, arg)) and _is_of_torch(function):
+        return cls(map(as_number, arg))
     if cls in _DATA and (type(function) is types.FunctionType or _holder(function) is str or _is_of_numpy(function)):
         return native_data(arg) if _takes_symbols(function) else concrete_data(vm, arg)
     if cls is torch.Size and _is_of_numpy(function):
@@ -297,11 +311,15 @@ def _is_of_numpy(function: Any) -> bool:
     return isinstance(function, numpy.ufunc) or str(_module_of(function)).partition(".")[0] == "numpy"
 
 
+def _is_of_torch(function: Any) -> bool:
+    return issubclass(_holder(function), torch.Tensor) or str(getattr(function, "__module__", "")).startswith("torch")
+
+
 def _takes_symbols(function: Any) -> bool:
     """Whether a native function may be given symbolic numbers: torch's, and those that only keep what they get."""
-    holder = _holder(function)
-    if issubclass(holder, torch.Tensor) or str(getattr(function, "__module__", "")).startswith("torch"):
+    if _is_of_torch(function):
         return True
+    holder = _holder(function)
     if issubclass(holder, (dict, set, frozenset)):
         return False
     return keeps_objects(function)

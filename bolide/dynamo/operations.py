@@ -7,7 +7,7 @@ import collections
 import operator
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -40,10 +40,18 @@ PENDING: dict[type, type] = {**SYMBOLIC, TracedText: str}
 _POWERS = (operator.pow, operator.ipow)
 _FILL_IN = (operator.mod, operator.imod)  # of a text
 _INTEGERS = (int, torch.SymInt)
+_REPEATS = (operator.mul, operator.imul)
+_SEQUENCES = (list, tuple, str, bytes)
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
 _NO_WORDS: dict[str, Any] = {}
 
 SEEN_AS: dict[type, type] = {**PENDING, MadeId: int}  # the class that the program sees of values of other classes
+
+AS_NUMBER: dict[type, Callable[[Any], Any]] = {}
+"""What makes a number of Python's, perhaps a symbolic one, of values of other classes that are numbers."""
+
+WITH_TENSORS: dict[type, Callable[[Machine, Any, Any, Any], Any]] = {}
+"""The operators of tensors with values of these classes: given the operator, and both in their order."""
 
 _DUNDERS: dict[Callable[[Any, Any], Any], tuple[str | None, str, str]] = {}
 for _name in [
@@ -90,6 +98,16 @@ def polyfill(name: str) -> types.FunctionType:
     """The polyfill of this name: a Python function that is interpreted."""
     found: types.FunctionType = polyfills.BY_NAME[name]
     return found
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value stands for a number of another library's class."""
+    return type(value) in AS_NUMBER
+
+
+def as_number(value: Any) -> Any:
+    """Such a value as a number of Python's; any other itself."""
+    return AS_NUMBER[type(value)](value) if type(value) in AS_NUMBER else value
 
 
 def _rely_on_operator(vm: Machine, op: Any) -> None:
@@ -208,6 +226,12 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         return settled(result) if type(result) in SYMBOLIC else result
     if a is TracedText or b is TracedText:
         return _of_text(vm, op, left, right)
+    if a is TracedTensor and b in WITH_TENSORS:
+        return WITH_TENSORS[b](vm, op, left, right)
+    if b is TracedTensor and a in WITH_TENSORS:
+        return WITH_TENSORS[a](vm, op, left, right)
+    if op in _REPEATS and ((is_number(left) and b in _SEQUENCES) or (is_number(right) and a in _SEQUENCES)):
+        return binary(vm, op, as_number(left), as_number(right))
     left, right = behind(vm, left), behind(vm, right)
     a, b = class_of(left), class_of(right)
     if op is operator.ior and type(left) is Outside and left.items is not None:
@@ -379,17 +403,20 @@ def _stacked(index: Any) -> Any:
 def _numbered(bounds: slice) -> slice:
     """A slice with numbers, which may be symbols, for the tensors of one integer that its bounds are: C++ would ask for
     their values."""
-    if type(bounds.start) is not TracedTensor and type(bounds.stop) is not TracedTensor:
+    if all(type(bound) in _BOUNDS for bound in (bounds.start, bounds.stop)):
         return bounds
     return slice(_number_in(bounds.start), _number_in(bounds.stop), bounds.step)
 
 
 def _number_in(bound: Any) -> Any:
+    bound = as_number(bound)
     if type(bound) is not TracedTensor or bound.dtype not in _INTEGER_TYPES:
         return bound
     return bound.item() if all(type(size) is int and size == 1 for size in bound.shape) else bound
 
 
+_ASSIGNED = (float, SupportsIndex)  # torch takes no other numbers as items, of NumPy's float32 say
+_BOUNDS = frozenset({int, type(None), torch.SymInt})
 _INTEGER_TYPES = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
 
 #: what is made of an index of a tensor, or of a part of it, by its class
@@ -512,6 +539,8 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
                 _fill_mask(vm, owner, key, value)
                 return None
             owner, key = data.with_wide_mask(vm.trace, owner, key)
+            if type(value) in AS_NUMBER and issubclass(SEEN_AS[type(value)], _ASSIGNED):
+                value = as_number(value)
         owner[as_key(vm, key) if cls is dict else key] = value
         return None
     real = class_of(owner)

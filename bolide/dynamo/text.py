@@ -6,13 +6,14 @@ import collections
 import types
 from typing import Any
 
+import numpy
 import torch
 
 from bolide.dynamo.breaking import can_require
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.native_calls import for_real, runs_natively
-from bolide.dynamo.operations import PENDING, class_of, concrete, is_plain, native_view, polyfill
+from bolide.dynamo.operations import PENDING, class_of, concrete, is_number, is_plain, native_view, polyfill
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.values.kinds import CONSTANT_TYPES
 from bolide.dynamo.values.outside import Outside
@@ -37,7 +38,7 @@ def format_value(vm: Machine, value: Any, conversion: int, spec: Any) -> Any:
         spec = concrete(vm, spec)
     if type(value) in PENDING:
         return _of_pending(vm, value, conversion, spec)
-    if type(value) in CONSTANT_TYPES and type(value) is not torch.Size:
+    if (type(value) in CONSTANT_TYPES and type(value) is not torch.Size) or isinstance(value, numpy.generic):
         return format(_CONVERSIONS[conversion - 1](value) if conversion else value, spec)
     if conversion == 3 and type(value) is TracedTensor:
         return format_value(vm, _of_tensor(vm, value, ascii), 0, spec)
@@ -55,7 +56,7 @@ def format_value(vm: Machine, value: Any, conversion: int, spec: Any) -> Any:
         return format(value.plain(), spec) if spec else _text(vm, value, False)
     if spec and method is object.__format__:
         return Call(polyfill("format_text"), [value, spec])
-    return format(value, spec) if spec else _text(vm, value, False)
+    return format(value, spec) if spec or is_number(value) else _text(vm, value, False)
 
 
 def _of_pending(vm: Machine, value: Any, conversion: int, spec: Any) -> Any:

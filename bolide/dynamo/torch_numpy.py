@@ -13,15 +13,33 @@ from torch.utils import _pytree as pytree
 
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Machine
-from bolide.dynamo.operations import AS_INDEX, SEEN_AS
+from bolide.dynamo.operations import AS_INDEX, AS_NUMBER, SEEN_AS, WITH_TENSORS, as_number, binary, is_number
 from bolide.dynamo.torch_lists import of_numbers
-from bolide.dynamo.values.arrays import TracedArray, call, chosen_defaults, layer
+from bolide.dynamo.values.array_results import arranged, expected
+from bolide.dynamo.values.arrays import (
+    KIND,
+    SCALARS,
+    TracedArray,
+    TracedScalar,
+    call,
+    chosen_defaults,
+    into,
+    layer,
+    refused,
+    scalar_of,
+)
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.scalars import TracedFloat
 
 SEEN_AS[TracedArray] = numpy.ndarray
 AS_INDEX[TracedArray] = operator.attrgetter("tensor")
+for _kind, _class in SCALARS.items():
+    SEEN_AS[_class] = _kind
+    if issubclass(_kind, (numpy.integer, numpy.floating)):
+        AS_NUMBER[_class] = TracedScalar.item
+    if issubclass(_kind, numpy.integer):
+        AS_INDEX[_class] = TracedScalar.item
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -44,16 +62,23 @@ def _numpy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(torch.from_numpy)
 def _from_numpy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return args[0].tensor if args and type(args[0]) is TracedArray else NATIVE
+    return args[0].tensor if args and isinstance(args[0], TracedArray) else NATIVE
+
+
+def _with_tensors(values: Any) -> Any:
+    """Nested lists with tensors for the numbers of NumPy's in them, of which torch takes the types as well."""
+    if type(values) in (list, tuple):
+        return [_with_tensors(value) for value in values]
+    return values.tensor if isinstance(values, TracedScalar) else values
 
 
 @intercept(torch.as_tensor, torch.asarray)
 def _as_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """A tensor in the memory of an array, or of numbers of the graph."""
-    made = of_numbers(vm, args[0], kwargs.get("dtype"), kwargs.get("device")) if args else None
+    made = of_numbers(vm, _with_tensors(args[0]), kwargs.get("dtype"), kwargs.get("device")) if args else None
     if made is not None:
         return made
-    if not args or type(args[0]) not in (TracedArray, TracedFloat):
+    if not args or not isinstance(args[0], (TracedArray, TracedFloat)):
         return NATIVE
     return _made(vm, args[0], dict(kwargs), copy=False)
 
@@ -61,10 +86,10 @@ def _as_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(torch.tensor, torch.scalar_tensor)
 def _tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """A new tensor of an array, or of numbers of the graph."""
-    made = of_numbers(vm, args[0], kwargs.get("dtype"), kwargs.get("device")) if args else None
+    made = of_numbers(vm, _with_tensors(args[0]), kwargs.get("dtype"), kwargs.get("device")) if args else None
     if made is not None:
         return made.requires_grad_() if kwargs.get("requires_grad") else made
-    if not args or type(args[0]) not in (TracedArray, TracedFloat):
+    if not args or not isinstance(args[0], (TracedArray, TracedFloat)):
         return NATIVE
     options = dict(kwargs)
     wanted = options.pop("requires_grad", False)
@@ -92,7 +117,7 @@ _CONSTRUCTORS: dict[Any, torch.dtype] = {
 def _constructor(dtype: torch.dtype) -> Callable[[Machine, Args, Kwargs], Any]:
     def make(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         """A tensor in the memory of an array, if that has the same type."""
-        if len(args) != 1 or kwargs or type(args[0]) is not TracedArray:
+        if len(args) != 1 or kwargs or not isinstance(args[0], TracedArray):
             return NATIVE
         return _made(vm, args[0], {"dtype": dtype}, copy=False)
 
@@ -111,26 +136,90 @@ def _made(vm: Machine, value: Any, options: Kwargs, copy: bool) -> Any:
     return made.to(**options) if options else made
 
 
-@intercept(numpy.asarray, numpy.asanyarray, numpy.ascontiguousarray, numpy.array)
-def _asarray(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """These are asked for before any protocol of NumPy's."""
-    value = args[0] if args else None
-    if type(value) is TracedTensor:
-        value = _numpy(vm, [value], {})
-    if type(value) in (int, float, complex, list, tuple) and chosen_defaults():
+def _converter(function: Callable[..., Any], copies: bool | None) -> Callable[[Machine, Args, Kwargs], Any]:
+    def convert(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        """These are asked for before any protocol of NumPy's."""
+        value = args[0] if args else None
+        if type(value) is TracedTensor:
+            value = _numpy(vm, [value], {})
+        if type(value) in (int, float, complex, list, tuple) and chosen_defaults():
+            vm.trace.where = vm.where()
+            return call("", "array", args, kwargs)
+        if not isinstance(value, TracedArray):
+            return NATIVE
         vm.trace.where = vm.where()
-        return call("", "array", args, kwargs)
-    if type(value) is not TracedArray:
-        return NATIVE
+        options = dict(zip(("dtype", "order"), args[1:])) | kwargs
+        dtype, copy = options.pop("dtype", None), options.pop("copy", copies)
+        name = function.__name__
+        if options.pop("order", None) is not None or options or len(args) > 3:
+            text = f"an option of numpy.{name} is not captured"
+            raise Unsupported(text, vm.where(), operation=f"numpy.{name}(...)", kind="numpy_value")
+        like = expected(function, [value, *args[1:]], kwargs, KIND)
+        if like is None:
+            raise refused(name)
+        made = value.array.astype(_type_in_layer(dtype)) if dtype is not None else value.array
+        tensor = made.tensor.clone() if copy and made.tensor is value.tensor else made.tensor
+        return arranged(like, TracedArray(layer().ndarray(tensor)), KIND, {}, [value])
+
+    return convert
+
+
+def _type_in_layer(dtype: Any) -> Any:
+    return into(numpy.dtype(dtype))
+
+
+for _function in (numpy.asarray, numpy.asanyarray, numpy.ascontiguousarray, numpy.array):
+    intercept(_function)(_converter(_function, True if _function is numpy.array else None))
+
+
+_UFUNCS = {
+    operator.add: "add",
+    operator.sub: "subtract",
+    operator.mul: "multiply",
+    operator.truediv: "true_divide",
+    operator.floordiv: "floor_divide",
+    operator.mod: "remainder",
+    operator.pow: "power",
+    operator.matmul: "matmul",
+    operator.and_: "bitwise_and",
+    operator.or_: "bitwise_or",
+    operator.xor: "bitwise_xor",
+}
+_UFUNCS |= {getattr(operator, f"i{function.__name__.strip('_')}"): name for function, name in _UFUNCS.items()}
+
+
+def _with_tensor(vm: Machine, op: Any, left: Any, right: Any) -> Any:
+    """An operator of a tensor and an array: eager, asked with ones, says whether that gives a tensor (`t * a`), or
+    raises (`a * t`). A number of NumPy's is a number."""
     vm.trace.where = vm.where()
-    options = dict(kwargs)
-    dtype = args[1] if len(args) > 1 else options.pop("dtype", None)
-    copy = options.pop("copy", True)
-    if options:
-        raise Unsupported(
-            "an option of numpy.array is not captured", vm.where(), operation="numpy.array(...)", kind="numpy_value"
-        )
-    return value if dtype is None and copy is None else value.astype(dtype or value.dtype)
+    if is_number(left) or is_number(right):
+        return binary(vm, op, as_number(left), as_number(right))
+    like = expected(op, [left, right], {}, KIND)
+    if op not in _UFUNCS or like is None or not isinstance(like.result, torch.Tensor):
+        raise refused(_UFUNCS.get(op, op.__name__))
+    return call("", _UFUNCS[op], (left, right), {})
+
+
+for _class in (numpy.ndarray, TracedArray, *SCALARS.values()):
+    WITH_TENSORS[_class] = _with_tensor
+
+
+def _converted(kind: Any) -> Callable[[Machine, Args, Kwargs], Any]:
+    def convert(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        """A number of NumPy's as one of another type."""
+        if len(args) != 1 or kwargs or not isinstance(args[0], TracedScalar):
+            return NATIVE
+        vm.trace.where = vm.where()
+        value = args[0]
+        if value.number is not None and kind is value.kind:
+            return value
+        return scalar_of(value.array.astype(into(numpy.dtype(kind))).tensor)
+
+    return convert
+
+
+for _kind in SCALARS:
+    intercept(_kind)(_converted(_kind))
 
 
 def _maker(name: str) -> Callable[[Machine, Args, Kwargs], Any]:
@@ -180,4 +269,4 @@ def _array_of(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(tensor_of)
 def _tensor_of(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return args[0].tensor if type(args[0]) is TracedArray else NATIVE
+    return args[0].tensor if isinstance(args[0], TracedArray) else NATIVE

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -211,3 +214,223 @@ def test_a_part_of_a_result_becomes_a_tensor():
 
     x = torch.randn(3, 3)
     torch.testing.assert_close(bolide.compile(program, fullgraph=True)(x), program(x))
+
+
+def _written(make):
+    """A program that makes something of an array and then writes to both: who shares memory with whom can be seen."""
+
+    def program(a):
+        b = make(a)
+        b[0] += 100
+        a[1] -= 100
+        return b + 0, b is a
+
+    return program
+
+
+MEMORY = {
+    "array": np.array,
+    "array of another type": lambda a: np.array(a, dtype=np.float32),
+    "array, not copied": lambda a: np.array(a, copy=None if np.__version__ >= "2" else False),
+    "asarray": np.asarray,
+    "asarray of the same type": lambda a: np.asarray(a, dtype=np.float64),
+    "asarray of another type": lambda a: np.asarray(a, dtype=np.float32),
+    "contiguous": np.ascontiguousarray,
+    "contiguous copy": lambda a: np.ascontiguousarray(a.T),
+    "astype": lambda a: a.astype(np.float64),
+    "astype, not copied": lambda a: a.astype(np.float64, copy=False),
+    "flatten": lambda a: a.flatten(),
+    "ravel": lambda a: a.ravel(),
+    "ravelled copy": lambda a: a.T.ravel(),
+    "reshape": lambda a: a.reshape(-1, 2),
+    "reshaped copy": lambda a: a.T.reshape(-1),
+    "copy": lambda a: a.copy(),
+    "copied transpose": lambda a: a.T.copy(),
+    "transpose": np.transpose,
+    "positive": np.positive,
+    "clipped": lambda a: np.clip(a, -1000, 1000),
+    "one array joined": lambda a: np.concatenate([a]),
+    "rolled by nothing": lambda a: np.roll(a, 0),
+    "flipped": np.flip,
+    "flipped rows": lambda a: np.flip(a, 0),
+    "rotated": np.rot90,
+    "rotated by nothing": lambda a: np.rot90(a, 0),
+    "rows": lambda a: a[1:],
+    "chosen rows": lambda a: a[[1, 0]],
+    "split": lambda a: np.split(a, [2])[0],
+    "swapped": lambda a: a.swapaxes(0, 1),
+    "one more dimension": lambda a: a[None][0],
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_what_shares_memory_is_what_shares_it_in_numpy(name):
+    program = _written(MEMORY[name])
+    compiled = bolide.compile(program)
+    rng = np.random.default_rng(torch.randint(1 << 30, ()).item())
+    for rows in (3, 5, 4):
+        a = rng.standard_normal((rows, 4))
+        b = a.copy()
+        found, expected = compiled(a), program(b)
+        assert found[0].strides == expected[0].strides
+        assert found[1] is expected[1]
+        same(found[0], expected[0])
+        same(a, b)
+
+
+def test_a_flipped_array_that_nobody_writes_to_is_captured():
+    def program(a, x):
+        return x + torch.from_numpy(np.flip(a, 0).copy()), np.rot90(a) * 2
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for rows in (3, 5):
+        a, x = np.random.default_rng(rows).standard_normal((rows, rows)), torch.randn(rows, rows)
+        same(compiled(a, x), program(a, x))
+
+
+def test_a_single_item_is_a_number_of_its_own():
+    def program(a):
+        first, total = a[0, 0], a.sum()
+        a[0] = 7.0
+        kinds = type(first).__name__, type(total), isinstance(total, float), isinstance(a, (list, np.ndarray))
+        return first, [row[0] for row in a], kinds, a[..., 0, 0]
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for rows in (3, 5):
+        a = np.random.default_rng(rows).standard_normal((rows, 2))
+        b = a.copy()
+        found, expected = compiled(a), program(b)
+        assert found[2] == expected[2]
+        same(found[:2] + found[3:], expected[:2] + expected[3:])
+
+
+def test_a_broadcast_array_cannot_be_written():
+    def program(a):
+        b = np.broadcast_to(a[:1], (3, 4))
+        try:
+            b[0] = 1
+        except ValueError as error:
+            return b, str(error)
+
+    compiled = bolide.compile(program, fullgraph=True)
+    a = np.random.default_rng(0).standard_normal((3, 4))
+    found, expected = compiled(a), program(a)
+    assert found[1] == expected[1] and found[0].flags.writeable is expected[0].flags.writeable is False
+    same(found[0], expected[0])
+
+
+OPERATORS = {
+    "t + a": lambda t, a: t + a,
+    "t - a": lambda t, a: t - a,
+    "t * a": lambda t, a: t * a,
+    "a * t": lambda t, a: a * t,
+    "a + t": lambda t, a: a + t,
+    "a / t": lambda t, a: a / t,
+    "t / a": lambda t, a: t / a,
+    "t @ a": lambda t, a: t @ a.T,
+    "a @ t": lambda t, a: a @ t.T,
+    "t // a": lambda t, a: t // a,
+    "truths": lambda t, a: (t > 0) & (a > 0),
+    "t == a": lambda t, a: t == a,
+    "a < t": lambda t, a: a < t,
+    "in place": lambda t, a: operator.iadd(t, a),
+    "array in place": lambda t, a: operator.iadd(a, t),
+    "constant": lambda t, a: t * np.arange(4),
+    "constant on the left": lambda t, a: np.ones(4) * t,
+    "add": lambda t, a: np.add(t, a),
+    "maximum": lambda t, a: np.maximum(a, t),
+    "where": lambda t, a: np.where(t > 0, t, a),
+    "item": lambda t, a: (t * a[0, 0], a[0, 0] - t, a.mean() < t, t / a.std()),
+    "small item": lambda t, a: t * a.astype(np.float32).sum() + a.argmax() * t,
+    "scalar": lambda t, a: (np.float32(2) * t, t - np.float64(2), np.int64(3) + t, t / np.float32(3)),
+    "moments": lambda t, a: (t - a.mean(0)) / a.std(0),
+    "history": lambda t, a: t.requires_grad_() * a,
+    "history and item": lambda t, a: t.requires_grad_() * a.max(),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_of_tensors_and_arrays_give_what_eager_gives(name):
+    """A tensor, an array or an error: that depends on the operator, the order, and NumPy's version."""
+
+    def outcome(run, t, a):
+        try:
+            return run(t, a)
+        except (TypeError, RuntimeError, AttributeError) as error:
+            return type(error), str(error)
+
+    program = OPERATORS[name]
+    compiled = bolide.compile(program)
+    for rows in (3, 5, 4):
+        t, a = torch.randn(rows, 4), np.random.default_rng(rows).standard_normal((rows, 4))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's about `Tensor.__array_wrap__`
+            expected, found = outcome(program, t.clone(), a.copy()), outcome(compiled, t.clone(), a.copy())
+        if isinstance(expected, tuple) and expected[0] in (TypeError, RuntimeError, AttributeError):
+            assert found == expected
+        else:
+            same(found, expected)
+
+
+NUMBERS = {
+    "operators": lambda x, s: (x * s, s + x, x / s, s - x, x > s, s == x),
+    "methods": lambda x, s: (x.mul(s).clamp(max=s), torch.full((2,), s), torch.add(x, x, alpha=s), x.fill_(s)),
+    "arithmetic": lambda x, s: (x * (s * 2 + 1), s + s, -s, abs(s), s - 1),
+    "divided": lambda x, s: (x + s / 2, s // 2, s % 2),
+    "as tensors": lambda x, s: (torch.tensor(s), torch.as_tensor(s), torch.tensor([s, 1.0]), x.new_tensor(s)),
+    "as numbers": lambda x, s: (x * s.item(), x + float(s)),
+    "kind": lambda x, s: (x, str(type(s)), isinstance(s, (float, np.integer)), s.dtype, s.ndim),
+    "kept": lambda x, s: {"x": x, "s": s, "list": [s, s]},
+    "functions": lambda x, s: (x * np.sqrt(s), np.exp(-s) * x, np.maximum(s, 1)),
+    "converted": lambda x, s: (x * np.float32(s), np.float64(s), s.astype(np.int32)),
+    "with arrays": lambda x, s: (x.numpy() * s, np.ones(3) + s),
+    "truth": lambda x, s: x + 1 if s else x,
+    "compared": lambda x, s: x + 1 if s > -1 else x - 1,
+    "normalised": lambda x, s: (x - x.mean()) / (x.std() + s),
+}
+SIZES = {
+    "slice": lambda x, n: (x[: n - 1], x[n // 2 :]),
+    "shape": lambda x, n: (x.view(n, 4) + 1, x.reshape((n, 2, 2)), torch.zeros([n, 4]), x.new_ones(n)),
+    "narrow": lambda x, n: (x.narrow(0, 0, n), x[:1].expand(n, 4) + 1, torch.arange(n)),
+    "index": lambda x, n: x[n - 1] + x[n - 1, 2],
+    "compared with a size": lambda x, n: x + 1 if x.shape[0] == n else x - 1,
+    "resized": lambda x, n: torch.nn.functional.interpolate(x[None, None], size=(n + 1, n)),
+}
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, np.int32])
+@pytest.mark.parametrize("name", [*NUMBERS, *SIZES])
+def test_numbers_of_numpys_are_symbols_as_pythons_are(name, kind):
+    program = NUMBERS.get(name) or SIZES[name]
+    if name in SIZES and issubclass(kind, np.floating):
+        return
+    compiled = bolide.compile(program)
+    for rows in (3, 5, 4, 7, 6):
+        x, s = torch.randn(rows, 4), kind(rows if issubclass(kind, np.integer) else rows / 7)
+        alike(compiled(x.clone(), s), program(x.clone(), s))
+    assert len(compiled._bolide.entries) <= 2
+
+
+def alike(mine, theirs):
+    if isinstance(theirs, dict):
+        assert list(mine) == list(theirs)
+        mine, theirs = list(mine.values()), list(theirs.values())
+    if isinstance(theirs, (tuple, list)):
+        for one, other in zip(mine, theirs, strict=True):
+            alike(one, other)
+    elif isinstance(theirs, (str, bool, np.dtype)):
+        assert mine == theirs
+    else:
+        same(mine, theirs)
+
+
+def test_texts_and_keys_of_numbers_of_numpys():
+    def program(x, s):
+        return x + 1, f"{s} {s:.3f} {s!r} {s!s}", {s: 1}[s], [0] * np.int64(3), round(s, 2)
+
+    compiled = bolide.compile(program)
+    for number in (np.float64(0.25), np.float32(0.3), np.float64(0.7), np.float32(0.9), np.float64(1 / 3)):
+        x = torch.randn(3)
+        found, expected = compiled(x, number), program(x, number)
+        assert found[1:] == expected[1:] and type(found[4]) is type(expected[4])
+        same(found[0], expected[0])

@@ -7,7 +7,9 @@ are. What the layer does not have raises `Unsupported`: that operation then runs
 
 from __future__ import annotations
 
+import operator
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -18,23 +20,25 @@ from bolide.dynamo import policy
 from bolide.dynamo.config import config
 from bolide.dynamo.guards import tensor_guard
 from bolide.dynamo.program import Recipe, Source
-from bolide.dynamo.values.array_results import arranged, expected
+from bolide.dynamo.values.array_results import Kind, Likeness, arranged, expected
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
+from bolide.tracing import TracedFloat, TracedTensor
 
 ATTRIBUTES = frozenset({"T", "real", "imag", "shape", "ndim", "size", "itemsize"})
 
 
 @fleeting
 class TracedArray(NDArrayOperatorsMixin):
-    """Stands for a `numpy.ndarray`; `array` is torch's NumPy-like view of the traced tensor."""
+    """Stands for a `numpy.ndarray`; `array` is torch's NumPy-like view of the traced tensor. `writeable`: as NumPy's
+    flag of that name."""
 
-    __slots__ = ("array",)
+    __slots__ = ("array", "writeable")
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
+    def __init__(self, array: Any, writeable: bool = True) -> None:
+        self.array, self.writeable = array, writeable
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -47,6 +51,8 @@ class TracedArray(NDArrayOperatorsMixin):
         out = kwargs.get("out")
         if isinstance(out, tuple) and len(out) == 1:
             kwargs["out"] = out[0]
+        if isinstance(kwargs.get("out"), TracedArray) and not kwargs["out"].writeable:
+            raise ValueError("output array is read-only")
         return call("", ufunc.__name__, inputs, kwargs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -57,13 +63,16 @@ class TracedArray(NDArrayOperatorsMixin):
         raise refused("asarray")
 
     def __getattr__(self, name: str) -> Any:
-        if name in ATTRIBUTES:
-            return out_of(getattr(self.array, name), ())
-        if name in policy.ARRAY_METHODS:
-            return Method(self, name)
-        if hasattr(numpy.ndarray, name):
+        real = _class_of(self)
+        if hasattr(real, name):
+            if name in ATTRIBUTES:
+                found = out_of(getattr(self.array, name), ())
+                is_scalar = isinstance(self, TracedScalar) and isinstance(found, TracedArray)
+                return scalar_of(found.tensor) if is_scalar else found
+            if name in policy.ARRAY_METHODS:
+                return Method(self, name)
             raise refused(f"ndarray.{name}")
-        raise AttributeError(f"'numpy.ndarray' object has no attribute '{name}'")
+        raise AttributeError(f"'{real.__module__}.{real.__name__}' object has no attribute '{name}'")
 
     @property
     def dtype(self) -> numpy.dtype[Any]:
@@ -74,10 +83,24 @@ class TracedArray(NDArrayOperatorsMixin):
     def nbytes(self) -> Any:
         return self.array.size * self.array.itemsize  # the layer says that of the whole storage
 
+    def item(self, *index: Any) -> Any:
+        """An item, the only one if there is no index, as a number of Python's."""
+        found = self[index[0] if len(index) == 1 and type(index[0]) is tuple else index] if index else self
+        if type(found) is TracedArray:
+            found = scalar_of(found.tensor.reshape(()))
+        return found.item()
+
     def __getitem__(self, index: Any) -> Any:
-        return out_of(self.array[into(index)], (self,))
+        found = out_of(self.array[into(index)], (self,))
+        if isinstance(found, TracedArray) and found is not self:
+            if not found.tensor.dim() and not _keeps_array(index):
+                return scalar_of(found.tensor.clone())
+            found.writeable = self.writeable or found.tensor.group is not self.tensor.group  # type: ignore[attr-defined]
+        return found
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        if not self.writeable:
+            raise ValueError("assignment destination is read-only")
         self.array[into(index)] = into(value)
 
     def __len__(self) -> int:
@@ -106,6 +129,85 @@ class TracedArray(NDArrayOperatorsMixin):
 
 
 @fleeting
+class TracedScalar(TracedArray):
+    """Stands for an instance of `numpy.generic`: one of the subclasses in `SCALARS`. `number`: the symbol, or float of
+    the graph, that it was made of, None if it is an array's item or result."""
+
+    __slots__ = ("made", "number")
+    kind: type[Any]
+
+    def __init__(self, array: Any, number: Any = None) -> None:
+        self.made, self.number, self.writeable = array, number, True
+
+    @property
+    def array(self) -> Any:  # type: ignore[override]
+        if self.made is None:
+            dtype = into(self.kind).torch_dtype
+            known = type(self.number) is TracedFloat
+            tensor = self.number.tensor.to(dtype) if known else torch.full((), self.number, dtype=dtype)
+            self.made = layer().ndarray(tensor)
+        return self.made
+
+    def item(self) -> Any:
+        """As a number of Python's."""
+        return self.tensor.item() if self.number is None else self.number
+
+    def concrete(self) -> Any:
+        """The number of NumPy's that it is in this call, on which the program depends from here on."""
+        return self.kind(type(self.kind(0).item())(self.item()))
+
+    def __bool__(self) -> bool:
+        return bool(self.tensor if self.number is None else self.number)
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __index__(self) -> int:
+        if not issubclass(self.kind, numpy.integer):
+            raise TypeError(f"'{self.kind.__module__}.{self.kind.__name__}' object cannot be interpreted as an integer")
+        return int(self.item())
+
+    def __hash__(self) -> int:
+        return hash(self.concrete())
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.concrete(), digits)
+
+    def __str__(self) -> str:
+        return super().__str__() if self.number is None else str(self.concrete())
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self.number is None else repr(self.concrete())
+
+    def __format__(self, specification: str) -> str:
+        return super().__format__("") if self.number is None else format(self.concrete(), specification)
+
+
+SCALARS: dict[type, type[TracedScalar]] = {
+    kind: type(f"Traced_{kind.__name__}", (TracedScalar,), {"__slots__": (), "kind": kind})
+    for kind in (
+        *(numpy.bool_, numpy.int8, numpy.int16, numpy.int32, numpy.int64, numpy.uint8),
+        *(numpy.float16, numpy.float32, numpy.float64, numpy.complex64, numpy.complex128),
+    )
+}
+"""By the class of a number of NumPy's: what stands for it."""
+
+
+def scalar_of(tensor: torch.Tensor) -> TracedScalar:
+    """The number in a tensor without dimensions."""
+    array = layer().ndarray(tensor)
+    return SCALARS[numpy.dtype(array.dtype.name).type](array)
+
+
+def _keeps_array(index: Any) -> bool:
+    """Whether an item of an array is an array even if it has no dimensions."""
+    return index is Ellipsis or (type(index) is tuple and any(part is Ellipsis for part in index))
+
+
+@fleeting
 class Method:
     """A bound method of an array."""
 
@@ -117,24 +219,96 @@ class Method:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with_defaults()
         method = getattr(self.owner.array, self.name)
-        own = getattr(numpy.ndarray, self.name, None)
-        like = expected(own, (self.owner, *args), kwargs, _tensor_of)
+        own = getattr(_class_of(self.owner), self.name, None)
+        like = expected(own, (self.owner, *args), kwargs, KIND)
+        if self.name == "astype":  # what `like` is says whether it copies
+            kwargs.pop("copy", None)
         return _answer(f"ndarray.{self.name}", method, args, kwargs, like, (self.owner, *args, *kwargs.values()))
 
 
-def _tensor_of(value: Any) -> torch.Tensor | None:
+def _class_of(array: TracedArray) -> Any:
+    return array.kind if isinstance(array, TracedScalar) else numpy.ndarray
+
+
+def _tensor_of(value: Any) -> Any:
     return value.tensor if isinstance(value, TracedArray) else None
+
+
+def _array_like(tensor: TracedTensor, like: Any) -> Any:
+    if isinstance(like, numpy.generic):
+        return scalar_of(tensor)
+    return TracedArray(layer().ndarray(tensor), like.flags.writeable)
+
+
+KIND = Kind(_tensor_of, lambda value: isinstance(value, TracedScalar), _array_like)
 
 
 def _answer(name: str, function: Any, args: Any, kwargs: Any, like: Any, given: Any) -> Any:
     """What the layer's `function` returns, if NumPy's result would be `like` that (None: not known)."""
+    if like is None and any(type(value) is TracedTensor for value in given):
+        raise refused(name)  # what NumPy makes of tensors depends on its version
     try:
         found = out_of(function(*into(args), **into(kwargs)), given)
-        return found if like is None else arranged(like, found, _tensor_of, chosen_defaults())
+        return arranged(like, found, KIND, chosen_defaults(), given)
     except NotImplementedError as error:
         raise refused(name) from error
-    except (TypeError, ValueError, RuntimeError, IndexError) as error:  # NumPy raises its own, if it does
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:  # NumPy raises its own, if it does
         raise refused(name) from error
+
+
+_COMPARISONS: dict[Any, Callable[..., Any]] = {
+    numpy.equal: operator.eq,
+    numpy.not_equal: operator.ne,
+    numpy.less: operator.lt,
+    numpy.less_equal: operator.le,
+    numpy.greater: operator.gt,
+    numpy.greater_equal: operator.ge,
+}
+_ARITHMETIC: dict[Any, Callable[..., Any]] = {
+    numpy.add: operator.add,
+    numpy.subtract: operator.sub,
+    numpy.multiply: operator.mul,
+    numpy.negative: operator.neg,
+    numpy.absolute: operator.abs,
+}
+_DIVISIONS: dict[Any, Callable[..., Any]] = {
+    numpy.floor_divide: operator.floordiv,
+    numpy.remainder: operator.mod,
+    numpy.true_divide: operator.truediv,
+}
+_AS_PYTHON = frozenset({numpy.int64, numpy.float64})  # Python computes the same of them, but for overflows
+
+
+def _of_numbers(ufunc: Any, args: Any, kwargs: Any, like: Likeness | None) -> Any:
+    """What a ufunc gives of numbers from outside as a number again, where Python computes the same; else None."""
+    kinds = {arg.kind for arg in args if isinstance(arg, TracedScalar)}
+    if kwargs or like is None or not kinds:
+        return None
+    numbers = [_number(arg, kinds) for arg in args]
+    function = _COMPARISONS.get(ufunc)
+    if function is None and kinds <= _AS_PYTHON and type(like.result) in _AS_PYTHON:
+        function = _ARITHMETIC.get(ufunc)
+        if function is None and type(numbers[-1]) is int and numbers[-1] > 0:
+            function = _DIVISIONS.get(ufunc)
+    if function is None or any(number is None for number in numbers):
+        return None
+    found = function(*numbers)
+    found = getattr(getattr(found, "node", None), "owner", found)
+    kind = type(like.result)
+    return SCALARS[kind](None, found) if type(found) in (torch.SymInt, torch.SymFloat, TracedFloat) else kind(found)
+
+
+def _number(value: Any, kinds: set[Any]) -> Any:
+    """An operand as a number of Python's, if it is one and NumPy does not round it to one of the `kinds`."""
+    if isinstance(value, TracedScalar):
+        return value.number
+    cls = type(value)
+    if cls is int or cls is torch.SymInt or (cls in (float, TracedFloat) and kinds <= _AS_PYTHON):
+        return value
+    if cls is float and len(kinds) == 1:
+        (kind,) = kinds
+        return float(kind(value)) if issubclass(kind, numpy.floating) else value
+    return value.item() if cls in _AS_PYTHON else None
 
 
 def refused(name: str) -> Unsupported:
@@ -183,18 +357,24 @@ def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         raise refused(f"{space}.{name}" if space else name)
     with_defaults()
     own = getattr(getattr(numpy, space) if space else numpy, name, None)
-    like = expected(own, args, kwargs, _tensor_of)
     given = (*args, *kwargs.values())
+    if isinstance(own, numpy.ufunc) and any(type(value) is TracedTensor and value.requires_grad for value in given):
+        raise refused(name)  # NumPy does not take them
+    like = expected(own, args, kwargs, KIND)
     if isinstance(own, numpy.ufunc):
+        if (known := _of_numbers(own, args, kwargs, like)) is not None:
+            return known
         args = _promoted(args, like)
     return _answer(name, function, args, kwargs, like, given)
 
 
 def _promoted(args: Any, like: Any) -> Any:
     """The operands of a ufunc, integers converted first where its result is to be `like` floats."""
-    kind = getattr(like, "dtype", None)
+    kind = getattr(getattr(like, "result", None), "dtype", None)
+    if not isinstance(kind, numpy.dtype):
+        return args
     arrays = [arg for arg in args if isinstance(arg, TracedArray)]
-    if kind is None or kind.kind not in "fc" or any(array.dtype.kind not in "biu" for array in arrays):
+    if kind.kind not in "fc" or any(array.dtype.kind not in "biu" for array in arrays):
         return args
     wanted = into(chosen_defaults().get(kind, kind))
     return [TracedArray(arg.array.astype(wanted)) if isinstance(arg, TracedArray) else arg for arg in args]
@@ -241,10 +421,17 @@ def as_tensor(array: numpy.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
-def to_array(tensor: torch.Tensor) -> Any:
-    """The array in the memory of a result; a scalar where there are no dimensions, as NumPy's reductions give."""
+def to_array(tensor: torch.Tensor, writeable: bool = True) -> Any:
+    """The array in the memory of a result."""
     array = tensor.detach().resolve_conj().resolve_neg().numpy()
-    return array[()] if array.ndim == 0 else array
+    if not writeable:
+        array.flags.writeable = False
+    return array
+
+
+def to_scalar(tensor: torch.Tensor) -> Any:
+    """The number of NumPy's in a result."""
+    return to_array(tensor)[()]
 
 
 def _wrap(world: World, real: numpy.ndarray[Any, Any], source: Source) -> Any:
@@ -269,8 +456,32 @@ def _wrap(world: World, real: numpy.ndarray[Any, Any], source: Source) -> Any:
     return world.mirror(TracedArray(layer().ndarray(traced)), source)
 
 
+def _wrap_float(world: World, real: Any, source: Source) -> Any:
+    return _wrap_number(world, real, source, float)
+
+
+def _wrap_int(world: World, real: Any, source: Source) -> Any:
+    return _wrap_number(world, real, source, int)
+
+
+def _wrap_number(world: World, real: Any, source: Source, kind: Any) -> Any:
+    """A number that is a symbol, or a float of the graph, where one of Python's would be; else itself."""
+    if not config.trace_numpy:
+        return None
+    world.guard(source, "type", type(real))
+    number = world.wrap(kind(real), Source("apply", source, (), kind))
+    return world.mirror(real if type(number) is kind else SCALARS[type(real)](None, number), source)
+
+
 def _recipe(rebuilder: Rebuilder, value: TracedArray) -> Recipe:
-    return Recipe("call", to_array, (rebuilder.recipe(value.tensor),))
+    tensor = rebuilder.recipe(value.tensor)
+    return Recipe("call", to_array, (tensor, *rebuilder.constants(*[] if value.writeable else [False])))
+
+
+def _recipe_of_scalar(rebuilder: Rebuilder, value: TracedScalar) -> Recipe:
+    if value.number is not None:
+        return Recipe("call", value.kind, (rebuilder.recipe(value.number),))
+    return Recipe("call", to_scalar, (rebuilder.recipe(value.tensor),))
 
 
 def _recipe_of_method(rebuilder: Rebuilder, value: Method) -> Recipe:
@@ -288,6 +499,10 @@ def _recipe_of_type(rebuilder: Rebuilder, value: numpy.dtype[Any]) -> Recipe:
 
 WRAPPERS[numpy.ndarray] = _wrap
 RECIPES[TracedArray] = _recipe
+for _kind, _class in SCALARS.items():
+    RECIPES[_class] = _recipe_of_scalar
+    if issubclass(_kind, (numpy.integer, numpy.floating)):
+        WRAPPERS[_kind] = _wrap_float if issubclass(_kind, numpy.floating) else _wrap_int
 RECIPES[Method] = _recipe_of_method
 RECIPES[numpy.ndarray] = _recipe_of_real
 for _code in numpy.typecodes["All"]:

@@ -416,6 +416,8 @@ class World(Classes):
             made = functools.partial(function, *args, **keywords.dict_items.materialise())
             return self._with_attributes(made, real, source)
         if isinstance(real, numpy.generic) or is_derived_constant(real, cls):
+            if cls in WRAPPERS and (made := WRAPPERS[cls](self, real, source)) is not None:
+                return made
             self.guard(source, "equals", real)
             return self.mirror(real, source)
         if cls is types.MappingProxyType:
