@@ -511,14 +511,22 @@ def _dict_method(method: Any, name: str) -> None:
     @intercept(method)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         owner = args[0]
+        ordered = method.__objclass__ is collections.OrderedDict
         if name in ("update", "__ior__") and (
             type(owner) is Outside or any(_lazy_or_mapping(vm, arg) for arg in args[1:])
-        ):
+        ):  # that of an OrderedDict asks the subclass
+            put = operator.setitem if ordered else dict.__setitem__
             if name == "update":
-                return Call(polyfill("dict_update"), [owner, tuple(args[1:]), kwargs])
-            return Call(polyfill("dict_ior"), args)
+                return Call(polyfill("dict_update"), [owner, tuple(args[1:]), kwargs, put])
+            return Call(polyfill("dict_ior"), [*args, put])
         if type(owner) is not Outside:
             return NATIVE
+        if (
+            name == "setdefault"
+            and ordered
+            and operations.python_method(vm.world, owner.cls, "__setitem__") is not None
+        ):
+            return Call(polyfill("ordered_setdefault"), args, kwargs)
         lazy = _LAZY_METHODS.get(name)
         if lazy is not None:
             keyed = [operations.as_key(vm, key) for key in args[1:2]]

@@ -345,6 +345,7 @@ def referent(vm: Machine, reference: Any) -> Any:
     found = weakref.ref.__call__(reference)
     source = vm.world.place_of(reference)
     if source is not None:
+        vm.world.refuse_deaths()
         return vm.world.wrap(found, Source("apply", source, (), weakref.ref.__call__))
     known = vm.world.seen.get(id(found))
     return found if known is None or known[0] is not found else known[1]

@@ -196,6 +196,7 @@ def behind(vm: Machine, value: Any) -> Any:
     """What a weak proxy from outside stands for; any other value itself."""
     if type(value) is not Outside or value.cls not in PROXIES:
         return value
+    vm.world.refuse_deaths()
     return vm.world.wrap(_referent(value.real), Source("apply", value.source, (), _referent))
 
 

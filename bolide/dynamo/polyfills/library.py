@@ -244,22 +244,30 @@ def default_item(owner: Any, key: Any) -> Any:
     return value
 
 
-def dict_update(target: Any, args: Any, kwargs: Any) -> Any:
+def dict_update(target: Any, args: Any, kwargs: Any, put: Any = operator.setitem) -> Any:
     for source in args:
         if hasattr(source, "keys"):
             for key in source.keys():  # noqa: SIM118
-                target[key] = source[key]
+                put(target, key, source[key])
         else:
             for key, value in source:
-                target[key] = value
+                put(target, key, value)
     for key, value in kwargs.items():
-        target[key] = value
+        put(target, key, value)
 
 
-def dict_ior(target: Any, source: Any) -> Any:
+def dict_ior(target: Any, source: Any, put: Any = operator.setitem) -> Any:
     """`target |= source`."""
-    dict_update(target, (source,), {})
+    dict_update(target, (source,), {}, put)
     return target
+
+
+def ordered_setdefault(target: Any, key: Any, default: Any = None) -> Any:
+    """`OrderedDict.setdefault`, where a subclass has its own way of setting items."""
+    if key in target:
+        return target[key]
+    target[key] = default
+    return default
 
 
 def item_by_index(owner: Any, key: Any) -> Any:

@@ -24,6 +24,7 @@ from bolide.dynamo.values.kinds import (
     MISSING,
     NO_NAMESPACE,
     PROXIES,
+    WEAK_CONTAINERS,
     class_attribute,
     is_constant,
     is_library_class,
@@ -330,7 +331,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         if type(hook) is types.FunctionType:
             return Call(hook, [owner, name])
         if value is MISSING:
-            raise AttributeError(name)
+            raise AttributeError(name if VERSION == (3, 10) else f"'{cls.__name__}' object has no attribute '{name}'")
         return value
     for hook in ("__get__", "__set__") if found is not MISSING else ():
         world.rely_on_class(kind, hook)
@@ -391,6 +392,8 @@ def _default_of_class(vm: Machine, owner: Any, cls: type, name: str, found: Any)
 def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
     """From the instance's `__dict__`, or MISSING."""
     if type(owner) is Outside:
+        if name == "data" and issubclass(owner.cls, WEAK_CONTAINERS):
+            vm.world.refuse_deaths()
         return MISSING if owner.attrs is None else owner.attrs.peek(name)
     if is_mask(type(owner)):
         return _behind_mask(vm, owner, name)
@@ -633,8 +636,8 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
     if found is not MISSING and type(getattr(type(found), "__set__", None)) is types.FunctionType:
         return Call(type(found).__set__, [_stateful(vm, found, cls), owner, value])
     if type(owner) is Outside:
-        if name == "__class__":
-            raise Unsupported("the class of an object is replaced", vm.where(), None, "attribute_write")
+        if name in ("__class__", "__dict__") and type(found) in _SLOT_TYPES:
+            raise Unsupported(f"the {name.strip('_')} of an object is replaced", vm.where(), None, "attribute_write")
         if type(found) in _SLOT_TYPES and name != "__dict__":
             owner.slots(vm.world).set(name, value)
         elif owner.attrs is not None:
@@ -672,12 +675,19 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if type(hook) is types.FunctionType and not (hook is _MODULE_DELATTR and type(owner) is Outside):
         return Call(hook, [owner, name])
     found = vm.world.lookup(cls, name)
-    if type(found) is property and found.fdel is not None:
+    if type(found) is property:
+        if found.fdel is None:
+            found.__delete__(owner.real if type(owner) is Outside else owner)  # raises
         return Call(found.fdel, [owner])
     if found is not MISSING and type(getattr(type(found), "__delete__", None)) is types.FunctionType:
         return Call(type(found).__delete__, [_stateful(vm, found, cls), owner])
     if type(owner) is Outside:
         overlay = owner.attrs
+        if type(found) is types.MemberDescriptorType:
+            if owner.slots(vm.world).peek(name) is MISSING:
+                raise AttributeError(name)
+            owner.slots(vm.world).set(name, MISSING)
+            return None
         if hook is _MODULE_DELATTR and owner.attrs is not None:
             for holder in ("_parameters", "_buffers", "_modules"):
                 members = owner.namespace.peek(holder)

@@ -174,6 +174,11 @@ def class_attribute(cls: type, name: str, after: type | None = None) -> Any:
     return MISSING
 
 
+def is_data_descriptor(kind: type) -> bool:
+    """Whether objects of a class, found in another class, decide what writing an attribute does."""
+    return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
+
+
 def steering(cls: type, name: str, after: type | None = None) -> Any:
     """As `class_attribute`, but PLAIN for a value that only counts where it is read, and is guarded there."""
     found = class_attribute(cls, name, after)

@@ -24,6 +24,7 @@ from bolide.dynamo.values.kinds import (
     NO_NAMESPACE,
     SLOT_TYPES,
     class_attribute,
+    is_data_descriptor,
     ordered_keys,
     own_namespace,
 )
@@ -190,10 +191,10 @@ class Overlay:
             whole = _empty_like(self.real)
             for key in ordered_keys(self.real):
                 value = self.known.get(key, self.original[key])
-                if value is not MISSING:
+                if value is not MISSING and key not in self.moved:
                     dict.__setitem__(whole, self.world.shown_key(key), value)
             for key, value in self.known.items():
-                if value is not MISSING and key not in self.real:
+                if value is not MISSING and (key in self.moved or not dict.__contains__(self.real, key)):
                     whole[self.world.shown_key(key)] = value
             if isinstance(self.real, collections.OrderedDict):
                 whole = collections.OrderedDict(whole)
@@ -236,9 +237,10 @@ def _asks_code(cls: type) -> bool:
 
 
 def _is_computed(cls: type, name: Any) -> bool:
-    """Whether an instance that has no such attribute of its own gets what a descriptor of its class computes."""
+    """Whether an instance gets what a descriptor of its class computes, always or where it has no such attribute of its
+    own."""
     kind = type(class_attribute(cls, name))
-    return hasattr(kind, "__get__") and not (hasattr(kind, "__set__") or hasattr(kind, "__delete__"))
+    return hasattr(kind, "__get__") or is_data_descriptor(kind)
 
 
 def _is_same(value: Any, before: Any) -> bool:

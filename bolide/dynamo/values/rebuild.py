@@ -46,9 +46,11 @@ from bolide.dynamo.values.kinds import (
     LOCK_TYPES,
     MISSING,
     WEAK_CONTAINERS,
+    class_attribute,
     descriptor_of,
     is_bound,
     is_constant,
+    is_data_descriptor,
     is_opaque,
     own_namespace,
 )
@@ -106,8 +108,17 @@ def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> An
         object.__setattr__(made, "__dict__", made)
         return made
     for name, value in attributes.items():
-        object.__setattr__(made, name, value)
+        _restore(made, name, value)
     return made
+
+
+def _restore(made: Any, name: str, value: Any) -> None:
+    """Give an instance what another one has in a slot or in its namespace, whatever else its class has of that name."""
+    found = class_attribute(type(made), name)
+    if type(found) is types.MemberDescriptorType:
+        found.__set__(made, value)
+    else:
+        own_namespace(made)[name] = value
 
 
 def _fill(cls: Any, made: Any, items: Any) -> None:
@@ -184,7 +195,7 @@ def fill_instance(empty: Any, full: Any) -> None:
         object.__setattr__(empty, "__dict__", empty)
         return
     for name, value in _state(full).items():
-        object.__setattr__(empty, name, value)
+        _restore(empty, name, value)
 
 
 def refill(target: Any, items: Any) -> None:
@@ -799,7 +810,7 @@ class Rebuilder:
     def _write(self, overlay: Overlay, key: Any, value: Any) -> Effect:
         target = Recipe("source", overlay.source)
         kind = overlay.child.__name__.replace("member", "attribute").replace("slot", "attribute")
-        if kind == "attribute_source" and not isinstance(overlay.owner, type) and _own_setattr(type(overlay.owner)):
+        if kind == "attribute_source" and overlay.owner is not None and _steers(overlay.owner, key):
             target, kind = Recipe("source", overlay.itself), "dict"  # what was written is the namespace
         if kind == "attribute_source":
             if value is MISSING:
@@ -825,6 +836,10 @@ def _native_item_method(cls: Any, name: str) -> Any:
     return getattr(collections.OrderedDict if issubclass(cls, collections.OrderedDict) else dict, name)
 
 
-def _own_setattr(cls: Any) -> bool:
-    """Whether assigning an attribute runs code of the class."""
-    return cls.__setattr__ not in (object.__setattr__, torch.nn.Module.__setattr__)
+def _steers(owner: Any, name: str) -> bool:
+    """Whether the class of an instance decides what assigning an attribute does."""
+    cls: Any = type(owner)
+    if isinstance(owner, type):
+        return False
+    own_setter = cls.__setattr__ not in (object.__setattr__, torch.nn.Module.__setattr__)
+    return own_setter or is_data_descriptor(type(class_attribute(cls, name)))

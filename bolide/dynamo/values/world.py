@@ -68,6 +68,7 @@ WRAPPERS: dict[type, Wrapper] = {}  # how to wrap instances of a class; None whe
 
 
 _UNORDERED = (set, frozenset)
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Alias(NamedTuple):
@@ -350,6 +351,21 @@ class World(Classes):
         """
         if self.resumed and value.source.kind == "local" and is_finalised(value):
             reason = "an object that was made before a break, and whose end can be seen, is dropped"
+            raise Unsupported(reason, self.where(), kind="outside_object")
+
+    def refuse_deaths(self) -> None:
+        """The program asks what is referred to weakly. Raises Unsupported where it has written over a reference to an
+        object of the outside world, perhaps the last one: that has happened for real then."""
+        before = [overlay.original.get(key, MISSING) for overlay in self.overlays for key, _ in overlay.changes()]
+        before += [original for _, original, value in self.cells.values() if value is not original]
+        for snapshot in self.snapshots.values():
+            if snapshot.changed():
+                now = set(map(id, snapshot.copy))
+                before += [item for item in snapshot.before if id(item) not in now]
+        if not all(
+            value is MISSING or type(value) in CONSTANT_TYPES or isinstance(value, _SYMBOLS) for value in before
+        ):
+            reason = "what is referred to weakly is asked for where an object may have died"
             raise Unsupported(reason, self.where(), kind="outside_object")
 
     def look_for_drops(self) -> None:
