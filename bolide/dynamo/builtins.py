@@ -150,14 +150,27 @@ def _is_integer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(super)
 def _super(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 2:
+        return _super_of(vm, *args)
     if args:
-        return Super(args[0], args[1])
+        return NATIVE
     frame = vm.frames[-1]
+    if not frame.code.code.co_argcount:
+        raise RuntimeError("super(): no arguments")
+    if "__class__" not in frame.code.locals_names:
+        raise RuntimeError("super(): __class__ cell not found")
     cell = frame.locals[frame.code.locals_names.index("__class__")]
     owner = vm.local(frame, 0)
     if type(owner) is types.CellType:
         owner = vm.world.load_cell(owner, frame.code.locals_names[0])
-    return Super(vm.world.load_cell(cell, "__class__"), owner)
+    return _super_of(vm, vm.world.load_cell(cell, "__class__"), owner)
+
+
+def _super_of(vm: Machine, cls: Any, owner: Any) -> Any:
+    is_subtype = isinstance(owner, type) and isinstance(cls, type) and issubclass(owner, cls)
+    if not is_subtype and not (isinstance(cls, type) and issubclass(class_of(owner), cls)):
+        super(cls, _real(owner))  # raises
+    return Super(cls, owner)
 
 
 @intercept(getattr)
@@ -499,6 +512,9 @@ def _dict_getitem(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise KeyError(key)
 
 
+_KEEPING = ("get", "pop", "setdefault", "__setitem__")  # they do not look into their third argument
+
+
 def _lazy_or_mapping(vm: Machine, value: Any) -> bool:
     return operations.native_iterable(vm, value) is MISSING or (
         type(value) not in operations.PLAIN and operations.python_method(vm.world, class_of(value), "keys") is not None
@@ -520,6 +536,8 @@ def _dict_method(method: Any, name: str) -> None:
                 return Call(polyfill("dict_update"), [owner, tuple(args[1:]), kwargs, put])
             return Call(polyfill("dict_ior"), [*args, put])
         if type(owner) is not Outside:
+            if name in _KEEPING and len(args) == 3 and not kwargs and type(args[2]) in operations.PENDING:
+                return method(owner, operations.as_key(vm, args[1]), args[2])
             return NATIVE
         if (
             name == "setdefault"

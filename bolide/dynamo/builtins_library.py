@@ -154,6 +154,22 @@ def _deepcopy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return Call(polyfill("copy_deep"), args, kwargs)
 
 
+@intercept(library.new_memo)
+def _new_memo(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    made: dict[Any, Any] = {}
+    vm.memory.setdefault(library.new_memo, []).append(made)
+    return made
+
+
+@intercept(library.memo_key)
+def _memo_key(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value, memo = args
+    if not any(memo is known for known in vm.memory.get(library.new_memo, ())):
+        return Call(id, [value])
+    found = vm.world.real_of(value)
+    return id(value if found is None else found[0])
+
+
 @intercept(torch.Tensor.__deepcopy__)
 def _deepcopy_of_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     vm.trace.where = vm.where()

@@ -497,11 +497,13 @@ def _too_deep(reason: str, where: UserFrame | None) -> Unsupported:
 
 
 def _set_context(error: BaseException, handled: BaseException | None) -> None:
-    """What `raise` does: `handled` becomes the context of `error`, without making a cycle."""
+    """What `raise` does: `handled` becomes the context of `error`, without making a cycle; one may be there already."""
     if handled is None or handled is error:
         return
+    seen: list[BaseException] = []
     at: BaseException | None = handled
-    while at is not None:
+    while at is not None and not any(at is known for known in seen):
+        seen.append(at)
         if at.__context__ is error:
             at.__context__ = None
         at = at.__context__

@@ -90,11 +90,16 @@ _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
 
 
+_OF_NAMEDTUPLES = ("._replace", "._make", "._asdict")  # they keep what they are given
+
+
 @functools.cache
 def runs_as_is(module: str, name: str) -> bool:
     """Whether what has this qualified name in this module is run natively."""
     if module.startswith(("bolide.tracing.", "bolide.dynamo.values.arrays")):  # what a traced tensor or array does
         return True
+    if module == "collections" and name.endswith(_OF_NAMEDTUPLES):
+        return False
     return module.partition(".")[0] in policy.NATIVE_ROOTS and not f"{module}.{name}".startswith(policy.INTERPRETED)
 
 
@@ -312,7 +317,9 @@ def _is_of_numpy(function: Any) -> bool:
 
 
 def _is_of_torch(function: Any) -> bool:
-    return issubclass(_holder(function), torch.Tensor) or str(getattr(function, "__module__", "")).startswith("torch")
+    """Whether a native function is torch's, or ours in place of one."""
+    module = str(getattr(function, "__module__", ""))
+    return module.startswith(("torch", "bolide.tracing.")) or issubclass(_holder(function), torch.Tensor)
 
 
 def _takes_symbols(function: Any) -> bool:

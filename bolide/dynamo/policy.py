@@ -68,6 +68,8 @@ INTERPRETED = (
     "dataclasses.astuple",
     "dataclasses._astuple_inner",
     "dataclasses.fields",
+    "dataclasses.is_dataclass",
+    "dataclasses._is_dataclass_instance",
     "operator.attrgetter",
     "operator.itemgetter",
     "operator.methodcaller",

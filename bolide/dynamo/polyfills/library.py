@@ -467,10 +467,20 @@ def copy_shallow(value: Any) -> Any:
     return _copied(value, lambda part: part, lambda made: None)
 
 
+def new_memo() -> Any:
+    """What a deep copy keeps of those made so far. Answered by an intercept while capturing."""
+    return {}
+
+
+def memo_key(value: Any, memo: Any) -> Any:
+    """The key of `value` there. In a memo of ours nobody sees it; in others it is `id(value)`, from outside."""
+    return id(value)
+
+
 def copy_deep(value: Any, memo: Any = None, _nil: Any = None) -> Any:
     """`copy.deepcopy`, whose own marker nobody gives it."""
-    memo = {} if memo is None else memo
-    key = id(value)
+    memo = new_memo() if memo is None else memo
+    key = memo_key(value, memo)
     if key in memo:
         return memo[key]
     if copies_itself(value):
