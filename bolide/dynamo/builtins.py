@@ -167,8 +167,8 @@ def _super(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _super_of(vm: Machine, cls: Any, owner: Any) -> Any:
-    is_subtype = isinstance(owner, type) and isinstance(cls, type) and issubclass(owner, cls)
-    if not is_subtype and not (isinstance(cls, type) and issubclass(class_of(owner), cls)):
+    is_class = issubclass(type(owner), type) and issubclass(owner, cls)
+    if not is_class and not issubclass(class_of(owner), cls):
         super(cls, _real(owner))  # raises
     return Super(cls, owner)
 

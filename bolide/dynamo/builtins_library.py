@@ -184,7 +184,7 @@ def _copies_itself(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if type(value) in operations.SYMBOLIC or is_opaque(value):
         return True
     cls = class_of(value)
-    if not (policy.is_python_class(cls) or cls in _COPIED):
+    if not (policy.is_python_class(cls) or cls in _COPIED or type(value) in operations.SEEN_AS):
         raise Unsupported(f"a copy of a {cls.__name__}", vm.where(), None, "native_call")
     return False
 

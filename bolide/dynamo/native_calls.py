@@ -30,6 +30,7 @@ from bolide.dynamo.operations import (
     PLAIN,
     SYMBOLIC,
     as_number,
+    class_of,
     concrete,
     is_number,
     polyfill,
@@ -301,7 +302,7 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
     if cls is torch.Size and _is_of_numpy(function):
         return concrete_data(vm, tuple(arg))
     if not isinstance(arg, (type, list, tuple)) and _iterates(function):
-        return Call(None, []) if python_method(vm.world, cls, "__iter__") is not None else arg
+        return Call(None, []) if python_method(vm.world, class_of(arg), "__iter__") is not None else arg
     return arg
 
 

@@ -222,6 +222,24 @@ for _kind in SCALARS:
     intercept(_kind)(_converted(_kind))
 
 
+@intercept(numpy.isscalar)
+def _is_scalar(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return True if len(args) == 1 and isinstance(args[0], TracedScalar) else NATIVE
+
+
+def _copier(method: Any) -> Callable[[Machine, Args, Kwargs], Any]:
+    def copied(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        vm.trace.where = vm.where()
+        return args[0].__copy__() if args and isinstance(args[0], TracedArray) else NATIVE
+
+    return copied
+
+
+for _owner in (numpy.ndarray, numpy.generic):
+    for _name in ("__copy__", "__deepcopy__"):
+        intercept(vars(_owner)[_name])(_copier(_name))
+
+
 def _maker(name: str) -> Callable[[Machine, Args, Kwargs], Any]:
     def make(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         """NumPy makes the array itself unless the configuration chooses other default types."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import warnings
 
@@ -418,7 +419,7 @@ def alike(mine, theirs):
     if isinstance(theirs, (tuple, list)):
         for one, other in zip(mine, theirs, strict=True):
             alike(one, other)
-    elif isinstance(theirs, (str, bool, np.dtype)):
+    elif theirs is None or isinstance(theirs, (str, bool, np.dtype)):
         assert mine == theirs
     else:
         same(mine, theirs)
@@ -434,3 +435,43 @@ def test_texts_and_keys_of_numbers_of_numpys():
         found, expected = compiled(x, number), program(x, number)
         assert found[1:] == expected[1:] and type(found[4]) is type(expected[4])
         same(found[0], expected[0])
+
+
+def _error(run):
+    try:
+        return run()
+    except (IndexError, ValueError, AttributeError) as error:
+        return type(error).__name__, str(error)
+
+
+def _write(a, place, value):
+    a[place] = value
+
+
+def _summed(a):
+    total = kept = a.sum() * 0
+    for row in a:
+        total += row.sum()
+    return total, kept
+
+
+ORDINARY = {
+    "lists of rows": lambda a: [list(row) for row in a],
+    "copies": lambda a: (copy.copy(a), copy.deepcopy({"a": a})["a"], copy.copy(a[0, 0]), copy.copy(a) is a),
+    "numbers are not changed in place": _summed,
+    "scalars": lambda a: (np.isscalar(a[0, 0]), np.isscalar(a), isinstance(a[0, 0], np.floating)),
+    "index out of range": lambda a: _error(lambda: a[100]),
+    "written out of range": lambda a: _error(lambda: _write(a, 100, 1)),
+    "written of another shape": lambda a: _error(lambda: _write(a, 0, np.ones(7))),
+    "no such attribute": lambda a: (_error(lambda: a.foo), _error(lambda: a[0, 0].foo)),
+    "no such shape": lambda a: _error(lambda: a.reshape(7, 11)),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_uses_of_arrays(name):
+    program = ORDINARY[name]
+    compiled = bolide.compile(program)
+    for rows in (3, 5, 4):
+        a = np.random.default_rng(rows).standard_normal((rows, 4))
+        alike(compiled(a.copy()), program(a.copy()))

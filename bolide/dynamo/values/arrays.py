@@ -91,7 +91,10 @@ class TracedArray(NDArrayOperatorsMixin):
         return found.item()
 
     def __getitem__(self, index: Any) -> Any:
-        found = out_of(self.array[into(index)], (self,))
+        try:
+            found = out_of(self.array[into(index)], (self,))
+        except IndexError as error:
+            raise refused("ndarray.__getitem__") from error
         if isinstance(found, TracedArray) and found is not self:
             if not found.tensor.dim() and not _keeps_array(index):
                 return scalar_of(found.tensor.clone())
@@ -101,7 +104,16 @@ class TracedArray(NDArrayOperatorsMixin):
     def __setitem__(self, index: Any, value: Any) -> None:
         if not self.writeable:
             raise ValueError("assignment destination is read-only")
-        self.array[into(index)] = into(value)
+        try:
+            self.array[into(index)] = into(value)
+        except (IndexError, RuntimeError) as error:
+            raise refused("ndarray.__setitem__") from error
+
+    def __copy__(self) -> Any:
+        return TracedArray(layer().ndarray(self.tensor.clone()))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__copy__()
 
     def __len__(self) -> int:
         return len(self.array)
@@ -148,6 +160,9 @@ class TracedScalar(TracedArray):
             self.made = layer().ndarray(tensor)
         return self.made
 
+    def __copy__(self) -> Any:
+        return self
+
     def item(self) -> Any:
         """As a number of Python's."""
         return self.tensor.item() if self.number is None else self.number
@@ -184,6 +199,10 @@ class TracedScalar(TracedArray):
 
     def __format__(self, specification: str) -> str:
         return super().__format__("") if self.number is None else format(self.concrete(), specification)
+
+
+for _name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
+    setattr(TracedScalar, f"__i{_name}__", getattr(TracedScalar, f"__{_name}__"))  # a number does not change
 
 
 SCALARS: dict[type, type[TracedScalar]] = {
