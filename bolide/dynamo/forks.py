@@ -41,6 +41,10 @@ class Different(Unsupported):
     """The ways of a branch differ where they meet; further on they may not."""
 
 
+class Passed(Different):
+    """A branch in a way of another one, in the same frame, has ways that meet only behind where those around it do."""
+
+
 def fork(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -> None:
     """Let the top frame, which stands behind a branch on data, go on where the ways of the branch have met. The way for
     `wanted` begins at `target`.
@@ -78,11 +82,16 @@ def _try(
     """Join the ways at an instruction; if they differ there, everything is as before and the difference is answered."""
     where, place = vm.trace.where, (frame.code, frame.pc - 1)
     ways: list[Way] = []
-    for start in starts:
-        ways.append(_go(vm, frame, start, join, before))
-        if len(ways) < len(starts):
-            ways[-1].undo(frame, before)
-    vm.trace.where = where
+    try:
+        for start in starts:
+            ways.append(_go(vm, frame, start, join, before))
+            if len(ways) < len(starts):
+                ways[-1].undo(frame, before)
+    except Passed as error:
+        frame.pc = place[1] + 1
+        return error
+    finally:
+        vm.trace.where = where
     try:
         _join(vm, frame, condition, join, before, ways, place)
     except Different as error:
@@ -132,12 +141,19 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
     try:
         with part_of(vm) as part:
             vm._run(itertools.repeat(0))
+        if vm.lost is not None or len(vm.frames) != depth or vm.frames[-1] is not frame:
+            raise Unsupported(
+                "a way of a branch does not come to where the other one does", vm.where(), kind="control_flow"
+            )
+        if frame.pc != join and not (join == END and code.ops[frame.pc] in _RETURNS):
+            raise Passed("the ways of a branch meet behind those around it", vm.where(), kind="control_flow")
+    except Passed:
+        frame.stack[:], frame.locals[:] = beginning
+        frame.exceptions[:] = errors
+        before.restore(before.changed())
+        raise
     finally:
         code.bound, vm.base = bound, base
-    if vm.lost is not None or len(vm.frames) != depth or vm.frames[-1] is not frame:
-        raise Unsupported(
-            "a way of a branch does not come to where the other one does", vm.where(), kind="control_flow"
-        )
     if len(errors) != len(frame.exceptions) or any(a is not b for a, b in zip(errors, frame.exceptions)):
         raise Unsupported("a way of a branch handles an exception", vm.where(), kind="control_flow")
     part.check()

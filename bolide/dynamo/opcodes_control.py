@@ -6,7 +6,7 @@ from typing import Any
 
 from bolide.dynamo import operations
 from bolide.dynamo.breaking import break_is_error, can_fork, checked, compared_number
-from bolide.dynamo.forks import fork
+from bolide.dynamo.forks import Passed, fork
 from bolide.dynamo.frames import Frame, Generator
 from bolide.dynamo.interpreter import Call, Machine, opcode
 from bolide.dynamo.opcodes import NULL, described, is_iterable, pop_many
@@ -67,7 +67,7 @@ def _fork(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool, refu
         if can_fork(vm, frame.code, at - 1):
             try:
                 fork(vm, frame, value, target, wanted)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, Passed):
                 raise
             except BaseException as error:
                 why = getattr(error, "reason", None) or f"a way of it raises {type(error).__name__}"

@@ -15,6 +15,7 @@ from bolide.dynamo.state import CALLBACK, own_mark, state
 from bolide.dynamo.values.attributes import load_attribute
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing.calls import CallRecorder
+from bolide.tracing.trace import LateWrite
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -102,7 +103,8 @@ def later(vm: Machine, function: Any, name: str, key: Any = None, callable_later
             failure = Unsupported(reason, _definition(function), operation=name, kind="operator")
             failure.__cause__ = error
         if key is not None:
-            known = history.opaque if callable_later else history.called_for_real
+            recallable = callable_later and not isinstance(failure, LateWrite)
+            known = history.opaque if recallable else history.called_for_real
             known[key] = f"{name}, called in the backward pass: {failure.reason}"
         try:
             raise failure

@@ -40,6 +40,8 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     values: list[Any] = _results(trace, signature, taken)
     made = len(values)
     trace.deriving = True
+    if trace.own_gradients or trace.formulas:
+        trace.past = frozenset(trace.graph.nodes)
     trace.differentiates = False  # what is derived once more is the forward
     with trace.recording(), torch._C._DisableAutocast(), torch.no_grad():
         tangents = [

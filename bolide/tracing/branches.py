@@ -430,7 +430,9 @@ def _derivative(
             for place, (meta, node) in enumerate(zip(tensors, nodes))
         ]
         leaves, tangents = made[: branches.operands], made[branches.operands :]
+        tape.differentiates = True  # ways of branches in this one are derived from what is recorded here
         outputs = list(run_again(tape, graph, [*leaves, *given_sizes]))
+        tape.differentiates = False
         pairs = [(outputs[place], tangent) for place, tangent in zip(branches.derived, tangents)]
         wanted_leaves = tuple([leaves[place] for place in branches.differentiable])
         alone = [_engine_run([pair], wanted_leaves) for pair in pairs]

@@ -31,6 +31,15 @@ Data = tuple[torch.Tensor, Callable[[], None]]  # a copy, and what to call if th
 _PLAIN = {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
+class LateWrite(Unsupported):
+    """Code that derives the program writes to what is older: that is fixed by then, and a backward runs later, not at
+    all, or several times."""
+
+    def __init__(self, where: UserFrame | None) -> None:
+        remedy = "write to a clone, or return it from the forward instead"
+        super().__init__("what is older than the backward pass is written in it", where, remedy, kind="operator")
+
+
 def unnoted(of: AliasGroup, copy: AliasGroup) -> None:
     """Nobody wants to know of copies that eager may not make."""
 
@@ -88,6 +97,7 @@ class Trace:
         self.refutable = False  # running the graph may raise Refuted
         self.differentiates = False  # whether an input requires grad
         self.deriving = False  # whether the backward is being recorded, not the program
+        self.past: frozenset[torch.fx.Node] = frozenset()  # what the program has made when code of its own derives it
         self.formulas: set[str] = set()  # names of the derivatives, written in Python, of operators that are called
         self.opaque: dict[Any, str] = {}  # derivatives that cannot be recorded, and why (see `derivatives`)
         self.for_real: dict[Any, str] = {}  # those that cannot be called in the backward either
@@ -475,6 +485,8 @@ class Trace:
         if group.source is not None and overlaps.within(group.base.meta["val"]):
             reason = "an argument is written of which elements are one in memory"
             raise Unsupported(reason, self.where, "clone it", kind="tensor_write")
+        if group.base in self.past:
+            raise LateWrite(self.where)
         old = target.node.meta["val"]
         if overlaps.within(old):
             reason = "a tensor is written of which elements are one in memory"

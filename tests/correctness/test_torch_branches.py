@@ -103,6 +103,58 @@ def nested(x: Tensor, w: Tensor) -> Any:
 
 
 @whole
+def nested_apart(x: Tensor, w: Tensor) -> Any:
+    y = x @ w
+    if x.sum() > 0:
+        if y.max() > -100:
+            with torch.no_grad():
+                scale = y * x.sum()
+            y = y * scale
+            if y.max() > -100:
+                y = y * _apart(y) + (y * w.sum()).detach().sin()
+        y = y * 3
+    return y
+
+
+@torch.no_grad()
+def _apart(y: Tensor) -> Tensor:
+    return y.sin() * 2 if y.sum() > 0 else y.cos()
+
+
+@whole
+def nested_that_meet_further_on(x: Tensor, w: Tensor) -> Any:
+    if x.sum() > 0:
+        if x.max() > 0.5:
+            y, extra = x @ w, (x * 2,)
+        else:
+            y, extra = (x @ w).sin(), ()
+    elif x.min() < -0.5:
+        y, extra = x @ w, (x.cos(), x)
+    else:
+        y, extra = x @ w, ()
+    for each in extra:
+        y = y * each
+    return y
+
+
+@broken
+def nested_that_set_or_not(x: Tensor, w: Tensor) -> Any:
+    if x.sum() > 0:
+        if x.max() > 0.5:
+            y, extra = x @ w, x * 2
+        else:
+            y = (x @ w).sin()
+    elif x.min() < -0.5:
+        y, extra = x @ w, x.cos()
+    else:
+        y = x @ w
+    if x.max() > 0.5 or x.min() < -0.5:
+        return y * extra @ w
+    extra = x * 1
+    return y * extra
+
+
+@whole
 def in_a_loop(x: Tensor, w: Tensor) -> Any:
     h = x
     for i in range(4):
@@ -455,16 +507,17 @@ def bolide_captures() -> Any:
 
 
 @ALL_BACKENDS
-def test_gradients_of_gradients(backend: str) -> None:
+@pytest.mark.parametrize("fn", [both_ways, nested_apart], ids=lambda fn: fn.__name__)
+def test_gradients_of_gradients(fn: Program, backend: str) -> None:
     def twice(fn: Program, args: list[Tensor]) -> list[Tensor]:
         first = torch.autograd.grad(fn(*args).square().sum(), args, create_graph=True)
         return [*first, *torch.autograd.grad(sum(g.sin().sum() for g in first), args)]
 
-    compiled = bolide.compile(both_ways, backend=backend)
+    compiled = bolide.compile(fn, backend=backend)
     for size in (3, 5):
         for sign in (1.0, -1.0):
             args = [value.detach().double().requires_grad_() for value in inputs(size, sign, True)]
-            for mine, theirs in zip(twice(compiled, args), twice(both_ways, args), strict=True):
+            for mine, theirs in zip(twice(compiled, args), twice(fn, args), strict=True):
                 torch.testing.assert_close(mine, theirs)
 
 

@@ -26,10 +26,12 @@ SEED = int(os.environ.get("BOLIDE_TEST_SEED", "0"))
 
 class Writer:
     """Writes one program. The tensors a, b, c have x's shape; `kept` is a list, `table` a dict of such, `box` an
-    object; `state` belongs to the caller."""
+    object; `state` belongs to the caller. Every second program is plain: in branches
+    it only computes on with a variable, so that all of them, and those in their ways, become parts of a graph."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
+        self.plain = chance.random() < 0.5
         self.lines: list[str] = []
         self.loops = 0
 
@@ -37,6 +39,8 @@ class Writer:
         self.line(0, "def program(x, w, v, state):")
         self.line(1, "a, b, c, n, flag = x * 1.5, x @ w, x.sin(), 2, False")
         self.line(1, "kept, table, box = [a, b], {'p': c}, Box(x * v)")
+        if self.plain:
+            self.branch(1, 3)
         self.block(1, 3, self.chance.randint(3, 6))
         self.line(1, "return a, b, c, n, flag, kept, table['p'], box.value")
         return "\n".join(self.lines)
@@ -55,7 +59,8 @@ class Writer:
         return self.pick(
             f"{one} * {other}", f"({one} @ w).tanh()", f"{one}.sin() + n", f"{one} * v", f"{one}.clamp(-0.5, 0.5)",
             f"{one} + {other}.mean()", f"{one}.detach() * {other}", f"torch.where({one} > 0, {one}, {other})",
-            f"{one}.tanh() / 2", f"helper({one}, w)", f"{one} * 0.5", one,
+            f"{one}.tanh() / 2", f"helper({one}, w)", f"{one} * 0.5", one, f"apart({one}) * {other}",
+            f"({one} * {other}).detach() + {one}",
         )  # fmt: skip
 
     def condition(self) -> str:
@@ -74,19 +79,29 @@ class Writer:
 
     def statement(self, depth: int, deepest: int) -> None:
         kind = self.chance.random()
-        if deepest and kind < 0.3:
+        if deepest and kind < (0.5 if self.plain and depth > 1 else 0.3):
             self.branch(depth, deepest)
-        elif deepest and kind < 0.36:
+        elif deepest and not self.plain and kind < 0.36:
             self.loops += 1
             self.line(depth, f"for i{self.loops} in range({self.chance.randint(1, 3)}):")
             if self.chance.random() < 0.5:
                 self.line(depth + 1, f"if {self.condition()}:")
                 self.line(depth + 2, self.pick("continue", "continue", "break"))
             self.block(depth + 1, deepest - 1, 2)
-        elif kind < 0.75:
+        elif self.plain and depth > 1:
+            self.step(depth)
+        elif self.plain or kind < 0.75:
             self.line(depth, f"{self.pick('a', 'b', 'c')} = {self.value()}")
         else:
             self.effect(depth)
+
+    def step(self, depth: int) -> None:
+        """No other variable gets a gradient by it."""
+        one, other, made = self.pick("a", "b", "c"), self.tensor(), self.pick("d", "e")
+        apart = self.pick(f"{other}.detach()", f"apart({other})", f"({other} * {one}).detach().sin()", made)
+        if apart == made:
+            self.line(depth, f"with torch.no_grad(): {made} = ({other} @ w).tanh()")
+        self.line(depth, f"{one} = " + self.pick(f"{one} * {apart}", f"{one}.sin() + {apart}", f"{one}.tanh() / 2"))
 
     def effect(self, depth: int) -> None:
         one, value = self.pick("a", "b", "c"), self.value()
@@ -99,6 +114,7 @@ class Writer:
                 "n = n + 1", "flag = not flag", f"kept.append({value})", f"{one} = {one}.view(-1).view(x.shape)",
                 f"{one} = {value} if {self.condition()} else {self.value()}", f"return {value}, {one}",
                 "table = dict(table)", "box = Box(box.value)", f"with torch.no_grad(): c = ({value}).detach()",
+                f"with torch.no_grad(): c = {value} * 2", f"c = {one} * c.detach()",
             ),
         )  # fmt: skip
 
@@ -115,6 +131,11 @@ class Box:
         self.value = value
 
 
+@torch.no_grad()
+def apart(a: Tensor) -> Tensor:
+    return a.cos() * a if a.sum() > 0 else a * 2
+
+
 def helper(a: Tensor, w: Tensor) -> Tensor:
     if a.sum() > 0:
         a = (a @ w).sin()
@@ -127,7 +148,7 @@ class State:
 
 def compiled_source(source: str, name: str) -> Callable[..., Any]:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    scope: dict[str, Any] = {"torch": torch, "Box": Box, "helper": helper}
+    scope: dict[str, Any] = {"torch": torch, "Box": Box, "helper": helper, "apart": apart}
     exec(compile(source, name, "exec"), scope)
     return scope["program"]  # type: ignore[no-any-return]
 
