@@ -31,7 +31,7 @@ from bolide.dynamo.provenance import around
 from bolide.dynamo.reified import exception_effects, generator_effects, unfinished_variables
 from bolide.dynamo.segments import Shape, are_held, flatten, is_building, is_local, refuse_halfway, unflatten
 from bolide.dynamo.sizes import NeedsNumbers, SizeHistory, Symbols
-from bolide.dynamo.torch_hooks import hook_effects
+from bolide.dynamo.torch_hooks import hook_effects, refuse_results_in_between
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MODULE_INTERNALS
 from bolide.dynamo.values.outside import Deferred
 from bolide.dynamo.values.rebuild import Rebuilder
@@ -312,6 +312,8 @@ class _Attempt:
         checks = _deferred(machine.required, rebuilder)
         rebuilder.refuse_histories()
         refuse_seen(machine, rebuilder.memo)
+        if ending is not None and ending.kind == "inner_gradient":
+            refuse_results_in_between(rebuilder.outputs, place)
         world.refuse_aliases(rebuilder.outputs)
         if any(tensor.grad_fn is not None for tensor in self.trace.renewed):
             raise Unsupported("an input whose data was assigned is written to", place, kind="tensor_write")

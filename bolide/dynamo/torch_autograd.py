@@ -114,11 +114,11 @@ def later(vm: Machine, function: Any, name: str, key: Any = None, callable_later
     return call
 
 
-def refuse_for_real(vm: Machine, key: Any) -> None:
+def refuse_for_real(vm: Machine, key: Any, kind: str = "side_effect") -> None:
     """Raises Unsupported for what an earlier capture has found to be called for real (see `later`)."""
     reason = vm.world.symbols.history.called_for_real.get(key)
     if reason is not None:
-        raise Unsupported(reason, vm.where(), "write nothing outside in the backward pass", kind="side_effect")
+        raise Unsupported(reason, vm.where(), "write nothing outside in the backward pass", kind=kind)
 
 
 def here(vm: Machine) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from bolide.dynamo.values.kinds import CONSTANT_TYPES
 from bolide.dynamo.values.outside import Outside, attribute_source
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.tensors import node_hook, node_prehook
-from bolide.support.errors import Unsupported
+from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing import TracedTensor, modes
 from bolide.tracing.calls import CallRecorder
 from bolide.tracing.trace import NonLeaf
@@ -63,7 +63,7 @@ def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         if not tensor.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         return _register(vm, torch.Tensor.register_hook, tensor, hook)
-    refuse_for_real(vm, here(vm))
+    refuse_for_real(vm, here(vm), "inner_gradient")
     vm.trace.where = vm.where()
     vm.trace.own_gradients = True
     vm.trace.hooked.add(tensor.grad_fn)
@@ -168,6 +168,22 @@ def hook_effects(rebuilder: Rebuilder) -> list[Effect]:
     return effects
 
 
+def refuse_results_in_between(outputs: Sequence[TracedTensor], where: UserFrame | None) -> None:
+    """Raises Unsupported where one result was computed from another: a hook that is put on that one when the graph has
+    run would not see the gradients that come from the first."""
+    ends = {tensor.grad_fn for tensor in outputs} - {None}
+    seen: set[Any] = {None}
+    waiting = [before for node in ends for before, _ in node.next_functions]  # type: ignore[union-attr]
+    while waiting:
+        node = waiting.pop()
+        if node in ends:
+            reason = "gradients are asked of a tensor that another result was computed from"
+            raise Unsupported(reason, where, kind="inner_gradient")
+        if node not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+
+
 def _keep(handle: RemovableHandle) -> None:
     """Making the handle was the effect."""
 
@@ -260,4 +276,5 @@ def _allow_mutation(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(graph.register_multi_grad_hook)
 def _register_multi_grad_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     why = "a hook on several tensors counts those that get a gradient"
-    raise _refused(vm, "register_multi_grad_hook", why, "put a hook on each tensor")
+    remedy = "put a hook on each tensor"
+    raise Unsupported(why, vm.where(), remedy, operation="register_multi_grad_hook", kind="inner_gradient")

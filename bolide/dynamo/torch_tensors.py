@@ -259,7 +259,8 @@ def _retain_grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """
     if vm.world.input_place(args[0]) is None:
         if args[0].requires_grad and not args[0].is_leaf:
-            raise _refused(vm, "Tensor.retain_grad", "a gradient is kept of a tensor made here", "return the tensor")
+            reason, operation = "a gradient is kept of a tensor made here", "Tensor.retain_grad"
+            raise Unsupported(reason, vm.where(), "return the tensor", operation=operation, kind="inner_gradient")
         return NATIVE
     vm.deferred.append((torch.Tensor.retain_grad, [args[0]], {}))
     return None

@@ -29,9 +29,11 @@ from bolide.functorch.graphs import (
     is_view,
     placeholders,
     results,
+    root,
 )
 from bolide.functorch.mincut import INFINITE, minimum_cut
 from bolide.tracing.data import binds
+from bolide.tracing.derivatives import derivative
 from bolide.tracing.graph import Graph
 
 Strategy = Literal["default", "min_cut"]
@@ -95,7 +97,8 @@ class Needs:
     """`candidates`: nodes that the backward needs and that depend on no tangent, in order; `demanded`: those that it
     reads directly; `readers`: the nodes of the backward that depend on tangents; `in_forward`: nodes that the forward
     computes in any case; `backward_only`: candidates that it does not compute, but could save; `visible`: its results;
-    `checkpointed`: nodes that the program wants computed again.
+    `checkpointed`: nodes that the program wants computed again; `held`: those that code of the program's is given in
+    the backward, which may write to this very memory.
     """
 
     candidates: list[fx.Node]
@@ -105,6 +108,7 @@ class Needs:
     backward_only: set[fx.Node]
     visible: set[fx.Node]
     checkpointed: set[fx.Node]
+    held: set[fx.Node]
 
     def savable(self, node: fx.Node) -> bool:
         """Views are never saved (what they look at is), nor are tuples (their items are), constants (they are there),
@@ -144,7 +148,9 @@ def analyse(joint: Joint) -> Needs:
     demanded.update(node for node in candidates if not readers.isdisjoint(node.users))
     backward_only: set[fx.Node] = set()
     checkpointed = _checkpointed(graph, in_forward)
-    needs = Needs(candidates, demanded, readers, in_forward, backward_only, set(outputs), checkpointed)
+    called = graph.find_nodes(op="call_function", target=derivative)
+    held = {root(operand) for node in called for operand in node.all_input_nodes if is_tensor(operand)}
+    needs = Needs(candidates, demanded, readers, in_forward, backward_only, set(outputs), checkpointed, held)
     backward_only.update(node for node in candidates if node not in in_forward and needs.savable(node))
     return needs
 
@@ -256,6 +262,8 @@ def _price_of_saving(node: fx.Node, needs: Needs) -> float:
 
 def _may_run_in_backward(node: fx.Node, needs: Needs) -> bool:
     if node.op == "placeholder" or is_impure(node):
+        return False
+    if node in needs.held:
         return False
     if node in needs.in_forward and "region" in node.meta and node not in needs.checkpointed:
         return not needs.savable(node)  # a region's result: without it the next region would start with this one's

@@ -291,6 +291,14 @@ _TABLE = (
         "The branches or bodies of torch.cond, while_loop and the like do something that a graph cannot hold.",
         "let branches compute tensors of equal shapes and dtypes, without effects",
     ),
+    BreakKind(
+        "BR0512",
+        "inner_gradient",
+        "Gradients are asked of a tensor that the program makes",
+        "A hook that writes outside, or retain_grad, is called for real. It sees no gradients of what the same graph has "
+        "computed from the tensor, so the graph ends before that.",
+        "ask for it right behind the operation that makes the tensor",
+    ),
     # ---- torch's state
     BreakKind(
         "BR0601",

@@ -109,6 +109,8 @@ def _recorded(trace: Trace, node: Any, function: Any, tangents: Sequence[Any]) -
     layouts = [(tuple(meta.shape), tuple(meta.stride)) for meta in metas]
     leaves, spec = pytree.tree_flatten((saved, attributes, list(tangents), layouts))
     tensors = [place for place, leaf in enumerate(leaves) if type(leaf) in (TracedTensor, torch.Tensor)]
+    of_forward = len(pytree.tree_leaves((saved, attributes)))
+    kept = sum(place < of_forward for place in tensors)
     numbers = [place for place, leaf in enumerate(leaves) if type(leaf) is torch.SymInt]
     operands = [trace.unwrap(leaves[place]) for place in tensors]
     sizes = [trace.unwrap(leaves[place]) for place in numbers]
@@ -118,7 +120,7 @@ def _recorded(trace: Trace, node: Any, function: Any, tangents: Sequence[Any]) -
     if unknown:
         raise Unsupported(f"its context holds a {unknown[0]}", kind="operator")
     structure = {_STRUCTURE: getattr(node, _STRUCTURE)} if hasattr(node, _STRUCTURE) else {}
-    table = Derivative(function, tuple(node.needs_input_grad), leaves, spec, tensors, numbers, metas, structure)
+    table = Derivative(function, tuple(node.needs_input_grad), leaves, spec, tensors, kept, numbers, metas, structure)
     made = trace.call(derivative, operands, sizes, enter(table))
     return [trace.wrap(gradient) for gradient in made[: len(metas)]]
 
@@ -152,14 +154,15 @@ class Context:
 class Derivative:
     """One derivative that is called: of which Function, which arguments want gradients, the saved tensors, attributes
     of the context, tangents and layouts of the gradients in flat form (a tensor, or a size, is None there), the places
-    of tensors and sizes, the metas of the gradients, and what torch notes of lists. `writes`: whether it has been
-    seen to write to its arguments."""
+    of tensors (of which the first `kept` are of the forward, and not tangents) and sizes, the metas of the gradients,
+    and what torch notes of lists. `writes`: whether it has been seen to write to its arguments."""
 
     function: Any
     needs: tuple[bool, ...]
     leaves: list[Any]
     spec: Any
     tensors: list[int]
+    kept: int
     numbers: list[int]
     metas: list[TensorMeta]
     structure: dict[str, Any]
@@ -177,7 +180,7 @@ class Derivative:
         context = Context(saved, self.needs, attributes | self.structure)
         backward = self.function.backward if self.function.vjp is Function.vjp else self.function.vjp
         found = backward(context, *tangents)
-        self._look_for_writes(given, versions)
+        self._look_for_writes(tensors, given, versions)
         wanted = self._wanted(found if isinstance(found, tuple) else (found,))
         own = [tensor.untyped_storage().data_ptr() for tensor in given]
         gradients = []
@@ -195,8 +198,14 @@ class Derivative:
             gradients.append(made)
         return [*gradients, *[torch.tensor(gradient is not None) for _, gradient in wanted]]
 
-    def _look_for_writes(self, given: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
-        """Code that writes to its arguments is given copies; the first time everything is a copy."""
+    def _look_for_writes(
+        self, tensors: Sequence[torch.Tensor], given: Sequence[torch.Tensor], versions: Sequence[int]
+    ) -> None:
+        """Code that writes to its arguments is given copies; the first time everything is a copy. What it has written
+        to a value of the forward is written to that then: it may be an input, or a result."""
+        for original, copy, version in zip(tensors[: self.kept], given, versions):
+            if copy._version != version and copy is not original:
+                original.data.copy_(copy)  # uncounted: the graph has saved it, and may run once more
         written = [tensor._version for tensor in given] != versions
         if written and self.writes is False:
             raise RuntimeError(

@@ -485,7 +485,7 @@ class Trace:
         if group.source is not None and overlaps.within(group.base.meta["val"]):
             reason = "an argument is written of which elements are one in memory"
             raise Unsupported(reason, self.where, "clone it", kind="tensor_write")
-        if group.base in self.past:
+        if self.past and (group.source is not None or group.base in self.past):
             raise LateWrite(self.where)
         old = target.node.meta["val"]
         if overlaps.within(old):

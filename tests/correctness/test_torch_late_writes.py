@@ -1,0 +1,154 @@
+"""What code of the program's own writes, or is told, in the backward pass: to inputs, results and values in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bolide
+
+BACKENDS = pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager"])
+Put = Callable[[Any, Tensor, Tensor, Tensor], None]
+PUTS: dict[str, Put] = {
+    "an input": lambda ctx, x, y, kept: setattr(ctx, "late", kept),
+    "a view of an input": lambda ctx, x, y, kept: setattr(ctx, "late", kept.view(-1)),
+    "a result": lambda ctx, x, y, kept: setattr(ctx, "late", y),
+    "a value in between": lambda ctx, x, y, kept: setattr(ctx, "late", x.cos()),
+    "saved": lambda ctx, x, y, kept: ctx.save_for_backward(kept),
+}
+
+
+def _function(put: Put, reads: bool) -> Any:
+    class Writing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, kept: Tensor) -> Any:
+            y = x * 2
+            put(ctx, x, y, kept)
+            ctx.mark_non_differentiable(y)
+            return x.sin(), y
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor, _: Any) -> Any:
+            late = ctx.saved_tensors[0] if ctx.saved_tensors else ctx.late
+            if not reads or g.sum() > -1000:
+                late.add_(g.view(late.shape))
+            return g * 2 + late.view(g.shape).detach(), None
+
+    return Writing
+
+
+def _runs(fn: Callable[..., Any], times: int) -> list[Tensor]:
+    found = []
+    for size in (3, 4, 5):
+        torch.manual_seed(size)
+        x, kept = torch.rand(size, 2, requires_grad=True), torch.zeros(size, 2)
+        results = fn(x, kept)
+        loss = (results[0] * torch.rand(size, 2)).sum()
+        for _ in range(times):
+            found += [*torch.autograd.grad(loss, x, retain_graph=True), kept.clone(), results[1].clone()]
+    return found
+
+
+@BACKENDS
+@pytest.mark.parametrize("reads", [False, True], ids=["recorded", "called"])
+@pytest.mark.parametrize("put", PUTS.values(), ids=PUTS)
+def test_what_the_backward_of_a_function_writes(put: Put, reads: bool, backend: str) -> None:
+    function = _function(put, reads)
+
+    def fn(x: Tensor, kept: Tensor) -> Any:
+        out, y = function.apply(x * 1.5, kept)
+        return out.cos(), y
+
+    times = 1 if put is PUTS["saved"] else 2
+    for mine, theirs in zip(_runs(bolide.compile(fn, backend=backend), times), _runs(fn, times), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y
+
+
+def _of_module(model: Counting) -> Callable[..., Any]:
+    model.register_full_backward_hook(lambda module, inside, outside: _add(model.seen, outside[0]))
+    return lambda x: model(x).sin()
+
+
+def _of_tensor(model: Counting) -> Callable[..., Any]:
+    def fn(x: Tensor) -> Tensor:
+        y = model(x)
+        y.register_hook(lambda g: _add(model.seen, g))
+        return y.sin()
+
+    return fn
+
+
+def _add(buffer: Any, gradient: Tensor) -> None:
+    buffer.add_(gradient.sum(0))
+
+
+@BACKENDS
+@pytest.mark.parametrize("make", [_of_module, _of_tensor])
+def test_buffers_that_hooks_write_to(make: Callable[..., Any], backend: str) -> None:
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        model = Counting()
+        fn = make(model)
+        fn = bolide.compile(fn, backend=backend) if compiled else fn
+        for size in (2, 3, 4):
+            fn(torch.rand(size, 3, requires_grad=True)).sum().backward()
+        found.append([model.seen, *[parameter.grad for parameter in model.parameters()]])
+    torch.testing.assert_close(*found)
+
+
+def _keeps(x: Tensor, log: list[Any]) -> Any:
+    y = x * 2
+    z = y.sin() + x
+    y.retain_grad()
+    return z, y
+
+
+def _logs(x: Tensor, log: list[Any]) -> Any:
+    y = x * 2
+    z = y.sin() + x
+    y.register_hook(lambda g: log.append(g.clone()))
+    return z, y
+
+
+def _scales(x: Tensor, log: list[Any]) -> Any:
+    y = (x * 2).exp()
+    parts = [y.sin(), y * x, y.cos()]
+
+    def scale(g: Tensor) -> Tensor:
+        log.append(g.sum())
+        return g * 3
+
+    y.register_hook(scale)
+    return parts[0] + parts[1] * parts[2], y
+
+
+@BACKENDS
+@pytest.mark.parametrize("fn", [_keeps, _logs, _scales])
+def test_gradients_asked_of_a_tensor_that_was_used_already(fn: Callable[..., Any], backend: str) -> None:
+    compiled = bolide.compile(fn, backend=backend)
+    for size in (3, 4, 5):
+        values, found = torch.rand(size), []
+        for each in (compiled, fn):
+            log: list[Any] = []
+            x = values.clone().requires_grad_()
+            z, y = each(x, log)
+            z.sum().backward()
+            found.append([x.grad, *log, *([y.grad] if y.retains_grad else [])])
+        assert len(found[0]) == 2
+        torch.testing.assert_close(*found)
