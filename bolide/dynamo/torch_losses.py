@@ -1,5 +1,5 @@
-"""Functions of `torch.nn.functional` whose native code would go past the recording, or looks at data before it is taken
-apart into operations."""
+"""Functions of torch whose native code would go past the recording, or looks at data before it is taken apart into
+operations."""
 
 from __future__ import annotations
 
@@ -49,6 +49,20 @@ def _one_hot(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
             raise Unsupported("one_hot looks at its classes", vm.where(), kind="data_value")
         vm.trace.where = vm.where()
         require(vm, ((labels < 0) | (labels >= classes)).any().logical_not())
+    return NATIVE
+
+
+@intercept(torch.tensor_split, torch.Tensor.tensor_split)
+def _tensor_split(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Places that are given by a tensor are numbers that are data."""
+    places = args[1] if len(args) > 1 else kwargs.get("tensor_indices_or_sections")
+    if type(places) is not TracedTensor or places.dtype is not torch.int64 or places.dim() != 1:
+        return NATIVE
+    vm.trace.where = vm.where()
+    if len(args) > 1:
+        args[1] = places.tolist()
+    else:
+        kwargs["indices"] = kwargs.pop("tensor_indices_or_sections").tolist()
     return NATIVE
 
 

@@ -30,7 +30,15 @@ from bolide.tracing.meta import (
     same_sizes,
 )
 from bolide.tracing.refusals import refuse_negative, refuse_overlaps, refuse_types
-from bolide.tracing.rules.common import broadcast_shapes, format_strides, is_dense, like_strides, require, wrap_dim
+from bolide.tracing.rules.common import (
+    broadcast_shapes,
+    format_strides,
+    is_contiguous,
+    is_dense,
+    like_strides,
+    require,
+    wrap_dim,
+)
 from bolide.tracing.rules.registry import infer_from, qualified
 from bolide.tracing.tensor import TracedTensor, ViewStep, carry_marks
 
@@ -411,14 +419,34 @@ def _as_strided(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     given: list[Any] = [*args[1:], *kwargs.values(), None]
     size, stride, offset = given[:3]
     offset = tensor.storage_offset() if offset is None else offset
-    base = tensor.group.base.meta["val"]
-    if base.offset or not is_dense(base.shape, base.stride):
-        raise Unsupported("as_strided of a tensor that does not fill its storage", trace.where, kind="tensor_write")
+    _refuse_part_of_storage(trace, tensor.group.base.meta["val"])
     step: ViewStep = (func, (trace.unwrap(size), trace.unwrap(stride), trace.unwrap(offset)), {})
     node = trace.call(func, tensor.group.base, *step[1])
     view = TracedTensor.make(trace, node.meta["val"], node, tensor.group, (step,))
     view.counts, view.cut = tensor.counts, tensor.cut
     return view
+
+
+def _refuse_part_of_storage(trace: Trace, meta: TensorMeta) -> None:
+    """Nothing is known of the storage around a tensor."""
+    if meta.offset or not is_dense(meta.shape, meta.stride):
+        raise Unsupported("as_strided of a tensor that does not fill its storage", trace.where, kind="tensor_write")
+
+
+@handler("as_strided_copy")
+def _as_strided_copy(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    view = _as_strided(trace, aten.as_strided.default, args, kwargs)
+    return trace.wrap(trace.call(aten.clone.default, view.node, memory_format=torch.contiguous_format))
+
+
+@handler("as_strided_scatter")
+def _as_strided_scatter(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
+    _refuse_part_of_storage(trace, tensor.meta)
+    if tensor.requires_grad and not is_contiguous(tensor.meta):
+        raise Unsupported("as_strided_scatter with gradients of what is not contiguous", trace.where, kind="operator")
+    node, options = trace.unwrap(tensor), {name: trace.unwrap(value) for name, value in kwargs.items()}
+    return trace.wrap(trace.call(func, node, *map(trace.unwrap, args[1:]), **options))
 
 
 @handler("_reshape_alias")

@@ -17,7 +17,7 @@ from bolide.tracing.handlers import dtype_and_device, handler
 from bolide.tracing.meta import TensorMeta, contiguous_strides
 from bolide.tracing.refusals import refuse_negative, refuse_overlaps
 from bolide.tracing.rules import types
-from bolide.tracing.rules.common import like_strides
+from bolide.tracing.rules.common import fresh, like_strides
 from bolide.tracing.tensor import TracedTensor
 
 if TYPE_CHECKING:
@@ -134,8 +134,9 @@ def _bernoulli_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 @handler("bernoulli", "bernoulli.p")
 def _bernoulli_of(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     node = trace.unwrap(args[0])
-    meta = node.meta["val"]._replace(stride=like_strides(node.meta["val"], None))
-    return trace.wrap(_bernoulli(trace, meta, args[1] if len(args) > 1 else node))
+    like = node.meta["val"]
+    wanted = fresh(like.shape, like.dtype, like.device)
+    return trace.wrap(_bernoulli(trace, wanted, args[1] if len(args) > 1 else node))
 
 
 @handler("uniform_")

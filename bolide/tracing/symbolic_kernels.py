@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from bolide.symbolic import product, same_size, times
 from bolide.tracing.layers import layer
 from bolide.tracing.meta import is_data, is_one, is_undecided, same_sizes
-from bolide.tracing.rules.common import differ, is_contiguous, wrap_dim
+from bolide.tracing.rules.common import differ, is_contiguous, suggested_format, wrap_dim
 from bolide.tracing.rules.registry import remembered
 from bolide.tracing.rules.views import reshaped
 from bolide.tracing.tensor import TracedTensor
@@ -68,11 +68,13 @@ _UPSAMPLED = ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d",
 
 
 def _of_floats(op: Any, theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's formula for floats; for other types, for which there may be no kernel, ATen's."""
+    """torch's formula for floats, laid out as by ATen; for other types, for which there may be no kernel, ATen's."""
     kernel = _of_primitives(op)
 
-    def call(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return (theirs if x.is_floating_point() else kernel)(x, *args, **kwargs)
+    def call(x: TracedTensor, *args: Any, **kwargs: Any) -> Any:
+        if not x.is_floating_point():
+            return kernel(x, *args, **kwargs)
+        return theirs(x, *args, **kwargs).contiguous(memory_format=suggested_format(x.meta))
 
     return call
 

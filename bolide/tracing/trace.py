@@ -523,10 +523,11 @@ class Trace:
         target._node, target._seen = value, group.version
 
     def restride(self, node: torch.fx.Node, wanted: TensorMeta) -> torch.fx.Node:
-        """The node with the strides of `wanted` (of the same shape), copied if need be; where those have gaps or
-        overlaps, with dense strides in the same order."""
+        """The node with the strides of `wanted` (of the same shape), copied if need be; a copy has no gaps and no
+        overlaps, but dense strides in the same order."""
+        own = node.meta["val"].stride
         stride = wanted.stride if is_dense(wanted.shape, wanted.stride) else like_strides(wanted)
-        if _same_layout(wanted.shape, node.meta["val"].stride, stride):
+        if _same_layout(wanted.shape, own, stride) or _same_layout(wanted.shape, own, wanted.stride):
             return node
         order = memory_order(wanted.shape, stride)
         moved = self.call(aten.permute.default, node, order)

@@ -507,6 +507,43 @@ def iwrites(x, i, v):
     return y
 
 
+fcase(
+    "operands_laid_out_otherwise",
+    lambda x, y, w, i, image: (
+        2**x,
+        F.glu(x, 0),
+        F.logsigmoid(x),
+        x.roll(1),
+        image.roll(1, 1),
+        image.roll((2, image.shape[0]), (1, 0)),
+        x.scatter_add(0, i, y),
+        torch.scatter(x, 0, i, 2.0),
+        x.scatter_reduce(0, i, y, "amax"),
+        F.leaky_relu(x, 0.1),
+        F.mse_loss(x, y),
+        F.smooth_l1_loss(x, y),
+        F.huber_loss(x, y),
+        F.conv1d(x[None], w),
+        F.interpolate(x[None], scale_factor=2.0, mode="nearest"),
+        F.interpolate(x[None, :, :, None, None], scale_factor=2.0, mode="nearest"),
+        torch.select_scatter(x, y[0], 0, 1),
+        torch.slice_scatter(x, y[:1], 0, 2, 3),
+        torch.diagonal_scatter(x, y.diagonal()),
+        torch.as_strided_copy(x.mul(1), (2, 2), (1, 3), 1),
+    ),
+    lambda n: (
+        R(n, 12).t()[::2],
+        R(n, 6).t(),
+        R(2, 3, 6).transpose(1, 2),
+        torch.zeros(6, n, dtype=torch.int64),
+        R(4, n, 3, 2).to(memory_format=torch.channels_last),
+    ),
+)
+fcase(
+    "split_by_data",
+    lambda x, i: (*torch.tensor_split(x.sin(), i.abs()), *x.tensor_split(tensor_indices_or_sections=i, dim=1)),
+    lambda n: (R(n + 2, 5), torch.tensor([1, n])),
+)
 fcase("index_writes", iwrites, lambda n: (R(n, 3), torch.randperm(n)[:2], R(2, 3)))
 fcase(
     "shapes",

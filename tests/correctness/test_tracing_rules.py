@@ -3,8 +3,12 @@ rules too."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import random
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bolide.tracing import TensorMeta
 from bolide.tracing.meta import meta_of
 from bolide.tracing.rules import RULES
-from tests.opdb_tools import OPERATIONS
+from tests.opdb_tools import OPERATIONS, rearranged
+
+SECONDS = 5.0
 
 OPS = [
     "abs",
@@ -116,8 +122,9 @@ OPS = [
 class _Compare(TorchDispatchMode):
     """Runs operations as they are, and collects those whose rule says something else."""
 
-    def __init__(self) -> None:
+    def __init__(self, comparable: Callable[[Any, Any], Any] | None = None) -> None:
         super().__init__()
+        self.comparable = comparable or _comparable
         self.wrong: list[str] = []
         self.asked = 0
 
@@ -133,7 +140,7 @@ class _Compare(TorchDispatchMode):
             self.asked += 1
             given, options = _known(args), {name: _known(value) for name, value in kwargs.items()}
             told, wanted = RULES[func.name()](*given, **options), _known(result)
-            if _comparable(told, wanted) != _comparable(wanted, wanted):
+            if self.comparable(told, wanted) != self.comparable(wanted, wanted):
                 self.wrong.append(f"{func} on {given} {options}:\n  rule  {told}\n  eager {wanted}")
         return result
 
@@ -150,6 +157,16 @@ def _comparable(told: Any, wanted: Any) -> Any:
         return told._replace(stride=wanted.stride if trivial else told.stride, requires_grad=False)
     if isinstance(told, (list, tuple)):
         return [_comparable(item, other) for item, other in zip(told, wanted)]
+    return told
+
+
+def _meaningful(told: Any, wanted: Any) -> Any:
+    """Without the strides of dimensions of one element."""
+    if isinstance(told, TensorMeta):
+        pairs = zip(told.stride, told.shape) if 0 not in told.shape else ()
+        return told._replace(stride=tuple(step for step, size in pairs if size > 1), requires_grad=False)
+    if isinstance(told, (list, tuple)):
+        return [_meaningful(item, other) for item, other in zip(told, wanted)]
     return told
 
 
@@ -188,6 +205,33 @@ def test_rules_agree_with_eager(name: str) -> None:
                         _run(info, sample)
     assert not compare.wrong, "\n".join(compare.wrong[:5])
     assert compare.asked, f"no operation of {name} has a rule"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rules_agree_with_eager_on_operands_laid_out_otherwise() -> None:
+    """All operations in random order, as many as time allows: operands and gradients permuted, and with gaps."""
+    compare, end, rng = _Compare(_meaningful), time.monotonic() + SECONDS, random.Random(random.randrange(2**31))
+    for info in random.sample(OPERATIONS, len(OPERATIONS)):
+        for dtype in {torch.float32, torch.int64, torch.complex64} & info.supported_dtypes("cpu"):
+            grad = info.supports_autograd and dtype is not torch.int64
+            for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=grad), 6):
+                if time.monotonic() > end:
+                    break
+                arguments = rearranged(((sample.input, *sample.args), sample.kwargs), rng)
+                with compare, contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError):
+                    _derived(info.op(*arguments[0], **arguments[1]), arguments, rng)
+    assert not compare.wrong, "\n".join(compare.wrong[:5])
+    assert compare.asked
+
+
+def _derived(result: Any, arguments: Any, rng: random.Random) -> None:
+    leaves, outputs = (
+        [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        for tree in (arguments, result)
+    )
+    if outputs:
+        given = rearranged([torch.ones_like(output) for output in outputs], rng)
+        torch.autograd.grad(outputs, leaves, given, allow_unused=True)
 
 
 CHANNELS_LAST = {

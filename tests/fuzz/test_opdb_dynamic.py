@@ -3,13 +3,14 @@ dtypes and strides; and other sizes are no reason to compile again, unless bolid
 
 By hand, each operation in a process of its own (a crash or a timeout is a finding as well):
 `python tests/fuzz/test_opdb_dynamic.py --backend inductor --jobs 8 [--ops NAME,NAME] [--shard 0/4] [--static]
-[--dtypes all] [--seed N] [--seconds N] [--report FILE]`.
+[--layouts] [--dtypes all] [--seed N] [--seconds N] [--report FILE]`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import torch
 from opdb_calls import REFUSALS, UNCHECKED, Arguments, Subject, cloned, own, series, subjects
+from opdb_tools import rearranged
 from told import Told, strides
 from torch.utils import _pytree as pytree
 
@@ -290,6 +292,7 @@ class Options:
     every_dtype: bool
     most: int
     seed: int
+    layouts: bool = False
 
 
 def work(task: Task, options: Options, write: Any) -> None:
@@ -298,9 +301,13 @@ def work(task: Task, options: Options, write: Any) -> None:
     number = -1
     for dtype in task.subject.dtypes(options.every_dtype):
         torch.manual_seed(zlib.crc32(f"{options.seed} {task.subject.name} {dtype}".encode()))
-        for place, (function, arguments) in enumerate(task.subject.samples(dtype)):
-            if place >= options.most:
-                break
+        samples = task.subject.samples(dtype)
+        if options.layouts:
+            rng = random.Random(f"{options.seed} {task.subject.name} {dtype}")
+            samples = (
+                (function, rearranged(arguments, rng)) for function, arguments in samples if _has_order(arguments)
+            )
+        for function, arguments in itertools.islice(samples, options.most):
             number += 1
             if number < task.start:
                 continue
@@ -313,6 +320,12 @@ def work(task: Task, options: Options, write: Any) -> None:
                     name = str(dtype).removeprefix("torch.")
                     write(asdict(Finding(task.subject.name, task.backend, name, number, kind, detail, changed)))
     write({"done": True})
+
+
+def _has_order(arguments: Arguments) -> bool:
+    """Whether there is a tensor with two dimensions, which may be in another order in memory."""
+    leaves = pytree.tree_leaves(arguments)
+    return any(isinstance(leaf, torch.Tensor) and sum(size > 1 for size in leaf.shape) > 1 for leaf in leaves)
 
 
 def sweep(tasks: list[Task], options: Options, jobs: int, seconds: float) -> Iterator[Finding]:
@@ -395,6 +408,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts")
     parser.add_argument("--static", action="store_true", help="default options, and the first call alone counts")
+    parser.add_argument("--layouts", action="store_true", help="operands with other strides than the samples have")
     parser.add_argument("--dtypes", default="main", choices=["main", "all"])
     parser.add_argument("--samples", type=int, default=10**9, help="at most, of each dtype")
     parser.add_argument("--seconds", type=float, default=1e9, help="no task is begun later")
@@ -403,7 +417,7 @@ def main() -> int:
     parser.add_argument("--report", help="a file for all findings, one JSON object a line")
     given = parser.parse_args()
     print(f"torch {torch.__version__}, seed {given.seed}", flush=True)
-    options = Options(not given.static, given.dtypes == "all", given.samples, given.seed)
+    options = Options(not given.static, given.dtypes == "all", given.samples, given.seed, given.layouts)
     backends = BACKENDS if given.backend == "all" else given.backend.split(",")
     tasks = [Task(subject, backend) for subject in chosen(given.ops, given.shard) for backend in backends]
     if given.shuffle:
@@ -422,7 +436,7 @@ def main() -> int:
     return int(any(counts[kind] for kind in FAULTS))
 
 
-@pytest.mark.parametrize("options", ["--backend all", "--static"])
+@pytest.mark.parametrize("options", ["--backend all", "--static", "--static --layouts"])
 def test_samples_with_other_sizes(options: str) -> None:
     """A random part of the sweep, in a process of its own, whose output says how to repeat it: values and strides of
     results and gradients."""

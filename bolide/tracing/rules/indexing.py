@@ -80,7 +80,7 @@ def _scatter(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *_:
                 f"dimension {dim} "
                 f"and to be no larger size than src {list(source.shape)}",
             )
-    return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
+    return fresh(x.shape, x.dtype, x.device)
 
 
 @rule("index_add")
@@ -134,7 +134,13 @@ def _index_copy(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta) 
     return fresh(x.shape, x.dtype, x.device)
 
 
-@rule("scatter.value", "scatter.value_reduce", "index_fill.int_Scalar", "index_fill.int_Tensor")
+@rule("scatter.value", "scatter.value_reduce")
+def _scatter_value(x: TensorMeta, dim: int, *_: Any, **__: Any) -> TensorMeta:
+    wrap_dim(dim, x.ndim)
+    return fresh(x.shape, x.dtype, x.device)
+
+
+@rule("index_fill.int_Scalar", "index_fill.int_Tensor")
 def _written(x: TensorMeta, dim: int, *_: Any, **__: Any) -> TensorMeta:
     wrap_dim(dim, x.ndim)
     return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)  # clone(), then a write

@@ -156,13 +156,26 @@ def _convolution(
             whole = step[dim].__class__ is int and step[dim] == 1
             sizes.append(_plus(size, room) if whole else (size + (room - 1)) // step[dim] + 1)
     shape = (x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *sizes)
-    last = is_channels_last(x) or is_channels_last(weight)
-    chosen = (
-        (torch.channels_last if spatial == 2 else torch.channels_last_3d)
-        if last and spatial in (2, 3)
-        else torch.contiguous_format
-    )
-    return TensorMeta(shape, format_strides(shape, chosen), 0, x.dtype, x.device)
+    return TensorMeta(shape, _convolved_strides(shape, x, weight), 0, x.dtype, x.device)
+
+
+def _convolved_strides(shape: tuple[Any, ...], x: TensorMeta, weight: TensorMeta) -> tuple[Any, ...]:
+    """The strides of a result of a convolution or of its backward. One over a line is made row-major, and is then over
+    an image of one row, as its weight is."""
+    if x.ndim == 3:
+        image = _as_image(weight)
+        if not is_channels_last(image):
+            return format_strides(shape, torch.contiguous_format)
+        batch, channel, _, place = format_strides((*shape[:2], 1, shape[2]), torch.channels_last)
+        return batch, channel, place
+    last = x.ndim in (4, 5) and (is_channels_last(x) or is_channels_last(weight))
+    chosen = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+    return format_strides(shape, chosen if last else torch.contiguous_format)
+
+
+def _as_image(line: TensorMeta) -> TensorMeta:
+    step = line.shape[2] * line.stride[2]
+    return line._replace(shape=(*line.shape[:2], 1, line.shape[2]), stride=(*line.stride[:2], step, line.stride[2]))
 
 
 @rule("convolution_backward")
@@ -170,13 +183,9 @@ def _convolution_backward(
     grad: TensorMeta, x: TensorMeta, weight: TensorMeta, bias_sizes: list[Any] | None, *args: Any
 ) -> tuple[TensorMeta | None, ...]:
     mask = args[-1]
-    last = x.ndim in (4, 5) and (is_channels_last(x) or is_channels_last(weight))
-    chosen = torch.contiguous_format
-    if last:
-        chosen = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
 
     def like(meta: TensorMeta) -> TensorMeta:
-        return TensorMeta(meta.shape, format_strides(meta.shape, chosen), 0, meta.dtype, meta.device)
+        return TensorMeta(meta.shape, _convolved_strides(meta.shape, x, weight), 0, meta.dtype, meta.device)
 
     return (
         like(x) if mask[0] else None,

@@ -64,15 +64,15 @@ _UNARY_FLOAT = """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asi
 _UNARY_BOOL = "logical_not isnan signbit isposinf isneginf"
 _BINARY = """add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar maximum minimum fmax fmin
     remainder.Tensor remainder.Scalar remainder.Scalar_Tensor fmod.Tensor fmod.Scalar floor_divide floor_divide.Scalar
-    pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar hypot nextafter logaddexp logaddexp2 bitwise_and.Tensor
+    pow.Tensor_Tensor pow.Tensor_Scalar hypot nextafter logaddexp logaddexp2 bitwise_and.Tensor
     bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar
     bitwise_left_shift.Tensor bitwise_right_shift.Tensor __lshift__.Scalar __rshift__.Scalar clamp_min clamp_max
     clamp_min.Tensor clamp_max.Tensor gcd lcm heaviside"""
 _BINARY_FLOAT = "div.Tensor div.Scalar atan2 copysign.Tensor xlogy.Tensor xlogy.Scalar_Other special_xlog1py"
 _BINARY_BOOL = " ".join(f"{op}.Tensor {op}.Scalar" for op in ("eq", "ne", "lt", "le", "gt", "ge"))
 _LOGICAL = "logical_and logical_or logical_xor"
-_BACKWARD = """threshold_backward gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward
-    hardtanh_backward hardswish_backward hardsigmoid_backward leaky_relu_backward softplus_backward logit_backward"""
+_BACKWARD = """gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward hardtanh_backward
+    hardswish_backward hardsigmoid_backward softplus_backward logit_backward"""
 
 _register(_UNARY, 1, _unchanged)
 _register(_UNARY_FLOAT, 1, floating)
@@ -97,6 +97,17 @@ def _elu_backward(
     return elementwise([grad, x], grad.dtype)
 
 
+@rule("threshold_backward", "leaky_relu_backward")
+def _backward_of_input(grad: TensorMeta, x: TensorMeta, *_: Any) -> TensorMeta:
+    """The input comes first, where operands disagree on an order of dimensions."""
+    return elementwise([x, grad], result_type((grad, x)))
+
+
+@rule("pow.Scalar")
+def _power_of_number(base: Any, exponent: TensorMeta) -> TensorMeta:
+    return fresh(exponent.shape, result_type((base, exponent)), exponent.device)
+
+
 @rule("native_dropout_backward")
 def _native_dropout_backward(grad: TensorMeta, mask: TensorMeta, scale: float) -> TensorMeta:
     return elementwise([grad, mask], result_type((grad, scale)))
@@ -104,12 +115,13 @@ def _native_dropout_backward(grad: TensorMeta, mask: TensorMeta, scale: float) -
 
 @rule("log_sigmoid_forward")
 def _log_sigmoid_forward(x: TensorMeta) -> tuple[TensorMeta, TensorMeta]:
-    return elementwise([x], x.dtype), elementwise([x], x.dtype)
+    result = fresh(x.shape, x.dtype, x.device)
+    return result, result
 
 
 @rule("log_sigmoid_backward")
 def _log_sigmoid_backward(grad: TensorMeta, x: TensorMeta, buffer: TensorMeta) -> TensorMeta:
-    return elementwise([x, grad] if x.numel == grad.numel else [grad, x], grad.dtype)
+    return TensorMeta(grad.shape, like_strides(grad), 0, grad.dtype, grad.device)
 
 
 @rule("div.Tensor_mode", "div.Scalar_mode")

@@ -223,8 +223,8 @@ def _elementwise_loss(x: TensorMeta, target: TensorMeta, reduction: int = 1, *_:
 
 
 @rule("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward")
-def _elementwise_loss_backward(grad: TensorMeta, x: TensorMeta, target: TensorMeta, *_: Any) -> TensorMeta:
-    return elementwise([x, target], x.dtype)
+def _elementwise_loss_backward(grad: TensorMeta, x: TensorMeta, *_: Any) -> TensorMeta:
+    return fresh(x.shape, x.dtype, x.device)
 
 
 # ---- normalisation ------------------------------------------------------------------------------------------------

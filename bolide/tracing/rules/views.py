@@ -13,9 +13,11 @@ from bolide.tracing.rules.common import (
     differ,
     format_strides,
     fresh,
+    is_channels_last,
     is_less,
     like_strides,
     require,
+    result_strides,
     result_type,
     shapes_differ,
     suggested_format,
@@ -403,9 +405,16 @@ def _roll(x: TensorMeta, shifts: list[Any], dims: Any = ()) -> TensorMeta:
     require(shifts, "`shifts` required")
     aligned = len(shifts) == len(dims) or (not dims and len(shifts) == 1)
     require(aligned, f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
-    for dim in () if any(size.__class__ is int and size == 0 for size in x.shape) else dims:  # nothing is moved
-        wrap_dim(dim, x.ndim)
-    return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device)
+    result = fresh(x.shape, x.dtype, x.device)
+    if any(size.__class__ is int and size == 0 for size in x.shape):  # nothing is moved
+        return result
+    channels_last = dims and is_channels_last(x)
+    for shift, dim in zip(shifts, dims):
+        dim = wrap_dim(dim, x.ndim)
+        if channels_last:  # the two parts are put together: in that order only if both seem to have it
+            start = (x.shape[dim] - shift) % x.shape[dim]
+            result = x = _cat([_slice(x, dim, start), _slice(x, dim, 0, start)], dim)
+    return result
 
 
 @rule("repeat")
@@ -504,4 +513,5 @@ def _glu(x: TensorMeta, dim: int = -1) -> TensorMeta:
         x.shape[dim] % 2 == 0,
         f"Halving dimension must be even, but dimension {dim} is size {x.shape[dim]}",
     )
-    return fresh((*x.shape[:dim], x.shape[dim] // 2, *x.shape[dim + 1 :]), x.dtype, x.device)
+    shape = (*x.shape[:dim], x.shape[dim] // 2, *x.shape[dim + 1 :])
+    return TensorMeta(shape, result_strides(shape, [x._replace(shape=shape)]), 0, x.dtype, x.device)
