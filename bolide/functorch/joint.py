@@ -4,18 +4,20 @@ forward.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.fx as fx
 
-from bolide.functorch.graphs import aten, placeholders, root
-from bolide.functorch.partitioners import Joint
+from bolide.functorch.graphs import argument_nodes, aten, is_impure, is_tuple, placeholders, root
+from bolide.functorch.partitioners import Joint, closure
 from bolide.functorch.signature import Signature
 from bolide.support.errors import FixedSizesNeeded, Unsupported
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.derivatives import derivatives
+from bolide.tracing.fallible import done, may_raise
 from bolide.tracing.meta import contiguous_strides
 from bolide.tracing.rules.common import is_dense
 
@@ -23,6 +25,7 @@ from bolide.tracing.rules.common import is_dense
 def finish_inference(trace: Trace, signature: Signature) -> None:
     """Ends the trace's graph with its results and writes; nothing is differentiated."""
     values = _results(trace, signature, set())
+    _do_what_may_raise(trace, signature, values)
     _write_back(trace, signature)
     trace.graph.output(tuple(values))
     trace.shapes.closed = True
@@ -39,6 +42,7 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     taken: set[fx.Node] = set()
     values: list[Any] = _results(trace, signature, taken)
     made = len(values)
+    _do_what_may_raise(trace, signature, values)
     trace.deriving = True
     if trace.own_gradients or trace.formulas:
         trace.past = frozenset(trace.graph.nodes)
@@ -107,6 +111,21 @@ _gradient_meta = tangent_meta
 
 def _results(trace: Trace, signature: Signature, taken: set[fx.Node]) -> list[Any]:
     return [*(_settled(trace, result.node, result.meta, taken) for result in signature.results), *signature.numbers]
+
+
+def _do_what_may_raise(trace: Trace, signature: Signature, values: list[Any]) -> None:
+    """Keeps the operations that eager may refuse for their data and that nothing else needs."""
+    written = [trace.inputs[write.input].group.base for write in signature.writes]
+    stays = [node for node in trace.graph.nodes if is_impure(node)]
+    needed = closure([*argument_nodes(values), *written, *stays], lambda node: node.all_input_nodes)
+    for node in [node for node in trace.graph.nodes if node not in needed and may_raise(node)]:
+        value = node
+        while is_tuple(value.meta["val"]):
+            first = value.meta["val"][0]
+            value = trace.graph.call_function(operator.getitem, (value, 0))
+            value.meta.update(node.meta, val=first)
+        if isinstance(value.meta["val"], TensorMeta):
+            trace.graph.call_function(done, (value,)).meta.update(node.meta, val=None)
 
 
 def _settled(trace: Trace, node: fx.Node, wanted: TensorMeta, taken: set[fx.Node]) -> fx.Node:

@@ -153,8 +153,9 @@ class CallRecorder(TorchFunctionMode):
         result = compute()
         recorded = self._since(last)
         wrote = any(group.version != version for group, version in written)
-        effect = wrote or any(_has_effect(node.target) for node in recorded)
-        if any(map(may_raise, recorded)) and self.trace.mutated_inputs():  # the call could not be made again in eager
+        raises = any(map(may_raise, recorded))
+        effect = wrote or raises or any(_has_effect(node.target) for node in recorded)
+        if raises and self.trace.mutated_inputs():  # the call could not be made again in eager
             self.refusal = "an operation that may raise comes after, or with, a write to an input"
         made = list(found_in(result, TracedTensor))
         if effect or made:

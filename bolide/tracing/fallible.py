@@ -22,6 +22,17 @@ _DIVISIONS = {"div", "divide", "floor_divide", "remainder", "fmod"}
 _OWN = {"aten", "prim", "prims"}
 
 
+def _done(value: torch.Tensor) -> None:
+    """A value that nothing needs was computed."""
+
+
+_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("done(Tensor value) -> ()")
+_library.impl("done", _done, "CompositeExplicitAutograd")
+done = torch.ops.bolide.done.default
+"""Follows an operation that may raise and whose result nothing needs: eager does it, so the graph does."""
+
+
 def may_raise(node: torch.fx.Node) -> bool:
     """Whether an operation of a graph raises for some data, sizes and types being as they are."""
     target = node.target
@@ -47,7 +58,7 @@ def checks_data(func: Any) -> bool:
     """Whether an operation refuses some data, division by zero apart."""
     schema, name = func._schema, _base_name(func)
     if func.namespace == "bolide":
-        return func not in DRAWS
+        return func not in DRAWS and func is not done
     if func.namespace not in _OWN:
         return True
     if name in _NAMES or "linalg" in name or name.startswith(_PREFIXES):

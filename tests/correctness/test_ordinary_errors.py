@@ -37,6 +37,17 @@ FAILING: dict[str, Callable[[Any, Any, int], Any]] = {
     "array": lambda x, y, k: x.numpy().reshape(7, 7),
     "list": lambda x, y, k: x.tolist()[k + 30],
 }
+UNNEEDED: dict[str, Callable[[Any, Any], Any]] = {
+    "item": lambda x, i: x[i],
+    "size": lambda x, i: x[i].shape[0],
+    "rows": lambda x, i: F.embedding(i, x),
+    "take": lambda x, i: x.take(9 * i),
+    "written": lambda x, i: x.clone().index_fill_(0, i, 1.0),
+    "set": lambda x, i: x.clone().__setitem__(i, 1.0),
+    "loss": lambda x, i: F.cross_entropy(x[:1], i),
+    "quotient": lambda x, i: i // (i - i.abs()),
+    "decomposition": lambda x, i: torch.linalg.cholesky((x.mT @ x) * (9 - i.abs()) - 1e-3),
+}
 NEGATIVE: dict[str, Callable[[int], Any]] = {
     "zeros": lambda k: torch.zeros(2, -k),
     "ones": lambda k: torch.ones(-k),
@@ -45,6 +56,26 @@ NEGATIVE: dict[str, Callable[[int], Any]] = {
     "rand": lambda k: torch.rand(-k, 2),
     "randint": lambda k: torch.randint(3, (-k,)),
 }
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", UNNEEDED)
+def test_what_eager_refuses_is_refused_though_nothing_needs_it(name: str, backend: str) -> None:
+    def program(x: Any, i: Any) -> Any:
+        UNNEEDED[name](x, i)
+        return x.sin().sum()
+
+    compiled = bolide.compile(program, backend=backend)
+    refused = 0
+    for rows, place, grad in ((4, 1, False), (4, 9, False), (5, -9, True), (6, 2, True), (7, 9, True)):
+        x, i = torch.randn(rows, 3, requires_grad=grad), torch.tensor([place])
+        found, expected = (_caught(call)(x, i) for call in (compiled, program))
+        if isinstance(expected, tuple):
+            refused += 1
+            assert found == expected
+        else:
+            torch.testing.assert_close(found, expected)
+    assert refused
 
 
 def _caught(run: Callable[..., Any]) -> Callable[..., Any]:
