@@ -336,7 +336,7 @@ def _converted(vm: Machine, function: Any, value: Any) -> Any:
         return torch.sym_float(value)  # type: ignore[no-untyped-call]
     if not is_int and function is float:
         return value
-    if function is int and type(value) is torch.SymFloat:
+    if function is int and type(value) in (torch.SymFloat, TracedFloat):
         return math.trunc(value)
     return function(value)
 

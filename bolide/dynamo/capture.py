@@ -21,6 +21,7 @@ from bolide.dynamo.bytecode import decode
 from bolide.dynamo.caches import refuse_seen
 from bolide.dynamo.calls import call
 from bolide.dynamo.config import config
+from bolide.dynamo.derived import derive
 from bolide.dynamo.draws import needed
 from bolide.dynamo.forks import is_shared, note_copy
 from bolide.dynamo.input_data import answer, data_of
@@ -31,6 +32,7 @@ from bolide.dynamo.provenance import around
 from bolide.dynamo.reified import exception_effects, generator_effects, unfinished_variables
 from bolide.dynamo.segments import Shape, are_held, flatten, is_building, is_local, refuse_halfway, unflatten
 from bolide.dynamo.sizes import NeedsNumbers, SizeHistory, Symbols
+from bolide.dynamo.state import state
 from bolide.dynamo.torch_hooks import hook_effects, refuse_results_in_between
 from bolide.dynamo.values.kinds import CONSTANT_TYPES, MODULE_INTERNALS
 from bolide.dynamo.values.outside import Deferred
@@ -231,6 +233,8 @@ class _Attempt:
             self.trace.shapes.needed = functools.partial(refuse_value, self.machine)
             self.world.needs = functools.partial(refuse_float, self.machine)
             self.world.varies = functools.partial(refuse_many, self.machine)
+        if not state.exporting:
+            self.trace.shapes.derive = functools.partial(derive, self.world)
         self.trace.copied = functools.partial(note_copy, self.machine)
         self.trace.is_shared = functools.partial(is_shared, self.machine)
         self.calls = CallRecorder(self.trace, self.machine.modes_set) if record_calls else None
@@ -288,7 +292,7 @@ class _Attempt:
                 reason += f": {error}"
             raise Unsupported(reason, machine.where(), None, "user_exception") from error
         finally:
-            self.trace.shapes.needed = None  # the machine is no part of what is captured
+            self.trace.shapes.needed = self.trace.shapes.derive = None  # the machine is no part of what is captured
             self.trace.data_of = unknown
             self.trace.copied, self.trace.is_shared = unnoted, shared
             open_to_data = self.trace.captures_numbers is None or self.trace.captures_sizes is None

@@ -20,6 +20,7 @@ from bolide.dynamo import policy
 from bolide.dynamo.breaking import refuse_symbols
 from bolide.dynamo.callers import makes_classes
 from bolide.dynamo.config import config
+from bolide.dynamo.derived import derived
 from bolide.dynamo.draws import drawn
 from bolide.dynamo.faults import names_stand_in
 from bolide.dynamo.frames import Frame, Generator
@@ -43,6 +44,7 @@ from bolide.dynamo.values.outside import Outside
 from bolide.dynamo.values.texts import TracedText
 from bolide.support.errors import Unsupported, insistent
 from bolide.tracing import TracedTensor, modes
+from bolide.tracing.calls import CallRecorder
 
 BUILTIN_TYPES = (
     types.BuiltinFunctionType,
@@ -146,6 +148,9 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
 
     Containers of the outside world are given as their copies; what only the program can iterate over becomes a list
     or an iterator; functions of the program become functions that are interpreted when native code calls them."""
+    if not SYMBOLIC.keys().isdisjoint(map(type, args)) and (number := derived(vm, function, args, kwargs)) is not None:
+        frame.stack.append(number)
+        return None
     prepared: list[Any] | None = None
     for i, arg in enumerate(args):
         if type(arg) not in _SIMPLE:
@@ -205,7 +210,8 @@ def _may_set_modes(function: Any, args: list[Any]) -> bool:
 
 def for_real(function: Any, *args: Any, **kwargs: Any) -> Any:
     """A native call whose operations on tensors are not the program's: those of a module that is imported, say."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    native = torch._C
+    with native._DisableTorchDispatch(), native.DisableTorchFunction(), native._DisablePythonDispatcher():
         return function(*args, **kwargs)
 
 
@@ -240,6 +246,13 @@ def shown(function: Any) -> str:
 
 
 _LOOKED_AT = (types.FunctionType, functools._lru_cache_wrapper)
+
+
+def recorded_as(vm: Machine, function: Any, args: list[Any], compute: Callable[[], Any], **kwargs: Any) -> Any:
+    """What `compute` gives, recorded as a call of `function` where a graph of calls is wanted."""
+    vm.trace.where = vm.where()
+    calls = vm.memory[CallRecorder]
+    return compute() if calls is None else calls.as_one(function, args, compute, **kwargs)
 
 
 def _only_computes(function: Any) -> bool:
@@ -330,7 +343,13 @@ def _takes_symbols(function: Any) -> bool:
     holder = _holder(function)
     if issubclass(holder, (dict, set, frozenset)):
         return False
-    return keeps_objects(function)
+    return keeps_objects(function) or _makes_record(function)
+
+
+def _makes_record(function: Any) -> bool:
+    """Whether a function is a method of named tuples that makes others, or dicts, of their items."""
+    code = getattr(getattr(function, "__func__", function), "__globals__", {})
+    return code is vars(collections) and function.__name__ in ("_make", "_replace", "_asdict")
 
 
 def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:

@@ -314,7 +314,11 @@ class Symbols:
             return value
         if not self._changes(value, old, _is_argument(source)):
             return value
-        made: int | torch.SymInt = self._symbol((source, None), source, value, source, name, (None, None))
+        return self.integer(source, value, name)
+
+    def integer(self, source: Source, value: int, name: str, marked: bool = False) -> torch.SymInt:
+        """The symbol for an integer of any value."""
+        made: torch.SymInt = self._symbol((source, None), source, value, source, name, (None, None), marked)
         return made
 
     def changes_float(self, source: Source, value: float) -> bool:

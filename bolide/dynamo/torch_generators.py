@@ -11,6 +11,7 @@ import torch
 
 from bolide.dynamo.calls import Intercept, intercept
 from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.native_calls import recorded_as
 from bolide.dynamo.program import Recipe, Source
 from bolide.dynamo.torch_state import read_state
 from bolide.dynamo.values.outside import attribute_source
@@ -18,7 +19,6 @@ from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor, generators
-from bolide.tracing.calls import CallRecorder
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -75,13 +75,6 @@ def _seeds(vm: Machine) -> dict[int, Any]:
     return vm.memory.setdefault(_Seeded, {})  # type: ignore[no-any-return]
 
 
-def _record(vm: Machine, function: Callable[..., Any], args: Args, compute: Callable[[], Any]) -> Any:
-    """What `compute` gives, recorded as a call of `function` where a graph of calls is wanted."""
-    vm.trace.where = vm.where()
-    calls = vm.memory[CallRecorder]
-    return compute() if calls is None else calls.as_one(function, args, compute)
-
-
 def _set_seed(vm: Machine, generator: torch.Generator, seed: Any, function: Callable[[int], Any]) -> None:
     if type(seed) is torch.SymInt:
         _seeds(vm)[generator._cdata] = None  # type: ignore[attr-defined]
@@ -91,7 +84,7 @@ def _set_seed(vm: Machine, generator: torch.Generator, seed: Any, function: Call
         what = "data" if type(seed) is TracedTensor else f"a {type(seed).__name__} that is no number of 64 bits"
         raise _refused(vm, "manual_seed", f"a generator is seeded with {what}")
     record = functools.partial(generators.record_seed, vm.trace, function, seed)
-    _record(vm, generators.seeding(function), [seed], record)
+    recorded_as(vm, generators.seeding(function), [seed], record)
 
 
 def _set_state(vm: Machine, generator: torch.Generator, state: Any, function: Callable[..., Any]) -> None:
@@ -99,11 +92,13 @@ def _set_state(vm: Machine, generator: torch.Generator, state: Any, function: Ca
         raise _refused(vm, "set_state", "what a generator is given is no state of one")
     _seeds(vm)[generator._cdata] = None  # type: ignore[attr-defined]
     record = functools.partial(generators.record_new_state, vm.trace, function, state)
-    _record(vm, generators.restoring(function), [state], record)
+    recorded_as(vm, generators.restoring(function), [state], record)
 
 
 def _get_state(vm: Machine, function: Callable[[], torch.Tensor]) -> Any:
-    return _record(vm, generators.asking(function), [], functools.partial(generators.record_state, vm.trace, function))
+    return recorded_as(
+        vm, generators.asking(function), [], functools.partial(generators.record_state, vm.trace, function)
+    )
 
 
 def _initial_seed(vm: Machine, generator: torch.Generator) -> int:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from bolide.dynamo.breaking import can_require, require
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Machine
-from bolide.dynamo.native_calls import for_real
+from bolide.dynamo.native_calls import for_real, recorded_as
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
@@ -39,16 +39,21 @@ def _one_hot(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     labels, classes = given.get("tensor"), given.get("num_classes", -1)
     if type(labels) is not TracedTensor or labels.dtype is not torch.int64:
         return NATIVE
+    if isinstance(classes, (int, torch.SymInt)) and labels.numel() == 0 and classes <= 0:
+        for_real(lambda: functional.one_hot(torch.empty(0, dtype=torch.int64), int(classes)))  # raises
     if isinstance(classes, (int, torch.SymInt)) and classes >= 0 and labels.numel() != 0:
         known = vm.trace.known(labels)
         if known is not None:
-            if int(known.min()) < 0 or int(known.max()) >= classes:
+            with torch._C._DisableTorchDispatch():  # nothing of the program: not recorded
+                least, most = int(known.min()), int(known.max())
+            if least < 0 or most >= classes:
                 for_real(functional.one_hot, known, int(classes))  # raises
-            return NATIVE
+            return _marked(vm, labels, classes)
         if not can_require(vm):
             raise Unsupported("one_hot looks at its classes", vm.where(), kind="data_value")
         vm.trace.where = vm.where()
         require(vm, ((labels < 0) | (labels >= classes)).any().logical_not())
+        return _marked(vm, labels, classes)
     return NATIVE
 
 
@@ -64,6 +69,18 @@ def _tensor_split(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     else:
         kwargs["indices"] = kwargs.pop("tensor_indices_or_sections").tolist()
     return NATIVE
+
+
+def _marked(vm: Machine, labels: torch.Tensor, classes: int | torch.SymInt) -> Any:
+    """`one_hot`, whose kernel takes no symbols."""
+    if isinstance(classes, int):
+        return NATIVE
+    vm.trace.where = vm.where()
+
+    def mark() -> torch.Tensor:
+        return (labels.unsqueeze(-1) == torch.arange(classes)).long()  # type: ignore[call-overload,no-any-return]
+
+    return recorded_as(vm, functional.one_hot, [labels, classes], mark)
 
 
 @intercept(functional.max_pool1d, torch.max_pool1d)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.interpreter import Machine
 from bolide.dynamo.operations import AS_INDEX, AS_NUMBER, SEEN_AS, WITH_TENSORS, as_number, binary, is_number
-from bolide.dynamo.torch_lists import of_numbers
+from bolide.dynamo.torch_sizes import of_numbers
 from bolide.dynamo.values.array_results import arranged, expected
 from bolide.dynamo.values.arrays import (
     KIND,

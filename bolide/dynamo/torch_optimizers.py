@@ -54,7 +54,8 @@ def _math(function: Any) -> None:
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         if any(type(arg) in operations.SYMBOLIC for arg in args):
             vm.trace.where = vm.where()
-            return compute(MATH[function], *map(_in_graph, args), known=function)
+            form = f"math.{function.__name__}({', '.join(['{}'] * len(args))})"
+            return compute(MATH[function], *map(_in_graph, args), known=function, form=form)
         return NATIVE if others is None else others(vm, args, kwargs)
 
 

@@ -42,6 +42,7 @@ class ShapeEnv:
         self._truths: dict[tuple[str, Expr], bool] = {}  # what `holds` has found, of conditions that are not data
         self._nodes: dict[Any, SymNode] = {}  # results of arithmetic: C++ asks for the same ones all the time
         self.needed: Callable[[Expr, int], None] | None = None  # is told before the value of an expression is assumed
+        self.derive: Callable[[str, Any], Any] | None = None  # see `derived`
         self.quiet = False  # texts are for messages, which are made before anybody knows whether they are needed
         self.said: list[SymNode] = []  # sizes in those texts
         self.closed = False  # whether the trace is finished: nothing more may be assumed
@@ -179,6 +180,17 @@ class ShapeEnv:
         if condition.op == ">=":
             raise AssertionError(f"{condition.text()} is asked of a program that is finished")
         return condition.op == "!="
+
+    def derived(self, text: str, value: Any) -> SymNode | None:
+        """The node of a number that Python computes of sizes, `value` now; None if that cannot be one of its own."""
+        made = None if self.derive is None else self.derive(text, value)
+        if made is None:
+            return None
+        return (
+            SymNode(self, Expr.const(made) if type(made) is int else made, made)
+            if type(made) in (int, float)
+            else made.node
+        )
 
     def specialise(self, expr: Expr, value: int) -> int:
         """Assume that the expression has the value it has now. Raises Unsupported where that is data."""
@@ -507,7 +519,11 @@ class SymNode:
         return self._float_arithmetic("**", other)
 
     def pow_by_natural(self, other: SymNode) -> SymNode:
-        base, result = self._integer(), Expr.const(1)
+        base, exponent, result = self._integer(), other._integer(), Expr.const(1)
+        if not exponent.is_const:
+            made = self.env.derived(f"({base.text()}) ** ({exponent.text()})", self.hint**other.hint)
+            if made is not None:
+                return made
         for _ in range(other.guard_int()):
             result = result * base
         return self._int(result)
@@ -527,9 +543,8 @@ class SymNode:
         if isinstance(self.expr, float):
             return self.wrap_float(abs(self.expr))
         over = self.expr.over if isinstance(self.expr, Ratio) else self._integer()
-        if self.env.is_data(over) and self.env.decide(over.ge(0)) is None and isinstance(self.expr, Expr):
-            return self._int(Expr.max(over, -over))
-        return self if self.env.holds(over.ge(0)) else self.neg()
+        size = Expr.max(over, -over)
+        return self._quotient(size, self.expr.under) if isinstance(self.expr, Ratio) else self._int(size)
 
     def sym_min(self, other: SymNode) -> SymNode:
         return self._extreme(Expr.min, min, other)
@@ -568,6 +583,10 @@ class SymNode:
             return self
         if isinstance(self.expr, Ratio) and digits is None:
             return self._int(_rounded(self.expr))
+        if isinstance(self.expr, Ratio):
+            made = self.env.derived(f"round({self.expr.text()}, {digits})", round(self.hint, digits))
+            if made is not None:
+                return made
         rounded = round(self.guard_float(), digits)
         return self.wrap_int(rounded) if isinstance(rounded, int) else self.wrap_float(rounded)
 
@@ -617,7 +636,7 @@ class SymNode:
     sym_and = and_
 
     def bitwise_and(self, other: SymNode) -> SymNode:
-        return self.and_(other) if self.is_bool() else self._bits(other, lambda a, b, both: both)
+        return self.and_(other) if self.is_bool() else self._bits("&", other, lambda a, b, both: both)
 
     def or_(self, other: SymNode) -> SymNode:
         if not self.has_hint() or not other.has_hint():
@@ -627,25 +646,30 @@ class SymNode:
     sym_or = or_
 
     def bitwise_or(self, other: SymNode) -> SymNode:
-        return self.or_(other) if self.is_bool() else self._bits(other, lambda a, b, both: a + b - both)
+        return self.or_(other) if self.is_bool() else self._bits("|", other, lambda a, b, both: a + b - both)
 
     def bitwise_xor(self, other: SymNode) -> SymNode:
-        return self._bits(other, lambda a, b, both: a + b - both * 2)
+        return self._bits("^", other, lambda a, b, both: a + b - both * 2)
 
-    def _bits(self, other: SymNode, form: Callable[[Expr, Expr, Expr], Expr]) -> SymNode:
+    def _bits(self, sign: str, other: SymNode, form: Callable[[Expr, Expr, Expr], Expr]) -> SymNode:
         """A bitwise operation, by the numbers and the bits that both have; with two symbols one becomes a number."""
         a, b = self._integer(), other._integer()
         if a.is_const:
             a, b = b, a
         if not b.is_const:
-            b = Expr.const(other.guard_int())
+            made = self.env.derived(
+                f"({a.text()}) {sign} ({b.text()})", _BITWISE[sign](self.env.value(a), self.env.value(b))
+            )
+            if made is not None:
+                return made
+            b = Expr.const(self.env.specialise(b, self.env.value(b)))
         return self._int(form(a, b, _masked(a, b.value)))
 
     def lshift(self, other: SymNode) -> SymNode:
-        return self._int(self._integer() * 2 ** other.guard_int())
+        return self._int(self._integer() * _power_of_two(other))
 
     def rshift(self, other: SymNode) -> SymNode:
-        return self._int(self._integer() // 2 ** other.guard_int())
+        return self._int(self._integer() // _power_of_two(other))
 
     def sym_not(self) -> SymNode:
         return self._cond(self.expr.negate()) if isinstance(self.expr, Cond) else self.wrap_bool(not self.guard_bool())
@@ -742,6 +766,17 @@ def _rounded(ratio: Ratio) -> Expr:
     return nearest - is_tie * (nearest % 2)
 
 
+def _power_of_two(exponent: SymNode) -> Expr:
+    """What shifting multiplies with."""
+    if not exponent._integer().is_const and exponent.hint >= 0:
+        made = exponent.env.derived(f"1 << ({exponent})", 1 << int(exponent.hint))
+        if made is not None:
+            found: Expr = made._integer()
+            return found
+    shift = exponent.guard_int()
+    return Expr.const(1 << shift)  # of a negative one: raises Python's own error
+
+
 def _masked(expr: Expr, mask: int) -> Expr:
     """The bits of an integer that are in `mask`: of each run of ones a quotient's rest."""
     if mask < 0:
@@ -771,6 +806,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "/": operator.truediv,
     "**": operator.pow,
 }
+_BITWISE: dict[str, Callable[[int, int], int]] = {"&": operator.and_, "|": operator.or_, "^": operator.xor}
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }

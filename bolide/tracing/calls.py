@@ -124,13 +124,13 @@ class CallRecorder(TorchFunctionMode):
             return func(*args, **kwargs)
         return self._record(func, args, kwargs, functools.partial(func, *args, **kwargs))
 
-    def as_one(self, func: Any, args: Sequence[Any], compute: Callable[[], Any]) -> Any:
+    def as_one(self, func: Any, args: Sequence[Any], compute: Callable[[], Any], **kwargs: Any) -> Any:
         """What `compute` returns, recorded as one call of `func`, whatever torch's functions are called meanwhile."""
         if _get_current_function_mode() is not self:  # type: ignore[no-untyped-call]
             self.refusal = "a torch function mode of the program's own"
             return compute()
         with _pop_mode_temporarily():
-            return self._record(func, tuple(args), {}, compute)
+            return self._record(func, tuple(args), kwargs, compute)
 
     def aside(self, func: Any, args: Sequence[Any]) -> Any:
         """What `func` returns where this recorder is not there."""

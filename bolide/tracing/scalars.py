@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,7 @@ class TracedFloat(torch.SymFloat):
         """What `known` gives of this number and others, of which the program depends on no more than that. `form`:
         the same as text, with {} for each number."""
         operands = (self, *map(_number, others))
-        formula = _formula(form, operands)
+        formula = _formula(form, tuple(map(_safely, operands)))
         if formula is None:
             return known(*[float(operand) for operand in operands])
         result = known(*map(_hint, operands))
@@ -120,6 +121,18 @@ class TracedFloat(torch.SymFloat):
         assert trace.assume is not None
         trace.assume(f"{formula} == {result!r}", trace.where)
         return result
+
+    def derive(self, form: str, known: Callable[..., Any], *others: Any) -> Any:
+        """As `decide`, but where that can be the result is another number in each call."""
+        formula = _formula(form, (self, *others))
+        shapes, made = self.tensor._trace.shapes, None
+        if formula is not None and shapes.derive is not None:
+            made = shapes.derive(formula, known(self.hint, *others))
+        return self.decide(form, known, *others) if made is None else made
+
+    def whole(self) -> Any:
+        """The integer part."""
+        return self.derive("({}).__int__()", int)
 
     def __bool__(self) -> bool:
         return self.decide("({} != 0)", bool)  # type: ignore[no-any-return]
@@ -139,22 +152,34 @@ class TracedFloat(torch.SymFloat):
         return format(float(self), specification)
 
     def __round__(self, digits: int | None = None) -> Any:
-        return round(float(self), digits)
+        return self.derive(f"round({{}}, {digits})", lambda value: round(value, digits))
 
     def is_integer(self) -> bool:
         return self.decide("({}).is_integer()", float.is_integer)  # type: ignore[no-any-return]
 
-    __trunc__ = __int__
+    __trunc__ = whole
 
-    def __floor__(self) -> int:
-        return self.decide("({}).__floor__()", math.floor)  # type: ignore[no-any-return]
+    def __floor__(self) -> Any:
+        return self.derive("({}).__floor__()", math.floor)
 
-    def __ceil__(self) -> int:
-        return self.decide("({}).__ceil__()", math.ceil)  # type: ignore[no-any-return]
+    def __ceil__(self) -> Any:
+        return self.derive("({}).__ceil__()", math.ceil)
 
 
 def _hint(operand: Any) -> Any:
     return operand.hint if isinstance(operand, TracedFloat) else operand
+
+
+def _safely(operand: Any) -> Any:
+    """A number whose formula may be written into a guard: there nothing may raise, as roots and logarithms do."""
+    if isinstance(operand, TracedFloat) and operand.formula is not None and _MAY_RAISE.search(operand.formula):
+        derive = operand.tensor._trace.shapes.derive
+        made = None if derive is None else derive(operand.formula, operand.hint)
+        return operand if made is None else made
+    return operand
+
+
+_MAY_RAISE = re.compile(r"\*\*|\bmath\b")
 
 
 def _formula(form: str, operands: tuple[Any, ...]) -> str | None:
@@ -172,7 +197,8 @@ def _formula(form: str, operands: tuple[Any, ...]) -> str | None:
 
 def _constant(like: TracedTensor, value: float) -> TracedFloat:
     trace = like._trace
-    return TracedFloat(trace.wrap(trace.call(aten.full.default, [], value, dtype=torch.float64)), value)
+    made = trace.wrap(trace.call(aten.full.default, [], value, dtype=torch.float64))
+    return TracedFloat(made, value, formula=_formula("{}", (value,)))
 
 
 #: what Python computes of all floats without raising
@@ -249,7 +275,8 @@ def _integers_of_nodes(name: str) -> None:
     """The integer that C++ makes of a number is decided as well."""
 
     def ask(self: ScalarNode) -> SymNode:
-        return SymNode.number(self.tensor._trace.shapes, getattr(self.owner, f"__{name}__")())
+        made = getattr(self.owner, f"__{name}__")()
+        return SymNode.number(self.tensor._trace.shapes, made) if type(made) is int else made.node
 
     setattr(ScalarNode, name, ask)
 

@@ -95,6 +95,7 @@ class World(Classes):
         self.inputs: list[Source] = []
         self.floats: dict[str, Source] = {}  # those that are numbers of the graph, by their names in conditions
         self.input_tensors: list[torch.Tensor] = []
+        self.derived: dict[Source, Any] = {}  # numbers that are computed of sizes at each call (see `derived`)
         self.overlays: list[Overlay] = []
         self.snapshots: dict[int, Snapshot] = {}  # by id of the copy
         self.seen: dict[int, tuple[Any, Any, Source]] = {}  # id(real) -> (real, wrapped, source)
@@ -558,6 +559,10 @@ class World(Classes):
         if not self.symbols.changes_float(source, real):
             self.guard(source, "equals", real)
             return real
+        return self.float_of(source, real)
+
+    def float_of(self, source: Source, real: float) -> Any:
+        """The float at `source` as a number of the graph."""
         self.guard(source, "type", float)
         name = f"f{len(self.floats)}"
         self.floats[name] = source

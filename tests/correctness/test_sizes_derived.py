@@ -1,0 +1,164 @@
+"""Numbers that Python computes of sizes, and functions of torch's that take no symbols: the second size compiles once
+more, later ones never, and results, gradients and errors are eager's."""
+
+from __future__ import annotations
+
+import collections
+import math
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import bolide
+from bolide.support import events
+from tests.everyday_tools import difference, outcome
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+def powers(x: Any, k: int) -> Any:
+    return x * 2**k, x * 3 ** (k - 1), x + (1 << k), x - (1000 >> k), pow(2, k + 1)
+
+
+def bits(x: Any, k: int) -> Any:
+    return x * k.bit_length(), x * (k & (k - 1)), x + (k ^ (k >> 1)), x * bin(k).count("1") if k < 0 else k.bit_count()
+
+
+def rounded(x: Any, k: int) -> Any:
+    return x * round(k / 3, 2), x * round(k / 3), x + round(math.sqrt(k), 1), x[: round(k**0.5)]
+
+
+def whole_parts(x: Any, k: int) -> Any:
+    n = x.shape[0]
+    return x[: int(n**0.5)], math.ceil(math.sqrt(k)) * x, math.floor(math.log2(n)) + x, divmod(k, 2.5), k // 1.5
+
+
+def functions_of_integers(x: Any, k: int) -> Any:
+    return x * math.gcd(k, 12), x * math.isqrt(k), x + math.comb(k, 2), x * math.lcm(k, 4), abs(k - 6) * x
+
+
+def next_power_of_two(x: Any, k: int) -> Any:
+    rest = 2 ** math.ceil(math.log2(x.shape[0])) - x.shape[0]
+    return F.pad(x, (0, 0, 0, rest)), F.pad(x, (0, 0, (1 << (k - 1).bit_length()) - k, 0))
+
+
+def derived_of_derived(x: Any, k: int) -> Any:
+    bits = (k + 1).bit_length()
+    return x * 2**bits, torch.zeros(bits * 2, k), torch.arange(2 ** (k % 3), dtype=x.dtype) + bits
+
+
+def records(x: Any, k: int) -> Any:
+    pair = Pair(1, x.shape[0])._replace(a=k)
+    return x * pair.a + pair.b, pair._asdict(), torch.Size([k, 3]).numel() + x
+
+
+def ranges(x: Any, k: int) -> Any:
+    n = x.shape[0]
+    between = torch.linspace(1 / n - 1, 1 - 1 / n, n)
+    return x * torch.linspace(0, n, steps=n)[:, None], between + torch.linspace(-1.0, k / 2, n, dtype=torch.float64)
+
+
+def more_ranges(x: Any, k: int) -> Any:
+    return torch.logspace(0, 1, k), torch.arange(0, k / 2, 0.5), torch.arange(k / 3), x * torch.linspace(1, 2, 3).sum()
+
+
+def windows(x: Any, k: int) -> Any:
+    made = torch.hann_window(k), torch.hamming_window(k + 1, periodic=False), torch.kaiser_window(k, True, 6.0)
+    return *made, torch.blackman_window(k), torch.bartlett_window(k), x * torch.hann_window(x.shape[0])[:, None]
+
+
+def marks(x: Any, k: int) -> Any:
+    n = x.shape[0]
+    return F.one_hot(torch.arange(n), n) * x.sum(), F.one_hot(torch.tensor([1, 0]), k), F.one_hot(x.argmax(1), k + 4)
+
+
+def tensors_of_sizes(x: Any, k: int) -> Any:
+    n = x.shape[0]
+    made = torch.tensor([[n, k], [3, n * k]]), torch.tensor(k), torch.as_tensor([k, 1]), torch.tensor([n / 2, 1 / k])
+    return *made, x * torch.tensor(math.sqrt(n)), torch.tensor(x.shape), torch.tensor([k, 2], dtype=torch.int8)
+
+
+def sliding(x: Any, k: int) -> Any:
+    padded = F.pad(x, (0, 0, 0, 14))
+    parts = padded.unfold(0, k + 1, 1), padded.unfold(0, 3, k), padded.unfold(0, k, k)
+    return *[part.sum(0) for part in parts], padded.t().unfold(1, x.shape[0], 2).mean(-1), x.detach().unfold(0, k, 1)
+
+
+PROGRAMS = (
+    *(powers, bits, rounded, whole_parts, functions_of_integers, next_power_of_two, derived_of_derived, records),
+    *(ranges, more_ranges, windows, marks, tensors_of_sizes, sliding),
+)
+
+
+def check(program: Callable[..., Any], compiled: Callable[..., Any], n: int, k: int) -> int:
+    """How many versions a call has made; it has to be as in eager, and without breaks."""
+    told: list[Any] = []
+    makers: Any = (lambda n: torch.randn(n, 4), k)
+    seed = random.randrange(1 << 30)
+    expected = outcome(program, makers, n, True, seed)
+    with events.subscribed(told.append), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found = outcome(compiled, makers, n, True, seed)
+    assert found == expected, difference(expected, found)
+    assert not [event for event in told if type(event) in (events.Break, events.Fallback)]
+    return len([event for event in told if type(event) is events.Installed])
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_one_more_version_serves_all_sizes(program: Any, dynamic: bool | None) -> None:
+    compiled = bolide.compile(program, dynamic=dynamic)
+    sizes = random.sample(range(5, 14), 6)
+    made = sum(check(program, compiled, n, n) for n in sizes)
+    assert made <= (1 if dynamic else 2), sizes
+
+
+@pytest.mark.parametrize("program", [whole_parts, functions_of_integers, ranges, windows], ids=lambda p: p.__name__)
+def test_sizes_and_integers_change_apart(program: Any) -> None:
+    compiled = bolide.compile(program, dynamic=True)
+    assert sum(check(program, compiled, *random.sample(range(5, 14), 2)) for _ in range(5)) == 1
+
+
+def test_a_computed_number_may_be_fixed_when_the_size_is_not() -> None:
+    def program(x: Any, k: int) -> Any:
+        for i in range(k.bit_length()):
+            x = x * 2 + i
+        return x
+
+    compiled = bolide.compile(program)
+    assert sum(check(program, compiled, 3, k) for k in (4, 5, 6, 7)) == 2
+    assert sum(check(program, compiled, 3, k) for k in (8, 15, 9, 5)) == 1
+
+
+def test_numbers_too_large_for_a_symbol_and_errors_are_eagers() -> None:
+    def program(x: Any, k: int) -> Any:
+        return x * math.isqrt(k), 2**k
+
+    compiled = bolide.compile(program, dynamic=True)
+    for k in (5, 70, 9, -1, 4):
+        if k < 0:
+            with pytest.raises(ValueError, match="nonnegative"):
+                compiled(torch.ones(3), k)
+            continue
+        assert [str(part) for part in compiled(torch.ones(3), k)] == [str(part) for part in program(torch.ones(3), k)]
+
+
+def test_windows_are_views_and_refuse_what_eager_refuses() -> None:
+    def program(x: Any, k: int) -> Any:
+        x = x * 1
+        x.unfold(0, k, k)[0].add_(1)
+        return x, x.unfold(0, k, 1)
+
+    compiled = bolide.compile(program, dynamic=True)
+    for k in (3, 5, 2):
+        x = torch.randn(9)
+        mine, theirs = compiled(x, k), program(x, k)
+        assert mine[1].stride() == theirs[1].stride() and mine[1]._base is not None
+        torch.testing.assert_close(mine, theirs)
+    with pytest.raises(RuntimeError, match="maximum size for tensor at dimension 0 is 9 but size is 10"):
+        compiled(torch.randn(9), 10)
