@@ -121,6 +121,7 @@ def _operand(vm: Machine, value: Any) -> Any:
 
 for _name in (
     *("linspace", "logspace", "hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window"),
+    *("tril_indices", "triu_indices"),
 ):
     _of_numbers(getattr(torch, _name), getattr(torch.ops.aten, _name))
 
@@ -192,6 +193,22 @@ class _Windows(torch.autograd.Function):
         places = (torch.arange(gradient.shape[dim])[:, None] * step + torch.arange(size)).reshape(-1)
         parts = gradient.movedim(-1, dim + 1).flatten(dim, dim + 1)
         return gradient.new_zeros(shape).index_add(dim, places, parts), None, None, None
+
+
+@intercept(torch.adaptive_avg_pool1d)
+def _adaptive_avg_pool1d(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """To a size that is a symbol: that of images of one row, which takes sizes."""
+    given: dict[str, Any] = dict(zip(("input", "output_size"), args)) | kwargs
+    x, size = given.get("input"), given.get("output_size")
+    if isinstance(size, (list, tuple)) and len(size) == 1:
+        (size,) = size
+    if type(x) is not TracedTensor or type(size) is not torch.SymInt or x.dim() not in (2, 3):
+        return NATIVE
+
+    def pool() -> torch.Tensor:
+        return torch.nn.functional.adaptive_avg_pool2d(x.unsqueeze(-2), (1, size)).squeeze(-2)  # type: ignore[arg-type]
+
+    return recorded_as(vm, torch.adaptive_avg_pool1d, [x, size], pool)
 
 
 @intercept(torch.Size.numel)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from bolide.symbolic import product, same_size, times
 from bolide.tracing.layers import layer
-from bolide.tracing.meta import is_data, is_one, is_undecided, same_sizes
+from bolide.tracing.meta import hint_of, is_data, is_one, is_undecided, same_sizes
 from bolide.tracing.rules.common import differ, is_contiguous, suggested_format, wrap_dim
 from bolide.tracing.rules.registry import remembered
 from bolide.tracing.rules.views import reshaped
@@ -74,7 +74,12 @@ def _of_floats(op: Any, theirs: Callable[..., Any]) -> Callable[..., Any]:
     def call(x: TracedTensor, *args: Any, **kwargs: Any) -> Any:
         if not x.is_floating_point():
             return kernel(x, *args, **kwargs)
-        return theirs(x, *args, **kwargs).contiguous(memory_format=suggested_format(x.meta))
+        made = theirs(x, *args, **kwargs)
+        for size in (*x.shape[2:], *made.shape[2:]):  # the formula asks nothing of them
+            if not is_data(size) and not size > 0:
+                before, after = list(map(hint_of, x.shape[2:])), list(map(hint_of, made.shape[2:]))
+                raise RuntimeError(f"Input and output sizes should be greater than 0, but got {before} and {after}")
+        return made.contiguous(memory_format=suggested_format(x.meta))
 
     return call
 

@@ -89,9 +89,23 @@ def sliding(x: Any, k: int) -> Any:
     return *[part.sum(0) for part in parts], padded.t().unfold(1, x.shape[0], 2).mean(-1), x.detach().unfold(0, k, 1)
 
 
+def images(x: Any, k: int) -> Any:
+    image = x.repeat(4, 4)[None, None]
+    wide = image.expand(2, 8, -1, -1).to(memory_format=torch.channels_last)
+    columns = F.unfold(image, (2, 4), stride=2), F.unfold(image, 3, padding=1, dilation=2)
+    folded = F.fold(columns[0] * 2, image.shape[-2:], (2, 4), stride=2)
+    return *columns, folded, F.pixel_shuffle(wide, 2), F.pixel_unshuffle(image, 2), F.adaptive_avg_pool1d(x.t(), k)
+
+
+def pairs(x: Any, k: int) -> Any:
+    n = x.shape[0]
+    rows, columns = torch.triu_indices(n, n, 1)
+    return (x[rows] * x[columns]).sum(-1), torch.tril_indices(k, k), torch.tril_indices(k, k, -1)
+
+
 PROGRAMS = (
     *(powers, bits, rounded, whole_parts, functions_of_integers, next_power_of_two, derived_of_derived, records),
-    *(ranges, more_ranges, windows, marks, tensors_of_sizes, sliding),
+    *(ranges, more_ranges, windows, marks, tensors_of_sizes, sliding, images, pairs),
 )
 
 
@@ -162,3 +176,29 @@ def test_windows_are_views_and_refuse_what_eager_refuses() -> None:
         torch.testing.assert_close(mine, theirs)
     with pytest.raises(RuntimeError, match="maximum size for tensor at dimension 0 is 9 but size is 10"):
         compiled(torch.randn(9), 10)
+
+
+def test_an_image_that_would_be_empty_is_an_error() -> None:
+    def program(x: Any) -> Any:
+        return F.interpolate(x, scale_factor=0.5, mode="nearest")
+
+    compiled = bolide.compile(program, dynamic=True)
+    torch.testing.assert_close(compiled(x := torch.randn(1, 2, 6, 7)), program(x))
+    for run in (program, compiled):
+        with pytest.raises(RuntimeError, match="Input and output sizes should be greater than 0"):
+            run(torch.randn(1, 2, 1, 4))
+
+
+def test_images_that_do_not_fit_are_errors() -> None:
+    for program, shape in (
+        (lambda x: F.pixel_shuffle(x, 2), (1, 6, 4, 4)),
+        (lambda x: F.pixel_unshuffle(x, 2), (1, 4, 5, 4)),
+        (lambda x: F.unfold(x, 5), (1, 4, 4, 6)),
+    ):
+        compiled: Any = bolide.compile(program, dynamic=True)
+        torch.testing.assert_close(compiled(x := torch.randn(2, 8, 6, 8)), program(x))
+        with pytest.raises(RuntimeError) as theirs:
+            program(torch.randn(shape))
+        with pytest.raises(RuntimeError) as mine:
+            compiled(torch.randn(shape))
+        assert str(mine.value) == str(theirs.value)

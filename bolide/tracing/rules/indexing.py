@@ -19,7 +19,7 @@ from bolide.tracing.rules.common import (
     shapes_differ,
     wrap_dim,
 )
-from bolide.tracing.rules.registry import rule
+from bolide.tracing.rules.registry import rule, rule_of_symbols
 
 
 @rule("embedding")
@@ -250,3 +250,27 @@ def _topk(
 def _sort(x: TensorMeta, dim: int = -1, descending: bool = False) -> tuple[TensorMeta, TensorMeta]:
     stride = like_strides(x)
     return TensorMeta(x.shape, stride, 0, x.dtype, x.device), TensorMeta(x.shape, stride, 0, torch.int64, x.device)
+
+
+@rule_of_symbols(torch.ops.aten.tril_indices.default)
+def _tril_indices(row: Any, col: Any, offset: Any = 0, *, dtype: Any = None, **options: Any) -> TensorMeta:
+    return _pairs(_below(row, col, offset), dtype)
+
+
+@rule_of_symbols(torch.ops.aten.triu_indices.default)
+def _triu_indices(row: Any, col: Any, offset: Any = 0, *, dtype: Any = None, **options: Any) -> TensorMeta:
+    return _pairs(row * col - _below(row, col, offset - 1), dtype)
+
+
+def _pairs(count: Any, dtype: torch.dtype | None) -> TensorMeta:
+    return fresh((2, count), dtype or torch.int64, torch.device("cpu"))
+
+
+def _below(row: Any, col: Any, offset: Any) -> Any:
+    """How many places of a matrix are on a diagonal or below: in rows that get longer by one, and in whole ones."""
+    require(row >= 0, "row must be non-negative")
+    require(col >= 0, "col must be non-negative")
+    first = max(offset, 0)  # places in front of the first row's last one
+    empty = min(max(-offset, 0), row)
+    longer = max(min(row - empty, col - first), 0)  # rows
+    return longer * first + longer * (longer + 1) // 2 + (row - empty - longer) * col

@@ -17,7 +17,7 @@ from bolide.tracing.rules.common import (
     shapes_differ,
     suggested_format,
 )
-from bolide.tracing.rules.registry import rule
+from bolide.tracing.rules.registry import rule, rule_of_symbols
 from bolide.tracing.rules.views import expanded
 
 aten = torch.ops.aten
@@ -192,6 +192,63 @@ def _convolution_backward(
         like(weight) if mask[1] else None,
         fresh((grad.shape[1],), grad.dtype, grad.device) if mask[2] else None,
     )
+
+
+# ---- rearrangements of images -------------------------------------------------------------------------------------
+
+
+@rule_of_symbols(aten.pixel_shuffle.default)
+def _pixel_shuffle(x: TensorMeta, factor: Any) -> TensorMeta:
+    require(x.ndim >= 3 and factor > 0, "pixel_shuffle expects an image and a positive upscale_factor")
+    *batch, channels, height, width = x.shape
+    fits = channels % (factor * factor) == 0
+    require(
+        fits, "pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of upscale_factor"
+    )
+    return _image(x, (*batch, channels // (factor * factor), height * factor, width * factor))
+
+
+@rule_of_symbols(aten.pixel_unshuffle.default)
+def _pixel_unshuffle(x: TensorMeta, factor: Any) -> TensorMeta:
+    require(x.ndim >= 3 and factor > 0, "pixel_unshuffle expects an image and a positive downscale_factor")
+    *batch, channels, height, width = x.shape
+    require(height % factor == 0, "pixel_unshuffle expects height to be divisible by downscale_factor")
+    require(width % factor == 0, "pixel_unshuffle expects width to be divisible by downscale_factor")
+    return _image(x, (*batch, channels * (factor * factor), height // factor, width // factor))
+
+
+def _image(like: TensorMeta, shape: tuple[Any, ...]) -> TensorMeta:
+    return TensorMeta(shape, format_strides(shape, suggested_format(like)), 0, like.dtype, like.device)
+
+
+@rule_of_symbols(aten.im2col.default)
+def _im2col(x: TensorMeta, kernel: Any, dilation: Any, padding: Any, stride: Any) -> TensorMeta:
+    *batch, channels, height, width = x.shape
+    blocks = _blocks((height, width), kernel, dilation, padding, stride)
+    kernel = _per_dimension(kernel, 2)
+    return fresh((*batch, channels * (kernel[0] * kernel[1]), blocks), x.dtype, x.device)
+
+
+@rule_of_symbols(aten.col2im.default)
+def _col2im(x: TensorMeta, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> TensorMeta:
+    *batch, columns, blocks = x.shape
+    kernel = _per_dimension(kernel, 2)
+    require(columns % (kernel[0] * kernel[1]) == 0, "the size of dimension 1 is not divisible by the kernel's")
+    if differ(_blocks(size, kernel, dilation, padding, stride), blocks):
+        raise RuntimeError("the size of dimension 2 is not the number of sliding blocks")
+    return fresh((*batch, columns // (kernel[0] * kernel[1]), *size), x.dtype, x.device)
+
+
+def _blocks(size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+    """How many places a window has in an image."""
+    found: Any = 1
+    options = [_per_dimension(option, 2) for option in (kernel, dilation, padding, stride)]
+    for extent, window, spread, pad, step in zip(size, *options):
+        require(window > 0 and spread > 0 and pad >= 0 and step > 0, "sizes of sliding blocks should be positive")
+        count = _pooled(extent, window, step, pad, spread, False)
+        require(extent > 0 and count > 0, "the array of sliding blocks has a size that is not positive")
+        found = found * count
+    return found
 
 
 # ---- pooling ------------------------------------------------------------------------------------------------------

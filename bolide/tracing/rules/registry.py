@@ -170,6 +170,20 @@ def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
     return _ask(func, _fixed(args), _fixed(kwargs))
 
 
+def rule_of_symbols(func: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: a shape rule for symbolic sizes that probing does not find; of numbers torch is asked."""
+
+    def add(formula: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            symbolic = _is_symbolic([args, kwargs])
+            return formula(*args, **kwargs) if symbolic else by_torch(func, args, kwargs)
+
+        rule(func._schema.name.removeprefix("aten::"))(answer)
+        return formula
+
+    return add
+
+
 _LIBRARIES = frozenset({"aten", "prims", "bolide", "mkldnn", "mkl", "quantized", "torchvision", "torchaudio"})
 
 
