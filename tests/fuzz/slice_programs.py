@@ -7,6 +7,7 @@ A program is grown statement by statement; one is kept if eager runs it for ever
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import warnings
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 PARAMETERS = "x, y, w, z, a, b, c, counts"
-GLOBALS = {"torch": torch, "F": F}
+GLOBALS = {"torch": torch, "F": F, "math": math}
 _MOST = 600  # elements of a tensor
 
 #: {t}: a tensor, {i}: an integer, {c}: a small number, {d}: a dimension, {s}: a slice, {n}: the name that is assigned
@@ -30,6 +31,9 @@ INTEGERS = (
         "len({t}) - 1",
         "abs({i})",
     ),
+    *("{i}.bit_length()", "2 ** (abs({i}) % 4)", "int(abs({i}) ** 0.5)", "round({i} / 3)", "{i} & 3", "{i} ^ {c}"),
+    *("1 << (abs({i}) % 3)", "math.gcd({i}, 6)", "math.ceil({i} / 2)", "math.isqrt(len({t}))", "divmod({i}, 3)[0]"),
+    *("torch.Size([abs({i}), 2]).numel()", "math.floor(math.sqrt(len({t})))", "int({i} * 0.7)", "{i} & ({i} - 1)"),
     *("counts[0]", "counts[-1]", "sum(counts[:2])", "{t}.shape[-1] - {c}", "{i} * 2", "{i} % {t}.shape[0]"),
 )
 SLICES = (
@@ -139,6 +143,17 @@ COPIES = (
     ),
     *("F.conv1d({t}[None, {s}].mT, w[:, :, None])[0]", "F.avg_pool1d({t}[None], 2)[0]", "{t}[{s}].flatten().cumsum(0)"),
 )
+#: numbers made of sizes, and tensors made of such numbers
+MADE = (
+    *("{t} * round({i} / 3, 2)", "{t} * 2.0 ** ({i} % 3)", "{t} / len({t}) ** 0.5", "{t} + math.log2(len({t}) + 1)"),
+    *("torch.linspace(0, {i}, len({t}), dtype=torch.float64)[:, None] * {t}", "{t} * (1 << (len({t}) % 4))"),
+    "torch.linspace(-1 + 1 / len({t}), 1.0, len({t}), dtype=torch.float64) @ {t}",
+    *("torch.arange(0, {i} / 2, 0.5, dtype=torch.float64)", "torch.tensor([{i}, {i} / 2], dtype=torch.float64)"),
+    *("torch.hann_window(abs({i}) + 1, dtype=torch.float64)", "{t}.T * torch.hamming_window(len({t})).double()"),
+    *("F.one_hot(z % len({t}), len({t})).double() @ {t}", "{t} * torch.tensor({t}.shape).double().sum()"),
+    *("{t}.unfold({d}, max({i}, 1), 2)", "{t}.unfold(0, len({t}) // 2, 1).sum(0)", "{t}.unfold(0, 2, max({i}, 1)) * 2"),
+    *("F.adaptive_avg_pool1d({t}[None], max({i}, 1))[0]", "{t}[torch.tril_indices(len({t}), len({t}))[0]][{s}]"),
+)
 #: the ends of a dimension, nothing at all, masks, other dtypes, reductions, pieces of one weight
 EDGES = (
     *("{t}[:0]", "{t}[{i}:{i}]", "torch.cat([{t}[:0], {t}, {t}[{i}:{i}]])", "{t}.new_zeros(0, {t}.shape[-1])"),
@@ -218,7 +233,7 @@ STATEMENTS = (
     "state, parts = {t}[0] * 0, []\nfor k in range(3):\n    state = (state + {t}[k + {i}]) @ w\n"
     "    parts.append(state)\n{n} = torch.stack(parts)",
 )
-KINDS = ((VIEWS, 6), (PIECES, 3), (TOGETHER, 4), (COPIES, 4), (EDGES, 4), (INTEGERS, 2), (STATEMENTS, 4))
+KINDS = ((VIEWS, 6), (PIECES, 3), (TOGETHER, 4), (COPIES, 4), (EDGES, 4), (MADE, 4), (INTEGERS, 3), (STATEMENTS, 4))
 
 
 class Writer:
