@@ -114,35 +114,100 @@ def number(trace: Trace, tensor: TracedTensor) -> Any:
 
 
 def of_sizes(trace: Trace, value: Any) -> Expr | None:
-    """The integer in a 0-dim tensor that is computed from sizes and integers alone; None for others."""
-    if value.__class__ is int:
-        return Expr.const(value)
-    if value.__class__ is not torch.fx.Node or value.op != "call_function":
+    """The integer in a 0-dim tensor that is computed from sizes, integers and small inputs that may be read (as the
+    stride of a layer that is kept in a buffer); None for others."""
+    found = _quotient(trace, value) if _computed_of_sizes(value) else None
+    return found[0] if found is not None and found[1] == 1 else None
+
+
+def _computed_of_sizes(value: Any) -> bool:
+    """Whether a size is among what a value is computed from."""
+    if value.__class__ is not torch.fx.Node:
+        return False
+    if isinstance(value.meta["val"], torch.SymInt):
+        return True
+    if value.target is not aten.full.default and value.target not in _OF_SIZES:
+        return False
+    return any(map(_computed_of_sizes, value.args[:2]))
+
+
+_Quotient = tuple[Expr, int]  # and what it is divided by
+_EXACT = 1 << 20  # quotients of smaller numbers, plus a few integers, are rounded up and down in float32 as they are
+
+
+def _quotient(trace: Trace, value: Any) -> _Quotient | None:
+    if isinstance(value, (int, torch.SymInt)):
+        return as_expr(value), 1
+    if value.__class__ is not torch.fx.Node:
         return None
-    if value.target is aten.full.default and not value.args[0] and value.kwargs.get("dtype") is torch.int64:
-        size = value.args[1].meta["val"] if isinstance(value.args[1], torch.fx.Node) else value.args[1]
-        return as_expr(size) if isinstance(size, (int, torch.SymInt)) else None
+    meta = value.meta["val"]
+    if isinstance(meta, torch.SymInt):
+        return as_expr(meta), 1
+    if not isinstance(meta, TensorMeta) or meta.shape or meta.dtype not in (torch.int64, torch.float32, torch.float64):
+        return None
+    if value.op == "placeholder":
+        known = trace.read(trace.wrap(value)) if meta.dtype is torch.int64 else None
+        return None if known is None else (Expr.const(int(known)), 1)
+    if value.target is aten.full.default:
+        return _quotient(trace, value.args[1])
     combine = _OF_SIZES.get(value.target)
     if combine is None or value.kwargs.get("alpha", 1) != 1:
         return None
-    left, right = (of_sizes(trace, arg) for arg in value.args[:2])
-    if left is None or right is None:
+    operands = [_quotient(trace, arg) for arg in value.args[: 1 if combine in _UNARY else 2]]
+    if None in operands:
         return None
-    if combine is operator.floordiv:
-        mode = value.kwargs.get("rounding_mode", "floor")
-        same = mode == "floor" or (mode == "trunc" and left.least() >= 0)
-        if not same or not right.is_const or right.value <= 0:
-            return None
-    found: Expr = combine(left, right)
+    found: _Quotient | None = combine(trace, value, *operands)
     return found
 
 
-_OF_SIZES: dict[Any, Callable[[Expr, Expr], Expr]] = {
-    aten.add.Tensor: operator.add,
-    aten.sub.Tensor: operator.sub,
-    aten.mul.Tensor: operator.mul,
-    aten.div.Tensor_mode: operator.floordiv,
-    aten.floor_divide.default: operator.floordiv,
+def _sum(sign: int) -> Callable[..., _Quotient | None]:
+    def combine(trace: Trace, node: torch.fx.Node, a: _Quotient, b: _Quotient) -> _Quotient | None:
+        return (a[0] * b[1] + b[0] * (a[1] * sign), a[1] * b[1]) if a[1] == 1 or b[1] == 1 else None
+
+    return combine
+
+
+def _product(trace: Trace, node: torch.fx.Node, a: _Quotient, b: _Quotient) -> _Quotient | None:
+    return (a[0] * b[0], 1) if a[1] == b[1] == 1 and not node.meta["val"].dtype.is_floating_point else None
+
+
+def _divided(trace: Trace, node: torch.fx.Node, a: _Quotient, b: _Quotient) -> _Quotient | None:
+    """A true quotient, or one of integers by a positive number."""
+    if a[1] != 1 or b[1] != 1 or not b[0].is_const or not 0 < b[0].value < _EXACT:
+        return None
+    if node.target is aten.div.Tensor:
+        limits = a[0].lt(_EXACT), a[0].gt(-_EXACT)
+        is_data = trace.shapes.is_data(a[0])
+        return (a[0], b[0].value) if not is_data and all(map(trace.shapes.holds, limits)) else None
+    mode = node.kwargs.get("rounding_mode", "floor")
+    same = mode == "floor" or (mode == "trunc" and a[0].least() >= 0)
+    return (a[0] // b[0], 1) if same and not node.meta["val"].dtype.is_floating_point else None
+
+
+def _floor(trace: Trace, node: torch.fx.Node, a: _Quotient) -> _Quotient:
+    return a[0] // a[1], 1
+
+
+def _ceil(trace: Trace, node: torch.fx.Node, a: _Quotient) -> _Quotient:
+    return a[0].ceildiv(a[1]), 1
+
+
+def _converted(trace: Trace, node: torch.fx.Node, a: _Quotient) -> _Quotient | None:
+    return a if a[1] == 1 else None
+
+
+_UNARY = (_floor, _ceil, _converted)
+_OF_SIZES: dict[Any, Callable[..., _Quotient | None]] = {
+    aten.add.Tensor: _sum(1),
+    aten.sub.Tensor: _sum(-1),
+    aten.rsub.Scalar: lambda trace, node, a, b: _sum(-1)(trace, node, b, a),
+    aten.mul.Tensor: _product,
+    aten.div.Tensor: _divided,
+    aten.div.Tensor_mode: _divided,
+    aten.floor_divide.default: _divided,
+    aten.floor.default: _floor,
+    aten.ceil.default: _ceil,
+    aten._to_copy.default: _converted,
 }
 
 

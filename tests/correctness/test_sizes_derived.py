@@ -202,3 +202,39 @@ def test_images_that_do_not_fit_are_errors() -> None:
         with pytest.raises(RuntimeError) as mine:
             compiled(torch.randn(shape))
         assert str(mine.value) == str(theirs.value)
+
+
+class Padded(torch.nn.Module):
+    """A convolution that pads its input to whole steps, with its numbers in buffers, as audio codecs have it."""
+
+    def __init__(self, kernel: int, stride: int) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv1d(2, 2, kernel, stride)
+        for name, value in (("stride", stride), ("kernel", kernel), ("total", kernel - stride)):
+            self.register_buffer(name, torch.tensor(value), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        steps = (x.shape[-1] - self.kernel + self.total) / self.stride + 1
+        steps = torch.ceil(steps).to(torch.int64) - 1
+        extra = steps * self.stride + self.kernel - self.total - x.shape[-1]
+        return self.conv(F.pad(x, (self.total, extra)))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_computed_with_tensors_are_sizes(dynamic: bool | None) -> None:
+    module = torch.nn.Sequential(Padded(7, 1), Padded(4, 2), Padded(5, 3))
+    compiled, made = bolide.compile(module, dynamic=dynamic), 0
+    for n in random.sample(range(20, 60), 5):
+        told: list[Any] = []
+        x = torch.randn(2, 2, n, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        with events.subscribed(told.append):
+            found = compiled(y)
+        expected = module(x)
+        torch.testing.assert_close(found, expected)
+        found.sum().backward()
+        expected.sum().backward()
+        torch.testing.assert_close(y.grad, x.grad)
+        assert not [event for event in told if type(event) in (events.Break, events.Fallback)]
+        made += len([event for event in told if type(event) is events.Installed])
+    assert made == (1 if dynamic else 2)
