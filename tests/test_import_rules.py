@@ -37,7 +37,8 @@ MAY_IMPORT = {
 HEAVY = ("llvmlite", "scipy", "torch._decomp", "torch._numpy")
 """Imported inside functions, when first needed: importing bolide stays fast."""
 
-LATE = tuple(f"{name}." for name in HEAVY)
+RARE = ("cProfile", "pstats")
+LATE = tuple(f"{name}." for name in (*HEAVY, *RARE))
 
 REPLACED = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.compile")
 """What bolide stands in for. The demo alone may call torch.compile, to compare."""

@@ -15,6 +15,7 @@ from typing import Any
 from bolide.dynamo import guards as guard_module
 from bolide.dynamo import native, pins
 from bolide.dynamo.config import config
+from bolide.dynamo.held import Held
 from bolide.dynamo.layout import layout
 from bolide.dynamo.notes import Habits
 from bolide.dynamo.program import Guard, Source
@@ -34,9 +35,18 @@ def readable(
 ) -> tuple[str, Callable[..., Any]]:
     """The text of the check in Python, and the function."""
     namespace = Namespace(names)
-    needed = [source for guard in guards for source in guard_module.read_sources(guard)]
+    held = Held(guards)
+    together = set(map(id, held.guards))
+    single = [guard for guard in guards if id(guard) not in together]
+    needed = [source for guard in single for source in guard_module.read_sources(guard)]
     reader = Reader(namespace, count_uses([*needed, *wanted]), guard_module.plain_dicts(guards))
-    checks = [check for guard in guards for check in guard_module.conditions(guard, reader)] or ["True"]
+    checks: list[str] = []
+    for guard in guards:
+        if id(guard) not in together:
+            checks += guard_module.conditions(guard, reader)
+        elif guard is held.guards[0]:
+            checks.append(f"{namespace.reference(held, 'held')}()")
+    checks = checks or ["True"]
     hit = namespace.fresh("hit")
     lines = [
         f"def check({', '.join(names)}):",

@@ -299,7 +299,8 @@ def _equals_conditions(value: str, again: Callable[[], str], expected: Any, cons
         return exact
     if kind in (torch.dtype, torch.layout, torch.memory_format):
         return [f"{value} is {constant(expected)}"]
-    return [f"{constant(same_constant, 'same')}({value}, {constant(expected)})"]
+    wanted = constant(expected)
+    return [f"({value} is {wanted} or {constant(same_constant, 'same')}({again()}, {wanted}))"]
 
 
 def _tensor_conditions(value: str, source: Source, expected: TensorGuard, reader: sources.Reader) -> list[str]:

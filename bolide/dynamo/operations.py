@@ -332,11 +332,16 @@ def unary(vm: Machine, op: Callable[[Any], Any], value: Any) -> Any:
     return vm.trace.perform(op, (native_view(vm, value),), _NO_WORDS)
 
 
+_DICTS = frozenset({dict, collections.OrderedDict})
+
+
 def truth(vm: Machine, value: Any) -> Any:
     """True, False, or the Call that answers the question."""
     cls = type(value)
     if cls in PLAIN:
         return bool(value)
+    if cls is Outside and value.cls in _DICTS:
+        return value.dict_items.length() > 0
     if cls is TracedTensor or cls in PENDING:
         vm.trace.where = vm.where()
         return bool(value)

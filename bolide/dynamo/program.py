@@ -50,10 +50,14 @@ class Source:
     base: Source | None
     key: Any
     obj: Any = field(default=None, repr=False)
+    is_drawn: bool = field(default=False, init=False, repr=False)
+    """Whether the value is, or is made of, what a random generator gives at each call."""
     _hash: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.kind, self.base, self.key, id(self.obj))))
+        if self.kind == "drawn" or (self.base is not None and self.base.is_drawn):
+            object.__setattr__(self, "is_drawn", True)
 
     def __hash__(self) -> int:
         return self._hash
@@ -64,11 +68,6 @@ class Source:
         if not isinstance(other, Source) or self._hash != other._hash:
             return False
         return (self.kind, self.key) == (other.kind, other.key) and self.obj is other.obj and self.base == other.base
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether the value is, or is made of, what a random generator gives at each call."""
-        return self.kind == "drawn" or (self.base is not None and self.base.is_drawn)
 
 
 @dataclass(frozen=True)

@@ -68,11 +68,15 @@ def describe_modules(graph: fx.Graph, parameters: Sequence[str]) -> None:
     """Give nodes ``nn_module_stack``, the modules around them, and ``source_fn_stack``, the function that was called or
     the class of torch's own module that has called it.
     """
+    names: dict[Source, str] = {}
     for node in graph.nodes:
         modules: tuple[tuple[nn.Module, Source], ...] = node.meta.pop("modules", ())
         stack: dict[str, Any] = {}
         for module, source in modules:
-            stack[str(id(module))] = re.sub(r"\._modules\['(.*?)'\]", r".\1", path(source, parameters)), type(module)
+            name = names.get(source)
+            if name is None:
+                name = names[source] = re.sub(r"\._modules\['(.*?)'\]", r".\1", path(source, parameters))
+            stack[str(id(module))] = name, type(module)
         if stack:
             node.meta["nn_module_stack"] = stack
         if node.op in ("call_function", "call_method"):

@@ -183,7 +183,7 @@ class _Builder:
                 put_back.append(f"{self.made[recipe]}.set_state({state})")
             if trace.draws():
                 state = fresh("state")
-                yield f"{state} = {reference(torch.get_rng_state, 'get_rng_state')}()"
+                yield f"{state} = {reference(torch.default_generator.get_state, 'get_rng_state')}()"
                 put_back.append(f"{reference(torch.set_rng_state, 'set_rng_state')}({state})")
         put_back += [f"{self.made[recipe]}.requires_grad_({not wanted})" for recipe, wanted in self.flags]
         error, fault = fresh("error"), fresh("fault")

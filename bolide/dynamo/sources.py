@@ -177,8 +177,8 @@ def count_uses(sources: Iterable[Source]) -> Counter[Source]:
     for source in sources:
         step: Source | None = source
         while step is not None:
-            uses[step] += 1
-            if uses[step] > 1:
+            uses[step] = times = uses[step] + 1
+            if times > 1:
                 break
             step = step.base
     return uses

@@ -11,7 +11,7 @@ import torch.fx as fx
 
 from bolide.functorch.graphs import aten, is_getitem, output_node, placeholders, results
 from bolide.functorch.partitioners import closure, extract
-from bolide.functorch.passes.dead import remove_dead
+from bolide.functorch.passes.simplify import remove_dead
 from bolide.tracing import TensorMeta, Trace
 from bolide.tracing.branches import Branches, branch
 from bolide.tracing.derivatives import derivative

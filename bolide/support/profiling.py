@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import cProfile
 import itertools
 import os
-import pstats
 import re
 import sys
 from collections.abc import Iterator
@@ -23,6 +21,9 @@ def profiled(target: bool | str, name: str) -> Iterator[None]:
     if not target or sys.getprofile() is not None:
         yield
         return
+    import cProfile
+    import pstats
+
     profile = cProfile.Profile()
     profile.enable()
     try:

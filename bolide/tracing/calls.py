@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_
 from bolide.symbolic import Expr
 from bolide.tracing import data, generators, modes, rng, scalars
 from bolide.tracing.fallible import may_raise
+from bolide.tracing.graph import Graph
 from bolide.tracing.meta import found_in
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.trace import NonLeaf, Trace
@@ -71,10 +72,9 @@ _READS = frozenset(
 """What reads of a tensor without an effect, and makes none: each input is asked some twenty such questions."""
 
 
-def _has_effect(target: Any) -> bool:
+@functools.cache
+def _has_effect(target: torch._ops.OpOverload) -> bool:
     """Whether an operation draws random numbers, or answers nothing: it checks something."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
     return target.namespace == "bolide" or rng.is_seeded(target) or not target._schema.returns
 
 
@@ -95,7 +95,7 @@ class CallRecorder(TorchFunctionMode):
         self.modes_set = modes_set
         self.around: Callable[[], tuple[Any, Any]] = nowhere
         self.trace = trace
-        self.graph = fx.Graph()
+        self.graph: fx.Graph = Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self.refusal: str | None = None
         self.changes_modes = self.has_floats = False
@@ -146,7 +146,7 @@ class CallRecorder(TorchFunctionMode):
             self.refusal = "saved tensors go through functions of the program"
             return compute()
         state = modes.settings()
-        operands = list(found_in((args, kwargs), TracedTensor))
+        operands = found_in((args, kwargs), TracedTensor)
         written = [(t.group, t.group.version) for t in operands]
         before = [t.grad_fn for t in operands]
         last = next(iter(reversed(self.trace.graph.nodes)), None)
@@ -154,10 +154,10 @@ class CallRecorder(TorchFunctionMode):
         recorded = self._since(last)
         wrote = any(group.version != version for group, version in written)
         raises = any(map(may_raise, recorded))
-        effect = wrote or raises or any(_has_effect(node.target) for node in recorded)
+        effect = wrote or raises or any(_has_effect(cast(Any, node.target)) for node in recorded)
         if raises and self.trace.mutated_inputs():  # the call could not be made again in eager
             self.refusal = "an operation that may raise comes after, or with, a write to an input"
-        made = list(found_in(result, TracedTensor))
+        made = found_in(result, TracedTensor)
         if effect or made:
             try:
                 self._enter(state)
@@ -168,12 +168,13 @@ class CallRecorder(TorchFunctionMode):
         return result
 
     def _since(self, last: fx.Node | None) -> list[fx.Node]:
-        """The operations recorded after node `last`."""
+        """The operators that were recorded after node `last`."""
         found = []
         for node in reversed(self.trace.graph.nodes):
             if node is last:
                 break
-            found.append(node)
+            if isinstance(node.target, torch._ops.OpOverload):
+                found.append(node)
         return found
 
     def check(self, condition: TracedTensor) -> None:
@@ -270,9 +271,9 @@ class CallRecorder(TorchFunctionMode):
         known = self._nodes.get(id(tensor))
         if known is not None:
             return known[1]
-        for slot, given, leaf in zip(self.trace.graph.nodes, self.trace.inputs, self.trace.leaves):
-            if given is tensor or leaf is tensor:
-                return self._slot(slot)
+        slot = self.trace.placeholder_of(tensor)
+        if slot is not None:
+            return self._slot(slot)
         source = tensor.node
         if source.op == "get_attr":
             return self._constant(self.trace.constants[str(source.target)])

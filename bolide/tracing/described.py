@@ -53,6 +53,7 @@ def describe(graph: fx.Graph, replace: bool = False) -> None:
     """Give the nodes of a graph that was recorded here these entries. Under ``val`` stands what bolide itself reads,
     unless that is to be replaced.
     """
+    lines: dict[int, str] = {}  # by id of what the graph holds
     for node in graph.nodes:
         if "val" in node.meta:
             node.meta["example_value"] = _example(node.meta["val"])
@@ -61,7 +62,10 @@ def describe(graph: fx.Graph, replace: bool = False) -> None:
         where: UserFrame | None = node.meta.get("where")
         stack: tuple[UserFrame, ...] = node.meta.pop("stack", ()) or ((where,) if where is not None else ())
         if stack:
-            node.meta["stack_trace"] = "".join(f"  {line}\n    {line.text}\n" for line in stack)
+            for line in stack:
+                if id(line) not in lines:
+                    lines[id(line)] = f"  {line}\n    {line.text}\n"
+            node.meta["stack_trace"] = "".join([lines[id(line)] for line in stack])
 
 
 def _example(value: Any) -> Any:

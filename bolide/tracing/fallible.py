@@ -38,10 +38,11 @@ def may_raise(node: torch.fx.Node) -> bool:
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
-    if _divides(target):
+    answer = _may_raise(target)
+    if answer is None:
         meta = node.meta.get("val")
         return isinstance(meta, TensorMeta) and not (meta.dtype.is_floating_point or meta.dtype.is_complex)
-    return checks_data(target)
+    return answer
 
 
 def _base_name(func: Any) -> str:
@@ -49,8 +50,9 @@ def _base_name(func: Any) -> str:
 
 
 @functools.cache
-def _divides(func: Any) -> bool:
-    return _base_name(func) in _DIVISIONS
+def _may_raise(func: Any) -> bool | None:
+    """None: if it computes integers."""
+    return None if _base_name(func) in _DIVISIONS else checks_data(func)
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -35,16 +35,21 @@ class TensorMeta(NamedTuple):
         return product(self.shape)
 
 
-def found_in(value: Any, cls: type[T]) -> Iterator[T]:
+def found_in(value: Any, cls: type[T]) -> list[T]:
     """The instances of a class in nested containers."""
-    if isinstance(value, cls):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from found_in(item, cls)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from found_in(item, cls)
+    found: list[T] = []
+    _find((value,), cls, found)
+    return found
+
+
+def _find(values: Iterable[Any], cls: type[T], found: list[T]) -> None:
+    for value in values:
+        if isinstance(value, cls):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            _find(value, cls, found)
+        elif isinstance(value, dict):
+            _find(value.values(), cls, found)
 
 
 _NUMBER = frozenset({int})

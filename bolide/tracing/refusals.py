@@ -23,7 +23,7 @@ def refuse_overlaps(func: Any, args: Any, kwargs: dict[str, Any], targets: Seque
         shares = (target for target in targets if target.__class__ is TracedTensor and target.group is arg.group)
         return overlaps.PARTLY if any(overlaps.partly(t.meta, arg.meta) for t in shares) else overlaps.APART
 
-    traced = list(found_in((args, kwargs), TracedTensor))
+    traced = found_in((args, kwargs), TracedTensor)
     places = [place(tensor) for tensor in traced]
     if overlaps.PARTLY not in places and overlaps.INSIDE not in places:
         return

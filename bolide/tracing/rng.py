@@ -92,11 +92,16 @@ def _draw(numbers: Any, seed: torch.Tensor, counter: int, size: Sequence[int]) -
     return torch.from_numpy(numbers(int(seed.item()), counter, count)).reshape(tuple(size))
 
 
+def draw_seed() -> torch.Tensor:
+    """What `bolide::rng_seed` gives: drawn from torch's generator."""
+    return torch.randint(-(2**63), 2**63 - 1, ())
+
+
 _library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("rng_seed() -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 _library.define("rand(Tensor seed, int counter, SymInt[] size) -> Tensor")
 _library.define("randn(Tensor seed, int counter, SymInt[] size) -> Tensor")
-_library.impl("rng_seed", lambda: torch.randint(-(2**63), 2**63 - 1, ()), "CompositeExplicitAutograd")
+_library.impl("rng_seed", draw_seed, "CompositeExplicitAutograd")
 _library.impl("rand", lambda seed, counter, size: _draw(uniform, seed, counter, size), "CompositeExplicitAutograd")
 _library.impl("randn", lambda seed, counter, size: _draw(normal, seed, counter, size), "CompositeExplicitAutograd")
 

@@ -81,6 +81,7 @@ class Trace:
         self.is_shared: Callable[[AliasGroup], bool] = shared  # of what is marked so: whether that is seen
         self._mode = _Recording(self)
         self._cuts: dict[torch.fx.Node, torch.fx.Node] = {}  # values, and the same without a derivative
+        self._slots: dict[int, torch.fx.Node] = {}  # of the inputs, and of their leaves, by id
         self._size_nodes: dict[Expr, torch.fx.Node] = {}
         self.wrappers: dict[int, tuple[TensorMeta, TracedTensor]] = {}  # one for each meta of symbolic sizes, by id
         self._lifted: dict[int, TracedTensor] = {}
@@ -148,14 +149,19 @@ class Trace:
                 tensor = NonLeaf.apply(leaf)  # type: ignore[no-untyped-call]
         self.inputs.append(tensor)
         self.leaves.append(leaf)
+        self._slots[id(leaf)] = self._slots[id(tensor)] = node
         return tensor
+
+    def placeholder_of(self, tensor: TracedTensor) -> torch.fx.Node | None:
+        """The node of an input, or of the leaf that it is made of; None for other tensors."""
+        return self._slots.get(id(tensor))
 
     def release(self) -> None:
         """Let go of the inputs when nothing more is recorded. One with a history refers to its leaf in C++, and that to
         this trace: a cycle that no collector finds."""
         for tensors in (self.inputs, self.leaves, self.renewed):
             tensors.clear()
-        for known in (self.wrappers, self._lifted, self.seeds, self.spent):
+        for known in (self.wrappers, self._lifted, self._slots, self.seeds, self.spent):
             known.clear()
 
     def size(self, hint: int, name: str, lo: int | None = 2, hi: int | None = None) -> Any:
@@ -257,6 +263,9 @@ class Trace:
         if place is not None:
             others = tensor.meta, tensor.node, tensor.group, tensor.chain, tensor.requires_grad
             self.inputs[place] = TracedTensor.make(self, *others)
+            self._slots[id(self.inputs[place])] = self._slots[id(tensor)]
+            if self.leaves[place] is not tensor:
+                del self._slots[id(tensor)]
             self.renewed.append(tensor)
         tensor.group, tensor.chain = value.group, value.chain
         tensor._node, tensor._seen = value.node, value.group.version
@@ -574,7 +583,7 @@ class Trace:
             if "again" not in node.meta:
                 node.meta["cut"] = True
             node = node._prev
-        given = list(found_in((args, kwargs), TracedTensor))
+        given = found_in((args, kwargs), TracedTensor)
         for made in found_in(result, TracedTensor):
             if any(made is tensor for tensor in given):
                 self.own_gradients |= made.requires_grad  # written, and what it was made of goes on as if it were not

@@ -174,7 +174,7 @@ class Overlay:
 
     def length(self) -> int:
         """How many items there are."""
-        if self.complete is None and not self.changes():
+        if self.complete is None and not (self.written and self.changes()):
             if not self.measured:
                 self.measured = True
                 self.world.guard(self.itself, "length", dict.__len__(self.real))
@@ -204,6 +204,8 @@ class Overlay:
     def changes(self) -> list[tuple[Any, Any]]:
         """The writes, in order, that make the dict what it is now: (key, value), or MISSING to delete. A key that
         changed its place is deleted first."""
+        if not self.written and self.complete is None:
+            return []
         final, moved, out = self.known, self.moved, []
         if self.complete is not None:
             final = {self.world.real_key(key): value for key, value in self.complete.items()}

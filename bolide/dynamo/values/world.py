@@ -518,14 +518,15 @@ class World(Classes):
             raise Unsupported(
                 "a tensor that a function of torch.func has wrapped is read", where, kind="outside_object"
             )
-        expected = tensor_guard(real, where)
         self.inputs.append(source)
         self.input_tensors.append(like)
         name = source_name(source)
-        sizes = self.symbols.of_tensor(source, real, name)
-        strides = self.symbols.strides_of(source, real, name)
-        traced = self.trace.input(like, name, sizes, strides)
-        self._note_storage(real, traced, where)
+        with torch._C.DisableTorchFunction():  # some twenty questions, none of them the program's
+            expected = tensor_guard(real, where)
+            sizes = self.symbols.of_tensor(source, real, name)
+            strides = self.symbols.strides_of(source, real, name)
+            traced = self.trace.input(like, name, sizes, strides)
+            self._note_storage(real, traced, where)
         if sizes or strides:
             shape, stride = map(as_exprs, (traced.shape, traced.stride()))
             expected = replace(expected, shape=shape, stride=stride, symbols=self.symbols.read_by((*shape, *stride)))

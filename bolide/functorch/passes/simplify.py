@@ -1,4 +1,4 @@
-"""Arguments that an op takes but does not read."""
+"""Removal of what nothing reads: nodes, and arguments that an op takes but does not read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from typing import Any
 
 import torch.fx as fx
 
-from bolide.functorch.graphs import aten
+from bolide.functorch.graphs import aten, is_impure
+
+
+def remove_dead(graph: fx.Graph) -> fx.Graph:
+    """Erases every node without users, except placeholders, writes and random draws (which move the generator on, as
+    eager does).
+    """
+    for node in reversed(graph.nodes):
+        if not node.users and not is_impure(node):
+            graph.erase_node(node)
+    return graph
+
 
 # native_batch_norm_backward(grad, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
 # output_mask)

@@ -36,7 +36,7 @@ def refusal(func: Any, args: list[Any], kwargs: dict[str, Any], ruled: bool) -> 
     if not _answers(func):
         return None
     args, kwargs = _present(args), _present(kwargs)
-    metas = list(found_in([args, kwargs], TensorMeta))
+    metas = found_in([args, kwargs], TensorMeta)
     if any(meta.ndim > _MOST_DIMS for meta in metas):
         return None  # two elements a side are too many
     sizes = None
