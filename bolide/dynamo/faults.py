@@ -26,6 +26,7 @@ from bolide.support.errors import Unsupported
 
 _MISSING_NAMES = (AttributeError, NameError)
 _MISSING_ITEMS = (KeyError, IndexError)
+_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_NAME")
 _STAND_INS = ("Outside", "ProgramIterator", "SymInt", "SymBool", "TracedFloat", "TracedText")
 
 
@@ -35,8 +36,12 @@ def is_fault(error: BaseException) -> bool:
     last = _innermost(error)
     if last is None or not is_ours(last.tb_frame.f_code):
         return False
-    kind = _mistakes(last.tb_frame.f_code).get(last.tb_lasti)
-    return kind is not None and isinstance(error, kind)
+    name = _instruction(last)
+    if name.startswith(_LOADS):
+        return isinstance(error, _MISSING_NAMES)
+    if name == "BINARY_SUBSCR":
+        return isinstance(error, _MISSING_ITEMS)
+    return isinstance(error, AssertionError) and last.tb_lasti in _asserts(last.tb_frame.f_code)
 
 
 def names_stand_in(error: BaseException) -> bool:
@@ -100,30 +105,28 @@ def _innermost(error: BaseException) -> types.TracebackType | None:
 
 
 def _raises(trace: types.TracebackType) -> bool:
-    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return _instruction(trace) == "RAISE_VARARGS"
+
+
+def _instruction(trace: types.TracebackType) -> str:
+    """The instruction that raised."""
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]]
 
 
 @functools.lru_cache(1 << 10)
-def _mistakes(code: types.CodeType) -> dict[int, tuple[type[BaseException], ...]]:
-    """By the place of an instruction: what it raises by mistake only."""
-    found: dict[int, tuple[type[BaseException], ...]] = {}
-    asserts = False
+def _asserts(code: types.CodeType) -> frozenset[int]:
+    """The places of the instructions that raise for an ``assert``."""
+    found, asserts = [], False
     for instruction in dis.get_instructions(code):
-        name = instruction.opname
-        if name == "LOAD_ASSERTION_ERROR":
+        if instruction.opname == "LOAD_ASSERTION_ERROR":
             asserts = True
-        elif name == "RAISE_VARARGS":
-            if asserts:
-                found[instruction.offset] = (AssertionError,)
+        elif instruction.opname == "RAISE_VARARGS":
+            found += [instruction.offset] if asserts else []
             asserts = False
-        elif name.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_NAME")):
-            found[instruction.offset] = _MISSING_NAMES
-        elif name == "BINARY_SUBSCR":
-            found[instruction.offset] = _MISSING_ITEMS
-    return found
+    return frozenset(found)
 
 
-on_reset(_mistakes.cache_clear)
+on_reset(_asserts.cache_clear)
 
 
 def real_depth() -> int:
