@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bolide.support.caches import on_reset
 from bolide.support.errors import UserFrame
@@ -24,8 +25,26 @@ class CompilationMetrics:
     failure: str | None = None
     place: UserFrame | None = None
     fail_type: str | None = None
+    fail_place: UserFrame | None = None
+    graph_input_count: int = 0
+    end_time: float = field(default_factory=time.time)
 
     # The same by PyTorch's names.
+
+    @property
+    def frame_key(self) -> str:
+        """What all versions of one function share."""
+        return f"{self.co_filename}:{self.co_firstlineno} {self.name}"
+
+    @property
+    def compile_id(self) -> str:
+        """The function and the version."""
+        return f"{self.frame_key}/{self.version}"
+
+    @property
+    def start_time(self) -> float:
+        """When it began, in seconds since the epoch."""
+        return self.end_time - self.seconds
 
     @property
     def co_name(self) -> str:
@@ -61,6 +80,21 @@ class CompilationMetrics:
     def graph_node_count(self) -> int:
         """The same: a graph here is operations and their inputs."""
         return self.operations
+
+    @property
+    def has_guarded_code(self) -> bool:
+        """Whether there is a compiled version."""
+        return self.failure is None
+
+    @property
+    def fail_user_frame_filename(self) -> str | None:
+        """The file of the line that failed."""
+        return None if self.fail_place is None else self.fail_place.file
+
+    @property
+    def fail_user_frame_lineno(self) -> int | None:
+        """The line that failed."""
+        return None if self.fail_place is None else self.fail_place.line
 
     @property
     def entire_frame_compile_time_s(self) -> float:

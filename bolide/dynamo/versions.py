@@ -487,9 +487,12 @@ class Versions(ABC):
         if config.log_compilation_metrics:
             operations = 0 if captured is None else len(captured.trace.graph.nodes)
             failure = None if error is None else getattr(error, "reason", str(error))
-            times = captured_after, seconds
-            facts = self.place, None if error is None else type(error).__name__
-            made = CompilationMetrics(self.name, len(self.entries), operations, checks, *times, failure, *facts)
+            made = CompilationMetrics(
+                *(self.name, len(self.entries), operations, checks, captured_after, seconds, failure, self.place),
+                fail_type=None if error is None else type(error).__name__,
+                fail_place=getattr(error, "where", None),
+                graph_input_count=0 if captured is None else len(captured.trace.inputs),
+            )
             compilation_metrics.append(made)
 
     def _tell_break(self, ending: Break) -> None:

@@ -2,6 +2,7 @@
 
 from bolide.functorch.aot import compile_trace
 from bolide.functorch.compilers import interpret, interpret_decomposed
+from bolide.functorch.config import config
 from bolide.functorch.graphs import CompiledGraph, GraphCompiler, GraphInfo, Runner, graph_module
 from bolide.functorch.passes import run_passes
 
@@ -11,6 +12,7 @@ __all__ = [
     "GraphInfo",
     "Runner",
     "compile_trace",
+    "config",
     "graph_module",
     "interpret",
     "interpret_decomposed",

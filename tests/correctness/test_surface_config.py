@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import pstats
 import re
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,18 @@ import pytest
 import torch
 
 import bolide
+from bolide import functorch
 from bolide.compiling import TraceBackend
 from bolide.dynamo.backends import register_backend
 from bolide.dynamo.config import DynamoConfig
 from bolide.dynamo.native_calls import runs_natively
+from bolide.functorch.config import FunctorchConfig
+from bolide.functorch.passes.cse import merge_equal
 from bolide.support.config import Config, option
 from bolide.tracing.rules import registry
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+ALL_OPTIONS = [*DynamoConfig._options.items(), *FunctorchConfig._options.items()]
 
 
 def readers() -> set[str]:
@@ -38,23 +44,51 @@ def readers() -> set[str]:
 
 def test_every_option_is_read_or_says_why_not() -> None:
     read = readers()
-    silent = {name for name, declared in DynamoConfig._options.items() if name not in read and not declared.note}
+    silent = {name for name, declared in ALL_OPTIONS if name not in read and not declared.note}
     assert not silent, f"nothing reads {sorted(silent)}"
 
 
 def test_every_option_with_an_effect_is_set_by_a_test() -> None:
     text = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-    for name, declared in DynamoConfig._options.items():
+    for name, declared in ALL_OPTIONS:
         used = re.search(rf"\b{name}=|\"{name}\"|config\.{name} = ", text)
         assert used or declared.note, f"no test sets {name}"
 
 
 def test_every_option_is_documented() -> None:
-    for name, declared in DynamoConfig._options.items():
+    for name, declared in ALL_OPTIONS:
         assert declared.doc.endswith(".") and len(declared.doc) > 15, name
         declared.accept(name, declared.default)
         for variable in declared.env:
-            assert variable.startswith(("BOLIDE_", "TORCH")), variable
+            assert variable.startswith(("BOLIDE_", "TORCH", "AOT_")), variable
+
+
+def test_options_of_differentiation_are_pytorchs() -> None:
+    theirs = importlib.import_module("torch._functorch.config")
+    for name, declared in FunctorchConfig._options.items():
+        assert hasattr(theirs, name), name
+        if name != "debug_assert":
+            assert getattr(FunctorchConfig({}), name) == getattr(theirs, name) or declared.note
+    module = importlib.import_module("bolide.functorch.config")
+    assert module is bolide.functorch.config is sys.modules["bolide.functorch.config"]
+
+
+def test_options_of_differentiation_have_effects() -> None:
+    def sines() -> int:
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        both = graph.call_function(torch.sin, (x,)), graph.call_function(torch.sin, (x,))
+        graph.output((graph.call_function(torch.add, both),))
+        return sum(node.target is torch.sin for node in functorch.run_passes(graph, "sines", (merge_equal,)).nodes)
+
+    with bolide.functorch.config.patch(debug_assert=True):
+        assert sines() == 1
+        with bolide.functorch.config.patch(cse=False):
+            assert sines() == 2
+            x = torch.randn(4, requires_grad=True)
+            bolide.compile(lambda x: (x.sin() + x.sin()).sum())(x).backward()
+            assert x.grad is not None
+            torch.testing.assert_close(x.grad, x.detach().cos() * 2)
 
 
 @pytest.mark.parametrize(
@@ -232,6 +266,10 @@ def test_compilation_metrics() -> None:
     assert good.failure is None and good.operations > 0 and good.guards > 0
     assert 0 < good.capture_seconds <= good.seconds and good.version == 0
     assert bad.failure is not None and "data_ptr" in bad.failure
+    assert good.has_guarded_code and not bad.has_guarded_code and good.graph_input_count == 1
+    assert good.frame_key != bad.frame_key and good.compile_id == f"{good.frame_key}/0"
+    assert bad.fail_user_frame_filename == __file__ and bad.fail_user_frame_lineno == bad.co_firstlineno
+    assert time.time() - 600 < good.start_time <= good.end_time <= time.time()
 
 
 def test_profiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import torch._dynamo
 
 import bolide
 from bolide.dynamo.config import DynamoConfig
+from bolide.functorch.config import FunctorchConfig
 from bolide.support import log
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "breaks-and-recompilations.md"
@@ -49,6 +50,7 @@ def test_the_page_shows_what_is_printed(tmp_path: Path, caplog: pytest.LogCaptur
 def test_the_table_of_options_is_that_of_the_code() -> None:
     page = (PAGE.parent / "options.md").read_text()
     assert DynamoConfig({}).markdown() in page
+    assert FunctorchConfig({}).markdown() in page
 
 
 def test_every_log_is_listed() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch.fx as fx
 
+from bolide.functorch.config import config
 from bolide.functorch.passes.channels_last import lay_out_convolutions
 from bolide.functorch.passes.cse import merge_equal
 from bolide.functorch.passes.noop import remove_noops
@@ -23,7 +24,10 @@ INFERENCE_PASSES: tuple[Pass, ...] = (*PASSES, lay_out_convolutions)
 
 def run_passes(graph: fx.Graph, name: str, passes: tuple[Pass, ...] = PASSES, *, check: bool = False) -> fx.Graph:
     """Runs `passes` over `graph`, which is changed in place and returned. `check` lints the graph after each pass."""
+    check = check or config.debug_assert
     for step in passes:
+        if step is merge_equal and not config.cse:
+            continue
         before, started = len(graph.nodes), time.perf_counter()
         graph = step(graph)
         if check:
