@@ -37,7 +37,8 @@ from bolide.support.errors import BolideError, CompileError, Unsupported, UserFr
 _log = log.logger("dynamo")
 OMITTED: Any = type("Omitted", (), {"__slots__": (), "__repr__": lambda self: "<default>"})()
 
-# torch.compile does not look into what is compiled here.
+# torch.compile leaves the frames of what is compiled here alone. Where it looks into a call (in its own regions, which
+# `torch.cond` and its kin make in eager), it finds the user's function behind what is called: `_torchdynamo_inline`.
 _skip = torch._C._dynamo.eval_frame._FrameAction.SKIP
 _LEFT_ALONE = torch._C._dynamo.eval_frame._FrameExecStrategy(_skip, _skip)
 _set_strategy = torch._C._dynamo.eval_frame.set_code_exec_strategy
@@ -111,7 +112,6 @@ class Dispatcher(Versions):
         functools.update_wrapper(function, self.original)
         self._omit(function)
         function._bolide = self  # type: ignore[attr-defined]
-        function._torchdynamo_disable = True  # type: ignore[attr-defined]
         return function
 
     def _write(self, name: str, signature: Signature) -> list[types.CodeType]:
@@ -193,6 +193,7 @@ class Dispatcher(Versions):
         return captured
 
     def lead(self, entry: Entry) -> None:
+        entry.function._torchdynamo_inline = self.original  # type: ignore[attr-defined]
         self._scope[self._top] = entry.function
 
     def install(self, entry: Entry, captured: Captured) -> None:
@@ -351,6 +352,23 @@ class Dispatcher(Versions):
         if found is None:
             found = self.points.setdefault(shape, Point(self, shape, len(self.points) + 1))
         return found
+
+
+def _of_original(dispatcher: Dispatcher, *args: Any, **kwargs: Any) -> Any:
+    """A call, with marks for what was omitted, as the user's function gets it."""
+    count = next((i for i, value in enumerate(args) if value is OMITTED), len(args))
+    named = dict(zip(dispatcher.signature.names[count:], args[count:])) | kwargs
+    given = {name: value for name, value in named.items() if value is not OMITTED}
+    return dispatcher.original(*args[:count], **given)
+
+
+def _result(dispatcher: Dispatcher, result: Any) -> Any:
+    return result
+
+
+Dispatcher.miss._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
+Dispatcher._other_defaults._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
+Dispatcher.resume._torchdynamo_inline = _result  # type: ignore[attr-defined]
 
 
 class Point(Versions):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -118,3 +119,49 @@ def test_a_property_is_compiled_as_its_getter() -> None:
     box.double = torch.full((3,), 8.0)
     assert torch.equal(box.double, torch.full((3,), 8.0)) and Box.double.__doc__ == "Twice the value."
     assert len(own_mark(Box.double.fget, "_bolide").entries) == 1
+
+
+def test_compiled_functions_in_the_control_flow_of_eager() -> None:
+    """torch captures what it is given there: it finds the user's functions."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight
+
+        @bolide.compile
+        def other(self, x: Tensor, factor: float = 2.0) -> Tensor:
+            return x * self.weight * factor
+
+    def broken(x: Tensor) -> Tensor:
+        bolide.graph_break()
+        return x.cos()
+
+    module = Scaled()
+    wave, cut, whole = bolide.compile(lambda x: x.sin()), bolide.compile(broken), bolide.compile(module)
+
+    @functools.wraps(wave)
+    def around(x: Tensor) -> Tensor:
+        return wave(x) + 1
+
+    def check(true: Callable[..., Any], false: Callable[..., Any], plain: list[Callable[..., Any]]) -> None:
+        for pred, expected in zip((True, False), plain, strict=True):
+            x = torch.randn(3, requires_grad=True)
+            found = torch.cond(torch.tensor(pred), true, false, (x,))
+            torch.testing.assert_close(found, expected(x))
+            torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y in (found, expected(x))))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            check(wave, cut, [torch.sin, torch.cos])
+            check(whole, module.other, [module, lambda x: x * module.weight * 2])
+            check(around, wave, [lambda x: x.sin() + 1, torch.sin])
+            wave(torch.ones(3)), cut(torch.ones(3)), whole(torch.ones(3)), module.other(torch.ones(3))
+        count = torch._higher_order_ops.while_loop(
+            lambda i, x: i < 3, bolide.compile(lambda i, x: (i + 1, x * 2)), (0, torch.ones(2))
+        )
+        assert count[1].tolist() == [8, 8]
