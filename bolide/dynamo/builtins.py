@@ -332,10 +332,8 @@ def _converted(vm: Machine, function: Any, value: Any) -> Any:
     is_int = operations.SYMBOLIC[type(value)] is int
     if is_int and function in (int, operator.index):
         return value
-    if is_int and function is float:
-        return torch.sym_float(value)  # type: ignore[no-untyped-call]
-    if not is_int and function is float:
-        return value
+    if function is float:
+        return torch.sym_float(value) if is_int else value  # type: ignore[no-untyped-call]
     if function is int and type(value) in (torch.SymFloat, TracedFloat):
         return math.trunc(value)
     return function(value)
@@ -362,6 +360,8 @@ def _by_special_method(function: Any, names: tuple[str, ...], kind: Any) -> None
             return Call(function, [operations.as_number(args[0])])
         if args and type(args[0]) is TracedTensor and function in (int, float, operator.index):
             return _number_of(vm, function, args[0])
+        if args and type(args[0]) is TracedTensor and function in (math.floor, math.ceil):
+            return Call(polyfill("on_floats"), [function, args])
         if args and type(args[0]) not in operations.PLAIN and type(args[0]) is not TracedTensor:
             cls = class_of(args[0])
             for name in names:
@@ -393,7 +393,8 @@ def _converting(function: Any, name: str, by: str) -> None:
 
     @intercept(function)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if any(operations.python_method(vm.world, class_of(arg), name) is not None for arg in args):
+        tensors = name == "__float__" and any(type(arg) is TracedTensor for arg in args)
+        if tensors or any(operations.python_method(vm.world, class_of(arg), name) is not None for arg in args):
             return Call(polyfill(by), [function, args])
         return Call(function, list(map(operations.as_number, args))) if any(map(operations.is_number, args)) else NATIVE
 
@@ -405,6 +406,16 @@ for _function in (range, math.isqrt, math.comb, math.perm, math.factorial, math.
 for _function in vars(math).values():
     if callable(_function) and _function not in INTERCEPTS and _function not in (math.prod, math.fsum, math.dist):
         _converting(_function, "__float__", "on_floats")
+
+
+@intercept(operator.is_)
+def _is(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return operations.is_same(vm, *args) if len(args) == 2 else NATIVE
+
+
+@intercept(operator.is_not)
+def _is_not(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return not operations.is_same(vm, *args) if len(args) == 2 else NATIVE
 
 
 @intercept(divmod)

@@ -249,10 +249,15 @@ def _extreme(function: Any, name: str, symbolic: Any, better: Any) -> None:
         if len(args) > 1 and not kwargs and _are_data(args):
             vm.trace.where = vm.where()
             return functools.reduce(choose, args)
-        if kwargs.get("key") is None and (not args or _plain_iterable(items)):
+        if kwargs.get("key") is None and (not args or (_plain_iterable(items) and not _has_tensor(items))):
             vm.trace.where = vm.where()
             return function(*args, **kwargs)
         return Call(polyfill(name), [items], kwargs)
+
+
+def _has_tensor(items: Any) -> bool:
+    """Whether one of the values that are compared is a tensor: the polyfill's branch may be one of the graph."""
+    return type(items) in (list, tuple) and any(type(item) is TracedTensor for item in items)
 
 
 def _are_data(numbers: Args) -> bool:

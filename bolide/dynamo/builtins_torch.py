@@ -106,6 +106,12 @@ def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return SWITCHED
 
 
+@intercept(torch.jit._script._unwrap_optional)
+def _unwrap_optional(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """What TorchScript takes as no longer None; None itself is refused, in eager."""
+    return args[0] if args and args[0] is not None else NATIVE
+
+
 def _has_global_hooks(vm: Machine) -> bool:
     """Whether there are hooks for all modules, those included that the program has put there."""
     overlays = [vm.world.overlay_of.get(id(hooks)) for hooks in _GLOBAL_HOOKS]

@@ -189,7 +189,10 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
                 inlined = vm.world.wrap(inlined, attribute_source(vm.world.source_of(function), "_torchdynamo_inline"))
             return Call(inlined, args, kwargs)
     if policy.is_refused(function.__module__):
-        raise refused(vm, function)
+        if f"{function.__module__}.{function.__qualname__}" not in policy.ONLY_ASKING:
+            raise refused(vm, function)
+        frame.stack.append(False)
+        return None
     if is_native(vm, function):
         if not any(type(a) is Outside for a in args) and not (
             kwargs and any(type(a) is Outside for a in kwargs.values())

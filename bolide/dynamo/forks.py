@@ -415,6 +415,8 @@ def _is_record(value: Any) -> bool:
 def _named(value: Any) -> str:
     if value is MISSING:
         return "nothing"
+    if type(value) is TracedTensor:
+        return "a tensor"
     return repr(value) if type(value) in (int, float, bool, str) else f"a {type(value).__name__}"
 
 

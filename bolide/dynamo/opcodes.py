@@ -21,7 +21,6 @@ from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.outside import Deferred, Outside
 from bolide.dynamo.values.texts import joined
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor
 
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>", "__slots__": ()})()
 
@@ -510,11 +509,7 @@ def _unary_not(vm: Machine, frame: Frame, arg: Any) -> Any:
 @opcode("IS_OP")
 def _is_op(vm: Machine, frame: Frame, arg: int) -> None:
     right, left = frame.stack.pop(), frame.stack.pop()
-    if left is not right and operations.class_of(left) is operations.class_of(right):
-        vm.world.rely_on_difference(left, right)
-        if vm.world.aliases and type(left) is TracedTensor is type(right):
-            vm.world.refuse_aliases([left, right])
-    frame.stack.append((left is right) != bool(arg))
+    frame.stack.append(operations.is_same(vm, left, right) != bool(arg))
 
 
 @opcode("CONTAINS_OP")

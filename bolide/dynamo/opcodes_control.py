@@ -43,13 +43,15 @@ def _branch(vm: Machine, frame: Frame, target: int, wanted: bool) -> Any:
 
 def _truth(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool) -> Any:
     """What a branch is decided by: a truth, or the Call that gives it; what is not supported where data decide."""
+    if type(value) is TracedTensor and value.numel() != 1:
+        return operations.truth(vm, value)  # raises
     try:
         if type(value) is TracedTensor and not vm.trace.captures_numbers and vm.trace.known(value) is None:
             truth = checked(vm, frame, value, target, wanted)  # rather a check than a guard of its data
             value = value if truth is None else truth
             if truth is None and vm.trace.captures_numbers is None and can_fork(vm, frame.code, frame.pc - 1):
                 known = vm.trace.read(value)  # no symbol is made for it
-                return DataDependent("bool(tensor)", vm.where(), "data_branch") if known is None else bool(known)
+                return DataDependent("bool(tensor)", vm.where(), "data_branch") if known is None else bool(value)
         return operations.truth(vm, value)
     except Unsupported as error:
         if error.kind not in ("data_branch", "data_condition"):

@@ -335,6 +335,21 @@ def unary(vm: Machine, op: Callable[[Any], Any], value: Any) -> Any:
 _DICTS = frozenset({dict, collections.OrderedDict})
 
 
+def is_same(vm: Machine, left: Any, right: Any) -> bool:
+    """`left is right`."""
+    if left is right:
+        return True
+    if torch.SymInt in (type(left), type(right)):  # CPython keeps one object for each of the smallest integers
+        vm.trace.where = vm.where()
+        numbers = {type(left), type(right)} <= {int, torch.SymInt}
+        return numbers and bool(left == right and -5 <= left <= 256)
+    if class_of(left) is class_of(right):
+        vm.world.rely_on_difference(left, right)
+        if vm.world.aliases and type(left) is TracedTensor is type(right):
+            vm.world.refuse_aliases([left, right])
+    return False
+
+
 def truth(vm: Machine, value: Any) -> Any:
     """True, False, or the Call that answers the question."""
     cls = type(value)
@@ -425,8 +440,21 @@ _ASSIGNED = (float, SupportsIndex)  # torch takes no other numbers as items, of 
 _BOUNDS = frozenset({int, type(None), torch.SymInt})
 _INTEGER_TYPES = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
 
+
+def _selecting(index: TracedTensor) -> Any:
+    """The number, which may be a symbol, in a tensor that selects one place: C++ would ask for its value. (One of bytes
+    is a mask.)"""
+    selects = not index.dim() and index.dtype in _INTEGER_TYPES and index.dtype is not torch.uint8
+    return index.item() if selects else index
+
+
 #: what is made of an index of a tensor, or of a part of it, by its class
-AS_INDEX: dict[type, Callable[[Any], Any]] = {list: _stacked, tuple: _stacked, slice: _numbered}
+AS_INDEX: dict[type, Callable[[Any], Any]] = {
+    list: _stacked,
+    tuple: _stacked,
+    slice: _numbered,
+    TracedTensor: _selecting,
+}
 
 
 def _tensor_index(key: Any) -> Any:

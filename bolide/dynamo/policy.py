@@ -70,6 +70,8 @@ INTERPRETED = (
     "dataclasses.fields",
     "dataclasses.is_dataclass",
     "dataclasses._is_dataclass_instance",
+    "inspect.getgenerator",
+    "inspect.getcoroutine",
     "operator.attrgetter",
     "operator.itemgetter",
     "operator.methodcaller",
@@ -87,6 +89,9 @@ _REFUSED_MODULES = _names(
     "torch.onnx.utils torch.fx._symbolic_trace torch.fx.experimental.proxy_tensor torch.package.package_exporter "
     "torch.package.package_importer torch.serialization torch.multiprocessing.spawn"
 )
+
+#: Functions of theirs that ask whether they are at work: they are not where a compiled function runs (`guards.busy`).
+ONLY_ASKING = _names("torch.onnx.is_in_onnx_export torch.fx._symbolic_trace.is_fx_tracing")
 
 # Packages that draw, write or log, or run event loops, threads and processes: what they do is no work for a graph.
 _REFUSED_ROOTS = _names(

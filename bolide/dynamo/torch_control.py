@@ -39,8 +39,8 @@ def _cond(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     functions = [given["true_fn"], given["false_fn"]]
     if isinstance(pred, torch.Tensor) and torch._C._functorch.is_batchedtensor(pred):
         return Call(control_flow.both, [pred, *functions, operands])
-    if type(pred) is not TracedTensor or (known := vm.trace.known(pred)) is not None:
-        chosen = pred if type(pred) is not TracedTensor else bool(known)
+    if type(pred) is not TracedTensor or vm.trace.known(pred) is not None:
+        chosen = pred if type(pred) is not TracedTensor else bool(pred)
         return Call(control_flow.cond, [chosen, *functions, operands])
     if pred.numel() != 1:
         raise refused(vm, "the condition of torch.cond has not one value")

@@ -35,5 +35,4 @@ def profiled(target: bool | str, name: str) -> Iterator[None]:
             plain = re.sub(r"\W+", "_", name)
             profile.dump_stats(os.path.join(target, f"{plain}_{os.getpid()}_{next(_numbers)}.prof"))
         else:
-            shown = importlib.import_module("pstats").Stats(profile, stream=sys.stderr)
-            shown.sort_stats("cumulative").print_stats(30)
+            pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(30)

@@ -251,6 +251,8 @@ def with_selected(tensor: Any, key: Any) -> tuple[Any, tuple[Any, ...]]:
         if type(item) is torch.SymInt:
             tensor = tensor.select(dim, item)
             continue
+        if item is None:  # in the order of C++: the stride of the new dimension is made of what is behind it then
+            tensor, item = tensor.unsqueeze(dim), slice(None)
         rest.append(item)
         if item is Ellipsis:
             dim = tensor.dim() - sum(map(_dims_taken, items[place + 1 :]))

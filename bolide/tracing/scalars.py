@@ -152,18 +152,35 @@ class TracedFloat(torch.SymFloat):
         return format(float(self), specification)
 
     def __round__(self, digits: int | None = None) -> Any:
-        return self.derive(f"round({{}}, {digits})", lambda value: round(value, digits))
+        found = None if digits is not None else self._whole(torch.round)
+        derived = f"round({{}}, {digits})"
+        return self.derive(derived, lambda value: round(value, digits)) if found is None else found
 
     def is_integer(self) -> bool:
         return self.decide("({}).is_integer()", float.is_integer)  # type: ignore[no-any-return]
 
-    __trunc__ = whole
+    def __trunc__(self) -> Any:
+        found = self._whole(torch.trunc)
+        return self.whole() if found is None else found
 
     def __floor__(self) -> Any:
-        return self.derive("({}).__floor__()", math.floor)
+        found = self._whole(torch.floor)
+        return self.derive("({}).__floor__()", math.floor) if found is None else found
 
     def __ceil__(self) -> Any:
-        return self.derive("({}).__ceil__()", math.ceil)
+        found = self._whole(torch.ceil)
+        return self.derive("({}).__ceil__()", math.ceil) if found is None else found
+
+    def _whole(self, function: Callable[..., torch.Tensor]) -> Any:
+        """The integer next to a number that is data, as a symbol (one that no int64 holds is left to eager); None for
+        other numbers."""
+        trace = self.tensor._trace
+        if self.hint is not None or trace.captures_numbers is False:
+            return None
+        with torch._C._DisableAutocast():
+            found: Any = function(self.tensor)
+            data.check_tensor(trace, found.abs() < 2.0**63)
+            return data.number(trace, found.to(torch.int64))
 
 
 def _hint(operand: Any) -> Any:

@@ -233,6 +233,13 @@ class TracedTensor(torch.Tensor):
     def is_inference(self) -> bool:
         return self.group.inference
 
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return self.numel() * self.element_size()
+
+    def is_set_to(self, other: torch.Tensor) -> bool:
+        raise DataDependent("Tensor.is_set_to", self._trace.where, "data_pointer")
+
     def data_ptr(self) -> int:
         raise DataDependent("Tensor.data_ptr", self._trace.where, "data_pointer")
 
@@ -270,6 +277,11 @@ class TracedTensor(torch.Tensor):
         raise DataDependent("pickling a tensor", self._trace.where, "data_pointer")
 
     def __bool__(self) -> bool:
+        count = self.numel()
+        if count != 1:  # C++ would ask for the count as a number
+            raise RuntimeError(
+                f"Boolean value of Tensor with {'more than one value' if count else 'no values'} is ambiguous"
+            )
         try:
             if self._trace.captures_numbers is None and self._trace.read(self) is None:
                 raise DataDependent("bool(tensor)", self._trace.where, "data_branch")

@@ -75,6 +75,8 @@ _PARTS: dict[type, Callable[[Any], Any]] = {
     decimal.Decimal: lambda number: tuple(number.as_tuple()),
     fractions.Fraction: lambda number: (number.numerator, number.denominator),
     uuid.UUID: lambda name: (name.int, name.is_safe),
+    numpy.finfo: lambda info: (info.dtype,),
+    numpy.iinfo: lambda info: (info.dtype,),
     datetime.date: _moment,
     datetime.time: _moment,
     datetime.datetime: _moment,

@@ -66,6 +66,8 @@ EQUAL_CONSTANTS: tuple[type, ...] = (
     torch.Size,
     torch.finfo,
     torch.iinfo,
+    numpy.finfo,
+    numpy.iinfo,
     datetime.date,
     datetime.datetime,
     datetime.time,
