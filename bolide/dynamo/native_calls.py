@@ -297,7 +297,8 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
     if cls in SYMBOLIC:
         return arg if _takes_symbols(function) else concrete(vm, arg)
     if cls is TracedText:
-        return arg if keeps_objects(function) and _takes_symbols(function) else concrete(vm, arg)
+        keeps = keeps_objects(function) and _holder(function) is not str and _takes_symbols(function)
+        return arg if keeps else concrete(vm, arg)
     if cls is Outside:
         return _outside(vm, function, arg, is_owner)
     if cls in AS_NUMBER:

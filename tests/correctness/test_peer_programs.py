@@ -194,3 +194,15 @@ def test_tensors_of_one_integer_select(name: str, dynamic: bool | None) -> None:
         if name != "out of range":
             expected, found = (torch.autograd.grad(run(x).sum(), x)[0] for run in (program, compiled))
             torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_searches_in_texts_of_sizes(dynamic: bool | None) -> None:
+    def program(x: Tensor) -> Any:
+        text = f"abc {x.shape[0]}"
+        return x * text.count("a"), text.index("c"), "a3b4".count(str(x.shape[0])), ["3", "5"].count(text[-1])
+
+    compiled = bolide.compile(program, fullgraph=True, dynamic=dynamic)
+    for size in (3, 5, 4):
+        x = torch.randn(size)
+        same(described(program(x)), described(compiled(x)))
