@@ -177,8 +177,9 @@ def class_attribute(cls: type, name: str, after: type | None = None) -> Any:
 
 
 def is_data_descriptor(kind: type) -> bool:
-    """Whether objects of a class, found in another class, decide what writing an attribute does."""
-    return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
+    """Whether objects of a class, found in another class, decide what writing an attribute does. (Attributes of objects
+    in C, such as `Tensor.data`, are what they stand for.)"""
+    return kind is not types.GetSetDescriptorType and (hasattr(kind, "__set__") or hasattr(kind, "__delete__"))
 
 
 def steering(cls: type, name: str, after: type | None = None) -> Any:

@@ -242,7 +242,7 @@ def _is_computed(cls: type, name: Any) -> bool:
     """Whether an instance gets what a descriptor of its class computes, always or where it has no such attribute of its
     own."""
     kind = type(class_attribute(cls, name))
-    return hasattr(kind, "__get__") or is_data_descriptor(kind)
+    return is_data_descriptor(kind) or (hasattr(kind, "__get__") and not hasattr(kind, "__set__"))
 
 
 def _is_same(value: Any, before: Any) -> bool:
