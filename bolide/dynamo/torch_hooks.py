@@ -171,9 +171,9 @@ def hook_effects(rebuilder: Rebuilder) -> list[Effect]:
 def refuse_results_in_between(outputs: Sequence[TracedTensor], where: UserFrame | None) -> None:
     """Raises Unsupported where one result was computed from another: a hook that is put on that one when the graph has
     run would not see the gradients that come from the first."""
-    ends = {tensor.grad_fn for tensor in outputs} - {None}
+    ends: set[Any] = {tensor.grad_fn for tensor in outputs} - {None}
     seen: set[Any] = {None}
-    waiting = [before for node in ends for before, _ in node.next_functions]  # type: ignore[union-attr]
+    waiting = [before for node in ends for before, _ in node.next_functions]
     while waiting:
         node = waiting.pop()
         if node in ends:

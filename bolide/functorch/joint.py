@@ -16,7 +16,7 @@ from bolide.functorch.partitioners import Joint, closure
 from bolide.functorch.signature import Signature
 from bolide.support.errors import FixedSizesNeeded, Unsupported
 from bolide.tracing import TensorMeta, Trace, TracedTensor
-from bolide.tracing.derivatives import derivatives
+from bolide.tracing.derivatives import check_phases, derivatives
 from bolide.tracing.fallible import done, may_raise
 from bolide.tracing.meta import contiguous_strides
 from bolide.tracing.rules.common import is_dense
@@ -52,6 +52,7 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
             trace.placeholder(tangent_meta(tensor.meta), f"tangent{index}")
             for index, tensor in enumerate(differentiable)
         ]
+        check_phases(trace, differentiable)
         with derivatives(trace, differentiable):
             gradients = _engine_run(tuple(differentiable), tuple(tangents), tuple(wanted), trace.has_symbols)
     of_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients)}

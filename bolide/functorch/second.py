@@ -21,6 +21,7 @@ from bolide.support.errors import CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.tracing import Trace, TracedTensor
 from bolide.tracing.branches import branch, replayed, separated
+from bolide.tracing.derivatives import check_phases
 
 Gradients = tuple[torch.Tensor | None, ...]
 SecondOrder = Callable[[Sequence[Any], Sequence[torch.Tensor], Sequence[torch.Tensor | None]], Gradients | None]
@@ -162,6 +163,7 @@ def _build(
         with collector_paused(), torch.enable_grad(), torch._C._DisableAutocast(), trace.recording():
             made = list(_replay(trace, tape, constants, values, again))
             pairs = [(out, weight) for out, weight in zip(made, weights) if weight is not None and out.requires_grad]
+            check_phases(trace, [out for out, _ in pairs])
             places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
             derived: Sequence[Any] = torch.autograd.Variable._execution_engine.run_backward(
                 tuple([out for out, _ in pairs]),

@@ -295,8 +295,8 @@ _TABLE = (
         "BR0512",
         "inner_gradient",
         "Gradients are asked of a tensor that the program makes",
-        "A hook that writes outside, or retain_grad, is called for real. It sees no gradients of what the same graph has "
-        "computed from the tensor, so the graph ends before that.",
+        "A hook that writes outside, or retain_grad, is called for real. It sees no gradients of what the same graph "
+        "has computed from the tensor, so the graph ends before that.",
         "ask for it right behind the operation that makes the tensor",
     ),
     # ---- torch's state

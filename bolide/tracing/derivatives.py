@@ -56,7 +56,8 @@ def derivatives(trace: Trace, outputs: Iterable[torch.Tensor]) -> Iterator[None]
     calls; an operator's derivative that turns out not to be raises Underivable."""
     changed = []
     if trace.formulas or trace.opaque:
-        for node in _function_nodes(tensor.grad_fn for tensor in outputs):
+        functions: list[Any] = [node for node in _history(outputs) if isinstance(node, BackwardCFunction)]
+        for node in functions:
             name, function = type(node).__name__, node._forward_cls
             key = name if name in trace.formulas else function.__base__
             if key in trace.opaque:
@@ -73,15 +74,14 @@ def derivatives(trace: Trace, outputs: Iterable[torch.Tensor]) -> Iterator[None]
             del node.apply
 
 
-def _function_nodes(roots: Iterable[Any]) -> Iterator[Any]:
-    """The nodes of `autograd.Function`s in a history."""
-    seen, waiting = {None}, list(roots)
+def _history(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """The nodes that outputs go back to."""
+    seen, waiting = {None}, [tensor.grad_fn for tensor in outputs]
     while waiting:
-        node = waiting.pop()
+        node: Any = waiting.pop()
         if node not in seen:
             seen.add(node)
-            if isinstance(node, BackwardCFunction):
-                yield node
+            yield node
             waiting += [following for following, _ in node.next_functions]
 
 
@@ -258,3 +258,63 @@ derivative = torch.ops.bolide.derivative.default
 def _metas(tensors: list[TensorMeta], numbers: list[Any], table: int) -> list[TensorMeta]:
     metas: list[TensorMeta] = lookup(table).metas
     return [*metas, *[TensorMeta((), (), 0, torch.bool, torch.device("cpu"))] * len(metas)]
+
+
+# ---- phases of eigenvectors ------------------------------------------------------------------------------------------
+# They are known up to a phase. Where the data show that a result depends on it, eager refuses, in C++, which looks only
+# at tensors that have data: so in the graph the tangents of eigenvectors go through a check.
+
+_OPERATIONS = {
+    "LinalgEigBackward0": torch.ops.aten.linalg_eig.default,
+    "LinalgEighBackward0": torch.ops.aten._linalg_eigh.default,
+}
+_TOLERANCE = 1e-2
+
+
+def check_phases(trace: Trace, outputs: Iterable[torch.Tensor]) -> None:
+    """To be called before the engine derives `outputs`."""
+    if not any(trace.graph.find_nodes(op="call_function", target=target) for target in _OPERATIONS.values()):
+        return
+    for node in _history(outputs):
+        if type(node).__name__ in _OPERATIONS:
+            node.register_prehook(functools.partial(_checking, node))
+
+
+def _checking(node: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    values, vectors = tangents
+    known = node._saved_eigenvectors
+    if vectors is None or not known.is_complex():
+        return None
+    name = "linalg_eigh_backward" if type(node).__name__ == "LinalgEighBackward0" else "linalg_eig_backward"
+    return values, _Checked.apply(vectors, known, name)  # type: ignore[no-untyped-call]
+
+
+class _Checked(torch.autograd.Function):
+    """The check, which is the identity for further derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, tangent: torch.Tensor, vectors: torch.Tensor, name: str) -> Any:
+        return torch.ops.bolide.without_phase(tangent, vectors, name)
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor) -> Any:
+        return tangent, None, None
+
+
+def _without_phase(tangent: torch.Tensor, vectors: torch.Tensor, name: str) -> torch.Tensor:
+    turning = (vectors.conj() * tangent).sum(-2).imag
+    if not bool((turning.abs() <= _TOLERANCE).all()):
+        raise RuntimeError(
+            f"{name}: The eigenvectors in the complex case are specified up to multiplication by e^{{i phi}}. The "
+            "specified loss function depends on this quantity, so it is ill-defined."
+        )
+    return tangent.clone(memory_format=torch.contiguous_format)
+
+
+@rule("bolide::without_phase")
+def _phase_meta(tangent: TensorMeta, vectors: TensorMeta, name: str) -> TensorMeta:
+    return TensorMeta(tangent.shape, contiguous_strides(tangent.shape), 0, tangent.dtype, tangent.device)
+
+
+_library.define("without_phase(Tensor tangent, Tensor vectors, str name) -> Tensor")
+_library.impl("without_phase", _without_phase, "CompositeExplicitAutograd")
