@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bolide.tracing import TensorMeta
 from bolide.tracing.meta import meta_of
-from bolide.tracing.rules import RULES
+from bolide.tracing.rules import RULES, infer
 from tests.opdb_tools import OPERATIONS, rearranged
 
 SECONDS = 5.0
@@ -291,3 +291,23 @@ def test_channels_last_flows_through_a_conv_net() -> None:
         (net(x) * net(x).exp()).sum().backward()
     assert not compare.wrong, "\n".join(compare.wrong[:5])
     assert compare.asked > 20
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "div", "lt", "atan2", "maximum", "logical_and", "hypot", "xlogy"])
+def test_strides_where_operands_of_other_types_are_converted_first(name: str) -> None:
+    """A tensor that is expanded is dense when it has been converted."""
+    layouts: list[Callable[[torch.dtype], torch.Tensor]] = [
+        lambda dtype: torch.ones(2, 3, 4, dtype=dtype),
+        lambda dtype: torch.ones((), dtype=dtype).expand(2, 3, 4),
+        lambda dtype: torch.ones(2, 1, 4, dtype=dtype).expand(2, 3, 4),
+        lambda dtype: torch.ones(2, 4, 3, dtype=dtype).mT,
+        lambda dtype: torch.ones(2, 8, 3, dtype=dtype)[:, ::2].mT,
+        lambda dtype: torch.ones(3, 1, dtype=dtype),
+    ]
+    packet = getattr(torch.ops.aten, name)
+    overload = packet.Tensor if "Tensor" in packet.overloads() else packet.default
+    for first, second in itertools.product(layouts, layouts):
+        for types in itertools.permutations((torch.float32, torch.float64, torch.int64), 2):
+            x, y = first(types[0]), second(types[1])
+            wanted, found = overload(x, y), infer(overload, (meta_of(x), meta_of(y)), {})
+            assert (found.stride, found.dtype) == (wanted.stride(), wanted.dtype)

@@ -43,6 +43,13 @@ def _boolean(dtype: torch.dtype) -> torch.dtype:
     return torch.bool
 
 
+def _converted(meta: TensorMeta, dtype: torch.dtype) -> TensorMeta:
+    """An operand as the CPU's kernels see it: one of another type is converted first, into a dense tensor."""
+    if meta.dtype is dtype or meta.device.type != "cpu":
+        return meta
+    return meta._replace(stride=like_strides(meta))
+
+
 def _register(ops: str, arity: int, promoted: Callable[[torch.dtype], torch.dtype]) -> None:
     """Register operations of which the first `arity` arguments are operands; the others are parameters."""
 
@@ -51,7 +58,9 @@ def _register(ops: str, arity: int, promoted: Callable[[torch.dtype], torch.dtyp
         tensors = [meta for meta in operands if meta.__class__ is TensorMeta]
         if arity == 1:
             return elementwise(tensors, promoted(tensors[0].dtype))
-        return elementwise(tensors, promoted(result_type(operands)))
+        common = result_type(operands)
+        computed = common if promoted is _boolean else promoted(common)
+        return elementwise([_converted(meta, computed) for meta in tensors], promoted(common))
 
     rule(*ops.split())(infer)
 
