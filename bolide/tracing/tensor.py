@@ -209,7 +209,10 @@ class TracedTensor(torch.Tensor):
     def __copy__(self) -> torch.Tensor:
         if self.face is not None:
             self._refuse(f"copying a {self.face.__name__}", "copy it outside the compiled function")
-        return torch.ops.aten.alias.default(self)  # type: ignore[no-any-return]
+        copy = self.data  # torch makes a new leaf in the same memory
+        if isinstance(self, torch.nn.Parameter):
+            return torch.nn.Parameter(copy, self.requires_grad)
+        return copy.requires_grad_(self.requires_grad)
 
     # ---- what would go past the recording -------------------------------------------------------------------------
 

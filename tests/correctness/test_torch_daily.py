@@ -267,9 +267,22 @@ COPIES = {
     "view": "copy.deepcopy(x[1:])",
     "detached": "copy.deepcopy((x * 2).detach())",
     "twice": "(lambda both: both[0] is both[1])(copy.deepcopy([x, x]))",
-    "shallow": "copy.copy(x * 2) + 1",
+    "shallow": "copy.copy(x.detach())",
+    "shallow, used": "(copy.copy(x) * 2).detach(), copy.copy(x * 2).is_leaf",
     "of a module": "copy.deepcopy(linear).weight",
 }
+
+
+def test_a_shallow_copy_is_a_leaf_in_the_same_memory() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return copy.copy(x) * w + copy.copy(w * 2) + w
+
+    compiled = bolide.compile(program)
+    for size in (3, 4, 6):
+        x, w = torch.randn(size, requires_grad=True), torch.randn(size, requires_grad=True)
+        found, wanted = [torch.autograd.grad(f(x, w).sum(), (x, w), allow_unused=True) for f in (compiled, program)]
+        assert found[0] is wanted[0] is None
+        torch.testing.assert_close(found[1], wanted[1])
 
 
 @pytest.mark.parametrize("kind", COPIES)
@@ -284,7 +297,7 @@ def test_copies_of_tensors(kind: str, grad: bool) -> None:
         x = torch.randn(size, requires_grad=grad)
         (mine, found), (theirs, expected) = compiled(x), scope["program"](x)
         torch.testing.assert_close(mine, theirs)
-        while isinstance(expected, (dict, list)):
+        while isinstance(expected, (dict, list, tuple)):
             key = "t" if isinstance(expected, dict) else 0
             found, expected = found[key], expected[key]
         assert type(found) is type(expected) and found is not x
