@@ -39,7 +39,7 @@ from bolide.tracing.rules.common import (
     require,
     wrap_dim,
 )
-from bolide.tracing.rules.registry import infer_from, qualified
+from bolide.tracing.rules.registry import infer, infer_from, qualified
 from bolide.tracing.tensor import TracedTensor, ViewStep, carry_marks
 
 if TYPE_CHECKING:
@@ -219,15 +219,15 @@ def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         refuse_types(trace.where, func, args, kwargs, dropped, results)
     if all(target.shape == result.meta["val"].shape for target, result in zip(targets, results)):
         refuse_overlaps(func, args, kwargs, targets)
-    for target, result in zip(targets, results):
+    for place, (target, result) in enumerate(zip(targets, results)):
         if dropped and target.shape != result.meta["val"].shape:
-            _fit_out(trace, target, result)
+            _refuse_known_out(trace, target)
+            _fit_out(trace, target, result.meta["val"], functools.partial(_told, trace, func, nodes, kwargs, place))
         trace.write(target if target.__class__ is TracedTensor else trace.lift(target), result)
     return targets[0] if len(targets) == 1 else tuple(targets)
 
 
-def _fit_out(trace: Trace, target: Any, result: torch.fx.Node) -> None:
-    """An `out=` argument without elements is resized."""
+def _refuse_known_out(trace: Trace, target: Any) -> None:
     known = target.__class__ is TracedTensor and not trace.is_input(target)
     if not known or target.numel():
         raise Unsupported(
@@ -236,7 +236,21 @@ def _fit_out(trace: Trace, target: Any, result: torch.fx.Node) -> None:
             "give it the right shape",
             kind="tensor_write",
         )
-    become(target, _full(trace, result.meta["val"].shape, 0, target.dtype, target.device))
+
+
+def _fit_out(trace: Trace, target: Any, result: TensorMeta, told: Callable[[], TensorMeta]) -> None:
+    """An `out=` argument without elements is resized. Some operations lay it out as their result, which is asked
+    (`told`) where that is not row-major."""
+    stride = None if same_sizes(result.stride, contiguous_strides(result.shape)) else told().stride
+    become(target, _full(trace, result.shape, 0, target.dtype, target.device, stride))
+
+
+def _told(trace: Trace, func: Any, nodes: list[Any], kwargs: dict[str, Any], place: int) -> TensorMeta:
+    """What eager makes of the `place`th `out=` argument."""
+    options = {key: trace.unwrap(arg) for key, arg in kwargs.items()}
+    made = infer(func, nodes, options, trace.shapes if trace.shapes.hints else None)
+    meta: TensorMeta = made if isinstance(made, TensorMeta) else made[place]
+    return meta
 
 
 def _foreach(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:

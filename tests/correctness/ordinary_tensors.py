@@ -539,6 +539,26 @@ fcase(
         R(4, n, 3, 2).to(memory_format=torch.channels_last),
     ),
 )
+
+
+def into_empty(x):
+    """Some operations lay an `out=` argument without elements out as their result."""
+    square = x @ x.mT + torch.eye(x.shape[0])
+    return (
+        torch.add(x.mT, 1, out=torch.empty(0)),
+        torch.lerp(x.mT, x.mT, 0.5, out=torch.empty(0)),
+        torch.cumsum(x.mT, 0, out=torch.empty(0, dtype=torch.float64)),
+        torch.linalg.inv(square, out=torch.empty(0)),
+        torch.linalg.solve(square, x, out=torch.empty(0)),
+        torch.max(x.mT, 1, out=(torch.empty(0), torch.empty(0, dtype=torch.int64))),
+        torch.sort(x.mT, 0, out=(torch.empty(0), torch.empty(0, dtype=torch.int64))),
+        torch.where(x.mT > 0, x.mT, 0.0, out=torch.empty(0)),
+        torch.fft.fft2(x.mT, out=torch.empty(0, dtype=torch.complex64)),
+        torch.slice_scatter(x.mT, x[:, :1].mT, 0, 0, 1, out=torch.empty(0)),
+    )
+
+
+fcase("into_empty", into_empty, lambda n: (R(n, n + 1),), grad=False)
 fcase(
     "split_by_data",
     lambda x, i: (*torch.tensor_split(x.sin(), i.abs()), *x.tensor_split(tensor_indices_or_sections=i, dim=1)),
