@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from math import gcd, inf, prod
 from typing import Any, Literal, cast
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from bolide.support.caches import on_reset
 from bolide.support.locks import tables
@@ -25,6 +25,7 @@ _memo: dict[Any, Any] = {}
 on_reset(_memo.clear)
 _atoms: WeakValueDictionary[Any, Atom] = WeakValueDictionary()
 _exprs: WeakValueDictionary[Any, Expr] = WeakValueDictionary()
+_known: dict[Any, ref[Expr]] = _exprs.data  # type: ignore[attr-defined]  # may be read without the lock
 _small: dict[int, Expr] = {}  # constants are met most often; these are kept alive
 
 
@@ -424,6 +425,9 @@ def as_expr(value: Any) -> Expr:
 
 def _intern(terms: tuple[tuple[tuple[Atom, ...], int], ...], offset: int) -> Expr:
     key = (terms, offset)
+    known = _known.get(key)
+    if known is not None and (expr := known()) is not None:
+        return expr
     with tables:
         expr = _exprs.get(key)
         if expr is None:
