@@ -133,6 +133,12 @@ def test_importing_bolide_adds_little() -> None:
     assert len(outside) <= 10 and len(added) <= 280, added
 
 
+def test_importing_bolide_looks_for_no_similar_names() -> None:
+    """Python asks every module for names that it need not have; to offer others takes milliseconds each time."""
+    script = "import difflib; difflib.get_close_matches = None; import bolide; from bolide.dynamo import config"
+    run(f"{script}; print(hasattr(config, '__path__'))")
+
+
 def test_compiling_and_training_load_nothing_of_torchs_compiler_and_need_no_c_compiler() -> None:
     script = """
 import sys, torch, warnings

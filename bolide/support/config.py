@@ -106,6 +106,8 @@ class Config:
     def __getattr__(self, name: str) -> Any:
         if name in self._aliases:
             return getattr(self, self._aliases[name])
+        if name.startswith("__"):  # asked by Python at each import: looking for a name like it would take milliseconds
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise AttributeError(unknown_name("option", name, self._options))
 
     def _declared(self, name: str) -> Option:
