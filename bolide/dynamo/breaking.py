@@ -26,7 +26,6 @@ from bolide.dynamo.values.texts import Pictured, TracedText
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr
 from bolide.tracing import Trace, TracedTensor, data
-from bolide.tracing.calls import CallRecorder
 from bolide.tracing.meta import found_in
 
 
@@ -241,9 +240,6 @@ def require(vm: Machine, condition: Any) -> None:
     """In the graph: the call is made in eager unless the condition, one element, is true."""
     vm.trace.where = vm.where()
     data.check_tensor(vm.trace, condition)
-    calls = vm.memory[CallRecorder]
-    if calls is not None:
-        calls.check(condition)
 
 
 def in_optimizer(frame: Frame) -> bool:

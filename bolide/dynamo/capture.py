@@ -238,6 +238,7 @@ class _Attempt:
         self.trace.copied = functools.partial(note_copy, self.machine)
         self.trace.is_shared = functools.partial(is_shared, self.machine)
         self.calls = CallRecorder(self.trace, self.machine.modes_set) if record_calls else None
+        self.trace.checked = None if self.calls is None else self.calls.check
         self.trace.draws_as_eager = record_calls
         self.machine.memory[CallRecorder] = self.calls
         self.world.own_functions = self.machine.own_functions
@@ -299,6 +300,7 @@ class _Attempt:
             self.symbols.history.met_data = open_to_data and bool(self.trace.shapes.facts.names)
             self.trace.captures_numbers = bool(self.trace.captures_numbers)
             self.trace.captures_sizes = bool(self.trace.captures_sizes)
+            self.trace.checked = None
             if self.calls is not None:
                 self.calls.around = nowhere
         place = machine.where() if shape is not None else decode(self.code).frame_at(-1)

@@ -21,7 +21,7 @@ from bolide.dynamo.liveness import live_locals
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.undo import Contents, State, put_back, reachable_groups
 from bolide.dynamo.values.constants import same_constant
-from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, ordered_keys, own_namespace
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, MISSING, ordered_keys, own_namespace, tuple_of
 from bolide.dynamo.values.outside import Deferred, Write, is_finalised
 from bolide.dynamo.values.world import Alias
 from bolide.support.errors import Unsupported, forgive
@@ -351,9 +351,7 @@ class _Merge:
             raise self.refused("the ways of a branch leave tuples of different lengths")
         parts = [self.value(x, y) for x, y in zip(tuple.__iter__(a), tuple.__iter__(b))]
         cls = type(b)
-        made = self.merged[id(a), id(b)] = (
-            tuple.__new__(cls, parts) if cls is tuple or is_python_class(cls) else cls(parts)
-        )
+        made = self.merged[id(a), id(b)] = tuple_of(cls, parts)
         return made
 
     def _items(self, holder: Any, first: Contents, second: Contents) -> None:

@@ -22,7 +22,7 @@ from bolide.dynamo.program import ClassAttribute, GlobalState, Guard, Relation, 
 from bolide.dynamo.signature import Signature
 from bolide.dynamo.state import state
 from bolide.dynamo.values.constants import same_constant
-from bolide.dynamo.values.kinds import MISSING, ordered_keys, steering
+from bolide.dynamo.values.kinds import MISSING, is_constant, ordered_keys, steering
 from bolide.support.caches import by_class
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import Expr
@@ -234,7 +234,8 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
         return [f"{constant(disjoint, 'disjoint')}(({read},))"]
     if guard.kind == "relation":
         values = {name: reader.read(source) for name, source in guard.expected.symbols}
-        return [sources.with_symbols(guard.expected.condition, values)]
+        condition = sources.with_functions(guard.expected.condition, reader.namespace)
+        return [sources.with_symbols(condition, values)]
     source = guard.source
     assert source is not None
     value = reader.read(source)
@@ -299,8 +300,10 @@ def _equals_conditions(value: str, again: Callable[[], str], expected: Any, cons
         return exact
     if kind in (torch.dtype, torch.layout, torch.memory_format):
         return [f"{value} is {constant(expected)}"]
-    wanted = constant(expected)
-    return [f"({value} is {wanted} or {constant(same_constant, 'same')}({again()}, {wanted}))"]
+    wanted, same = constant(expected), constant(same_constant, "same")
+    if is_constant(expected):
+        return [f"({value} is {wanted} or {same}({again()}, {wanted}))"]
+    return [f"{same}({value}, {wanted})"]
 
 
 def _tensor_conditions(value: str, source: Source, expected: TensorGuard, reader: sources.Reader) -> list[str]:

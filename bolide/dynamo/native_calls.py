@@ -45,6 +45,7 @@ from bolide.dynamo.values.texts import TracedText
 from bolide.support.errors import Unsupported, insistent
 from bolide.tracing import TracedTensor, modes
 from bolide.tracing.calls import CallRecorder
+from bolide.tracing.meta import DataDependent
 
 BUILTIN_TYPES = (
     types.BuiltinFunctionType,
@@ -179,6 +180,8 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
             result = insistent(vm.trace.perform, called, prepared or args, words)
     except Exception as error:
         refuse_symbols(vm, [*args, *words.values()], error)
+        if type(error) is RuntimeError and str(error).startswith(_WITHOUT_DATA):
+            raise DataDependent(f"{shown(function)}(...)", vm.where()) from error
         if type(error) is TypeError and names_stand_in(error):  # it looked into a container and took one for itself
             raise _given(vm, function, "an outside object") from error
         raise
@@ -385,6 +388,10 @@ def _reads_as_plain(function: Any, cls: type) -> bool:
     return not any(
         name[:2] == "__" and type(value) is types.FunctionType and name not in _MAKERS for name, value in own
     )
+
+
+#: what C++ says that looks at the data of a traced tensor
+_WITHOUT_DATA = "The tensor has a non-zero number of elements, but its data is not allocated yet"
 
 
 def _given(vm: Machine, function: Any, what: str) -> Unsupported:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import keyword
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -69,6 +70,15 @@ def symbols_in(expression: str) -> list[str]:
 def with_symbols(expression: str, symbols: Mapping[str, str]) -> str:
     """The text of an `Expr` or a `Cond` with what stands for each symbol put in its place."""
     return _SYMBOL.sub(lambda found: symbols[found.group()], expression)
+
+
+_FUNCTION = re.compile(r"\b(math|min|max|round|pow|divmod)(?=[.(])")
+_FUNCTIONS = {"math": math, "min": min, "max": max, "round": round, "pow": pow, "divmod": divmod}
+
+
+def with_functions(expression: str, namespace: Namespace) -> str:
+    """The text of a condition with the functions in it under names that no parameter has."""
+    return _FUNCTION.sub(lambda found: namespace.reference(_FUNCTIONS[found.group()], found.group()), expression)
 
 
 class Namespace:

@@ -289,6 +289,8 @@ def check_tensor(trace: Trace, condition: TracedTensor) -> None:
     """Record that the call is made again in eager (`Refuted`) unless the condition, one element, is true. That happens
     before any input is written to."""
     check_node(trace, condition.node)
+    if trace.checked is not None:
+        trace.checked(condition)
 
 
 def check_node(trace: Trace, condition: torch.fx.Node) -> None:

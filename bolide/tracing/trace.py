@@ -96,6 +96,7 @@ class Trace:
         self.has_scalars = False
         self.reads_floats = False  # whether tensors are read as floats
         self.refutable = False  # running the graph may raise Refuted
+        self.checked: Callable[[TracedTensor], None] | None = None  # is told of conditions that are checked
         self.differentiates = False  # whether an input requires grad
         self.deriving = False  # whether the backward is being recorded, not the program
         self.past: frozenset[torch.fx.Node] = frozenset()  # what the program has made when code of its own derives it

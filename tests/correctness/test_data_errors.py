@@ -4,6 +4,7 @@ Programs that only raise on data do not break."""
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -118,3 +119,33 @@ def test_what_only_raises_does_not_break(program: Callable[..., Any], dynamic: b
             torch.testing.assert_close(found, expected, msg=about)
     assert raised or program in (counts, handled, masked_loss, uneven_sum)
     assert not met, met[0].reason
+
+
+def root(x: Tensor) -> Any:
+    return math.sqrt(x.sum())
+
+
+def inverse(x: Tensor) -> Any:
+    return x * (1 / x.sum().item())
+
+
+def power(x: Tensor) -> Any:
+    return x + x.sum().item() ** -0.5
+
+
+def whole(x: Tensor) -> Any:
+    return x * math.floor(x.sum())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("program", [root, inverse, power, whole])
+def test_numbers_that_are_data_raise_as_those_of_python(program: Callable[..., Any], backend: str) -> None:
+    compiled = bolide.compile(program, backend=backend)
+    for values in ([1.0, 3.0], [-4.0, 0.0], [0.0, 0.0, 0.0], [float("nan")], [2.25], [float("inf"), 1.0], [-1.0, 2.0]):
+        outcomes = []
+        for function in (program, compiled):
+            try:
+                outcomes.append(str(function(torch.tensor(values))))
+            except (ArithmeticError, ValueError, TypeError) as error:
+                outcomes.append(repr(error))
+        assert outcomes[0] == outcomes[1], values

@@ -50,7 +50,7 @@ class Doubler:
                 found.append(Guard(source, "equals", value))
         return Captured(
             fn.__name__,
-            SimpleNamespace(inputs=[0], shapes=ShapeEnv(), graph=graph_of_x(), refutable=False),
+            SimpleNamespace(inputs=[0], shapes=ShapeEnv(), graph=graph_of_x(), refutable=False, mutated_inputs=list),
             [Source("local", None, "x")],
             [OUTPUT],
             found,
@@ -256,7 +256,7 @@ def test_recipes_and_effects() -> None:
     def capture(fn: Any, args: Any, kwargs: Any, history: Any) -> Captured:
         return Captured(
             "f",
-            SimpleNamespace(inputs=[0], shapes=ShapeEnv(), graph=graph_of_x(), refutable=False),
+            SimpleNamespace(inputs=[0], shapes=ShapeEnv(), graph=graph_of_x(), refutable=False, mutated_inputs=list),
             [Source("local", None, "x")],
             [OUTPUT],
             [],

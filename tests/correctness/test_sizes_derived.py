@@ -238,3 +238,19 @@ def test_sizes_computed_with_tensors_are_sizes(dynamic: bool | None) -> None:
         assert not [event for event in told if type(event) in (events.Break, events.Fallback)]
         made += len([event for event in told if type(event) is events.Installed])
     assert made == (1 if dynamic else 2)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_numbers_computed_of_two_sizes_are_guarded(dynamic: bool | None) -> None:
+    """The names of functions in such a guard are not those of parameters."""
+
+    def program(x: Any, max: Any) -> Any:
+        rest = x[max.shape[0] // 2 :]
+        return rest * math.floor(math.sqrt(len(rest))) + math.gcd(len(x), len(max))
+
+    compiled = bolide.compile(program, dynamic=dynamic)
+    calls = [(8, 4), (9, 6), (12, 3), (8, 4), (9, 6), (8, 4)]
+    for n, k in calls:
+        x, y = torch.randn(n, 3), torch.randn(k)
+        assert torch.equal(compiled(x, y), program(x, y))
+    assert len(compiled._bolide.entries) <= len(set(calls))

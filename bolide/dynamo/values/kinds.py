@@ -15,6 +15,7 @@ import threading
 import types
 import uuid
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import numpy
@@ -220,6 +221,12 @@ MODULE_INTERNALS = frozenset(
     ]
 )
 IDENTITY = frozenset(IDENTITY_CONSTANTS)
+
+
+def tuple_of(cls: type, items: Iterable[Any]) -> Any:
+    """A tuple of class `cls`, made past any `__new__` in Python; a structseq (`os.times_result`) has one in C."""
+    makers = (vars(base).get("__new__") for base in cls.__mro__)
+    return next(make for make in makers if type(make) is types.BuiltinFunctionType)(cls, items)
 
 
 def is_constant(value: Any) -> bool:

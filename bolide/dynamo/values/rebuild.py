@@ -53,6 +53,7 @@ from bolide.dynamo.values.kinds import (
     is_data_descriptor,
     is_opaque,
     own_namespace,
+    tuple_of,
 )
 from bolide.dynamo.values.outside import CONTAINERS, Deferred, Outside, Overlay
 from bolide.dynamo.values.tensors import detached, is_spent, released
@@ -101,7 +102,7 @@ def _weak_container(cls: Any, items: list[Any]) -> Any:
 def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> Any:
     """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
     set, tuple or deque subclass. `attributes` are None for a dict whose items are its attributes."""
-    made = tuple.__new__(cls, items) if issubclass(cls, tuple) else bare_instance(cls)
+    made = tuple_of(cls, items) if issubclass(cls, tuple) else bare_instance(cls)
     if items is not None:
         _fill(cls, made, items)
     if attributes is None:

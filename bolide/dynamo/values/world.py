@@ -44,6 +44,7 @@ from bolide.dynamo.values.kinds import (
     is_own_namespace,
     lacks_attribute,
     own_namespace,
+    tuple_of,
 )
 from bolide.dynamo.values.outside import (
     CONTAINERS,
@@ -422,9 +423,7 @@ class World(Classes):
                 return real
             self.guard(source, "type", cls)
             parts = [self.wrap(item, Source("item", source, i)) for i, item in enumerate(tuple.__iter__(real))]
-            return self._with_attributes(
-                tuple.__new__(cls, parts) if is_python_class(cls) else cls(parts), real, source
-            )
+            return self._with_attributes(tuple_of(cls, parts), real, source)
         if cls is functools.partial:
             self.guard(source, "type", cls)
             function = self.wrap(real.func, Source("attr", source, "func"))
@@ -518,11 +517,11 @@ class World(Classes):
             raise Unsupported(
                 "a tensor that a function of torch.func has wrapped is read", where, kind="outside_object"
             )
-        self.inputs.append(source)
-        self.input_tensors.append(like)
         name = source_name(source)
         with torch._C.DisableTorchFunction():  # some twenty questions, none of them the program's
-            expected = tensor_guard(real, where)
+            expected = tensor_guard(real, where)  # refuses some, which are no inputs then
+            self.inputs.append(source)
+            self.input_tensors.append(like)
             sizes = self.symbols.of_tensor(source, real, name)
             strides = self.symbols.strides_of(source, real, name)
             traced = self.trace.input(like, name, sizes, strides)
