@@ -27,7 +27,7 @@ from bolide.dynamo.native_calls import runs_natively
 from bolide.dynamo.operations import class_of, polyfill
 from bolide.dynamo.originals import original_of
 from bolide.dynamo.values import attributes
-from bolide.dynamo.values.attributes import Super, load_attribute
+from bolide.dynamo.values.attributes import Super, check_super, load_attribute
 from bolide.dynamo.values.kinds import MISSING
 from bolide.dynamo.values.outside import CONTAINERS, Outside, Overlay
 from bolide.dynamo.values.texts import TracedText, has_history, id_of
@@ -151,7 +151,7 @@ def _is_integer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(super)
 def _super(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 2:
-        return _super_of(vm, *args)
+        return _super_of(*args)
     if args:
         return NATIVE
     frame = vm.frames[-1]
@@ -163,13 +163,11 @@ def _super(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     owner = vm.local(frame, 0)
     if type(owner) is types.CellType:
         owner = vm.world.load_cell(owner, frame.code.locals_names[0])
-    return _super_of(vm, vm.world.load_cell(cell, "__class__"), owner)
+    return _super_of(vm.world.load_cell(cell, "__class__"), owner)
 
 
-def _super_of(vm: Machine, cls: Any, owner: Any) -> Any:
-    is_class = issubclass(type(owner), type) and issubclass(owner, cls)
-    if not is_class and not issubclass(class_of(owner), cls):
-        super(cls, _real(owner))  # raises
+def _super_of(cls: Any, owner: Any) -> Any:
+    check_super(cls, owner)
     return Super(cls, owner)
 
 

@@ -26,7 +26,6 @@ Number = int | float
 _INT64 = torch.iinfo(torch.int64)
 _NAMES = {"math": math, "__builtins__": {"min": min, "max": max, "round": round, "pow": pow, "divmod": divmod}}
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
-_BUILTINS = (round, pow)
 
 
 def is_number(value: object) -> bool:
@@ -77,7 +76,7 @@ def _text_of_call(function: Any, args: list[Any]) -> str | None:
         owner, *others = operands
         return f"{owner}.{function.__name__}({', '.join(map(str, others))})"
     name = getattr(function, "__name__", "")
-    if function in _BUILTINS:
+    if function is round or function is pow:  # not by `==`, which runs code of the program's
         return f"{name}({', '.join(map(str, operands))})"
     return f"math.{name}({', '.join(map(str, operands))})" if vars(math).get(name) is function else None
 

@@ -526,8 +526,18 @@ def _module_member(vm: Machine, owner: Outside, cls: type, name: str) -> Any:
     raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
 
 
+def check_super(cls: type, owner: Any) -> None:
+    """Raises what `super(cls, owner)` raises for what is neither an instance of the class nor a class below it."""
+    is_below = issubclass(type(owner), type) and issubclass(owner, cls)
+    if not is_below and not issubclass(class_of(owner), cls):
+        super(
+            cls, PENDING[type(owner)]() if type(owner) in PENDING else owner.real if type(owner) is Outside else owner
+        )  # raises
+
+
 def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
     """`super(cls, owner).name`."""
+    check_super(cls, owner)
     if name == "__class__":
         return super
     unbound = issubclass(type(owner), type) and issubclass(owner, cls)
