@@ -190,11 +190,13 @@ def _with_own_history(
     aliases: dict[int, Output],
 ) -> dict[int, Output]:
     """The outputs of a family. Those of which autograd knows more than that they are views of the owner (a Function of
-    the program's lies between, or a hook) are results by themselves, in the owner's memory."""
+    the program's lies between, a hook, or a view that `as_strided` reaches beyond) are results by themselves, in the
+    owner's memory."""
     made = dict(aliases)
-    for tensor in family if owner is not None and trace.own_gradients else ():
+    for tensor in family if owner is not None else ():
         alias = aliases[id(tensor)]
-        if not alias.chain or not alias.tracked or not _is_derived_otherwise(trace, tensor, owner):
+        asked = trace.own_gradients or any(op is torch.ops.aten.as_strided.default for op, _, _ in alias.chain)
+        if not (asked and alias.chain and alias.tracked and _is_derived_otherwise(trace, tensor, owner)):
             continue
         if tensor.is_conj() or tensor.is_neg() or not is_dense(tensor.shape, tensor.stride()):
             raise Unsupported("an output is a part of another, with another history", kind="detached_alias")
@@ -205,12 +207,16 @@ def _with_own_history(
 
 
 def _is_derived_otherwise(trace: Trace, view: TracedTensor, owner: Any) -> bool:
-    """Whether there is a derivative of the program's own, or a hook, on the way from a view to its owner."""
+    """Whether there is a derivative of the program's own, a hook, or `as_strided` of a view, to which no gradient goes
+    beyond that view, on the way from a view to its owner."""
     step: Any = view.grad_fn
     while step is not None and step is not owner.grad_fn:
         if isinstance(step, torch.autograd.function.BackwardCFunction) or step in trace.hooked:
             return not isinstance(step, NonLeaf._backward_cls)  # type: ignore[attr-defined]
-        step = step.next_functions[0][0] if step.next_functions else None
+        before: Any = step.next_functions[0][0] if step.next_functions else None
+        if step.name() == "AsStridedBackward0" and before is not owner.grad_fn and before.next_functions:
+            return True
+        step = before
     return False
 
 

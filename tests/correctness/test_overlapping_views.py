@@ -132,3 +132,34 @@ def test_ordinary_views_are_written_by_kernels() -> None:
         x = torch.randn(size, 2 * size)
         torch.testing.assert_close(compiled(x, a), program(x, a))
     assert "ATen calls" not in str(bolide.explain(compiled)(torch.randn(5, 10), 3))
+
+
+def windows(x: Any) -> Any:
+    return x.unfold(0, 1, 2).as_strided(x.shape, x.stride())
+
+
+def every_second(x: Any) -> Any:
+    return x[::2].as_strided((x.shape[0], 4), (4, 1))
+
+
+def past_a_part(x: Any) -> Any:
+    return x[1::2].as_strided((x.shape[0] - 1, 4), (4, 1))[1:]
+
+
+def of_all(x: Any) -> Any:
+    return x.as_strided((2, 2), (4, 1), 1)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", [windows, every_second, past_a_part, of_all])
+def test_no_gradient_goes_beyond_the_view_that_is_strided_anew(program: Any, dynamic: bool | None) -> None:
+    """Results that are views of an argument; `as_strided` looks at memory that its operand has no part in."""
+    compiled = bolide.compile(program, dynamic=dynamic)
+    for size in (4, 6, 5, 3):
+        x, y = torch.randn(size, 4, requires_grad=True), torch.randn(size, 4)
+        found, expected = compiled(x), program(x)
+        assert found.stride() == expected.stride() and found.data_ptr() == expected.data_ptr()
+        weight = torch.randn(expected.shape)
+        torch.testing.assert_close(*(torch.autograd.grad((r * weight).sum(), x)[0] for r in (found, expected)))
+        compiled(y).fill_(2.0)
+        assert torch.equal(program(y), torch.full(expected.shape, 2.0))

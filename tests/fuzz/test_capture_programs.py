@@ -14,6 +14,7 @@ import gc
 import io
 import os
 import random
+import signal
 import sys
 import types
 import warnings
@@ -218,16 +219,18 @@ def main(count: int, first: int, broken: bool) -> None:
     if not broken:
         warnings.simplefilter("error", BolideWarning)
     config.suppress_errors = False
-    for seed in range(first, first + count):
-        try:
-            counts[check(seed, broken)] += 1
-        except AssertionError as failure:
-            counts["DIFFERENT"] += 1
-            print(str(failure)[:5000] if counts["DIFFERENT"] < 3 else f"seed {seed}")
-        except Exception as failure:
-            kind = f"CRASH {type(failure).__name__}: {str(failure)[:120]}"
-            counts[kind] += 1
-            print(f"seed {seed} {kind}" if counts[kind] < 3 else "", end="\n" if counts[kind] < 3 else "")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):  # a run that is stopped tells what it has seen
+        for seed in range(first, first + count):
+            try:
+                counts[check(seed, broken)] += 1
+            except AssertionError as failure:
+                counts["DIFFERENT"] += 1
+                print(str(failure)[:5000] if counts["DIFFERENT"] < 3 else f"seed {seed}")
+            except Exception as failure:
+                kind = f"CRASH {type(failure).__name__}: {str(failure)[:120]}"
+                counts[kind] += 1
+                print(f"seed {seed} {kind}" if counts[kind] < 3 else "", end="\n" if counts[kind] < 3 else "")
     for reason, number in counts.most_common():
         print(number, reason)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import sys
 import time
 import warnings
@@ -144,19 +145,21 @@ def main(arguments: list[str]) -> None:
     warnings.simplefilter("ignore")
     counts: Counter[str] = Counter()
     start = time.perf_counter()
-    for seed in range(first, first + count):
-        dynamic = modes[seed % len(modes)]
-        try:
-            counts.update(check(seed, dynamic, given.get("backend", "inductor")))
-            counts["programs"] += 1
-        except AssertionError as failure:
-            kind = "REFUSED" if str(failure).startswith("REFUSED") else "DIFFERENT"
-            counts[kind] += 1
-            print(f"--- {kind} {str(failure)[:2500]}", flush=True)
-        except Exception as failure:
-            counts["RAISED"] += 1
-            print(f"--- RAISED seed {seed} {type(failure).__name__}: {str(failure)[:2500]}", flush=True)
-        bolide.reset()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):  # a run that is stopped tells what it has seen
+        for seed in range(first, first + count):
+            dynamic = modes[seed % len(modes)]
+            try:
+                counts.update(check(seed, dynamic, given.get("backend", "inductor")))
+                counts["programs"] += 1
+            except AssertionError as failure:
+                kind = "REFUSED" if str(failure).startswith("REFUSED") else "DIFFERENT"
+                counts[kind] += 1
+                print(f"--- {kind} {str(failure)[:2500]}", flush=True)
+            except Exception as failure:
+                counts["RAISED"] += 1
+                print(f"--- RAISED seed {seed} {type(failure).__name__}: {str(failure)[:2500]}", flush=True)
+            bolide.reset()
     print(f"{time.perf_counter() - start:.0f} s", *(f"{kind}: {number}" for kind, number in counts.most_common(30)))
 
 
