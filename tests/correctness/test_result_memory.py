@@ -109,7 +109,7 @@ STRIDES = {
     "max_pool1d": lambda x: torch.nn.functional.max_pool1d(x.mT, 2),
     "MaxPool1d": lambda x: torch.nn.MaxPool1d(2, padding=1)(x.mT).reshape(x.shape[0], -1),
     "with gaps": lambda x: x.new_empty_strided((2, 3), (7, 2)).fill_(1.0),
-    "overlapping": lambda x: torch.empty_strided((2, 3), (1, 1)) * 0,
+    "overlapping": lambda x: torch.empty_strided((2, 3), (1, 1), dtype=torch.int32) * 0,  # whatever is in memory
     "empty": lambda x: torch.empty_strided((2, 0, 3), (5, 6, 7)),
     "like an empty one": lambda x: torch.zeros_like(x.mT[:, :, :0]),
     "unsafe_split": lambda x: torch.unsafe_split(x, 2, 1),
