@@ -27,7 +27,7 @@ from bolide.support.errors import Unsupported
 _MISSING_NAMES = (AttributeError, NameError)
 _MISSING_ITEMS = (KeyError, IndexError)
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_NAME")
-_STAND_INS = ("Outside", "ProgramIterator", "SymInt", "SymBool", "TracedFloat", "TracedText")
+_STAND_INS = ("Outside", "ProgramIterator", "SymInt", "SymBool", "TracedFloat", "TracedText", "TracedArray", "Traced_")
 
 
 def is_fault(error: BaseException) -> bool:
