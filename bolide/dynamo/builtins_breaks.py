@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 from typing import Any
 
 import torch
 from torch.autograd.profiler import record_function
+from torch.autograd.profiler_util import EventList
+from torch.profiler import profiler
 
 from bolide.dynamo.calls import NATIVE, intercept
 from bolide.dynamo.disabling import disable, graph_break, set_break_is_error
@@ -19,9 +22,14 @@ from bolide.support.errors import Unsupported
 HOLDERS = (
     torch.inference_mode,
     record_function,
-    torch.autograd.profiler.profile,
     warnings.catch_warnings,
 )
+
+
+def _methods_of(*classes: type) -> list[types.FunctionType]:
+    """Methods and getters in Python, but for `__init__`."""
+    found = [item.fget if type(item) is property else item for cls in classes for item in vars(cls).values()]
+    return [item for item in found if isinstance(item, types.FunctionType) and item.__name__ != "__init__"]
 
 
 @intercept(graph_break)
@@ -74,10 +82,10 @@ def _leave_native(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return NATIVE
 
 
-@intercept(torch.autograd.profiler.profile._prepare_trace)
-def _prepare_profiler(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A profiler of the process, which must be prepared only once, and only if it then starts."""
-    raise Unsupported("a profiler is started", vm.where(), kind="context", operation="torch.profiler.profile()")
+@intercept(*_methods_of(torch.autograd.profiler.profile, profiler.profile, profiler._KinetoProfile, EventList))
+def _use_profiler(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A profiler of the process is begun and ended once, and what it has recorded is other data at every call."""
+    raise Unsupported("a profiler is used", vm.where(), kind="context", operation="torch.profiler.profile()")
 
 
 @intercept(torch.func.linearize)

@@ -175,3 +175,30 @@ def test_a_reshaped_piece_that_happens_to_be_all(form: str, dynamic: bool | None
 
     calls = [(matrix(4, n), k) for n, k in random.sample([(4, 4), (4, 3), (5, 2), (5, 5), (6, 6), (6, 4)], 5)]
     agree(written_pieces, calls, dynamic=dynamic)
+
+
+# ---- layouts of what is indexed by tensors ---------------------------------------------------------------------------
+
+INDEXED = ["z", "z, w", ":, z", ":, z, :, w", ":, :, z", ":, z, w", "None, z", "..., z", "z, None, w", ":, z, None"]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("places", INDEXED)
+def test_layouts_of_what_tensors_index(places: str, dynamic: bool | None) -> None:
+    """For operands in any order of dimensions, some of which are 1."""
+    scope: dict[str, Any] = {}
+    exec(f"def program(y, z, w): return y[{places}]", scope)
+    program = scope["program"]
+    for _ in range(3):
+        compiled = bolide.compile(program, backend="aot_eager", dynamic=dynamic)
+        order = random.sample(range(4), 4)
+        sizes = [random.choice((1, 1, 2, 3, 4)) for _ in range(4)]
+        shape = random.choice([(), (1,), (2,), (2, 1), (1, 2), (2, 2)])
+        for growth in (0, 1):
+            grown = [size + growth * (size > 1) for size in sizes]
+            y = torch.randn(grown).permute(order)
+            z = torch.zeros(shape, dtype=torch.int64).mT if len(shape) == 2 else torch.zeros(shape, dtype=torch.int64)
+            w = torch.zeros(random.choice([tuple(z.shape), (1,), ()]), dtype=torch.int64)
+            found, expected = compiled(y, z, w), program(y, z, w)
+            assert torch.equal(found, expected)
+            assert found.stride() == expected.stride(), (y.shape, y.stride(), z.shape, w.shape)

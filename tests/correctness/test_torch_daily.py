@@ -257,6 +257,28 @@ def test_a_region_that_lasts_over_a_break_is_as_in_eager() -> None:
         torch.testing.assert_close(compiled(x), x.sin().cos() * 2)
 
 
+def test_functions_of_cpp_extensions_that_are_read_are_no_fault() -> None:
+    """pybind11 binds its functions to a record of its own, whose class has no such name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        graph = torch.jit.script(nn.Linear(2, 2)).graph
+
+    def fn(x: torch.Tensor) -> Any:
+        with torch.autograd.profiler.profile() as profile:
+            y = x * 2
+            print(end="")
+            y = y + 3
+        nodes = graph.findAllNodes
+        return y, len(profile.function_events) > 0, len(nodes("aten::linear")), nodes.__name__
+
+    compiled = bolide.compile(fn)
+    for size in (3, 5):
+        x = torch.randn(size)
+        (found, *others), (expected, *theirs) = compiled(x), fn(x)
+        torch.testing.assert_close(found, expected)
+        assert others == theirs
+
+
 # ---- copies of tensors ---------------------------------------------------------------------------------------------
 
 

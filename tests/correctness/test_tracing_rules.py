@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +20,7 @@ from bolide.tracing.meta import meta_of
 from bolide.tracing.rules import RULES, infer
 from tests.opdb_tools import OPERATIONS, rearranged
 
-SECONDS = 5.0
+LAID_OUT_OTHERWISE = 60  # operations of a run
 
 OPS = [
     "abs",
@@ -209,14 +208,12 @@ def test_rules_agree_with_eager(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_rules_agree_with_eager_on_operands_laid_out_otherwise() -> None:
-    """All operations in random order, as many as time allows: operands and gradients permuted, and with gaps."""
-    compare, end, rng = _Compare(_meaningful), time.monotonic() + SECONDS, random.Random(random.randrange(2**31))
-    for info in random.sample(OPERATIONS, len(OPERATIONS)):
+    """Random operations: operands and gradients permuted, and with gaps."""
+    compare, rng = _Compare(_meaningful), random.Random(random.randrange(2**31))
+    for info in random.sample(OPERATIONS, LAID_OUT_OTHERWISE):
         for dtype in {torch.float32, torch.int64, torch.complex64} & info.supported_dtypes("cpu"):
             grad = info.supports_autograd and dtype is not torch.int64
             for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=grad), 6):
-                if time.monotonic() > end:
-                    break
                 arguments = rearranged(((sample.input, *sample.args), sample.kwargs), rng)
                 with compare, contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError):
                     _derived(info.op(*arguments[0], **arguments[1]), arguments, rng)

@@ -8,6 +8,7 @@ import copy
 import ctypes
 import gc
 import io
+import multiprocessing
 import os
 import pickle
 import signal
@@ -17,6 +18,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -539,34 +541,36 @@ def difference(f: Callable[[torch.Tensor], Any]) -> str:
     return ""
 
 
-def in_a_process_of_its_own(work: Callable[[], str]) -> str:
-    """What `work` answers in a forked process; how that ended if it did not come to its end."""
-    into, out = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(into)
-            signal.alarm(120)
-            answer = work()
-            os.write(out, b"done " + answer.encode()[:3000])
-        except BaseException:
-            os.write(out, traceback.format_exc()[-3000:].encode())
-        finally:
-            os._exit(0)
-    os.close(out)
-    with os.fdopen(into, "rb") as file:
-        said = file.read().decode()
-    status = os.waitpid(child, 0)[1]
-    if not said.startswith("done "):
-        return f"the process ended with status {status}: {said}"
-    return said.removeprefix("done ")
+def answer(name: str, seed: int, pipe: Connection) -> None:
+    """Send what a case compiled differs from eager, or the traceback of what it raises."""
+    signal.alarm(120)
+    torch.manual_seed(seed)
+    try:
+        with config.patch(suppress_errors=False), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pipe.send(difference(CASES[name]))
+    except BaseException:
+        pipe.send(traceback.format_exc())
+
+
+def in_a_process_of_its_own(name: str, seed: int) -> str:
+    """What a case answers in a process that is forked from one without threads, as this one may have had some; how
+    that ended if it did not come to its end."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "bolide", __name__])
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=answer, args=(name, seed, sender))
+    process.start()
+    sender.close()
+    try:
+        return str(receiver.recv())
+    except EOFError:
+        process.join()
+        return f"the process ended with status {process.exitcode}"
+    finally:
+        process.join()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_calls_that_might_end_the_process(name: str) -> None:
-    def work() -> str:
-        with config.patch(suppress_errors=False), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return difference(CASES[name])
-
-    assert in_a_process_of_its_own(work) == ""
+def test_calls_that_might_end_the_process(name: str, seed: int) -> None:
+    assert in_a_process_of_its_own(name, seed) == ""

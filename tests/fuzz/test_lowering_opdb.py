@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from lowering_tools import assert_same, run_op
 from bolide.inductor.lowering import LOWERINGS
 from tests.opdb_tools import OPERATIONS
 
-SECONDS = 8.0
+COUNT = 60  # operations of a run
 MOST_CALLS = 12  # of one overload and dtype
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float64: 1e-7}
@@ -71,11 +70,8 @@ def check(func, args, kwargs):
 def test_calls_of_opdb_samples():
     seen: Counter = Counter()
     faults: dict[str, str] = {}
-    ops, end = random.sample(OPERATIONS, len(OPERATIONS)), time.monotonic() + SECONDS
-    for op in ops:
+    for op in random.sample(OPERATIONS, COUNT):
         for dtype in DTYPES:
-            if time.monotonic() > end:
-                break
             if dtype not in op.dtypes:
                 continue
             grad = dtype.is_floating_point and op.supports_autograd and dtype in op.dtypes

@@ -392,9 +392,12 @@ class World(Classes):
             known = not pending or method is None or method.__objclass__ is object
             return getattr(owner, real.__name__) if known else types.MethodType(method, owner)
         self.guard(Source("apply", source, (), descriptor_of), "is", method)
-        return (
-            types.MethodType(getattr(owner.cls, real.__name__), owner) if method is None else method_of_c(method, owner)
-        )
+        if method is not None:
+            return method_of_c(method, owner)
+        if not hasattr(owner.cls, real.__name__):  # pybind11's functions are bound to its record of them
+            reason = f"{real.__name__}, a function of a C++ extension, is read"
+            raise Unsupported(reason, self.where(), kind="outside_object")
+        return types.MethodType(getattr(owner.cls, real.__name__), owner)
 
     def _wrap_new(self, real: Any, cls: type, source: Source) -> Any:
         if cls in PROXIES:

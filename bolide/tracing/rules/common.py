@@ -75,7 +75,7 @@ def result_strides(shape: tuple[Any, ...], operands: Iterable[TensorMeta]) -> tu
         common = metas[0].stride
         if all(same_sizes(meta.stride, common) for meta in metas) and is_dense(shape, common):
             return common
-    order = _iteration_order(shape, [_broadcast_strides(meta, shape) for meta in metas])
+    order = _iteration_order(shape, [broadcast_strides(meta, shape) for meta in metas])
     ndim = len(shape)
     if order == list(range(ndim - 1, -1, -1)):
         return contiguous_strides(shape)
@@ -87,7 +87,7 @@ def result_strides(shape: tuple[Any, ...], operands: Iterable[TensorMeta]) -> tu
     return tuple(stride)
 
 
-def _broadcast_strides(meta: TensorMeta, shape: tuple[Any, ...]) -> list[Any]:
+def broadcast_strides(meta: TensorMeta, shape: tuple[Any, ...]) -> list[Any]:
     extra = len(shape) - len(meta.shape)
     return [0] * extra + [
         0 if is_one(own) and not is_one(wanted) else stride

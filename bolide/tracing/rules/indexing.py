@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from bolide.tracing.meta import TensorMeta, is_one
+from bolide.tracing.meta import TensorMeta, contiguous_strides, is_one
 from bolide.tracing.rules.common import (
     broadcast_shapes,
+    broadcast_strides,
     differ,
     dtype_name,
     fresh,
@@ -20,6 +21,7 @@ from bolide.tracing.rules.common import (
     wrap_dim,
 )
 from bolide.tracing.rules.registry import rule, rule_of_symbols
+from bolide.tracing.rules.views import view_strides
 
 
 @rule("embedding")
@@ -221,18 +223,22 @@ def _index(x: TensorMeta, indices: list[TensorMeta | None]) -> TensorMeta:
     # TensorIterator over the restrided tensor (0-strides at the indexed dimensions) and the broadcast indices
     stride = [step for step, index in zip_longest(x.stride, indices) if index is None]
     source = x._replace(shape=result, stride=(*stride[:position], *([0] * (end - position)), *stride[position:]))
-    after = len(result) - end
-    spread = [
-        TensorMeta(
-            (*([1] * position), *index.shape, *([1] * after)),
-            (*([0] * position), *index.stride, *([0] * after)),
-            0,
-            index.dtype,
-            index.device,
-        )
-        for index in given
-    ]
+    spread = [_spread(index, result, position, end) for index in given]
     return TensorMeta(result, result_strides(result, [source, *spread]), 0, x.dtype, x.device)
+
+
+def _spread(index: TensorMeta, result: tuple[Any, ...], position: int, end: int) -> TensorMeta:
+    """An index as an operand of the iteration: broadcast with the others, then reshaped so that it stands at its place
+    among the dimensions of the result. Strides of extents of 1 come from that reshape, and count where the result has
+    an extent of 1, too."""
+    common = result[position:end]
+    stride = broadcast_strides(index, common)
+    shape = (*([1] * position), *common, *([1] * (len(result) - end)))
+    if any(map(is_one, (*result[:position], *result[end:]))):
+        placed = view_strides(common, tuple(stride), shape)
+    else:
+        placed = (*([0] * position), *stride, *([0] * (len(result) - end)))
+    return TensorMeta(shape, contiguous_strides(shape) if placed is None else placed, 0, index.dtype, index.device)
 
 
 @rule("topk")
