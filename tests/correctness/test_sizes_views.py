@@ -202,3 +202,13 @@ def test_layouts_of_what_tensors_index(places: str, dynamic: bool | None) -> Non
             found, expected = compiled(y, z, w), program(y, z, w)
             assert torch.equal(found, expected)
             assert found.stride() == expected.stride(), (y.shape, y.stride(), z.shape, w.shape)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_empty_vectors_are_joined_wherever_it_is_asked_for(dynamic: bool | None) -> None:
+    compiled = bolide.compile(lambda tensors, dim: torch.cat(tensors, dim) * 2, dynamic=dynamic)
+    for dim in (0, 1, 2, -3):
+        empty = torch.rand(0, requires_grad=True)
+        found = compiled([empty, torch.rand(0)], dim)
+        assert found.shape == (0,)
+        assert torch.autograd.grad(found.sum(), empty)[0].shape == (0,)

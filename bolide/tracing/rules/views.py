@@ -347,7 +347,9 @@ def _written(x: TensorMeta, source: TensorMeta, view: TensorMeta) -> TensorMeta:
 def _cat(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
     require(tensors, "torch.cat(): expected a non-empty list of Tensors", ValueError)
     require(all(meta.shape for meta in tensors), "zero-dimensional tensor (at position 0) cannot be concatenated")
-    real = [meta for meta in tensors if meta.ndim != 1 or not is_zero(meta.shape[0])] or tensors[:1]
+    real = [meta for meta in tensors if meta.ndim != 1 or not is_zero(meta.shape[0])]
+    if not real:  # of empty vectors, for which eager does not ask where they are to be joined
+        return fresh((0,), result_type(tensors), tensors[0].device)
     first = real[0]
     dim = wrap_dim(dim, first.ndim)
     total: Any = 0
