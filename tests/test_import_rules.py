@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "bolide"
@@ -157,3 +158,15 @@ with torch.no_grad():
 print(*[m for m in ("torch._dynamo", "torch._inductor") if m in sys.modules])
 """
     assert run(script, PATH="", BOLIDE_SUPPRESS_ERRORS="0") == ""
+
+
+def test_tables_refuse_a_second_entry() -> None:
+    """Which of two handlers counts would depend on the order of imports."""
+    from bolide.dynamo.calls import intercept
+    from bolide.dynamo.interpreter import opcode
+    from bolide.inductor.lowering.registry import lowering
+    from bolide.tracing.rules.registry import rule
+
+    for entered in (opcode("LOAD_FAST"), intercept(len), rule("add.Tensor"), lowering(torch.ops.aten.add.Tensor)):
+        with pytest.raises(ValueError, match="two"):
+            entered(lambda *args, **kwargs: None)

@@ -33,7 +33,7 @@ from bolide.dynamo.values.outside import CONTAINERS, Outside, Overlay
 from bolide.dynamo.values.texts import TracedText, has_history, id_of
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
-from bolide.tracing.scalars import TracedFloat
+from bolide.tracing.scalars import MATH, TracedFloat, compute
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -387,14 +387,24 @@ for _function, _names, _kind in [
 
 
 def _converting(function: Any, name: str, by: str) -> None:
-    """`function` converts its arguments by the special method `name`: where that is the program's, `by` does it."""
+    """`function` converts its arguments by the special method `name`: where that is the program's, `by` does it. Of
+    symbolic numbers it is computed in the graph."""
+    form = f"math.{function.__name__}({{}})"
 
     @intercept(function)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if function in MATH and any(type(arg) in operations.SYMBOLIC for arg in args):
+            vm.trace.where = vm.where()
+            computed = form.format(", ".join(["{}"] * len(args)))
+            return compute(MATH[function], *map(_in_graph, args), known=function, form=computed)
         tensors = name == "__float__" and any(type(arg) is TracedTensor for arg in args)
         if tensors or any(operations.python_method(vm.world, class_of(arg), name) is not None for arg in args):
             return Call(polyfill(by), [function, args])
         return Call(function, list(map(operations.as_number, args))) if any(map(operations.is_number, args)) else NATIVE
+
+
+def _in_graph(value: Any) -> Any:
+    return value.node.in_graph() if type(value) in (torch.SymInt, torch.SymFloat) else value
 
 
 for _function in (range, math.isqrt, math.comb, math.perm, math.factorial, math.gcd, math.lcm):

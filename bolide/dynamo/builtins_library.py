@@ -218,25 +218,32 @@ def _in_memory(cls: Any) -> None:
             raise refused(vm, cls)
         return cls(*args)
 
-    def method(function: Any) -> None:
-        @intercept(function)
-        def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-            if type(args[0]) not in _IN_MEMORY or not is_plain(args[1:]):
-                raise refused(vm, function)
-            return function(*args, **kwargs)
 
-    for name in dir(cls):
-        function = getattr(cls, name)
-        if type(function) in (types.MethodDescriptorType, types.WrapperDescriptorType) and name in _OF_FILES:
-            method(function)
+def _method_in_memory(function: Any) -> None:
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if type(args[0]) not in _IN_MEMORY or not is_plain(args[1:]):
+            raise refused(vm, function)
+        return function(*args, **kwargs)
 
 
-_OF_FILES = frozenset(
-    ["write", "writelines", "getvalue", "read", "readline", "readlines", "seek", "tell", "truncate", "close"]
-    + ["__enter__", "__exit__", "__iter__", "__next__"]
-)
+_OF_FILES = [
+    "write",
+    "writelines",
+    "getvalue",
+    "read",
+    "readline",
+    "readlines",
+    "seek",
+    "tell",
+    "truncate",
+    "close",
+] + ["__enter__", "__exit__", "__iter__", "__next__"]
 for _file in _IN_MEMORY:
     _in_memory(_file)
+for _function in {getattr(_file, name) for _file in _IN_MEMORY for name in _OF_FILES}:
+    if type(_function) in (types.MethodDescriptorType, types.WrapperDescriptorType):
+        _method_in_memory(_function)
 
 
 # ---- what is of the moment -------------------------------------------------------------------------------------------

@@ -53,7 +53,6 @@ def _is_inference(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     torch.use_deterministic_algorithms,
     torch.save,
     torch.load,
-    torch.autograd.backward,
 )
 def _torch_state(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported(

@@ -53,10 +53,11 @@ def intercept(*functions: Any) -> Callable[[Intercept], Intercept]:
 
     def register(handler: Intercept) -> Intercept:
         for function in functions:
-            if isinstance(function, types.FunctionType):
-                INTERCEPTS[without_wrapper(function)] = handler
-            else:
-                INTERCEPTS[function] = _of_arity(handler, function)
+            is_python = isinstance(function, types.FunctionType)
+            called = without_wrapper(function) if is_python else function
+            if called in INTERCEPTS:
+                raise ValueError(f"two intercepts for {called}")
+            INTERCEPTS[called] = handler if is_python else _of_arity(handler, function)
         return handler
 
     return register

@@ -125,11 +125,6 @@ def _get_iter(vm: Machine, frame: Frame, arg: Any) -> Any:
     return None
 
 
-@opcode("GET_YIELD_FROM_ITER")
-def _get_yield_from_iter(vm: Machine, frame: Frame, arg: Any) -> Any:
-    return _get_iter(vm, frame, arg)
-
-
 @opcode("FOR_ITER")
 def _for_iter(vm: Machine, frame: Frame, arg: int) -> Any:
     iterator = frame.stack[-1]

@@ -1,20 +1,17 @@
 """Optimizers inside captured code. Their Python code is interpreted; step counts are data, so what eager computes from
-them in Python floats is computed in the graph, in float64 as well."""
+them in Python floats is computed in the graph, in float64 as well (`bolide.tracing.scalars`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.optim import adagrad, adam, optimizer, sgd
 
-from bolide.dynamo import operations
-from bolide.dynamo.calls import INTERCEPTS, NATIVE, SWITCHED, intercept
+from bolide.dynamo.calls import SWITCHED, intercept
 from bolide.dynamo.interpreter import Call, Machine
 from bolide.dynamo.torch_tensors import float_in
 from bolide.tracing import TracedTensor
 from bolide.tracing.calls import CallRecorder
-from bolide.tracing.scalars import MATH, compute
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -45,26 +42,6 @@ def _group_tensors(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         if with_indices:
             indices.append(place)
     return groups
-
-
-def _math(function: Any) -> None:
-    others = INTERCEPTS.get(function)
-
-    @intercept(function)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if any(type(arg) in operations.SYMBOLIC for arg in args):
-            vm.trace.where = vm.where()
-            form = f"math.{function.__name__}({', '.join(['{}'] * len(args))})"
-            return compute(MATH[function], *map(_in_graph, args), known=function, form=form)
-        return NATIVE if others is None else others(vm, args, kwargs)
-
-
-def _in_graph(value: Any) -> Any:
-    return value.node.in_graph() if type(value) in (torch.SymInt, torch.SymFloat) else value
-
-
-for _function in MATH:
-    _math(_function)
 
 
 def _fused(module: Any, name: str) -> None:

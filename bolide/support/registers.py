@@ -15,11 +15,15 @@ class Register(Protocol[V]):
 
 
 def register(table: dict[str, V], key: Callable[[str], str] = str) -> Register[V]:
-    """The decorator that fills `table`; `key` makes the table's keys from those that it is given."""
+    """The decorator that fills `table`; `key` makes the table's keys from those that it is given. It raises ValueError
+    for a key that the table has."""
 
     def under(*keys: str) -> Callable[[V], V]:
         def enter(value: V) -> V:
-            table.update(dict.fromkeys(map(key, keys), value))
+            for name in map(key, keys):
+                if name in table:
+                    raise ValueError(f"two entries for {name}")
+                table[name] = value
             return value
 
         return enter
