@@ -146,7 +146,7 @@ def guards(form: str) -> Measure:
     import torch
 
     import bolide
-    from bolide.dynamo.versions import _all
+    from bolide.dynamo.entry.versions import _all
 
     bolide.reset()
     model, given = bert()

@@ -24,8 +24,8 @@ import torch
 
 import bolide
 from benchmarks import models
-from bolide.dynamo.capture import capture
-from bolide.dynamo.sizes import SizeHistory
+from bolide.dynamo.entry.capture import capture
+from bolide.dynamo.guards.sizes import SizeHistory
 from bolide.tracing.rules import answers
 
 MODELS = ("gpt2", "bert", "llama", "vit", "resnet18")

@@ -18,8 +18,7 @@ with collector_paused():  # a collection of all that torch has made takes longer
     from bolide.debug.logs import configure, set_logs
     from bolide.debug.shadow import ShadowMismatch, shadow
     from bolide.dynamo.backends import get_default_backend, list_backends, set_default_backend
-    from bolide.dynamo.disabling import disable, error_on_graph_break, graph_break
-    from bolide.dynamo.guard_filters import (
+    from bolide.dynamo.guards.filters import (
         keep_portable_guards_unsafe,
         keep_tensor_guards_unsafe,
         skip_all_guards_unsafe,
@@ -27,23 +26,23 @@ with collector_paused():  # a collection of all that torch has made takes longer
         skip_guard_on_globals_unsafe,
         skip_guard_on_inbuilt_nn_modules_unsafe,
     )
-    from bolide.dynamo.marks import (
-        allow_in_graph,
-        assume_constant_result,
-        cudagraph_mark_step_begin,
-        nested_compile_region,
-        substitute_in_graph,
-    )
-    from bolide.dynamo.sizes import (
+    from bolide.dynamo.guards.sizes import (
         mark_dynamic,
         mark_static,
         mark_static_address,
         mark_unbacked,
         maybe_mark_dynamic,
     )
-    from bolide.dynamo.stance import set_stance
+    from bolide.dynamo.library.marks import (
+        allow_in_graph,
+        assume_constant_result,
+        cudagraph_mark_step_begin,
+        nested_compile_region,
+        substitute_in_graph,
+    )
     from bolide.dynamo.state import is_compiling, is_dynamo_compiling, is_exporting
-    from bolide.dynamo.torch_numpy import wrap_numpy
+    from bolide.dynamo.switches import disable, error_on_graph_break, graph_break, set_stance
+    from bolide.dynamo.torch_calls.arrays import wrap_numpy
     from bolide.exporting import export, optimize
     from bolide.support.artifacts import load_cache_artifacts, save_cache_artifacts
     from bolide.support.caches import reset

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, fx
 
 from bolide import functorch, inductor
-from bolide.dynamo import provenance
 from bolide.dynamo.backends import CompilerFn
 from bolide.dynamo.config import config
-from bolide.dynamo.program import Captured
-from bolide.dynamo.replay import Runner
+from bolide.dynamo.entry.replay import Runner
+from bolide.dynamo.library import provenance
+from bolide.dynamo.program.captured import Captured
 from bolide.functorch import GraphInfo
 from bolide.support import errors, events
 from bolide.support.errors import BolideWarning, CompileError, Unsupported

@@ -16,7 +16,6 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from bolide import functorch, inductor
 from bolide.backends import GraphCompiler, Partition, run_calls, run_trace
-from bolide.dynamo import module as modules
 from bolide.dynamo.backends import (
     CompilerFn,
     get_default_backend,
@@ -24,15 +23,16 @@ from bolide.dynamo.backends import (
     register_backend,
     register_debug_backend,
 )
-from bolide.dynamo.calls import intercept
-from bolide.dynamo.capture import capture, capture_rest
 from bolide.dynamo.config import config
-from bolide.dynamo.dispatch import Dispatcher
-from bolide.dynamo.guard_filters import GuardFailed, GuardFilter
-from bolide.dynamo.program import Captured
-from bolide.dynamo.replay import Runner
+from bolide.dynamo.entry import module as modules
+from bolide.dynamo.entry.capture import capture, capture_rest
+from bolide.dynamo.entry.dispatch import Dispatcher
+from bolide.dynamo.entry.replay import Runner
+from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
+from bolide.dynamo.machine.calls import intercept
+from bolide.dynamo.program.captured import Captured
 from bolide.dynamo.state import own_mark, state
-from bolide.dynamo.torch_nested import nested_compile
+from bolide.dynamo.torch_calls.modes import nested_compile
 from bolide.support import events
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
 
@@ -178,8 +178,8 @@ def compile(
     mode: ``default``, ``reduce-overhead``, ``max-autotune`` or ``max-autotune-no-cudagraphs``, which are alike on the
     CPU: they ask for CUDA graphs and for kernels to be chosen by measuring; excludes `options`.
     options: values for `bolide.inductor.config` while compiling; ``guard_filter_fn`` (see
-    `bolide.dynamo.guard_filters`) chooses which guards are kept, ``guard_fail_fn`` is told (as a `GuardFail`) which one
-    did not hold.
+    `bolide.dynamo.guards.filters`) chooses which guards are kept, ``guard_fail_fn`` is told (as a `GuardFail`) which
+    one did not hold.
     disable: return `model` as it is.
 
     Raises TypeError for what cannot be called or has the wrong type, ValueError for unknown names, with the nearest

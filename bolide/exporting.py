@@ -18,15 +18,16 @@ from torch.utils import _pytree as pytree
 
 from bolide import functorch
 from bolide.compiling import call_target, compile
-from bolide.dynamo import guards, sources
 from bolide.dynamo.backends import CompilerFn
-from bolide.dynamo.capture import capture
 from bolide.dynamo.config import config
-from bolide.dynamo.guard_filters import GuardFailed, GuardFilter
-from bolide.dynamo.program import Captured, Guard, Recipe
-from bolide.dynamo.replay import make_entry
-from bolide.dynamo.signature import Signature
-from bolide.dynamo.sizes import SizeHistory, mark_dynamic, shape_guards, specialised
+from bolide.dynamo.entry.capture import capture
+from bolide.dynamo.entry.replay import make_entry
+from bolide.dynamo.guards import texts as guards
+from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
+from bolide.dynamo.guards.sizes import SizeHistory, mark_dynamic, shape_guards, specialised
+from bolide.dynamo.program import sources
+from bolide.dynamo.program.captured import Captured, Guard, Recipe
+from bolide.dynamo.program.signature import Signature
 from bolide.dynamo.state import state
 from bolide.support.errors import Unsupported, unknown_name
 from bolide.symbolic import Expr

@@ -162,8 +162,8 @@ print(*[m for m in ("torch._dynamo", "torch._inductor") if m in sys.modules])
 
 def test_tables_refuse_a_second_entry() -> None:
     """Which of two handlers counts would depend on the order of imports."""
-    from bolide.dynamo.calls import intercept
-    from bolide.dynamo.interpreter import opcode
+    from bolide.dynamo.machine.calls import intercept
+    from bolide.dynamo.machine.interpreter import opcode
     from bolide.inductor.lowering.registry import lowering
     from bolide.tracing.rules.registry import rule
 

@@ -37,9 +37,9 @@ from bolide.debug.reference import (
     with_results,
     writes,
 )
-from bolide.dynamo.module import CompiledModule
-from bolide.dynamo.stance import set_stance
+from bolide.dynamo.entry.module import CompiledModule
 from bolide.dynamo.state import own_mark
+from bolide.dynamo.switches import set_stance
 from bolide.functorch import GraphInfo
 from bolide.inductor.compile_graph import CompiledGraph
 from bolide.support import events

@@ -16,8 +16,10 @@ from bolide.dynamo.backends import (
     set_default_backend,
 )
 from bolide.dynamo.config import config
-from bolide.dynamo.disabling import disable, error_on_graph_break, graph_break, is_dynamo_disable_recursive
-from bolide.dynamo.marks import (
+from bolide.dynamo.entry.metrics import get_compilation_metrics
+from bolide.dynamo.entry.module import CompiledModule as OptimizedModule
+from bolide.dynamo.guards.sizes import mark_dynamic, mark_static, mark_static_address, mark_unbacked, maybe_mark_dynamic
+from bolide.dynamo.library.marks import (
     allow_in_graph,
     assume_constant_result,
     disallow_in_graph,
@@ -25,11 +27,15 @@ from bolide.dynamo.marks import (
     nonstrict_trace,
     substitute_in_graph,
 )
-from bolide.dynamo.metrics import get_compilation_metrics
-from bolide.dynamo.module import CompiledModule as OptimizedModule
-from bolide.dynamo.sizes import mark_dynamic, mark_static, mark_static_address, mark_unbacked, maybe_mark_dynamic
-from bolide.dynamo.stance import run, set_stance
 from bolide.dynamo.state import is_compiling, is_dynamo_compiling
+from bolide.dynamo.switches import (
+    disable,
+    error_on_graph_break,
+    graph_break,
+    is_dynamo_disable_recursive,
+    run,
+    set_stance,
+)
 from bolide.support.caches import reset
 
 patch_dynamo_config = config.patch

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import bolide
-from bolide.dynamo.concrete import Concrete
+from bolide.dynamo.breaks.concrete import Concrete
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import bolide
-from bolide.dynamo.capture import capture
+from bolide.dynamo.entry.capture import capture
 from bolide.support.errors import Unsupported
 
 compiled = functools.partial(bolide.compile, backend="aot_eager", fullgraph=True)

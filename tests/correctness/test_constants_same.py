@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 import bolide
-from bolide.dynamo.checks import FIRST_RECORDING
+from bolide.dynamo.checks.check import FIRST_RECORDING
 from bolide.dynamo.config import config
-from bolide.dynamo.values.constants import same_constant
+from bolide.dynamo.program.constants import same_constant
 
 
 class Name(str):

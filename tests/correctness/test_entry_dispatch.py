@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from bolide.dynamo import guards
 from bolide.dynamo.config import config
-from bolide.dynamo.dispatch import Dispatcher
-from bolide.dynamo.program import Captured, Effect, Guard, Recipe, Source
+from bolide.dynamo.entry.dispatch import Dispatcher
+from bolide.dynamo.guards import texts as guards
+from bolide.dynamo.program.captured import Captured, Effect, Guard, Recipe, Source
 from bolide.support import events
 from bolide.support.errors import BolideWarning, CompileError, RecompileError, Unsupported
 from bolide.symbolic import ShapeEnv

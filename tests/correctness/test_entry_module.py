@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bolide.dynamo.module import CompiledModule, wrap
+from bolide.dynamo.entry.module import CompiledModule, wrap
 
 calls: list[nn.Module] = []
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import bolide
-from bolide.dynamo.checks import Check
+from bolide.dynamo.checks.check import Check
+from bolide.dynamo.checks.layout import layout
 from bolide.dynamo.config import config
-from bolide.dynamo.layout import layout
-from bolide.dynamo.versions import _all
+from bolide.dynamo.entry.versions import _all
 from bolide.support.errors import BolideWarning
 
 pytestmark = pytest.mark.skipif(layout() is None, reason="this build keeps its objects elsewhere")

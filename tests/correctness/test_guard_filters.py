@@ -11,8 +11,8 @@ from torch import nn
 
 import bolide
 from bolide.dynamo.config import config
-from bolide.dynamo.guard_filters import GuardFilterEntry
-from bolide.dynamo.versions import _all
+from bolide.dynamo.entry.versions import _all
+from bolide.dynamo.guards.filters import GuardFilterEntry
 
 SCALE = 2.0
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import bolide
 from bolide.dynamo.config import config
-from bolide.dynamo.held import Held
-from bolide.dynamo.versions import _all
+from bolide.dynamo.entry.versions import _all
+from bolide.dynamo.guards.held import Held
 
 
 class Base(nn.Module):

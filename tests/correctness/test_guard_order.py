@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import bolide
-from bolide.dynamo.versions import Versions
+from bolide.dynamo.entry.versions import Versions
 from tests.thread_tools import together
 
 SIZES = range(2, 8)

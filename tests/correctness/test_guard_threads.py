@@ -58,7 +58,7 @@ def test_one_function_compiles_once(backend: str) -> None:
                 torch.testing.assert_close(fast(torch.full((n, 4), 0.5)), expected[n].detach())
 
     together(work, THREADS)
-    from bolide.dynamo.versions import _all
+    from bolide.dynamo.entry.versions import _all
 
     (entries,) = [versions.entries for versions in _all if versions.entries]
     assert len(entries) == 3

@@ -30,7 +30,7 @@ import pytest
 import torch
 
 import bolide
-from bolide.dynamo.capture import capture
+from bolide.dynamo.entry.capture import capture
 from bolide.support.errors import BolideWarning, Unsupported
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))

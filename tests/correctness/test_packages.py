@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import bolide
-from bolide.dynamo.checks import FIRST_RECORDING
+from bolide.dynamo.checks.check import FIRST_RECORDING
 from bolide.dynamo.config import config
 
 PACKAGE = """

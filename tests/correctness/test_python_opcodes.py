@@ -16,10 +16,11 @@ import pytest
 import torch
 
 import bolide
-from bolide.dynamo import bytecode_forms, registrations
-from bolide.dynamo.bytecode import decode
-from bolide.dynamo.bytecode_forms import NEVER, SKIPPED, VERSION, VERSIONS, Version, forms
-from bolide.dynamo.interpreter import OPCODES
+from bolide.dynamo.bytecode import forms as bytecode_forms
+from bolide.dynamo.bytecode.forms import NEVER, SKIPPED, VERSION, VERSIONS, Version, forms
+from bolide.dynamo.bytecode.instructions import decode
+from bolide.dynamo.entry import registrations
+from bolide.dynamo.machine.interpreter import OPCODES
 from bolide.support.errors import Unsupported
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import bolide
-from bolide.dynamo import guards, limits
+from bolide.dynamo.entry import limits
+from bolide.dynamo.guards import texts as guards
 from bolide.support import events
 from tests.correctness.test_sizes_layers import installed
 

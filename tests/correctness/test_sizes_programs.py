@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import bolide
-from bolide.dynamo import guards
+from bolide.dynamo.guards import texts as guards
 from bolide.support import events
 
 SHAPES = ((5, 4), (7, 4), (7, 6), (9, 5), (3, 3), (11, 7), (2, 4), (13, 4))

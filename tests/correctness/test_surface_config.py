@@ -22,7 +22,7 @@ from bolide import functorch
 from bolide.compiling import TraceBackend
 from bolide.dynamo.backends import register_backend
 from bolide.dynamo.config import DynamoConfig
-from bolide.dynamo.native_calls import runs_natively
+from bolide.dynamo.machine.native_calls import runs_natively
 from bolide.functorch.config import FunctorchConfig
 from bolide.functorch.passes.cse import merge_equal
 from bolide.support.config import Config, option

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 import bolide
-from bolide.dynamo.marks import forget
+from bolide.dynamo.library.marks import forget
 from bolide.support import events
 
 

@@ -15,7 +15,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
 import bolide
-from bolide.dynamo.capture import capture
+from bolide.dynamo.entry.capture import capture
 
 pytestmark = pytest.mark.skipif(
     not (distributed.is_available() and distributed.is_gloo_available()), reason="torch was built without gloo"

@@ -15,8 +15,8 @@ import torch
 from torch import func
 
 import bolide
-from bolide.dynamo import operations
 from bolide.dynamo.config import config
+from bolide.dynamo.machine import operations
 from bolide.support import events
 from bolide.support.errors import CompileError, Unsupported, insistent
 

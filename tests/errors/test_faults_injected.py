@@ -19,10 +19,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bolide
-from bolide.dynamo import concrete, dispatch, versions
-from bolide.dynamo.capture import _Attempt
+from bolide.dynamo.breaks import concrete
 from bolide.dynamo.config import config
-from bolide.dynamo.program import Recipe
+from bolide.dynamo.entry import dispatch, versions
+from bolide.dynamo.entry.capture import _Attempt
+from bolide.dynamo.program.captured import Recipe
 from bolide.dynamo.state import state
 from bolide.functorch import aot
 from bolide.support.errors import CompileError

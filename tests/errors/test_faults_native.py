@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import bolide
-from bolide.dynamo import checks, layout, native, proof
+from bolide.dynamo.checks import check as checks
+from bolide.dynamo.checks import layout, native, proof
 from bolide.dynamo.config import config
 from bolide.inductor.codegen import library
 from bolide.support import artifacts, symbols

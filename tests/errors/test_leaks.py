@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import bolide
-from bolide.dynamo.capture import _Attempt
-from bolide.dynamo.values.world import World
+from bolide.dynamo.entry.capture import _Attempt
+from bolide.dynamo.world.world import World
 from bolide.support import events, leaks
 from bolide.support.errors import CompileError, Leak, Unsupported
 from bolide.tracing import Trace, TracedTensor

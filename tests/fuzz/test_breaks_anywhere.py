@@ -18,7 +18,7 @@ from test_capture_programs import alike, arguments, namespace_of, outcome
 
 import bolide
 from bolide.dynamo.config import config
-from bolide.dynamo.interpreter import Machine
+from bolide.dynamo.machine.interpreter import Machine
 from bolide.support.errors import Unsupported
 
 CALLS = 2  # with other sizes

@@ -27,8 +27,8 @@ import torch
 from python_programs import PRELUDE, Writer
 
 import bolide
-from bolide.dynamo.capture import capture
 from bolide.dynamo.config import config
+from bolide.dynamo.entry.capture import capture
 from bolide.support.errors import BolideWarning, Unsupported
 
 SIZES = (4, 6, 4, 8)  # of the tensor

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from bolide.dynamo import guards
-from bolide.dynamo.program import Captured, Guard, Recipe, Source
-from bolide.dynamo.replay import make_entry
-from bolide.dynamo.signature import Signature
+from bolide.dynamo.entry.replay import make_entry
+from bolide.dynamo.guards import texts as guards
+from bolide.dynamo.program.captured import Captured, Guard, Recipe, Source
+from bolide.dynamo.program.signature import Signature
 
 
 def call(x: Any, y: Any) -> Any: ...

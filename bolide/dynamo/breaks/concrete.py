@@ -1,0 +1,533 @@
+"""Running instructions for real: reified frames that hold real values go on in eager, one instruction at a time.
+
+Control flow, variables and the stack are the interpreter's own handlers, which work on any values; what looks at the
+values themselves (calls, attributes, operators, iteration) is done natively here, and so is exactly Python's. Functions
+that are called run in CPython.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import itertools
+import operator
+import sys
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bolide.dynamo.breaks.segments import Shape, unflatten
+from bolide.dynamo.bytecode.instructions import CALLS, Code
+from bolide.dynamo.machine.callers import call_within, makes_classes, variables
+from bolide.dynamo.machine.faults import is_fault
+from bolide.dynamo.machine.interpreter import OPCODES, Handler, Machine
+from bolide.dynamo.opcodes.stack import NULL
+from bolide.dynamo.program.kinds import MISSING
+from bolide.dynamo.world.frames import Frame
+from bolide.support.caches import on_reset
+from bolide.support.errors import CompileError
+from bolide.support.registers import register
+
+NATIVE: dict[str, Handler] = {}
+REIFIED: set[types.CodeType] = set()  # what native generators around reified frames run
+
+
+class Concrete:
+    """Frames that are run for real, outermost first. When the outermost one has returned, `done` is set and `result`
+    is its value; an exception that no frame handles leaves `step`. `way`: the instructions that `advance` has run since
+    `restart`, each by the number of its frame and its index. `leaving`: whether the program has raised an exception
+    that none of its frames handles.
+    """
+
+    def __init__(self, frames: Sequence[Frame]) -> None:
+        self.machine = Machine(_WORLD, _NO_TRACE, _call)
+        self.machine.frames += frames
+        self.way: list[tuple[int, int]] = []
+        self.leaving = False
+
+    @property
+    def frames(self) -> list[Frame]:
+        """The frames that are left."""
+        return self.machine.frames[1:]
+
+    @property
+    def done(self) -> bool:
+        """Whether the outermost frame has returned."""
+        return len(self.machine.frames) == 1
+
+    @property
+    def result(self) -> Any:
+        """What it has returned."""
+        return self.machine.frames[0].stack[-1]
+
+    def step(self) -> None:
+        """Run one instruction."""
+        vm = self.machine
+        frame = vm.frames[-1]
+        handler, arg, _ = _instructions(frame.code)[frame.pc]
+        frame.pc += 1
+        handled = vm.handled()
+        try:
+            if handled is None:
+                handler(vm, frame, arg)
+            else:
+                _while_handling(handled, lambda: handler(vm, frame, arg))
+        except BaseException as error:
+            if is_fault(error):  # the program may not handle it, and nothing else can run the instruction
+                raise CompileError("a break", frame.code.qualname, error) from error
+            self.unwind(error)
+
+    def unwind(self, error: BaseException) -> None:
+        """Go on where the program handles an exception of its own."""
+        try:
+            self.machine.unwind(error, "passed")
+        except BaseException:
+            self.leaving = True
+            raise
+
+    def advance(self) -> None:
+        """Run one instruction, and then those that need no tensors."""
+        frames = self.machine.frames
+        self.way.append((len(frames) - 2, frames[-1].pc))
+        self.step()
+        self.glide()
+
+    def glide(self) -> None:
+        """Run instructions while they need no tensors: a segment that began with them would only guard the Python
+        numbers that they decide on.
+        """
+        vm, way = self.machine, self.way
+        frames = vm.frames
+        while len(frames) > 1:
+            frame = frames[-1]
+            handler, arg, light = _instructions(frame.code)[frame.pc]
+            if light is None or not light(frame):
+                return
+            way.append((len(frames) - 2, frame.pc))
+            if light is _moves:
+                frame.pc += 1
+                handler(vm, frame, arg)
+            else:
+                self.step()
+
+    def restart(self, frames: Sequence[Frame]) -> None:
+        """Run other frames; those that were run are let go."""
+        self.machine.frames[1:] = frames
+        self.way = []
+
+
+def rehearse(shape: Shape) -> None:
+    """Raises what would go wrong when frames of this shape are put together to be run for real: as long as nothing has
+    happened, eager can still take over."""
+    if any(part.generator for part in shape.frames):
+        return
+    for frame in unflatten(shape, itertools.repeat(None)):
+        _ = _instructions(frame.code)[frame.pc]
+
+
+def _while_handling(handled: BaseException, work: Callable[[], Any]) -> None:
+    """Do `work` as code in an ``except`` block of CPython's does: `sys.exc_info`, a bare ``raise`` and the context of
+    new exceptions see `handled`.
+    """
+    trace, context = handled.__traceback__, handled.__context__
+    try:
+        raise handled
+    except BaseException:
+        handled.__traceback__, handled.__context__ = trace, context
+        work()
+
+
+# ---- which instructions are light ------------------------------------------------------------------------------------
+
+SCALARS = frozenset({int, float, bool, str, type(None), bytes, complex})
+_MOVES = "POP_TOP STORE_FAST JUMP PUSH_NULL COPY SWAP LOAD_CONST END_SEND"
+_ON_IDENTITY = "POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE IS_OP PUSH_EXC_INFO POP_EXCEPT CHECK_EXC_MATCH RERAISE"
+_MAY_RAISE = f"DELETE_FAST RETURN_VALUE RETURN_CONST {_ON_IDENTITY}"
+_Light = Callable[[Frame], bool]
+
+
+def _moves(frame: Frame) -> bool:
+    """Of instructions that only move values about and cannot raise."""
+    return True
+
+
+def _always(frame: Frame) -> bool:
+    return True
+
+
+def _one_scalar(frame: Frame) -> bool:
+    return type(frame.stack[-1]) in SCALARS
+
+
+def _two_scalars(frame: Frame) -> bool:
+    return type(frame.stack[-1]) in SCALARS and type(frame.stack[-2]) in SCALARS
+
+
+def _reads_scalar(frame: Frame) -> bool:
+    following = frame.code.ops[frame.pc + 1]
+    return type(frame.locals[frame.code.args[frame.pc]]) in SCALARS or following in ("RETURN_VALUE", "STORE_FAST")
+
+
+def iterates_natively(iterator: Any) -> bool:
+    """Whether an iterator is no reified generator, whose body is better captured."""
+    return type(iterator) is not types.GeneratorType or iterator.gi_code not in REIFIED
+
+
+def _iterates_natively(frame: Frame) -> bool:
+    return iterates_natively(frame.stack[-1])
+
+
+_LOOP_MAKERS = (range, zip, enumerate, reversed)
+
+
+def _starts_loop(frame: Frame) -> bool:
+    """Whether a loop over numbers, or over the parts of tensors, begins: a call that gives what it goes over is run for
+    real where that loop is not unrolled."""
+    value = frame.stack[-1]
+    parts = type(value) in (tuple, list) and bool(value) and all(type(part) is torch.Tensor for part in value)
+    return parts or type(value) in _LOOP_MAKERS
+
+
+def _makes_loop(frame: Frame) -> bool:
+    """Whether a call makes what a loop goes over of what another one does."""
+    code, at = frame.code, frame.pc
+    called = frame.stack[-code.args[at] - 2 : -code.args[at] or None][:2]
+    while code.ops[at] in CALLS:
+        at += 1
+    return code.ops[at] == "GET_ITER" and any(each is maker for each in called for maker in _LOOP_MAKERS)
+
+
+def _unpacks_plainly(frame: Frame) -> bool:
+    return type(frame.stack[-1]) in (tuple, list)
+
+
+_LIGHT: dict[str, _Light] = {
+    **dict.fromkeys(_MOVES.split(), _moves),
+    **dict.fromkeys(_MAY_RAISE.split(), _always),
+    **dict.fromkeys(("COMPARE_OP", "BINARY_OP", "CONTAINS_OP"), _two_scalars),
+    **dict.fromkeys(("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "UNARY_NOT", "UNARY_NEGATIVE"), _one_scalar),
+    "LOAD_FAST": _reads_scalar,
+    "FOR_ITER": _iterates_natively,
+    "GET_ITER": _starts_loop,
+    **dict.fromkeys(CALLS, _makes_loop),
+    "UNPACK_SEQUENCE": _unpacks_plainly,
+}
+"""When the next instruction only moves values about, or works on Python numbers."""
+
+
+@functools.lru_cache(1 << 12)
+def _instructions(code: Code) -> list[tuple[Handler, Any, _Light | None]]:
+    """For each instruction its handler, its argument, and when it is light (None: never)."""
+    return [
+        (NATIVE.get(name) or OPCODES[name], arg, _LIGHT.get(name))
+        for name, arg in zip(code.ops, code.args, strict=True)
+    ]
+
+
+on_reset(_instructions.cache_clear)
+
+
+# ---- the world, seen directly ----------------------------------------------------------------------------------------
+
+
+class _NoTrace:
+    """Handlers say where they are before they call torch."""
+
+    where: Any = None
+
+    def rely_on_messages(self) -> None:
+        """Sizes are numbers here."""
+
+
+class _World:
+    """What the interpreter's handlers ask of a `World`, answered by the real things."""
+
+    where: Any = None
+    aliases: tuple[Any, ...] = ()  # nothing is a branch of a graph here
+
+    def load_global(self, namespace: dict[str, Any], name: str) -> Any:
+        return namespace.get(name, MISSING)
+
+    def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+        if value is not MISSING:
+            namespace[name] = value
+        elif name in namespace:
+            del namespace[name]
+        else:
+            raise NameError(f"name '{name}' is not defined")
+
+    def load_cell(self, cell: types.CellType, name: str) -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return MISSING
+
+    def store_cell(self, cell: types.CellType, name: str, value: Any) -> None:
+        if value is MISSING:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = value
+
+    def new_cell(self) -> types.CellType:
+        return types.CellType()
+
+    def built(self, items: Any) -> None:
+        """Lists are themselves."""
+
+    def rely_on_difference(self, first: Any, second: Any) -> None:
+        """Nothing is guarded."""
+
+    def lookup(self, cls: type, name: str) -> Any:
+        return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), MISSING)
+
+
+_WORLD: Any = _World()
+_NO_TRACE: Any = _NoTrace()
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+def _call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> None:
+    special = _OF_THE_FRAME.get(function) if type(function) in (types.BuiltinFunctionType, type) else None
+    if special is not None:
+        frame.stack.append(special(frame, args, kwargs or {}))
+    elif type(function) in DIRECT and function not in _LOOK_UP and not makes_classes(function):
+        frame.stack.append(function(*args, **(kwargs or {})))
+    else:
+        frame.stack.append(call_within(vm.frames[1:], function, args, kwargs or {}))
+
+
+DIRECT = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, type})
+_LOOK_UP = frozenset({sys._getframe, warnings.warn, type.__new__})  # they look at their callers' frames
+
+
+def _super(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if args:
+        return super(*args)
+    cls = frame.locals[frame.code.locals_names.index("__class__")].cell_contents
+    owner = frame.locals[0]
+    return super(cls, owner.cell_contents if type(owner) is types.CellType else owner)
+
+
+def _evaluate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if len(args) == 1:
+            args = [*args, frame.globals, frame.as_locals(variables(frame))]
+        return function(*args, **kwargs)
+
+    return answer
+
+
+def _vars(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return vars(*args) if args else frame.as_locals(variables(frame))
+
+
+def _dir(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return dir(*args) if args else sorted(frame.as_locals(variables(frame)))
+
+
+# Built-in functions that look at the frame they are called from.
+_OF_THE_FRAME: dict[Any, Callable[[Frame, list[Any], dict[str, Any]], Any]] = {
+    super: _super,
+    builtins.locals: lambda frame, args, kwargs: frame.as_locals(variables(frame)),
+    builtins.globals: lambda frame, args, kwargs: frame.globals,
+    builtins.vars: _vars,
+    builtins.dir: _dir,
+    builtins.eval: _evaluate(eval),
+    builtins.exec: _evaluate(exec),
+}
+LOOKING = frozenset(_OF_THE_FRAME) | _LOOK_UP  # functions in C that see the frames of the program
+
+
+# ---- handlers --------------------------------------------------------------------------------------------------------
+
+
+_native = register(NATIVE)
+
+
+@_native("LOAD_ATTR")
+def _load_attr(vm: Machine, frame: Frame, arg: str) -> None:
+    frame.stack.append(getattr(frame.stack.pop(), arg))
+
+
+@_native("IMPORT_FROM")
+def _import_from(vm: Machine, frame: Frame, arg: str) -> None:
+    module = frame.stack[-1]
+    try:
+        frame.stack.append(getattr(module, arg))
+    except AttributeError:
+        found = sys.modules.get(f"{module.__name__}.{arg}")
+        if found is None:
+            raise ImportError(f"cannot import name {arg!r} from {module.__name__!r}") from None
+        frame.stack.append(found)
+
+
+@_native("LOAD_METHOD")
+def _load_method(vm: Machine, frame: Frame, arg: str) -> None:
+    owner = frame.stack.pop()
+    frame.stack += [NULL, getattr(owner, arg)]
+
+
+@_native("LOAD_SUPER_ATTR")
+def _load_super_attr(vm: Machine, frame: Frame, arg: tuple[str, bool]) -> None:
+    owner, cls = frame.stack.pop(), frame.stack.pop()
+    frame.stack.pop()
+    frame.stack += [NULL] * arg[1]
+    frame.stack.append(getattr(super(cls, owner), arg[0]))
+
+
+@_native("STORE_ATTR")
+def _store_attr(vm: Machine, frame: Frame, arg: str) -> None:
+    owner = frame.stack.pop()
+    setattr(owner, arg, frame.stack.pop())
+
+
+@_native("DELETE_ATTR")
+def _delete_attr(vm: Machine, frame: Frame, arg: str) -> None:
+    delattr(frame.stack.pop(), arg)
+
+
+@_native("BINARY_SUBSCR")
+def _binary_subscr(vm: Machine, frame: Frame, arg: Any) -> None:
+    key = frame.stack.pop()
+    frame.stack.append(operator.getitem(frame.stack.pop(), key))  # called: what it raises is the program's
+
+
+@_native("BINARY_SLICE")
+def _binary_slice(vm: Machine, frame: Frame, arg: Any) -> None:
+    stop, start = frame.stack.pop(), frame.stack.pop()
+    frame.stack.append(operator.getitem(frame.stack.pop(), slice(start, stop)))
+
+
+@_native("STORE_SUBSCR")
+def _store_subscr(vm: Machine, frame: Frame, arg: Any) -> None:
+    key, owner = frame.stack.pop(), frame.stack.pop()
+    owner[key] = frame.stack.pop()
+
+
+@_native("STORE_SLICE")
+def _store_slice(vm: Machine, frame: Frame, arg: Any) -> None:
+    stop, start, owner = frame.stack.pop(), frame.stack.pop(), frame.stack.pop()
+    owner[start:stop] = frame.stack.pop()
+
+
+@_native("DELETE_SUBSCR")
+def _delete_subscr(vm: Machine, frame: Frame, arg: Any) -> None:
+    key = frame.stack.pop()
+    del frame.stack.pop()[key]
+
+
+@_native("BINARY_OP", "COMPARE_OP")
+def _binary_op(vm: Machine, frame: Frame, arg: Callable[[Any, Any], Any]) -> None:
+    right = frame.stack.pop()
+    frame.stack.append(arg(frame.stack.pop(), right))
+
+
+def _unary(name: str, function: Callable[[Any], Any]) -> None:
+    @_native(name)
+    def answer(vm: Machine, frame: Frame, arg: Any) -> None:
+        frame.stack.append(function(frame.stack.pop()))
+
+
+for _name, _function in (
+    ("UNARY_NEGATIVE", operator.neg),
+    ("UNARY_POSITIVE", operator.pos),
+    ("UNARY_INVERT", operator.invert),
+    ("UNARY_NOT", operator.not_),
+    ("GET_ITER", iter),
+    ("LIST_TO_TUPLE", tuple),
+):
+    _unary(_name, _function)
+
+
+@_native("CONTAINS_OP")
+def _contains_op(vm: Machine, frame: Frame, arg: int) -> None:
+    container = frame.stack.pop()
+    frame.stack.append((frame.stack.pop() in container) != bool(arg))
+
+
+@_native("GET_LEN")
+def _get_len(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.append(len(frame.stack[-1]))
+
+
+@_native("FORMAT_VALUE")
+def _format_value(vm: Machine, frame: Frame, arg: int) -> None:
+    spec = frame.stack.pop() if arg & 4 else ""
+    value = frame.stack.pop()
+    convert = (None, str, repr, ascii)[arg & 3]
+    frame.stack.append(format(value if convert is None else convert(value), spec))
+
+
+@_native("CONVERT_VALUE")
+def _convert_value(vm: Machine, frame: Frame, arg: int) -> None:
+    convert = (str, repr, ascii)[arg - 1]
+    frame.stack.append(convert(frame.stack.pop()))
+
+
+@_native("POP_JUMP_IF_FALSE")
+def _pop_jump_if_false(vm: Machine, frame: Frame, arg: int) -> None:
+    if not frame.stack.pop():
+        frame.pc = arg
+
+
+@_native("POP_JUMP_IF_TRUE")
+def _pop_jump_if_true(vm: Machine, frame: Frame, arg: int) -> None:
+    if frame.stack.pop():
+        frame.pc = arg
+
+
+@_native("FOR_ITER")
+def _for_iter(vm: Machine, frame: Frame, arg: int) -> None:
+    try:
+        frame.stack.append(next(frame.stack[-1]))
+    except StopIteration:
+        frame.stack.pop()
+        frame.pc = arg
+
+
+@functools.cache
+def _unpacker(before: int, after: int | None) -> Callable[[Any], list[Any]]:
+    """CPython's own unpacking into `before` variables, and into `after` ones behind a starred one."""
+    names = [f"item{i}" for i in range(before + (0 if after is None else after + 1))]
+    targets = [f"*{name}" if i == before else name for i, name in enumerate(names)]
+    scope: dict[str, Any] = {}
+    text = f"def unpack(value):\n    [{', '.join(targets)}] = value\n    return [{', '.join(reversed(names))}]\n"
+    exec(compile(text, __file__, "exec", dont_inherit=True), scope)
+    unpack: Callable[[Any], list[Any]] = scope["unpack"]
+    return unpack
+
+
+@_native("UNPACK_SEQUENCE")
+def _unpack_sequence(vm: Machine, frame: Frame, arg: int) -> None:
+    frame.stack += _unpacker(arg, None)(frame.stack.pop())
+
+
+@_native("UNPACK_EX")
+def _unpack_ex(vm: Machine, frame: Frame, arg: int) -> None:
+    frame.stack += _unpacker(arg & 0xFF, arg >> 8)(frame.stack.pop())
+
+
+@_native("BEFORE_WITH")
+def _before_with(vm: Machine, frame: Frame, arg: Any) -> None:
+    manager = frame.stack.pop()
+    cls = type(manager)
+    enter, leave = vm.world.lookup(cls, "__enter__"), vm.world.lookup(cls, "__exit__")
+    if enter is MISSING or leave is MISSING:
+        raise TypeError(f"{cls.__name__!r} object does not support the context manager protocol")
+    frame.stack.append(leave.__get__(manager, cls))
+    frame.stack.append(enter.__get__(manager, cls)())
+
+
+@_native("YIELD_VALUE")
+def _yield_value(vm: Machine, frame: Frame, arg: Any) -> None:
+    generator = frame.generator
+    native = None if generator is None else generator.native  # if this is its last reference, it is closed below
+    if generator is not None:
+        generator.native = None
+    OPCODES["YIELD_VALUE"](vm, frame, arg)
+    del native

@@ -1,0 +1,382 @@
+"""Values that the interpreter has its own form of, when they live across a break: generators, exceptions, `super`.
+
+A generator is a native generator object around a reified body.
+
+At run time the program's generator is a real one, of this module's `_body`, which runs the reified frame for real when
+native code resumes it. Captured code sees the frame itself, resumes it without leaving the graph, and puts the state
+that it reached back as an effect.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import sys
+import types
+import weakref
+from collections.abc import Generator as NativeGenerator
+from collections.abc import Iterable
+from typing import Any
+
+from bolide.dynamo.breaks.concrete import NATIVE, REIFIED, Concrete
+from bolide.dynamo.breaks.segments import Shape, flatten, is_local, unflatten
+from bolide.dynamo.bytecode.instructions import decode
+from bolide.dynamo.machine.attributes import Super
+from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.originals import original_of
+from bolide.dynamo.program.captured import Effect, Recipe, Source
+from bolide.dynamo.program.kinds import MISSING
+from bolide.dynamo.world.frames import Frame, Generator, dropped_generator
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
+from bolide.dynamo.world.tracebacks import entries, entries_of, held, held_by, restored
+from bolide.dynamo.world.world import WRAPPERS, World
+from bolide.support.errors import Unsupported
+from bolide.support.leaks import fleeting
+
+# ---- at run time -----------------------------------------------------------------------------------------------------
+
+
+def _body(record: Generator) -> NativeGenerator[Any, Any, Any]:
+    """What a native generator runs; `record` holds the reified frame."""
+    result = None
+    while True:
+        value, error = None, None
+        try:
+            value = yield result
+        except BaseException as thrown:
+            error = thrown
+        if record.done and error is None:
+            return None
+        try:
+            result = _resume(record, value, error)
+        finally:
+            del error  # its traceback leads to this frame: a cycle would keep alive what resumed this
+        if record.done:
+            return result
+
+
+REIFIED.add(_body.__code__)
+
+
+def _resume(record: Generator, value: Any, error: BaseException | None) -> Any:
+    """Run the frame until it yields or returns; what it gives."""
+    running = Concrete([])
+    machine = running.machine
+    base = machine.frames[0]
+    base.back = sys._getframe(1).f_back  # what resumes the generator
+    try:
+        if error is None:
+            machine.resume(record, value, "send", 0)
+        else:
+            inner = record.frame.delegate() if record.started and not record.done else None
+            if inner is not None and hasattr(inner, "throw") and not isinstance(error, GeneratorExit):
+                try:
+                    return inner.throw(error)
+                except StopIteration as stop:
+                    record.frame.end_delegation(stop.value)
+                    error = None
+                except BaseException as failure:
+                    error = failure
+            _raise_in(machine, record, error)
+        while not running.done:
+            running.step()
+        return running.result
+    finally:
+        base.back = None  # up to 3.10 a frame that has ended keeps its variables
+        del error  # as in `_body`
+
+
+def _raise_in(machine: Machine, record: Generator, error: BaseException | None) -> None:
+    """Continue a suspended frame, by raising `error` unless that is None."""
+    try:
+        if record.done:
+            assert error is not None
+            raise error
+        inner = record.frame.delegate() if record.started and isinstance(error, GeneratorExit) else None
+        machine.proceed(record, "send", 0)
+        if inner is not None and hasattr(inner, "close"):
+            try:
+                inner.close()
+            except BaseException as failure:
+                error = failure
+        if error is not None:
+            machine.unwind(error, "thrown")
+    finally:
+        del error  # as in `_body`
+
+
+def is_reified(value: Any) -> bool:
+    """Whether a native generator has a reified body."""
+    return type(value) is types.GeneratorType and value.gi_code is _body.__code__
+
+
+def record_of(value: Any) -> Generator:
+    """The state of a generator with a reified body that has not come to its end."""
+    record: Generator = value.gi_frame.f_locals["record"]
+    return record
+
+
+def make_generator(name: str) -> Any:
+    """A generator whose state is still to be set."""
+    made: Any = _body(Generator(Frame(_NOTHING, {}, []), name))
+    made.__name__ = name.rpartition(".")[2]
+    made.__qualname__ = name
+    next(made)  # to where it waits to be resumed
+    return made
+
+
+def set_state(generator: Any, shape: Shape | None, started: bool, values: tuple[Any, ...]) -> Any:
+    """Give a generator the state that captured code has left it in; without a shape it is exhausted."""
+    record = record_of(generator)
+    record.running, record.native = False, None  # a record that refers to its generator would keep it alive
+    record.started = started
+    if shape is None:
+        record.finish()
+    else:
+        (record.frame,) = unflatten(shape, values)
+    return generator
+
+
+def state_of(generator: Any) -> tuple[Shape | None, bool]:
+    """Where a suspended generator stands (None: at its end) and whether it has started."""
+    record = record_of(generator)
+    return (None if record.done else flatten([record.frame])[0]), record.started
+
+
+def value_of(generator: Any, index: int) -> Any:
+    """One of the values that live in a suspended generator."""
+    return flatten([record_of(generator).frame])[1][index]
+
+
+# ---- while capturing -------------------------------------------------------------------------------------------------
+
+
+@fleeting
+class Mirrored:
+    """A generator of the outside world and the one that stands for it: the program holds the only references to that,
+    until it has been dropped. `before` is where it stood.
+    """
+
+    __slots__ = ("before", "dropped", "handle", "real", "source")
+
+    def __init__(self, world: World, real: Any, source: Source, made: Generator) -> None:
+        self.real, self.source, self.handle = real, source, weakref.ref(made)
+        self.before: tuple[Any, ...] | None = None
+        self.dropped: Generator | None = None
+        made.source, made.abandon = source, functools.partial(self._drop, world)
+
+    def _drop(self, world: World, made: Generator) -> None:
+        """Something of the outside world may hold the real one; where that decides what is run, it is a break. What the
+        outermost frame holds at its end goes with the entry's variables."""
+        self.dropped = made
+        if made.cleans_up() and not world.ended():
+            world.lose(dropped_generator(world.where()))
+
+    def forget(self) -> None:
+        """The capture is over."""
+        self.made.abandon = None
+
+    @property
+    def made(self) -> Generator:
+        """What stands for the real one."""
+        found = self.dropped or self.handle()
+        assert found is not None
+        return found
+
+
+def unfinished_variables(world: World) -> list[Generator]:
+    """The generators from before a break that were found in variables, still live, and would do something if they were
+    dropped.
+    """
+    mirrored = [each for each in world.generators.values() if each.source.base is None and each.dropped is None]
+    found = [each.handle() for each in mirrored]
+    return [made for made in found if made is not None and made.cleans_up()]
+
+
+def wrap_generator(world: World, real: Any, source: Source) -> Any:
+    """The generator that stands for a native one. A running one gets its frame from the frame stack it is on."""
+    known = world.generators.get(id(real))
+    if known is not None:
+        if known.source is not source:
+            world.guard(source, "same", known.source)
+        return known.made
+    world.guard(source, "type", types.GeneratorType)
+    if not is_reified(real) or real.gi_frame is None:
+        return _wrap_foreign(world, real, source)
+    record = record_of(real)
+    made = Generator(Frame(_NOTHING, {}, []), record.name, record.kind)
+    mirrored = world.generators[id(real)] = Mirrored(world, real, source, made)
+    if record.running:
+        made.started = made.running = True
+        return made
+    shape, started = state_of(real)
+    world.guard(Source("apply", source, (), state_of), "equals", (shape, started))
+    made.started, made.done = started, shape is None
+    if shape is not None:
+        values = []
+        _, reals = flatten([record.frame])
+        for index, (value, local) in enumerate(zip(reals, is_local(shape), strict=True)):
+            where = Source("apply", source, (index,), value_of)
+            values.append(world.later(value, where) if local else world.wrap(value, where))
+        (made.frame,) = unflatten(shape, values)
+    mirrored.before = _position(made.frame)
+    return made
+
+
+def _wrap_foreign(world: World, real: Any, source: Source) -> Generator:
+    """What stands for a generator whose body CPython runs: the program can see that it is dropped."""
+    state = inspect.getgeneratorstate(real)
+    world.guard(Source("apply", source, (), inspect.getgeneratorstate), "equals", state)
+    made = Generator(Frame(decode(real.gi_code), {}, []), real.__qualname__)
+    made.foreign, made.done = True, state == inspect.GEN_CLOSED
+    made.running, made.started = state == inspect.GEN_RUNNING, state != inspect.GEN_CREATED
+    mirrored = world.generators[id(real)] = Mirrored(world, real, source, made)
+    mirrored.before = _position(made.frame)
+    return made
+
+
+def _position(frame: Frame) -> tuple[Any, ...]:
+    return (frame.pc, *map(id, frame.locals), *map(id, frame.stack))
+
+
+def generator_effects(rebuilder: Rebuilder) -> list[Effect]:
+    """What puts the generators of the outside world that the program has resumed into their new state."""
+    found = []
+    for mirrored in rebuilder.world.generators.values():
+        made = mirrored.made
+        if made.running or mirrored.before == _position(made.frame):
+            continue
+        parts = (Recipe("source", mirrored.source), *_state(rebuilder, made))
+        found.append(Effect("call", None, None, Recipe("call", set_state, parts)))
+    return found
+
+
+def _state(rebuilder: Rebuilder, value: Generator) -> tuple[Recipe, ...]:
+    shape, values = (None, []) if value.done else flatten([value.frame])
+    made = tuple(rebuilder.recipe(item) for item in values)
+    return (*rebuilder.constants(shape, value.started), Recipe("tuple", None, made))
+
+
+def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
+    """A generator that the program has made, or that was there before."""
+    original = original_of(value) if rebuilder.ends and value.kind == "generator" else None
+    if original is not None and not value.running:
+        if value.done:
+            return Recipe("call", original.cls, rebuilder.constants(*original.empty))
+        names, frame = value.frame.code.locals_names, value.frame
+        parts = [rebuilder.recipe(frame.locals[names.index(name)]) for name in original.variables]
+        return Recipe("call", original.make, tuple(parts))
+    if value.source is not None:
+        return Recipe("source", value.source)
+    if value.kind != "generator":
+        raise Unsupported("a coroutine lives across a break", rebuilder.world.where(), kind="asynchronous")
+    made = Recipe("call", make_generator, rebuilder.constants(value.name))
+    if value.running:
+        return made  # `unflatten` joins it with its frame
+    return Recipe("call", set_state, (made, *_state(rebuilder, value)))
+
+
+# ---- exceptions ------------------------------------------------------------------------------------------------------
+
+
+def _cleans_up(value: types.GeneratorType[Any, Any, Any]) -> bool:
+    """Whether code of the program may run when a native generator is dropped."""
+    if value.gi_frame is None:
+        return False
+    return record_of(value).cleans_up() if is_reified(value) else True
+
+
+def _refuse_held(world: World, values: Iterable[Any]) -> None:
+    if any(type(value) is types.GeneratorType and _cleans_up(value) for value in values):
+        reason = "the traceback of an exception holds a generator that has not come to its end"
+        raise Unsupported(reason, world.where(), "close the generator", kind="iterator")
+
+
+def wrap_traceback(world: World, real: types.TracebackType, source: Source) -> Any:
+    """A traceback that says the same."""
+    _refuse_held(world, held_by(real))
+    said = entries(real)
+    world.guard(Source("apply", source, (), entries), "equals", said)
+    return world.mirror(restored(said), source)
+
+
+_GROUP = getattr(builtins, "BaseExceptionGroup", None)  # from 3.11 on
+_LINKS = ("__cause__", "__context__", "__suppress_context__")
+
+
+def wrap_exception(world: World, real: BaseException, source: Source) -> BaseException:
+    """An exception of the outside world as one that the program can raise and catch; its changes become effects."""
+    cls = type(real)
+    _refuse_held(world, held(real))
+    args = world.wrap(real.args, Source("attr", source, "args"))
+    made = cls.__new__(cls, *args)
+    made.args = args
+    world.mirror(made, source)
+    world.seen[id(real)] = (real, made, source)  # an exception may be its own context
+    for base in cls.__mro__:
+        for name, member in vars(base).items() if base is not _GROUP else ():  # a group's are its arguments
+            if type(member) is types.MemberDescriptorType and name not in _LINKS and hasattr(real, name):
+                value = world.wrap(getattr(real, name), Source("attr", source, name))
+                if getattr(made, name, MISSING) is not value:  # an OSError says None where it was set to None
+                    setattr(made, name, value)
+    namespace = Source("attr", source, "__dict__")
+    world.guard(namespace, "dict_keys", list(vars(real)))
+    for name, value in vars(real).items():
+        vars(made)[name] = world.wrap(value, Source("dict_value", namespace, name))
+    world.guard(Source("apply", source, (), entries_of), "equals", entries_of(real))
+    made.__traceback__ = restored(entries_of(real))
+    for name in _LINKS:
+        setattr(made, name, world.wrap(getattr(real, name), Source("attr", source, name)))
+    world.exceptions.append((made, _exception_state(made)))
+    return made
+
+
+def _exception_state(value: BaseException) -> dict[str, Any]:
+    state = {**vars(value), "args": value.args, "__traceback__": value.__traceback__}
+    return {**state, **{name: getattr(value, name) for name in _LINKS}}
+
+
+def exception_effects(rebuilder: Rebuilder) -> list[Effect]:
+    """What the program has changed of exceptions of the outside world."""
+    found = []
+    for made, before in rebuilder.world.exceptions:
+        target = rebuilder.recipe(made)
+        rebuilder.refuse_held(made)
+        for name, value in _exception_state(made).items():
+            if value is not before.get(name, MISSING):
+                found.append(Effect("setattr", target, name, rebuilder.recipe(value)))
+    return found
+
+
+# ---- super objects: the interpreter has its own ----------------------------------------------------------------------
+
+
+def _super_recipe(rebuilder: Rebuilder, value: Super) -> Recipe:
+    return Recipe("call", super, (rebuilder.recipe(value.cls), rebuilder.recipe(value.owner)))
+
+
+def _wrap_super(world: World, real: Any, source: Source) -> Any:
+    cls = world.wrap(real.__thisclass__, Source("attr", source, "__thisclass__"))
+    return world.mirror(Super(cls, world.wrap(real.__self__, Source("attr", source, "__self__"))), source)
+
+
+# ---- a generator function that is started in eager -------------------------------------------------------------------
+
+
+def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:
+    made = make_generator(frame.code.qualname)
+    record_of(made).frame = frame
+    vm.frames.pop()
+    vm.give(frame, made)
+    return True
+
+
+_NOTHING: Any = Concrete([]).machine.frames[0].code
+WRAPPERS[types.GeneratorType] = wrap_generator
+RECIPES[Generator] = _recipe
+WRAPPERS[types.TracebackType] = wrap_traceback
+WRAPPERS[BaseException] = wrap_exception
+WRAPPERS[super] = _wrap_super
+RECIPES[Super] = _super_recipe
+NATIVE["RETURN_GENERATOR"] = _return_generator

@@ -1,0 +1,168 @@
+"""The check of an entry: whether a call fits the guards, and the values of the outside world that the entry needs.
+
+A check is a function of the values of the entry's names (the tuple of ``*args`` and the dict of ``**kwargs`` as
+themselves) that answers None, or a new list of the wanted values. There are two forms with one verdict: the readable
+one, generated Python, and the native one (`native.py`), which is recorded (`pins.py`) when a call has passed the
+readable one, answers at once while memory is as it was, and otherwise asks the readable one again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bolide.dynamo.checks import native, pins
+from bolide.dynamo.checks.layout import layout
+from bolide.dynamo.checks.notes import Habits
+from bolide.dynamo.checks.proof import proved, underway
+from bolide.dynamo.config import config
+from bolide.dynamo.guards import texts as guard_module
+from bolide.dynamo.guards.held import Held
+from bolide.dynamo.program.captured import Guard, Source
+from bolide.dynamo.program.sources import Namespace, Reader, count_uses
+from bolide.support.errors import BolideWarning, CompileError, describe
+
+FIRST_RECORDING = 2  # the passing call after which a recording is made
+SETTLED = 32  # after so many passes a change is an event; before, it is a habit
+MOST_PROGRAMS = 64  # for so many different objects under one name
+MOST_DEATHS = 2  # of objects under one name; then they are taken to be new in each call
+MOST_RECORDINGS = 12  # in a row that did not settle; then the readable check stays
+
+
+def readable(
+    names: Sequence[str], guards: Sequence[Guard], wanted: Sequence[Source], title: str
+) -> tuple[str, Callable[..., Any]]:
+    """The text of the check in Python, and the function."""
+    namespace = Namespace(names)
+    held = Held(guards)
+    together = set(map(id, held.guards))
+    single = [guard for guard in guards if id(guard) not in together]
+    needed = [source for guard in single for source in guard_module.read_sources(guard)]
+    reader = Reader(namespace, count_uses([*needed, *wanted]), guard_module.plain_dicts(guards))
+    checks: list[str] = []
+    for guard in guards:
+        if id(guard) not in together:
+            checks += guard_module.conditions(guard, reader)
+        elif guard is held.guards[0]:
+            checks.append(f"{namespace.reference(held, 'held')}()")
+    checks = checks or ["True"]
+    hit = namespace.fresh("hit")
+    lines = [
+        f"def check({', '.join(names)}):",
+        "    try:",
+        f"        {hit} = ({(chr(10) + ' ' * 16 + 'and ').join(checks)})",
+        f"    except {namespace.reference(Exception, 'Exception')}:",
+        f"        {hit} = False",
+        f"    if not {hit}:",
+        "        return None",
+        f"    return [{', '.join(map(reader.read, wanted))}]",
+    ]
+    source = "\n".join(lines) + "\n"
+    exec(compile(source, f"<bolide {title} check>", "exec", dont_inherit=True), namespace.values)
+    return source, namespace.values.pop("check")
+
+
+class Check:
+    """One check in both forms. `form` is the present one; `installed(function)` is called with each new one, the first
+    one at once.
+
+    names: of the values that it is called with; containers: those of them that are the tuple of ``*args`` or the dict
+    of ``**kwargs``, new in each call.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        containers: Sequence[str],
+        guards: Sequence[Guard],
+        wanted: Sequence[Source],
+        title: str,
+        installed: Callable[[Callable[..., Any]], None],
+    ) -> None:
+        self.names, self.containers, self.guards, self.wanted, self.title = names, containers, guards, wanted, title
+        self.installed = installed
+        self.source, self.readable = readable(names, guards, wanted, title)
+        self.habits = Habits()
+        self.records: list[pins.Record] = []
+        self.passes = 0
+        self.unsettled = 0
+        self.deaths = 0
+        self.install(self.slow if config.enable_cpp_guard_manager and layout() is not None else self.readable)
+
+    def install(self, form: Callable[..., Any]) -> None:
+        """Use another form from now on."""
+        self.form = form
+        self.installed(form)
+
+    def slow(self, *values: Any) -> Any:
+        """The readable check, and after it has passed a recording."""
+        found = self.readable(*values)
+        if found is not None:
+            self.passes += 1
+            if self.passes >= FIRST_RECORDING:
+                self._try_to_record(values)
+        return found
+
+    def _try_to_record(self, values: Sequence[Any]) -> None:
+        """Record; where that fails the check stays in Python."""
+        try:
+            self.record(values)
+        except Exception as error:
+            failure = CompileError("native check", self.title, error)
+            if not config.suppress_errors:
+                raise failure from error
+            self.install(self.readable)
+            text = describe("guards are checked in Python", "bug", str(failure), None, None, None)
+            warnings.warn(text, BolideWarning, stacklevel=2)
+
+    def record(self, values: Sequence[Any]) -> None:
+        """Make native programs for this call and, again, for those of earlier calls that were of other objects. The
+        readable check stays where the native one does not prove itself."""
+        if underway():
+            return
+        if proved(readable) is None:
+            self.install(self.readable)
+            return
+        now = self._record(values)
+        gone = self._forget_dead()
+        before = next((record for record in self.records if record.roots == now.roots), None)
+        fresh = {source for record in gone for source in now.roots if source in record.roots}
+        self.deaths += len(gone)
+        changes = set()
+        if before is not None:
+            settled = before.program.passes >= SETTLED
+            self.unsettled = 0 if settled else self.unsettled + 1
+            changes = set() if settled else set(pins.changed(before, now))
+        elif self.deaths >= MOST_DEATHS or len(self.records) >= MOST_PROGRAMS:
+            changes = {("values", source) for source in fresh or now.roots}
+            self.deaths, self.records = 0, []
+        for kind, source in changes:
+            getattr(self.habits, kind).add(source)
+        if changes:
+            now = self._record(values)
+        if self.unsettled > MOST_RECORDINGS:
+            self.records = []
+            self.install(self.readable)
+            return
+        self.records = [now, *(record for record in self.records if record.roots != now.roots)][:MOST_PROGRAMS]
+        found = layout()
+        assert found is not None
+        programs = [record.program for record in self.records]
+        self.install(native.make_check(found, len(self.names), programs, self.slow))
+
+    def _forget_dead(self) -> list[pins.Record]:
+        """Drop the records whose objects are gone, and answer them."""
+        gone = [record for record in self.records if record.is_gone()]
+        self.records = [record for record in self.records if not record.is_gone()]
+        return gone
+
+    def _record(self, values: Sequence[Any]) -> pins.Record:
+        found = layout()
+        assert found is not None
+        return pins.record(
+            found, self.names, self.containers, values, self.guards, self.wanted, self.habits, self._rest
+        )
+
+    def _rest(self, guards: Sequence[Guard], wanted: Sequence[Source]) -> Callable[..., Any]:
+        return readable(self.names, guards, wanted, self.title)[1]

@@ -1,0 +1,532 @@
+"""Capture: the start of a program in (a call, or the state in which a segment ended), a `Captured` out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import time
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from bolide.dynamo.breaks.reified import exception_effects, generator_effects, unfinished_variables
+from bolide.dynamo.breaks.segments import Shape, are_held, flatten, is_building, is_local, refuse_halfway, unflatten
+from bolide.dynamo.bytecode.instructions import decode
+from bolide.dynamo.config import config
+from bolide.dynamo.entry import registrations  # noqa: F401  (importing it fills the tables of handlers)
+from bolide.dynamo.entry.input_data import answer, data_of
+from bolide.dynamo.guards.sizes import NeedsNumbers, SizeHistory, Symbols
+from bolide.dynamo.library.breaks import HOLDERS
+from bolide.dynamo.library.contexts import context_effects
+from bolide.dynamo.library.notices import Notices
+from bolide.dynamo.library.provenance import around
+from bolide.dynamo.library.standard import held_locks
+from bolide.dynamo.machine.breaking import break_is_error, refuse_float, refuse_many, refuse_value
+from bolide.dynamo.machine.caches import refuse_seen
+from bolide.dynamo.machine.calls import call
+from bolide.dynamo.machine.derived import derive
+from bolide.dynamo.machine.draws import needed
+from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.opcodes.forks import is_shared, note_copy
+from bolide.dynamo.program.captured import Break, Captured, Effect, Guard, Recipe, Source
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, MODULE_INTERNALS
+from bolide.dynamo.state import state
+from bolide.dynamo.torch_calls.hooks import hook_effects, refuse_results_in_between
+from bolide.dynamo.world.outside import Deferred
+from bolide.dynamo.world.rebuild import Rebuilder
+from bolide.dynamo.world.world import World
+from bolide.support.errors import CompileError, Unsupported
+from bolide.tracing import Trace, modes
+from bolide.tracing.calls import CallRecorder, nowhere
+from bolide.tracing.rules import answers
+from bolide.tracing.trace import shared, unknown, unnoted
+
+_torch: Any = torch._C
+Start = Callable[[Machine], None]  # pushes the frames a run begins with
+
+
+def capture(
+    fn: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    history: SizeHistory | None = None,
+    *,
+    breaks: bool = True,
+    record_calls: bool = False,
+) -> Captured:
+    """Interpret one call of `fn` (a function or bound method) on the given real arguments, without changing anything
+    outside. What cannot be captured ends the segment in front of it, unless `breaks` is off. With `record_calls` the
+    calls of torch's functions are recorded as well.
+
+    Raises Unsupported where the program cannot be captured; kind "user_exception" (with `__cause__`) when the program
+    itself raised."""
+    code = (fn.__func__ if type(fn) is types.MethodType else fn).__code__
+    start = functools.partial(_start_call, fn, args, kwargs)
+    return _capture(start, code, history, record_calls, breaks)
+
+
+def capture_rest(
+    shape: Shape,
+    values: tuple[Any, ...],
+    history: SizeHistory | None = None,
+    *,
+    breaks: bool = True,
+    record_calls: bool = False,
+) -> Captured:
+    """As `capture`, for a program that goes on where a segment ended: at the point `shape`, with real values."""
+    start = functools.partial(_start_frames, shape, values)
+    code = shape.frames[0].code.code
+    return _capture(start, code, history, record_calls, breaks)
+
+
+def _capture(
+    start: Start, code: types.CodeType, history: SizeHistory | None, record_calls: bool, breaks: bool
+) -> Captured:
+    history = history or SizeHistory("", False)
+    attempt = functools.partial(_Attempt, start, code, history, record_calls, breaks)
+    learnt = history.learnt
+    while True:
+        first = attempt()
+        known = len(learnt.apart)
+        try:
+            return _capture_from(first, attempt, breaks)
+        except NeedsNumbers as error:
+            if not history.fix(error.needed):
+                raise
+        except Unsupported:
+            if len(learnt.apart) == known:
+                raise
+        finally:
+            del first
+        # a branch that was one of the graph is a break now, or symbols are numbers
+
+
+def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
+    begin = time.perf_counter()
+    learnt = first.symbols.history.learnt
+    notices, loops, apart = Notices(learnt.warned), set(learnt.loops), len(learnt.apart)
+    found = _unless_unsupported(first, notices, None, None)
+    if isinstance(found, Unsupported) and len(learnt.apart) > apart:
+        try:
+            raise found
+        finally:
+            first.machine.forget()
+            del found, first, attempt  # its traceback leads to this frame: no cycle may keep the program's values alive
+    if loops != first.symbols.history.learnt.loops:  # one that was unrolled ends the segment at its first item
+        first.machine.forget()
+        first = attempt()
+        found = _unless_unsupported(first, notices, None, None)
+    if isinstance(found, Captured):
+        _show(notices, None)
+        return found
+    if isinstance(found, NeedsNumbers):
+        try:
+            raise found
+        finally:
+            first.machine.forget()
+            del found, first, attempt  # its traceback leads to this frame: no cycle may keep the program's values alive
+    if found.kind == "bug" and not config.suppress_errors:
+        raise CompileError("capture", first.code.co_name, found.__cause__ or found)
+    first.symbols.check()
+    draw = needed(first.machine, found)
+    if draw is not None:
+        first.machine.tick, found = draw
+    if found.final or not breaks or break_is_error(first.machine):
+        found.final = True
+    elif found.about.scope != "user":
+        seconds = time.perf_counter() - begin
+        stack = tuple(f.code.frame_at(f.pc - 1) for f in first.machine.frames[1:] if not f.code.plumbing)
+        ending = Break(found.kind, found.reason, found.operation, found.where, found.remedy, stack, seconds)
+        for stop in first.stops():
+            captured = _unless_unsupported(attempt(), notices, stop, ending)
+            if isinstance(captured, Captured):
+                _show(notices, stop)
+                first.machine.forget()
+                del found  # as above
+                return captured
+            del captured  # the state there cannot be rebuilt: earlier
+    _show(notices, None)
+    try:
+        raise found
+    finally:
+        first.machine.forget()
+        del found, first, attempt  # as above
+
+
+def _show(notices: Notices, stop: int | None) -> None:
+    """Show what torch has warned of. Raises Unsupported where a filter makes that an error of the user's line."""
+    try:
+        notices.show(stop)
+    except Warning as error:
+        raise Unsupported(f"the program raised {type(error).__name__}: {error}", kind="user_exception") from error
+
+
+def _unless_unsupported(
+    attempt: _Attempt, notices: Notices, stop: int | None, ending: Break | None
+) -> Captured | Unsupported:
+    """What an attempt gives. It is made outside of any ``except`` block: the program's exceptions would see it."""
+    try:
+        with notices.kept(attempt.machine):
+            return attempt.run(stop, ending)
+    except Unsupported as error:
+        _release(attempt.world, attempt.machine, attempt.rebuilder)
+        if stop is not None:
+            attempt.machine.forget()
+        return error
+    except BaseException:
+        _release(attempt.world, attempt.machine, attempt.rebuilder)
+        raise
+
+
+def _release(world: World, machine: Machine, rebuilder: Rebuilder | None) -> None:
+    """The capture is over: the values of the program and of its caller live no longer because of it."""
+    for frame in machine.frames:
+        frame.move()
+    world.release()
+    if rebuilder is not None:
+        rebuilder.release()
+
+
+def _forget(world: World, machine: Machine, rebuilder: Rebuilder) -> None:
+    """As `_release`, when nobody asks any more what was met. What the program has made refers to the machine."""
+    _release(world, machine, rebuilder)
+    calls = machine.memory.get(CallRecorder)
+    if calls is not None:
+        calls.release()
+    machine.forget()
+
+
+def _lives_on(machine: Machine) -> Unsupported:
+    reason = "a generator that has not come to its end lives on in a reference cycle or in a traceback"
+    return Unsupported(reason, machine.where(), "use it up or close it", kind="iterator")
+
+
+class _Attempt:
+    """One interpretation from the start, with a world of its own."""
+
+    def __init__(
+        self, start: Start, code: types.CodeType, history: SizeHistory, record_calls: bool, breaks: bool
+    ) -> None:
+        self.start, self.code = start, code
+        answers.remember = config.fake_tensor_cache_enabled
+        answers.crosscheck = config.fake_tensor_cache_crosscheck_enabled
+        self.trace = Trace()
+        open_to_data = None if history.data_symbols else False
+        numbers, sizes = config.capture_scalar_outputs, config.capture_dynamic_output_shape_ops
+        self.trace.captures_numbers = open_to_data if numbers is None else numbers
+        self.trace.captures_sizes = open_to_data if sizes is None else sizes
+        self.trace.for_real, self.trace.opaque = history.called_for_real, history.opaque
+        self.trace.compliant_only = config.only_allow_pt2_compliant_ops
+        if config.do_not_emit_runtime_asserts:
+            self.trace.shapes.require = None
+        self.symbols = Symbols(history, self.trace)
+        self.world = World(self.trace, self.symbols)
+        self.rebuilder: Rebuilder | None = None
+        self.machine = Machine(self.world, self.trace, call)
+        self.machine.serve(self.world)
+        self.trace.data_of = functools.partial(data_of, self.machine, breaks)
+        self.world.answers = functools.partial(answer, self.machine, breaks)
+        if breaks:
+            self.trace.shapes.needed = functools.partial(refuse_value, self.machine)
+            self.world.needs = functools.partial(refuse_float, self.machine)
+            self.world.varies = functools.partial(refuse_many, self.machine)
+        if not state.exporting:
+            self.trace.shapes.derive = functools.partial(derive, self.world)
+        self.trace.copied = functools.partial(note_copy, self.machine)
+        self.trace.is_shared = functools.partial(is_shared, self.machine)
+        self.calls = CallRecorder(self.trace, self.machine.modes_set) if record_calls else None
+        self.trace.checked = None if self.calls is None else self.calls.check
+        self.trace.draws_as_eager = record_calls
+        self.machine.memory[CallRecorder] = self.calls
+        self.world.own_functions = self.machine.own_functions
+        self.world.guard(None, "global_state", None)
+
+    def stops(self) -> list[int]:
+        """Where the segment may end after this attempt was stopped by something unsupported: in front of that
+        instruction, or of one of the calls that have led to it, innermost first; where the state cannot be rebuilt at
+        any of them, ever earlier. Instruction 0 is no end.
+        """
+        if not self.machine.started:
+            return []
+        calls = {frame.tick for frame in self.machine.frames[1:-1]}
+        found = sorted({stop for stop in (self.machine.tick, *calls) if 0 < stop <= self.machine.tick}, reverse=True)
+        earlier = found[-1] // 2 if found else 0
+        while earlier > 0:
+            found.append(earlier)
+            earlier //= 2
+        return found
+
+    def run(self, stop: int | None, ending: Break | None) -> Captured:
+        """Interpret to the end, or to the instruction number `stop`, where the segment ends for the reason `ending`."""
+        machine, world = self.machine, self.world
+        before = machine.surroundings = modes.settings()
+        shape: Shape | None = None
+        if self.calls is not None:
+            self.calls.around = functools.partial(around, machine)
+        try:
+            # modes are left in the reverse order
+            with self.trace.recording(), self.calls or contextlib.nullcontext(), _native_state(machine):
+                entered = modes.stacks()
+                self.start(machine)
+                if machine.run(stop):
+                    result = machine.frames[0].stack.pop()
+                else:
+                    if are_held(machine.frames[1:]):
+                        raise _lives_on(machine)
+                    refuse_halfway(machine.frames[1:])
+                    shape, values = flatten(machine.frames[1:], ending is not None and ending.kind == "frame_access")
+                    result = tuple(values)
+                changed = modes.own(modes.changed(before, modes.settings()), machine.modes_set)
+                if held_locks(machine) or any(isinstance(manager, HOLDERS) for manager in machine.entered):
+                    raise Unsupported("a native context is entered before a break and left after it", kind="context")
+                if modes.stacks() != entered:
+                    raise Unsupported("a mode is entered before a break and left after it", kind="context")
+        except Unsupported as error:
+            error.where = error.where or machine.where()
+            raise
+        except (Exception, GeneratorExit, SystemExit) as error:
+            reason = f"the program raised {type(error).__name__}"
+            with contextlib.suppress(Unsupported):  # a tensor's text is in it
+                reason += f": {error}"
+            raise Unsupported(reason, machine.where(), None, "user_exception") from error
+        finally:
+            self.trace.shapes.needed = self.trace.shapes.derive = None  # the machine is no part of what is captured
+            self.trace.data_of = unknown
+            self.trace.copied, self.trace.is_shared = unnoted, shared
+            open_to_data = self.trace.captures_numbers is None or self.trace.captures_sizes is None
+            self.symbols.history.met_data = open_to_data and bool(self.trace.shapes.facts.names)
+            self.trace.captures_numbers = bool(self.trace.captures_numbers)
+            self.trace.captures_sizes = bool(self.trace.captures_sizes)
+            self.trace.checked = None
+            if self.calls is not None:
+                self.calls.around = nowhere
+        place = machine.where() if shape is not None else decode(self.code).frame_at(-1)
+        world.where = lambda: place  # the machine and its world, which know real tensors, are no cycle any more
+        if shape is None:
+            ending = None
+        world.unmask()
+        rebuilder = self.rebuilder = Rebuilder(world, shape is None)
+        recipe = rebuilder.recipe(result)
+        written = rebuilder.effects()
+        effects = generator_effects(rebuilder) + exception_effects(rebuilder)
+        effects += hook_effects(rebuilder) + context_effects(machine, rebuilder)
+        effects += _deferred(machine.deferred, rebuilder)
+        effects += [_call_effect(setter, *args) for setter, args in changed]
+        checks = _deferred(machine.required, rebuilder)
+        rebuilder.refuse_histories()
+        refuse_seen(machine, rebuilder.memo)
+        if ending is not None and ending.kind == "inner_gradient":
+            refuse_results_in_between(rebuilder.outputs, place)
+        world.refuse_aliases(rebuilder.outputs)
+        if any(tensor.grad_fn is not None for tensor in self.trace.renewed):
+            raise Unsupported("an input whose data was assigned is written to", place, kind="tensor_write")
+        effects = [*checks, *rebuilder.fills, *written, *rebuilder.positions, *effects]
+        unfinished = machine.unfinished() + unfinished_variables(world)
+        if any(id(generator) not in rebuilder.memo for generator in unfinished):
+            raise _lives_on(machine)
+        if world.flags and self.trace.refutable:
+            reason = "requires_grad of an input is changed in a call that may be made again in eager"
+            raise Unsupported(reason, place, "set it before the call", kind="tensor_method")
+        _guard_aliasing(world, self.trace)
+        _guard_identities(world)
+        return Captured(
+            decode(self.code).qualname,
+            self.trace,
+            world.inputs,
+            rebuilder.outputs,
+            world.guards,
+            recipe,
+            effects,
+            sizes=self.symbols.done(),
+            calls=self.calls,
+            examples=world.input_tensors if self.calls else (),
+            generators=tuple(world.drawn_from.values()),
+            draws=tuple(world.draws),
+            flags=tuple(world.flags),
+            shape=shape,
+            ending=ending,
+            release=functools.partial(_forget, world, machine, rebuilder),
+        )
+
+
+def _deferred(calls: Iterable[tuple[Any, list[Any], dict[str, Any]]], rebuilder: Rebuilder) -> list[Effect]:
+    """The calls that were put off until the graph has run."""
+    found = []
+    for function, args, kwargs in calls:
+        parts = tuple(rebuilder.recipe(arg) for arg in args)
+        named = tuple((key, rebuilder.recipe(value)) for key, value in kwargs.items())
+        found.append(Effect("call", None, None, Recipe("call", function, parts, named)))
+    return found
+
+
+def _call_effect(function: Callable[..., Any], *args: Any) -> Effect:
+    return Effect("call", None, None, Recipe("call", function, tuple(Recipe("constant", arg) for arg in args)))
+
+
+# ---- starts ----------------------------------------------------------------------------------------------------------
+
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _start_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine) -> None:
+    world = machine.world
+    values, keywords = _arguments(world, fn, args, kwargs)
+    if type(fn) is types.MethodType:
+        fn = types.MethodType(fn.__func__, world.wrap(fn.__self__, Source("object", None, None, fn.__self__)))
+    machine.started = True
+    machine.call(machine.frames[0], fn, values, keywords)
+
+
+def _start_frames(shape: Shape, reals: tuple[Any, ...], machine: Machine) -> None:
+    """The frames of an interrupted program. Cells and what is on the value stacks is there from the start, a variable
+    is looked at when it is read."""
+    world = machine.world
+    world.resumed = True
+    values, texts = [], []
+    for real, name, local, building in zip(
+        reals, shape.names(), is_local(shape), is_building(shape, reals), strict=True
+    ):
+        source = Source("local", None, name)
+        wrap = world.later if local else world.building if building else world.wrap
+        if type(real) is str and not local:
+            texts.append((real, source))
+        values.append(wrap(real, source))
+    machine.started = True
+    machine.frames += unflatten(shape, values)
+    for text, source in texts:
+        world.varies(source, text, "the value")
+
+
+def _arguments(
+    world: World, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The call's arguments as values; their sources are the parameters of `fn`'s signature."""
+    function = fn
+    if type(fn) is types.MethodType:
+        function = fn.__func__
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    if type(fn) is types.MethodType:
+        names = names[1:]
+    variadic = code.co_varnames[code.co_argcount + code.co_kwonlyargcount :]
+    wrap = functools.partial(_argument, world, code)
+    values = []
+    for i, arg in enumerate(args):
+        if i < len(names):
+            source = Source("local", None, names[i])
+        elif code.co_flags & inspect.CO_VARARGS:
+            base = Source("local", None, variadic[0])
+            if i == len(names):
+                world.guard(base, "length", len(args) - len(names))
+            source = Source("item", base, i - len(names))
+        else:
+            raise TypeError(
+                f"{function.__qualname__}() takes {len(names)} positional arguments but {len(args)} were given"
+            )
+        values.append(wrap(arg, source))
+    if len(args) <= len(names) and code.co_flags & inspect.CO_VARARGS:
+        world.guard(Source("local", None, variadic[0]), "length", 0)
+    declared = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+    extra = [key for key in kwargs if key not in declared]
+    keywords = {}
+    rest = (
+        Source("local", None, variadic[bool(code.co_flags & inspect.CO_VARARGS)])
+        if code.co_flags & inspect.CO_VARKEYWORDS
+        else None
+    )
+    if rest is not None:
+        world.guard(rest, "dict_keys", extra)
+    for key, value in kwargs.items():
+        source = Source("local", None, key) if key in declared else Source("dict_value", rest, key)
+        keywords[key] = wrap(value, source)
+    _guard_defaults(world, function, names[: len(args)], kwargs)
+    return values, keywords
+
+
+def _argument(world: World, code: types.CodeType, real: Any, source: Source) -> Any:
+    """The value of an argument. A container whose length changes is looked at where it is read: there is the break. So
+    is a tensor of which nothing can be captured (sparse, quantised, nested)."""
+    plain = source.kind == "local" and source.key not in code.co_cellvars and not code.co_flags & _SUSPENDS
+    if plain and type(real) in (list, tuple, range) and world.symbols.is_one_of_many(source, len(real)):
+        return world.later(real, source)
+    try:
+        return world.wrap(real, source)
+    except Unsupported as error:
+        if not plain or error.kind != "input" or not isinstance(real, torch.Tensor):
+            raise
+    return Deferred(real, source)
+
+
+def _guard_defaults(world: World, function: types.FunctionType, given: tuple[str, ...], kwargs: dict[str, Any]) -> None:
+    """Parameters that took their default are guarded too: another call may pass them."""
+    code = function.__code__
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    pairs = [*zip(names, defaults), *(function.__kwdefaults__ or {}).items()]
+    for name, default in pairs:
+        if name not in given and name not in kwargs:
+            world.wrap(default, Source("local", None, name))
+
+
+def _guard_aliasing(world: World, trace: Trace) -> None:
+    """When an input is written to, no other input may share its memory."""
+    mutated = [i for i in trace.mutated_inputs() if world.input_tensors[i].numel() and not world.inputs[i].is_drawn]
+    if not mutated:
+        return
+    storages: dict[int, list[int]] = {}
+    for i, tensor in enumerate(world.input_tensors):
+        if tensor.numel() and not world.inputs[i].is_drawn:
+            storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
+    if any(len(storages[world.input_tensors[i].untyped_storage().data_ptr()]) > 1 for i in mutated):
+        raise Unsupported(
+            "an input that is written to shares its memory with another one",
+            world.where(),
+            "clone one of them",
+            "input",
+        )
+    # Members of modules do not share memory with members, but an argument that is written to may be part of one.
+    every = not all(_is_member(world.inputs[i]) for i in mutated)
+    seen = [i for i, source in enumerate(world.inputs) if not source.is_drawn]
+    loose = [i for i in seen if every or i in mutated or not _is_member(world.inputs[i])]
+    families = [[i for i in family if i in loose] for family in storages.values()]
+    groups = [loose]
+    if any(len(family) > 1 for family in families):  # inputs that are only read share memory with each other
+        groups = [[i, j] for i in mutated for j in loose if i != j]
+    for group in groups:
+        if len(group) > 1:
+            world.guards.append(Guard(None, "not_aliased", tuple(world.inputs[i] for i in group)))
+
+
+def _guard_identities(world: World) -> None:
+    """An outside object that is written to must not be one of the others of its class that were read."""
+    changed = [(s.real, s.source) for s in world.snapshots.values() if s.changed()]
+    changed += [(o.owner, o.source) for o in world.overlays if id(o.owner) in world.seen and o.changes()]
+    grown = [(g.real, g.source) for g in world.lists_grown.values()]
+    read = [*((real, source) for real, _, source in world.seen.values()), *grown]
+    for written, source in changed + grown:
+        for real, other in read:
+            if real is written or type(real) is not type(written) or type(real) in CONSTANT_TYPES:
+                continue
+            if other.key not in MODULE_INTERNALS and not (other.kind == "object" and source.kind == "object"):
+                world.guards.append(Guard(other, "distinct", source))
+
+
+def _is_member(source: Source) -> bool:
+    return source.kind == "dict_value" and source.base is not None and source.base.key in ("_parameters", "_buffers")
+
+
+@contextlib.contextmanager
+def _native_state(machine: Machine) -> Iterator[None]:
+    """Puts back what the program did to torch's global modes, wherever it stopped. What other threads do stays."""
+    before, entered, asks = modes.settings(), modes.stacks(), _torch._get_torch_function_state()
+    try:
+        yield
+    finally:
+        for manager in reversed(machine.entered):
+            manager.__exit__(None, None, None)
+        _torch._set_torch_function_state(asks)
+        modes.leave_to(entered)
+        modes.apply(modes.own(modes.changed(modes.settings(), before), machine.modes_set))

@@ -1,0 +1,440 @@
+"""Compiled functions: a public function with the user's signature in front of its entries, and the segments that
+follow when an entry ends in a break.
+
+The public function calls `top`, the entry used last (see `versions`). An entry that ends in a break hands over to
+`Dispatcher.resume`: the instruction that could not be captured is run for real, then the segment that starts at the
+point reached is entered, until one returns. This is a loop, however often the program breaks.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import types
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from bolide.dynamo.breaks.concrete import Concrete, rehearse
+from bolide.dynamo.breaks.hops import Hop, Left, Way, make_hop
+from bolide.dynamo.breaks.segments import Shape, Suspended, are_held, flatten
+from bolide.dynamo.bytecode.instructions import Code
+from bolide.dynamo.config import config
+from bolide.dynamo.entry.capture import capture_rest
+from bolide.dynamo.entry.replay import Entry
+from bolide.dynamo.entry.versions import Backend, Versions, not_raised
+from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
+from bolide.dynamo.guards.sizes import SizeHistory
+from bolide.dynamo.program.captured import Captured
+from bolide.dynamo.program.signature import Signature
+from bolide.dynamo.program.sources import Namespace
+from bolide.dynamo.state import state
+from bolide.dynamo.world.frames import Frame
+from bolide.support import events, log
+from bolide.support.errors import BolideError, CompileError, Unsupported, UserFrame
+
+_log = log.logger("dynamo")
+OMITTED: Any = type("Omitted", (), {"__slots__": (), "__repr__": lambda self: "<default>"})()
+
+# torch.compile leaves the frames of what is compiled here alone. Where it looks into a call (in its own regions, which
+# `torch.cond` and its kin make in eager), it finds the user's function behind what is called: `_torchdynamo_inline`.
+_skip = torch._C._dynamo.eval_frame._FrameAction.SKIP
+_LEFT_ALONE = torch._C._dynamo.eval_frame._FrameExecStrategy(_skip, _skip)
+_set_strategy = torch._C._dynamo.eval_frame.set_code_exec_strategy
+
+
+class Capture(Protocol):
+    """`dynamo.capture.capture`."""
+
+    def __call__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], history: SizeHistory, /
+    ) -> Captured: ...
+
+
+class CaptureRest(Protocol):
+    """`dynamo.capture.capture_rest`."""
+
+    def __call__(self, shape: Shape, values: tuple[Any, ...], history: SizeHistory, /) -> Captured: ...
+
+
+class Dispatcher(Versions):
+    """A compiled function.
+
+    original: the user's function, called for eager and for inlining
+    function: the public function
+    points: where its segments have ended, and what is compiled to go on there
+    """
+
+    def __init__(
+        self,
+        original: types.FunctionType,
+        capture: Capture,
+        backend: Backend,
+        *,
+        rest: CaptureRest = capture_rest,
+        name: str = "",
+        key: object = None,
+        place: types.CodeType | None = None,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        guard_filter: GuardFilter | None = None,
+        guard_fail: GuardFailed | None = None,
+    ) -> None:
+        self.original = original
+        self.capture, self.rest = capture, rest
+        name = name or original.__qualname__
+        code = place or original.__code__
+        signature = Signature.of(original.__code__)
+        self.function = self._public(name, signature)
+        super().__init__(
+            name,
+            original.__code__ if key is None else key,
+            UserFrame(code.co_filename, code.co_firstlineno, name),
+            signature,
+            backend,
+            fullgraph,
+            dynamic,
+            guard_filter,
+            guard_fail,
+        )
+
+    def _public(self, name: str, signature: Signature) -> types.FunctionType:
+        """The public function: the user's parameters, forwarded to `top`. Its code comes in two forms, the second for
+        functions with breaks.
+        """
+        self._namespace = Namespace(signature.names)
+        self._scope = self._namespace.values
+        self._top, self._resume = self._namespace.fresh("top"), self._namespace.fresh("resume")
+        self._scope[self._resume] = self.resume
+        self._codes = self._write(name, signature)
+        function = types.FunctionType(self._codes[0], self._scope)
+        functools.update_wrapper(function, self.original)
+        self._omit(function)
+        function._bolide = self  # type: ignore[attr-defined]
+        return function
+
+    def _write(self, name: str, signature: Signature) -> list[types.CodeType]:
+        """The two forms of the public function's code."""
+        before, passed = self._defaults(signature)
+        call = f"{self._top}({passed})"
+        codes = []
+        for body in (call, f"{self._resume}({call})"):
+            text = f"def public({signature.declare}):\n{before}    return {body}\n"
+            exec(compile(text, f"<bolide {name}>", "exec", dont_inherit=True), self._scope)
+            codes.append(self._scope.pop("public").__code__)
+            _set_strategy(codes[-1], _LEFT_ALONE)
+        return codes
+
+    def _defaults(self, signature: Signature) -> tuple[str, str]:
+        """For the public function: a statement that sees to it that the user's function has the defaults it had, and
+        what is passed on, with these for what was omitted. (The user may assign other ones at any time.)
+        """
+        function, reference = self.original, self._namespace.reference
+        defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
+        if not defaults and not keywords:
+            return "", signature.forward
+        end = function.__code__.co_argcount
+        held = {name: reference(value) for name, value in zip(signature.names[end - len(defaults) : end], defaults)}
+        held |= {name: f"{reference(keywords)}[{name!r}]" for name in keywords}
+        omitted = reference(OMITTED, "omitted")
+        passed = signature.passing({name: f"{text} if {name} is {omitted} else {name}" for name, text in held.items()})
+        same = [
+            f"{reference(function, 'f')}.{name} is {reference(getattr(function, name), name)}"
+            for name in ("__defaults__", "__kwdefaults__")
+        ]
+        other = reference(self._other_defaults, "other_defaults")
+        return f"    if not ({' and '.join(same)}): return {other}({signature.forward})\n", passed
+
+    def _omit(self, function: types.FunctionType) -> None:
+        """Mark the parameters of the public function that may be omitted."""
+        function.__defaults__ = (OMITTED,) * len(self.original.__defaults__ or ()) or None
+        function.__kwdefaults__ = dict.fromkeys(self.original.__kwdefaults__ or (), OMITTED) or None
+
+    def _other_defaults(self, *args: Any, **kwargs: Any) -> Any:
+        """A call, with marks for what was omitted, after the user's function was given other defaults."""
+        form = self._codes.index(self.function.__code__)
+        self._codes = self._write(self.name, self.signature)
+        self.function.__code__ = self._codes[form]
+        self._omit(self.function)
+        count = next((i for i, value in enumerate(args) if value is OMITTED), len(args))
+        named = dict(zip(self.signature.names[count:], args[count:])) | kwargs
+        return self.function(*args[:count], **{name: value for name, value in named.items() if value is not OMITTED})
+
+    def reset(self) -> None:
+        super().reset()
+        self.points: dict[Shape, Point] = {}
+        self.heads: set[tuple[Code, int]] = set()  # the innermost frames of points that have entries
+        self.shapes: dict[Shape, Shape] = {}  # where segments end
+        self.hops: dict[Shape, Hop | None] = {}  # by where segments have ended
+        self.seen: set[Shape] = set()  # where they have ended once
+        self._scope[self._top] = self.miss
+        self.function.__code__ = self._codes[0]
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.function(*args, **kwargs)
+
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.original(*args, **kwargs)
+
+    def miss(self, *args: Any, **kwargs: Any) -> Any:
+        if Signature.of(self.original.__code__) != self.signature:
+            raise TypeError(f"{self.name} was given code with other parameters after it was compiled; compile it again")
+        return super().miss(*args, **kwargs)
+
+    def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        return self.known(self.capture(self.original, args, kwargs, self.sizes))
+
+    def known(self, captured: Captured) -> Captured:
+        """`captured`, with the one shape that stands for all that are equal: they are compared at every break."""
+        if captured.shape is not None:
+            captured.shape = self.shapes.setdefault(captured.shape, captured.shape)
+            rehearse(captured.shape)
+        return captured
+
+    def lead(self, entry: Entry) -> None:
+        entry.function._torchdynamo_inline = self.original  # type: ignore[attr-defined]
+        self._scope[self._top] = entry.function
+
+    def install(self, entry: Entry, captured: Captured) -> None:
+        super().install(entry, captured)
+        if captured.ending is not None:
+            self.function.__code__ = self._codes[1]
+
+    def failed(self, error: Unsupported) -> str | None:
+        if events.subscribers:
+            where = error.where or self.place
+            events.emit(events.Fallback(self.name, error.reason, error.kind, where, error.remedy, error))
+        if error.about.scope == "call":
+            self.warn(error)
+            return None
+        self._failures[error.reason, error.where] += 1
+        if error.about.scope == "user":
+            self.given_up |= self._failures.total() >= config.cache_size_limit
+            return error.reason if error.kind == "user_exception" else None
+        self.given_up |= (
+            self._failures[error.reason, error.where] > 1 or self._failures.total() >= config.cache_size_limit
+        )
+        self.warn(error)
+        return None
+
+    def resume(self, result: Any) -> Any:
+        """The rest of a call whose first entry has answered `result`."""
+        state.entering = None
+        name, expected = self.name, None
+        running = Concrete(())
+        hops = self.hops
+        while type(result) is Suspended:
+            start = time.perf_counter() if events.subscribers else 0.0
+            expected = result.expected or expected
+            hop = None if result.onwards else hops.get(result.shape)
+            reached = None if hop is None else hop(result)
+            if type(reached) is not tuple:
+                reached = self._walked(running, result, reached)
+            point, values = reached
+            del reached
+            if start:
+                events.emit(events.Resumed(name, point.name if point else "", time.perf_counter() - start))
+            if point is None:
+                result = values
+                break
+            name = point.name
+            result = point.top(*values)
+            del values
+        if expected is not None:
+            self.warn(not_raised(expected))
+        return result
+
+    def _walked(self, running: Concrete, suspended: Suspended, left: Left | None) -> tuple[Point | None, Any]:
+        """As `_walk`; a fault of bolide's says so. Eager cannot make the call again, for its effects until there would
+        happen twice."""
+        running.leaving = False
+        try:
+            return self._walk(running, suspended, left)
+        except Exception as error:
+            if running.leaving or isinstance(error, BolideError):
+                raise
+            raise CompileError("a break", self.name, error) from error
+
+    def _walk(self, running: Concrete, suspended: Suspended, left: Left | None) -> tuple[Point | None, Any]:
+        """Go on from where a segment has ended, or from where its hop was left: the next point and the values that are
+        live there, or None and the result.
+        """
+        shape, disabled = suspended.shape, state.disabled
+        running.restart((suspended if left is None else left).frames())
+        if left is None or left.first:
+            running.advance()
+        else:
+            if left.error is not None:
+                running.unwind(left.error)
+            running.glide()
+        if suspended.onwards:
+            self._go_on(running, disabled)
+        while not running.done and self._asked(are_held, running.frames):
+            running.step()
+        point, values, final = self._reached(running)
+        if left is None and not suspended.onwards:
+            self._learn(shape, running.way, final, point)
+        elif left is not None and left.first:
+            self.hops[shape] = None
+        running.restart(())
+        return point, values
+
+    def _asked(self, question: Callable[[Any], Any], about: Any) -> Any:
+        """What `question`, which runs nothing of the program's, answers; None where it fails: the frames go on."""
+        try:
+            return question(about)
+        except Exception as error:
+            self.bug(CompileError("a break", self.name, error))
+            return None
+
+    def _known_point(self, running: Concrete) -> Point | None:
+        """The point that frames have come to, if a segment has ended there."""
+        return self.points.get(flatten(running.frames)[0])
+
+    def _reached(self, running: Concrete) -> tuple[Point | None, Any, Shape | None]:
+        """Where frames have come to, the values that are live there (or the result), and the shape. They run on to the
+        end where bolide fails to say so.
+        """
+        if not running.done:
+            try:
+                final, live = flatten(running.frames)
+                point = self.point(final)
+            except Exception as error:
+                self.bug(CompileError("a break", self.name, error))
+                while not running.done:
+                    running.step()
+            else:
+                for frame in running.frames:
+                    frame.move()
+                return point, tuple(live), final
+        return None, running.result, None
+
+    def _learn(self, shape: Shape, way: Way, final: Shape | None, point: Point | None) -> None:
+        """The frames of `shape` went this way: when they do for the second time, it is written down."""
+        if shape in self.hops:
+            return
+        if shape not in self.seen:
+            self.seen.add(shape)
+            return
+        self.hops[shape] = None
+        try:
+            self.hops[shape] = make_hop(shape, way, final, point)
+        except Exception as error:
+            self.bug(CompileError("a break", self.name, error))
+
+    def _go_on(self, running: Concrete, disabled: int) -> None:
+        """Run frames for real until a point is reached that has entries, or a region that is never compiled is left
+        (`disabled`: in how many the frames have begun), or to the end. A frame that alone is not compiled is run to its
+        end, or to a call that may be captured.
+        """
+        alone = bool(running.machine.frames[-1].code.skipped)
+        while not running.done and state.disabled >= disabled:
+            top = running.machine.frames[-1]
+            if alone and not self._stays_alone(running, top):
+                return
+            if (top.code, top.pc) in self.heads:
+                known = self._asked(self._known_point, running)
+                if known is not None and known.entries and not known.given_up:
+                    return
+            running.step()
+
+    def _stays_alone(self, running: Concrete, top: Frame) -> bool:
+        """Whether the next instruction is one of the same frame that is not captured."""
+        if not top.code.skipped or not top.code.ops[top.pc].startswith("CALL"):
+            return bool(top.code.skipped)
+        known = self._asked(self._known_point, running)
+        return known is not None and known.single
+
+    def point(self, shape: Shape) -> Point:
+        """The versions that go on at `shape`."""
+        found = self.points.get(shape)
+        if found is None:
+            found = self.points.setdefault(shape, Point(self, shape, len(self.points) + 1))
+        return found
+
+
+def _of_original(dispatcher: Dispatcher, *args: Any, **kwargs: Any) -> Any:
+    """A call, with marks for what was omitted, as the user's function gets it."""
+    count = next((i for i, value in enumerate(args) if value is OMITTED), len(args))
+    named = dict(zip(dispatcher.signature.names[count:], args[count:])) | kwargs
+    given = {name: value for name, value in named.items() if value is not OMITTED}
+    return dispatcher.original(*args[:count], **given)
+
+
+def _result(dispatcher: Dispatcher, result: Any) -> Any:
+    return result
+
+
+Dispatcher.miss._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
+Dispatcher._other_defaults._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
+Dispatcher.resume._torchdynamo_inline = _result  # type: ignore[attr-defined]
+
+
+class Point(Versions):
+    """A place where segments of a function have ended. Its entries take the values that are live there, and answer the
+    function's result, or `Suspended` when they end in a break themselves.
+    """
+
+    def __init__(self, root: Dispatcher, shape: Shape, number: int) -> None:
+        self.root, self.shape = root, shape
+        names = shape.names()
+        joined = ", ".join(names)
+        where = shape.where()
+        super().__init__(
+            f"{root.name}/{number}",
+            root.key,
+            where[-1] if where else root.place,
+            Signature(names, joined, joined),
+            root.backend,
+            root.fullgraph,
+            root.dynamic,
+            root.guard_filter,
+            root.guard_fail,
+        )
+
+    def reset(self) -> None:
+        super().reset()
+        self.sizes.learnt = self.root.sizes.learnt
+        self.single = False  # nothing can be captured here: one instruction is run for real
+        self.top: Callable[..., Any] = self.miss
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.top(*args)
+
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Go on for real: by one instruction where only that one cannot be captured. It is not done here, where the
+        values are referred to by more than the program.
+        """
+        return Suspended(self.shape, args, onwards=not self.single or bool(self.shape.frames[-1].code.skipped))
+
+    def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        try:
+            return self.root.known(self.root.rest(self.shape, args, self.sizes))
+        except Unsupported as error:
+            self.single = error.about.scope != "user"
+            raise
+
+    def lead(self, entry: Entry) -> None:
+        self.top = entry.function
+
+    def install(self, entry: Entry, captured: Captured) -> None:
+        super().install(entry, captured)
+        last = self.shape.frames[-1]
+        self.root.heads.add((last.code, last.pc))
+
+    def failed(self, error: Unsupported) -> str | None:
+        if error.about.scope == "program" and error.kind != "limit":
+            self._failures[error.reason, error.where] += 1
+            self.given_up |= self._failures[error.reason, error.where] > 1
+            _log.info("%s: one instruction runs in eager: %s (%s)", self.name, error.reason, error.where)
+        elif error.kind == "limit":
+            self.warn(error)
+        return error.reason if error.kind == "user_exception" else None
+
+    def without_error(self, expected: str, result: Suspended) -> Suspended:
+        result.expected = expected  # it is still to be seen
+        return result
+
+    def warn(self, error: Unsupported, cause: str | None = None) -> None:
+        self.root.warn(error, cause)

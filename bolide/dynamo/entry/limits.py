@@ -1,0 +1,71 @@
+"""Which compiled versions count against `cache_size_limit`.
+
+The limit stops a program that would be compiled again and again. Versions of which there can only be a few do not
+bring it nearer: those for fixed sizes where another one has symbols, as for sizes of 0 and 1, and those for another
+state of torch's modes (training and inference).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bolide.dynamo.program.captured import GlobalState, Guard
+from bolide.symbolic import Expr, as_expr
+
+
+def made_under(versions: Sequence[Sequence[Guard]], now: GlobalState) -> list[Sequence[Guard]]:
+    """Those of the versions that were made under these modes."""
+    return [guards for guards in versions if all(g.expected == now for g in guards if g.kind == "global_state")]
+
+
+def counted(versions: Sequence[Sequence[Guard]], now: GlobalState) -> int:
+    """How many of the versions, oldest first, that were made under these modes no other one covers."""
+    own = made_under(versions, now)
+    return sum(not any(_replaces(own, j, i) for j in range(len(own)) if j != i) for i in range(len(own)))
+
+
+def _replaces(versions: Sequence[Sequence[Guard]], one: int, other: int) -> bool:
+    """Whether a version counts in the place of another."""
+    return covers(versions[one], versions[other]) and (one > other or not covers(versions[other], versions[one]))
+
+
+def covers(guards: Sequence[Guard], others: Sequence[Guard]) -> bool:
+    """Whether `others` ask for the same as `guards`, but for numbers in the place of symbols. (Relations of sizes are
+    not looked at: where one differs there is one version too many.)"""
+    mine, theirs = ([g for g in found if g.kind != "relation"] for found in (guards, others))
+    values: dict[str, Any] = {}
+    return len(mine) == len(theirs) and all(_covers(a, b, values) for a, b in zip(mine, theirs))
+
+
+def _covers(guard: Guard, other: Guard, values: dict[str, Any]) -> bool:
+    mine, theirs = guard.expected, other.expected
+    if guard.source != other.source:
+        return False
+    if guard.kind == "integer" and other.kind == "equals":
+        return type(theirs) is int
+    if guard.kind != other.kind:
+        return False
+    if guard.kind != "tensor":
+        return mine is theirs or bool(type(mine) is type(theirs) and mine == theirs)
+    kinds = [(t.cls, t.dtype, t.device, t.requires_grad, t.leaf, len(t.shape)) for t in (mine, theirs)]
+    if kinds[0] != kinds[1] or not all(_fits(a, b, values) for a, b in zip(mine.shape, theirs.shape)):
+        return False
+    special = any(isinstance(size, Expr) and value in (0, 1) for size, value in zip(mine.shape, theirs.shape))
+    return special or all(_fits(a, b, values) for a, b in zip(mine.stride, theirs.stride))
+
+
+def _fits(size: int | Expr, value: int | Expr, values: dict[str, Any]) -> bool:
+    """Whether a size can have this value (or be 0 or 1 instead), or all those of this expression; a symbol has what it
+    is found with first."""
+    if not isinstance(size, Expr):
+        return bool(size == value)
+    (lo, hi), (least, most) = (as_expr(e).bounds() for e in (size, value))
+    above = lo is None or value in (0, 1) or (least is not None and least >= lo)
+    if not above or (hi is not None and (most is None or most > hi)):
+        return False
+    for name in size.free_vars - values.keys():
+        if size != size.variables()[name]:
+            return False
+        values[name] = value
+    return size.subs(values) == as_expr(value)

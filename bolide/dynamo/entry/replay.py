@@ -1,0 +1,321 @@
+"""From a `Captured` to one generated Python function: guards, then the graph on the inputs it fetches, then effects,
+then the value the user gets.
+
+def entry(x, y):                       # the user's own parameters
+    found = check(x, y)                # see checks.py: the inputs of the graph, then other outside values
+    if found is None:
+        other = others(1, x, y)        # the entry that fits, and what it has found
+        return miss(x, y) if other is None else other[0](other[1], x, y)
+    config = found.pop()
+    out = run(found)
+    config.counter = 3                 # effects
+    return (out[0], {"loss": out[1]})
+"""
+
+from __future__ import annotations
+
+import functools
+import keyword
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bolide.dynamo.breaks.segments import Suspended
+from bolide.dynamo.checks.check import Check
+from bolide.dynamo.entry.failures import settle
+from bolide.dynamo.machine.draws import set_state, state_of
+from bolide.dynamo.program.captured import Captured, Effect, Guard, Recipe
+from bolide.dynamo.program.signature import Signature
+from bolide.dynamo.program.sources import Namespace, with_symbols
+from bolide.support.errors import Refuted
+from bolide.tracing.fallible import may_raise
+
+Runner = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One compiled version of a function, the `number`th. `source` shows its check and then the function; `rest` is the
+    text of the function that goes on when the check has been made, with what it found and the values of the names.
+    """
+
+    number: int
+    guards: tuple[Guard, ...]
+    source: str
+    function: Callable[..., Any]
+    check: Check
+    rest: str
+
+    @functools.cached_property
+    def passed(self) -> Callable[..., Any]:
+        """The function of `rest`: most entries never need it."""
+        code = compile(self.rest, self.function.__code__.co_filename, "exec", dont_inherit=True)
+        made: dict[str, Any] = {}
+        exec(code, self.function.__globals__, made)
+        function: Callable[..., Any] = made["passed"]
+        return function
+
+
+def make_entry(
+    signature: Signature,
+    captured: Captured,
+    guards: Sequence[Guard],
+    run: Runner,
+    number: int,
+    others: Callable[..., Any],
+    miss: Callable[..., Any],
+    eager: Callable[..., Any],
+) -> Entry:
+    """Generate the function of one entry. When a guard fails, `others` is asked, with the entry's number and the values
+    of the names, for the function of another one and what that has found; if it answers None, `miss` is called with the
+    same arguments. `eager` makes the call again when the graph has raised; its first argument is what
+    `failures.settle` says of it. `guards` come from `guards.prepare`.
+    """
+    namespace = Namespace(signature.names)
+    builder = _Builder(namespace, captured, namespace.reference(eager, "eager"), signature.forward)
+    checked, found, other = namespace.fresh("check"), namespace.fresh("found"), namespace.fresh("other")
+    body = "".join(f"    {line}\n" for line in builder.body(found, namespace.reference(run, "run")))
+    missed = f"{namespace.reference(miss, 'miss')}({signature.forward})"
+    source = (
+        f"def entry({signature.declare}):\n"
+        f"    {found} = {checked}({', '.join(signature.names)})\n"
+        f"    if {found} is None:\n"
+        f"        {other} = {namespace.reference(others, 'others')}({', '.join([str(number), *signature.names])})\n"
+        f"        return {missed} if {other} is None else {other}[0]({', '.join([f'{other}[1]', *signature.names])})\n"
+        f"{body}"
+    )
+    rest = f"def passed({', '.join([found, *signature.names])}):\n{body}"
+    scope = namespace.values
+    check = Check(
+        signature.names,
+        signature.containers,
+        guards,
+        builder.wanted,
+        captured.name,
+        lambda function: scope.__setitem__(checked, function),
+    )
+    exec(compile(source, f"<bolide {captured.name}>", "exec", dont_inherit=True), scope)
+    return Entry(number, tuple(guards), f"{check.source}\n{source}", scope.pop("entry"), check, rest)
+
+
+class _Builder:
+    """The statements after the guards."""
+
+    def __init__(self, namespace: Namespace, captured: Captured, eager: str, forward: str) -> None:
+        self.namespace = namespace
+        self.captured = captured
+        self.eager, self.forward = eager, forward
+        calls = [node for node in captured.trace.graph.nodes if node.op == "call_function"]
+        self.raises = captured.trace.refutable or any(map(may_raise, calls))
+        self.final = any(getattr(node.target, "namespace", "") == "_c10d_functional" for node in calls)
+        given = [*captured.inputs, *(symbol.source for symbol in captured.sizes)]
+        self.wanted = [source for source in given if not source.is_drawn]
+        self.drawn = [(place, source) for place, source in enumerate(given) if source.is_drawn]
+        self.generators = captured.generators
+        self.flags = [(Recipe("source", source), wanted) for source, wanted in captured.flags]
+        early = [recipe for _, recipe in self.generators] + [recipe for recipe, _ in self.flags]
+        early += [recipe for draw in captured.draws for recipe in _sources(draw)]
+        self.order = [*((recipe, True) for recipe in early), *_recipes(captured)]
+        self.uses = Counter(recipe for recipe, first in self.order if not first)
+        self.made: dict[Recipe, str] = {}
+        self.out = namespace.fresh("out")
+
+    def body(self, found: str, run: str) -> Iterator[str]:
+        """The statements; `found` names the list of the wanted values. Outside values are taken before the graph runs,
+        values are built before the first effect is applied.
+        """
+        early = bool(self.captured.effects)
+        popped = []
+        for recipe in [recipe for recipe, first in self.order if first and recipe.kind == "source"]:
+            source = recipe.value
+            if source.is_drawn:
+                continue
+            if source.kind == "local" and not early:
+                self.made[recipe] = str(source.key)
+            elif source.kind == "object":
+                self.made[recipe] = self.namespace.reference(source.obj, "o")
+            else:
+                self.made[recipe] = self.namespace.fresh("s")
+                self.wanted.append(source)
+                popped.append(f"{self.made[recipe]} = {found}.pop()")
+        yield from reversed(popped)
+        for slot, recipe in self.generators:
+            if recipe not in self.made:  # one that the program makes
+                made = self.expression(recipe, [])
+                self.made[recipe] = self.namespace.fresh("s")
+                yield f"{self.made[recipe]} = {made}"
+            yield f"{self.namespace.reference(slot.put, 'put')}({self.made[recipe]})"
+        put_back = yield from self.draw(found)
+        for recipe, wanted in self.flags:
+            yield f"{self.made[recipe]}.requires_grad_({wanted})"
+        statements: list[str] = []
+        effects = [line for effect in self.captured.effects for line in self.effect(effect, statements)]
+        result = self.value(self.captured.result, statements)
+        if any(True for _ in self.captured.trace.graph.nodes):  # it may draw, without inputs and results
+            changes = bool(self.captured.trace.mutated_inputs())
+            yield from self.run(run, found, put_back, () if changes else statements)
+            statements = statements if changes else []
+        yield from statements
+        yield from effects
+        shape = self.captured.shape
+        if shape is not None:
+            reference = self.namespace.reference
+            result = f"{reference(Suspended, 'suspended')}({reference(shape, 'point')}, {result})"
+        yield f"return {result}"
+
+    def run(self, run: str, found: str, put_back: list[str], statements: Sequence[str]) -> Iterator[str]:
+        """The statements that run the graph, and others that change nothing outside, and make the call again in eager
+        when one raises. (Not where other processes have taken part in what was done until then.) `put_back` undoes
+        draws.
+        """
+        reference, fresh, trace = self.namespace.reference, self.namespace.fresh, self.captured.trace
+        if self.final and not trace.refutable:
+            yield f"{self.out} = {run}({found})"
+            yield from statements
+            return
+        if self.raises:
+            for recipe in dict.fromkeys(recipe for _, recipe in self.generators):
+                state = fresh("state")
+                yield f"{state} = {self.made[recipe]}.get_state()"
+                put_back.append(f"{self.made[recipe]}.set_state({state})")
+            if trace.draws():
+                state = fresh("state")
+                yield f"{state} = {reference(torch.default_generator.get_state, 'get_rng_state')}()"
+                put_back.append(f"{reference(torch.set_rng_state, 'set_rng_state')}({state})")
+        put_back += [f"{self.made[recipe]}.requires_grad_({not wanted})" for recipe, wanted in self.flags]
+        error, fault = fresh("error"), fresh("fault")
+        settled = reference(functools.partial(settle, expected=self.raises), "settle")
+        yield "try:"
+        yield f"    {self.out} = {run}({found})"
+        yield from (f"    {line}" for line in statements)
+        yield f"except {reference(Refuted if self.final else Exception, 'raised')} as {error}:"
+        yield f"    {self.out}, {fault} = None, {settled}({error})"
+        yield f"if {self.out} is None:"  # not in the handler, which exceptions of the program would see
+        yield from (f"    {line}" for line in put_back)
+        yield f"    return {self.eager}({', '.join(filter(None, [fault, self.forward]))})"
+
+    def draw(self, found: str) -> Generator[str, None, list[str]]:
+        """The statements that draw random numbers and put them among the graph's inputs; answers those that undo it."""
+        names = [self.namespace.fresh("drawn") for _ in self.captured.draws]
+        owners = list(dict.fromkeys(self.value(draw.args[0], []) for draw in self.captured.draws))
+        put_back = []
+        if self.raises:
+            for owner in owners:
+                state = self.namespace.fresh("state")
+                yield f"{state} = {self.namespace.reference(state_of, 'state_of')}({owner})"
+                put_back.append(f"{self.namespace.reference(set_state, 'set_state')}({owner}, {state})")
+        for name, draw in zip(names, self.captured.draws):
+            yield f"{name} = {self.expression(draw, [])}"
+        for place, source in self.drawn:
+            assert source.base is not None
+            name = names[source.base.key]
+            yield f"{found}.insert({place}, {self.namespace.reference(source.obj, 'f')}({name}))"
+        for recipe, _ in self.order:
+            if recipe.kind == "source" and recipe.value.kind == "drawn":
+                self.made[recipe] = names[recipe.value.key]
+        return put_back
+
+    def value(self, recipe: Recipe, statements: list[str]) -> str:
+        """The expression of a recipe; one that is used twice is made once, by a statement."""
+        made = self.made.get(recipe)
+        if made is not None:
+            return made
+        expression = self.expression(recipe, statements)
+        shared = self.uses[recipe] > 0 and recipe.kind not in ("constant", "output")
+        if not shared and not self.captured.effects:
+            return expression
+        if recipe.kind == "constant":
+            return expression
+        made = self.made[recipe] = self.namespace.fresh("r")
+        statements.append(f"{made} = {expression}")
+        return made
+
+    def expression(self, recipe: Recipe, statements: list[str]) -> str:
+        namespace = self.namespace
+        if recipe.kind == "constant":
+            return namespace.reference(recipe.value)
+        if recipe.kind == "output":
+            return f"{self.out}[{recipe.value}]"
+        args = [self.value(arg, statements) for arg in recipe.args]
+        match recipe.kind:
+            case "tuple":
+                return f"({', '.join(args)}{',' if len(args) == 1 else ''})"
+            case "list":
+                return f"[{', '.join(args)}]"
+            case "set":
+                return f"{{{', '.join(args)}}}" if args else f"{namespace.reference(set, 'set')}()"
+            case "dict":
+                pairs = zip(args[::2], args[1::2])
+                return f"{{{', '.join(f'{key}: {value}' for key, value in pairs)}}}"
+            case "call":
+                words = [f"{key}={self.value(value, statements)}" for key, value in recipe.kwargs]
+                return f"{namespace.reference(recipe.value, 'f')}({', '.join([*args, *words])})"
+            case "size":
+                symbols = {name: f"({arg})" for name, arg in zip(sorted(recipe.value.free_vars), args)}
+                return with_symbols(recipe.value.text(), symbols)
+            case _:
+                raise AssertionError(recipe.kind)
+
+    def effect(self, effect: Effect, statements: list[str]) -> list[str]:
+        """The statements of one effect; its operands are built by `statements`, which come before every effect."""
+        if effect.kind == "call":
+            assert effect.value is not None
+            args = [self.value(arg, statements) for arg in effect.value.args]
+            args += [f"{key}={self.value(value, statements)}" for key, value in effect.value.kwargs]
+            return [f"{self.namespace.reference(effect.value.value, 'f')}({', '.join(args)})"]
+        assert effect.target is not None
+        target = self.value(effect.target, statements)
+        value = self.value(effect.value, statements) if effect.value is not None else ""
+        key = self.value(effect.key, statements) if isinstance(effect.key, Recipe) else effect.key
+        plain = isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
+        reference = self.namespace.reference
+        match effect.kind:
+            case "setattr":
+                return [f"{target}.{key} = {value}" if plain else f"{reference(setattr)}({target}, {key!r}, {value})"]
+            case "delattr":
+                return [f"del {target}.{key}" if plain else f"{reference(delattr)}({target}, {key!r})"]
+            case "setitem":
+                return [f"{target}[{key}] = {value}"]
+            case "delitem":
+                return [f"del {target}[{key}]"]
+            case "global":
+                return [f"{target}[{effect.key!r}] = {value}"]
+            case "cell":
+                return [f"{target}.cell_contents = {value}" if effect.value else f"del {target}.cell_contents"]
+            case "list_assign":
+                return [f"{target}[:] = {value}"]
+
+
+def _sources(recipe: Recipe) -> Iterator[Recipe]:
+    """The outside values that a recipe is made of."""
+    if recipe.kind == "source":
+        yield recipe
+    for part in (*recipe.args, *(value for _, value in recipe.kwargs)):
+        yield from _sources(part)
+
+
+def _recipes(captured: Captured) -> Iterator[tuple[Recipe, bool]]:
+    """Every use of every recipe, (recipe, whether it is the first use), operands before what is built from them, in
+    the order in which `_Builder` builds.
+    """
+    seen: set[Recipe] = set()
+
+    def visit(recipe: Recipe) -> Iterator[tuple[Recipe, bool]]:
+        if recipe in seen:
+            yield recipe, False
+            return
+        seen.add(recipe)
+        for arg in recipe.args:
+            yield from visit(arg)
+        for _, value in recipe.kwargs:
+            yield from visit(value)
+        yield recipe, True
+
+    for effect in captured.effects:
+        for part in (effect.target, effect.key, effect.value):
+            if isinstance(part, Recipe):
+                yield from visit(part)
+    yield from visit(captured.result)

@@ -1,0 +1,585 @@
+"""The compiled versions of one point of a program: the start of a function, or the place where a segment ended.
+
+The entry that a call has fitted last is tried first (it is the one that callers enter); when its guards fail, it asks
+`Versions.others`, which tries the rest in the order of their last use; when none fits, `Versions.miss` captures and
+compiles a new one or goes on in eager. A hit waits for no lock. Misses of all threads take turns: whoever waited looks
+again first.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bolide.dynamo.config import config
+from bolide.dynamo.entry.limits import counted, made_under
+from bolide.dynamo.entry.metrics import CompilationMetrics, compilation_metrics
+from bolide.dynamo.entry.replay import Entry, Runner, make_entry
+from bolide.dynamo.guards import texts as guards
+from bolide.dynamo.guards.advice import remedy
+from bolide.dynamo.guards.filters import GuardFail, GuardFailed, GuardFilter, select
+from bolide.dynamo.guards.sizes import SizeHistory, shape_guards, specialised
+from bolide.dynamo.machine.faults import release
+from bolide.dynamo.program import sources
+from bolide.dynamo.program.captured import Break, Captured, GlobalState
+from bolide.dynamo.program.signature import Signature
+from bolide.dynamo.state import state
+from bolide.support import events, leaks, log
+from bolide.support.caches import on_reset
+from bolide.support.errors import (
+    BolideError,
+    BolideWarning,
+    CompileError,
+    FixedSizesNeeded,
+    RecompileError,
+    Unsupported,
+    UserFrame,
+    describe,
+    forgive,
+)
+from bolide.support.garbage import collector_paused
+from bolide.support.locks import compiling, tables
+from bolide.support.profiling import profiled
+from bolide.tracing import modes
+from bolide.tracing.derivatives import Underivable
+
+Backend = Callable[[Captured], Runner]
+
+_log = log.logger("dynamo")
+_all: weakref.WeakSet[Versions] = weakref.WeakSet()
+
+
+def _known() -> list[Versions]:
+    with tables:
+        return list(_all)
+
+
+class NestedTrace(RuntimeError):
+    """A compiled function is called while a tracer of torch's is at work."""
+
+
+def _needs_data(captured: Captured) -> bool:
+    """Whether a program ends where data has to be known."""
+    return captured.ending is not None and captured.ending.kind.startswith("data_")
+
+
+class _Unfit(Exception):
+    """The entry made for a call does not fit that call."""
+
+
+_PATIENCE = 4  # calls that are made again in eager before data are no symbols any more
+
+
+class Versions(ABC):
+    """The entries of one point, newest last, and what happens when none fits.
+
+    entries: all of them, as they were made
+    order: the same, by last use
+
+    name: of the function, or of the segment that starts here
+    key: points with the same key share `accumulated_cache_size_limit`
+    place: where the user wrote it, for messages
+    signature: the parameters of the entries
+    """
+
+    def __init__(
+        self,
+        name: str,
+        key: object,
+        place: UserFrame,
+        signature: Signature,
+        backend: Backend,
+        fullgraph: bool,
+        dynamic: bool | None,
+        guard_filter: GuardFilter | None = None,
+        guard_fail: GuardFailed | None = None,
+    ) -> None:
+        self.name, self.key, self.place, self.signature = name, key, place, signature
+        self.backend, self.fullgraph = backend, fullgraph
+        self.dynamic, self.guard_filter, self.guard_fail = dynamic, guard_filter, guard_fail
+        self.reset()
+        with tables:
+            _all.add(self)
+
+    def reset(self) -> None:
+        """Drop every entry and every failure."""
+        self.entries: tuple[Entry, ...] = ()
+        self.order: tuple[Entry, ...] = ()
+        self.sizes = SizeHistory(self.name, self.dynamic, place=self.place)
+        self.given_up = False
+        self.called = False  # with the stance eager_then_compile
+        self.misfit: str | None = None
+        self._failures: Counter[object] = Counter()
+        self._warned: set[str] = set()
+        self._made_again = 0  # how many calls were made again in eager
+
+    @abstractmethod
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the newest entry that fits, else `miss`."""
+
+    @abstractmethod
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Go on without an entry."""
+
+    @abstractmethod
+    def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        """Capture from here. Raises Unsupported."""
+
+    @abstractmethod
+    def failed(self, error: Unsupported) -> str | None:
+        """Account for a capture that failed. Returns what eager is expected to do, if the user's code is what failed:
+        in words, for the exception leads to the values of the capture."""
+
+    @abstractmethod
+    def lead(self, entry: Entry) -> None:
+        """Let callers enter at `entry`."""
+
+    def install(self, entry: Entry, captured: Captured) -> None:
+        """Make `entry` the newest one."""
+        self.entries = (*self.entries, entry)
+        self._put_first(entry)
+
+    def _put_first(self, entry: Entry) -> None:
+        self.order = (entry, *(other for other in self.order if other is not entry))
+        self.lead(entry)
+
+    def others(self, number: int, *values: Any) -> tuple[Callable[..., Any], list[Any]] | None:
+        """For a call that entry `number` does not fit: the function that goes on in the entry that does, which is tried
+        first from now on, and what its check has found. None if no other entry fits.
+        """
+        try:
+            return self._other(number, values)
+        except Exception as error:
+            self.bug(CompileError("looking for a version", self.name, error))
+            return None
+
+    def _other(self, number: int, values: tuple[Any, ...]) -> tuple[Callable[..., Any], list[Any]] | None:
+        order = self.order
+        for place, entry in enumerate(order):
+            found = entry.check.form(*values) if entry.number != number else None
+            if found is not None:
+                self._used(order, place)
+                return entry.passed, found
+        return None
+
+    def _used(self, order: tuple[Entry, ...], place: int) -> None:
+        """Try an entry of `order` first from now on, unless another thread compiles: that is not waited for."""
+        if not compiling.acquire(blocking=False):
+            return
+        try:
+            if self.order is order:
+                self.order = (order[place], *order[:place], *order[place + 1 :])
+                self.lead(order[place])
+        finally:
+            compiling.release()
+
+    # ---- misses ------------------------------------------------------------------------------------------------------
+
+    def miss(self, *args: Any, **kwargs: Any) -> Any:
+        """No entry fits this call: compile one, or run the original."""
+        if state.entering is self:
+            raise _Unfit
+        if not config.detect_leaks or state.stage:
+            return self._miss(args, kwargs)
+        try:
+            result = self._miss(args, kwargs)
+        except BaseException as error:
+            leaks.refuse_in(self.name, error, "the exception")
+            raise
+        leaks.refuse_in(self.name, result, "the result")
+        return result
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if state.stance != "default" and not state.stage and self._stays_eager(args, kwargs):
+            return self.eager(args, kwargs)
+        expected: str | None = None
+        ready = False
+        if not (self.given_up or config.disable or state.stage or state.disabled):
+            try:
+                ready = self._compile(args, kwargs)
+            except BaseException as error:
+                expected = self._not_compiled(error)
+        if ready:
+            return self._enter(args, kwargs)
+        result = self.eager(args, kwargs)
+        return result if expected is None else self.without_error(expected, result)
+
+    def without_error(self, expected: str, result: Any) -> Any:
+        """Eager has come to `result`, and capture was `expected` to meet an exception of the program's."""
+        self.warn(not_raised(expected))
+        return result
+
+    def _not_compiled(self, error: BaseException) -> str | None:
+        """Account for what kept a call from being compiled, or raise it, if that is not for eager to settle. Returns
+        what eager is expected to do, as `failed`."""
+        if isinstance(error, Unsupported):
+            if (self.fullgraph or error.final) and error.about.scope != "user":
+                raise error
+            return self.failed(error)
+        if isinstance(error, (BolideError, NestedTrace)) and not isinstance(error, CompileError):
+            raise error
+        if not isinstance(error, Exception):
+            raise error
+        self.bug(error if isinstance(error, CompileError) else CompileError("looking for a version", self.name, error))
+        return None
+
+    def _stays_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """What the stance says of a call that no entry fits. Raises RecompileError with ``fail_on_recompile``."""
+        if state.stance == "fail_on_recompile":
+            self._fitting(args, kwargs)  # tells of the guards that failed
+            why = f": expected {self._last_failure[0]}{_at(self._last_failure[1])}" if self.entries else ""
+            raise RecompileError(f"{self.name} would be compiled, and the stance is fail_on_recompile{why}")
+        first, self.called = not self.called, True
+        return state.stance != "eager_then_compile" or first
+
+    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call again, now that there is an entry for these arguments. If it does not fit either, run the original."""
+        state.entering = self
+        try:
+            return self.enter(args, kwargs)
+        except _Unfit:
+            pass
+        finally:
+            state.entering = None
+        try:
+            self._misfit(args, kwargs)
+        except Exception as error:
+            self._not_compiled(error)
+        return self.eager(args, kwargs)
+
+    def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The entry made for a call does not fit it: another thread has changed something meanwhile, so that the next
+        call tries again. When the very same guard fails with the same value twice, it is a fault of bolide.
+        """
+        failure = guards.first_failure(self.entries[-1].guards, self.signature, args, kwargs) if self.entries else None
+        if failure is None:
+            return
+        what = f"{guards.text(failure[0])} does not hold for the call that was captured, found {failure[1]}"
+        if what != self.misfit:
+            self.misfit = what
+            return
+        self.bug(CompileError("guards", self.name, AssertionError(what)))
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Make sure that there is an entry for this call; False if another thread has given this function up meanwhile.
+
+        Raises Unsupported, CompileError or RecompileError.
+        """
+        reason = guards.busy()
+        if guards.nested_trace():
+            raise NestedTrace(
+                f"the compiled function {self.name} is called while {reason}; call the function that it was made from, "
+                "or set bolide.dynamo.config.error_on_nested_fx_trace (error_on_nested_jit_trace) to False: then it "
+                "runs in eager there"
+            )
+        if reason is not None:
+            raise Unsupported(reason, kind="state", remedy="call the compiled function outside of it")
+        with compiling:
+            if self.given_up:
+                return False
+            fitting = self._fitting(args, kwargs)
+            if fitting is not None:
+                self._put_first(fitting)
+                return True
+            self._check_limits()
+            with leaks.watched(self.name) if config.detect_leaks else collector_paused():
+                self._make_entry(args, kwargs)
+        return True
+
+    def _make_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            with modes.undisturbed(), profiled(config.cprofile, self.name):
+                self.install(*self._make(args, kwargs))
+        except BaseException as error:
+            release(error)
+            if isinstance(error, (Unsupported, CompileError)):
+                self._measure(None, 0, 0.0, 0.0, error)
+            raise
+        finally:
+            state.stage = None
+
+    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
+        """The entry that fits, made by another thread meanwhile. If there is none, tell which guards failed."""
+        for index, entry in enumerate(self.entries):
+            failure = guards.first_failure(entry.guards, self.signature, args, kwargs)
+            if failure is None:
+                return entry
+            self._guard_failed(index, failure)
+        return None
+
+    def _guard_failed(self, index: int, failure: guards.Failure) -> None:
+        guard, actual, tensor = failure
+        wanted = guards.text(guard)
+        _log.debug(
+            "%s: version %d does not fit: expected %s, found %s (read at %s)",
+            self.name,
+            index,
+            wanted,
+            actual,
+            guard.where,
+        )
+        if self.guard_fail is not None:
+            self.guard_fail(GuardFail(f"expected {wanted}, found {actual}", self.key))  # type: ignore[arg-type]
+        if events.subscribers:
+            place = guard.where or self.place
+            events.emit(events.GuardFailed(self.name, index, wanted, wanted, actual, place, remedy(guard, tensor)))
+        if index == len(self.entries) - 1:
+            self._last_failure = f"{wanted}, found {actual}", guard.where
+            if config.error_on_recompile:
+                raise RecompileError(
+                    f"{self.name} would be compiled again: expected {self._last_failure[0]}" + _at(guard.where)
+                )
+
+    def _check_limits(self) -> None:
+        total = sum(len(d.entries) for d in _known() if d.key is self.key)
+        own = len(self.entries) >= config.cache_size_limit
+        own = own and counted([e.guards for e in self.entries], guards.global_state()) >= config.cache_size_limit
+        if not own and total < config.accumulated_cache_size_limit:
+            return
+        which = "cache_size_limit" if own else "accumulated_cache_size_limit"
+        reason = f"it was compiled {len(self.entries) if own else total} times ({which})"
+        changing = ""
+        if self.entries:
+            changing, read_at = self._last_failure
+            changing = f"; the guard that failed last: expected {changing}{_at(read_at)}"
+        error = Unsupported(
+            reason + changing,
+            self.place,
+            f"keep that value fixed between calls, or raise bolide.dynamo.config.{which}",
+            kind="limit",
+        )
+        if config.fail_on_recompile_limit_hit:
+            raise RecompileError(str(error))
+        self.given_up = True
+        raise error
+
+    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Captured]:
+        """Capture and compile, again where it was found meanwhile that something is to be called for real, or that the
+        program cannot be compiled with data as symbols: then it breaks where it reads them."""
+        while True:
+            known = self._known_derivatives()
+            try:
+                return self._make_once(args, kwargs)
+            except (Unsupported, CompileError) as error:
+                final = isinstance(error, Unsupported) and error.final
+                if isinstance(error, Underivable):
+                    self.sizes.underivable(error.key, error.reason)
+                if isinstance(error, FixedSizesNeeded):
+                    forgive(error)
+                    continue
+                if isinstance(error, Unsupported) and self._known_derivatives() > known:
+                    continue
+                if final or not (self.sizes.data_symbols and self.sizes.met_data):
+                    raise
+                self.sizes.data_symbols = False
+                _log.info("%s: data are no symbols: %s", self.name, error)
+
+    def _known_derivatives(self) -> int:
+        return len(self.sizes.opaque) + len(self.sizes.called_for_real)
+
+    def _make_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Captured]:
+        start = time.perf_counter()
+        state.stage = "capture"
+        surroundings = guards.global_state()
+        self.sizes.versions = len(made_under([entry.guards for entry in self.entries], surroundings))
+        try:
+            captured = self._captured(args, kwargs)
+        except BolideError:
+            raise
+        except Exception as error:
+            raise CompileError("capture", self.name, error) from error
+        try:
+            return self._entry(captured, start, surroundings), captured
+        except BolideError:
+            raise
+        except Exception as error:
+            raise CompileError("entry", self.name, error) from error
+        finally:
+            _let_go(captured)
+
+    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        """What the call is captured as. If that ends where data has to be known which changes from call to call, and
+        there is room for a version for this very data, that is tried."""
+        self.sizes.left_unread = False
+        captured = self._capture_fixed(args, kwargs)
+        if not (_needs_data(captured) and self.sizes.left_unread) or self.sizes.is_crowded():
+            return captured
+        self.sizes.reads_anew = True
+        try:
+            other = self._capture_fixed(args, kwargs)
+        except Unsupported as error:
+            forgive(error)
+            return captured
+        finally:
+            self.sizes.reads_anew = False
+        kept, dropped = (captured, other) if _needs_data(other) else (other, captured)
+        _let_go(dropped)
+        return kept
+
+    def _capture_fixed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        """As captured when what the program needs to know is no symbol any more."""
+        captured = self.capture_now(args, kwargs)
+        try:
+            while self.sizes.fix(specialised(captured)):
+                _let_go(captured)
+                captured = self.capture_now(args, kwargs)
+        except BaseException:
+            _let_go(captured)
+            raise
+        return captured
+
+    def _entry(self, captured: Captured, start: float, surroundings: GlobalState) -> Entry:
+        """The entry of what was captured since `start`. Raises CompileError for a fault of the backend's."""
+        captured.name = self.name
+        state.stage = "backend"
+        captured_after = time.perf_counter() - start
+        if events.subscribers:
+            shown = tuple(map(guards.text, guards.prepare(captured.guards, surroundings)))
+            operations = sum(node.op == "call_function" for node in captured.trace.graph.nodes)
+            for guard in filter(guards.is_of_data, captured.guards):
+                assert guard.source is not None and guard.source.base is not None
+                place = sources.text(guard.source.base)
+                events.emit(events.DataRead(self.name, place, str(guard.expected), guard.where))
+            events.emit(events.Captured(self.name, captured, shown, captured_after, operations))
+        if captured.ending is not None:
+            self._tell_break(captured.ending)
+        try:
+            run = self.backend(captured)
+        except FixedSizesNeeded:
+            if not self.sizes.fix_all(captured):
+                raise Unsupported(
+                    "a size that is marked as dynamic has to be known", self.place, kind="operator"
+                ) from None
+            raise
+        except (Unsupported, CompileError):
+            raise
+        except Exception as error:
+            raise CompileError("backend", self.name, error) from error
+        if torch._C._autograd._profiler_enabled():
+            run = _recorded(run, self.name)
+        self.sizes.fix(specialised(captured))
+        known = [*captured.guards, *shape_guards(captured)]
+        checks = guards.prepare(known, surroundings)  # backward code of the user's was read meanwhile, too
+        checks = select(checks, self.guard_filter)
+        number = len(self.entries)
+        entry = make_entry(self.signature, captured, checks, run, number, self.others, self.miss, self.again)
+        seconds = time.perf_counter() - start
+        self._measure(captured, len(checks), captured_after, seconds)
+        if events.subscribers:
+            events.emit(events.Installed(self.name, len(self.entries), entry.source, seconds))
+        return entry
+
+    def _measure(
+        self,
+        captured: Captured | None,
+        checks: int,
+        captured_after: float,
+        seconds: float,
+        error: BolideError | None = None,
+    ) -> None:
+        if config.log_compilation_metrics:
+            operations = 0 if captured is None else len(captured.trace.graph.nodes)
+            failure = None if error is None else getattr(error, "reason", str(error))
+            made = CompilationMetrics(
+                *(self.name, len(self.entries), operations, checks, captured_after, seconds, failure, self.place),
+                fail_type=None if error is None else type(error).__name__,
+                fail_place=getattr(error, "where", None),
+                graph_input_count=0 if captured is None else len(captured.trace.inputs),
+            )
+            compilation_metrics.append(made)
+
+    def _tell_break(self, ending: Break) -> None:
+        _log.info("%s ends in a break: %s (%s)", self.name, ending.reason, ending.where)
+        if ending.kind == "bug":
+            self.warn(Unsupported(ending.reason, ending.where, kind="bug"))
+        if events.subscribers:
+            e = ending
+            place = e.where or self.place
+            events.emit(events.Break(self.name, e.kind, e.reason, e.operation, place, e.remedy, e.stack, e.seconds))
+
+    # ---- running in eager --------------------------------------------------------------------------------------------
+
+    def again(self, fault: Exception | None, *args: Any, **kwargs: Any) -> Any:
+        """The graph of an entry has raised, before any effect: the call is made in eager. `fault`: the error if it is
+        one that eager does not raise."""
+        self._made_again += 1
+        if self._made_again == _PATIENCE and self.sizes.data_symbols and self.sizes.met_data:
+            with compiling:  # what was taken for true of data seldom is
+                self.reset()
+                self.sizes.data_symbols = False
+        result = self.eager(args, kwargs)
+        if fault is not None:
+            if self.fullgraph or not config.suppress_errors:
+                raise fault
+            reason = f"the compiled graph raised what eager does not: {type(fault).__name__}: {fault}"
+            self.warn(Unsupported(reason, kind="bug"))
+        return result
+
+    def bug(self, error: CompileError) -> None:
+        """A fault of bolide's, or of a backend's: it is told of, and eager takes over. Raises it if errors are not
+        suppressed.
+        """
+        if self.fullgraph or not config.suppress_errors:
+            raise error
+        if events.subscribers:
+            events.emit(events.Fallback(self.name, str(error), "bug", None, None, error))
+        self._failures["bug"] += 1
+        self.given_up |= self._failures["bug"] > 1
+        detail = "".join(traceback.format_exception(error)) if config.verbose else ""
+        told = Unsupported(f"{error}{detail and chr(10) + detail}", remedy=error.remedy, kind="bug")
+        self.warn(told, f"{error.stage}: {error.__cause__!r}")
+
+    def warn(self, error: Unsupported, cause: str | None = None) -> None:
+        """One warning for each reason; for each `cause` if that is given."""
+        e, known = error, cause or error.reason
+        if known in self._warned:
+            return
+        self._warned.add(known)
+        text = describe(f"{self.name} runs in eager", e.kind, e.reason, e.operation, e.where, e.remedy)
+        place = e.where or self.place
+        warnings.warn_explicit(text, BolideWarning, place.file, place.line)
+
+
+def not_raised(expected: str) -> Unsupported:
+    """Says that eager does without an exception that capture has met."""
+    return Unsupported(f"while it was captured, {expected}, which eager did not raise", kind="bug")
+
+
+def _let_go(captured: Captured) -> None:
+    """What was captured is compiled: who keeps it keeps none of the call's values."""
+    release, captured.release = captured.release, _nothing
+    release()
+
+
+def _nothing() -> None:
+    """There is nothing to let go of."""
+
+
+def _recorded(run: Runner, name: str) -> Runner:
+    """What is compiled while a profiler is on shows in its records."""
+
+    def recorded(inputs: list[Any]) -> Sequence[Any]:
+        with torch.autograd.profiler.record_function(f"bolide {name}"):
+            return run(inputs)
+
+    return recorded
+
+
+def _at(where: UserFrame | None) -> str:
+    return f" (read at {where})" if where else ""
+
+
+@on_reset
+def reset() -> None:
+    """Drop the compiled versions of every function."""
+    with compiling:
+        for versions in _known():
+            versions.reset()

@@ -1,0 +1,495 @@
+"""Which sizes and integers of a program are symbolic, and where their values are read at run time.
+
+A size is fixed in the first compiled version. When a later call brings another value at the same place, the next
+version has a symbol there, which serves every value from then on. Places whose values were equal in every capture so
+far share one symbol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bolide.dynamo.bytecode.instructions import Code
+from bolide.dynamo.config import config
+from bolide.dynamo.guards.texts import size_source
+from bolide.dynamo.program import sources
+from bolide.dynamo.program.captured import Captured, Guard, Relation, Source, Symbol
+from bolide.support import events, log
+from bolide.support.errors import ConstraintError, Unsupported, UserFrame
+from bolide.symbolic import Expr
+from bolide.tracing import Trace, TracedTensor
+
+_log = log.logger("dynamo")
+Values = tuple[Any, ...]  # the sizes of a tensor, or an integer, a float, a container or the data of a tensor alone
+Place = tuple[Source, int | None]  # a dimension of a tensor (from the end: its stride), or an integer
+Bounds = tuple[int | None, int | None]
+_MARKS = "_bolide_sizes"
+_STRIDE = torch.Tensor.stride
+_THEIR_MARKS = {
+    "_dynamo_weak_dynamic_indices": "maybe",
+    "_dynamo_dynamic_indices": "dynamic",
+    "_dynamo_unbacked_indices": "unbacked",
+    "_dynamo_strict_unbacked_indices": "unbacked",
+    "_dynamo_static_indices": "static",
+}
+"""The attributes in which TorchDynamo keeps its marks."""
+_NEEDED = "the program needs its value"
+_SPECIAL = (
+    "a size of 0 or 1 is compiled for itself, for broadcasting and layouts depend on it; with mark_unbacked one "
+    "version serves all sizes"
+)
+_REGISTERED = ("_parameters", "_buffers")
+
+
+# ---- marks of the user's ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a user said of one dimension of a tensor."""
+
+    kind: str  # "dynamic" or "unbacked" (an error if it cannot be), "maybe" (symbolic if possible) or "static"
+    lo: int | None = None
+    hi: int | None = None
+
+
+_UNMARKED = Mark("")
+
+
+def marks_of(tensor: torch.Tensor) -> Mapping[int, Mark]:
+    """The marked dimensions of a tensor; also of one that was marked for TorchDynamo."""
+    theirs = {dim: Mark(kind) for name, kind in _THEIR_MARKS.items() for dim in getattr(tensor, name, ())}
+    for known in getattr(tensor, "_dynamo_dynamic_range", ()):
+        theirs[known.dim] = Mark("dynamic", known.min, known.max)
+    found: Mapping[int, Mark] = getattr(tensor, _MARKS, None) or {}
+    return {**theirs, **found}
+
+
+def _mark(tensor: torch.Tensor, dims: Any, mark: Mark) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"expected a tensor, not {type(tensor).__name__}")
+    marks = dict(marks_of(tensor))
+    for dim in (dims,) if isinstance(dims, int) else dims:
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise IndexError(f"dimension {dim} of a tensor with {tensor.dim()} dimensions cannot be marked")
+        dim %= tensor.dim()
+        if mark.kind == "dynamic":
+            size = tensor.shape[dim]
+            if (mark.lo is not None and size < mark.lo) or (mark.hi is not None and size > mark.hi):
+                raise ValueError(f"dimension {dim} has size {size}, outside of min={mark.lo}, max={mark.hi}")
+        marks[dim] = mark
+    setattr(tensor, _MARKS, marks)
+
+
+def mark_dynamic(t: torch.Tensor, index: Any, *, min: int | None = None, max: int | None = None) -> None:
+    """The sizes of these dimensions (an int, or several) differ between calls, within min..max: they are symbolic from
+    the first compilation on.
+
+    A program that only works for one size of such a dimension is an error, which names the line and the reason.
+    Raises IndexError for a dimension that is not there, ValueError for a size outside of the bounds."""
+    _mark(t, index, Mark("dynamic", min, max))
+
+
+def maybe_mark_dynamic(t: torch.Tensor, index: Any) -> None:
+    """As `mark_dynamic`, but a program that only works for one size gets that size fixed."""
+    _mark(t, index, Mark("maybe"))
+
+
+def mark_static(t: torch.Tensor, index: Any = None) -> None:
+    """These dimensions (None: all) are never symbolic: each size is compiled for itself."""
+    _mark(t, range(t.dim()) if index is None else index, Mark("static"))
+
+
+def mark_unbacked(t: torch.Tensor, index: Any) -> None:
+    """As `mark_dynamic`, and one compiled version serves all sizes, 0 and 1 as well: nothing is assumed of the size but
+    what the program checks (`torch._check`). A branch that depends on it is a ConstraintError, which names the line."""
+    _mark(t, index, Mark("unbacked"))
+
+
+def mark_static_address(t: torch.Tensor, guard: bool = True) -> None:
+    """The tensor's memory stays where it is from call to call. Nothing follows from that on the CPU: compiled code
+    reads the address of every tensor at every call."""
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"expected a tensor, not {type(t).__name__}")
+
+
+# ---- what is remembered between captures ----------------------------------------------------------------------------
+
+
+Location = tuple[Code, int]
+Needed = list[tuple[Symbol, int, UserFrame | None]]  # symbols, what they are now, and the line that needs to know
+
+
+class NeedsNumbers(Unsupported):
+    """A native function can do nothing with symbols: the program is captured again with numbers in their place."""
+
+    def __init__(self, needed: Needed, where: UserFrame | None) -> None:
+        super().__init__("a native function needs numbers where it is given symbols", where, kind="size_value")
+        self.needed = needed
+
+
+class Learnt:
+    """What all points of a function know.
+
+    loops: those whose length differs, by where each asks for its next item
+    needed: the values of sizes and floats that instructions have needed to know
+    crowded: whether so many versions were made that none is made for one more value (`SizeHistory.is_crowded`)
+    data: what was read of inputs' data and was other data in another capture
+    recent: the values of the symbols of the version made last, which are sizes at the next points, too
+    warned: the warnings that have been shown
+    apart: branches on data that no graph can make"""
+
+    def __init__(self) -> None:
+        self.loops: set[Location] = set()
+        self.needed: dict[Location, set[Any]] = {}
+        self.crowded = False
+        self.data: set[Source] = set()
+        self.recent: frozenset[int] = frozenset()
+        self.warned: set[Any] = set()
+        self.apart: set[Location] = set()
+
+
+class SizeHistory:
+    """The sizes and integers that one place of a program has met in its captures, and what it was told about them.
+
+    dynamic: True: all are symbolic from the start; False: none ever; None: those that change. reads_data: whether a
+    version may be made for the data of its inputs. place: of the program."""
+
+    def __init__(
+        self, name: str = "", dynamic: bool | None = None, reads_data: bool = True, place: UserFrame | None = None
+    ) -> None:
+        self.name, self.place = name, place
+        self.dynamic = dynamic
+        self.reads_data = reads_data
+        self.captures: list[dict[Source, Values]] = []
+        self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
+        self.told: set[tuple[Source, float, str]] = set()
+        self.learnt = Learnt()
+        self.reads_anew = False  # whether data that has changed is read as well
+        self.left_unread = False  # whether the last capture has met such data
+        self.versions = 0  # how many the place has already, under the present modes
+        self.data_symbols = True  # whether data may become symbols where the configuration leaves it open
+        self.met_data = False  # whether it has, in the last attempt
+        self.opaque: dict[Any, str] = {}  # derivatives that cannot be recorded, but called when the backward runs
+        self.called_for_real: dict[Any, str] = {}  # what a capture must not go into, and why
+
+    def underivable(self, key: Any, reason: str) -> None:
+        """Note that the derivative at `key` cannot be recorded; or, when that is known, that it cannot be called in the
+        backward either: then the operation is called for real."""
+        known = self.called_for_real if key in self.opaque else self.opaque
+        known[key] = reason
+
+    def past(self, source: Source, rank: int) -> list[Values | None]:
+        """The values met at a place, one for each earlier capture; None where it was not read or had another rank."""
+        found = [capture.get(source) for capture in self.captures]
+        return [values if values is not None and len(values) == rank else None for values in found]
+
+    def is_crowded(self) -> bool:
+        """Whether so many versions were made that no more are made for single values: the other half of what the limit
+        allows is left to what has to be compiled for. Points behind a break for that reason make no more either."""
+        self.learnt.crowded |= self.versions >= max(config.cache_size_limit // 2, 2)
+        return self.learnt.crowded
+
+    def is_fixed(self, place: Place, value: float) -> bool:
+        """Whether a capture with a symbol there would be for nothing: the program has needed this very value before."""
+        return value in self.fixed.get(place, ())
+
+    def fix(self, needed: Needed) -> bool:
+        """Note the symbols whose very value a program needs: they are numbers from here on. Whether there are any.
+
+        Raises ConstraintError for a dimension that was marked dynamic."""
+        for symbol, value, where in needed:
+            for place in symbol.places:
+                self.fixed.setdefault(place, set()).add(value)
+            what = sources.text(symbol.source)
+            if symbol.marked and value > 1 and not config.allow_ignore_mark_dynamic:
+                raise ConstraintError(what, value, where)
+            self.tell(symbol.source, value, where)
+        return bool(needed)
+
+    def fix_all(self, captured: Captured) -> bool:
+        """Note that all symbols of a program have to be numbers of this call. False if there are none that can be."""
+        symbols = captured.sizes
+        hints = captured.trace.shapes.hints
+        if not symbols or any(symbol.marked and not config.allow_ignore_mark_dynamic for symbol in symbols):
+            return False
+        return self.fix([(symbol, hints[symbol.name], None) for symbol in symbols])
+
+    def tell(self, source: Source, value: float, where: UserFrame | None, why: str = _NEEDED) -> None:
+        """Log, once, that a number is fixed, and why, or because of which line."""
+        if (source, value, why) in self.told:
+            return
+        self.told.add((source, value, why))
+        what, place = sources.text(source), where or self.place
+        _log.info("%s: %s is fixed at %s: %s (%s)", self.name, what, value, why, place)
+        if events.subscribers:
+            events.emit(events.Specialised(self.name, what, str(value), why, place))
+
+
+class Symbols:
+    """The symbols of one capture, in the order of `Trace.sizes`."""
+
+    def __init__(self, history: SizeHistory, trace: Trace) -> None:
+        self.history, self.trace = history, trace
+        self.met: dict[Source, Values] = {}
+        self.found: list[Symbol] = []
+        self.needed: dict[Location, set[Any]] = {}
+        self.fixed_because: list[tuple[Source, float, str]] = []  # what might have been symbolic, and why it is not
+        self._shared: dict[Any, Any] = {}
+
+    def done(self) -> list[Symbol]:
+        """Note in the history what this capture has met and needed; its symbols."""
+        learnt = self.history.learnt
+        self.history.captures.append(self.met)
+        for place, values in self.needed.items():
+            learnt.needed.setdefault(place, set()).update(values)
+        for source, value, why in self.fixed_because:
+            self.history.tell(source, value, None, why)
+        learnt.recent = frozenset(self.trace.shapes.hints[symbol.name] for symbol in self.found)
+        return self.found
+
+    def of_tensor(self, source: Source, real: torch.Tensor, name: str) -> dict[int, Any]:
+        """The dimensions of an input that are symbolic, with their sizes."""
+        marks = marks_of(real)
+        values = self.met[source] = tuple(real.shape)
+        history = self.history
+        past = history.past(source, len(values))
+        why = self._why_fixed(real, source)
+        if history.dynamic is False or not values or (not marks and why is not None):
+            for dim, value in enumerate(values):
+                self._stays(size_source(source, dim), value, [sizes and sizes[dim] for sizes in past], why)
+            return {}
+        found = {}
+        for dim, value in enumerate(values):
+            mark = marks.get(dim, _UNMARKED)
+            old = [sizes and sizes[dim] for sizes in past]
+            if mark.kind == "static" or history.is_fixed((source, dim), value):
+                self._stays(size_source(source, dim), value, old, "it is marked static" if mark.kind else None)
+                continue
+            if mark is _UNMARKED and not self._changes(value, old):
+                continue
+            bounds = 0 if mark.kind == "unbacked" else max(mark.lo or 0, 2), mark.hi
+            marked = mark.kind in ("dynamic", "unbacked")
+            key: Any = (value, *old, marked, bounds) if mark.kind != "unbacked" else (source, dim)
+            called = f"{name}_size{dim}"
+            size = self._symbol((source, dim), size_source(source, dim), value, key, called, bounds, marked)
+            if mark.kind == "unbacked":
+                self.trace.shapes.mark_unbacked(size)
+            if isinstance(size, torch.SymInt):
+                found[dim] = size
+            else:
+                outside = f"it is outside of the bounds that were marked, {mark.lo} to {mark.hi}"
+                self.fixed_because.append((size_source(source, dim), value, _SPECIAL if value < 2 else outside))
+        return found
+
+    def strides_of(self, source: Source, real: torch.Tensor, name: str) -> dict[int, Any]:
+        """The strides of an input that are symbolic: those of dimensions of size 1 that change, as of the rows of what
+        `nonzero` answers. That the tensor is contiguous does not depend on them."""
+        if self.history.dynamic is False or 1 not in real.shape or not real.is_contiguous():
+            return {}
+        strides = real.stride()
+        self.met[Source("apply", source, (), _STRIDE)] = (*strides, *real.shape)
+        past = self.history.past(Source("apply", source, (), _STRIDE), 2 * len(strides))
+        found = {}
+        for dim, stride in enumerate(strides):
+            old = [known and known[dim] for known in past if known is None or known[len(strides) + dim] == 1]
+            place = source, ~dim
+            changes = real.shape[dim] == 1 and self._changes(stride, old, eager=False)
+            if changes and not self.history.is_fixed(place, stride):
+                read = Source("apply", source, (dim,), _STRIDE)
+                found[dim] = self._symbol(place, read, stride, place, f"{name}_stride{dim}", (None, None))
+        return found
+
+    def of_int(self, source: Source, value: int, name: str) -> int | torch.SymInt:
+        """An integer from outside: a symbol if it changes, else itself."""
+        self.met[source] = (value,)
+        history = self.history
+        old = [values and values[0] for values in history.past(source, 1)]
+        if config.specialize_int or history.dynamic is False or history.is_fixed((source, None), value):
+            self._stays(source, value, old, "specialize_int is on" if config.specialize_int else self._why_none())
+            return value
+        if not self._changes(value, old, _is_argument(source)):
+            return value
+        return self.integer(source, value, name)
+
+    def integer(self, source: Source, value: int, name: str, marked: bool = False) -> torch.SymInt:
+        """The symbol for an integer of any value."""
+        made: torch.SymInt = self._symbol((source, None), source, value, source, name, (None, None), marked)
+        return made
+
+    def changes_float(self, source: Source, value: float) -> bool:
+        """Whether a float from outside becomes a number of the graph."""
+        self.met[source] = (value,)
+        old = [values and values[0] for values in self.history.past(source, 1)]
+        if config.specialize_float or self.history.dynamic is False or self.history.is_fixed((source, None), value):
+            self._stays(source, value, old, "specialize_float is on" if config.specialize_float else self._why_none())
+            return False
+        return self._changes(value, old, _is_argument(source))
+
+    def has_stayed(self, source: Source, value: Any) -> bool:
+        """Whether what a program reads at a place has been the same in every capture that looked at it, or is read
+        nevertheless. What is known of loops and data is shared by all points of a function."""
+        self.met[source] = (value,)
+        if any(old is not None and old != (value,) for old in self.history.past(source, 1)):
+            self.history.learnt.data.add(source)
+        changes = source in self.history.learnt.data
+        self.history.left_unread |= changes
+        return not changes or self.history.reads_anew
+
+    def may_be_fixed(self, expr: Expr) -> bool:
+        """Whether an expression is over sizes from outside, none of which has to stay symbolic by the user's will."""
+        return expr.free_vars <= {symbol.name for symbol in self.found if not symbol.marked}
+
+    def needs_another(self, place: Location, value: Any) -> bool:
+        """Note that an instruction needs this value; whether it has needed others in earlier captures, too many to
+        compile for each."""
+        self.needed.setdefault(place, set()).add(value)
+        others = self.history.learnt.needed.get(place, set()) - {value}
+        return bool(others) and self.history.is_crowded()
+
+    def described(self, expr: Expr) -> str:
+        """An expression over sizes as the user would write it."""
+        return sources.with_symbols(expr.text(), {symbol.name: sources.text(symbol.source) for symbol in self.found})
+
+    def is_one_of_many(self, source: Source, value: Any) -> bool:
+        """Whether a container, or an iterator, has had other numbers of items before and never this one, or a text was
+        others, and there are too many to compile for each."""
+        place = Source("apply", source, (), len)
+        self.met[place] = (value,)
+        past = {old[0] for old in self.history.past(place, 1) if old is not None}
+        many = value not in past and len(past) > 1 and self.history.is_crowded()
+        return self.history.dynamic is not False and many
+
+    def pin(self, source: Source, value: float, where: UserFrame | None) -> None:
+        """Note that the program needs the value of a float that is a number of the graph."""
+        known = self.history.fixed.setdefault((source, None), set())
+        if value not in known:
+            known.add(value)
+            self.history.tell(source, value, where)
+
+    def is_settled(self, source: Source, value: Any) -> bool:
+        """Whether a container of constants has been the same in every capture so far, so that it may be guarded as a
+        whole. With dynamic=True the integers in an argument are symbols from the start, as those beside it."""
+        self.met[Source("attr", source, None)] = (tuple(value),)
+        if self._meet_items(source, value) and self.history.dynamic and _is_argument(source):
+            return False
+        past = self.history.past(Source("attr", source, None), 1)
+        return all(old is None or old[0] == tuple(value) for old in past)
+
+    def _meet_items(self, source: Source, value: Any) -> bool:
+        """Note the numbers in a container; whether there are any."""
+        found = False
+        for place, item in enumerate(value):
+            if type(item) is int or type(item) is float:
+                self.met[Source("item", source, place)] = (item,)
+                found = True
+            elif type(item) is tuple:
+                found |= self._meet_items(Source("item", source, place), item)
+        return found
+
+    def _why_none(self) -> str | None:
+        """Why nothing at all is symbolic."""
+        return "it is compiled with dynamic=False" if self.history.dynamic is False else None
+
+    def _why_fixed(self, real: torch.Tensor, source: Source) -> str | None:
+        """Why no size of a tensor is symbolic."""
+        if not config.automatic_dynamic_shapes and self.history.dynamic is None and config.assume_static_by_default:
+            return "automatic_dynamic_shapes is off"
+        if config.force_parameter_static_shapes and isinstance(real, torch.nn.Parameter):
+            return "it is a parameter's (force_parameter_static_shapes)"
+        registered = source.kind == "dict_value" and source.base is not None and source.base.key in _REGISTERED
+        if registered and config.force_nn_module_property_static_shapes:
+            return "a module holds the tensor (force_nn_module_property_static_shapes)"
+        return self._why_none()
+
+    def _stays(self, source: Source, value: float, past: Sequence[Any], why: str | None) -> None:
+        """Note why a number is fixed that has been another one before."""
+        if why is not None and any(old is not None and old != value for old in past):
+            self.fixed_because.append((source, value, why))
+
+    def _changes(self, value: float, past: Sequence[Any], eager: bool = True) -> bool:
+        """Whether there have been other values, or this is that of a symbol in front of the first break; if asked for
+        (and for what is `eager`), one is enough."""
+        if eager and (self.history.dynamic or not config.assume_static_by_default):
+            return True
+        known = [old for old in past if old is not None]
+        return config.automatic_dynamic_shapes and (
+            any(old != value for old in known) or (not known and value in self.history.learnt.recent)
+        )
+
+    def _symbol(
+        self, place: Place, source: Source, value: int, key: Any, name: str, bounds: Bounds, marked: bool = False
+    ) -> Any:
+        """A new symbol, or the one with this key."""
+        size = self._shared.get(key)
+        if size is None:
+            size = self.trace.size(value, name, *bounds)
+            if isinstance(size, torch.SymInt):
+                self._shared[key] = size
+                self.found.append(Symbol(size.node.expr.text(), source, [], marked))
+        if isinstance(size, torch.SymInt):
+            known = next(other for other in self.found if other.name == size.node.expr.text())
+            known.places.append(place)
+        return size
+
+    def behind(self, values: Iterable[Any], where: UserFrame | None) -> Needed:
+        """The symbols that numbers, and the sizes and strides of traced tensors, are made of."""
+        names: set[str] = set()
+        for value in values:
+            facts = (*value.known.shape, *value.known.stride) if isinstance(value, TracedTensor) else (value,)
+            names.update(*(fact.node.expr.free_vars for fact in facts if type(fact) is torch.SymInt))
+        hints = self.trace.shapes.hints
+        return [(symbol, hints[symbol.name], where) for symbol in self.found if symbol.name in names]
+
+    def check(self) -> None:
+        """Raises ConstraintError where the program asked something of a size that was marked unbacked."""
+        if self.trace.shapes.violation is not None:
+            name, condition, where = self.trace.shapes.violation
+            source = next(symbol.source for symbol in self.found if symbol.name == name)
+            what = sources.text(source)
+            raise ConstraintError(what, condition.replace(name, what), where)
+
+    def read_by(self, expressions: Iterable[int | Expr]) -> tuple[tuple[str, Source], ...]:
+        """The symbols in these sizes and where each is read, sorted by name."""
+        names = set().union(*(e.free_vars for e in expressions if isinstance(e, Expr)))
+        return tuple(sorted((s.name, s.source) for s in self.found if s.name in names))
+
+
+def _is_argument(source: Source) -> bool:
+    """Whether a value is given to the program, directly or in a container, rather than kept by an object."""
+    return source.kind == "local" or (
+        source.kind in ("item", "dict_value") and source.base is not None and _is_argument(source.base)
+    )
+
+
+def as_exprs(sizes: Iterable[Any]) -> tuple[int | Expr, ...]:
+    """Sizes of a traced tensor as data."""
+    return tuple(size if type(size) is int else size.node.expr for size in sizes)
+
+
+# ---- after a capture -------------------------------------------------------------------------------------------------
+
+
+def shape_guards(captured: Captured) -> list[Guard]:
+    """What was assumed of the symbols of a program so far, as guards."""
+    found = []
+    for condition, where in captured.trace.shapes.guards.items():
+        needed = tuple((s.name, s.source) for s in captured.sizes if s.name in condition.free_vars)
+        found.append(Guard(None, "relation", Relation(condition.text(), needed), where))
+    return found
+
+
+def specialised(captured: Captured) -> Needed:
+    """The symbols of which the program needs the very value: value, and the user's line that asked for it."""
+    found = {}
+    for condition, where in captured.trace.shapes.guards.items():
+        if condition.op == "==" and len(condition.free_vars) == 1:
+            (name,) = condition.free_vars
+            if condition.expr.coefficient(name) is not None:
+                found[name] = where
+    hints = captured.trace.shapes.hints
+    return [(symbol, hints[symbol.name], found[symbol.name]) for symbol in captured.sizes if symbol.name in found]

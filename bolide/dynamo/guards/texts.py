@@ -1,0 +1,531 @@
+"""Guards: from data to readable text, and to the Python expressions that check them.
+
+Every guard becomes one or more expressions that are true when it holds; an expression that raises counts as false. The
+compiled check of an entry is their conjunction (`conditions`), with each source read once; `first_failure` evaluates
+the same expressions one by one, to say which guard failed and why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.autograd import forward_ad
+from torch.nn.parameter import is_lazy
+
+from bolide.dynamo.config import config
+from bolide.dynamo.program import sources
+from bolide.dynamo.program.captured import ClassAttribute, GlobalState, Guard, Relation, Source, TensorGuard
+from bolide.dynamo.program.constants import same_constant
+from bolide.dynamo.program.kinds import MISSING, is_constant, ordered_keys, steering
+from bolide.dynamo.program.signature import Signature
+from bolide.dynamo.state import state
+from bolide.support.caches import by_class
+from bolide.support.errors import Unsupported, UserFrame
+from bolide.symbolic import Expr
+from bolide.tracing.modes import AUTOCAST_DEVICES
+
+TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_OF_CLASSES = "module annotations annotate_func annotations_cache firstlineno static_attributes dict weakref parameters"
+_PLAIN_PARTS = frozenset(vars(object)) - {
+    "__getattribute__",
+    "__setattr__",
+    "__delattr__",
+    "__class__",
+    "__eq__",
+    "__hash__",
+} | {
+    f"__{name}__" for name in [*_OF_CLASSES.split(), "deepcopy", "torch_function", "torch_dispatch"]
+}  # what a class may have of its own that no operation asks for
+_NO_OVERRIDES = (torch._C._disabled_torch_function_impl, torch._C._disabled_torch_dispatch_impl)
+
+
+@by_class
+def is_plain_subclass(cls: type) -> bool:
+    """Whether a class only adds to `torch.Tensor` or `torch.nn.Parameter`: operations on its instances are those on any
+    tensor."""
+    if (cls.__torch_function__, cls.__torch_dispatch__) != _NO_OVERRIDES:  # type: ignore[attr-defined]
+        return False
+    own = [base for base in cls.__mro__ if base not in TENSOR_TYPES and not base.__module__.startswith("torch")]
+    names = {name for base in own if base is not object for name in vars(base)}
+    return not any(hasattr(torch.nn.Parameter, name) for name in names - _PLAIN_PARTS)
+
+
+# ---- making the expected values --------------------------------------------------------------------------------------
+
+
+def tensor_guard(real: torch.Tensor, where: UserFrame | None = None) -> TensorGuard:
+    """What has to stay true of `real`. Raises Unsupported (kind ``input``) for a tensor that cannot be compiled."""
+    refusal = _refusal(real)
+    if refusal is not None:
+        raise Unsupported(refusal[0], where, refusal[1], kind="lazy" if is_lazy(real) else "input")
+    return TensorGuard(
+        type(real), real.dtype, real.device, real.requires_grad, real.is_leaf, tuple(real.shape), tuple(real.stride())
+    )
+
+
+def tensor_fits(real: torch.Tensor, expected: TensorGuard) -> bool:
+    """Whether a ``tensor`` guard holds, but for its symbolic sizes."""
+    if type(real) is not expected.cls or _refusal(real) is not None:
+        return False
+    leaf = real.is_leaf if expected.requires_grad and expected.cls is not torch.nn.Parameter else expected.leaf
+    facts = (real.dtype, real.device, real.requires_grad, leaf, real.dim())
+    wanted = (expected.dtype, expected.device, expected.requires_grad, expected.leaf, len(expected.shape))
+    if facts != wanted:
+        return False
+    sizes = zip((*real.shape, *real.stride()), (*expected.shape, *expected.stride))
+    return all(size == fixed for size, fixed in sizes if isinstance(fixed, int))
+
+
+def _refusal(real: torch.Tensor) -> tuple[str, str] | None:
+    """Why a tensor cannot be an input, and what to do; None if it can."""
+    if type(real) not in TENSOR_TYPES and not is_plain_subclass(type(real)):
+        return f"an argument is a {type(real).__name__}, a subclass of Tensor", "call it outside the compiled function"
+    if real.is_nested or real.layout is not torch.strided:
+        kind = "nested" if real.is_nested else str(real.layout).removeprefix("torch.")
+        return f"an argument is a {kind} tensor", "convert it to a dense tensor first"
+    if real.is_quantized:
+        return f"an argument is quantised ({real.dtype})", "dequantise it first"
+    if real.is_conj() or real.is_neg():
+        return "an argument is a conjugate or negated view that is not computed yet", "call resolve_conj/resolve_neg"
+    if real.requires_grad and real.is_inference():
+        return "an argument is an inference tensor that requires grad, which it never gets", "detach it"
+    return None
+
+
+def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
+    """(device type, dtype) of each device type for which autocast is on."""
+    if not torch._C._is_any_autocast_enabled():
+        return ()
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in AUTOCAST_DEVICES if torch.is_autocast_enabled(kind))
+
+
+def global_state() -> GlobalState:
+    """The state now."""
+    return GlobalState(
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        autocast_state(),
+        torch.is_autocast_cache_enabled(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def busy() -> str | None:
+    """Why nothing can be captured or run compiled in the present state of this thread; None when it can. `conditions`
+    of a ``global_state`` guard fail in the same states.
+    """
+    if state.disabled:
+        return "bolide.disable is in force"
+    if torch._C._len_torch_dispatch_stack():
+        return "a torch dispatch mode is active"
+    if torch._C._len_torch_function_stack():
+        return "a torch function mode (or a default device) is active"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a torch.func transform is active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit is tracing"
+    if fx._symbolic_trace._is_fx_tracing_flag:
+        return "torch.fx is tracing"
+    return None
+
+
+def nested_trace() -> bool:
+    """Whether a tracer of torch's is at work inside which calling a compiled function is an error."""
+    if torch._C._get_tracing_state() is not None:
+        return config.error_on_nested_jit_trace
+    return fx._symbolic_trace._is_fx_tracing_flag and config.error_on_nested_fx_trace
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+def text(guard: Guard) -> str:
+    """One line a user can read, e.g. ``x.shape == (2, 3)``."""
+    name = sources.text(guard.source) if guard.source is not None else ""
+    expected = guard.expected
+    match guard.kind:
+        case "type":
+            return f"type({name}) is {_show(expected)}"
+        case "is":
+            return f"{name} is {_show(expected)}"
+        case "equals":
+            return f"{name} == {_show(expected)}"
+        case "tensor":
+            named = {name: sources.text(read) for name, read in expected.symbols}
+            shape, stride = _ints(expected.shape, named), _ints(expected.stride, named)
+            facts = f"{str(expected.dtype).removeprefix('torch.')}[{shape[1:-1].rstrip(',')}], stride {stride}"
+            grad = ", requires grad" if expected.requires_grad else ""
+            return f"{name}: {expected.cls.__name__} {facts}, {expected.device}{grad}"
+        case "length":
+            return f"len({name}) == {expected}"
+        case "dict_keys":
+            return f"list({name}) == {_show(expected)}"
+        case "has_key":
+            return f"({sources.shown(expected[0])} in {name}) is {expected[1]}"
+        case "has_attr":
+            return f"hasattr({name}, {expected[0]!r}) is {expected[1]}"
+        case "class_attr":
+            held = name if expected.after is None else f"super({expected.after.__qualname__}, {name})"
+            if expected.found is MISSING:
+                return f"{held} has no attribute {expected.name!r}"
+            return f"{held}.{expected.name} is {_show(expected.found)}"
+        case "same":
+            return f"{name} is {sources.text(expected)}"
+        case "distinct":
+            return f"{name} is not {sources.text(expected)}"
+        case "not_aliased":
+            return f"no storage shared among {', '.join(map(sources.text, expected))}"
+        case "global_state":
+            return f"global state: {expected}"
+        case "relation":
+            return sources.with_symbols(
+                expected.condition, {name: sources.text(read) for name, read in expected.symbols}
+            )
+        case "integer":
+            return " and ".join([f"type({name}) is int", *_within(name, *expected)])
+        case _:
+            raise AssertionError(guard.kind)
+
+
+def _show(value: object, limit: int = 80) -> str:
+    if isinstance(value, type):
+        return value.__qualname__
+    shown = sources.shown(value)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+# ---- expressions -----------------------------------------------------------------------------------------------------
+
+
+def read_sources(guard: Guard) -> list[Source]:
+    """The sources a guard reads, in the order its expressions read them; twice if twice."""
+    if guard.kind == "not_aliased":
+        return list(guard.expected)
+    if guard.kind == "relation":
+        return [source for _, source in guard.expected.symbols]
+    if guard.source is None:
+        return []
+    match guard.kind:
+        case "same" | "distinct":
+            return [guard.source, guard.expected]
+        case "tensor":
+            return [guard.source, *_symbolic_reads(guard.source, guard.expected), guard.source]
+        case "equals" | "integer":
+            return [guard.source, guard.source]
+        case _:
+            return [guard.source]
+
+
+def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
+    """Expressions, to be evaluated in this order and all true."""
+    constant = reader.namespace.constant
+    if guard.kind == "global_state":
+        return _global_conditions(guard.expected, constant)
+    if guard.kind == "not_aliased":
+        read = ", ".join(map(reader.read, guard.expected))
+        return [f"{constant(disjoint, 'disjoint')}(({read},))"]
+    if guard.kind == "relation":
+        values = {name: reader.read(source) for name, source in guard.expected.symbols}
+        condition = sources.with_functions(guard.expected.condition, reader.namespace)
+        return [sources.with_symbols(condition, values)]
+    source = guard.source
+    assert source is not None
+    value = reader.read(source)
+    expected = guard.expected
+    match guard.kind:
+        case "type":
+            return [f"{constant(type, 'type')}({value}) is {constant(expected, expected.__name__)}"]
+        case "is":
+            return [f"{value} is {reader.namespace.reference(expected, 'o')}"]
+        case "same":
+            return [f"{value} is {reader.read(expected)}"]
+        case "distinct":
+            return [f"{value} is not {reader.read(expected)}"]
+        case "length":
+            return [f"{constant(len, 'len')}({value}) == {expected}" if expected else f"not {value}"]
+        case "dict_keys":
+            plain = all(type(key) is str for key in expected)
+            helper = "" if plain else constant(same_constant, "same")
+            keys = f"[*{value}]" if guard.source in reader.plain_dicts else f"{constant(ordered_keys, 'keys')}({value})"
+            return [
+                f"{keys} == {constant(list(expected), 'k')}"
+                if plain
+                else f"{helper}({keys}, {constant(list(expected), 'k')})"
+            ]
+        case "has_key":
+            contains = constant(dict.__contains__, "contains")
+            key = constant(expected[0], "k")
+            test = f"{key} in {value}" if guard.source in reader.plain_dicts else f"{contains}({value}, {key})"
+            return [test if expected[1] else f"not ({test})"]
+        case "has_attr":
+            test = f"{constant(hasattr, 'hasattr')}({value}, {expected[0]!r})"
+            return [test if expected[1] else f"not {test}"]
+        case "class_attr":
+            after = "" if expected.after is None else f", {constant(expected.after, expected.after.__name__)}"
+            found = f"{constant(steering, 'class_attribute')}({value}, {expected.name!r}{after})"
+            return [f"{found} is {reader.namespace.reference(expected.found, 'o')}"]
+        case "equals":
+            return _equals_conditions(value, lambda: reader.again(source), expected, constant)
+        case "tensor":
+            return _tensor_conditions(value, source, expected, reader)
+        case "integer":
+            exact = f"{constant(type, 'type')}({value}) is {constant(int, 'int')}"
+            return [exact, *_within(reader.again(source), *expected)]
+        case _:
+            raise AssertionError(guard.kind)
+
+
+Constant = Callable[..., str]
+
+
+def _equals_conditions(value: str, again: Callable[[], str], expected: Any, constant: Constant) -> list[str]:
+    """Equal in type and value, deeply; floats by their bits, so that -0.0 is not 0.0 and nan is nan."""
+    if expected is None or expected is True or expected is False or expected is ...:
+        return [f"{value} is {expected!r}"]
+    kind = type(expected)
+    if kind in (int, str, bytes) or (kind is float and expected == expected):
+        exact = [f"{constant(type, 'type')}({value}) is {constant(kind, kind.__name__)}"]
+        exact.append(f"{again()} == {constant(expected)}")
+        if kind is float and expected == 0.0:
+            sign = math.copysign(1.0, expected)
+            exact.append(f"{constant(math.copysign, 'copysign')}(1.0, {again()}) == {sign}")
+        return exact
+    if kind in (torch.dtype, torch.layout, torch.memory_format):
+        return [f"{value} is {constant(expected)}"]
+    wanted, same = constant(expected), constant(same_constant, "same")
+    if is_constant(expected):
+        return [f"({value} is {wanted} or {same}({again()}, {wanted}))"]
+    return [f"{same}({value}, {wanted})"]
+
+
+def _tensor_conditions(value: str, source: Source, expected: TensorGuard, reader: sources.Reader) -> list[str]:
+    """The class, then what differs most often, then the rest."""
+    constant = reader.namespace.constant
+    exact = f"{constant(type, 'type')}({value}) is {constant(expected.cls, expected.cls.__name__)}"
+    again = reader.again(source)
+    shape, stride = _layout_conditions(again, source, expected, reader)
+    found = [
+        exact,
+        *shape,
+        f"{again}.dtype is {constant(expected.dtype, 'dtype')}",
+        f"{again}.requires_grad" if expected.requires_grad else f"not {again}.requires_grad",
+        stride,
+    ]
+    cpu = expected.device.type == "cpu"
+    found.append(f"{again}.is_cpu" if cpu else f"{again}.device == {constant(expected.device, 'device')}")
+    if expected.cls is not torch.nn.Parameter:
+        found.append(f"not {again}.is_neg()")
+        if expected.requires_grad:
+            found.append(f"{again}.is_leaf" if expected.leaf else f"not {again}.is_leaf")
+    if expected.dtype.is_complex:
+        found.append(f"not {again}.is_conj()")
+    return found
+
+
+def shape_source(source: Source) -> Source:
+    """The shape of the tensor at `source`."""
+    return Source("attr", source, "shape")
+
+
+def size_source(source: Source, dim: int) -> Source:
+    """One size of the tensor at `source`."""
+    return Source("item", shape_source(source), dim)
+
+
+def _symbolic_reads(source: Source, expected: TensorGuard) -> list[Source]:
+    """What `_layout_conditions` reads, in its order."""
+    if not expected.symbols:
+        return []
+    own = [size_source(source, dim) for dim, size in enumerate(expected.shape) if isinstance(size, Expr)]
+    return [shape_source(source), *own, *(read for _, read in expected.symbols)]
+
+
+def _layout_conditions(
+    again: str, source: Source, expected: TensorGuard, reader: sources.Reader
+) -> tuple[list[str], str]:
+    """Conditions on the shape and the stride of a tensor. A size that is where its symbol is read is within the
+    symbol's bounds, other symbolic ones are equal to theirs."""
+    if not expected.symbols:
+        return [f"{again}.shape == {_ints(expected.shape)}"], f"{again}.stride() == {_ints(expected.stride)}"
+    found = [f"{reader.namespace.constant(len, 'len')}({reader.read(shape_source(source))}) == {len(expected.shape)}"]
+    shape = reader.again(shape_source(source))
+    own: list[tuple[Expr, Source, str]] = []
+    for dim, size in enumerate(expected.shape):
+        if isinstance(size, Expr):
+            place = size_source(source, dim)
+            own.append((size, place, reader.read(place)))
+        else:
+            found.append(f"{shape}[{dim}] == {size}")
+    values = {name: (read, reader.read(read)) for name, read in expected.symbols}
+    texts = {name: text for name, (_, text) in values.items()}
+    for size, place, text in own:
+        read = values.get(size.text(), (None, ""))[0]
+        found += _within(text, *size.bounds()) if read == place else [f"{text} == {_ints([size], texts)[1:-2]}"]
+    return found, f"{again}.stride() == {_ints(expected.stride, texts)}"
+
+
+def _within(value: str, lo: int | None, hi: int | None) -> list[str]:
+    if lo is not None:
+        return [f"{lo} <= {value} <= {hi}" if hi is not None else f"{value} >= {lo}"]
+    return [f"{value} <= {hi}"] if hi is not None else []
+
+
+def _ints(values: Sequence[int | Expr], symbols: Mapping[str, str] | None = None) -> str:
+    texts = [sources.with_symbols(v.text(), symbols or {}) if isinstance(v, Expr) else repr(v) for v in values]
+    return f"({', '.join(texts)}{',' if len(values) == 1 else ''})"
+
+
+def disjoint(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether no two of `tensors` share a storage; empty ones share nothing."""
+    addresses = [address for t in tensors if (address := t.untyped_storage().data_ptr())]
+    return len(set(addresses)) == len(addresses)
+
+
+def numbers(tensor: torch.Tensor) -> str:
+    """What is in a tensor, as text."""
+    return str(tensor.tolist()) if tensor.data_ptr() else ""
+
+
+def is_of_data(guard: Guard) -> bool:
+    """Whether a guard compares what is in a tensor (see `input_data`)."""
+    source = guard.source
+    return source is not None and source.kind == "apply" and source.obj is numbers
+
+
+def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:
+    """`global_state() == expected and busy() is None`, in the cheapest calls."""
+
+    def flag(function: Callable[[], Any], wanted: bool, hint: str) -> str:
+        return f"{'' if wanted else 'not '}{constant(function, hint)}()"
+
+    native = torch._C
+    found = [
+        flag(native.is_grad_enabled, expected.grad, "grad_enabled"),
+        f"not {constant(state, 'state')}.disabled",
+        flag(native._len_torch_dispatch_stack, False, "dispatch_modes"),
+        flag(native._len_torch_function_stack, False, "function_modes"),
+        flag(native._is_any_autocast_enabled, bool(expected.autocast), "any_autocast"),
+        flag(native.is_inference_mode_enabled, expected.inference, "inference_mode"),
+        f"{constant(native.get_default_dtype, 'default_dtype')}() is {constant(expected.default_dtype, 'dtype')}",
+        flag(native._get_deterministic_algorithms, expected.deterministic, "deterministic"),
+        flag(native._get_deterministic_algorithms_warn_only, expected.only_warns, "only_warns"),
+        f"{constant(native._functorch.peek_interpreter_stack, 'transforms')}() is None",
+        f"{constant(forward_ad, 'forward_ad')}._current_level < 0",
+        f"{constant(native._get_tracing_state, 'jit_tracing')}() is None",
+    ]
+    if expected.autocast:
+        found.append(f"{constant(autocast_state, 'autocast')}() == {constant(expected.autocast, 'autocast')}")
+        found.append(flag(torch.is_autocast_cache_enabled, expected.autocast_cache, "autocast_cache"))
+    return found
+
+
+# ---- order, and failures ---------------------------------------------------------------------------------------------
+
+
+def prepare(guards: Iterable[Guard], now: GlobalState) -> list[Guard]:
+    """Distinct guards in the order of checking: what the caller passed first, then the global state, then the rest as
+    it was read.
+
+    A ``global_state`` guard without a snapshot gets `now`; there is always exactly one.
+    """
+    arguments: list[Guard] = []
+    rest: list[Guard] = []
+    seen: set[tuple[Any, ...]] = set()
+    found = now
+    for guard in guards:
+        if guard.kind == "global_state":
+            found = guard.expected or now
+            continue
+        key = (guard.kind, guard.source, _identity(guard))
+        if key not in seen and not (guard.kind == "same" and guard.source == guard.expected):
+            seen.add(key)
+            source = guard.source
+            near = source is not None and (
+                source.kind == "local"
+                or (source.base is not None and source.base.kind == "local" and source.kind not in ("apply", "attr"))
+            )  # an attribute may be computed by then: what its class has comes first
+            kinds = ("type", "tensor", "length", "dict_keys", "equals", "integer")
+            (arguments if near and guard.kind in kinds else rest).append(guard)
+    return [*arguments, Guard(None, "global_state", found), *rest]
+
+
+def _identity(guard: Guard) -> Any:
+    if isinstance(guard.expected, ClassAttribute):
+        return guard.expected.name, guard.expected.after
+    return guard.expected if isinstance(guard.expected, (Source, TensorGuard, Relation)) else id(guard.expected)
+
+
+def plain_dicts(guards: Iterable[Guard]) -> frozenset[Source]:
+    """The sources that are guarded to be exactly dicts."""
+    return frozenset(g.source for g in guards if g.kind == "type" and g.expected is dict and g.source is not None)
+
+
+class Failure(NamedTuple):
+    """A guard that does not hold for a call: the value it found instead, as text, and what is true of that if it is a
+    tensor.
+    """
+
+    guard: Guard
+    actual: str
+    tensor: TensorGuard | None
+
+
+def first_failure(
+    guards: Sequence[Guard], signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Failure | None:
+    """The first guard that does not hold for a call."""
+    namespace = sources.Namespace(signature.names)
+    needed = [source for guard in guards for source in read_sources(guard)]
+    reader = sources.Reader(namespace, sources.count_uses(needed), plain_dicts(guards))
+    lines = [f"def locate({signature.declare}):"]
+    for index, guard in enumerate(guards):
+        lines.append(f"    if not ({' and '.join(conditions(guard, reader))}): return {index}")
+    exec("\n".join(lines), namespace.values)
+    try:
+        index = namespace.values["locate"](*args, **kwargs)
+    except Exception as error:
+        assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        index = error.__traceback__.tb_next.tb_lineno - 2
+    return None if index is None else _failure(guards[index], signature, args, kwargs)
+
+
+def _failure(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Failure:
+    found = _actual(guard, signature, args, kwargs)
+    if isinstance(found, TensorGuard):
+        return Failure(guard, text(Guard(guard.source, "tensor", found)), found)
+    return Failure(guard, found, None)
+
+
+def _actual(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | TensorGuard:
+    if guard.kind == "global_state":
+        return busy() or str(global_state())
+    if guard.kind == "relation":
+        return f"not {text(guard)}"
+    if guard.source is None:
+        return "a shared storage"
+    namespace = sources.Namespace(signature.names)
+    reader = sources.Reader(namespace, sources.count_uses([guard.source]), frozenset())
+    try:
+        exec(f"def read({signature.declare}): return {reader.read(guard.source)}", namespace.values)
+        value = namespace.values["read"](*args, **kwargs)
+        if guard.kind == "length":
+            return str(len(value))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    if guard.kind == "type":
+        return _show(type(value))
+    if guard.kind == "class_attr":
+        found = steering(value, guard.expected.name, guard.expected.after)
+        return "none" if found is MISSING else _show(found)
+    if guard.kind == "tensor" and isinstance(value, torch.Tensor):
+        refusal = _refusal(value)
+        return refusal[0] if refusal else tensor_guard(value)
+    return _show(value)

@@ -1,0 +1,100 @@
+"""Calls that break by the user's will, and those of torch's that always do; regions that hold a native object."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from typing import Any
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.autograd.profiler_util import EventList
+from torch.profiler import profiler
+
+from bolide.dynamo.machine.calls import NATIVE, intercept
+from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.state import state
+from bolide.dynamo.switches import disable, graph_break, set_break_is_error
+from bolide.dynamo.world.outside import Outside
+from bolide.support.errors import Unsupported
+
+# Context managers that hold a native object, or what is to be put back: only the one that was entered can be left.
+HOLDERS = (
+    torch.inference_mode,
+    record_function,
+    warnings.catch_warnings,
+)
+
+
+def _methods_of(*classes: type) -> list[types.FunctionType]:
+    """Methods and getters in Python, but for `__init__`."""
+    found = [item.fget if type(item) is property else item for cls in classes for item in vars(cls).values()]
+    return [item for item in found if isinstance(item, types.FunctionType) and item.__name__ != "__init__"]
+
+
+@intercept(graph_break)
+def _graph_break(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    message = str(*args, *kwargs.values()) or "a break was asked for"
+    raise Unsupported(message, vm.where(), kind="graph_break", operation="graph_break()")
+
+
+@intercept(disable.__enter__, disable.__exit__)
+def _disable(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise Unsupported("a region that is never compiled", vm.where(), kind="disabled", operation="with disable()")
+
+
+@intercept(set_break_is_error)
+def _set_break_is_error(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    before = vm.memory.get(set_break_is_error, state.break_is_error)
+    vm.memory[set_break_is_error] = args[0]
+    vm.deferred.append((set_break_is_error, args, {}))
+    return before
+
+
+@intercept(record_function.__enter__)
+def _begin_record(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """One of the outside world, as a decorator has, stays as it is: another one is entered in its place."""
+    if type(args[0]) is not Outside:
+        return NATIVE
+    own = record_function(args[0].real.name)
+    own.__enter__()  # type: ignore[no-untyped-call]
+    vm.entered.append(own)
+    vm.memory.setdefault(record_function, []).append((args[0].real, own))
+    return args[0]
+
+
+@intercept(record_function.__exit__)
+def _end_record(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if type(args[0]) is not Outside:
+        return NATIVE
+    open_records = vm.memory.get(record_function)
+    if not open_records or open_records[-1][0] is not args[0].real:
+        raise _held(args[0])
+    own = open_records.pop()[1]
+    vm.entered.remove(own)
+    return own.__exit__(None, None, None)
+
+
+@intercept(*[method for cls in HOLDERS if cls is not record_function for method in (cls.__enter__, cls.__exit__)])
+def _leave_native(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if type(args[0]) is Outside:
+        raise _held(args[0])
+    return NATIVE
+
+
+@intercept(*_methods_of(torch.autograd.profiler.profile, profiler.profile, profiler._KinetoProfile, EventList))
+def _use_profiler(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A profiler of the process is begun and ended once, and what it has recorded is other data at every call."""
+    raise Unsupported("a profiler is used", vm.where(), kind="context", operation="torch.profiler.profile()")
+
+
+@intercept(torch.func.linearize)
+def _linearize(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """It traces the function itself and folds what is constant in it, which nothing is here."""
+    reason, remedy = "torch.func.linearize traces its function", "use torch.func.jvp"
+    raise Unsupported(reason, vm.where(), remedy, "operator", operation="linearize")
+
+
+def _held(manager: Outside) -> Unsupported:
+    name = f"{manager.cls.__qualname__}.__exit__"
+    return Unsupported("a native context is entered or left", kind="context", operation=name)

@@ -1,0 +1,585 @@
+"""Our own answers to calls of built-in functions that look at classes and attributes, and to methods of built-in
+types that may call back into the program."""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import collections
+import inspect
+import io
+import math
+import operator
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bolide.dynamo.library.frame_names import variables
+from bolide.dynamo.machine import attributes, operations
+from bolide.dynamo.machine.attributes import Super, check_super, load_attribute
+from bolide.dynamo.machine.breaking import can_require
+from bolide.dynamo.machine.calls import INTERCEPTS, NATIVE, SWITCHED, construct, intercept
+from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.native_calls import runs_natively
+from bolide.dynamo.machine.operations import class_of, polyfill
+from bolide.dynamo.machine.originals import original_of
+from bolide.dynamo.program.kinds import MISSING
+from bolide.dynamo.world.frames import Generator
+from bolide.dynamo.world.outside import CONTAINERS, Outside, Overlay
+from bolide.dynamo.world.texts import TracedText, has_history, id_of
+from bolide.support.errors import Unsupported
+from bolide.tracing import TracedTensor
+from bolide.tracing.scalars import MATH, TracedFloat, compute
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+# ---- classes and attributes ------------------------------------------------------------------------------------------
+
+
+@intercept(type)
+def _type(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 1:
+        if type(args[0]) is TracedTensor:
+            return load_attribute(vm, args[0], "__class__")
+        cls = class_of(args[0])
+        return types.GeneratorType if cls is Generator else cls
+    name = operations.concrete(vm, args[0]) if type(args[0]) in operations.PENDING else args[0]
+    made = vm.within(type)(name, *args[1:], **kwargs)
+    vm.world.own_classes[id(made)] = made
+    return made
+
+
+def _real(value: Any) -> Any:
+    """Something of the class that the program sees."""
+    if type(value) in operations.PENDING:
+        return operations.PENDING[type(value)]()
+    return value.real if type(value) is Outside else value
+
+
+def _class_check(vm: Machine, cls: Any, name: str) -> Any:
+    """The metaclass's own `__instancecheck__` or `__subclasscheck__` if it is written in Python by the program."""
+    if not isinstance(cls, type) or type(cls) in (type, abc.ABCMeta):
+        return None
+    method = operations.python_method(vm.world, type(cls), name)
+    return None if method is None or runs_natively(method) else method
+
+
+@intercept(vars(types.FunctionType)["__get__"])
+def _bind(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    function, owner = args[0], args[1]
+    return function if owner is None else types.MethodType(function, owner)
+
+
+@intercept(isinstance)
+def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value, cls = args
+    if type(value) is Generator:
+        original = original_of(value)
+        return isinstance((_ for _ in ()) if original is None else original.cls(*original.empty), cls)
+    vm.world.rely_on_bases(class_of(value), cls)
+    if type(cls) is type and issubclass(class_of(value), cls):
+        return True
+    if type(cls) is tuple and any(_class_check(vm, part, "__instancecheck__") for part in cls):
+        return Call(polyfill("is_instance_of_any"), args)
+    method = None if class_of(value) is cls else _class_check(vm, cls, "__instancecheck__")
+    if method is not None:
+        return Call(polyfill("truth_of_call"), [method, cls, value])
+    if type(value) in operations.SEEN_AS:
+        return issubclass(operations.SEEN_AS[type(value)], cls)
+    return isinstance(_real(value), cls) or (_is_faced(value) and issubclass(value.face, cls))
+
+
+def _is_faced(value: Any) -> bool:
+    return type(value) is TracedTensor and value.face is not None
+
+
+@intercept(inspect.isgenerator)
+def _is_generator(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(isinstance, [args[0], types.GeneratorType]) if len(args) == 1 and not kwargs else NATIVE
+
+
+@intercept(type.__instancecheck__)
+def _instance_check(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    cls, value = args
+    return type.__instancecheck__(cls, _real(value)) or (_is_faced(value) and issubclass(value.face, cls))
+
+
+@intercept(issubclass)
+def _issubclass(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    method = _class_check(vm, args[1], "__subclasscheck__")
+    if method is not None:
+        return Call(polyfill("truth_of_call"), [method, args[1], args[0]])
+    vm.world.rely_on_bases(*args)
+    return issubclass(*args)
+
+
+@intercept(callable)
+def _callable(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    vm.world.rely_on_class(class_of(args[0]), "__call__")
+    return callable(_real(args[0]))
+
+
+@intercept(id)
+def _id(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return id_of(vm.world, args[0]) if len(args) == 1 and not kwargs else id(*args, **kwargs)
+
+
+@intercept(hash)
+def _hash(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    method = operations.python_method(vm.world, class_of(args[0]), "__hash__")
+    return hash(args[0]) if method is None else Call(polyfill("hash_of"), args)
+
+
+@intercept(object.__hash__)
+def _object_hash(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return object.__hash__(args[0])
+
+
+@intercept(float.is_integer)
+def _is_integer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 1 or kwargs or type(args[0]) is not TracedFloat:
+        return NATIVE
+    vm.trace.where = vm.where()
+    return args[0].is_integer()
+
+
+@intercept(super)
+def _super(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 2:
+        return _super_of(*args)
+    if args:
+        return NATIVE
+    frame = vm.frames[-1]
+    if not frame.code.code.co_argcount:
+        raise RuntimeError("super(): no arguments")
+    if "__class__" not in frame.code.locals_names:
+        raise RuntimeError("super(): __class__ cell not found")
+    cell = frame.locals[frame.code.locals_names.index("__class__")]
+    owner = vm.local(frame, 0)
+    if type(owner) is types.CellType:
+        owner = vm.world.load_cell(owner, frame.code.locals_names[0])
+    return _super_of(vm.world.load_cell(cell, "__class__"), owner)
+
+
+def _super_of(cls: Any, owner: Any) -> Any:
+    check_super(cls, owner)
+    return Super(cls, owner)
+
+
+@intercept(getattr)
+def _getattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    try:
+        result = load_attribute(vm, args[0], _named(args))
+    except AttributeError:
+        if len(args) == 2:
+            raise
+        return args[2]
+    if type(result) is Call and len(args) == 3:
+        return Call(polyfill("getattr_default"), args)
+    return result
+
+
+@intercept(hasattr)
+def _hasattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    try:
+        result = load_attribute(vm, args[0], _named(args))
+    except AttributeError:
+        return False
+    return Call(polyfill("has_attribute"), args) if type(result) is Call else True
+
+
+@intercept(setattr)
+def _setattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return attributes.store_attribute(vm, args[0], _named(args), args[2])
+
+
+@intercept(delattr)
+def _delattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return attributes.delete_attribute(vm, args[0], _named(args))
+
+
+_BUILT_IN = (object, *CONTAINERS, tuple, dict, collections.defaultdict, int, float, str, bytes, BaseException)
+
+
+@intercept(*{cls.__getattribute__ for cls in _BUILT_IN})
+def _object_getattribute(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return attributes.default_attribute(vm, args[0], class_of(args[0]), _named(args), False)
+
+
+@intercept(object.__setattr__)
+def _object_setattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return attributes.default_store(vm, args[0], class_of(args[0]), _named(args), args[2])
+
+
+@intercept(object.__delattr__)
+def _object_delattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    owner = args[0]
+    if type(owner) is Outside and owner.attrs is not None:
+        owner.attrs.set(_named(args), MISSING)
+    else:
+        object.__delattr__(owner, args[1])
+    return None
+
+
+@intercept(object.__init__)
+def _object_init(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return None
+
+
+@intercept(object.__eq__)
+def _object_eq(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return True if args[0] is args[1] else NotImplemented
+
+
+@intercept(object.__ne__)
+def _object_ne(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(polyfill("object_unequal"), args)
+
+
+def _named(args: Args) -> str:
+    if type(args[1]) is TracedText:
+        args[1] = str(args[1])
+    if not isinstance(args[1], str):
+        raise TypeError(f"attribute name must be string, not '{class_of(args[1]).__name__}'")
+    return args[1]
+
+
+@intercept(*[vars(object)[name] for name in ("__lt__", "__le__", "__gt__", "__ge__")])
+def _object_order(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return NotImplemented
+
+
+@intercept(type.__call__)
+def _type_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if not args:
+        return NATIVE
+    frame = vm.frames[-1]
+    result = construct(vm, frame, args[0], args[1:], kwargs)
+    if result is True:
+        return SWITCHED
+    return result if type(result) is Call else frame.stack.pop()
+
+
+@intercept(vars)
+def _vars(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) > 1 or kwargs:
+        return NATIVE  # raises its own error
+    return load_attribute(vm, args[0], "__dict__") if args else variables(vm)
+
+
+@intercept(builtins.open, builtins.input)
+def _files(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported(
+        "files and terminals are outside", vm.where(), "do this outside the compiled function", "side_effect"
+    )
+
+
+@intercept(print)
+def _print(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    written = vm.world.globals.get(id(sys.__dict__))
+    file = kwargs.get("file")
+    if file is None and written is not None:  # redirected, perhaps
+        file = vm.world.load_global(sys.__dict__, "stdout")
+    if type(file) is io.StringIO:
+        kwargs.pop("flush", None)
+        return Call(polyfill("print_to"), args, {**kwargs, "file": file})
+    if can_require(vm) and any(map(has_history, args)):
+        return Call(polyfill("print_texts"), [args, kwargs])
+    raise Unsupported(
+        "print writes to the outside world",
+        vm.where(),
+        "print outside the compiled function",
+        operation="print(...)",
+        kind="side_effect",
+    )
+
+
+@intercept(dir)
+def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) > 1 or kwargs:
+        return NATIVE
+    if not args:
+        return sorted(variables(vm))
+    value = args[0]
+    method = operations.python_method(vm.world, class_of(value), "__dir__")
+    if method is not None:
+        return Call(polyfill("sorted_call"), [method, value])
+    if type(value) is not Outside:
+        return dir(value)
+    if value.attrs is None:
+        raise Unsupported(f"dir() of an outside {value.cls.__name__} object", vm.where(), None, "outside_object")
+    return sorted({*dir(value.cls), *value.attrs.materialise()})
+
+
+# ---- conversions -----------------------------------------------------------------------------------------------------
+
+
+@intercept(bool)
+def _bool(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return operations.truth(vm, args[0]) if len(args) == 1 else bool(*args)
+
+
+def _converted(vm: Machine, function: Any, value: Any) -> Any:
+    """`int`, `float` and the like of a symbolic number."""
+    vm.trace.where = vm.where()
+    is_int = operations.SYMBOLIC[type(value)] is int
+    if is_int and function in (int, operator.index):
+        return value
+    if function is float:
+        return torch.sym_float(value) if is_int else value  # type: ignore[no-untyped-call]
+    if function is int and type(value) in (torch.SymFloat, TracedFloat):
+        return math.trunc(value)
+    return function(value)
+
+
+def _number_of(vm: Machine, function: Any, tensor: TracedTensor) -> Any:
+    """`int` and `float` of a tensor."""
+    if tensor.numel() != 1 or not vm.trace.is_symbol(tensor, vm.trace.captures_numbers):
+        return NATIVE
+    vm.trace.where = vm.where()
+    value = tensor.item()
+    return _converted(vm, function, value) if type(value) in operations.SYMBOLIC else function(value)
+
+
+def _by_special_method(function: Any, names: tuple[str, ...], kind: Any) -> None:
+    """`function` of an object with one of these special methods is a call of it, whose result must be a `kind`."""
+
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if len(args) == 1 and type(args[0]) in operations.SYMBOLIC:
+            return _converted(vm, function, args[0])
+        if len(args) == 1 and operations.is_number(args[0]) and function in (int, float, operator.index):
+            vm.trace.where = vm.where()
+            return Call(function, [operations.as_number(args[0])])
+        if args and type(args[0]) is TracedTensor and function in (int, float, operator.index):
+            return _number_of(vm, function, args[0])
+        if args and type(args[0]) is TracedTensor and function in (math.floor, math.ceil):
+            return Call(polyfill("on_floats"), [function, args])
+        if args and type(args[0]) not in operations.PLAIN and type(args[0]) is not TracedTensor:
+            cls = class_of(args[0])
+            for name in names:
+                if operations.python_method(vm.world, cls, name) is not None:
+                    return Call(polyfill("via_special"), [name, function, args, kind])
+        return NATIVE
+
+
+for _function, _names, _kind in [
+    (abs, ("__abs__",), None),
+    (round, ("__round__",), None),
+    (math.floor, ("__floor__",), None),
+    (math.ceil, ("__ceil__",), None),
+    (math.trunc, ("__trunc__",), None),
+    (int, ("__int__", "__index__"), int),
+    (float, ("__float__", "__index__"), float),
+    (complex, ("__complex__", "__float__", "__index__"), complex),
+    (bytes, ("__bytes__",), bytes),
+    (operator.index, ("__index__",), int),
+    (bin, ("__index__",), int),
+    (oct, ("__index__",), int),
+    (hex, ("__index__",), int),
+]:
+    _by_special_method(_function, _names, _kind)
+
+
+def _converting(function: Any, name: str, by: str) -> None:
+    """`function` converts its arguments by the special method `name`: where that is the program's, `by` does it. Of
+    symbolic numbers it is computed in the graph."""
+    form = f"math.{function.__name__}({{}})"
+
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if function in MATH and any(type(arg) in operations.SYMBOLIC for arg in args):
+            vm.trace.where = vm.where()
+            computed = form.format(", ".join(["{}"] * len(args)))
+            return compute(MATH[function], *map(_in_graph, args), known=function, form=computed)
+        tensors = name == "__float__" and any(type(arg) is TracedTensor for arg in args)
+        if tensors or any(operations.python_method(vm.world, class_of(arg), name) is not None for arg in args):
+            return Call(polyfill(by), [function, args])
+        return Call(function, list(map(operations.as_number, args))) if any(map(operations.is_number, args)) else NATIVE
+
+
+def _in_graph(value: Any) -> Any:
+    return value.node.in_graph() if type(value) in (torch.SymInt, torch.SymFloat) else value
+
+
+for _function in (range, math.isqrt, math.comb, math.perm, math.factorial, math.gcd, math.lcm):
+    _converting(_function, "__index__", "on_indices")
+
+
+for _function in vars(math).values():
+    if callable(_function) and _function not in INTERCEPTS and _function not in (math.prod, math.fsum, math.dist):
+        _converting(_function, "__float__", "on_floats")
+
+
+@intercept(operator.is_)
+def _is(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return operations.is_same(vm, *args) if len(args) == 2 else NATIVE
+
+
+@intercept(operator.is_not)
+def _is_not(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return not operations.is_same(vm, *args) if len(args) == 2 else NATIVE
+
+
+@intercept(divmod)
+def _divmod(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if any(operations.python_method(vm.world, class_of(arg), "__divmod__") is not None for arg in args):
+        return Call(polyfill("binary"), [*args, None, "__divmod__", "__rdivmod__", "divmod()"])
+    if any(type(arg) in operations.SYMBOLIC for arg in args):
+        vm.trace.where = vm.where()
+        return (args[0] // args[1], args[0] % args[1])
+    return NATIVE
+
+
+@intercept(pow)
+def _pow(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 2:
+        return operations.binary(vm, operator.pow, *args)
+    method = operations.python_method(vm.world, class_of(args[0]), "__pow__") if args else None
+    return NATIVE if method is None else Call(method, args, kwargs)
+
+
+# ---- lists of objects with an `__eq__` of their own, lazy iterables --------------------------------------------------
+
+
+def _searching(method: Any, name: str) -> None:
+    @intercept(method)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if len(args) > 1 and type(args[0]) is not Outside and operations.has_python_eq(vm, args[0], args[1]):
+            return Call(polyfill(name), args, kwargs)
+        return NATIVE
+
+
+for _method, _name in [
+    (list.index, "list_index"),
+    (tuple.index, "list_index"),
+    (list.count, "list_count"),
+    (tuple.count, "list_count"),
+    (list.remove, "list_remove"),
+]:
+    _searching(_method, _name)
+
+
+def _extending(method: Any, name: str) -> None:
+    @intercept(method)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if len(args) == 2 and operations.native_iterable(vm, args[1]) is MISSING:
+            return Call(polyfill(name), args)
+        return NATIVE
+
+
+_extending(list.extend, "list_extend")
+_extending(collections.deque.extend, "list_extend")
+_extending(collections.deque.extendleft, "deque_extendleft")
+
+
+def _from_keys(cls: Any) -> None:
+    @intercept(cls.fromkeys)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        return Call(polyfill("from_keys"), [cls, *args], kwargs)
+
+
+for _cls in (dict, collections.OrderedDict, collections.defaultdict):
+    _from_keys(_cls)
+
+
+@intercept(dict)
+def _dict(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 1 and operations.python_method(vm.world, class_of(args[0]), "keys") is not None:
+        return Call(polyfill("make_dict"), [dict, args, kwargs])
+    return NATIVE
+
+
+# ---- dicts of the outside world --------------------------------------------------------------------------------------
+
+
+def _dict_get(items: Overlay, key: Any, default: Any = None) -> Any:
+    found = items.get(key)
+    return default if found is MISSING else found
+
+
+def _dict_contains(items: Overlay, key: Any) -> Any:
+    return items.get(key) is not MISSING
+
+
+_LAZY_METHODS: dict[str, Callable[..., Any]] = {
+    "get": _dict_get,
+    "__contains__": _dict_contains,
+    "__len__": Overlay.length,
+    "__setitem__": Overlay.set,
+}
+
+
+@intercept(dict.__getitem__)
+def _dict_getitem(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 2 or kwargs:
+        dict.__getitem__({}, *args[1:], **kwargs)  # raises: it has no signature to check
+    owner, key = args[0], operations.as_key(vm, args[1])
+    found = owner.dict_items.get(key) if type(owner) is Outside else dict.get(owner, key, MISSING)
+    if found is not MISSING:
+        return found
+    missing = operations.python_method(vm.world, class_of(owner), "__missing__")
+    if missing is not None:
+        return Call(missing, args)
+    if issubclass(class_of(owner), collections.defaultdict):
+        return Call(polyfill("default_item"), args)
+    raise KeyError(key)
+
+
+_KEEPING = ("get", "pop", "setdefault", "__setitem__")  # they do not look into their third argument
+
+
+def _lazy_or_mapping(vm: Machine, value: Any) -> bool:
+    return operations.native_iterable(vm, value) is MISSING or (
+        type(value) not in operations.PLAIN and operations.python_method(vm.world, class_of(value), "keys") is not None
+    )
+
+
+def _dict_method(method: Any, name: str) -> None:
+    """A method of dict on an outside one: lazily where one key is concerned, else on the whole."""
+
+    @intercept(method)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        owner = args[0]
+        ordered = method.__objclass__ is collections.OrderedDict
+        if name in ("update", "__ior__") and (
+            type(owner) is Outside or any(_lazy_or_mapping(vm, arg) for arg in args[1:])
+        ):  # that of an OrderedDict asks the subclass
+            put = operator.setitem if ordered else dict.__setitem__
+            if name == "update":
+                return Call(polyfill("dict_update"), [owner, tuple(args[1:]), kwargs, put])
+            return Call(polyfill("dict_ior"), [*args, put])
+        if type(owner) is not Outside:
+            if name in _KEEPING and len(args) == 3 and not kwargs and type(args[2]) in operations.PENDING:
+                return method(owner, operations.as_key(vm, args[1]), args[2])
+            return NATIVE
+        if (
+            name == "setdefault"
+            and ordered
+            and operations.python_method(vm.world, owner.cls, "__setitem__") is not None
+        ):
+            return Call(polyfill("ordered_setdefault"), args, kwargs)
+        lazy = _LAZY_METHODS.get(name)
+        if lazy is not None:
+            keyed = [operations.as_key(vm, key) for key in args[1:2]]
+            return lazy(owner.dict_items, *keyed, *args[2:])
+        others = args[1:]
+        if name in ("__or__", "__ror__", "__eq__", "__ne__"):
+            others = [operations.native_view(vm, other) for other in others]
+        view = owner.dict_items.materialise()
+        bound = method.__get__(view) if isinstance(view, method.__objclass__) else getattr(view, name)
+        return bound(*others, **kwargs)
+
+
+_DICT_METHODS = (
+    "get __contains__ __len__ __setitem__ update keys values items pop popitem setdefault clear copy "
+    "__iter__ __delitem__ __reversed__ __eq__ __ne__ __or__ __ror__ __ior__ move_to_end"
+)
+for _name in _DICT_METHODS.split():
+    for _cls in (dict, collections.OrderedDict):
+        if _name in vars(_cls):
+            _dict_method(vars(_cls)[_name], _name)

@@ -1,0 +1,137 @@
+"""State of the interpreter that a program sets and puts back: context variables, the filters of warnings."""
+
+from __future__ import annotations
+
+import contextvars
+import warnings
+from typing import Any
+
+from bolide.dynamo.machine.calls import NATIVE, intercept
+from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.operations import is_plain
+from bolide.dynamo.program.captured import Effect, Recipe, Source
+from bolide.dynamo.program.kinds import MISSING
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
+from bolide.support.errors import Unsupported
+from bolide.support.leaks import fleeting
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+# ---- context variables -----------------------------------------------------------------------------------------------
+
+
+@fleeting
+class _Token:
+    """What `ContextVar.set` answers while capturing."""
+
+    __slots__ = ("before", "used", "var")
+
+    def __init__(self, var: Any, before: Any) -> None:
+        self.var, self.before, self.used = var, before, False
+
+
+class _Variable:
+    """The value of a context variable (MISSING where it has none), at the start and now."""
+
+    __slots__ = ("at_first", "now")
+
+    def __init__(self, value: Any) -> None:
+        self.at_first = self.now = value
+
+
+def _variables(vm: Machine) -> dict[Any, _Variable]:
+    found: dict[Any, _Variable] = vm.memory.setdefault(_variables, {})
+    return found
+
+
+def _variable(vm: Machine, var: Any) -> _Variable:
+    """What is known of a context variable; its value is guarded when it is first asked for."""
+    known = _variables(vm)
+    if var not in known:
+        source = Source("apply", Source("object", None, None, var), (MISSING,), contextvars.ContextVar.get)
+        value = var.get(MISSING)
+        if value is MISSING:
+            vm.world.guard(source, "is", MISSING)
+        known[var] = _Variable(value if value is MISSING else vm.world.wrap(value, source))
+    return known[var]
+
+
+@intercept(contextvars.ContextVar.get)
+def _get(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = _variable(vm, args[0]).now
+    return args[0].get(*args[1:]) if value is MISSING else value  # its default, or a LookupError
+
+
+@intercept(contextvars.ContextVar.set)
+def _set(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    var, value = args
+    variable = _variable(vm, var)
+    token = _Token(var, variable.now)
+    variable.now = value
+    return token
+
+
+@intercept(contextvars.ContextVar.reset)
+def _reset(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    var, token = args
+    if type(token) is not _Token or token.var is not var or token.used:
+        raise Unsupported("a context variable is reset by a token from elsewhere", vm.where(), kind="context")
+    token.used = True
+    _variable(vm, var).now = token.before
+    return None
+
+
+@intercept(contextvars.copy_context, contextvars.Context.run)
+def _other_context(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("another context is used", vm.where(), "do this outside the compiled function", kind="context")
+
+
+def _token(rebuilder: Rebuilder, token: _Token) -> Recipe:
+    raise Unsupported("the token of a context variable outlives the graph", rebuilder.world.where(), kind="context")
+
+
+RECIPES[_Token] = _token
+
+
+def context_effects(vm: Machine, rebuilder: Rebuilder) -> list[Effect]:
+    """What sets the context variables that the program has given other values."""
+    changed = [(var, known.now) for var, known in _variables(vm).items() if known.now is not known.at_first]
+    return [
+        Effect("call", None, None, Recipe("call", type(var).set, (*rebuilder.constants(var), rebuilder.recipe(value))))
+        for var, value in changed
+    ]
+
+
+# ---- warnings --------------------------------------------------------------------------------------------------------
+
+
+def _filters_are_own(vm: Machine) -> bool:
+    """Whether the program is in a ``with warnings.catch_warnings()`` of its own."""
+    return any(isinstance(manager, warnings.catch_warnings) for manager in vm.entered)
+
+
+@intercept(warnings.warn)
+def _warn(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """A warning waits until the graph has run, unless filters of the program's own say what becomes of it."""
+    warn = vm.within(warnings.warn)
+    if not _filters_are_own(vm):
+        vm.deferred.append((warn, args, kwargs))
+        return None
+    message = args[0] if args else kwargs.get("message")
+    if not (isinstance(message, Warning) or is_plain(message)):
+        raise Unsupported("a warning made of an object", vm.where(), kind="side_effect")
+    if any(getattr(manager, "_record", False) for manager in vm.entered):
+        return warn(*args, **kwargs)
+    with warnings.catch_warnings(record=True) as shown:
+        warn(*args, **kwargs)
+    if shown:
+        raise Unsupported("a warning is shown by filters of the program's own", vm.where(), kind="side_effect")
+    return None
+
+
+@intercept(warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings)
+def _filter(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if _filters_are_own(vm):
+        return NATIVE
+    raise Unsupported("the filters of warnings are changed", vm.where(), "use warnings.catch_warnings()", "side_effect")

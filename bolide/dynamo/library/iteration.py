@@ -1,0 +1,278 @@
+"""Length, iteration and order: built-in functions, itertools, bisect and heapq.
+
+They run natively where nothing of the program's is called by it, else as polyfills."""
+
+from __future__ import annotations
+
+import bisect
+import builtins
+import functools
+import heapq
+import itertools
+import math
+import operator
+import types
+from typing import Any
+
+import torch
+
+from bolide.dynamo.machine import operations
+from bolide.dynamo.machine.calls import SWITCHED, intercept
+from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.native_calls import setting_modes
+from bolide.dynamo.machine.operations import class_of, polyfill
+from bolide.dynamo.policy import is_python_class
+from bolide.dynamo.polyfills import generic
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING
+from bolide.dynamo.world.frames import Generator
+from bolide.dynamo.world.outside import Outside
+from bolide.tracing import TracedTensor
+from bolide.tracing.scalars import TracedFloat, compute
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+_SEQUENCES = (list, tuple, set, frozenset, dict)
+_TEXTS = (str, bytes, range)
+
+
+@intercept(len)
+def _len(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    cls = class_of(value)
+    if cls in operations.PLAIN and type(value) is not Outside:
+        return len(value)
+    method = operations.python_method(vm.world, cls, "__len__")
+    if method is not None:
+        return Call(method, [value])
+    if type(value) is Outside and value.items is not None:
+        return value.dict_items.length()
+    return len(operations.native_view(vm, value))
+
+
+@intercept(iter)
+def _iter(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    if len(args) == 2:
+        return Call(polyfill("iter_until"), args)
+    if type(value) is Generator:
+        return value
+    method = operations.python_method(vm.world, class_of(value), "__iter__")
+    if method is not None:
+        return Call(method, [value])
+    items = operations.native_iterable(vm, value)
+    return Call(polyfill("iterate"), [value]) if items is MISSING else iter(items)
+
+
+@intercept(next)
+def _next(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    iterator = args[0]
+    if type(iterator) is Generator:
+        return _resume(vm, iterator, None, *(("default", args[1]) if len(args) == 2 else ("stop", None)))
+    if operations.python_method(vm.world, class_of(iterator), "__next__") is not None:
+        return Call(polyfill("next_item"), args)
+    if type(iterator) is types.GeneratorType:  # of a context manager of torch's
+        with setting_modes(vm):
+            return next(*args)
+    return next(*args)
+
+
+@intercept(reversed)
+def _reversed(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    cls = class_of(value)
+    method = operations.python_method(vm.world, cls, "__reversed__")
+    if method is not None:
+        return Call(method, [value])
+    if vm.world.lookup(cls, "__reversed__") is None:
+        raise TypeError(f"'{cls.__name__}' object is not reversible")
+    if operations.python_method(vm.world, cls, "__getitem__") is not None and not issubclass(cls, (dict, list)):
+        return Call(polyfill("reversed_items"), [value])
+    vm.trace.where = vm.where()
+    return reversed(operations.native_view(vm, value))
+
+
+def _resume(vm: Machine, generator: Generator, value: Any, then: str, then_value: Any) -> Any:
+    if vm.resume(generator, value, then, then_value):
+        return SWITCHED
+    return vm.frames[-1].stack.pop()
+
+
+@intercept(generic.is_lazy)
+def _is_lazy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    if type(value) is Generator:
+        return True
+    cls = class_of(value)
+    return cls not in operations.PLAIN and operations.python_method(vm.world, cls, "__iter__") is not None
+
+
+# ---- functions over iterables ----------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> bool:
+    """Whether native code may test, compare and call this item: it holds nothing of the program's."""
+    cls = type(value)
+    if cls is tuple or cls is list:
+        return all(map(_plain, value))
+    return (cls in CONSTANT_TYPES and cls is not types.FunctionType) or cls is TracedTensor
+
+
+def _plain_iterable(value: Any) -> bool:
+    return type(value) in _TEXTS or (type(value) in _SEQUENCES and all(map(_plain, value)))
+
+
+def _plain_argument(value: Any) -> bool:
+    """Whether native code that calls functions and looks at items does nothing of the program's with `value`."""
+    if isinstance(value, type):
+        return not is_python_class(value)
+    if type(value) in _SEQUENCES:
+        return all(map(_plain, value))
+    return type(value) in CONSTANT_TYPES and not callable(value)
+
+
+def _over_iterables(function: Any, name: str) -> None:
+    """`function` only iterates over its arguments: it is native if iteration is."""
+
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        views = [operations.native_iterable(vm, arg) for arg in args]
+        if any(view is MISSING for view in views):
+            return Call(polyfill(name), args, kwargs)
+        return function(*views, **kwargs)
+
+
+def _over_items(function: Any, name: str) -> None:
+    """`function` calls, tests or compares what it is given: it is native if all of that is plain."""
+
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        plain = all(map(_plain_argument, args)) and all(map(_plain_argument, kwargs.values()))
+        if plain and not (any(isinstance(arg, type) for arg in args) and any(map(_has_tensors, args))):
+            vm.trace.where = vm.where()
+            return function(*args, **kwargs)
+        return Call(polyfill(name), args, kwargs)
+
+
+def _has_tensors(value: Any) -> bool:
+    """Whether a class that is called on the items (`map(str, ...)`) is called on tensors."""
+    return type(value) in _SEQUENCES and any(type(item) is TracedTensor for item in value)
+
+
+for _function, _name in {
+    enumerate: "enumerate_items",
+    zip: "zip_items",
+    itertools.chain: "chain",
+    itertools.cycle: "cycle",
+    itertools.islice: "islice",
+    itertools.pairwise: "pairwise",
+    itertools.tee: "tee",
+    itertools.zip_longest: "zip_longest",
+}.items():
+    _over_iterables(_function, _name)
+
+for _function, _name in {
+    any: "any_item",
+    all: "all_items",
+    map: "map_items",
+    filter: "filter_items",
+    functools.reduce: "reduce_items",
+    itertools.accumulate: "accumulate",
+    itertools.chain.from_iterable: "chain_from_iterable",
+    itertools.compress: "compress",
+    itertools.dropwhile: "dropwhile",
+    itertools.takewhile: "takewhile",
+    itertools.filterfalse: "filterfalse",
+    itertools.groupby: "groupby",
+    itertools.starmap: "starmap",
+    bisect.bisect_left: "bisect_left",
+    bisect.bisect_right: "bisect_right",
+    bisect.insort_left: "insort_left",
+    bisect.insort_right: "insort_right",
+    heapq.heappush: "heappush",
+    heapq.heappop: "heappop",
+    heapq.heapify: "heapify",
+    heapq.heapreplace: "heapreplace",
+    heapq.heappushpop: "heappushpop",
+    math.prod: "product",
+}.items():
+    _over_items(_function, _name)
+
+if hasattr(itertools, "batched"):
+    _over_iterables(itertools.batched, "batched")
+
+
+@intercept(itertools.count)
+def _count(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if all(type(arg) in (int, float, complex) for arg in [*args, *kwargs.values()]):
+        return itertools.count(*args, **kwargs)
+    return Call(polyfill("count"), args, kwargs)
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+
+
+@intercept(sorted)
+def _sorted(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if kwargs.get("key") is None and len(args) == 1 and _plain_iterable(args[0]):
+        return sorted(args[0], **kwargs)
+    return Call(polyfill("sorted_items"), args, kwargs)
+
+
+@intercept(list.sort)
+def _sort(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if kwargs.get("key") is None and len(args) == 1 and all(map(_plain, args[0])):
+        return args[0].sort(**kwargs)
+    return Call(polyfill("sort_list"), args, kwargs)
+
+
+@intercept(generic.stable_order)
+def _stable_order(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """The order of plain keys, or None when comparing them runs code of the program."""
+    keys, reverse = args
+    if not all(map(_plain, keys)):
+        return None
+    return sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
+
+
+def _extreme(function: Any, name: str, symbolic: Any, better: Any) -> None:
+    def choose(best: Any, other: Any) -> Any:
+        """What Python chooses, in the graph."""
+        return compute(lambda a, b: torch.where(better(b, a), b, a), best, other)
+
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        items = args[0] if len(args) == 1 else args
+        if len(args) > 1 and not kwargs and {torch.SymInt} <= {type(arg) for arg in args} <= {torch.SymInt, int}:
+            vm.trace.where = vm.where()
+            return functools.reduce(symbolic, args)
+        if len(args) > 1 and not kwargs and _are_data(args):
+            vm.trace.where = vm.where()
+            return functools.reduce(choose, args)
+        if kwargs.get("key") is None and (not args or (_plain_iterable(items) and not _has_tensor(items))):
+            vm.trace.where = vm.where()
+            return function(*args, **kwargs)
+        return Call(polyfill(name), [items], kwargs)
+
+
+def _has_tensor(items: Any) -> bool:
+    """Whether one of the values that are compared is a tensor: the polyfill's branch may be one of the graph."""
+    return type(items) in (list, tuple) and any(type(item) is TracedTensor for item in items)
+
+
+def _are_data(numbers: Args) -> bool:
+    """Whether floats of the graph are among numbers whose comparison is not known."""
+    unknown = any(type(number) is TracedFloat and number.formula is None for number in numbers)
+    return unknown and all(type(number) in (int, float, TracedFloat) for number in numbers)
+
+
+_extreme(min, "min_item", torch.sym_min, operator.lt)
+_extreme(max, "max_item", torch.sym_max, operator.gt)
+
+
+@intercept(builtins.sum)
+def _sum(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if args and _plain_iterable(args[0]) and all(map(_plain, [*args[1:], *kwargs.values()])):
+        vm.trace.where = vm.where()
+        return sum(*args, **kwargs)
+    return Call(polyfill("sum_items"), args, kwargs)

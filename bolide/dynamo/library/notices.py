@@ -1,0 +1,102 @@
+"""Warnings of torch's own that come while a program is captured: they are shown when it has been, each once, at the
+user's line. In eager a call warns where it is made; here it is made by bolide, and a program is interpreted more than
+once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from bolide.dynamo.machine.callers import Caller, caller_of
+from bolide.dynamo.machine.interpreter import Machine
+
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+class Notice(NamedTuple):
+    """A warning, of instruction `tick`. `caller`: the user's line; None where torch's own code says which line is meant
+    (`filename`, `lineno`)."""
+
+    tick: int
+    message: Warning | str
+    category: type[Warning]
+    filename: str
+    lineno: int
+    caller: Caller | None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        line = (self.filename, self.lineno) if self.caller is None else (self.caller.code, self.caller.line)
+        return str(self.message), self.category, *line
+
+
+class Notices:
+    """The warnings of one capture. `shown`: those of earlier captures of the function."""
+
+    def __init__(self, shown: set[Any]) -> None:
+        self.found: list[Notice] = []
+        self.shown = shown
+
+    @contextlib.contextmanager
+    def kept(self, machine: Machine) -> Iterator[None]:
+        """While it is active, warnings of this thread that would be shown are kept. What the filters turn into errors
+        is raised as ever."""
+        before, thread = warnings.showwarning, threading.get_ident()
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: Any = None,
+            line: str | None = None,
+        ) -> None:
+            if threading.get_ident() != thread:
+                before(message, category, filename, lineno, file, line)
+                return
+            caller = None
+            if filename.startswith(_HERE):
+                frames = [frame for frame in machine.frames[1:] if not frame.code.ours]
+                caller = caller_of(frames[-1]) if frames else None
+                _forget(message, category, filename)
+            self.found.append(Notice(machine.tick, message, category, filename, lineno, caller))
+
+        warnings.showwarning = show
+        try:
+            yield
+        finally:
+            if warnings.showwarning is show:
+                warnings.showwarning = before
+
+    def show(self, stop: int | None) -> None:
+        """Show the warnings of what was captured: the program up to instruction `stop`, or to its end."""
+        for notice in self.found:
+            if (stop is not None and notice.tick > stop) or notice.key in self.shown:
+                continue
+            self.shown.add(notice.key)
+            if notice.caller is None:
+                warnings.showwarning(notice.message, notice.category, notice.filename, notice.lineno)
+                continue
+            code, line, namespace = notice.caller
+            warnings.warn_explicit(
+                notice.message,
+                notice.category,
+                code.code.co_filename,
+                line,
+                namespace.get("__name__"),
+                namespace.setdefault("__warningregistry__", {}),
+            )
+
+
+def _forget(message: Warning | str, category: type[Warning], filename: str) -> None:
+    """The filters have not seen this warning: where it comes from is another line of the user's each time."""
+    getattr(warnings, "onceregistry", {}).pop((str(message), category), None)
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == filename:
+            vars(module).pop("__warningregistry__", None)

@@ -1,0 +1,473 @@
+"""Our own answers to calls of the standard library: functools, operator, copy, weakref, random, logging, …"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import enum
+import functools
+import inspect
+import io
+import json
+import logging
+import operator
+import os
+import random
+import sys
+import types
+import typing
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bolide.dynamo import policy
+from bolide.dynamo.machine import operations
+from bolide.dynamo.machine.caches import Writes
+from bolide.dynamo.machine.calls import NATIVE, intercept, referent
+from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.native_calls import concrete_data, drawn_or_refused, refused
+from bolide.dynamo.machine.operations import class_of, is_plain, polyfill
+from bolide.dynamo.polyfills import library
+from bolide.dynamo.program.captured import Source
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, LOCK_TYPES, MISSING, is_library_namespace, is_opaque
+from bolide.dynamo.world.outside import Outside
+from bolide.dynamo.world.texts import pictured
+from bolide.support.errors import Unsupported
+from bolide.tracing import STANDS_FOR, TracedTensor
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+
+@intercept(typing.cast)
+def _cast(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return args[1]
+
+
+# ---- operator --------------------------------------------------------------------------------------------------------
+
+
+def _operator(function: Any, answer: Callable[..., Any]) -> None:
+    @intercept(function)
+    def handler(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        return answer(vm, *args)
+
+
+def _binary(function: Any) -> Callable[..., Any]:
+    return lambda vm, left, right: operations.binary(vm, function, left, right)
+
+
+def _unary(function: Any) -> Callable[..., Any]:
+    return lambda vm, value: operations.unary(vm, function, value)
+
+
+_UNARY: tuple[Any, ...] = (operator.neg, operator.pos, operator.invert)
+for _function in operations.BINARY_OPERATORS:
+    _operator(_function, _binary(_function))
+for _function in _UNARY:
+    _operator(_function, _unary(_function))
+_operator(operator.getitem, operations.get_item)
+_operator(operator.setitem, operations.set_item)
+_operator(operator.delitem, operations.delete_item)
+_operator(operator.truth, operations.truth)
+
+
+@intercept(operator.length_hint)
+def _length_hint(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(polyfill("length_hint"), args)
+
+
+@intercept(operator.contains)
+def _contains(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    found = operations.contains(vm, *args)
+    return Call(polyfill("contains"), args) if found is MISSING else found
+
+
+@intercept(operator.not_)
+def _not(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = operations.truth(vm, args[0])
+    return Call(polyfill("negation"), args) if type(value) is Call else not value
+
+
+# ---- functools -------------------------------------------------------------------------------------------------------
+
+
+@intercept(functools.update_wrapper)
+def _update_wrapper(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(polyfill("update_wrapper"), args, kwargs)
+
+
+@intercept(functools.partial.__call__)
+def _call_partial(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(args[0], args[1:], kwargs)
+
+
+@intercept(vars(functools.partial)["__setstate__"])
+def _set_partial(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if args and vm.world.is_outside(args[0]):
+        raise Unsupported("the state of a partial from outside is replaced", vm.where(), kind="attribute_write")
+    return NATIVE
+
+
+@intercept(functools.lru_cache)
+def _lru_cache(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(polyfill("lru_cache"), args, kwargs)
+
+
+@intercept(functools.cache)
+def _cache(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(polyfill("cache"), args, kwargs)
+
+
+@intercept(library.writes)
+def _writes(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Writes(vm)
+
+
+@intercept(library.settled)
+def _settled(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    before, *call = args
+    return before.settled(vm, *call)
+
+
+def _cache_method(method: Any) -> None:
+    @intercept(method)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        raise refused(vm, method)
+
+
+_cache_method(functools._lru_cache_wrapper.cache_info)
+_cache_method(functools._lru_cache_wrapper.cache_clear)
+
+
+# ---- copy ------------------------------------------------------------------------------------------------------------
+
+
+@intercept(copy.copy)
+def _copy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return copy.copy(args[0]) if type(args[0]) is TracedTensor else Call(polyfill("copy_shallow"), args, kwargs)
+
+
+@intercept(copy.deepcopy)
+def _deepcopy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return Call(polyfill("copy_deep"), args, kwargs)
+
+
+@intercept(library.new_memo)
+def _new_memo(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    made: dict[Any, Any] = {}
+    vm.memory.setdefault(library.new_memo, []).append(made)
+    return made
+
+
+@intercept(library.memo_key)
+def _memo_key(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value, memo = args
+    if not any(memo is known for known in vm.memory.get(library.new_memo, ())):
+        return Call(id, [value])
+    found = vm.world.real_of(value)
+    return id(value if found is None else found[0])
+
+
+@intercept(torch.Tensor.__deepcopy__)
+def _deepcopy_of_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    vm.trace.where = vm.where()
+    return args[0].__deepcopy__(*args[1:])
+
+
+@intercept(library.copies_itself)
+def _copies_itself(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    if type(value) is slice or type(value) in CONSTANT_TYPES or isinstance(value, (type, enum.Enum)):
+        return True
+    if type(value) in operations.SYMBOLIC or is_opaque(value):
+        return True
+    cls = class_of(value)
+    if not (policy.is_python_class(cls) or cls in _COPIED or type(value) in operations.SEEN_AS):
+        raise Unsupported(f"a copy of a {cls.__name__}", vm.where(), None, "native_call")
+    return False
+
+
+_COPIED = frozenset(
+    {list, dict, set, tuple, frozenset, bytearray, types.SimpleNamespace, functools.partial}
+    | {collections.deque, collections.OrderedDict, collections.defaultdict, torch.Tensor, TracedTensor}
+)
+
+
+# ---- json ------------------------------------------------------------------------------------------------------------
+
+
+@intercept(json.dumps)
+def _dumps(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    data = concrete_data(vm, args[0])
+    return json.dumps(data, **kwargs) if is_plain([data, *kwargs.values()]) else NATIVE
+
+
+# ---- files in memory -------------------------------------------------------------------------------------------------
+
+_IN_MEMORY: tuple[Any, ...] = (io.StringIO, io.BytesIO)
+
+
+def _in_memory(cls: Any) -> None:
+    """A file in memory that the program made is a value like others."""
+
+    @intercept(cls)
+    def make(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if kwargs or not (len(args) < 2 and is_plain(args)):
+            raise refused(vm, cls)
+        return cls(*args)
+
+
+def _method_in_memory(function: Any) -> None:
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if type(args[0]) not in _IN_MEMORY or not is_plain(args[1:]):
+            raise refused(vm, function)
+        return function(*args, **kwargs)
+
+
+_OF_FILES = [
+    "write",
+    "writelines",
+    "getvalue",
+    "read",
+    "readline",
+    "readlines",
+    "seek",
+    "tell",
+    "truncate",
+    "close",
+] + ["__enter__", "__exit__", "__iter__", "__next__"]
+for _file in _IN_MEMORY:
+    _in_memory(_file)
+for _function in {getattr(_file, name) for _file in _IN_MEMORY for name in _OF_FILES}:
+    if type(_function) in (types.MethodDescriptorType, types.WrapperDescriptorType):
+        _method_in_memory(_function)
+
+
+# ---- what is of the moment -------------------------------------------------------------------------------------------
+
+
+def _moment(function: Any) -> None:
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        raise refused(vm, function)
+
+
+for _function in policy.MOMENT:
+    _moment(_function)
+
+
+def _asked_again(function: Any) -> None:
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if kwargs or not all(type(arg) in (str, bytes, int) for arg in args):
+            raise refused(vm, function)
+        source = Source("apply", Source("object", None, None, function), tuple(args), _ask)
+        return vm.world.wrap(function(*args), source)
+
+
+def _ask(function: Any, *args: Any) -> Any:
+    return function(*args)
+
+
+for _function in policy.ASKED_AGAIN:
+    _asked_again(_function)
+
+
+def _environment(function: Any) -> None:
+    @intercept(function)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        """Python reads `os.environ`, which is written as any dict; what C code reads is written with it."""
+        vm.deferred.append((function, args, kwargs))
+        return None
+
+
+for _written in (os.putenv, os.unsetenv):
+    _environment(_written)
+
+
+@intercept(sys.getsizeof)
+def _getsizeof(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if type(args[0]) not in (int, float, complex, str, bytes):
+        raise refused(vm, sys.getsizeof)
+    return NATIVE
+
+
+# ---- weak references -------------------------------------------------------------------------------------------------
+
+
+@intercept(weakref.proxy)
+def _proxy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Only of an outside object without a callback: that is a real one."""
+    if len(args) != 1 or kwargs or type(args[0]) is not Outside:
+        raise Unsupported("a weak proxy is made", vm.where(), "use weakref.ref", "outside_object")
+    return vm.world.wrap(weakref.proxy(args[0].real), Source("apply", args[0].source, (), weakref.proxy))
+
+
+def _weak_reference(vm: Machine, cls: type[Any], target: Any, callback: Any = None) -> Any:
+    """A reference to an outside object is a real one to the real object; a library's callback, which would tidy up
+    when that dies, is left out: what this run makes does not outlive it."""
+    tidies_up = type(callback) is types.FunctionType and is_library_namespace(callback.__globals__)
+    if callback is not None and not tidies_up:
+        raise Unsupported("a weak reference with a callback", vm.where(), None, "outside_object")
+    if type(target) is Outside:
+        return weakref.ref.__new__(cls, target.real)
+    for default in (callback.__defaults__ or ()) if callback is not None else ():
+        if type(default) is weakref.ref and id(default()) in vm.world.seen:
+            reason = "a weak container of the outside world is given a new object, which may die before it"
+            raise Unsupported(reason, vm.where(), kind="outside_object")
+    return NATIVE
+
+
+@intercept(weakref.getweakrefcount, weakref.getweakrefs)
+def _weak_references(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if any(type(arg) is Outside for arg in args):
+        raise Unsupported("what refers weakly to an outside object is asked for", vm.where(), kind="outside_object")
+    return NATIVE
+
+
+@intercept(weakref.ref)
+def _ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return _weak_reference(vm, weakref.ref, *args)
+
+
+@intercept(weakref.ref.__new__)
+def _new_ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return _weak_reference(vm, *args)
+
+
+@intercept(weakref.ref.__init__)
+def _init_ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return None
+
+
+@intercept(weakref.ref.__call__)
+def _call_ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return referent(vm, args[0])
+
+
+# ---- random ----------------------------------------------------------------------------------------------------------
+
+
+class _SeededRandom(random.Random):
+    """A generator that the program made with a seed: it gives the same numbers at every call, so it runs natively."""
+
+
+setattr(_SeededRandom, STANDS_FOR, random.Random)
+
+
+@intercept(random.Random)
+def _random(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    seeded = len(args) == 1 and type(args[0]) in (int, float, str, bytes)
+    return _SeededRandom(*args) if seeded else NATIVE
+
+
+def _random_method(name: str, method: Any) -> None:
+    @intercept(method)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        if type(args[0]) is _SeededRandom and is_plain([*args[1:], *kwargs.values()]):
+            return getattr(args[0], name)(*args[1:], **kwargs)
+        return drawn_or_refused(vm, method, args, kwargs)
+
+
+for _name in dir(random.Random):
+    if _name[0] != "_" and callable(getattr(random.Random, _name)):
+        _random_method(_name, getattr(random.Random, _name))
+
+
+# ---- logging ---------------------------------------------------------------------------------------------------------
+
+
+@intercept(logging.getLogger)
+def _get_logger(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return logging.getLogger(*args, **kwargs)
+
+
+@intercept(logging.Logger.isEnabledFor)
+def _is_enabled_for(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    logger, level = args
+    logger = logger.real if type(logger) is Outside else logger
+    enabled = logger.isEnabledFor(level)
+    if (logger, level) not in vm.world.once:
+        vm.world.once.add((logger, level))
+        source = Source("object", None, None, logger)
+        vm.world.guard(Source("apply", source, (level,), logging.Logger.isEnabledFor), "equals", enabled)
+    return enabled
+
+
+def _logging(method: Any, level: int | None) -> None:
+    @intercept(method)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        logger = args[0].real if type(args[0]) is Outside else args[0]
+        if _is_enabled_for(vm, [logger, args[1] if level is None else level], {}):
+            vm.deferred.append(
+                (vm.within(getattr(logger, method.__name__)), list(map(pictured, args[1:])), _of_now(vm, kwargs))
+            )
+        return None
+
+
+def _of_now(vm: Machine, kwargs: Kwargs) -> Kwargs:
+    """The keywords of a call that waits, with the exception that is being handled now, if it asks for that."""
+    asked = kwargs.get("exc_info")
+    if not asked or isinstance(asked, BaseException):
+        return kwargs
+    handled = None if type(asked) is tuple else vm.handled()
+    if handled is None:
+        raise Unsupported("a logger is given exc_info", vm.where(), kind="side_effect")
+    return {**kwargs, "exc_info": handled}
+
+
+for _method, _level in [
+    (logging.Logger.debug, logging.DEBUG),
+    (logging.Logger.info, logging.INFO),
+    (logging.Logger.warning, logging.WARNING),
+    (logging.Logger.error, logging.ERROR),
+    (logging.Logger.critical, logging.CRITICAL),
+    (logging.Logger.log, None),
+]:
+    _logging(_method, _level)
+
+
+# ---- locks and frames ------------------------------------------------------------------------------------------------
+
+
+def held_locks(vm: Machine) -> list[Any]:
+    """The locks that the program has entered and not left."""
+    found: list[Any] = vm.memory.setdefault(held_locks, [])
+    return found
+
+
+def _lock_method(method: Any) -> None:
+    @intercept(method)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        """A package's lock that is free guards against the package's own threads while it fills its tables: a ``with``
+        block of such a lock is captured, its effects come together. Every other lock is held for real."""
+        lock, name = args[0], method.__name__
+        if not vm.world.is_outside(lock):
+            return NATIVE
+        if name == "__enter__" and _in_package(vm) and lock.acquire(blocking=False):
+            lock.release()
+            held_locks(vm).append(lock)
+            return True
+        if name == "__exit__" and lock in held_locks(vm):
+            held_locks(vm).remove(lock)
+            return None
+        raise refused(vm, method)
+
+
+def _in_package(vm: Machine) -> bool:
+    filename = vm.frames[-1].code.code.co_filename
+    return "site-packages" in filename or "dist-packages" in filename
+
+
+for _lock in LOCK_TYPES:
+    for _name in ("acquire", "release", "__enter__", "__exit__"):
+        _lock_method(getattr(_lock, _name))
+
+
+@intercept(sys._getframe, inspect.currentframe, inspect.stack)
+def _getframe(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("a frame object is asked for", vm.where(), None, "frame_access")

@@ -1,0 +1,203 @@
+"""Numbers that Python's and NumPy's random generators draw: made at each call, in front of the graph, and given to it.
+
+The generators are the real ones, so the numbers are eager's. While capturing, copies of them draw. Where the program
+has to know such a number (a branch on it, an index into a list), the segment ends in front of the draw instead: then it
+is a value that the next segment begins with.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+
+from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.program.captured import Recipe, Source
+from bolide.dynamo.program.kinds import MISSING, is_constant
+from bolide.dynamo.state import state
+from bolide.dynamo.world.arrays import TracedArray, as_tensor, layer
+from bolide.dynamo.world.outside import Outside
+from bolide.dynamo.world.world import float_tensor
+from bolide.support.errors import Unsupported
+from bolide.symbolic import as_expr
+from bolide.tracing import Trace, data
+
+
+@dataclass
+class _Draw:
+    """A draw of this run: what is to be said if the program needs to know the number, at which instruction it is, and
+    whether it is needed."""
+
+    refusal: Unsupported
+    tick: int
+    is_integer: bool
+    needed: bool = False
+
+
+def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], name: str) -> Any:
+    """The value of a call of a random generator's method, if it is one that can be made in front of the graph: a float,
+    an integer or an array; None where only the generator's state changes. MISSING for any other call. `name`: of the
+    function, for messages.
+    """
+    if type(function) is types.MethodType:
+        function, args = function.__func__, [function.__self__, *args]
+    if not args or vm.base != 1 or state.stage == "backend" or type(vm.trace) is not Trace:
+        return MISSING
+    owner, *operands = args
+    real = owner.real if type(owner) is Outside else owner
+    given = (*operands, *kwargs.values())
+    if not _is_generator(real) or not all(is_constant(value) or _is_size(vm, value) for value in given):
+        return MISSING
+    words = {key: _now(value) for key, value in kwargs.items()}
+    try:
+        example = function(_copied(vm, real), *map(_now, operands), **words)
+    except Exception:  # the program's own; what the copy has drawn until then is a guess only
+        return MISSING
+    wrap = _WRAP.get(type(example))
+    if wrap is None or (wrap is _integer and function.__name__ not in _INTEGERS):
+        return MISSING
+    reason = f"the program needs to know what {name} draws, which differs from call to call"
+    remedy = "draw it outside the compiled function and pass it"
+    refusal = Unsupported(reason, vm.where(), remedy, "moment", operation=f"{name}(...)")
+    note = _Draw(refusal, vm.present(), wrap is _integer)
+    vm.memory.setdefault(_Draw, []).append(note)
+    source = Source("drawn", None, len(vm.world.draws))
+    value = wrap(vm, source, example, note)
+    if wrap is _float and not kwargs:
+        value.within = _range(function.__name__, operands)
+    if wrap is _integer and not kwargs and all(type(operand) in (int, torch.SymInt) for operand in operands):
+        _bound(vm, value, operands, function is random.Random.randint)
+    place = Recipe("source", owner.source) if type(owner) is Outside else Recipe("constant", owner)
+    parts = (place, *(_operand(vm, operand) for operand in operands))
+    vm.world.draws.append(
+        Recipe("call", function, parts, tuple((key, _operand(vm, operand)) for key, operand in kwargs.items()))
+    )
+    return value
+
+
+def _copied(vm: Machine, generator: Any) -> Any:
+    """What draws in the place of a generator while capturing."""
+    copies = vm.memory.setdefault(_copied, {})
+    if id(generator) not in copies:
+        copies[id(generator)] = copy.deepcopy(generator)
+    return copies[id(generator)]
+
+
+def _is_size(vm: Machine, value: Any) -> bool:
+    return type(value) is torch.SymInt and not vm.trace.is_data(value)
+
+
+def _now(operand: Any) -> Any:
+    return operand.node.hint if type(operand) is torch.SymInt else operand
+
+
+def _operand(vm: Machine, operand: Any) -> Recipe:
+    if type(operand) is not torch.SymInt:
+        return Recipe("constant", operand)
+    symbols = vm.world.symbols.read_by([operand.node.expr])
+    return Recipe("size", operand.node.expr, tuple(Recipe("source", source) for _, source in symbols))
+
+
+def _bound(vm: Machine, value: torch.SymInt, operands: list[Any], inclusive: bool) -> None:
+    """Note between what bounds an integer is drawn."""
+    first, end = operands if len(operands) == 2 else (0, operands[0])
+    if len(operands) < 3:
+        facts, drawn = vm.trace.shapes.facts, as_expr(value)
+        facts.add(drawn.ge(as_expr(first)))
+        facts.add(drawn.lt(as_expr(end) + int(inclusive)))
+
+
+_INTEGERS = ("randint", "randrange")
+_UNIT = ("random", "rand", "random_sample")
+
+
+def _range(name: str, operands: list[Any]) -> tuple[float, float] | None:
+    """The least and the largest number that a function draws, if that is known: layers that are dropped with
+    probability 0 never are."""
+    if name in _UNIT and not operands:
+        return 0.0, math.nextafter(1.0, 0.0)
+    if name == "uniform" and len(operands) in (0, 2) and all(type(operand) in (int, float) for operand in operands):
+        first, last = operands or (0.0, 1.0)
+        return min(first, last), max(first, last)
+    return None
+
+
+def _is_generator(value: Any) -> bool:
+    if type(value) is random.Random:
+        return True
+    return type(value).__module__ in _NUMPY and type(value).__name__ in ("RandomState", "Generator")
+
+
+_NUMPY = ("numpy.random.mtrand", "numpy.random._generator")  # not imported: most programs do without
+
+
+def needed(vm: Machine, error: Unsupported) -> tuple[int, Unsupported] | None:
+    """The draw that the program has to know the number of, if that is what is the matter: its instruction, in front of
+    which the segment has to end, and what to say."""
+    notes: list[_Draw] = vm.memory.get(_Draw, [])
+    of_data = error.about.code.startswith("BR01")
+    found = next((note for note in notes if note.needed or (note.is_integer and of_data)), None)
+    return None if found is None else (found.tick, found.refusal)
+
+
+def state_of(generator: Any) -> Any:
+    """The state of a generator; `set_state` puts it back."""
+    if type(generator) is random.Random:
+        return generator.getstate()
+    bits = getattr(generator, "bit_generator", None)
+    return generator.get_state() if bits is None else bits.state
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """See `state_of`."""
+    if type(generator) is random.Random:
+        generator.setstate(state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+# ---- as values of the program ----------------------------------------------------------------------------------------
+
+
+def _nothing(vm: Machine, source: Source, example: None, note: _Draw) -> None:
+    return None
+
+
+def _float(vm: Machine, source: Source, example: float, note: _Draw) -> Any:
+    def pin() -> None:
+        note.needed = True
+        raise note.refusal
+
+    number = vm.trace.scalar(vm.world.input_made(source, float_tensor, example), example, (pin,))
+    return vm.world.mirror(number, source)
+
+
+def _integer(vm: Machine, source: Source, example: int, note: _Draw) -> Any:
+    number = data.number(vm.trace, vm.world.input_made(source, _integer_tensor, example))
+    return vm.world.mirror(number, source)
+
+
+def _array(vm: Machine, source: Source, example: numpy.ndarray[Any, Any], note: _Draw) -> Any:
+    made = TracedArray(layer().ndarray(vm.world.input_made(source, as_tensor, example)))
+    return vm.world.mirror(made, source)
+
+
+def _integer_tensor(value: int) -> torch.Tensor:
+    return torch.scalar_tensor(value, dtype=torch.int64)
+
+
+_WRAP: dict[type, Callable[[Machine, Source, Any, _Draw], Any]] = {
+    types.NoneType: _nothing,
+    float: _float,
+    int: _integer,
+    numpy.ndarray: _array,
+}

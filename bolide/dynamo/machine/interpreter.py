@@ -1,0 +1,530 @@
+"""The interpreter: a trampoline over an explicit stack of frames.
+
+A call of interpreted Python pushes a `Frame`; Python's own stack does not grow with the program's. Only where native
+code calls back into the program (a sort
+key, `torch.vmap`) a nested run of the same machine is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import operator
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+
+from bolide.dynamo.bytecode.instructions import Code, decode
+from bolide.dynamo.machine.callers import Within, callers_of
+from bolide.dynamo.machine.faults import is_exhausted, is_fault, names_stand_in, real_depth
+from bolide.dynamo.polyfills import generators
+from bolide.dynamo.program.captured import Source
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, is_opaque
+from bolide.dynamo.world import tracebacks
+from bolide.dynamo.world.frames import Frame, Generator, bind
+from bolide.dynamo.world.outside import Deferred, attribute_source
+from bolide.dynamo.world.world import World
+from bolide.support.errors import Unsupported, UserFrame
+from bolide.support.registers import register
+from bolide.tracing import Trace, modes
+from bolide.tracing.branches import Part
+
+Handler = Callable[["Machine", Frame, Any], Any]
+
+OPCODES: dict[str, Handler] = {}
+
+
+opcode = register(OPCODES)
+"""Registers the handler of operations (uniform names of `bytecode.decode`). A handler returns True when it changed the
+top of the frame stack."""
+
+
+class Call:
+    """What an operation answers when its result is that of a call which has to be interpreted."""
+
+    __slots__ = ("args", "function", "kwargs")
+
+    def __init__(self, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+
+
+Origin = Literal["raised", "thrown", "passed", "reraised"]
+"""How an exception has come to a frame."""
+
+Dispatch = Callable[["Machine", Frame, Any, list[Any], "dict[str, Any] | None"], Any]
+
+
+def _bound(code: Code) -> list[tuple[Handler, Any]]:
+    """The handlers and arguments of a code object. Raises Unsupported when an operation has no handler."""
+    out = []
+    for index, name in enumerate(code.ops):
+        handler = OPCODES.get(name)
+        if handler is None:
+            raise Unsupported(
+                f"bytecode operation {name}",
+                code.frame_at(index),
+                "move this code out of the compiled function",
+                kind="bytecode",
+            )
+        out.append((_skipped if code.skipped and not name.startswith("CALL") else handler, code.args[index]))
+    return out
+
+
+def _skipped(vm: Machine, frame: Frame, arg: Any) -> Any:
+    """Any instruction, but for calls, of code that is run for real."""
+    raise Unsupported(frame.code.skipped, vm.where(), kind="disabled")
+
+
+# Instructions that push something of the outside world as it is found.
+_PUSHES = frozenset(["LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR", "BINARY_SUBSCR"])
+_SCRATCH = decode((lambda: None).__code__)
+_NESTED_MOST = 60  # nested runs take C's stack; some ten of Python's frames each
+
+
+class Machine:
+    """The state of one run: the outside world, the trace, the frame stack. `dispatch` is how calls are made
+    (`calls.call`)."""
+
+    def __init__(self, world: World, trace: Trace, dispatch: Dispatch) -> None:
+        self.world, self.trace = world, trace
+        self.frames: list[Frame] = [Frame(_SCRATCH, {}, [])]
+        self.base = 1
+        self.running = False  # whether `run` is at work
+        self.lost: Unsupported | None = None  # what went wrong where nothing can be raised
+        self._end = 0  # the number of the instruction to stop in front of
+        self._ticks = iter(range(0))  # the numbers of the instructions to come
+        self.escaping: BaseException | None = None  # the exception that left a nested run
+        self.tick = 0  # the number of the instruction that was not supported
+        self.started = False  # whether it has come to the first instruction
+        self.own_functions: dict[int, Any] = {}  # functions made by the program, weakly, by id
+        self.surroundings: list[modes.Setting] = []  # torch's modes at the beginning
+        self.modes_set: set[Any] = set()  # setters of those that are one for all threads and that the program changes
+        self.entered: list[Any] = []  # native context managers that are entered now
+        self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls to be made after the graph has run
+        self.required: list[tuple[Any, list[Any], dict[str, Any]]] = []  # checks of data, made before any effect
+        self.generators: list[weakref.ref[Generator]] = []  # those made by the program
+        self.deepest = 0  # how many frames there may be; not known yet
+        self.nested = 0  # how many nested runs are at work
+        self.memory: dict[Any, Any] = {}  # what intercepts remember for the length of this run
+        self._dispatch = dispatch
+
+    def serve(self, world: World) -> None:
+        """Answer what a world asks of the machine that interprets."""
+        world.where = self.where
+        world.ended = self._has_ended
+        world.appends = self._appends
+        world.evaluate = self.evaluate
+        world.lose = self.lose
+
+    def forget(self) -> None:
+        """Nobody asks any more what was met in the run: what the program has made may refer to the machine."""
+        self.escaping = self.lost = None
+        for known in (self.memory, self.own_functions, self.deferred, self.required, self.generators):
+            known.clear()
+
+    # -- where we are
+
+    def where(self) -> UserFrame | None:
+        """The innermost frame of the user's (or a model library's) code, rather than of torch or the standard
+        library."""
+        for frame in reversed(self.frames):
+            if not frame.code.plumbing and frame.code is not _SCRATCH:
+                return frame.code.frame_at(frame.pc - 1)
+        return None
+
+    def within(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that is called later, from frames that look like the user's of now."""
+        return Within(function, callers_of(self.frames))
+
+    # -- running
+
+    def call(self, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
+        """Call `function`; its result will be pushed onto `frame`, which is the top one. True when a frame was
+        pushed."""
+        return self._dispatch(self, frame, function, args, kwargs)
+
+    def answer(self, frame: Frame, result: Any) -> Any:
+        """Push an operation's result, making the call first that it asks for."""
+        if type(result) is Call:
+            return self._dispatch(self, frame, result.function, result.args, result.kwargs)
+        frame.stack.append(result)
+        return None
+
+    def run(self, stop: int | None = None) -> bool:
+        """Run the frames that were pushed, the outermost run of the machine. True when they came to their end, with the
+        result on `frames[0]`'s stack; False when they stopped before instruction number `stop` (counted from 0).
+
+        Interpretation is deterministic: whatever a run meets at its instruction n, another run from the same start
+        stops in front of with ``stop=n``.
+        """
+        self._end = sys.maxsize if stop is None else stop
+        self._ticks = iter(range(self._end))
+        self.running, done = True, False
+        try:
+            done = self._run(self._ticks)
+        except BaseException:
+            if self.lost is None:
+                raise
+        finally:
+            self.running = False
+        lost, self.lost = self.lost, None
+        if lost is None:
+            return done
+        try:
+            raise lost
+        finally:
+            del lost  # its traceback leads to this frame: a cycle would keep the program's values alive
+
+    def evaluate(self, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
+        """Run a call to its end in a nested run and return its result; the program's exceptions propagate."""
+        return self._nested(lambda scratch: self.call(scratch, function, args, kwargs))
+
+    def note_function(self, function: types.FunctionType) -> None:
+        """A function has been made by the program."""
+        own, key = self.own_functions, id(function)
+        own[key] = weakref.ref(function, lambda _: own.pop(key, None))
+
+    def local(self, frame: Frame, index: int) -> Any:
+        """A fast local, MISSING when unbound; one of a continued frame is wrapped now."""
+        value = frame.locals[index]
+        if type(value) is Deferred:
+            grown = self.world.grown(value.real, value.source)
+            if grown is not None:
+                return grown
+            value = frame.locals[index] = self.world.wrap(value.real, value.source)
+        return value
+
+    def _has_ended(self) -> bool:
+        return len(self.frames) == 1
+
+    def _appends(self) -> bool:
+        """Whether the present instruction pushes a value of which the next one takes the attribute `append`."""
+        frame = self.frames[-1]
+        code, at = frame.code, frame.pc
+        if not 0 < at < len(code.ops) or code.ops[at] not in ("LOAD_METHOD", "LOAD_ATTR") or code.args[at] != "append":
+            return False
+        return code.ops[at - 1] in _PUSHES
+
+    def evaluate_body(self, function: types.FunctionType, namespace: Any) -> Any:
+        """Run the body of a class statement on `namespace`; what it returns is the `__class__` cell or None."""
+
+        def start(scratch: Frame) -> bool:
+            self.enter(function, [], None).namespace = namespace
+            return True
+
+        return self._nested(start)
+
+    def _nested(self, start: Callable[[Frame], Any]) -> Any:
+        scratch = Frame(_SCRATCH, {}, [])
+        scratch.back = self.frames[-1]
+        if self.nested >= _NESTED_MOST:
+            raise _too_deep("native code and the program call each other in many layers", self.where())
+        self.frames.append(scratch)
+        outer, self.base = self.base, len(self.frames)
+        self.nested += 1
+        try:
+            if start(scratch):
+                self._run(itertools.repeat(0))
+            return scratch.stack.pop()
+        finally:
+            self.nested -= 1
+            del self.frames[self.base - 1 :]
+            self.base = outer
+
+    def enter(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any] | None) -> Frame:
+        """Push the frame of a call of a Python function."""
+        code = decode(function.__code__)
+        frame = Frame(code, function.__globals__, bind(function, args, kwargs), function)
+        if id(function) not in self.own_functions:
+            self.world.rely_on_code(function)
+            if function.__defaults__ or function.__kwdefaults__:
+                self._wrap_defaults(function, frame.locals)
+        if len(self.frames) > self.deepest:
+            self._refuse_depth()
+        self.frames.append(frame)
+        return frame
+
+    def _refuse_depth(self) -> None:
+        """Raises Unsupported where the program's calls are as deep as Python lets them be. How deep it is called itself
+        is found when its first call is made."""
+        if not self.deepest:
+            self.deepest = max(sys.getrecursionlimit() - real_depth(), 1)
+        if len(self.frames) > self.deepest:
+            raise _too_deep("the program's calls are nested as deeply as Python allows", self.where())
+
+    def _wrap_defaults(self, function: types.FunctionType, slots: list[Any]) -> None:
+        base = self.world.source_of(function)
+        holders: list[tuple[str, list[tuple[Any, Any]]]] = [
+            ("__defaults__", list(enumerate(function.__defaults__ or ())))
+        ]
+        holders.append(("__kwdefaults__", list((function.__kwdefaults__ or {}).items())))
+        for attribute, items in holders:
+            for key, default in items:
+                if type(default) in CONSTANT_TYPES or isinstance(default, type) or is_opaque(default):
+                    continue
+                for i, value in enumerate(slots):
+                    if value is default:
+                        slots[i] = self.world.wrap(default, Source("item", attribute_source(base, attribute), key))
+
+    def _run(self, ticks: Iterator[int]) -> bool:
+        """Run until the frame stack is back at `base`, one instruction for each tick. False when the ticks ran out."""
+        frames, watched = self.frames, self.world.watched
+        tick = 0
+        while len(frames) > self.base:
+            frame = frames[-1]
+            if watched:
+                self.world.look_for_drops()
+            try:
+                bound = frame.code.bound
+                if bound is None:
+                    bound = frame.code.bound = _bound(frame.code)
+                for tick in ticks:
+                    handler, arg = bound[frame.pc]
+                    frame.pc += 1
+                    if handler(self, frame, arg):
+                        frame.tick = tick
+                        break
+                else:
+                    return False
+            except Unsupported:
+                if self.lost is None:
+                    self.tick = tick
+                raise
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                frame.tick = tick
+                self.unwind(error)
+        return True
+
+    def finish(self, frame: Frame, value: Any) -> None:
+        """The top frame returns `value`."""
+        then, generator = frame.then, frame.generator
+        self.frames.pop()
+        caller = self.frames[-1]
+        frame.end(caller)
+        if generator is not None:
+            self._return_of_generator(caller, then, frame.then_value, value)
+        else:
+            self.give(frame, value)
+
+    def give(self, frame: Frame, value: Any) -> None:
+        """Hand a value to the caller, now on top, that has called `frame`."""
+        caller = self.frames[-1]
+        if frame.then == "push":
+            caller.stack.append(value)
+        elif frame.then == "instance":
+            if value is not None:
+                raise TypeError(f"__init__() should return None, not '{type(value).__name__}'")
+            caller.stack.append(frame.then_value)
+
+    def handled(self) -> BaseException | None:
+        """The exception that is being handled (`sys.exception()`). What stands for code in C handles none that others
+        could see."""
+        for frame in reversed(self.frames):
+            if frame.exceptions and not frame.code.ours:
+                error: BaseException = frame.exceptions[-1]
+                return error
+        return None
+
+    def unwind(self, error: BaseException, origin: Origin = "raised") -> None:
+        """Find the handler of an exception in the top frame; raise it when no frame of this run has one. One that is
+        raised there gets its `__context__` (that of one which has passed through real frames is right already); one
+        that goes on after a handler is not noted again in the traceback."""
+        frames = self.frames
+        if origin == "raised" and error is not self.escaping:
+            self._refuse_fault(error)
+            self.trace.rely_on_messages()
+            tracebacks.name_tensors(error)
+            _set_context(error, self.handled())
+        elif origin == "thrown" and frames[-1].exceptions:
+            _set_context(error, frames[-1].exceptions[-1])
+        noted = origin == "reraised"
+        while len(frames) > self.base:
+            frame = frames[-1]
+            at = frame.pc - 1
+            chosen = None
+            for entry in frame.code.exceptions:
+                if entry.start <= at < entry.end:
+                    chosen = entry
+            if not noted:
+                tracebacks.add_entry(error, frame)
+            noted = False
+            if chosen is not None:
+                del frame.stack[chosen.depth :]
+                if chosen.handled is not None:
+                    del frame.exceptions[chosen.handled :]
+                if chosen.push_offset:
+                    frame.stack.append(at)
+                frame.stack.append(error)
+                frame.pc = chosen.target
+                self.escaping = None
+                return
+            frames.pop()
+            generator = frame.generator
+            frame.end(frames[-1])
+            if generator is not None and isinstance(error, StopIteration):
+                wrapped = RuntimeError(f"{generator.kind} raised StopIteration")
+                wrapped.__cause__ = wrapped.__context__ = error
+                error = wrapped
+        self.escaping = error if self.base > 1 else None
+        context = error.__context__
+        try:
+            raise error
+        finally:
+            error.__context__ = context  # it was raised before
+            del error  # its traceback leads to this frame: a cycle would keep the program's values alive
+
+    def _refuse_fault(self, error: BaseException) -> None:
+        """Raises Unsupported for an exception that is not the program's, which may not catch it."""
+        if is_exhausted(error):
+            raise _too_deep("native code that the program calls goes deeper than Python allows here", self.where())
+        if is_fault(error):
+            reason = f"capture met {type(error).__name__}: {error}"
+            raise Unsupported(reason, self.where(), kind="bug") from error
+        if names_stand_in(error):
+            reason = f"native code is given what stands for another value: {error}"
+            raise Unsupported(reason, self.where(), kind="native_call") from error
+
+    # -- generators
+
+    def resume(self, generator: Generator, value: Any, then: str, then_value: Any = None) -> bool:
+        """Continue a generator; what it yields is pushed onto the present top frame. `then` says what its return does
+        there: "for" (drop the iterator below and jump to `then_value`), "send" (as SEND), "default" (push `then_value`)
+        or "stop" (raise StopIteration). False when it was exhausted already, and the result is there."""
+        frame = generator.frame
+        if generator.running:
+            raise ValueError(f"{generator.kind} already executing")
+        if generator.done:
+            if generator.kind == "coroutine":
+                raise RuntimeError("cannot reuse already awaited coroutine")
+            self._return_of_generator(self.frames[-1], then, then_value, None)
+            return False
+        if not generator.started and value is not None:
+            raise TypeError(f"can't send non-None value to a just-started {generator.kind}")
+        self.refuse_foreign(generator)
+        frame.stack.append(value)
+        self.proceed(generator, then, then_value)
+        return True
+
+    def proceed(self, generator: Generator, then: str, then_value: Any) -> None:
+        """Put the body of a suspended generator on top of the frame stack, without sending it anything."""
+        frame = generator.frame
+        generator.started = generator.running = True
+        frame.generator, frame.then, frame.then_value = generator, then, then_value
+        self.frames.append(frame)
+
+    def refuse_foreign(self, generator: Generator) -> None:
+        """Raises Unsupported for a generator whose body is CPython's."""
+        if generator.foreign:
+            reason = "a generator of the outside world is resumed"
+            raise Unsupported(reason, self.where(), "make it inside the compiled function", kind="iterator")
+
+    def throw(self, generator: Generator, error: BaseException) -> None:
+        """Raise `error` where a generator is suspended: in the generator of the program that it yields from, if any.
+        GeneratorExit is raised in the outer one, whose inner one was closed before."""
+        if generator.running:
+            raise ValueError(f"{generator.kind} already executing")
+        if generator.done:
+            self.unwind(error, "reraised")  # the generator has no frame any more
+            return
+        self.refuse_foreign(generator)
+        self.proceed(generator, "stop", None)
+        frame = generator.frame
+        inner = frame.delegate()
+        while type(inner) is Generator and not isinstance(error, GeneratorExit):
+            self.refuse_foreign(inner)
+            frame.pc -= 1  # to YIELD_VALUE, as if SEND had just been done
+            self.proceed(inner, "send", frame.code.args[frame.pc - 1])
+            frame = inner.frame
+            inner = frame.delegate()
+        if inner is not None and not isinstance(error, GeneratorExit) and hasattr(inner, "throw"):
+            raise Unsupported("throw into an iterator of the outside", self.where(), kind="iterator")
+        self.unwind(error, "thrown")
+
+    def _return_of_generator(self, caller: Frame, then: str, then_value: Any, value: Any) -> None:
+        if then == "for":
+            caller.stack.pop()
+            caller.pc = then_value
+            if caller.stack:
+                self.world.built(caller.stack[-1])
+        elif then == "send":
+            caller.stack.append(value)
+            caller.pc = then_value
+        elif then == "default":
+            caller.stack.append(then_value)
+        else:
+            raise StopIteration() if value is None else StopIteration(value)
+
+    def note_generator(self, generator: Generator) -> None:
+        """A generator has been made by the program."""
+        generator.abandon = self._close_abandoned
+        self.generators.append(weakref.ref(generator))
+
+    def unfinished(self) -> list[Generator]:
+        """The program's generators that are alive, and would do something if they were dropped."""
+        alive = [generator for ref in self.generators if (generator := ref()) is not None]
+        return [generator for generator in alive if generator.cleans_up()]
+
+    def _close_abandoned(self, generator: Generator) -> None:
+        """Run the `finally` blocks of a suspended generator whose last reference has gone."""
+        if not self.running or not generator.cleans_up():
+            return
+        try:
+            self.evaluate(generators.generator_close, [generator])
+        except Unsupported as error:
+            self.lose(error)
+        except Exception as error:
+            reason = f"a generator that is dropped raises {type(error).__name__}"
+            self.lose(Unsupported(reason, self.where(), "use it up or close it", kind="iterator"))
+
+    def present(self) -> int:
+        """The number of the instruction that is being run."""
+        return self._end - 1 - operator.length_hint(self._ticks)
+
+    def lose(self, error: Unsupported) -> None:
+        """Note what is not supported about the present instruction, where nothing can be raised."""
+        if self.running and self.lost is None:
+            self.lost, self.tick = error, self.present()
+
+
+def _too_deep(reason: str, where: UserFrame | None) -> Unsupported:
+    return Unsupported(reason, where, kind="recursion")
+
+
+def _set_context(error: BaseException, handled: BaseException | None) -> None:
+    """What `raise` does: `handled` becomes the context of `error`, without making a cycle; one may be there already."""
+    if handled is None or handled is error:
+        return
+    seen: list[BaseException] = []
+    at: BaseException | None = handled
+    while at is not None and not any(at is known for known in seen):
+        seen.append(at)
+        if at.__context__ is error:
+            at.__context__ = None
+        at = at.__context__
+    error.__context__ = handled
+
+
+@contextlib.contextmanager
+def part_of(vm: Machine) -> Iterator[Part]:
+    """While it is active, what is interpreted is recorded as a graph of its own. Casts that autocast keeps are of one
+    part."""
+    outer, part = vm.trace, Part(vm.trace)
+    vm.trace = part
+    vm.world.inside += 1
+    torch.clear_autocast_cache()
+    try:
+        with part.alone():
+            yield part
+    finally:
+        torch.clear_autocast_cache()
+        vm.world.inside -= 1
+        vm.trace = outer
+
+
+__all__ = ["MISSING", "Call", "Machine", "opcode", "part_of"]

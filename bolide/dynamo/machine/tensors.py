@@ -1,0 +1,178 @@
+"""Attributes of tensors. What belongs to the value is asked of the traced tensor; what belongs to the outside world
+(an input's `grad`, attributes that the user put on it) is read with its guard and written as an effect."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.program.kinds import MISSING
+from bolide.dynamo.world.outside import Overlay, attribute_source
+from bolide.support.errors import Unsupported
+from bolide.tracing import Trace, TracedTensor
+from bolide.tracing.calls import CallRecorder
+from bolide.tracing.meta import same_sizes
+
+# Attributes that are state of the storage or of autograd rather than of the value.
+_REFUSED = frozenset(
+    [
+        "_version",
+        "data_ptr",
+        "storage",
+        "untyped_storage",
+        "share_memory_",
+        "set_",
+    ]
+)
+_OURS = frozenset(vars(TracedTensor)) | frozenset(TracedTensor.__annotations__)
+_OURS -= frozenset(dir(torch.nn.Parameter))  # what only traced tensors have
+_DATA: Any = torch.Tensor.data
+# Methods with an effect outside, or an answer of their own (`torch_tensors`).
+INTERCEPTED = frozenset(
+    [
+        "as_subclass",
+        "backward",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "requires_grad_",
+        "retain_grad",
+        "item",
+        "numpy",
+    ]
+)
+
+
+def node_hook(node: Any, hook: Any) -> Any:
+    """Stands for `Node.register_hook`, of which each class of nodes has its own."""
+    return node.register_hook(hook)
+
+
+def node_prehook(node: Any, hook: Any) -> Any:
+    """Likewise for `Node.register_prehook`."""
+    return node.register_prehook(hook)
+
+
+NODE_METHODS = {"register_hook": node_hook, "register_prehook": node_prehook}
+
+
+def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
+    """`owner.name` of a traced tensor. Raises AttributeError as Python does."""
+    if name in _REFUSED:
+        raise _refused(vm, name, "is used")
+    if name == "__class__":
+        plain = torch.nn.Parameter if isinstance(owner, torch.nn.Parameter) else torch.Tensor
+        return owner.face or plain
+    if name in INTERCEPTED:
+        return types.MethodType(getattr(torch.Tensor, name), owner)
+    if name == "grad" and (place := vm.world.input_place(owner)) is not None:
+        if not vm.world.input_tensors[place].is_leaf:
+            raise _refused(vm, "grad", "of a tensor that is no leaf is used")
+        _refuse_masked(vm, owner, name)
+        return outside_attributes(vm, owner).get("grad")
+    vm.trace.where = vm.where()
+    vm.world.rely_on_class(torch.Tensor, name)
+    recorder = vm.memory.get(CallRecorder)
+    if name == "data" and recorder is not None:
+        return recorder.as_one(_DATA.__get__, [owner], lambda: owner.data)
+    if name not in _OURS:
+        try:
+            return getattr(owner, name)
+        except AttributeError:
+            if vm.world.input_place(owner) is None:
+                raise
+    found = MISSING if vm.world.input_place(owner) is None else outside_attributes(vm, owner).get(name)
+    if found is MISSING:
+        raise AttributeError(f"'Tensor' object has no attribute '{name}'")
+    return found
+
+
+def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> None:
+    """`owner.name = value` of a traced tensor."""
+    vm.trace.where = vm.where()
+    outside = vm.world.input_place(owner) is not None
+    if name == "requires_grad":
+        if outside and value is not owner.requires_grad:
+            change_flag(vm, owner, value)
+        else:
+            owner.requires_grad = value
+    elif outside and (name == "grad" or not hasattr(torch.Tensor, name)):
+        _refuse_masked(vm, owner, name)
+        outside_attributes(vm, owner).set(name, value)
+    elif name == "grad":
+        owner.grad = value
+    elif name == "data" and type(value) is TracedTensor:
+        _renew(vm, owner, value)
+    else:
+        raise _refused(vm, name, "is assigned")
+
+
+def _renew(vm: Machine, owner: Any, value: TracedTensor) -> None:
+    """`owner.data = value`: an effect on an input, which is then another tensor's storage."""
+    old, new = owner.meta, value.meta
+    alike = same_sizes(old.shape, new.shape) and same_sizes(old.stride, new.stride)
+    if not alike or (old.dtype, old.device) != (new.dtype, new.device):
+        raise _refused(vm, "data", "is assigned a tensor of another shape, type or layout")
+    place = vm.world.input_place(owner)
+    possible = owner.is_leaf if place is not None else not owner.requires_grad
+    if not possible or type(vm.trace) is not Trace or id(owner) in vm.world.masked or owner.face is not None:
+        raise _refused(vm, "data", "of a tensor with a history is assigned")
+    if value.group is owner.group and value.chain == owner.chain:
+        return
+    vm.trace.functional_only = "Tensor.data is assigned"
+    vm.trace.renew(owner, value)
+    if place is not None:
+        vm.world.places[id(vm.trace.inputs[place])] = place
+        vm.world.mirror(owner, vm.world.inputs[place])
+        outside_attributes(vm, owner).set("data", value.data)
+
+
+def _refuse_masked(vm: Machine, owner: Any, name: str) -> None:
+    """The real tensor's class would be asked again when the call is made."""
+    if id(owner) in vm.world.masked:
+        raise _refused(vm, name, "of an input that is of a subclass of Tensor is used")
+
+
+def change_flag(vm: Machine, tensor: Any, wanted: bool) -> Any:
+    """Let an input require grad, or not, from here on; the real one does before the graph runs. What was computed from
+    it before has no history, which only functional graphs show."""
+    world, trace = vm.world, vm.trace
+    place = world.input_place(tensor)
+    assert place is not None
+    known = world.inputs[place] in [source for source, _ in world.flags]
+    used = tensor.group.version or (not wanted and trace.leaves[place].node.users)
+    masked = id(tensor) in world.masked
+    possible = type(trace) is Trace and world.input_tensors[place].is_leaf and not masked
+    if known or used or not possible or not (tensor.is_floating_point() or tensor.is_complex()):
+        raise _refused(vm, "requires_grad", "of an input is changed")
+    trace.functional_only = "requires_grad of an input is changed"
+    world.flags.append((world.inputs[place], wanted))
+    return tensor.requires_grad_(wanted)
+
+
+def outside_attributes(vm: Machine, owner: Any) -> Overlay:
+    """What the outside world keeps on an input: its `grad` and the attributes that the user put there."""
+    place = vm.world.input_place(owner)
+    assert place is not None
+    known = vm.memory.get(("attributes", place))
+    if known is None:
+        real, source = vm.world.given(place)
+        with torch._C.DisableTorchFunctionSubclass():
+            with_gradient = real.is_leaf and id(owner) not in vm.world.masked
+            present = {**vars(real), "grad": real.grad} if with_gradient else dict(vars(real))
+        known = vm.memory["attributes", place] = vm.world.overlay(present, source, attribute_source, real)
+    found: Overlay = known
+    return found
+
+
+def _refused(vm: Machine, name: str, what: str) -> Unsupported:
+    operation = f"Tensor.{name}"
+    return Unsupported(
+        f"{operation} {what}",
+        vm.where(),
+        "use it outside the compiled function",
+        operation=operation,
+        kind="tensor_method",
+    )

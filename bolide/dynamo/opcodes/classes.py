@@ -1,0 +1,190 @@
+"""Handlers of class statements, imports, and type parameters (3.12 on): `def f[T](x: T)`, `class C[T]`, `type A = ...`.
+
+CPython computes bounds and values of aliases when they are first asked for; here that is done at once.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from bolide.dynamo.machine import operations
+from bolide.dynamo.machine.attributes import load_attribute
+from bolide.dynamo.machine.calls import intercept
+from bolide.dynamo.machine.interpreter import Machine, opcode
+from bolide.dynamo.machine.native_calls import for_real
+from bolide.dynamo.polyfills import statements
+from bolide.dynamo.program.kinds import MISSING, is_library_namespace
+from bolide.dynamo.world.frames import Frame
+from bolide.dynamo.world.outside import Outside
+from bolide.support.errors import Unsupported
+
+# ---- class statements ------------------------------------------------------------------------------------------------
+
+
+@opcode("LOAD_BUILD_CLASS")
+def _load_build_class(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.append(builtins.__build_class__)
+
+
+@intercept(builtins.__build_class__)
+def _build_class(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The body is interpreted with a namespace of its own, then the metaclass is called natively, and `__set_name__` of
+    what the body has made is interpreted."""
+    body, name, *bases = args
+    _refuse_hooks(vm, [kwargs.get("metaclass"), *map(type, bases)], ("__prepare__", "__mro_entries__"))
+    resolved = tuple(types.resolve_bases(bases))
+    meta, namespace, keywords = types.prepare_class(name, resolved, kwargs)
+    if any(type(part) is Outside for part in [*resolved, *keywords.values()]):
+        raise Unsupported("a class statement with outside objects", vm.where(), kind="class_statement")
+    _refuse_hooks(vm, [meta], ("__new__", "__init__"))
+    hooked = [base for top in resolved for base in top.__mro__ if "__init_subclass__" in vars(base)]
+    _refuse_hooks(vm, [base for base in hooked if id(base) not in vm.world.own_classes], ("__init_subclass__",))
+    cell = vm.evaluate_body(body, namespace)
+    if resolved != tuple(bases):
+        namespace["__orig_bases__"] = tuple(bases)
+    named = {key: value for key, value in namespace.items() if _set_name(vm, value) is not None}
+    for key in named:
+        namespace[key] = None
+    own = {base: vars(base)["__init_subclass__"] for base in hooked if id(base) in vm.world.own_classes}
+    made = _without_hooks(own, functools.partial(meta, name, resolved, namespace, **({} if own else keywords)))
+    vm.world.own_classes[id(made)] = made
+    for key, value in named.items():
+        type.__setattr__(made, key, value)
+    if type(cell) is types.CellType:
+        cell.cell_contents = made
+    for key, value in named.items():
+        vm.evaluate(_set_name(vm, value), [value, made, key])
+    if own:
+        vm.evaluate(statements.init_subclass, [made, keywords])
+    return made
+
+
+def _without_hooks(hooks: dict[type, Any], make: Callable[[], type]) -> type:
+    """Make a class whose bases, made by the program, are not to be told."""
+    for base in hooks:
+        type.__setattr__(base, "__init_subclass__", classmethod(lambda cls: None))
+    try:
+        return make()
+    finally:
+        for base, hook in hooks.items():
+            type.__setattr__(base, "__init_subclass__", hook)
+
+
+def _set_name(vm: Machine, value: Any) -> Any:
+    return operations.python_method(vm.world, operations.class_of(value), "__set_name__")
+
+
+def _refuse_hooks(vm: Machine, classes: Iterable[Any], names: Sequence[str]) -> None:
+    """Raises Unsupported where making a class would run methods of the user's natively: they may do anything."""
+    for hook in [vm.world.lookup(cls, name) for cls in classes if isinstance(cls, type) for name in names]:
+        function = getattr(hook, "__func__", hook)
+        if type(function) is types.FunctionType and not is_library_namespace(function.__globals__):
+            raise Unsupported(
+                f"making a class runs {function.__qualname__}",
+                vm.where(),
+                "define the class outside the function",
+                kind="class_statement",
+            )
+
+
+# ---- imports ---------------------------------------------------------------------------------------------------------
+
+
+@opcode("IMPORT_NAME")
+def _import_name(vm: Machine, frame: Frame, arg: str) -> None:
+    names = frame.stack.pop()
+    level = frame.stack.pop()
+    frame.stack.append(for_real(__import__, arg, frame.globals, None, names, level))
+
+
+@opcode("IMPORT_FROM")
+def _import_from(vm: Machine, frame: Frame, arg: str) -> Any:
+    module = frame.stack[-1]
+    if isinstance(module, types.ModuleType):
+        for_real(getattr, module, arg, None)  # modules that load their parts when they are asked for
+    try:
+        return vm.answer(frame, load_attribute(vm, module, arg))
+    except AttributeError:
+        pass
+    name = getattr(module, "__name__", "<unknown module name>")
+    submodule = sys.modules.get(f"{name}.{arg}", MISSING)
+    if submodule is not MISSING:
+        frame.stack.append(submodule)
+        return None
+    path = getattr(module, "__file__", None)
+    text = f"cannot import name {arg!r} from {name!r} ({path or 'unknown location'})"
+    raise ImportError(text, name=name, path=path)
+
+
+_typing: Any = typing
+
+
+def _computed(vm: Machine, function: Any) -> Any:
+    try:
+        return vm.evaluate(function, [])
+    except Exception as error:
+        raise Unsupported(
+            f"a type parameter whose value raises {type(error).__name__} at its definition",
+            vm.where(),
+            kind="class_statement",
+        ) from error
+
+
+@opcode("TYPEVAR")
+def _typevar(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.append(_typing.TypeVar(frame.stack.pop(), infer_variance=True))
+
+
+@opcode("TYPEVAR_WITH_BOUND")
+def _typevar_with_bound(vm: Machine, frame: Frame, arg: Any) -> None:
+    bound = _computed(vm, frame.stack.pop())
+    frame.stack.append(_typing.TypeVar(frame.stack.pop(), bound=bound, infer_variance=True))
+
+
+@opcode("TYPEVAR_WITH_CONSTRAINTS")
+def _typevar_with_constraints(vm: Machine, frame: Frame, arg: Any) -> None:
+    constraints = _computed(vm, frame.stack.pop())
+    frame.stack.append(_typing.TypeVar(frame.stack.pop(), *constraints, infer_variance=True))
+
+
+@opcode("PARAMSPEC")
+def _paramspec(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.append(_typing.ParamSpec(frame.stack.pop(), infer_variance=True))
+
+
+@opcode("TYPEVARTUPLE")
+def _typevartuple(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.append(_typing.TypeVarTuple(frame.stack.pop()))
+
+
+@opcode("SET_TYPEPARAM_DEFAULT")
+def _set_typeparam_default(vm: Machine, frame: Frame, arg: Any) -> None:
+    raise Unsupported(
+        "a type parameter with a default", vm.where(), "define it outside the compiled function", kind="class_statement"
+    )
+
+
+@opcode("SUBSCRIPT_GENERIC")
+def _subscript_generic(vm: Machine, frame: Frame, arg: Any) -> None:
+    parameters = frame.stack.pop()
+    unpacked = [_typing.Unpack[p] if isinstance(p, _typing.TypeVarTuple) else p for p in parameters]
+    frame.stack.append(_typing.Generic[tuple(unpacked)])
+
+
+@opcode("TYPEALIAS")
+def _typealias(vm: Machine, frame: Frame, arg: Any) -> None:
+    name, parameters, compute = frame.stack.pop()
+    value = _computed(vm, compute)
+    frame.stack.append(_typing.TypeAliasType(name, value, type_params=parameters or ()))
+
+
+@opcode("SET_FUNCTION_TYPE_PARAMS")
+def _set_function_type_params(vm: Machine, frame: Frame, arg: Any) -> None:
+    parameters = frame.stack.pop()
+    frame.stack[-1].__type_params__ = parameters

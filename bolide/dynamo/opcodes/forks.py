@@ -1,0 +1,452 @@
+"""Branches on the data of tensors: both ways are interpreted, each as a part of the graph, up to where they meet.
+
+What the program is after them is compared. What is equal stays; tensors of the same kind in one place become a result
+of `bolide::branch`; whatever else differs is a difference that no graph can make, and the branch is a break.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from bolide.dynamo.bytecode.flow import END, joins_of, live_locals
+from bolide.dynamo.machine.interpreter import Machine, part_of
+from bolide.dynamo.opcodes.undo import Contents, State, put_back, reachable_groups
+from bolide.dynamo.policy import is_python_class
+from bolide.dynamo.program.constants import same_constant
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, ordered_keys, own_namespace, tuple_of
+from bolide.dynamo.world.frames import Frame
+from bolide.dynamo.world.outside import Deferred, Write, is_finalised
+from bolide.dynamo.world.world import Alias
+from bolide.support.errors import Unsupported, forgive
+from bolide.symbolic import same_size
+from bolide.tracing import TracedTensor
+from bolide.tracing.branches import Part, choose
+from bolide.tracing.meta import same_sizes
+from bolide.tracing.rules.common import is_dense
+from bolide.tracing.tensor import AliasGroup
+
+_RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
+_DEEPEST = 24  # branches in ways of branches
+_SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
+
+
+class Different(Unsupported):
+    """The ways of a branch differ where they meet; further on they may not."""
+
+
+class Passed(Different):
+    """A branch in a way of another one, in the same frame, has ways that meet only behind where those around it do."""
+
+
+def fork(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -> None:
+    """Let the top frame, which stands behind a branch on data, go on where the ways of the branch have met. The way for
+    `wanted` begins at `target`.
+
+    Raises Unsupported where the ways are too different; the machine is of no use then."""
+    code, at = frame.code, frame.pc - 1
+    if vm.world.forks >= _DEEPEST:
+        raise Unsupported("branches in branches, too deep", vm.where(), kind="control_flow")
+    if isinstance(condition, _SYMBOLIC):
+        condition = vm.trace.number_tensor(condition)
+    if type(condition) is not TracedTensor or condition.numel() != 1:
+        raise Unsupported("a branch on what is not one number", vm.where(), kind="control_flow")
+    tick, starts = frame.tick, {wanted: target, not wanted: frame.pc}
+    vm.world.forks += 1
+    try:
+        before = State(vm)
+        refused: Unsupported | None = None
+        for join in joins_of(code, at):
+            refused = _try(vm, frame, (starts[True], starts[False]), join, before, condition)
+            if refused is None:
+                break
+            forgive(refused)
+        if refused is not None:
+            raise refused
+    finally:
+        vm.world.forks -= 1
+        frame.tick = tick
+        if not vm.world.forks:
+            vm.world.journal.clear()
+
+
+def _try(
+    vm: Machine, frame: Frame, starts: tuple[int, int], join: int, before: State, condition: TracedTensor
+) -> Different | None:
+    """Join the ways at an instruction; if they differ there, everything is as before and the difference is answered."""
+    where, place = vm.trace.where, (frame.code, frame.pc - 1)
+    ways: list[Way] = []
+    try:
+        for start in starts:
+            ways.append(_go(vm, frame, start, join, before))
+            if len(ways) < len(starts):
+                ways[-1].undo(frame, before)
+    except Passed as error:
+        frame.pc = place[1] + 1
+        return error
+    finally:
+        vm.trace.where = where
+    try:
+        _join(vm, frame, condition, join, before, ways, place)
+    except Different as error:
+        ways[-1].undo(frame, before)
+        frame.pc = place[1] + 1
+        return error
+    return None
+
+
+class Start(NamedTuple):
+    """The values of a frame."""
+
+    stack: list[Any]
+    locals: list[Any]
+
+
+@dataclass
+class Way:
+    """How one way has ended: the values of the frame, and what was changed in lists, dicts and cells, and outside."""
+
+    part: Part
+    start: Start
+    end: Start
+    stop: int
+    changed: dict[int, tuple[Any, Contents, Contents]]
+    writes: dict[tuple[int, Any], tuple[Write, Any]]
+
+    def undo(self, frame: Frame, before: State) -> None:
+        """Let everything be as it was before the branch."""
+        before.restore(self.changed)
+        frame.stack[:], frame.locals[:] = self.start
+
+
+def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
+    """Interpret one way, from instruction `start` to where it meets the other."""
+    code, depth, base = frame.code, len(vm.frames), vm.base
+    beginning, errors = Start(list(frame.stack), list(frame.locals)), list(frame.exceptions)
+    bound = code.bound
+    assert bound is not None
+    frame.pc, vm.base = start, depth - 1
+    code.bound = [
+        (_stopping(frame, handler, index == join or join == END), arg)
+        if index == join or code.ops[index] in _RETURNS
+        else (handler, arg)
+        for index, (handler, arg) in enumerate(bound)
+    ]
+    try:
+        with part_of(vm) as part:
+            vm._run(itertools.repeat(0))
+        if vm.lost is not None or len(vm.frames) != depth or vm.frames[-1] is not frame:
+            raise Unsupported(
+                "a way of a branch does not come to where the other one does", vm.where(), kind="control_flow"
+            )
+        if frame.pc != join and not (join == END and code.ops[frame.pc] in _RETURNS):
+            raise Passed("the ways of a branch meet behind those around it", vm.where(), kind="control_flow")
+    except Passed:
+        frame.stack[:], frame.locals[:] = beginning
+        frame.exceptions[:] = errors
+        before.restore(before.changed())
+        raise
+    finally:
+        code.bound, vm.base = bound, base
+    if len(errors) != len(frame.exceptions) or any(a is not b for a, b in zip(errors, frame.exceptions)):
+        raise Unsupported("a way of a branch handles an exception", vm.where(), kind="control_flow")
+    part.check()
+    end = Start(list(frame.stack), list(frame.locals))
+    for old, new in zip(beginning.locals, end.locals):
+        if old is not new and old is not MISSING and is_finalised(old):
+            raise Unsupported(
+                "a way of a branch drops an object whose end can be seen", vm.where(), kind="control_flow"
+            )
+    return Way(part, beginning, end, frame.pc, before.changed(), before.writes())
+
+
+def _stopping(frame: Frame, handler: Callable[..., Any], meets: bool) -> Callable[..., Any]:
+    """The handler of an instruction in front of which a run stops, if it is in this frame."""
+
+    def stop(vm: Machine, current: Frame, arg: Any) -> Any:
+        if current is not frame:
+            return handler(vm, current, arg)
+        if not meets:
+            raise Unsupported("a way of a branch returns", vm.where(), kind="control_flow")
+        current.pc -= 1
+        vm.base = len(vm.frames)
+        return True
+
+    return stop
+
+
+# ---- where the ways meet ---------------------------------------------------------------------------------------------
+
+
+def _join(vm: Machine, frame: Frame, pred: TracedTensor, join: int, before: State, ways: list[Way], place: Any) -> None:
+    """Make the state of the program what it is after either way; it is now that after the second one."""
+    first, second = ways
+    merge = _Merge(vm, before, ways)
+    for made in (False, True):
+        if made:
+            merge.choose(pred, place)
+        _merge_frames(merge, frame, join, first, second)
+        _merge_holders(merge, first, second)
+        _merge_writes(merge, first, second)
+    merge.note_aliases(place)
+
+
+def _merge_frames(merge: _Merge, frame: Frame, join: int, first: Way, second: Way) -> None:
+    code = frame.code
+    if join == END:
+        results = [
+            way.end.stack[-1] if code.ops[way.stop] == "RETURN_VALUE" else code.args[way.stop]
+            for way in (first, second)
+        ]
+        result = merge.value(*results)
+        if code.ops[second.stop] == "RETURN_VALUE":
+            frame.stack[-1] = result
+    else:
+        if len(first.end.stack) != len(second.end.stack):
+            raise merge.refused("the ways of a branch leave different numbers of values on the stack")
+        frame.stack[:] = [merge.value(a, b) for a, b in zip(first.end.stack, second.end.stack)]
+    live = 0 if join == END else live_locals(code)[join]
+    for index, (a, b) in enumerate(zip(first.end.locals, second.end.locals)):
+        if a is b:
+            continue
+        if live >> index & 1:
+            frame.locals[index] = merge.value(a, b)
+        elif is_finalised(a) or is_finalised(b):
+            raise merge.refused("a way of a branch leaves an object whose end can be seen")
+        else:
+            frame.locals[index] = MISSING
+
+
+def _merge_holders(merge: _Merge, first: Way, second: Way) -> None:
+    for key in {**first.changed, **second.changed}:
+        ends = []
+        for way in (first, second):
+            holder, before, now = way.changed.get(key) or (first.changed.get(key) or second.changed[key])
+            ends.append(now if key in way.changed else before)
+        if len(ends[0]) != len(ends[1]):
+            raise merge.refused(f"the ways of a branch leave different numbers of items in a {type(holder).__name__}")
+        merged = []
+        for (key_a, a), (key_b, b) in zip(*ends):
+            merge.same_key(key_a, key_b)
+            merged.append((key_b, merge.value(a, b)))
+        if merge.made is not None:
+            put_back(holder, merged)
+
+
+def _merge_writes(merge: _Merge, first: Way, second: Way) -> None:
+    for place in {**first.writes, **second.writes}:
+        write = (first.writes.get(place) or second.writes[place])[0]
+        ends = [way.writes[place][1] if place in way.writes else write.before for way in (first, second)]
+        merged = merge.value(*ends)
+        if merge.made is not None:
+            write.put(merged)
+
+
+class _Merge:
+    """What stands in one place after either way. Used twice: first the pairs of tensors are found, between which the
+    graph chooses, then their values are put in place (`made`)."""
+
+    def __init__(self, vm: Machine, before: State, ways: list[Way]) -> None:
+        self.vm, self.before, self.ways = vm, before, ways
+        self.pairs: dict[tuple[int, int], tuple[TracedTensor, TracedTensor]] = {}
+        self.made: dict[tuple[int, int], TracedTensor] | None = None
+        self.partners: dict[int, Any] = {}  # the new object of the other way that a new object goes with, by id
+        self.merged: dict[tuple[int, int], Any] = {}
+
+    def refused(self, why: str) -> Different:
+        return Different(why, self.vm.where(), kind="control_flow")
+
+    def choose(self, pred: TracedTensor, place: Any) -> None:
+        vm, pairs = self.vm, list(self.pairs.values())
+        self.merged = {}
+        if not pairs:
+            self.made = {}
+            return
+        vm.world.trace.functional_only = "control flow depends on data"
+        ways = [(way.part, [way.part.adopt(pair[side]) for pair in pairs]) for side, way in enumerate(self.ways)]
+        made = choose(vm.trace, pred, ways)
+        for result, (tensor, _) in zip(made, pairs):
+            if result.requires_grad != tensor.requires_grad:
+                raise Unsupported("a way of a branch gives a tensor another history", vm.where(), kind="control_flow")
+        self.made = dict(zip(self.pairs, made))
+
+    def same_key(self, a: Any, b: Any) -> None:
+        if not (a is b or (type(a) is type(b) and type(a) in CONSTANT_TYPES and same_constant(a, b))):
+            raise self.refused("the ways of a branch leave different keys")
+
+    def value(self, a: Any, b: Any) -> Any:
+        """The value that stands for both. Raises Unsupported where there is none."""
+        if a is b:
+            return b
+        if type(a) is Deferred or type(b) is Deferred:
+            a, b = (self.vm.world.wrap(x.real, x.source) if type(x) is Deferred else x for x in (a, b))
+            return self.value(a, b)
+        cls = type(a)
+        if cls is not type(b):
+            raise self.refused(f"the ways of a branch leave {_named(a)} and {_named(b)}")
+        if cls is TracedTensor:
+            return self._tensor(a, b)
+        if cls in CONSTANT_TYPES:
+            if not same_constant(a, b):
+                raise self.refused(f"the ways of a branch leave two values: {_named(a)} and {_named(b)}")
+            return b
+        if cls in (torch.SymInt, torch.SymBool):
+            if not (same_size(a, b) if cls is torch.SymInt else a.node.expr == b.node.expr):
+                raise self.refused("the ways of a branch leave two sizes")
+            return b
+        if id(a) in self.before.seen or id(b) in self.before.seen:
+            raise self.refused(f"the ways of a branch leave two objects: {_named(a)} and {_named(b)}")
+        return self._object(a, b)
+
+    def _tensor(self, a: TracedTensor, b: TracedTensor) -> Any:
+        first, second = a.meta, b.meta
+        alike = (
+            len(first.shape) == len(second.shape)
+            and same_sizes(first.shape, second.shape)
+            and (first.dtype, first.device, first.requires_grad) == (second.dtype, second.device, second.requires_grad)
+        )
+        if not alike:
+            raise self.refused("the ways of a branch leave tensors of different shapes or types")
+        if not same_sizes(first.stride, second.stride) or not is_dense(first.shape, first.stride):
+            raise self.refused("the ways of a branch leave tensors of different layouts")
+        if any(map(_is_special, (a, b))):
+            raise self.refused("the ways of a branch leave tensors of special kinds")
+        key = id(a), id(b)
+        if self.made is None:
+            self.pairs[key] = a, b
+            return None
+        return self.made[key]
+
+    def _object(self, a: Any, b: Any) -> Any:
+        """Objects that the ways have made: they are alike if what is in them is."""
+        key = id(a), id(b)
+        if key in self.merged:
+            return self.merged[key]
+        if isinstance(a, tuple):
+            return self._tuple(a, b)
+        for one, other in ((a, b), (b, a)):
+            if self.partners.setdefault(id(one), other) is not other:
+                raise self.refused("the ways of a branch share objects differently")
+        self.merged[key] = b
+        kind = type(a)
+        if kind not in (list, dict) and not _is_record(a):
+            raise self.refused(f"the ways of a branch make a {kind.__name__} each")
+        if isinstance(a, list):
+            self._items(b, list(enumerate(list.__iter__(a))), list(enumerate(list.__iter__(b))))
+        elif isinstance(a, dict):
+            self._items(b, *[[(k, dict.__getitem__(each, k)) for k in ordered_keys(each)] for each in (a, b)])
+        if kind not in (list, dict):
+            spaces = own_namespace(a), own_namespace(b)
+            self._items(spaces[1], *[list(each.items()) for each in spaces])
+        return b
+
+    def _tuple(self, a: Any, b: Any) -> Any:
+        if len(a) != len(b) or own_namespace(a) or own_namespace(b):
+            raise self.refused("the ways of a branch leave tuples of different lengths")
+        parts = [self.value(x, y) for x, y in zip(tuple.__iter__(a), tuple.__iter__(b))]
+        cls = type(b)
+        made = self.merged[id(a), id(b)] = tuple_of(cls, parts)
+        return made
+
+    def _items(self, holder: Any, first: Contents, second: Contents) -> None:
+        if len(first) != len(second):
+            raise self.refused(f"the ways of a branch leave different numbers of items in a {type(holder).__name__}")
+        merged = []
+        for (key_a, a), (key_b, b) in zip(first, second):
+            self.same_key(key_a, key_b)
+            merged.append((key_b, self.value(a, b)))
+        if self.made is not None:
+            put_back(holder, merged)
+
+    # ---- memory that is shared in eager, or not
+
+    def note_aliases(self, place: Any) -> None:
+        """In eager a result of the way taken may be a tensor that was there before, or share its memory with another
+        result. Those of the graph are apart: neither may be written to, nor may both be seen at the end."""
+        found = list(self._aliases())
+        if not found:
+            return
+        alive = reachable_groups(self.vm)
+        for first, second in found:
+            if second.source is not None or second.frozen or id(second) in alive:
+                self.vm.world.aliases.append(Alias(first, second, place))
+                first.shared = second.shared = True
+
+    def _aliases(self) -> Iterator[tuple[AliasGroup, AliasGroup]]:
+        assert self.made is not None
+        for side, way in enumerate(self.ways):
+            known: dict[int, AliasGroup] = {}
+            for key, made in self.made.items():
+                own = self.pairs[key][side].group
+                for group in self.vm.world.aliased(own):
+                    origin = way.part.origin(group)
+                    if group is not own or self.pairs[key][side]._trace is not way.part or origin is not own:
+                        yield made.group, origin
+                    other = known.setdefault(id(origin), made.group)
+                    if other is not made.group:
+                        yield made.group, other
+
+
+def _is_special(tensor: TracedTensor) -> bool:
+    marked = tensor.face is not None or tensor.attributes or isinstance(tensor, torch.nn.Parameter)
+    return bool(marked or tensor.is_conj() or tensor.is_neg() or not tensor.counts)
+
+
+_BASES = (object, dict, collections.OrderedDict)
+
+
+def _is_record(value: Any) -> bool:
+    """Whether an instance is nothing but the items of a dict and what is in its namespace (dataclasses, outputs of
+    models)."""
+    for base in type(value).__mro__:
+        if base not in _BASES and (not is_python_class(base) or vars(base).get("__slots__") or "__del__" in vars(base)):
+            return False
+    return True
+
+
+def _named(value: Any) -> str:
+    if value is MISSING:
+        return "nothing"
+    if type(value) is TracedTensor:
+        return "a tensor"
+    return repr(value) if type(value) in (int, float, bool, str) else f"a {type(value).__name__}"
+
+
+# ---- copies that eager may not make ----------------------------------------------------------------------------------
+
+
+def note_copy(vm: Machine, of: AliasGroup, copy: AliasGroup) -> None:
+    """Two storages of the graph that may be one in eager. Raises Unsupported where the program is known to see that."""
+    frame = vm.frames[-1]
+    place = frame.code, frame.pc - 1
+    if place in vm.world.symbols.history.learnt.apart:
+        reason = "this may be a view in eager, not here, and what shares its memory is written to or leaves the program"
+        raise Unsupported(reason, vm.where(), "clone the tensor before, or the result", kind="data_condition")
+    vm.world.aliases.append(Alias(of, copy, place))
+    of.shared = copy.shared = True
+
+
+def is_shared(vm: Machine, group: AliasGroup) -> bool:
+    """Whether the program can see, when it writes to a storage, that another one is apart from it."""
+    world = vm.world
+    if any(group is each for groups in world.storages.values() if len(groups) > 1 for each in groups):
+        return True
+    others = [other for other in world.aliased(group) if other is not group]
+    seen = any(other.source is not None or other.frozen for other in others) or _is_reachable(vm, others)
+    if seen:
+        world.apart(group)
+    return seen
+
+
+def _is_reachable(vm: Machine, groups: list[AliasGroup]) -> bool:
+    try:
+        alive = reachable_groups(vm)
+    except Unsupported as error:  # something cannot be looked into
+        forgive(error)
+        return True
+    return any(id(group) in alive for group in groups)

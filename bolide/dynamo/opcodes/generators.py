@@ -1,0 +1,189 @@
+"""Handlers of generators, coroutines, `await` and `async for`."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Any
+
+from bolide.dynamo.machine import operations
+from bolide.dynamo.machine.calls import SWITCHED, intercept
+from bolide.dynamo.machine.interpreter import Machine, opcode
+from bolide.dynamo.polyfills import generators
+from bolide.dynamo.program.kinds import MISSING
+from bolide.dynamo.world.frames import Frame, Generator
+from bolide.support.errors import Unsupported
+
+
+@opcode("RETURN_GENERATOR")
+def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:
+    flags = frame.code.code.co_flags
+    if flags & inspect.CO_ASYNC_GENERATOR:
+        raise Unsupported(
+            "an asynchronous generator",
+            vm.where(),
+            "iterate over it outside the compiled function",
+            kind="asynchronous",
+        )
+    kind = "coroutine" if flags & inspect.CO_COROUTINE else "generator"
+    generator = Generator(frame, getattr(frame.function, "__qualname__", frame.code.qualname), kind)
+    vm.note_generator(generator)
+    vm.frames.pop()
+    vm.give(frame, generator)
+    return True
+
+
+@opcode("YIELD_VALUE")
+def _yield_value(vm: Machine, frame: Frame, arg: Any) -> bool:
+    value = frame.stack.pop()
+    vm.frames.pop()
+    generator = frame.generator
+    assert generator is not None
+    generator.running = False
+    frame.generator = None  # so that a suspended generator goes away with its last reference
+    vm.frames[-1].stack.append(value)
+    return True
+
+
+@opcode("GET_YIELD_FROM_ITER")
+def _get_yield_from_iter(vm: Machine, frame: Frame, arg: Any) -> Any:
+    value = frame.stack.pop()
+    if type(value) is Generator and value.kind == "coroutine":
+        if not frame.code.code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE):
+            raise TypeError("cannot 'yield from' a coroutine object in a non-coroutine generator")
+        frame.stack.append(value)
+        return None
+    return vm.call(frame, iter, [value])
+
+
+@opcode("SEND")
+def _send(vm: Machine, frame: Frame, arg: int) -> Any:
+    value = frame.stack.pop()
+    receiver = frame.stack[-1]
+    if type(receiver) is Generator:
+        return vm.resume(receiver, value, "send", arg)
+    try:
+        frame.stack.append(next(receiver) if value is None else receiver.send(value))
+    except StopIteration as stop:
+        frame.stack.append(stop.value)
+        frame.pc = arg
+    return None
+
+
+@opcode("END_SEND")
+def _end_send(vm: Machine, frame: Frame, arg: Any) -> None:
+    del frame.stack[-2]
+
+
+@opcode("CLEANUP_THROW")
+def _cleanup_throw(vm: Machine, frame: Frame, arg: Any) -> Any:
+    error = frame.stack[-1]
+    if not isinstance(error, StopIteration):
+        vm.unwind(error, "reraised")
+        return True
+    del frame.stack[-3:]
+    frame.stack += [None, error.value]
+    return None
+
+
+@opcode("STOPITERATION_ERROR")
+def _stopiteration_error(vm: Machine, frame: Frame, arg: Any) -> None:
+    """What 3.12 wraps around the body of a generator; `Machine.unwind` turns StopIteration into RuntimeError for all
+    versions."""
+
+
+# ---- the methods of generators ---------------------------------------------------------------------------------------
+
+
+def _advance(vm: Machine, generator: Generator, value: Any) -> Any:
+    return SWITCHED if vm.resume(generator, value, "stop") else vm.frames[-1].stack.pop()
+
+
+@intercept(generators.generator_next)
+def _generator_next(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return _advance(vm, args[0], None)
+
+
+@intercept(generators.generator_send)
+def _generator_send(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return _advance(vm, args[0], args[1])
+
+
+@intercept(generators.delegate_of_generator)
+def _delegate(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    generator = args[0]
+    if not generator.started or generator.done or generator.running:
+        return None
+    vm.refuse_foreign(generator)
+    return generator.frame.delegate()
+
+
+@intercept(generators.raise_in_generator)
+def _raise_in_generator(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    vm.throw(*args)
+    return SWITCHED
+
+
+# ---- asynchronous code -----------------------------------------------------------------------------------------------
+
+
+@opcode("GET_AWAITABLE")
+def _get_awaitable(vm: Machine, frame: Frame, arg: Any) -> Any:
+    value = frame.stack.pop()
+    if type(value) is Generator:
+        flags = value.frame.code.code.co_flags
+        if not flags & (inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE):
+            raise TypeError("object generator can't be used in 'await' expression")
+        frame.stack.append(value)
+        return None
+    method = operations.special_method(vm, value, "__await__")
+    if method is MISSING:
+        name = operations.class_of(value).__name__
+        raise TypeError(f"object {name} can't be used in 'await' expression")
+    if not isinstance(getattr(method, "__func__", None), types.FunctionType):
+        raise Unsupported(
+            "await of an object of an event loop",
+            vm.where(),
+            "await it outside the compiled function",
+            kind="asynchronous",
+        )
+    return vm.call(frame, method, [])
+
+
+@opcode("GET_AITER")
+def _get_aiter(vm: Machine, frame: Frame, arg: Any) -> Any:
+    value = frame.stack.pop()
+    method = operations.special_method(vm, value, "__aiter__")
+    if method is MISSING:
+        name = operations.class_of(value).__name__
+        raise TypeError(f"'async for' requires an object with __aiter__ method, got {name}")
+    return vm.call(frame, method, [])
+
+
+@opcode("GET_ANEXT")
+def _get_anext(vm: Machine, frame: Frame, arg: Any) -> Any:
+    method = operations.special_method(vm, frame.stack[-1], "__anext__")
+    if method is MISSING:
+        name = operations.class_of(frame.stack[-1]).__name__
+        raise TypeError(f"'async for' requires an iterator with __anext__ method, got {name}")
+    return vm.call(frame, method, [])
+
+
+@opcode("END_ASYNC_FOR")
+def _end_async_for(vm: Machine, frame: Frame, arg: int) -> Any:
+    """`arg`: how many values below the exception belong to the loop; in 3.10 there is a running handler among them."""
+    error = frame.stack.pop()
+    if not isinstance(error, StopAsyncIteration):
+        vm.unwind(error, "reraised")
+        return True
+    del frame.stack[-arg:]
+    if arg > 1:
+        frame.exceptions.pop()
+    return None
+
+
+@opcode("ASYNC_GEN_WRAP")
+def _async_gen_wrap(vm: Machine, frame: Frame, arg: Any) -> None:
+    raise Unsupported(
+        "an asynchronous generator", vm.where(), "iterate over it outside the compiled function", kind="asynchronous"
+    )

@@ -1,0 +1,591 @@
+"""Handlers of operations on the stack, variables, containers, attributes and operators. Control flow is in
+`opcodes_control`."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import operator
+import types
+from typing import Any
+
+from bolide.dynamo.bytecode.instructions import VERSION
+from bolide.dynamo.config import config
+from bolide.dynamo.machine import operations
+from bolide.dynamo.machine.attributes import delete_attribute, load_super, named_attribute, store_attribute
+from bolide.dynamo.machine.interpreter import Call, Machine, opcode
+from bolide.dynamo.machine.text import format_value
+from bolide.dynamo.program.kinds import MISSING
+from bolide.dynamo.state import is_dynamo_compiling
+from bolide.dynamo.world.frames import Frame, Generator
+from bolide.dynamo.world.outside import Deferred, Outside
+from bolide.dynamo.world.texts import joined
+from bolide.support.errors import Unsupported
+
+NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>", "__slots__": ()})()
+
+# ---- stack -----------------------------------------------------------------------------------------------------------
+
+
+@opcode("POP_TOP")
+def _pop_top(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.pop()
+
+
+@opcode("PUSH_NULL")
+def _push_null(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.append(NULL)
+
+
+@opcode("COPY")
+def _copy(vm: Machine, frame: Frame, arg: int) -> None:
+    frame.stack.append(frame.stack[-arg])
+
+
+@opcode("SWAP")
+def _swap(vm: Machine, frame: Frame, arg: int) -> None:
+    stack = frame.stack
+    stack[-1], stack[-arg] = stack[-arg], stack[-1]
+
+
+@opcode("LOAD_CONST")
+def _load_const(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.append(arg)
+
+
+# ---- variables -------------------------------------------------------------------------------------------------------
+
+
+def _unbound(frame: Frame, index: int) -> Exception:
+    """The error about a variable without a value."""
+    name = frame.code.locals_names[index]
+    free = index >= len(frame.code.locals_names) - len(frame.code.freevars)
+    if VERSION == (3, 10):
+        kind, scope = ("free", " in enclosing scope") if free else ("local", "")
+        text = f"{kind} variable '{name}' referenced before assignment{scope}"
+    elif free:
+        text = f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"
+    else:
+        text = f"cannot access local variable '{name}' where it is not associated with a value"
+    return NameError(text) if free else UnboundLocalError(text)
+
+
+@opcode("LOAD_FAST", "LOAD_FAST_CHECK")
+def _load_fast(vm: Machine, frame: Frame, arg: int) -> None:
+    value = frame.locals[arg]
+    if value is MISSING:
+        raise _unbound(frame, arg)
+    if type(value) is Deferred:
+        value = vm.local(frame, arg)
+    frame.stack.append(value)
+
+
+@opcode("LOAD_FAST_AND_CLEAR")
+def _load_fast_and_clear(vm: Machine, frame: Frame, arg: int) -> None:
+    frame.stack.append(frame.locals[arg])
+    frame.locals[arg] = MISSING
+
+
+@opcode("STORE_FAST")
+def _store_fast(vm: Machine, frame: Frame, arg: int) -> None:
+    variables = frame.locals
+    if type(variables[arg]) in _FOUND:
+        vm.world.refuse_drop(variables[arg])
+    variables[arg] = frame.stack.pop()
+
+
+_FOUND = frozenset({Deferred, Outside})  # what stands in a variable for an object of the outside world
+
+
+@opcode("DELETE_FAST")
+def _delete_fast(vm: Machine, frame: Frame, arg: int) -> None:
+    if frame.locals[arg] is MISSING:
+        raise _unbound(frame, arg)
+    if type(frame.locals[arg]) in _FOUND:
+        vm.world.refuse_drop(frame.locals[arg])
+    frame.locals[arg] = MISSING
+
+
+@opcode("MAKE_CELL")
+def _make_cell(vm: Machine, frame: Frame, arg: int) -> None:
+    cell = vm.world.new_cell()
+    if frame.locals[arg] is not MISSING:
+        cell.cell_contents = frame.locals[arg]
+    frame.locals[arg] = cell
+
+
+@opcode("COPY_FREE_VARS")
+def _copy_free_vars(vm: Machine, frame: Frame, arg: int) -> None:
+    function = frame.function
+    if id(function) not in vm.own_functions:
+        vm.world.note_cells(function.__closure__)
+    frame.locals[-arg:] = function.__closure__
+
+
+@opcode("LOAD_DEREF")
+def _load_deref(vm: Machine, frame: Frame, arg: int) -> None:
+    value = vm.world.load_cell(frame.locals[arg], frame.code.locals_names[arg])
+    if value is MISSING:
+        raise _unbound(frame, arg)
+    frame.stack.append(value)
+
+
+@opcode("STORE_DEREF")
+def _store_deref(vm: Machine, frame: Frame, arg: int) -> None:
+    vm.world.store_cell(frame.locals[arg], frame.code.locals_names[arg], frame.stack.pop())
+
+
+@opcode("DELETE_DEREF")
+def _delete_deref(vm: Machine, frame: Frame, arg: int) -> None:
+    name = frame.code.locals_names[arg]
+    if vm.world.load_cell(frame.locals[arg], name) is MISSING:
+        raise _unbound(frame, arg)
+    vm.world.store_cell(frame.locals[arg], name, MISSING)
+
+
+@opcode("LOAD_FROM_DICT_OR_DEREF")
+def _load_class_deref(vm: Machine, frame: Frame, arg: int) -> None:
+    name = frame.code.locals_names[arg]
+    namespace = frame.stack.pop()
+    if name in namespace:
+        frame.stack.append(namespace[name])
+    else:
+        _load_deref(vm, frame, arg)
+
+
+def _undefined(name: str) -> NameError:
+    return NameError(f"name '{name}' is not defined", name=name)
+
+
+def _find_global(vm: Machine, frame: Frame, name: str) -> Any:
+    value = vm.world.load_global(frame.globals, name)
+    if value is MISSING:
+        value = vm.world.load_global(builtins.__dict__, name)
+        if value is MISSING:
+            raise _undefined(name)
+    return value
+
+
+@opcode("LOAD_GLOBAL")
+def _load_global(vm: Machine, frame: Frame, arg: tuple[str, bool]) -> None:
+    if arg[1]:
+        frame.stack.append(NULL)
+    frame.stack.append(_find_global(vm, frame, arg[0]))
+
+
+@opcode("STORE_GLOBAL")
+def _store_global(vm: Machine, frame: Frame, arg: str) -> None:
+    vm.world.store_global(frame.globals, arg, frame.stack.pop())
+
+
+@opcode("DELETE_GLOBAL")
+def _delete_global(vm: Machine, frame: Frame, arg: str) -> None:
+    if vm.world.load_global(frame.globals, arg) is MISSING:
+        raise _undefined(arg)
+    vm.world.store_global(frame.globals, arg, MISSING)
+
+
+@opcode("LOAD_NAME")
+def _load_name(vm: Machine, frame: Frame, arg: str) -> None:
+    if frame.namespace is not None and arg in frame.namespace:
+        frame.stack.append(frame.namespace[arg])
+    else:
+        frame.stack.append(_find_global(vm, frame, arg))
+
+
+@opcode("LOAD_FROM_DICT_OR_GLOBALS")
+def _load_from_dict_or_globals(vm: Machine, frame: Frame, arg: str) -> None:
+    namespace = frame.stack.pop()
+    frame.stack.append(namespace[arg] if arg in namespace else _find_global(vm, frame, arg))
+
+
+@opcode("LOAD_LOCALS")
+def _load_locals(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.append(frame.namespace)
+
+
+@opcode("STORE_NAME")
+def _store_name(vm: Machine, frame: Frame, arg: str) -> None:
+    assert frame.namespace is not None
+    frame.namespace[arg] = frame.stack.pop()
+
+
+@opcode("SETUP_ANNOTATIONS")
+def _setup_annotations(vm: Machine, frame: Frame, arg: Any) -> None:
+    assert frame.namespace is not None
+    if "__annotations__" not in frame.namespace:
+        frame.namespace["__annotations__"] = {}
+
+
+@opcode("DELETE_NAME")
+def _delete_name(vm: Machine, frame: Frame, arg: str) -> None:
+    assert frame.namespace is not None
+    if arg not in frame.namespace:
+        raise _undefined(arg)
+    del frame.namespace[arg]
+
+
+# ---- building containers ---------------------------------------------------------------------------------------------
+
+
+def pop_many(frame: Frame, count: int) -> list[Any]:
+    """The values on top of the stack, the uppermost last."""
+    if not count:
+        return []
+    items = frame.stack[-count:]
+    del frame.stack[-count:]
+    return items
+
+
+@opcode("BUILD_TUPLE")
+def _build_tuple(vm: Machine, frame: Frame, arg: int) -> None:
+    frame.stack.append(tuple(pop_many(frame, arg)))
+
+
+@opcode("BUILD_LIST")
+def _build_list(vm: Machine, frame: Frame, arg: int) -> None:
+    frame.stack.append(pop_many(frame, arg))
+
+
+@opcode("BUILD_SET")
+def _build_set(vm: Machine, frame: Frame, arg: int) -> None:
+    if config.inject_BUILD_SET_unimplemented_TESTING_ONLY and is_dynamo_compiling():
+        raise Unsupported("BUILD_SET is declared unknown", vm.where(), kind="bytecode", operation="BUILD_SET")
+    frame.stack.append(set(pop_many(frame, arg)))
+
+
+@opcode("BUILD_MAP")
+def _build_map(vm: Machine, frame: Frame, arg: int) -> None:
+    items = pop_many(frame, 2 * arg)
+    frame.stack.append(dict(zip(items[::2], items[1::2])))
+
+
+@opcode("BUILD_CONST_KEY_MAP")
+def _build_const_key_map(vm: Machine, frame: Frame, arg: int) -> None:
+    keys = frame.stack.pop()
+    frame.stack.append(dict(zip(keys, pop_many(frame, arg))))
+
+
+@opcode("BUILD_STRING")
+def _build_string(vm: Machine, frame: Frame, arg: int) -> None:
+    frame.stack.append(joined(pop_many(frame, arg)))
+
+
+@opcode("BUILD_SLICE")
+def _build_slice(vm: Machine, frame: Frame, arg: int) -> None:
+    frame.stack.append(slice(*pop_many(frame, arg)))
+
+
+@opcode("LIST_APPEND")
+def _list_append(vm: Machine, frame: Frame, arg: int) -> None:
+    value = frame.stack.pop()
+    frame.stack[-arg].append(value)
+
+
+@opcode("SET_ADD")
+def _set_add(vm: Machine, frame: Frame, arg: int) -> None:
+    value = frame.stack.pop()
+    frame.stack[-arg].add(value)
+
+
+@opcode("MAP_ADD")
+def _map_add(vm: Machine, frame: Frame, arg: int) -> None:
+    value = frame.stack.pop()
+    key = frame.stack.pop()
+    operations.set_item(vm, frame.stack[-arg], key, value)
+
+
+def is_iterable(vm: Machine, value: Any) -> bool:
+    cls = operations.class_of(value)
+    return cls is Generator or any(vm.world.lookup(cls, name) is not MISSING for name in ("__iter__", "__getitem__"))
+
+
+@opcode("LIST_EXTEND")
+def _list_extend(vm: Machine, frame: Frame, arg: int) -> Any:
+    value = frame.stack.pop()
+    if not is_iterable(vm, value):
+        raise TypeError(f"Value after * must be an iterable, not {operations.class_of(value).__name__}")
+    return operations.call_for_effect(vm, frame, Call(list.extend, [frame.stack[-arg], value]))
+
+
+@opcode("SET_UPDATE")
+def _set_update(vm: Machine, frame: Frame, arg: int) -> Any:
+    value = frame.stack.pop()
+    return operations.call_for_effect(vm, frame, Call(set.update, [frame.stack[-arg], value]))
+
+
+@opcode("DICT_UPDATE")
+def _dict_update(vm: Machine, frame: Frame, arg: int) -> Any:
+    value = frame.stack.pop()
+    cls = operations.class_of(value)
+    if vm.world.lookup(cls, "keys") is MISSING:
+        raise TypeError(f"'{cls.__name__}' object is not a mapping")
+    return operations.call_for_effect(vm, frame, Call(dict.update, [frame.stack[-arg], value]))
+
+
+@opcode("DICT_MERGE")
+def _dict_merge(vm: Machine, frame: Frame, arg: int) -> Any:
+    """The keywords of a call: an update that refuses a key that is there already."""
+    value = frame.stack.pop()
+    target = frame.stack[-arg]
+    function = frame.stack[-arg - 2]
+    if function is NULL:
+        function = frame.stack[-arg - 3]
+    if type(value) is dict:
+        repeated = next((key for key in value if key in target), MISSING)
+        if repeated is not MISSING:
+            if VERSION < (3, 12) and vm.handled() is not None:  # CPython does not find its own error again
+                raise KeyError(repeated)
+            raise TypeError(f"{described(function)} got multiple values for keyword argument '{repeated}'")
+        target.update(value)
+        return None
+    cls = operations.class_of(value)
+    if vm.world.lookup(cls, "keys") is MISSING:
+        raise TypeError(f"{described(function)} argument after ** must be a mapping, not {cls.__name__}")
+    request = Call(operations.polyfill("merge_keywords"), [target, value, described(function)])
+    return operations.call_for_effect(vm, frame, request)
+
+
+def described(function: Any) -> str:
+    """A function as CPython's messages about calls name it."""
+    real = function.real if type(function) is Outside else function
+    name = getattr(real, "__qualname__", None)
+    if name is None:
+        return str(real)
+    module = getattr(real, "__module__", None)
+    return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
+
+
+@opcode("LIST_TO_TUPLE")
+def _list_to_tuple(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.append(tuple(frame.stack.pop()))
+
+
+def _items(vm: Machine, frame: Frame, value: Any, count: int | None) -> Any:
+    """The first `count` items (None: all) of an iterable, as a list; True when a frame was pushed that finds them: then
+    the operation is to be done again on its result."""
+    if type(value) is tuple or type(value) is list:
+        return value
+    if not is_iterable(vm, value):
+        raise TypeError(f"cannot unpack non-iterable {operations.class_of(value).__name__} object")
+    items = operations.native_iterable(vm, value)
+    if items is MISSING:
+        frame.pc -= 1
+        return vm.call(frame, operations.polyfill("take"), [value, count])
+    return list(itertools.islice(items, count))
+
+
+@opcode("UNPACK_SEQUENCE")
+def _unpack_sequence(vm: Machine, frame: Frame, arg: int) -> Any:
+    items = _items(vm, frame, frame.stack.pop(), arg + 1)
+    if items is True:
+        return True
+    if len(items) < arg:
+        raise ValueError(f"not enough values to unpack (expected {arg}, got {len(items)})")
+    if len(items) > arg:
+        raise ValueError(f"too many values to unpack (expected {arg})")
+    frame.stack.extend(reversed(items))
+    return None
+
+
+@opcode("UNPACK_EX")
+def _unpack_ex(vm: Machine, frame: Frame, arg: int) -> Any:
+    items = _items(vm, frame, frame.stack.pop(), None)
+    if items is True:
+        return True
+    before, after = arg & 0xFF, arg >> 8
+    if len(items) < before + after:
+        raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
+    middle = list(items[before : len(items) - after])
+    frame.stack.extend(reversed([*items[:before], middle, *items[len(items) - after :]]))
+    return None
+
+
+# ---- attributes and items --------------------------------------------------------------------------------------------
+
+
+@opcode("LOAD_ATTR")
+def _load_attr(vm: Machine, frame: Frame, arg: str) -> Any:
+    return vm.answer(frame, named_attribute(vm, frame.stack.pop(), arg))
+
+
+@opcode("LOAD_METHOD")
+def _load_method(vm: Machine, frame: Frame, arg: str) -> Any:
+    owner = frame.stack.pop()
+    frame.stack.append(NULL)
+    return vm.answer(frame, named_attribute(vm, owner, arg))
+
+
+@opcode("LOAD_SUPER_ATTR")
+def _load_super_attr(vm: Machine, frame: Frame, arg: tuple[str, bool]) -> Any:
+    owner = frame.stack.pop()
+    cls = frame.stack.pop()
+    frame.stack.pop()
+    if arg[1]:
+        frame.stack.append(NULL)
+    return vm.answer(frame, load_super(vm, cls, owner, arg[0]))
+
+
+@opcode("STORE_ATTR")
+def _store_attr(vm: Machine, frame: Frame, arg: str) -> Any:
+    owner = frame.stack.pop()
+    request = store_attribute(vm, owner, arg, frame.stack.pop())
+    return operations.call_for_effect(vm, frame, request)
+
+
+@opcode("DELETE_ATTR")
+def _delete_attr(vm: Machine, frame: Frame, arg: str) -> Any:
+    return operations.call_for_effect(vm, frame, delete_attribute(vm, frame.stack.pop(), arg))
+
+
+@opcode("BINARY_SUBSCR")
+def _binary_subscr(vm: Machine, frame: Frame, arg: Any) -> Any:
+    key = frame.stack.pop()
+    return vm.answer(frame, operations.get_item(vm, frame.stack.pop(), key))
+
+
+@opcode("BINARY_SLICE")
+def _binary_slice(vm: Machine, frame: Frame, arg: Any) -> Any:
+    stop = frame.stack.pop()
+    start = frame.stack.pop()
+    return vm.answer(frame, operations.get_item(vm, frame.stack.pop(), slice(start, stop)))
+
+
+@opcode("STORE_SUBSCR")
+def _store_subscr(vm: Machine, frame: Frame, arg: Any) -> Any:
+    key = frame.stack.pop()
+    owner = frame.stack.pop()
+    return operations.call_for_effect(vm, frame, operations.set_item(vm, owner, key, frame.stack.pop()))
+
+
+@opcode("STORE_SLICE")
+def _store_slice(vm: Machine, frame: Frame, arg: Any) -> Any:
+    stop = frame.stack.pop()
+    key = slice(frame.stack.pop(), stop)
+    owner = frame.stack.pop()
+    return operations.call_for_effect(vm, frame, operations.set_item(vm, owner, key, frame.stack.pop()))
+
+
+@opcode("DELETE_SUBSCR")
+def _delete_subscr(vm: Machine, frame: Frame, arg: Any) -> Any:
+    key = frame.stack.pop()
+    return operations.call_for_effect(vm, frame, operations.delete_item(vm, frame.stack.pop(), key))
+
+
+# ---- operators -------------------------------------------------------------------------------------------------------
+
+
+@opcode("BINARY_OP", "COMPARE_OP")
+def _binary_op(vm: Machine, frame: Frame, arg: Any) -> Any:
+    right = frame.stack.pop()
+    return vm.answer(frame, operations.binary(vm, arg, frame.stack.pop(), right))
+
+
+@opcode("UNARY_NEGATIVE")
+def _unary_negative(vm: Machine, frame: Frame, arg: Any) -> Any:
+    return vm.answer(frame, operations.unary(vm, operator.neg, frame.stack.pop()))
+
+
+@opcode("UNARY_POSITIVE")
+def _unary_positive(vm: Machine, frame: Frame, arg: Any) -> Any:
+    return vm.answer(frame, operations.unary(vm, operator.pos, frame.stack.pop()))
+
+
+@opcode("UNARY_INVERT")
+def _unary_invert(vm: Machine, frame: Frame, arg: Any) -> Any:
+    return vm.answer(frame, operations.unary(vm, operator.invert, frame.stack.pop()))
+
+
+@opcode("UNARY_NOT")
+def _unary_not(vm: Machine, frame: Frame, arg: Any) -> Any:
+    value = operations.truth(vm, frame.stack.pop())
+    if value is True or value is False:
+        frame.stack.append(not value)
+        return None
+    frame.pc -= 1  # interpret __bool__ or __len__, then do this operation again on its result
+    return vm.answer(frame, value)
+
+
+@opcode("IS_OP")
+def _is_op(vm: Machine, frame: Frame, arg: int) -> None:
+    right, left = frame.stack.pop(), frame.stack.pop()
+    frame.stack.append(operations.is_same(vm, left, right) != bool(arg))
+
+
+@opcode("CONTAINS_OP")
+def _contains_op(vm: Machine, frame: Frame, arg: int) -> Any:
+    container = frame.stack.pop()
+    item = frame.stack.pop()
+    result = operations.contains(vm, container, item)
+    if result is True or result is False:
+        frame.stack.append(result != bool(arg))
+        return None
+    return vm.call(frame, operations.polyfill("contains_not" if arg else "contains"), [container, item])
+
+
+@opcode("FORMAT_VALUE")
+def _format_value(vm: Machine, frame: Frame, arg: int) -> Any:
+    spec = frame.stack.pop() if arg & 4 else ""
+    return vm.answer(frame, format_value(vm, frame.stack.pop(), arg & 3, spec))
+
+
+@opcode("CONVERT_VALUE")
+def _convert_value(vm: Machine, frame: Frame, arg: int) -> Any:
+    return vm.answer(frame, format_value(vm, frame.stack.pop(), arg, ""))
+
+
+@opcode("GET_LEN")
+def _get_len(vm: Machine, frame: Frame, arg: Any) -> Any:
+    return vm.call(frame, len, [frame.stack[-1]])
+
+
+@opcode("MATCH_MAPPING")
+def _match_mapping(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.append(operations.matches_flag(operations.class_of(frame.stack[-1]), 1 << 6))
+
+
+@opcode("MATCH_SEQUENCE")
+def _match_sequence(vm: Machine, frame: Frame, arg: Any) -> None:
+    frame.stack.append(operations.matches_flag(operations.class_of(frame.stack[-1]), 1 << 5))
+
+
+@opcode("MATCH_KEYS")
+def _match_keys(vm: Machine, frame: Frame, arg: Any) -> Any:
+    return vm.call(frame, operations.polyfill("match_keys"), [frame.stack[-2], frame.stack[-1]])
+
+
+@opcode("COPY_DICT_WITHOUT_KEYS")
+def _copy_dict_without_keys(vm: Machine, frame: Frame, arg: Any) -> Any:
+    keys = frame.stack.pop()
+    return vm.call(frame, operations.polyfill("dict_without_keys"), [frame.stack[-1], keys])
+
+
+@opcode("MATCH_CLASS")
+def _match_class(vm: Machine, frame: Frame, arg: int) -> Any:
+    names = frame.stack.pop()
+    cls = frame.stack.pop()
+    return vm.call(frame, operations.polyfill("match_class"), [frame.stack.pop(), cls, arg, names])
+
+
+# ---- functions -------------------------------------------------------------------------------------------------------
+
+
+@opcode("MAKE_FUNCTION")
+def _make_function(vm: Machine, frame: Frame, arg: int) -> None:
+    """`arg` says what is below the code: 1 defaults, 2 keyword defaults, 4 annotations, 8 a closure; 16: the qualified
+    name is above it."""
+    stack = frame.stack
+    qualname = stack.pop() if arg & 16 else None
+    code = stack.pop()
+    closure = stack.pop() if arg & 8 else None
+    annotations = stack.pop() if arg & 4 else None
+    keyword_defaults = operations.native_view(vm, stack.pop()) if arg & 2 else None
+    defaults = stack.pop() if arg & 1 else None
+    function = types.FunctionType(code, frame.globals, code.co_name, defaults, closure)
+    function.__kwdefaults__ = keyword_defaults
+    if qualname is not None:
+        function.__qualname__ = qualname
+    if annotations:
+        function.__annotations__ = dict(zip(annotations[::2], annotations[1::2]))
+    vm.note_function(function)
+    stack.append(function)

@@ -1,0 +1,326 @@
+"""What the program can change, at one moment: so that what a way of a branch does can be found, and undone.
+
+Values are ordinary objects, which native code changes in place. So a `State` keeps what is in everything that can be
+reached from the program's frames and from what has been written to the outside world. Writes to overlays and to cells
+of the outside world go through a journal. Lists, dicts, instances and cells can be put back; of whatever else has
+changed it is said (`Unsupported`), as of what cannot be looked into.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import operator
+import re
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy
+import torch
+
+from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.policy import is_python_class
+from bolide.dynamo.program.kinds import (
+    BOUND_BUILTINS,
+    CONSTANT_TYPES,
+    MISSING,
+    NO_NAMESPACE,
+    is_bound,
+    is_opaque,
+    ordered_keys,
+    own_namespace,
+)
+from bolide.dynamo.world.frames import Frame, Generator
+from bolide.dynamo.world.iterators import DICT_ITERATORS, REDUCIBLE, SET_ITERATOR, reduced
+from bolide.dynamo.world.outside import Deferred, Outside, Write, is_finalised
+from bolide.support.errors import Unsupported
+from bolide.tracing import TracedTensor, modes
+from bolide.tracing.tensor import AliasGroup
+
+Contents = list[tuple[Any, Any]]
+
+_ATOMS: tuple[type, ...] = (Outside, Deferred, AliasGroup, torch.SymInt, torch.SymFloat, torch.SymBool)
+_ATOMS += (torch.Generator, re.Match, types.MappingProxyType, numpy.generic, type(MISSING), types.TracebackType)
+_UNORDERED = (set, frozenset, collections.deque, bytearray)
+_WITH_ITEMS = (list, dict, tuple, *_UNORDERED)
+_REPLACES = (list, dict, types.CellType)  # their contents can be put back
+_DRAWN_ITERATORS = frozenset({*DICT_ITERATORS, SET_ITERATOR})  # `__reduce__` lists what they are still to give
+
+
+def contents(vm: Machine, value: Any) -> Contents | None:
+    """What is in a value, under keys that can be compared; None for what holds nothing that may change.
+
+    Raises Unsupported for a value whose state is not known."""
+    cls = type(value)
+    if cls is types.FunctionType:
+        return _of_function(value) if id(value) in vm.own_functions else None
+    if cls in BOUND_BUILTINS and is_bound(value):
+        return [("self", value.__self__)]
+    if cls in CONSTANT_TYPES or isinstance(value, _ATOMS):
+        return None
+    if cls is TracedTensor:
+        return _of_tensor(value)
+    if isinstance(value, torch.Tensor) and not isinstance(value, TracedTensor):
+        return None  # of the outside world: what is written to it goes through an input
+    if isinstance(value, type):
+        return list(vars(value).items()) if id(value) in vm.world.own_classes else None
+    if isinstance(value, _WITH_ITEMS):
+        return _items(value)
+    if cls is types.CellType:
+        return _of_cell(value)
+    if cls is Frame:
+        return _of_frame(value)
+    if cls is Generator:
+        return [("frame", value.frame), ("state", (value.started, value.running, value.done))]
+    if cls is types.GeneratorType:
+        return [("at", (value.gi_running, -1 if value.gi_frame is None else value.gi_frame.f_lasti))]
+    if cls in _DRAWN_ITERATORS:
+        return [("left", operator.length_hint(value)), *enumerate(_leaves(reduced(value)[1], (tuple, list)))]
+    if cls in REDUCIBLE or cls in (map, filter):
+        return list(enumerate(_leaves(reduced(value), (tuple,))))
+    if cls is functools.partial:
+        return [("func", value.func), ("args", value.args), ("keywords", value.keywords), *_of_instance(value)]
+    if cls is types.MethodType:
+        return [("func", value.__func__), ("self", value.__self__)]
+    if is_opaque(value) or isinstance(value, enum.Enum) or cls in (object, property, types.ModuleType):
+        return None
+    if isinstance(value, BaseException):
+        linked = [("args", value.args), ("cause", value.__cause__), ("context", value.__context__)]
+        return [*linked, *_of_instance(value)]
+    if is_python_class(cls) and not issubclass(cls, torch.Tensor):
+        return _of_instance(value)
+    raise Unsupported(f"the program holds a {cls.__name__}, whose state is not known", vm.where(), kind="control_flow")
+
+
+def _items(value: Any) -> Contents:
+    if isinstance(value, list):
+        return list(enumerate(list.__iter__(value)))
+    if isinstance(value, dict):
+        return [(key, dict.__getitem__(value, key)) for key in ordered_keys(value)]
+    base: Any = next(base for base in (tuple, *_UNORDERED) if isinstance(value, base))
+    return list(enumerate(base.__iter__(value)))
+
+
+def _of_instance(value: Any) -> Contents:
+    """The namespace of an instance, which is a dict of its own, and its slots."""
+    found: Contents = []
+    namespace = own_namespace(value)
+    if namespace is not NO_NAMESPACE and namespace is not value:
+        found.append(("__dict__", namespace))
+    for base in type(value).__mro__:
+        for name, member in vars(base).items() if is_python_class(base) and "__slots__" in vars(base) else ():
+            if type(member) is types.MemberDescriptorType:
+                try:
+                    found.append(((base, name), member.__get__(value)))
+                except AttributeError:
+                    continue
+    return found
+
+
+def _of_function(function: types.FunctionType) -> Contents:
+    parts = (function.__closure__, function.__defaults__, function.__kwdefaults__, vars(function))
+    return list(enumerate(parts))
+
+
+def _of_tensor(tensor: TracedTensor) -> Contents:
+    state = (tensor.group.version, tensor.requires_grad, tensor.is_leaf, len(tensor.chain))
+    gradient = tensor.grad if tensor.is_leaf else None
+    return [("group", tensor.group), ("state", state), ("grad", gradient), ("attributes", tensor.attributes)]
+
+
+def _of_cell(cell: types.CellType) -> Contents:
+    try:
+        return [("contents", cell.cell_contents)]
+    except ValueError:
+        return []
+
+
+def _of_frame(frame: Frame) -> Contents:
+    values = [*frame.locals, *frame.stack, *frame.exceptions]
+    state = (frame.pc, frame.ended, len(frame.stack), len(frame.exceptions))
+    return [("state", state), ("snapshot", frame.snapshot), ("then", frame.then_value), *enumerate(values)]
+
+
+def _leaves(value: Any, made: tuple[type, ...]) -> Iterator[Any]:
+    """What is in containers that `__reduce__` has made."""
+    if type(value) in made:
+        for part in value:
+            yield from _leaves(part, made)
+    else:
+        yield value
+
+
+def put_back(holder: Any, saved: Contents) -> None:
+    """Let a list, dict or cell hold what it has held."""
+    if isinstance(holder, list):
+        list.__setitem__(holder, slice(None), [value for _, value in saved])
+    elif isinstance(holder, dict):
+        base: Any = collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict
+        base.clear(holder)
+        for key, value in saved:
+            base.__setitem__(holder, key, value)
+    elif saved:
+        holder.cell_contents = saved[0][1]
+    else:
+        del holder.cell_contents
+
+
+_PLAIN = frozenset({int, bool, str, bytes, range})
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
+
+
+def is_same(before: Any, now: Any) -> bool:
+    """Whether what was found in a place is still there."""
+    return before is now or (type(before) is type(now) and _is_plain(before) and _is_plain(now) and before == now)
+
+
+def are_same(before: Contents, now: Contents) -> bool:
+    return len(before) == len(now) and all(is_same(a, c) and is_same(b, d) for (a, b), (c, d) in zip(before, now))
+
+
+class State:
+    """What the program had when it came to a branch in the top frame. That frame is not among what is compared here:
+    only what it refers to."""
+
+    def __init__(self, vm: Machine) -> None:
+        self.vm, self.world = vm, vm.world
+        if self.world.watched:
+            raise self._refused("the program holds lists of generators of the outside world")
+        self.seen: dict[int, Any] = {id(vm.frames[-1]): vm.frames[-1]}
+        self.kept: dict[int, tuple[Any, Contents]] = {}
+        self.mark = len(self.world.journal)
+        self.around = self._around()
+        self.generators = {id(generator) for generator in vm.unfinished()}
+        self._walk(self._roots())
+        self.snapshots = set(map(id, self.world.snapshots.values()))
+
+    def _refused(self, what: str) -> Unsupported:
+        return Unsupported(what, self.vm.where(), kind="control_flow")
+
+    def _roots(self) -> list[Any]:
+        vm, world = self.vm, self.world
+        frame = vm.frames[-1]
+        found: list[Any] = [*vm.frames[:-1], *frame.locals, *frame.stack, *frame.exceptions]
+        found += [frame.snapshot, frame.then_value, frame.function]
+        for overlay in world.overlays:
+            if overlay.complete is not None:
+                found.append(overlay.complete)
+            if overlay.written:
+                found += overlay.known.values()
+        found += [snapshot.copy for snapshot in world.snapshots.values()]
+        found += [value for _, _, value in world.cells.values()]
+        found += [grown.items for grown in world.lists_grown.values()]
+        found += [error for error, _ in world.exceptions]
+        found += [*world.own_namespaces.values(), *world.own_classes.values()]
+        found += [table for table in vm.memory.values() if type(table) is dict]
+        return found + [generator for ref in vm.generators if (generator := ref()) is not None]
+
+    def _around(self) -> list[Any]:
+        """What is compared by value: the state of the machine, and of torch's modes."""
+        vm, world = self.vm, self.world
+        counts = (vm.deferred, vm.required, world.registered, world.flags, world.drawn_from, world.draws, world.masked)
+        found: list[Any] = [len(each) for each in (*counts, vm.modes_set, world.trace.renewed, world.trace.spent)]
+        found += [stream.taken for stream in world.streams if stream.taken]
+        found += [grown.whole for grown in world.lists_grown.values()]
+        return [*found, [id(manager) for manager in vm.entered], modes.settings(), modes.stacks()]
+
+    def _walk(self, roots: Iterable[Any]) -> None:
+        waiting = list(roots)
+        while waiting:
+            value = waiting.pop()
+            if id(value) in self.seen or (type(value) in CONSTANT_TYPES and type(value) not in _HOLDING):
+                continue
+            self.seen[id(value)] = value
+            found = contents(self.vm, value)
+            if found is not None:
+                self.kept[id(value)] = value, found
+                if isinstance(value, _WITH_ITEMS):
+                    self._walk_instance(value, waiting)
+                for key, inside in found:
+                    waiting.append(inside)
+                    if type(key) not in CONSTANT_TYPES and isinstance(value, dict):
+                        waiting.append(key)
+
+    def _walk_instance(self, value: Any, waiting: list[Any]) -> None:
+        """What else there is to an instance of a subclass of a container."""
+        for key, inside in _of_instance(value):
+            if key != "__dict__":
+                raise self._refused(f"the program holds a {type(value).__name__}, which has slots")
+            waiting.append(inside)
+
+    # ---- what has changed since
+
+    def changed(self) -> dict[int, tuple[Any, Contents, Contents]]:
+        """The lists, dicts and cells in which something else is now: (holder, before, now) by id.
+
+        Raises Unsupported where something has changed that cannot be put back."""
+        if self._around() != self.around:
+            raise self._refused("a way of a branch changes something outside")
+        if any(id(generator) not in self.generators for generator in self.vm.unfinished()):
+            raise self._refused("a way of a branch leaves a generator that has not come to its end")
+        self._note_new()
+        found = {}
+        for key, (holder, before) in self.kept.items():
+            now = contents(self.vm, holder)
+            assert now is not None
+            if are_same(before, now):
+                continue
+            if not isinstance(holder, _REPLACES):
+                kind = torch.Tensor if isinstance(holder, TracedTensor) else type(holder)
+                raise self._refused(f"a way of a branch changes a {kind.__name__}")
+            if any(is_finalised(value) for _, value in before):
+                raise self._refused("a way of a branch drops an object whose end can be seen")
+            found[key] = (holder, before, now)
+        return found
+
+    def _note_new(self) -> None:
+        """What was first read of the outside world since: what it held then."""
+        for snapshot in self.world.snapshots.values():
+            if id(snapshot) not in self.snapshots:
+                self.snapshots.add(id(snapshot))
+                before = list(enumerate(snapshot.before))
+                self.kept.setdefault(id(snapshot.copy), (snapshot.copy, before))
+                self.seen[id(snapshot.copy)] = snapshot.copy
+        for grown in self.world.lists_grown.values():
+            if id(grown.items) not in self.kept:
+                self.kept[id(grown.items)] = grown.items, []
+        for overlay in self.world.overlays:
+            if overlay.complete is not None and id(overlay.complete) not in self.kept:
+                if overlay.changes():
+                    raise self._refused("a way of a branch changes a dict of the outside world")
+                self.kept[id(overlay.complete)] = overlay.complete, _items(overlay.complete)
+                self.seen[id(overlay.complete)] = overlay.complete
+
+    def writes(self) -> dict[tuple[int, Any], tuple[Write, Any]]:
+        """The places of the outside world that were written since: the first write to each, and what is there now."""
+        found: dict[tuple[int, Any], tuple[Write, Any]] = {}
+        for write in self.world.journal[self.mark :]:
+            if write.place not in found:
+                if is_finalised(write.before):
+                    raise self._refused("a way of a branch drops an object whose end can be seen")
+                found[write.place] = write, write.now()
+        return found
+
+    def restore(self, changed: dict[int, tuple[Any, Contents, Contents]]) -> None:
+        """Put everything back."""
+        journal = self.world.journal
+        if len(journal) > self.mark:
+            self.world.mro_cache.clear()
+        while len(journal) > self.mark:
+            journal.pop().undo()
+        for holder, before, _ in changed.values():
+            put_back(holder, before)
+
+
+_HOLDING = frozenset({types.FunctionType, *BOUND_BUILTINS})
+
+
+def reachable_groups(vm: Machine) -> set[int]:
+    """The storages of all tensors that the program still has, by id."""
+    state = State(vm)
+    return {id(value.group) for value in state.seen.values() if isinstance(value, TracedTensor)}

@@ -1,0 +1,194 @@
+"""From a `Source` to the Python expression that reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import keyword
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from bolide.dynamo.program.captured import Source
+
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>", "__slots__": ()})()
+"""What a guarded path gives where a dict has no such key: no guard accepts it."""
+
+
+def shown(value: object) -> str:
+    """A value in a text for people; by its class where `repr` is long (a tensor, a module) or fails (an object that is
+    not yet whole)."""
+    if not isinstance(value, (torch.Tensor, torch.nn.Module)):
+        with contextlib.suppress(Exception):
+            return repr(value).replace("\n", " ")
+    return f"<{type(value).__name__} at {id(value):#x}>"
+
+
+def text(source: Source) -> str:
+    """The path as a user would write it: ``self.layers[0].weight``."""
+    match source.kind:
+        case "local":
+            return str(source.key)
+        case "global":
+            return str(source.key[1] if isinstance(source.key, tuple) else source.key)
+        case "closure":
+            return str(source.key)
+        case "object":
+            return getattr(source.obj, "__qualname__", None) or f"<{type(source.obj).__name__}>"
+        case "drawn":
+            return f"random{source.key}"
+    assert source.base is not None
+    base = text(source.base)
+    match source.kind:
+        case "attr" | "member":
+            return f"{base}.{source.key}"
+        case "namespace":
+            return f"{base}.__dict__"
+        case "type":
+            return f"type({base})"
+        case "apply":
+            return f"{source.obj.__name__}({', '.join([base, *map(repr, source.key)])})"
+        case _:
+            return f"{base}[{shown(source.key)}]"
+
+
+# What torch's modules keep in plain dicts, whose type is not guarded.
+MODULE_DICTS = frozenset({"_modules", "_parameters", "_buffers"})
+
+
+_SYMBOL = re.compile(r"\b[suf]\d+\b")
+
+
+def symbols_in(expression: str) -> list[str]:
+    """The names of the symbols in the text of a condition."""
+    return list(dict.fromkeys(_SYMBOL.findall(expression)))
+
+
+def with_symbols(expression: str, symbols: Mapping[str, str]) -> str:
+    """The text of an `Expr` or a `Cond` with what stands for each symbol put in its place."""
+    return _SYMBOL.sub(lambda found: symbols[found.group()], expression)
+
+
+_FUNCTION = re.compile(r"\b(math|min|max|round|pow|divmod)(?=[.(])")
+_FUNCTIONS = {"math": math, "min": min, "max": max, "round": round, "pow": pow, "divmod": divmod}
+
+
+def with_functions(expression: str, namespace: Namespace) -> str:
+    """The text of a condition with the functions in it under names that no parameter has."""
+    return _FUNCTION.sub(lambda found: namespace.reference(_FUNCTIONS[found.group()], found.group()), expression)
+
+
+class Namespace:
+    """The globals of generated code: constants by name. One object gets one name, and the names start with a prefix
+    that no parameter has.
+    """
+
+    def __init__(self, parameters: Iterable[str]) -> None:
+        self.prefix = "_"
+        while any(name.startswith(self.prefix) for name in parameters):
+            self.prefix += "_"
+        self.values: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
+        self._count = 0
+
+    def constant(self, value: Any, hint: str = "c") -> str:
+        """An expression for something equal to `value`: a literal where that is exact, else its name."""
+        if type(value) is int or type(value) is str:
+            return repr(value)
+        return self.reference(value, hint)
+
+    def reference(self, value: Any, hint: str = "c") -> str:
+        """An expression for the very object `value`."""
+        if value is None or value is True or value is False or value is ...:
+            return repr(value)
+        name = self._names.get(id(value))
+        if name is None:
+            name = self._names[id(value)] = self.fresh(hint)
+            self.values[name] = value
+        return name
+
+    def fresh(self, hint: str) -> str:
+        """A name nothing else has; the caller decides what it stands for."""
+        self._count += 1
+        return f"{self.prefix}{hint if hint.isidentifier() else 'c'}{self._count}"
+
+
+class Reader:
+    """Expressions for sources, each source evaluated once: the first use of one that is needed again binds it to a
+    local with ``:=``.
+
+    Uses have to be emitted in the order in which they will be evaluated, and every later one has to be reached only
+    through the earlier ones.
+    `plain_dicts`: sources known to be exactly dicts, which are read by subscript.
+    """
+
+    def __init__(self, namespace: Namespace, uses: Counter[Source], plain_dicts: frozenset[Source]) -> None:
+        self.namespace = namespace
+        self.uses = uses
+        self.plain_dicts = plain_dicts
+        self._bound: dict[Source, str] = {}
+
+    def read(self, source: Source) -> str:
+        """An expression for the value at `source`."""
+        if source.kind == "local":
+            return str(source.key)
+        if source.kind == "object":
+            return self.namespace.reference(source.obj, "o")
+        bound = self._bound.get(source)
+        if bound is not None:
+            return bound
+        expression = self._path(source)
+        if self.uses[source] < 2:
+            return expression
+        bound = self._bound[source] = self.namespace.fresh("v")
+        return f"({bound} := {expression})"
+
+    def again(self, source: Source) -> str:
+        """The value of a source that `read` has just read and that is used twice or more."""
+        return self._bound.get(source) or self.read(source)
+
+    def _path(self, source: Source) -> str:
+        constant, reference = self.namespace.constant, self.namespace.reference
+        if source.kind == "global":
+            return f"{reference(source.obj, 'g')}[{source.key[1]!r}]"
+        if source.kind == "closure":
+            return f"{reference(source.obj, 'cell')}.cell_contents"
+        assert source.base is not None
+        base = self.read(source.base)
+        match source.kind:
+            case "attr" if source.key.isidentifier() and not keyword.iskeyword(source.key):
+                return f"{base}.{source.key}"
+            case "attr":
+                return f"{constant(getattr, 'getattr')}({base}, {source.key!r})"
+            case "type":
+                return f"{constant(type, 'type')}({base})"
+            case "namespace":
+                return f"{constant(object.__getattribute__, 'own')}({base}, '__dict__')"
+            case "member":
+                return f"{constant(object.__getattribute__, 'own')}({base}, '__dict__')[{source.key!r}]"
+            case "apply":
+                return f"{reference(source.obj, 'f')}({', '.join([base, *map(constant, source.key)])})"
+            case "dict_value" if source.base not in self.plain_dicts and source.base.key not in MODULE_DICTS:
+                # not dict.__getitem__, which calls the __missing__ of subclasses: a defaultdict would grow
+                key, absent = constant(source.key, "k"), constant(ABSENT, "absent")
+                return f"{constant(dict.get, 'dictget')}({base}, {key}, {absent})"
+            case _:
+                return f"{base}[{constant(source.key, 'k')}]"
+
+
+def count_uses(sources: Iterable[Source]) -> Counter[Source]:
+    """How often each source is read when each of `sources` is: a base counts once for each distinct path built on
+    it.
+    """
+    uses: Counter[Source] = Counter()
+    for source in sources:
+        step: Source | None = source
+        while step is not None:
+            uses[step] = times = uses[step] + 1
+            if times > 1:
+                break
+            step = step.base
+    return uses

@@ -1,0 +1,166 @@
+"""Autograd inside captured code: `autograd.Function`s and hooks, whose Python code is interpreted when the engine
+reaches it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bolide.dynamo.machine.attributes import load_attribute
+from bolide.dynamo.machine.calls import intercept
+from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.state import CALLBACK, own_mark, state
+from bolide.support.errors import Unsupported, UserFrame
+from bolide.tracing.calls import CallRecorder
+from bolide.tracing.trace import LateWrite
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+# The methods of an autograd.Function that torch calls, each as a static method.
+_METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
+
+
+@intercept(vars(torch.autograd.Function)["apply"].__func__)
+def _apply(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """`Function.apply`: torch's own machinery runs on a subclass whose methods are interpreted. So `forward` is
+    recorded below autograd, and the engine records `backward` when it comes to it."""
+    function, *values = args
+    made_here = id(function.backward) in vm.own_functions
+    key = here(vm) if made_here else function  # a class that the program makes is another one in each capture
+    refuse_for_real(vm, key)
+    interpreted = vm.memory.get(function)
+    if interpreted is None:
+        interpreted = vm.memory[function] = _interpreted(vm, function, key)
+    vm.trace.where, vm.trace.own_gradients = vm.where(), True
+    recorder = vm.memory.get(CallRecorder)
+    if recorder is None:
+        return interpreted.apply(*values, **kwargs)
+    before = effects_so_far(vm)
+    result = recorder.as_one(_caller(function), values, functools.partial(interpreted.apply, *values, **kwargs))
+    if kwargs or effects_so_far(vm) != before or id(function.forward) in vm.own_functions:
+        recorder.refusal = "an autograd.Function that a graph cannot call"
+    return result
+
+
+def _caller(function: Any) -> Callable[..., Any]:
+    """`Function.apply` as a function with a name, which printed graphs need."""
+
+    def apply(*args: Any) -> Any:
+        return function.apply(*args)
+
+    apply.__name__ = f"{function.__name__}_apply"
+    return apply
+
+
+def _interpreted(vm: Machine, function: Any, key: Any) -> Any:
+    methods = {}
+    for name in _METHODS:
+        own = getattr(function, name)
+        if own is not getattr(torch.autograd.Function, name):
+            text = f"{function.__name__}.{name}"
+            callable_later = name in ("backward", "vjp") and key is function
+            methods[name] = staticmethod(later(vm, load_attribute(vm, function, name), text, key, callable_later))
+    return type(function)(function.__name__, (function,), {"__module__": function.__module__, **methods})
+
+
+def later(vm: Machine, function: Any, name: str, key: Any = None, callable_later: bool = False) -> Callable[..., Any]:
+    """`function`, a function of the program, as native code may call it at any time until the program's gradients have
+    been recorded: during capture, or when the engine runs over the captured program.
+
+    By then its results and effects are fixed, so what is called then may not have effects, nor raise. Where it does,
+    and a `key` says what has led to it, that is called for real when the program is captured again; or, if it is
+    `callable_later`, the function is when the backward runs.
+    """
+    function = own_mark(function, CALLBACK) or function
+    history = vm.world.symbols.history
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if state.stage != "backend":
+            return vm.evaluate(function, list(args), kwargs)
+        before = effects_so_far(vm), _held(function)
+        try:
+            with vm.world.remasked():
+                result = vm.evaluate(function, list(args), kwargs)
+            if (effects_so_far(vm), _held(function)) != before:
+                raise Unsupported(
+                    "something outside is written in the backward pass",
+                    _definition(function),
+                    "return it from the forward instead",
+                    operation=name,
+                    kind="operator",
+                )
+            return result
+        except Unsupported as error:
+            error.where = error.where or _definition(function)
+            failure = error
+        except Exception as error:
+            reason = f"the backward pass raised {type(error).__name__}: {error}"
+            failure = Unsupported(reason, _definition(function), operation=name, kind="operator")
+            failure.__cause__ = error
+        if key is not None:
+            recallable = callable_later and not isinstance(failure, LateWrite)
+            known = history.opaque if recallable else history.called_for_real
+            known[key] = f"{name}, called in the backward pass: {failure.reason}"
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback leads to this frame
+
+    return call
+
+
+def refuse_for_real(vm: Machine, key: Any, kind: str = "side_effect") -> None:
+    """Raises Unsupported for what an earlier capture has found to be called for real (see `later`)."""
+    reason = vm.world.symbols.history.called_for_real.get(key)
+    if reason is not None:
+        raise Unsupported(reason, vm.where(), "write nothing outside in the backward pass", kind=kind)
+
+
+def here(vm: Machine) -> Any:
+    """The instruction that is being executed, as a key for `later`."""
+    return vm.frames[-1].code, vm.frames[-1].pc
+
+
+def _definition(function: Any) -> UserFrame | None:
+    code = getattr(function, "__code__", None)
+    return UserFrame(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
+
+
+def _held(function: Any) -> list[Any]:
+    """What is in the containers that a function closes over, by identity: those that the program has made may have left
+    it already."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    waiting = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
+    while waiting:
+        value = waiting.pop()
+        if id(value) not in seen and type(value) in (list, tuple, set, dict):
+            seen.add(id(value))
+            items = [*value.keys(), *value.values()] if type(value) is dict else list(value)
+            found.append((id(value), [id(item) for item in items]))
+            waiting += items
+    return found
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def effects_so_far(vm: Machine) -> Any:
+    """What the program has done to the outside world until now, comparable by `==`."""
+    world = vm.world
+    written: list[Any] = [(id(layer), key, id(value)) for layer in world.overlays for key, value in layer.changes()]
+    written += [(key, None, id(item)) for key, s in world.snapshots.items() if s.changed() for item in s.copy]
+    written += [(key, None, id(value)) for key, (_, before, value) in world.cells.items() if value is not before]
+    written += [(key, None, id(item)) for key, grown in world.lists_grown.items() for item in grown.items]
+    written += [(id(stream), None, stream.taken) for stream in world.streams if stream.taken]
+    return written, len(vm.deferred)

@@ -1,0 +1,247 @@
+"""torch's control-flow operators. `torch.cond` and `while_loop`, which depend on data, become operations over graphs of
+their own; those of known length are interpreted as the Python they stand for: `map`, `scan`, `associative_scan`.
+
+The functions that they are given may have no effects, and their results are new. Eager refuses whatever does otherwise.
+In captured code that is a break in front of the operator, so that eager says it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import _higher_order_ops as operators
+from torch._higher_order_ops import while_loop
+from torch.utils import _pytree as pytree
+
+from bolide.dynamo.machine.calls import intercept
+from bolide.dynamo.machine.interpreter import Call, Machine, part_of
+from bolide.dynamo.machine.operations import class_of
+from bolide.dynamo.opcodes.undo import State
+from bolide.dynamo.polyfills import control_flow
+from bolide.support.errors import Unsupported
+from bolide.tracing import TracedTensor, branches
+from bolide.tracing.branches import Part, Places, Repetition, as_function, common_layout
+from bolide.tracing.rules.common import is_dense
+from bolide.tracing.tables import enter
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+
+@intercept(torch.cond)
+def _cond(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """A condition that is known chooses now; one that is data becomes an operation on the graphs of both branches."""
+    given = {**dict(zip(("pred", "true_fn", "false_fn", "operands"), args)), **kwargs}
+    pred, operands = given["pred"], _arguments(vm, given.get("operands", ()))
+    functions = [given["true_fn"], given["false_fn"]]
+    if isinstance(pred, torch.Tensor) and torch._C._functorch.is_batchedtensor(pred):
+        return Call(control_flow.both, [pred, *functions, operands])
+    if type(pred) is not TracedTensor or vm.trace.known(pred) is not None:
+        chosen = pred if type(pred) is not TracedTensor else bool(pred)
+        return Call(control_flow.cond, [chosen, *functions, operands])
+    if pred.numel() != 1:
+        raise refused(vm, "the condition of torch.cond has not one value")
+    vm.trace.where = vm.where()
+    vm.world.trace.functional_only = "control flow depends on data"
+    ways, specs = [], []
+    for function in functions:
+        part, results, spec = _record(vm, function, operands)
+        check_operands(vm, part.operands)
+        ways.append((part, results))
+        specs.append(spec)
+    metas = [list(map(carried, results)) for _, results in ways]
+    if specs[0] != specs[1] or metas[0] != metas[1] or not all(is_dense(meta.shape, meta.stride) for meta in metas[0]):
+        raise refused(vm, f"the branches of torch.cond give different results: {metas[0]} and {metas[1]}")
+    return pytree.tree_unflatten(branches.choose(vm.trace, pred, ways, always=True), specs[0])
+
+
+def _arguments(vm: Machine, operands: Any) -> tuple[Any, ...]:
+    """What the functions are called with."""
+    if class_of(operands) not in (tuple, list):
+        raise refused(vm, "the operands of control flow are no tuple")
+    return tuple(vm.evaluate(tuple, [operands]))
+
+
+def _record(vm: Machine, function: Any, operands: Sequence[Any]) -> tuple[Part, list[TracedTensor], Any]:
+    """The graph of one branch or of a step of a loop, its results, and how they are arranged."""
+    with part_of(vm) as part, without_effects(vm):
+        result = vm.evaluate(function, list(operands))
+    results, spec = pytree.tree_flatten(result)
+    part.check()
+    check_results(vm, results, part.has_made)
+    return part, results, spec
+
+
+@intercept(while_loop)
+def _while(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """A loop on data is an operation; with gradients it is a loop of the program."""
+    given = {**dict(zip(("cond_fn", "body_fn", "carried_inputs"), args)), **kwargs}
+    goes_on, step, inputs = given["cond_fn"], given["body_fn"], _arguments(vm, given["carried_inputs"])
+    leaves = leaves_of(vm, inputs)
+    if not all(type(value) is TracedTensor for value in leaves):
+        return Call(control_flow.while_loop, [goes_on, step, inputs, inputs])
+    vm.trace.where = vm.where()
+    inside = vm.evaluate(pytree.tree_map, [torch.Tensor.detach, inputs])  # the functions may close over what is carried
+    condition = _condition(vm, goes_on, inside)
+    part, results, spec = _record(vm, step, inside)
+    check_alike(vm, leaves, results)
+    operands = [*leaves, *part.operands, *(condition[0].operands if condition else ())]
+    if condition is None or (torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)):
+        return Call(control_flow.while_loop, [goes_on, step, inputs, pytree.tree_unflatten(leaves, spec)])
+    vm.world.trace.functional_only = "control flow depends on data"
+    return pytree.tree_unflatten(_repeated(vm, leaves_of(vm, inside), [condition, (part, results)]), spec)
+
+
+def _condition(vm: Machine, function: Any, inputs: Sequence[Any]) -> tuple[Part, list[TracedTensor]] | None:
+    """The graph of the condition of a loop; None if it is no data."""
+    with part_of(vm) as part, without_effects(vm):
+        result = vm.evaluate(function, list(inputs))
+    part.check()
+    if type(result) is TracedTensor and result.dtype is torch.bool and not result.dim():
+        return part, [part.adopt(result)]
+    if isinstance(result, (bool, torch.SymBool)):
+        return None
+    raise refused(vm, "the condition of while_loop is neither a truth value nor a tensor of one")
+
+
+def _repeated(vm: Machine, carried: Sequence[TracedTensor], parts: Sequence[tuple[Part, list[TracedTensor]]]) -> Any:
+    """The operation `bolide::repeat` over the graphs of a condition and a step."""
+    mine = {id(value) for value in carried}
+    others = {id(operand): operand for part, _ in parts for operand in part.operands if id(operand) not in mine}
+    outer = [*carried, *others.values()]
+    place = Places(outer, [part for part, _ in parts])
+    runs = [place.picking(as_function(part, results), part) for part, results in parts]
+    metas = tuple([common_layout([result.meta]) for result in parts[1][1]])
+    table = enter(Repetition(runs[0], runs[1], metas))
+    nodes = [vm.trace.adopt(operand).node for operand in outer]
+    sizes = vm.trace.unwrap(place.sizes(vm.trace))
+    made = vm.trace.call(branches.repeat, nodes[: len(carried)], nodes[len(carried) :], sizes, table)
+    return vm.trace.wrap(made)
+
+
+REMEDY = "give the functions what they need as operands, and return new tensors"
+
+
+def refused(vm: Machine, reason: str) -> Unsupported:
+    return Unsupported(reason, vm.where(), REMEDY, kind="control_flow")
+
+
+@contextlib.contextmanager
+def without_effects(vm: Machine) -> Iterator[None]:
+    """What is interpreted inside may change nothing that was there before."""
+    before, versions = State(vm), _versions(vm)
+    yield
+    if before.changed() or before.writes() or _versions(vm) != versions:
+        raise refused(vm, "a function that an operator of control flow calls has an effect outside")
+
+
+def _versions(vm: Machine) -> list[int]:
+    """How often inputs have been written; those that nothing has written may become more."""
+    return [leaf.group.version for leaf in vm.world.trace.leaves if leaf.group.version]
+
+
+def leaves_of(vm: Machine, value: Any) -> list[Any]:
+    """The leaves of a tree that the program has, which may come from outside."""
+    leaves: list[Any] = vm.evaluate(pytree.tree_leaves, [value])
+    return list(leaves)
+
+
+def check_results(vm: Machine, results: Sequence[Any], is_own: Callable[[TracedTensor], bool]) -> None:
+    """Results are tensors, each in memory of its own."""
+    for value in results:
+        if type(value) is not TracedTensor:
+            raise refused(vm, f"a function that an operator of control flow calls returns a {type(value).__name__}")
+    if len({id(value.group) for value in results}) < len(results) or not all(map(is_own, results)):
+        raise refused(vm, "a function that an operator of control flow calls returns a tensor that shares memory")
+
+
+def check_operands(vm: Machine, operands: Sequence[Any]) -> None:
+    """No two different operands share memory."""
+    tensors = {id(value): value for value in operands if type(value) is TracedTensor}
+    if len({id(tensor.group) for tensor in tensors.values()}) < len(tensors):
+        raise refused(vm, "operands of control flow share memory")
+
+
+def check_alike(vm: Machine, given: Sequence[Any], made: Sequence[Any]) -> None:
+    """What a step of a loop makes of carried values can be carried on."""
+    if [carried(value) for value in given] != [carried(value) for value in made]:
+        raise refused(vm, f"a loop is given {list(map(carried, given))}, and goes on with {list(map(carried, made))}")
+
+
+def carried(value: Any) -> Any:
+    """What stays as it is of a value that a loop carries along."""
+    if type(value) is not TracedTensor:
+        return type(value).__name__
+    return value.meta._replace(offset=0, requires_grad=False)
+
+
+def check_slices(vm: Machine, leaves: Sequence[Any], dim: int = 0) -> None:
+    """What a loop goes over is tensors that have this dimension, of one length, which is not 0."""
+    if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise refused(vm, "an operator of control flow goes over something that is no tensor")
+    if not isinstance(dim, int) or not all(-leaf.dim() <= dim < leaf.dim() for leaf in leaves):
+        raise refused(vm, "an operator of control flow goes over a dimension that is not there")
+    lengths = {int(leaf.shape[dim]) for leaf in leaves}
+    if len(lengths) > 1 or 0 in lengths:
+        raise refused(vm, "an operator of control flow goes over nothing, or over different lengths")
+
+
+# ---- operators of known length ---------------------------------------------------------------------------------------
+
+
+def _given(polyfill: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
+    """The arguments of a call by name. Raises TypeError where they do not fit."""
+    bound = inspect.signature(polyfill).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+@intercept(operators.map)
+def _map(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    given = _given(control_flow.map_over, args, kwargs)
+    leaves = leaves_of(vm, given["xs"])
+    check_slices(vm, leaves)
+    check_operands(vm, [*leaves, *leaves_of(vm, given["args"])])
+    with without_effects(vm):
+        return vm.evaluate(control_flow.map_over, args, kwargs)
+
+
+@intercept(operators.scan)
+def _scan(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    given = _given(control_flow.scan, args, kwargs)
+    leaves, init = leaves_of(vm, given["xs"]), leaves_of(vm, given["init"])
+    if leaves:
+        check_slices(vm, leaves, given["dim"])
+        if not init or not all(type(value) is TracedTensor for value in init) or type(given["reverse"]) is not bool:
+            raise refused(vm, "a scan begins with something that is no tensor")
+    with without_effects(vm):
+        carry, made = vm.evaluate(control_flow.scan, args, kwargs)
+    if leaves:
+        check_alike(vm, init, pytree.tree_leaves(carry))
+    return carry, made
+
+
+@intercept(operators.associative_scan)
+def _associative_scan(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    given = _given(control_flow.associative_scan, args, kwargs)
+    check_slices(vm, leaves_of(vm, given["xs"]), given["dim"])
+    return Call(control_flow.associative_scan, args, kwargs)
+
+
+@intercept(control_flow.applied)
+def _applied(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """A step of a loop that is unrolled."""
+    function, *given = args
+    graph = vm.trace.graph
+    before = graph._root._prev
+    result = vm.evaluate(function, given)
+    node, made = graph._root._prev, set()
+    while node is not before and node is not graph._root:
+        made.add(node)
+        node = node._prev
+    check_results(vm, pytree.tree_leaves(result), lambda value: value.group.base in made)
+    return result

@@ -1,0 +1,280 @@
+"""Hooks on tensors and on nodes of autograd's graph.
+
+One on a value that the program makes becomes part of the recorded backward: it is interpreted when the engine reaches
+it. One on an input is put on the real tensor, as an effect: it runs as in eager, when gradients go on outside.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd import graph
+from torch.utils.hooks import BackwardHook, RemovableHandle
+
+from bolide.dynamo.machine.calls import NATIVE, intercept
+from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.native_calls import callback
+from bolide.dynamo.machine.tensors import node_hook, node_prehook
+from bolide.dynamo.program.captured import Effect, Recipe
+from bolide.dynamo.program.kinds import CONSTANT_TYPES
+from bolide.dynamo.state import state
+from bolide.dynamo.torch_calls.autograd import here, later, refuse_for_real
+from bolide.dynamo.world.outside import Outside, attribute_source
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
+from bolide.support.errors import Unsupported, UserFrame
+from bolide.tracing import TracedTensor, modes
+from bolide.tracing.calls import CallRecorder
+from bolide.tracing.trace import NonLeaf
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+_native_autograd: Any = torch._C._autograd
+
+
+@dataclass(eq=False)
+class Registration:
+    """A hook that the program has put on an input. `hooks` is the dict that its handle takes it out of."""
+
+    handle: RemovableHandle
+    method: Any
+    tensor: TracedTensor
+    hook: Any
+    hooks: dict[int, Any]
+
+
+class _Registered:
+    """The key of the registrations of a run in `Machine.memory`."""
+
+
+def _refused(vm: Machine, operation: str, why: str, remedy: str) -> Unsupported:
+    return Unsupported(why, vm.where(), remedy, operation=operation, kind="tensor_method")
+
+
+@intercept(torch.Tensor.register_hook)
+def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    tensor, hook = args
+    if vm.world.input_place(tensor) is not None:
+        if not tensor.requires_grad:
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+        return _register(vm, torch.Tensor.register_hook, tensor, hook)
+    refuse_for_real(vm, here(vm), "inner_gradient")
+    vm.trace.where = vm.where()
+    vm.trace.own_gradients = True
+    vm.trace.hooked.add(tensor.grad_fn)
+    run = later(vm, hook, "a hook of a tensor", here(vm))
+    recorder = vm.memory.get(CallRecorder)
+    if recorder is None or recorder.trace is not vm.trace:
+        vm.trace.functional_only = "a tensor has a hook"
+        return tensor.register_hook(run)
+    handle = tensor.register_hook(_told(recorder, run))
+    recorder.effect(_registering(hook), tensor, lambda: _refusal(vm.own_functions, hook, handle))
+    return handle
+
+
+def _registering(hook: Any) -> Callable[[torch.Tensor], Any]:
+    """What puts a hook on a tensor, as a function with a name, which printed graphs need."""
+
+    def register_hook(tensor: torch.Tensor) -> Any:
+        return tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    return register_hook
+
+
+def _told(recorder: CallRecorder, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, a hook that is interpreted: if that happens while capturing, its effects are the program's, and a graph
+    that calls the real hook would have them twice."""
+
+    def told(*args: Any) -> Any:
+        if state.stage == "capture":
+            recorder.refusal = "a hook runs inside"
+        return run(*args)
+
+    return told
+
+
+def _refusal(own_functions: Mapping[int, Any], hook: Any, handle: RemovableHandle) -> str | None:
+    """Why a graph cannot have a hook called by the engine outside; None if it can."""
+    if handle.id not in (handle.hooks_dict_ref() or ()):
+        return "a hook is taken away again"
+    if type(hook) is not types.FunctionType:
+        return "a hook that is no function"
+    if id(hook) in own_functions:  # made by the program: what is captured must be there at run time, too
+        cells = [cell.cell_contents for cell in hook.__closure__ or () if cell != types.CellType()]
+        held = [*cells, *(hook.__defaults__ or ()), *(hook.__kwdefaults__ or {}).values()]
+        if any(type(value) not in CONSTANT_TYPES for value in held):
+            return "a hook holds values of the program"
+    return None
+
+
+@intercept(torch.Tensor.register_post_accumulate_grad_hook)
+def _register_post_accumulate(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    tensor, hook = args
+    if not tensor.requires_grad:
+        raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+    if tensor.grad_fn is not None and not _is_leaf_outside(vm, tensor):
+        raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+    if vm.world.input_place(tensor) is None:
+        operation = "Tensor.register_post_accumulate_grad_hook"
+        raise _refused(vm, operation, "a hook is put on a leaf made here", "make the leaf before the call")
+    return _register(vm, torch.Tensor.register_post_accumulate_grad_hook, tensor, hook)
+
+
+def _is_leaf_outside(vm: Machine, tensor: Any) -> bool:
+    place = vm.world.input_place(tensor)
+    return place is not None and vm.world.input_tensors[place].is_leaf
+
+
+def _register(vm: Machine, method: Any, tensor: TracedTensor, hook: Any) -> RemovableHandle:
+    if tensor.group.version and not _is_leaf_outside(vm, tensor):
+        operation = "Tensor.register_hook"
+        raise _refused(vm, operation, "a hook is put on an input that has been written to", "register it first")
+    hooks: dict[int, Any] = collections.OrderedDict()
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    registered = vm.memory.setdefault(_Registered, {})
+    registered[id(handle)] = vm.world.registered[id(handle)] = Registration(handle, method, tensor, hook, hooks)
+    return handle
+
+
+def hooks_of(vm: Machine, place: int) -> str | None:
+    """Why the engine, if the program runs it, may not stop at an input: hooks of the real tensor would not be called.
+    None, with guards, if it has none."""
+    tensor, real = vm.trace.inputs[place], vm.world.input_tensors[place]
+    pending = vm.memory.get(_Registered, {}).values()
+    if any(known.tensor is tensor and known.hooks for known in pending):
+        return "a hook has been put on an input"
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if getattr(real, name):
+            return "a parameter has hooks"
+        vm.world.guard(attribute_source(vm.world.inputs[place], name), "is", getattr(real, name))
+    return None
+
+
+def hook_effects(rebuilder: Rebuilder) -> list[Effect]:
+    """The registrations that the program has not taken back."""
+    effects = []
+    for known in rebuilder.world.registered.values():
+        if known.hooks:
+            if known.tensor.group.version and known.tensor.grad_fn is not None:
+                raise Unsupported("an input with a hook is written to", rebuilder.world.where(), kind="tensor_write")
+            kept = Recipe("call", _keep, (rebuilder.recipe(known.handle),))
+            effects.append(Effect("call", None, None, kept))
+    return effects
+
+
+def refuse_results_in_between(outputs: Sequence[TracedTensor], where: UserFrame | None) -> None:
+    """Raises Unsupported where one result was computed from another: a hook that is put on that one when the graph has
+    run would not see the gradients that come from the first."""
+    ends: set[Any] = {tensor.grad_fn for tensor in outputs} - {None}
+    seen: set[Any] = {None}
+    waiting = [before for node in ends for before, _ in node.next_functions]
+    while waiting:
+        node = waiting.pop()
+        if node in ends:
+            reason = "gradients are asked of a tensor that another result was computed from"
+            raise Unsupported(reason, where, kind="inner_gradient")
+        if node not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+
+
+def _keep(handle: RemovableHandle) -> None:
+    """Making the handle was the effect."""
+
+
+def _recipe(rebuilder: Rebuilder, handle: RemovableHandle) -> Recipe | None:
+    known = rebuilder.world.registered.get(id(handle))
+    if known is None:
+        return None
+    if not known.hooks:
+        return Recipe("call", _spent)
+    return Recipe("call", known.method, (rebuilder.recipe(known.tensor), rebuilder.recipe(known.hook)))
+
+
+def _spent() -> RemovableHandle:
+    """A handle whose hook has been removed."""
+    return RemovableHandle(collections.OrderedDict())
+
+
+RECIPES[RemovableHandle] = _recipe
+
+
+@intercept(node_hook)
+def _node_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return _register_on_node(vm, "register_hook", *args)
+
+
+@intercept(node_prehook)
+def _node_prehook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return _register_on_node(vm, "register_prehook", *args)
+
+
+def _register_on_node(vm: Machine, name: str, node: Any, hook: Any) -> Any:
+    """A hook on a node of the recorded history; those of the history outside are not at hand."""
+    if node.name().endswith("AccumulateGrad") or isinstance(node, NonLeaf._backward_cls):
+        why = "a hook is put on a node of the history outside"
+        raise _refused(vm, f"Node.{name}", why, "put it on the tensor")
+    vm.trace.where = vm.where()
+    vm.trace.functional_only, vm.trace.own_gradients = "a node of the history has a hook", True
+    vm.trace.hooked.add(node)
+    return getattr(node, name)(later(vm, hook, f"Node.{name}"))
+
+
+@intercept(BackwardHook)
+def _backward_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """What calls the backward hooks of a module; it puts itself on nodes of the history, natively."""
+    module, *hooks = args
+    vm.trace.where = vm.where()
+    vm.trace.functional_only, vm.trace.own_gradients = "a module has a backward hook", True
+    name = "a backward hook of a module"
+    key = weakref.ref(module.real) if type(module) is Outside else None
+    return BackwardHook(module, *([later(vm, hook, name, key) for hook in called] for called in hooks))
+
+
+@intercept(graph.saved_tensors_hooks)
+def _saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Functions that saved tensors go through: natively called, with the program's own behind."""
+    pack, unpack = [*args, *kwargs.values()]
+    return graph.saved_tensors_hooks(*_through(vm, pack, kwargs.get("unpack_hook", unpack)))
+
+
+@intercept(graph.saved_tensors_hooks.__init__)
+def _init_saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    owner, *hooks = args
+    owner.pack_hook, owner.unpack_hook = _through(vm, *hooks, **kwargs)
+
+
+@intercept(_native_autograd._push_saved_tensors_default_hooks)
+def _push_saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    _native_autograd._push_saved_tensors_default_hooks(*_through(vm, *args))
+
+
+@intercept(_native_autograd._pop_saved_tensors_default_hooks)
+def _pop_saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if modes.saved_tensor_hooks() is None:
+        raise Unsupported("hooks of saved tensors from before are left", vm.where(), kind="context")
+    return NATIVE
+
+
+def _through(vm: Machine, pack_hook: Any, unpack_hook: Any) -> tuple[Any, Any]:
+    return callback(vm, pack_hook), later(vm, unpack_hook, "a function that saved tensors go through")
+
+
+@intercept(graph.allow_mutation_on_saved_tensors)
+def _allow_mutation(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise _refused(
+        vm, "allow_mutation_on_saved_tensors", "tensors are copied before they are written to", "enter it outside"
+    )
+
+
+@intercept(graph.register_multi_grad_hook)
+def _register_multi_grad_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    why = "a hook on several tensors counts those that get a gradient"
+    remedy = "put a hook on each tensor"
+    raise Unsupported(why, vm.where(), remedy, operation="register_multi_grad_hook", kind="inner_gradient")

@@ -1,0 +1,269 @@
+"""Tensors of the program's own classes that say with `__torch_function__` what torch's functions do with them, or have
+methods in place of torch's.
+
+In the program they are traced tensors behind a *mask*: their class is for the time of interpretation a subclass of the
+user's class and of `TracedTensor`, whose `__torch_function__` is interpreted when torch asks it. So torch itself says
+what is asked, in which order and with what; below that, where operations are recorded, they are traced tensors like
+others. The program sees the user's class.
+
+The input of the graph is the plain tensor that shares the storage and the history of the real one (`plain`), so nothing
+is asked when the graph runs.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bolide.dynamo.guards.texts import is_plain_subclass
+from bolide.dynamo.machine.calls import NATIVE, intercept
+from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.native_calls import for_real
+from bolide.dynamo.machine.tensors import load_tensor_attribute, store_tensor_attribute
+from bolide.dynamo.program.captured import Recipe, Source
+from bolide.dynamo.torch_calls.autograd import later
+from bolide.dynamo.torch_calls.subclasses import as_leaf, is_wrapper, wrap_parts
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
+from bolide.dynamo.world.world import WRAPPERS, World
+from bolide.support.errors import Unsupported
+from bolide.tracing import STANDS_FOR, TracedTensor, is_mask, unmasked
+from bolide.tracing.calls import CallRecorder
+
+_native: Any = torch._C
+_DISABLED = (_native._disabled_torch_function_impl, _native._disabled_torch_dispatch_impl)
+_REMEDY = "do this outside the compiled function"
+
+
+def is_of_torch(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "torch"
+
+
+def why_not(cls: type) -> str | None:
+    """Why tensors of a class are not captured; None if they are."""
+    if is_of_torch(cls):
+        return "is one of torch's own"
+    if cls.__torch_dispatch__ is not _DISABLED[1]:  # type: ignore[attr-defined]
+        return "has a __torch_dispatch__, but does not say what it is made of (__tensor_flatten__)"
+    if any("__init_subclass__" in vars(base) for base in cls.__mro__ if base is not object):
+        return "has an __init_subclass__"
+    if any(vars(base).get("__slots__") for base in cls.__mro__):
+        return "has __slots__"
+    found = next(vars(base)["__torch_function__"] for base in cls.__mro__ if "__torch_function__" in vars(base))
+    return (
+        None if found is _DISABLED[0] or type(found) is classmethod else "has a __torch_function__ of an unusual kind"
+    )
+
+
+def _refuse(world: World, cls: type) -> None:
+    refusal = why_not(cls)
+    if refusal is not None:
+        raise Unsupported(f"a {cls.__name__}, a subclass of Tensor, {refusal}", world.where(), _REMEDY, "input")
+
+
+def _mask(vm: Machine, cls: type) -> Any:
+    """The class of traced tensors that stand for tensors of `cls`."""
+    made = vm.memory.get((_mask, cls))
+    if made is None:
+        _refuse(vm.world, cls)
+        vm.world.lookup(cls, "__torch_function__")  # guards it
+        asked: Any = cls.__torch_function__  # type: ignore[attr-defined]
+        if asked is not _DISABLED[0]:
+            asked = classmethod(_asked(vm, cls, asked.__func__))
+        namespace = {STANDS_FOR: cls, "__torch_function__": asked}
+        namespace |= {name: getattr(cls, name) for name in ("__module__", "__qualname__")}
+        own = [base for base in cls.__bases__ if issubclass(base, torch.Tensor) and not is_of_torch(base)]
+        bases = [_mask(vm, base) for base in own] or [TracedTensor]  # torch asks subclasses before others
+        made = vm.memory[_mask, cls] = type(cls)(cls.__name__, (cls, *bases), namespace)
+        vm.trace.functional_only = "a subclass of Tensor computes"
+        recorder = vm.memory.get(CallRecorder)
+        if recorder is not None:
+            recorder.refusal = vm.trace.functional_only
+    return made
+
+
+def _asked(vm: Machine, cls: type, function: Any) -> Callable[..., Any]:
+    """What torch calls: `function`, of the user's class, is told of the classes that the program knows."""
+    interpreted = later(vm, function, f"{cls.__name__}.__torch_function__")
+
+    def call(_: Any, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen = [vars(each).get(STANDS_FOR, torch.Tensor if each is TracedTensor else each) for each in classes]
+        if type(func) is types.FunctionType and torch.Tensor not in seen:
+            seen += [torch.Tensor] * _has_plain(args)
+        return interpreted(cls, func, tuple(seen), args, kwargs or {})
+
+    return call
+
+
+def _has_plain(args: Sequence[Any]) -> bool:
+    """Whether a tensor of torch's own class, that of parameters aside, is among these."""
+    for arg in args:
+        if type(arg) in (list, tuple) and _has_plain(arg):
+            return True
+        if type(arg) is TracedTensor and not isinstance(arg, torch.nn.Parameter):
+            return True
+    return False
+
+
+# ---- making them -----------------------------------------------------------------------------------------------------
+
+
+def _made(vm: Machine, tensor: TracedTensor, cls: Any) -> Any:
+    """`tensor` as one of class `cls`."""
+    tensor.__class__ = mask = _mask(vm, cls)
+    tensor.attributes = {}
+    vm.world.masked[id(tensor)] = tensor, mask
+    return tensor
+
+
+def _as_real(value: Any) -> bool:
+    """Whether a value is a traced tensor."""
+    return type(value) is TracedTensor or is_mask(type(value))
+
+
+def _aliased(tensor: Any) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.ops.aten.alias.default(tensor)
+
+
+@intercept(torch.Tensor.as_subclass)
+def _as_subclass(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    tensor, cls = (*args, *kwargs.values())
+    if not _as_real(tensor) or not isinstance(cls, type):
+        raise Unsupported("as_subclass of no plain tensor", vm.where(), _REMEDY, "input", "a tensor subclass is made")
+    vm.trace.where = vm.where()
+    alias = _aliased(tensor)
+    return alias if cls is torch.Tensor else _made(vm, alias, cls)
+
+
+@intercept(torch.Tensor._make_subclass)
+def _make_subclass(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    cls, tensor = args[:2]
+    if not _as_real(tensor) or len(args) > 3 or kwargs.keys() - {"require_grad"} or cls is torch.nn.Parameter:
+        reason = f"a tensor is made a {cls.__name__}, a subclass of Tensor"
+        raise Unsupported(reason, vm.where(), _REMEDY, "input", "a tensor subclass is made")
+    vm.trace.where = vm.where()
+    with torch._C.DisableTorchFunctionSubclass():
+        made = tensor.detach().requires_grad_(bool(args[2]) if len(args) > 2 else kwargs.get("require_grad", False))
+    return made if cls is torch.Tensor else _made(vm, made, cls)
+
+
+@intercept(torch.Tensor.__new__)
+def _new(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """`Tensor.__new__(cls, data)`: a tensor is shared, with its history; numbers are of the default type."""
+    cls, *given = args
+    cls = vars(cls).get(STANDS_FOR, cls)
+    if cls is torch.Tensor or kwargs or len(given) > 1:
+        return NATIVE
+    vm.trace.where = vm.where()
+    made: Any = _aliased(given[0]) if given and _as_real(given[0]) else torch.Tensor(*given)
+    return _made(vm, made, cls)
+
+
+# ---- what torch asks in the program ----------------------------------------------------------------------------------
+
+
+def _attribute(vm: Machine, descriptor: Any, args: list[Any], run: Callable[[], Any]) -> Any:
+    """Reads or writes an attribute of torch's own of a traced tensor, unless its class is to be asked."""
+    owner: Any = args[0] if args else None
+    of_tensors = issubclass(torch.Tensor, descriptor.__objclass__)
+    if not of_tensors or not _as_real(owner) or (is_mask(type(owner)) and torch._C._is_torch_function_enabled()):
+        return NATIVE
+    with unmasked([owner] if is_mask(type(owner)) else []):
+        return run()
+
+
+@intercept(types.GetSetDescriptorType.__get__)
+def _get(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    descriptor, *given = args
+    return _attribute(vm, descriptor, given, lambda: load_tensor_attribute(vm, given[0], descriptor.__name__))
+
+
+@intercept(types.GetSetDescriptorType.__set__)
+def _set(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    descriptor, *given = args
+    return _attribute(vm, descriptor, given, lambda: store_tensor_attribute(vm, *_named(given, descriptor.__name__)))
+
+
+def _named(given: list[Any], name: str) -> tuple[Any, str, Any]:
+    owner, value = given
+    return owner, name, value
+
+
+# ---- in and out ------------------------------------------------------------------------------------------------------
+
+
+def plain(real: Any) -> torch.Tensor:
+    """The plain tensor that shares storage and history with one of a subclass."""
+    with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
+        found: torch.Tensor = real.as_subclass(torch.Tensor)
+        return found
+
+
+def facts(real: Any) -> tuple[Any, ...]:
+    """What is known of such a tensor beside its layout. It is asked by torch only where torch would ask."""
+    asks = torch._C._is_torch_function_enabled()
+    with torch._C.DisableTorchFunctionSubclass():
+        hooks = bool(real._backward_hooks) or bool(real._post_accumulate_grad_hooks)
+        return real.is_leaf, isinstance(real, torch.nn.Parameter), hooks, asks
+
+
+def _wrap(world: World, real: Any, source: Source) -> Any:
+    """An input of the graph, behind the mask of its class."""
+    cls = type(real)
+    _refuse(world, cls)
+    described = facts(real)
+    if not described[-1]:
+        raise Unsupported("DisableTorchFunctionSubclass is in force", world.where(), _REMEDY, "input")
+    world.guard(source, "type", cls)
+    world.guard(Source("apply", source, (), facts), "equals", described)
+    shared = for_real(plain, real)
+    like = for_real(as_leaf, shared) if described[0] else shared
+    traced = world.add_input(shared, Source("apply", source, (), plain), like)
+    if described[1]:
+        traced._is_param = True
+    world.evaluate(_put_on, [traced, cls])
+    traced.attributes = None
+    world.masked_inputs[id(traced)] = real, source
+    return world.mirror(traced, source)
+
+
+def _put_on(tensor: TracedTensor, cls: type) -> None:
+    """Give a traced tensor the mask of a class."""
+
+
+@intercept(_put_on)
+def _answer_put_on(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return _made(vm, *args)
+
+
+def wrap(world: World, real: Any, source: Source) -> Any:
+    """The value for a tensor of a subclass from outside; None where it is an input like others."""
+    cls: Any = type(real)
+    if is_wrapper(cls):
+        return wrap_parts(world, real, source)
+    return None if is_plain_subclass(cls) or is_of_torch(cls) else _wrap(world, real, source)
+
+
+WRAPPERS[torch.Tensor] = wrap
+
+
+def _recipe(rebuilder: Rebuilder, value: TracedTensor) -> Recipe:
+    """A tensor that the program has made; what it has put on it comes later, for it may lead back to the tensor."""
+    cls = Recipe("constant", vars(rebuilder.world.masked[id(value)][1])[STANDS_FOR])
+    if value.requires_grad and value.is_leaf:
+        made = Recipe("call", _new_leaf, (rebuilder.plain_tensor(value), cls))
+    else:
+        made = Recipe("call", torch.Tensor.as_subclass, (rebuilder.plain_tensor(value), cls))
+    rebuilder.unfilled.append((value, TracedTensor, made))
+    return made
+
+
+def _new_leaf(leaf: torch.Tensor, cls: Any) -> Any:
+    """A leaf that requires grad like `leaf`, of a class."""
+    return torch.Tensor._make_subclass(cls, leaf.detach(), True)  # type: ignore[attr-defined]
+
+
+RECIPES[TracedTensor] = _recipe

@@ -1,0 +1,358 @@
+"""Wrapper subclasses of Tensor: those that say what they are made of (`__tensor_flatten__`) and have a
+`__torch_dispatch__`; gradients with respect to them, and of those that leave a program.
+
+One from outside is taken apart: its tensors are inputs, and it is put together again around the traced ones. In the
+program such tensors are instances of a *stand-in*, a subclass of the user's class whose `__torch_dispatch__` and
+`__torch_function__` are interpreted; so torch's own dispatcher calls them, and what they do is recorded. The program
+sees the user's class. One that leaves is put together from its real parts. A plain input whose gradient is a wrapper is
+not captured.
+
+Autograd sees a wrapper as one tensor: its gradient is another wrapper, or a plain tensor. The graph knows plain tensors
+only. So each wrapper from outside that requires grad comes with *handles*, inputs of the graph without data: one for
+each plain tensor that it is made of, and one for itself as a plain tensor. In the program its history begins at them
+(`Given`), so what the engine finds there are gradients of plain tensors; when the call is made they are the results of
+`Handles`, which puts the gradient together. A wrapper that leaves is taken apart in the program (`Opened`) and put
+together for real (`Closed`) likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bolide.dynamo.machine.calls import intercept
+from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.native_calls import for_real
+from bolide.dynamo.machine.operations import class_of
+from bolide.dynamo.program.captured import Recipe, Source
+from bolide.dynamo.program.kinds import is_constant
+from bolide.dynamo.torch_calls.autograd import later
+from bolide.dynamo.world.outside import attribute_source
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
+from bolide.dynamo.world.world import World
+from bolide.support.errors import Unsupported
+from bolide.tracing import STANDS_FOR, TracedTensor, is_stand_in
+
+_PROTOCOL = ("__tensor_flatten__", "__tensor_unflatten__")
+
+
+def _written_in_python(cls: type, name: str) -> Any:
+    """The function of a class method that a subclass of Tensor outside of torch has of its own, else None."""
+    holder = next(base for base in cls.__mro__ if name in vars(base))
+    found = vars(holder)[name]
+    is_own = type(found) is classmethod and not holder.__module__.startswith("torch")
+    return found.__func__ if is_own else None
+
+
+def is_wrapper(cls: type) -> bool:
+    """Whether tensors of this class are captured."""
+    if not all(hasattr(cls, name) for name in _PROTOCOL) or cls.__module__.startswith("torch."):
+        return False
+    of_torch = (torch._C._disabled_torch_function_impl, vars(torch.Tensor)["__torch_function__"].__func__)
+    asked = cls.__torch_function__  # type: ignore[attr-defined]
+    own = getattr(asked, "__func__", asked) in of_torch or _written_in_python(cls, "__torch_function__") is not None
+    hooks = any("__init_subclass__" in vars(base) for base in cls.__mro__ if base is not object)
+    return own and not hooks and _written_in_python(cls, "__torch_dispatch__") is not None
+
+
+# ---- stand-ins -------------------------------------------------------------------------------------------------------
+
+
+def _stand_in(vm: Machine, cls: type) -> Any:
+    made = vm.memory.get((_stand_in, cls))
+    if made is None:
+        namespace: dict[str, Any] = {STANDS_FOR: cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        for name in ("__torch_dispatch__", "__torch_function__"):
+            function = _written_in_python(cls, name)
+            if function is not None:
+                text = f"{cls.__name__}.{name}"
+                namespace[name] = classmethod(_asked(vm, cls, later(vm, function, text)))
+        made = vm.memory[_stand_in, cls] = type(cls)(cls.__name__, (cls,), namespace)
+    return made
+
+
+def _asked(vm: Machine, cls: type, function: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch calls: `function`, of the user's class, is told of the classes that the program knows."""
+
+    def call(_: Any, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given: Any = args[0] if args and is_stand_in(type(args[0])) else None
+        writes = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
+        if writes and torch.is_grad_enabled() and vm.world.is_outside(given) and given.requires_grad:
+            raise _refused(vm, cls, "that requires grad is written to")
+        seen = tuple(vars(each).get(STANDS_FOR, torch.Tensor if each is TracedTensor else each) for each in classes)
+        return function(cls, func, seen, args, kwargs or {})
+
+    return call
+
+
+@intercept(torch.Tensor._make_wrapper_subclass)
+def _make_wrapper(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    cls, *others = args
+    cls = vars(cls).get(STANDS_FOR, cls)
+    if not is_wrapper(cls):
+        raise _refused(vm, cls, "does not say what it is made of, or inherits how it computes")
+    vm.trace.where = vm.where()
+    vm.world.trace.functional_only, vm.world.trace.own_gradients = "a subclass of Tensor computes", True
+    made = torch.Tensor._make_wrapper_subclass(_stand_in(vm, cls), *others, **kwargs)
+    if made.requires_grad and torch.is_grad_enabled():
+        raise _refused(vm, cls, "is made that requires grad")
+    return made
+
+
+def _refused(vm: Machine, cls: Any, why: str) -> Unsupported:
+    reason = f"a {getattr(cls, '__name__', cls)}, a subclass of Tensor, {why}"
+    remedy = "do this outside the compiled function"
+    return Unsupported(reason, vm.where(), remedy, kind="input", operation="a tensor subclass is made")
+
+
+def as_leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a leaf of autograd's graph."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+# ---- in and out ------------------------------------------------------------------------------------------------------
+
+
+def facts(real: Any) -> tuple[Any, ...]:
+    """What is known of a wrapper beside its parts."""
+    names, context = real.__tensor_flatten__()
+    known = tuple(context.items()) if type(context) is dict else context
+    layout = (tuple(real.shape), real.stride(), real.dtype, real.device)
+    hooks = bool(real._backward_hooks) or bool(real._post_accumulate_grad_hooks)
+    history = (real.requires_grad, real.is_leaf, hooks)
+    return (tuple(names), *layout, *history, isinstance(real, torch.nn.Parameter), known)
+
+
+def wrap_parts(world: World, real: Any, source: Source) -> Any:
+    """The stand-in for a wrapper from outside, around its parts, which are inputs."""
+    cls: Any = type(real)
+    described, where = facts(real), world.where()
+    if not is_constant(described):
+        raise Unsupported(f"what a {cls.__name__} says of itself is no constant", where, None, "input")
+    world.guard(source, "type", cls)
+    world.guard(Source("apply", source, (), facts), "equals", described)
+    names, context = real.__tensor_flatten__()
+    parts = {name: world.wrap(getattr(real, name), attribute_source(source, name)) for name in names}
+    made = world.evaluate(cls.__tensor_unflatten__, [parts, context, real.size(), real.stride()])
+    if class_of(made) is not cls:
+        raise Unsupported(
+            f"{cls.__name__}.__tensor_unflatten__ makes a {class_of(made).__name__}", where, None, "input"
+        )
+    if real.requires_grad:
+        made = _with_history(world, real, source, made)
+    if isinstance(real, torch.nn.Parameter):
+        made._is_param = True
+    return world.mirror(made, source)
+
+
+def _with_history(world: World, real: Any, source: Source, made: Any) -> Any:
+    """The stand-in as one that requires grad, as the real wrapper does."""
+    if torch.is_inference_mode_enabled():
+        return made.requires_grad_()
+    root = Source("apply", source, (), handles)
+    found = for_real(handles, real)
+    places = [place for place, handle in enumerate(found) if handle.requires_grad]
+    given: list[Any] = [None] * len(found)
+    for place in places:
+        leaf = for_real(as_leaf, found[place])
+        given[place] = world.add_input(found[place], Source("item", root, place), leaf)
+    return with_handles(made, form_of(made, class_of), class_of, given)
+
+
+def _recipe(rebuilder: Rebuilder, value: Any) -> Recipe | None:
+    if not is_stand_in(type(value)):
+        return None
+    cls = class_of(value)
+    if value.requires_grad:
+        return _with_history_outside(rebuilder, value)
+    names, context = value.__tensor_flatten__()
+    parts = rebuilder.recipe({name: getattr(value, name) for name in names})
+    layout = rebuilder.constants(torch.Size(value.shape), value.stride())
+    return Recipe("call", _put_together, (Recipe("constant", cls), parts, rebuilder.recipe(context), *layout))
+
+
+def _with_history_outside(rebuilder: Rebuilder, value: Any) -> Recipe:
+    """A wrapper that requires grad is made of results with its history."""
+    world, form = rebuilder.world, form_of(value, class_of)
+    if not all(map(has_gradient, plain_parts(value))) or value.is_leaf or not is_constant(_described(form)):
+        reason = f"a {form.cls.__name__}, a subclass of Tensor, that requires grad leaves the function"
+        raise Unsupported(reason, world.where(), "return what it is made of", "escape")
+
+    def make(cls: Any, *given: Any) -> Any:
+        return world.evaluate(cls.__tensor_unflatten__, list(given))
+
+    parts = tuple(map(rebuilder.recipe, opened(value, form, make)))
+    return Recipe("call", closed, (Recipe("constant", form), *parts))
+
+
+def _described(form: Form) -> Any:
+    """What a form says, as far as it may have to be a constant."""
+    known = tuple(form.context.items()) if type(form.context) is dict else form.context
+    return (known, form.size, form.stride, *(_described(part) for part in form.parts if part is not None))
+
+
+def _put_together(cls: Any, parts: dict[str, Any], context: Any, size: Any, stride: Any) -> Any:
+    return cls.__tensor_unflatten__(parts, context, size, stride)
+
+
+RECIPES[torch.Tensor] = _recipe
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a wrapper is put together of plain tensors: what `__tensor_flatten__` says, and the forms of its parts (None:
+    a plain tensor)."""
+
+    cls: Any
+    names: tuple[str, ...]
+    context: Any
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...] = field(compare=False)
+    parts: tuple[Form | None, ...]
+
+
+def is_made_of_parts(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__")
+
+
+def form_of(value: Any, class_of: Callable[[Any], Any] = type) -> Form:
+    names, context = value.__tensor_flatten__()
+    parts = [getattr(value, name) for name in names]
+    forms = tuple(form_of(part, class_of) if is_made_of_parts(part) else None for part in parts)
+    return Form(class_of(value), tuple(names), context, tuple(value.shape), value.stride(), forms)
+
+
+def plain_parts(value: Any) -> list[Any]:
+    """The plain tensors that a wrapper is made of."""
+    found: list[Any] = []
+    for name in value.__tensor_flatten__()[0]:
+        part = getattr(value, name)
+        found += plain_parts(part) if is_made_of_parts(part) else [part]
+    return found
+
+
+def put_together(form: Form, plain: Iterator[Any], make: Callable[..., Any]) -> Any:
+    """The wrapper of this form; `make` calls a class's `__tensor_unflatten__`."""
+    parts = {
+        name: next(plain) if part is None else put_together(part, plain, make)
+        for name, part in zip(form.names, form.parts)
+    }
+    return make(form.cls, parts, form.context, torch.Size(form.size), form.stride)
+
+
+def unflatten(cls: Any, parts: dict[str, Any], context: Any, size: Any, stride: Any) -> Any:
+    return cls.__tensor_unflatten__(parts, context, size, stride)
+
+
+def has_gradient(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _filled(gradients: Sequence[Any], like: Sequence[Any]) -> Iterator[Any]:
+    return iter([torch.zeros_like(t) if given is None else given for given, t in zip(gradients, like)])
+
+
+# ---- when the call is made -------------------------------------------------------------------------------------------
+
+
+class _Handles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, real: Any) -> Any:
+        ctx.form, plain = form_of(real), plain_parts(real)
+        ctx.set_materialize_grads(False)
+        return tuple([_empty(part) for part in plain] + [_empty(real)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        *parts, whole = gradients
+        if all(part is None for part in parts):
+            return whole
+        made = put_together(ctx.form, iter(parts), unflatten)
+        return made if whole is None else made + whole
+
+
+def _empty(like: Any) -> torch.Tensor:
+    """A plain tensor of the size and type of another one, without memory of its own."""
+    return torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)
+
+
+def handles(real: Any) -> tuple[torch.Tensor, ...]:
+    """For each plain tensor that a wrapper is made of, and for itself, a plain tensor whose gradient is passed on."""
+    with torch.enable_grad():
+        found: tuple[torch.Tensor, ...] = _Handles.apply(real)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Closed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, form: Form, *plain: Any) -> Any:
+        ctx.form = form
+        return put_together(form, iter([part.detach() for part in plain]), unflatten)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        if form_of(gradient) != ctx.form if type(gradient) is ctx.form.cls else True:
+            name = ctx.form.cls.__name__
+            raise RuntimeError(
+                f"bolide: the gradient of a {name} that a compiled function has returned is a "
+                f"{type(gradient).__name__}, or a {name} of another form, which it was not compiled for. "
+                "Remedy: compute the loss inside the compiled function."
+            )
+        return None, *plain_parts(gradient)
+
+
+def closed(form: Form, *plain: Any) -> Any:
+    """A wrapper of results of the graph, with their history."""
+    return _Closed.apply(form, *plain)  # type: ignore[no-untyped-call]
+
+
+# ---- in the program --------------------------------------------------------------------------------------------------
+
+
+class _Given(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, wrapper: list[Any], form: Form, class_of: Any, *given: Any) -> Any:
+        ctx.form, ctx.class_of = form, class_of
+        ctx.count = len(given)
+        return wrapper[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        parts = [None] * (ctx.count - 1)
+        if not is_made_of_parts(gradient):
+            return None, None, None, *parts, gradient
+        if form_of(gradient, ctx.class_of) != ctx.form:
+            reason = f"the gradient of a {ctx.form.cls.__name__}, a subclass of Tensor, is one of another form"
+            raise Unsupported(reason, None, "call the function under no_grad", "input")
+        return None, None, None, *plain_parts(gradient), None
+
+
+def with_handles(wrapper: Any, form: Form, class_of: Callable[[Any], Any], given: Sequence[Any]) -> Any:
+    """The wrapper with a history that begins at its handles."""
+    with torch.enable_grad():
+        return _Given.apply([wrapper], form, class_of, *given)  # type: ignore[no-untyped-call]
+
+
+class _Opened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, wrapper: Any, form: Form, make: Any) -> Any:
+        ctx.form, ctx.make = form, make
+        ctx.set_materialize_grads(False)
+        ctx.plain = [part.detach() for part in plain_parts(wrapper)]
+        return tuple(ctx.plain)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return put_together(ctx.form, _filled(gradients, ctx.plain), ctx.make), None, None
+
+
+def opened(wrapper: Any, form: Form, make: Callable[..., Any]) -> Sequence[Any]:
+    """The plain tensors that a wrapper with a history is made of, with that history."""
+    found: Sequence[Any] = _Opened.apply(wrapper, form, make)  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,307 @@
+"""Methods of tensors that touch the world outside: gradients, numbers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch.autograd import forward_ad
+from torch.fx import Node
+
+from bolide.dynamo.config import config
+from bolide.dynamo.guards.sizes import as_exprs
+from bolide.dynamo.machine.breaking import in_optimizer
+from bolide.dynamo.machine.calls import NATIVE, intercept
+from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.tensors import change_flag, outside_attributes
+from bolide.dynamo.torch_calls.hooks import hooks_of
+from bolide.dynamo.world.histories import behind
+from bolide.support.errors import Unsupported
+from bolide.symbolic import SymNode, without_zeros
+from bolide.tracing import DataDependent, TracedTensor
+from bolide.tracing.calls import CallRecorder
+from bolide.tracing.scalars import TracedFloat
+
+Args = list[Any]
+Kwargs = dict[str, Any]
+
+
+def _refused(vm: Machine, operation: str, why: str, remedy: str) -> Unsupported:
+    return Unsupported(why, vm.where(), remedy, operation=operation, kind="tensor_method")
+
+
+@intercept(torch.Tensor.requires_grad_)
+def _requires_grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    tensor = args[0]
+    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+    if type(tensor) is not TracedTensor or tensor.requires_grad is bool(wanted):
+        return tensor if type(tensor) is TracedTensor else NATIVE
+    if vm.world.input_place(tensor) is not None:
+        return change_flag(vm, tensor, bool(wanted))
+    vm.trace.where = vm.where()
+    return tensor.requires_grad_(wanted)
+
+
+@intercept(torch.Tensor.stride)
+def _stride(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Strides made of sizes that are data, which may be 0."""
+    if type(args[0]) is not TracedTensor or not vm.trace.shapes.facts.names:
+        return NATIVE
+    env, strides = vm.trace.shapes, args[0].stride()
+    shown = without_zeros(as_exprs(args[0].shape), as_exprs(strides))
+    found = [
+        stride if expr.is_const else torch.SymInt(SymNode(env, expr, env.value(expr)))  # type: ignore[no-untyped-call]
+        for stride, expr in zip(strides, shown)
+    ]
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    return tuple(found) if dim is None else found[dim]
+
+
+# ---- the engine ------------------------------------------------------------------------------------------------------
+
+
+def run_engine(
+    vm: Machine, outputs: Sequence[Any], gradients: Sequence[Any] | None, inputs: Sequence[Any], **options: Any
+) -> Sequence[Any]:
+    """The autograd engine over traced tensors; what it computes is recorded. (`torch.autograd` itself would import
+    sympy.) `options`: keep_graph, create_graph, allow_unreachable, accumulate_grad."""
+    vm.trace.where = vm.where()
+    tangents = []
+    for index, output in enumerate(outputs):
+        given = gradients[index] if gradients is not None else None
+        if given is None and output.requires_grad:
+            if output.numel() != 1:
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            given = torch.ones_like(output, memory_format=torch.preserve_format)
+        tangents.append(given)
+    for output in outputs:
+        if not output.requires_grad:
+            raise RuntimeError(
+                "element 0 of tensors does not require grad and does not have a grad_fn"
+                if len(outputs) == 1
+                else "one of the differentiated Tensors does not require grad"
+            )
+    order = ("keep_graph", "create_graph", "allow_unreachable", "accumulate_grad")
+    arguments = [list(outputs), tangents, list(inputs), *(options[name] for name in order)]
+    recorder = vm.memory.get(CallRecorder)
+    if recorder is not None and not options["accumulate_grad"]:
+        found: Sequence[Any] = recorder.as_one(differentiate, arguments, functools.partial(differentiate, *arguments))
+        return found
+    vm.trace.functional_only = "gradients are accumulated inside"
+    return differentiate(*arguments)
+
+
+def differentiate(
+    outputs: Sequence[Any], tangents: Sequence[Any], inputs: Sequence[Any], *options: bool
+) -> Sequence[Any]:
+    """What the engine answers; `options` are its own, in its order."""
+    keep, create, unreachable, accumulate = options
+    engine = torch.autograd.Variable._execution_engine
+    found: Sequence[Any] = engine.run_backward(
+        tuple(outputs), tuple(tangents), keep, create, tuple(inputs), unreachable, accumulate
+    )
+    return found
+
+
+@intercept(torch.Tensor.backward)
+def _tensor_backward(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    names = ("tensors", "grad_tensors", "retain_graph", "create_graph")
+    return _backward(vm, [], {**dict(zip(names, args)), **{_RENAMED.get(k, k): v for k, v in kwargs.items()}})
+
+
+_RENAMED = {"gradient": "grad_tensors"}
+
+
+@intercept(torch.autograd.backward)
+def _backward(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Gradients are recorded, and accumulated in the `grad` of the leaves."""
+    names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+    given = {**dict(zip(names, args)), **kwargs}
+    outputs, tangents = _several(given["tensors"]), given.get("grad_tensors")
+    create = bool(given.get("create_graph"))
+    keep = create if given.get("retain_graph") is None else bool(given["retain_graph"])
+    inputs = given.get("inputs")
+    leaves = [leaf for leaf in vm.trace.leaves if leaf.requires_grad]
+    with torch.no_grad():
+        for leaf in leaves:
+            leaf.grad = None
+    run_engine(
+        vm,
+        outputs,
+        None if tangents is None else _several(tangents),
+        () if inputs is None else _several(inputs),
+        keep_graph=keep,
+        create_graph=create,
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
+    for place, leaf in enumerate(vm.trace.leaves):
+        gradient, leaf.grad = leaf.grad, None
+        if gradient is not None:
+            _accumulate(vm, place, gradient, create)
+    if not keep:
+        _mark_spent(vm, outputs)
+    return None
+
+
+def _several(value: Any) -> list[Any]:
+    return [value] if isinstance(value, torch.Tensor) else list(value)
+
+
+def _accumulate(vm: Machine, place: int, gradient: Any, create: bool) -> None:
+    """Adds to the `grad` of a leaf as the engine does: in place if there is one."""
+    tensor = vm.trace.inputs[place]
+    if not vm.world.input_tensors[place].is_leaf:
+        raise _refused(vm, "Tensor.backward", "the gradient goes on outside of the function", "call backward there")
+    hooked = hooks_of(vm, place)
+    if hooked is not None:
+        raise _refused(vm, "Tensor.backward", hooked, "call backward outside the function")
+    attributes = outside_attributes(vm, tensor)
+    before = attributes.get("grad")
+    if before is None:
+        attributes.set("grad", gradient)
+    elif create:
+        attributes.set("grad", before + gradient)
+    else:
+        with torch.no_grad():
+            before.add_(gradient)
+
+
+def _mark_spent(vm: Machine, outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
+    """Remembers the nodes of autograd's graph whose saved values the engine has released (those that lead to `inputs`,
+    if given): what hangs on them cannot be differentiated again."""
+    ends = {tensor.grad_fn for tensor in inputs if tensor.grad_fn is not None}
+    leaves = {id(tensor) for tensor in inputs if tensor.grad_fn is None}
+    for node in behind(outputs):
+        following = [other for other, _ in node.next_functions]
+        wanted = not inputs or any(
+            other in ends or other in vm.trace.spent or id(getattr(other, "variable", None)) in leaves
+            for other in following
+        )
+        if wanted:
+            ends.add(node)
+            if any(name.startswith(("_saved", "saved_tensors")) for name in dir(node)):
+                vm.trace.spent.add(node)
+
+
+@intercept(torch.autograd.grad)
+def _grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused")
+    given = {**dict(zip(names, args)), **kwargs}
+    outputs, inputs = _several(given["outputs"]), _several(given["inputs"])
+    if (
+        given.get("is_grads_batched")
+        or len(args) > len(names)
+        or torch._C._are_functorch_transforms_active()
+        or not all(type(tensor) is TracedTensor for tensor in (*outputs, *inputs))
+    ):
+        return NATIVE
+    tangents = given.get("grad_outputs")
+    create = bool(given.get("create_graph"))
+    keep = create if given.get("retain_graph") is None else bool(given["retain_graph"])
+    materialize = bool(given.get("materialize_grads"))
+    unused = materialize or bool(given.get("allow_unused"))
+    if not all(tensor.requires_grad for tensor in inputs):
+        raise RuntimeError("One of the differentiated Tensors does not require grad")
+    _refuse_outer_graph(vm, outputs, inputs)
+    for place in (vm.world.input_place(tensor) for tensor in inputs):
+        if place is not None and (hooked := hooks_of(vm, place)) is not None:
+            raise _refused(vm, "torch.autograd.grad", hooked, "compile what is called outside of the hook")
+    found = run_engine(
+        vm,
+        outputs,
+        None if tangents is None else _several(tangents),
+        inputs,
+        keep_graph=keep,
+        create_graph=create,
+        allow_unreachable=unused,
+        accumulate_grad=False,
+    )
+    if not unused and any(gradient is None for gradient in found):
+        raise RuntimeError(
+            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if "
+            "this is the desired behavior."
+        )
+    if materialize:
+        found = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(inputs, found)]
+    if not keep:
+        _mark_spent(vm, outputs, inputs)
+    return tuple(found)
+
+
+def _refuse_outer_graph(vm: Machine, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """An input that is no leaf has a history outside, which may lead to other inputs."""
+    asked = [vm.world.input_place(tensor) for tensor in inputs]
+    others = {
+        id(vm.trace.leaves[place])
+        for place, real in enumerate(vm.world.input_tensors)
+        if real.requires_grad and not real.is_leaf and place not in asked
+    }
+    if others and any(place is not None for place in asked):
+        for node in behind(outputs):
+            if any(id(getattr(other, "variable", None)) in others for other, _ in node.next_functions):
+                raise _refused(
+                    vm, "torch.autograd.grad", "the gradient goes on outside of the function", "compile that, too"
+                )
+
+
+@intercept(forward_ad.make_dual)
+def _make_dual(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    vm.trace.functional_only = "derivatives are taken forward"
+    return NATIVE
+
+
+@intercept(torch.Tensor.retain_grad)
+def _retain_grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """For gradients taken inside, and, on the real tensor, for those taken outside: these do not come to a tensor of
+    which the compiled function makes others, so a segment ends where one is made.
+    """
+    if vm.world.input_place(args[0]) is None:
+        if args[0].requires_grad and not args[0].is_leaf:
+            reason, operation = "a gradient is kept of a tensor made here", "Tensor.retain_grad"
+            raise Unsupported(reason, vm.where(), "return the tensor", operation=operation, kind="inner_gradient")
+        return NATIVE
+    vm.deferred.append((torch.Tensor.retain_grad, [args[0]], {}))
+    return None
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@intercept(torch.Tensor.item)
+def _item(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """The number in a tensor: known, or in the graph where the configuration allows it."""
+    tensor = args[0]
+    vm.trace.where = vm.where()
+    if type(tensor) is not TracedTensor:
+        return NATIVE
+    if tensor.dtype.is_floating_point and in_optimizer(vm.frames[-1]):
+        return float_in(vm, tensor)
+    if tensor.dtype.is_floating_point and config.capture_scalar_outputs is False and vm.trace.read(tensor) is None:
+        raise DataDependent("Tensor.item", vm.where())
+    return tensor.item()
+
+
+def float_in(vm: Machine, tensor: TracedTensor) -> TracedFloat | float:
+    """The number in a tensor of one element as a float in the graph, if it is not known. That of an input, or of one
+    that has been counted up, may decide a branch: how the comparison comes out is guarded."""
+    vm.trace.where = vm.where()
+    if vm.trace.known(tensor) is not None:
+        return cast(float, tensor.item())
+    node, added = tensor.node, 0.0
+    while node.target is torch.ops.aten.add.Tensor and type(node.args[1]) in (int, float) and not node.kwargs:
+        added += cast(float, node.args[1])
+        node = cast(Node, node.args[0])
+    place = node.meta.get("place")
+    if place is None:
+        return vm.trace.scalar(tensor)
+    name, value = vm.world.number_in(place)
+    vm.trace.functional_only = "numbers are computed in the graph"
+    refused = functools.partial(_refuse_number, vm)
+    return vm.trace.scalar(tensor, value + added, (refused,), f"({name} + {added})")
+
+
+def _refuse_number(vm: Machine) -> None:
+    raise DataDependent("Tensor.item", vm.where())

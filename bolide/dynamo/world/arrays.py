@@ -1,0 +1,528 @@
+"""NumPy arrays in captured code: an array holds a traced tensor, and NumPy's functions on it are torch's NumPy layer
+(`torch._numpy`), whose operations are recorded like any other.
+
+NumPy hands over by its own protocols (`__array_ufunc__`, `__array_function__`), so its functions are called as they
+are. What the layer does not have raises `Unsupported`: that operation then runs on the real arrays.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from bolide.dynamo import policy
+from bolide.dynamo.config import config
+from bolide.dynamo.guards.texts import tensor_guard
+from bolide.dynamo.program.captured import Recipe, Source
+from bolide.dynamo.world.array_results import Kind, Likeness, arranged, expected
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
+from bolide.dynamo.world.world import WRAPPERS, World
+from bolide.support.errors import Unsupported
+from bolide.support.leaks import fleeting
+from bolide.tracing import TracedFloat, TracedTensor
+
+ATTRIBUTES = frozenset({"T", "real", "imag", "shape", "ndim", "size", "itemsize"})
+
+
+@fleeting
+class TracedArray(NDArrayOperatorsMixin):
+    """Stands for a `numpy.ndarray`; `array` is torch's NumPy-like view of the traced tensor. `writeable`: as NumPy's
+    flag of that name."""
+
+    __slots__ = ("array", "writeable")
+
+    def __init__(self, array: Any, writeable: bool = True) -> None:
+        self.array, self.writeable = array, writeable
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        tensor: torch.Tensor = self.array.tensor
+        return tensor
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method != "__call__":
+            raise refused(f"{ufunc.__name__}.{method}")
+        out = kwargs.get("out")
+        if isinstance(out, tuple) and len(out) == 1:
+            kwargs["out"] = out[0]
+        if isinstance(kwargs.get("out"), TracedArray) and not kwargs["out"].writeable:
+            raise ValueError("output array is read-only")
+        return call("", ufunc.__name__, inputs, kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        space = function.__module__.partition("numpy")[2].strip(".")
+        return call(space if space in ("linalg", "fft") else "", function.__name__, args, kwargs)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise refused("asarray")
+
+    def __getattr__(self, name: str) -> Any:
+        real = _class_of(self)
+        if hasattr(real, name):
+            if name in ATTRIBUTES:
+                found = out_of(getattr(self.array, name), ())
+                is_scalar = isinstance(self, TracedScalar) and isinstance(found, TracedArray)
+                return scalar_of(found.tensor) if is_scalar else found
+            if name in policy.ARRAY_METHODS:
+                return Method(self, name)
+            raise refused(f"ndarray.{name}")
+        raise AttributeError(f"'{real.__module__}.{real.__name__}' object has no attribute '{name}'")
+
+    @property
+    def dtype(self) -> numpy.dtype[Any]:
+        found: numpy.dtype[Any] = numpy.dtype(self.array.dtype.name)
+        return found
+
+    @property
+    def nbytes(self) -> Any:
+        return self.array.size * self.array.itemsize  # the layer says that of the whole storage
+
+    def item(self, *index: Any) -> Any:
+        """An item, the only one if there is no index, as a number of Python's."""
+        found = self[index[0] if len(index) == 1 and type(index[0]) is tuple else index] if index else self
+        if type(found) is TracedArray:
+            found = scalar_of(found.tensor.reshape(()))
+        return found.item()
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            found = out_of(self.array[into(index)], (self,))
+        except IndexError as error:
+            raise refused("ndarray.__getitem__") from error
+        if isinstance(found, TracedArray) and found is not self:
+            if not found.tensor.dim() and not _keeps_array(index):
+                return scalar_of(found.tensor.clone())
+            found.writeable = self.writeable or found.tensor.group is not self.tensor.group  # type: ignore[attr-defined]
+        return found
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not self.writeable:
+            raise ValueError("assignment destination is read-only")
+        try:
+            self.array[into(index)] = into(value)
+        except (IndexError, RuntimeError) as error:
+            raise refused("ndarray.__setitem__") from error
+
+    def __copy__(self) -> Any:
+        return TracedArray(layer().ndarray(self.tensor.clone()))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__copy__()
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __iter__(self) -> Any:
+        return (self[place] for place in range(len(self)))
+
+    def __bool__(self) -> bool:
+        return bool(self.tensor)
+
+    def __int__(self) -> int:
+        return int(self.tensor)
+
+    def __float__(self) -> float:
+        return float(self.tensor)
+
+    def __index__(self) -> int:
+        return self.tensor.__index__()
+
+    def __repr__(self) -> str:
+        raise refused("array_repr")
+
+    def __format__(self, specification: str) -> str:
+        raise refused("array_str")
+
+
+@fleeting
+class TracedScalar(TracedArray):
+    """Stands for an instance of `numpy.generic`: one of the subclasses in `SCALARS`. `number`: the symbol, or float of
+    the graph, that it was made of, None if it is an array's item or result."""
+
+    __slots__ = ("made", "number")
+    kind: type[Any]
+
+    def __init__(self, array: Any, number: Any = None) -> None:
+        self.made, self.number, self.writeable = array, number, True
+
+    @property
+    def array(self) -> Any:  # type: ignore[override]
+        if self.made is None:
+            dtype = into(self.kind).torch_dtype
+            known = type(self.number) is TracedFloat
+            tensor = self.number.tensor.to(dtype) if known else torch.full((), self.number, dtype=dtype)
+            self.made = layer().ndarray(tensor)
+        return self.made
+
+    def __copy__(self) -> Any:
+        return self
+
+    def item(self) -> Any:
+        """As a number of Python's."""
+        return self.tensor.item() if self.number is None else self.number
+
+    def concrete(self) -> Any:
+        """The number of NumPy's that it is in this call, on which the program depends from here on."""
+        return self.kind(type(self.kind(0).item())(self.item()))
+
+    def __bool__(self) -> bool:
+        return bool(self.tensor if self.number is None else self.number)
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __index__(self) -> int:
+        if not issubclass(self.kind, numpy.integer):
+            raise TypeError(f"'{self.kind.__module__}.{self.kind.__name__}' object cannot be interpreted as an integer")
+        return int(self.item())
+
+    def __hash__(self) -> int:
+        return hash(self.concrete())
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.concrete(), digits)
+
+    def __str__(self) -> str:
+        return super().__str__() if self.number is None else str(self.concrete())
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self.number is None else repr(self.concrete())
+
+    def __format__(self, specification: str) -> str:
+        return super().__format__("") if self.number is None else format(self.concrete(), specification)
+
+
+for _name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
+    setattr(TracedScalar, f"__i{_name}__", getattr(TracedScalar, f"__{_name}__"))  # a number does not change
+
+
+SCALARS: dict[type, type[TracedScalar]] = {
+    kind: type(f"Traced_{kind.__name__}", (TracedScalar,), {"__slots__": (), "kind": kind})
+    for kind in (
+        *(numpy.bool_, numpy.int8, numpy.int16, numpy.int32, numpy.int64, numpy.uint8),
+        *(numpy.float16, numpy.float32, numpy.float64, numpy.complex64, numpy.complex128),
+    )
+}
+"""By the class of a number of NumPy's: what stands for it."""
+
+
+def scalar_of(tensor: torch.Tensor) -> TracedScalar:
+    """The number in a tensor without dimensions."""
+    array = layer().ndarray(tensor)
+    return SCALARS[numpy.dtype(array.dtype.name).type](array)
+
+
+def _keeps_array(index: Any) -> bool:
+    """Whether an item of an array is an array even if it has no dimensions."""
+    return index is Ellipsis or (type(index) is tuple and any(part is Ellipsis for part in index))
+
+
+@fleeting
+class Method:
+    """A bound method of an array."""
+
+    __slots__ = ("name", "owner")
+
+    def __init__(self, owner: TracedArray, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with_defaults()
+        method = getattr(self.owner.array, self.name)
+        own = getattr(_class_of(self.owner), self.name, None)
+        like = expected(own, (self.owner, *args), kwargs, KIND)
+        if self.name == "astype":  # what `like` is says whether it copies
+            kwargs.pop("copy", None)
+        return _answer(f"ndarray.{self.name}", method, args, kwargs, like, (self.owner, *args, *kwargs.values()))
+
+
+def _class_of(array: TracedArray) -> Any:
+    return array.kind if isinstance(array, TracedScalar) else numpy.ndarray
+
+
+def _tensor_of(value: Any) -> Any:
+    return value.tensor if isinstance(value, TracedArray) else None
+
+
+def _array_like(tensor: TracedTensor, like: Any) -> Any:
+    if isinstance(like, numpy.generic):
+        return scalar_of(tensor)
+    return TracedArray(layer().ndarray(tensor), like.flags.writeable)
+
+
+KIND = Kind(_tensor_of, lambda value: isinstance(value, TracedScalar), _array_like)
+
+
+def _answer(name: str, function: Any, args: Any, kwargs: Any, like: Any, given: Any) -> Any:
+    """What the layer's `function` returns, if NumPy's result would be `like` that (None: not known)."""
+    if like is None and any(type(value) is TracedTensor for value in given):
+        raise refused(name)  # what NumPy makes of tensors depends on its version
+    try:
+        found = out_of(function(*into(args), **into(kwargs)), given)
+        return arranged(like, found, KIND, chosen_defaults(), given)
+    except NotImplementedError as error:
+        raise refused(name) from error
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:  # NumPy raises its own, if it does
+        raise refused(name) from error
+
+
+_COMPARISONS: dict[Any, Callable[..., Any]] = {
+    numpy.equal: operator.eq,
+    numpy.not_equal: operator.ne,
+    numpy.less: operator.lt,
+    numpy.less_equal: operator.le,
+    numpy.greater: operator.gt,
+    numpy.greater_equal: operator.ge,
+}
+_ARITHMETIC: dict[Any, Callable[..., Any]] = {
+    numpy.add: operator.add,
+    numpy.subtract: operator.sub,
+    numpy.multiply: operator.mul,
+    numpy.negative: operator.neg,
+    numpy.absolute: operator.abs,
+}
+_DIVISIONS: dict[Any, Callable[..., Any]] = {
+    numpy.floor_divide: operator.floordiv,
+    numpy.remainder: operator.mod,
+    numpy.true_divide: operator.truediv,
+}
+_AS_PYTHON = frozenset({numpy.int64, numpy.float64})  # Python computes the same of them, but for overflows
+
+
+def _of_numbers(ufunc: Any, args: Any, kwargs: Any, like: Likeness | None) -> Any:
+    """What a ufunc gives of numbers from outside as a number again, where Python computes the same; else None."""
+    kinds = {arg.kind for arg in args if isinstance(arg, TracedScalar)}
+    if kwargs or like is None or not kinds:
+        return None
+    numbers = [_number(arg, kinds) for arg in args]
+    function = _COMPARISONS.get(ufunc)
+    if function is None and kinds <= _AS_PYTHON and type(like.result) in _AS_PYTHON:
+        function = _ARITHMETIC.get(ufunc)
+        if function is None and type(numbers[-1]) is int and numbers[-1] > 0:
+            function = _DIVISIONS.get(ufunc)
+    if function is None or any(number is None for number in numbers):
+        return None
+    found = function(*numbers)
+    found = getattr(getattr(found, "node", None), "owner", found)
+    kind = type(like.result)
+    return SCALARS[kind](None, found) if type(found) in (torch.SymInt, torch.SymFloat, TracedFloat) else kind(found)
+
+
+def _number(value: Any, kinds: set[Any]) -> Any:
+    """An operand as a number of Python's, if it is one and NumPy does not round it to one of the `kinds`."""
+    if isinstance(value, TracedScalar):
+        return value.number
+    cls = type(value)
+    if cls is int or cls is torch.SymInt or (cls in (float, TracedFloat) and kinds <= _AS_PYTHON):
+        return value
+    if cls is float and len(kinds) == 1:
+        (kind,) = kinds
+        return float(kind(value)) if issubclass(kind, numpy.floating) else value
+    return value.item() if cls in _AS_PYTHON else None
+
+
+def refused(name: str) -> Unsupported:
+    """The refusal of a function that cannot be captured."""
+    return Unsupported(
+        f"numpy.{name} has no exact counterpart in torch", None, operation=f"numpy.{name}(...)", kind="numpy_value"
+    )
+
+
+def layer(space: str = "") -> Any:
+    """torch's NumPy layer, or a submodule of it. Imported when first needed: most programs do without."""
+    import torch._numpy
+
+    return getattr(torch._numpy, space) if space else torch._numpy
+
+
+def with_defaults() -> None:
+    """Sets the types that NumPy functions give to Python numbers and integer arrays."""
+    from torch._numpy import _dtypes_impl
+
+    wanted: Any = _dtypes_impl.DefaultDTypes(
+        float_dtype=getattr(torch, config.numpy_default_float),
+        complex_dtype=getattr(torch, config.numpy_default_complex),
+        int_dtype=getattr(torch, config.numpy_default_int),
+    )
+    if _dtypes_impl._default_dtypes != wanted:
+        _dtypes_impl._default_dtypes = wanted
+
+
+def chosen_defaults() -> dict[Any, Any]:
+    """The types that the configuration puts in place of NumPy's own defaults, by these."""
+    names = {
+        "float64": config.numpy_default_float,
+        "complex128": config.numpy_default_complex,
+        "int64": config.numpy_default_int,
+    }
+    return {numpy.dtype(own): numpy.dtype(name) for own, name in names.items() if own != name}
+
+
+def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """NumPy's function of this name, as torch has it. Raises Unsupported if it has not."""
+    if not config.trace_numpy:
+        raise Unsupported("NumPy functions are not captured (trace_numpy is off)", None, kind="numpy_value")
+    function = getattr(layer(space), name, None)
+    if function is None:
+        raise refused(f"{space}.{name}" if space else name)
+    with_defaults()
+    own = getattr(getattr(numpy, space) if space else numpy, name, None)
+    given = (*args, *kwargs.values())
+    if isinstance(own, numpy.ufunc) and any(type(value) is TracedTensor and value.requires_grad for value in given):
+        raise refused(name)  # NumPy does not take them
+    like = expected(own, args, kwargs, KIND)
+    if isinstance(own, numpy.ufunc):
+        if (known := _of_numbers(own, args, kwargs, like)) is not None:
+            return known
+        args = _promoted(args, like)
+    return _answer(name, function, args, kwargs, like, given)
+
+
+def _promoted(args: Any, like: Any) -> Any:
+    """The operands of a ufunc, integers converted first where its result is to be `like` floats."""
+    kind = getattr(getattr(like, "result", None), "dtype", None)
+    if not isinstance(kind, numpy.dtype):
+        return args
+    arrays = [arg for arg in args if isinstance(arg, TracedArray)]
+    if kind.kind not in "fc" or any(array.dtype.kind not in "biu" for array in arrays):
+        return args
+    wanted = into(chosen_defaults().get(kind, kind))
+    return [TracedArray(arg.array.astype(wanted)) if isinstance(arg, TracedArray) else arg for arg in args]
+
+
+def into(value: Any) -> Any:
+    """What the layer is given for a value: its own arrays, types by name."""
+    if isinstance(value, TracedArray):
+        return value.array
+    if isinstance(value, numpy.ndarray):
+        return layer().ndarray(torch.from_numpy(value.copy()))
+    if isinstance(value, numpy.generic):
+        return layer().ndarray(torch.from_numpy(numpy.array(value)))
+    if isinstance(value, numpy.dtype) or (isinstance(value, type) and issubclass(value, numpy.generic)):
+        return getattr(layer(), numpy.dtype(value).name)
+    if type(value) in (tuple, list):
+        return type(value)([into(item) for item in value])
+    if type(value) is dict:
+        return {key: into(item) for key, item in value.items()}
+    return value
+
+
+def out_of(value: Any, given: Any) -> Any:
+    """What the program gets for a result of the layer; the very array that it gave as ``out``."""
+    if isinstance(value, (tuple, list)):
+        return (list if type(value) is list else tuple)([out_of(item, given) for item in value])
+    if isinstance(value, layer("_dtypes").DType):
+        return numpy.dtype(value.name)
+    if not isinstance(value, layer().ndarray):
+        return value
+    for array in given:
+        if isinstance(array, TracedArray) and array.array is value:
+            return array
+    return TracedArray(value)
+
+
+# ---- from and to the outside world -----------------------------------------------------------------------------------
+
+
+def as_tensor(array: numpy.ndarray[Any, Any]) -> torch.Tensor:
+    """A tensor in the memory of an array. Raises TypeError or ValueError for what torch has no tensors for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # read-only memory: a program that writes to it fails in NumPy's own way
+        return torch.from_numpy(array)
+
+
+def to_array(tensor: torch.Tensor, writeable: bool = True) -> Any:
+    """The array in the memory of a result."""
+    array = tensor.detach().resolve_conj().resolve_neg().numpy()
+    if not writeable:
+        array.flags.writeable = False
+    return array
+
+
+def to_scalar(tensor: torch.Tensor) -> Any:
+    """The number of NumPy's in a result."""
+    return to_array(tensor)[()]
+
+
+def _wrap(world: World, real: numpy.ndarray[Any, Any], source: Source) -> Any:
+    if not config.trace_numpy:
+        raise Unsupported(
+            "a NumPy array is read (trace_numpy is off)", world.where(), "pass a tensor", kind="numpy_value"
+        )
+    if not real.flags.writeable:
+        raise Unsupported(
+            "a read-only NumPy array is read", world.where(), "pass a tensor or a copy", kind="numpy_value"
+        )
+    try:
+        with torch._C._DisableTorchDispatch():
+            tensor = as_tensor(real)
+    except (TypeError, ValueError) as error:
+        raise Unsupported(
+            f"a NumPy array is read that cannot be a tensor: {error}", world.where(), kind="numpy_value"
+        ) from error
+    tensor_guard(tensor, world.where())
+    world.guard(Source("attr", Source("attr", source, "flags"), "writeable"), "is", True)
+    traced = world.wrap(tensor, Source("apply", source, (), as_tensor))
+    return world.mirror(TracedArray(layer().ndarray(traced)), source)
+
+
+def _wrap_float(world: World, real: Any, source: Source) -> Any:
+    return _wrap_number(world, real, source, float)
+
+
+def _wrap_int(world: World, real: Any, source: Source) -> Any:
+    return _wrap_number(world, real, source, int)
+
+
+def _wrap_number(world: World, real: Any, source: Source, kind: Any) -> Any:
+    """A number that is a symbol, or a float of the graph, where one of Python's would be; else itself."""
+    if not config.trace_numpy:
+        return None
+    world.guard(source, "type", type(real))
+    number = world.wrap(kind(real), Source("apply", source, (), kind))
+    return world.mirror(real if type(number) is kind else SCALARS[type(real)](None, number), source)
+
+
+def _recipe(rebuilder: Rebuilder, value: TracedArray) -> Recipe:
+    tensor = rebuilder.recipe(value.tensor)
+    return Recipe("call", to_array, (tensor, *rebuilder.constants(*[] if value.writeable else [False])))
+
+
+def _recipe_of_scalar(rebuilder: Rebuilder, value: TracedScalar) -> Recipe:
+    if value.number is not None:
+        return Recipe("call", value.kind, (rebuilder.recipe(value.number),))
+    return Recipe("call", to_scalar, (rebuilder.recipe(value.tensor),))
+
+
+def _recipe_of_method(rebuilder: Rebuilder, value: Method) -> Recipe:
+    return Recipe("call", getattr, (rebuilder.recipe(value.owner), *rebuilder.constants(value.name)))
+
+
+def _recipe_of_real(rebuilder: Rebuilder, value: numpy.ndarray[Any, Any]) -> Recipe:
+    """An array that the program has made of constants."""
+    return Recipe("call", numpy.copy, (Recipe("constant", value.copy()),))
+
+
+def _recipe_of_type(rebuilder: Rebuilder, value: numpy.dtype[Any]) -> Recipe:
+    return Recipe("constant", value)
+
+
+WRAPPERS[numpy.ndarray] = _wrap
+RECIPES[TracedArray] = _recipe
+for _kind, _class in SCALARS.items():
+    RECIPES[_class] = _recipe_of_scalar
+    if issubclass(_kind, (numpy.integer, numpy.floating)):
+        WRAPPERS[_kind] = _wrap_float if issubclass(_kind, numpy.floating) else _wrap_int
+RECIPES[Method] = _recipe_of_method
+RECIPES[numpy.ndarray] = _recipe_of_real
+for _code in numpy.typecodes["All"]:
+    RECIPES[type(numpy.dtype(_code))] = _recipe_of_type

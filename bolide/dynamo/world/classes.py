@@ -1,0 +1,84 @@
+"""The guards of one capture, and what they say of classes: what an attribute of a class is, and what a class derives
+from, each guarded once."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bolide.dynamo.program.captured import ClassAttribute, Guard, GuardKind, Source
+from bolide.dynamo.program.kinds import MISSING, class_attribute, is_library_class, steering
+from bolide.dynamo.world.outside import Overlay
+from bolide.tracing import UserFrame
+
+_METHODS = (types.FunctionType, staticmethod, classmethod, property)
+
+
+class Classes:
+    """What a `World` knows of classes."""
+
+    def __init__(self) -> None:
+        self.guards: list[Guard] = []
+        self.once: set[Any] = set()  # what has been guarded already
+        self.where: Callable[[], UserFrame | None] = lambda: None
+        self.own_classes: dict[int, type] = {}  # classes made by the program, by id
+        self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
+        self.mro_cache: dict[tuple[type, str, type | None], Any] = {}
+
+    def guard(self, source: Source | None, kind: GuardKind, expected: Any) -> None:
+        if source is None or source.kind != "object" or kind not in ("type", "is"):
+            self.guards.append(Guard(source, kind, expected, self.where()))
+
+    def lookup(self, cls: type, name: str, after: type | None = None) -> Any:
+        """The class attribute `name` by method resolution order (of the classes behind `after`), unbound, or MISSING.
+        Guarded.
+        """
+        key = (cls, name, after)
+        found = self.mro_cache.get(key, self)
+        if found is self:
+            self.rely_on_class(cls, name, after)
+            found = self._look_up(cls, name, after) if self.classes else class_attribute(cls, name, after)
+            self.mro_cache[key] = found
+        return found
+
+    def _look_up(self, cls: type, name: str, after: type | None) -> Any:
+        """`class_attribute`, with what the program has written."""
+        for base in cls.__mro__ if after is None else cls.__mro__[cls.__mro__.index(after) + 1 :]:
+            written = self.classes.get(base)
+            if written is not None and name in written.known:
+                if written.known[name] is not MISSING:
+                    return written.known[name]
+            elif name in base.__dict__:
+                return base.__dict__[name]
+        return MISSING
+
+    def rely_on_class(self, cls: type, name: str, after: type | None = None) -> None:
+        """Guard what a class has under a name; of a library's, whose classes are trusted, a method in Python: it may be
+        replaced on purpose."""
+        key = (cls, name, after)
+        if key in self.once:
+            return
+        self.once.add(key)
+        trusted = is_library_class(cls) and cls is not torch.Tensor
+        if trusted and type(class_attribute(cls, name, after)) not in _METHODS:
+            return
+        if id(cls) in self.own_classes:
+            for base in cls.__bases__ if name not in cls.__dict__ else ():
+                self.rely_on_class(base, name)
+            return
+        found = ClassAttribute(name, after, steering(cls, name, after))
+        self.guards.append(Guard(Source("object", None, None, cls), "class_attr", found, self.where()))
+
+    def rely_on_bases(self, cls: Any, wanted: Any) -> None:
+        """Guard whether a class of the user's is a subclass of another class, or of one of several."""
+        key = (cls, wanted, "bases")
+        if cls is wanted or key in self.once or not isinstance(cls, type) or id(cls) in self.own_classes:
+            return
+        if is_library_class(cls) or (isinstance(wanted, type) and id(wanted) in self.own_classes):
+            return
+        self.once.add(key)
+        found = issubclass(cls, wanted)
+        self.guard(Source("apply", Source("object", None, None, cls), (wanted,), issubclass), "equals", found)

@@ -1,0 +1,184 @@
+"""Native iterators: how one that the program made is rebuilt, and how one of the outside world is read without being
+consumed while capturing."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import itertools
+import operator
+import warnings
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+from bolide.dynamo.program.captured import Source
+from bolide.support.errors import Unsupported
+from bolide.support.leaks import fleeting
+
+if TYPE_CHECKING:
+    from bolide.dynamo.world.world import World
+
+END: Any = type("End", (), {"__repr__": lambda self: "<end>", "__slots__": ()})()
+
+_MADE_BY_ITER: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "é", b"", bytearray(), {}, set())
+_MADE_BY_VIEWS: tuple[Any, ...] = ({}.values(), {}.items())
+_MADE_BY_REVERSED: tuple[Any, ...] = ([], {}, *_MADE_BY_VIEWS)
+#: Iterators whose `__reduce__` says all of their state, and which run no code of the program.
+REDUCIBLE: frozenset[type] = frozenset(
+    [type(iter(made)) for made in (*_MADE_BY_ITER, *_MADE_BY_VIEWS)]
+    + [type(reversed(made)) for made in _MADE_BY_REVERSED]
+    + [enumerate, zip, reversed, itertools.count, itertools.cycle, itertools.repeat, itertools.islice]
+    + [itertools.chain, itertools.product, itertools.permutations, itertools.combinations]
+    + [itertools.combinations_with_replacement, itertools.zip_longest, itertools.compress]
+)
+#: The same of those that call functions.
+CALLING: frozenset[type] = frozenset(
+    {map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse}
+    | {itertools.accumulate}
+)
+_DEPRECATED = frozenset(
+    cls for cls in REDUCIBLE | CALLING if cls.__module__ == "itertools"
+)  # to pickle them warns in 3.12
+
+_FORMS = [(name, backwards) for name in ("keys", "values", "items") for backwards in (False, True)]
+
+
+def _over_dict(owner: dict[Any, Any], name: str, backwards: bool) -> Iterator[Any]:
+    view = getattr(dict, name)(owner)
+    return reversed(view) if backwards else iter(view)
+
+
+DICT_ITERATORS: dict[type, tuple[str, bool]] = {type(_over_dict({}, *form)): form for form in _FORMS}
+
+
+def dict_iterator(owner: dict[Any, Any], name: str, backwards: bool, drawn: int) -> Iterator[Any]:
+    """An iterator over a dict that has given `drawn` of its items."""
+    made = _over_dict(owner, name, backwards)
+    advance(made, drawn)
+    return made
+
+
+SET_ITERATOR: type = type(iter(set()))
+
+
+def set_iterator(owner: set[Any], rest: list[Any]) -> Iterator[Any]:
+    """An iterator over a set that is still to give `rest`; where the set has another order, one over that list."""
+    drawn = len(owner) - len(rest)
+    if all(map(operator.is_, list(set.__iter__(owner))[drawn:], rest)):
+        made = set.__iter__(owner)
+        advance(made, drawn)
+        return made
+    return iter(rest)
+
+
+def reduced(iterator: Any) -> tuple[Any, ...]:
+    """(function, arguments, state or None) that make an equal iterator, which shares what it iterates over."""
+    if type(iterator) in _DEPRECATED:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            function, args, *state = iterator.__reduce__()
+    else:
+        function, args, *state = iterator.__reduce__()
+    return function, args, state[0] if state else None
+
+
+def restored(function: Any, args: Any, state: Any) -> Any:
+    """The inverse of `reduced`."""
+    made = function(*args)
+    if state is not None:
+        set_position(made, state)
+    return made
+
+
+def set_position(iterator: Any, state: Any) -> None:
+    """Put an iterator where `reduced` has found another one."""
+    if type(iterator) not in _DEPRECATED:
+        iterator.__setstate__(state)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        iterator.__setstate__(state)
+
+
+def _clone(value: Any, clones: dict[int, Any]) -> Any:
+    """A copy of an iterator and of those that it draws from; `clones` are those made so far (``zip(it, it)``)."""
+    if type(value) is tuple:
+        return tuple([_clone(part, clones) for part in value])
+    if type(value) not in REDUCIBLE:
+        return value
+    if id(value) not in clones:
+        function, args, state = reduced(value)
+        if function is itertools.cycle:  # it notes in a list of its own what it has given
+            state = (list(state[0]), state[1])
+        clones[id(value)] = restored(function, _clone(args, clones), _clone(state, clones))
+    return clones[id(value)]
+
+
+_SOURCES = frozenset([type(iter(())), type(iter([]))])  # of what a chain goes over, which can be seen ahead
+_ITERABLES = frozenset([list, tuple, range, str, bytes, bytearray, dict, set, frozenset, collections.deque])
+
+
+def is_readable(iterator: Any) -> bool:
+    """Whether `peek` can read an iterator: it and those that it draws from can be copied; no code of a class is run."""
+    if type(iterator) not in REDUCIBLE:
+        return False
+    try:
+        steps = reduced(iterator)[1:]
+    except RuntimeError:  # what it iterates over has changed
+        return False
+    parts = [part for step in steps if type(step) is tuple for part in step]
+    if type(iterator) is itertools.chain and parts:
+        if type(parts[0]) not in _SOURCES:
+            return False
+        return all(type(to_come) in _ITERABLES for to_come in _clone(parts[0], {})) and all(map(is_readable, parts))
+    if type(iterator) is reversed and not all(type(part) in _ITERABLES for part in parts):
+        return False
+    return all(not isinstance(part, Iterator) or is_readable(part) for part in parts)
+
+
+def peek(iterator: Any, ahead: int) -> Any:
+    """The item that the iterator will give after `ahead` others, or END; the iterator stays as it is."""
+    return next(itertools.islice(_clone(iterator, {}), ahead, None), END)
+
+
+def advance(iterator: Any, count: int) -> None:
+    """Take `count` items, or all there are."""
+    next(itertools.islice(iterator, count, count), None)
+
+
+def _family(iterator: Any) -> list[Any]:
+    """An iterator and those that it draws from."""
+    parts = [part for step in reduced(iterator)[1:] if type(step) is tuple for part in step]
+    return [iterator, *(each for part in parts if type(part) in REDUCIBLE for each in _family(part))]
+
+
+@fleeting
+class Stream:
+    """An iterator of the outside world: the program draws from `items`, a generator; `taken` says how often it did."""
+
+    __slots__ = ("family", "items", "real", "source", "taken")
+
+    def __init__(self, world: World, real: Any, source: Source) -> None:
+        self.real, self.source, self.taken = real, source, 0
+        self.family = _family(real)
+        for other in world.streams:
+            if any(mine is its for mine in self.family for its in other.family):
+                reason = "two iterators from before a break draw from the same one"
+                raise Unsupported(reason, world.where(), "use one of them up", kind="iterator")
+        self.items = self._read(world)
+
+    def _read(self, world: World) -> Generator[Any, None, None]:
+        """Guards each item when it is drawn, and the end when it is found, but not how far the iterator was before."""
+        while True:
+            drawn = (part for each in self.family for part in gc.get_referents(each) if type(part) not in REDUCIBLE)
+            if any(map(world.is_written, drawn)):
+                reason = "an iterator goes on over what has been written to since the break in front"
+                raise Unsupported(reason, world.where(), "iterate over a copy", kind="iterator")
+            item = peek(self.real, self.taken)
+            source = Source("apply", self.source, (self.taken,), peek)
+            self.taken += 1
+            if item is END:
+                world.varies(self.source, self.taken)
+                world.guard(source, "is", END)
+                return
+            yield world.wrap(item, source)

@@ -1,0 +1,485 @@
+"""How the program sees mutable objects of the outside world: overlays of dicts and instances, copies of lists. Writes
+stay in them until the graph has run."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import operator
+import types
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bolide.dynamo.program.captured import Source
+from bolide.dynamo.program.constants import same_constant
+from bolide.dynamo.program.kinds import (
+    CONSTANT_TYPES,
+    MISSING,
+    NO_NAMESPACE,
+    SLOT_TYPES,
+    class_attribute,
+    is_data_descriptor,
+    ordered_keys,
+    own_namespace,
+)
+from bolide.dynamo.world.frames import Generator, refuse_drop
+from bolide.support.errors import Unsupported
+from bolide.support.leaks import fleeting
+
+if TYPE_CHECKING:
+    from bolide.dynamo.world.world import World
+
+
+@dataclass(frozen=True)
+class Write:
+    """An entry of `World.journal`: what stood in a place before a write. `place` identifies it."""
+
+    place: tuple[int, Any]
+    before: Any
+    now: Callable[[], Any]
+    put: Callable[[Any], None]
+    undo: Callable[[], None]
+
+
+@fleeting
+class Overlay:
+    """A dict of the outside world as the captured program sees it: values are wrapped when first read, writes stay
+    here.
+
+    `complete` is the whole dict once the program has looked at all of it (iteration, len after a write, …); before
+    that, `known` holds the keys
+    that were read or written. `original` remembers what a key was, so that `effects` can tell what changed.
+    """
+
+    __slots__ = (
+        *("asks", "child", "complete", "computes", "itself", "known", "measured", "moved", "original", "owner"),
+        *("real", "source", "world"),
+        "written",
+    )
+
+    def __init__(
+        self, world: World, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source], owner: Any
+    ) -> None:
+        self.owner = owner
+        self.world, self.real, self.source, self.child = world, real, source, child
+        self.itself = source
+        self.computes: dict[Any, bool] | None = None  # of an instance: whether its class computes a name
+        self.asks = False
+        if child is attribute_source and not isinstance(owner, type):
+            known = world.class_codes.get(id(type(owner)))
+            if known is None:
+                known = world.class_codes[id(type(owner))] = _asks_code(type(owner)), {}
+            self.asks, self.computes = known
+        if child is attribute_source:
+            self.itself = attribute_source(source, "__dict__")
+            if isinstance(owner, type):  # whose `__dict__` is no dict
+                self.itself = Source("apply", self.itself, (), dict)
+            elif type(type(owner).__getattribute__) is types.FunctionType:
+                self.child, self.itself = member_source, Source("namespace", source, None)
+        self.known: dict[Any, Any] = {}
+        self.original: dict[Any, Any] = {}
+        self.complete: dict[Any, Any] | None = None
+        self.measured = self.written = False
+        self.moved: frozenset[Any] = frozenset()  # keys that were deleted and set again
+
+    def _source_of(self, key: Any) -> Source:
+        """Where a value is found: a guard runs no code of the program's if it has gone."""
+        computed = self.asks
+        if not computed and self.computes is not None and self.child is attribute_source:
+            if key not in self.computes:
+                self.computes[key] = _is_computed(type(self.owner), key)
+            computed = self.computes[key]
+        return member_source(self.source, key) if computed else self.child(self.source, key)
+
+    def _place(self, key: Any) -> Any:
+        """How `key` is looked up: in the real dict, or, where the program says what it equals, among all the keys."""
+        if type(key) is str:
+            return key
+        if self.complete is None and _hashes_itself(key):
+            self.materialise()
+        return key if self.complete is not None else self.world.real_key(key)
+
+    def get(self, key: Any) -> Any:
+        """The value under `key`, or MISSING. Guards what was read, absence included."""
+        key = self._place(key)
+        if self.complete is not None:
+            return self.complete.get(key, MISSING)
+        found = self.known.get(key, MISSING)
+        if found is MISSING and key not in self.known:
+            if dict.__contains__(self.real, key):
+                real, source = dict.__getitem__(self.real, key), self._source_of(key)
+                grown = self.world.grown(real, source)
+                if grown is not None:
+                    return grown
+                found = self.world.wrap(real, source)
+            else:
+                self.world.guard(self.itself, "has_key", (key, False))
+            self.known[key] = self.original[key] = found
+        return found
+
+    def peek(self, key: Any) -> Any:
+        """As `get`, but absence is not guarded (used where presence elsewhere implies it)."""
+        key = self._place(key)
+        if self.complete is not None:
+            return self.complete.get(key, MISSING)
+        if key in self.known:
+            return self.known[key]
+        return self.get(key) if dict.__contains__(self.real, key) else MISSING
+
+    def set(self, key: Any, value: Any) -> None:
+        """Write; MISSING deletes."""
+        key = self._place(key)
+        if self.complete is not None:
+            if value is MISSING:
+                self.complete.pop(key, None)
+            else:
+                self.complete[key] = value
+            return
+        if key not in self.original:
+            self.original[key] = (
+                self.world.wrap(dict.__getitem__(self.real, key), self._source_of(key))
+                if dict.__contains__(self.real, key)
+                else MISSING
+            )
+        refuse_drop(self.known.get(key, self.original[key]), self.world.where)
+        self.written = True
+        if self.world.forks:
+            self._note(key)
+        if value is not MISSING and self.known.get(key, self.original[key]) is MISSING:
+            self.known.pop(key, None)  # a key that is new, or new again, comes last
+            if self.original[key] is not MISSING:
+                self.moved |= {key}
+        self.known[key] = value
+
+    def _note(self, key: Any) -> None:
+        """Put into the journal what a key is now."""
+        before, moved = self.known.get(key, self.original[key]), self.moved
+
+        def undo() -> None:
+            self.known[key], self.moved = before, moved
+
+        now, put = functools.partial(self.get, key), functools.partial(self.set, key)
+        self.world.journal.append(Write((id(self), key), before, now, put, undo))
+
+    def rely_on_absence(self, key: Any) -> None:
+        """Guard that `key` is not there, once."""
+        if key not in self.known and self.complete is None:
+            self.world.guard(self.itself, "has_key", (key, False))
+            self.known[key] = self.original[key] = MISSING
+
+    def length(self) -> int:
+        """How many items there are."""
+        if self.complete is None and not (self.written and self.changes()):
+            if not self.measured:
+                self.measured = True
+                self.world.guard(self.itself, "length", dict.__len__(self.real))
+            return dict.__len__(self.real)
+        return len(self.materialise())
+
+    def materialise(self) -> dict[Any, Any]:
+        """The whole dict as a real one (of a plain dict type) that the program may use and change natively."""
+        if self.complete is None:
+            self.world.guard(self.itself, "dict_keys", ordered_keys(self.real))
+            for key in ordered_keys(self.real):
+                if key not in self.original:
+                    self.original[key] = self.world.wrap(dict.__getitem__(self.real, key), self._source_of(key))
+            whole = _empty_like(self.real)
+            for key in ordered_keys(self.real):
+                value = self.known.get(key, self.original[key])
+                if value is not MISSING and key not in self.moved:
+                    dict.__setitem__(whole, self.world.shown_key(key), value)
+            for key, value in self.known.items():
+                if value is not MISSING and (key in self.moved or not dict.__contains__(self.real, key)):
+                    whole[self.world.shown_key(key)] = value
+            if isinstance(self.real, collections.OrderedDict):
+                whole = collections.OrderedDict(whole)
+            self.complete = whole
+        return self.complete
+
+    def changes(self) -> list[tuple[Any, Any]]:
+        """The writes, in order, that make the dict what it is now: (key, value), or MISSING to delete. A key that
+        changed its place is deleted first."""
+        if not self.written and self.complete is None:
+            return []
+        final, moved, out = self.known, self.moved, []
+        if self.complete is not None:
+            final = {self.world.real_key(key): value for key, value in self.complete.items()}
+            moved = self._displaced(final)
+            out = [(key, MISSING) for key, value in self.original.items() if value is not MISSING and key not in final]
+        out += [(key, MISSING) for key in moved if final.get(key, MISSING) is not MISSING]
+        for key, value in final.items():
+            before = self.original.get(key, MISSING)
+            if key in moved or (value is not before and not _is_same(value, before)):
+                out.append((key, value))
+        return out
+
+    def _displaced(self, final: dict[Any, Any]) -> frozenset[Any]:
+        """The keys of the real dict that are no longer where writing the new ones behind it would leave them."""
+        kept = [key for key in ordered_keys(self.real) if key in final]
+        place = next((i for i, (old, new) in enumerate(zip(kept, final)) if old is not new and old != new), len(kept))
+        return frozenset(kept[place:])
+
+
+def _in_slot(owner: Any, name: str) -> Any:
+    """What an instance has in a slot, whatever its class does where there is nothing; else MISSING."""
+    try:
+        return object.__getattribute__(owner, name)
+    except AttributeError:
+        return MISSING
+
+
+def _asks_code(cls: type) -> bool:
+    """Whether what an instance does not have is asked of a method."""
+    return class_attribute(cls, "__getattr__") not in (MISSING, torch.nn.Module.__getattr__)
+
+
+def _is_computed(cls: type, name: Any) -> bool:
+    """Whether an instance gets what a descriptor of its class computes, always or where it has no such attribute of its
+    own."""
+    kind = type(class_attribute(cls, name))
+    return is_data_descriptor(kind) or (hasattr(kind, "__get__") and not hasattr(kind, "__set__"))
+
+
+def _is_same(value: Any, before: Any) -> bool:
+    return type(before) in CONSTANT_TYPES and same_constant(value, before)
+
+
+def _hashes_itself(key: Any) -> bool:
+    """Whether hashing a key runs code of its class."""
+    cls = key.cls if type(key) is Outside else type(key)
+    return type(cls.__hash__) is types.FunctionType and not isinstance(key, (enum.Enum, torch.Tensor))
+
+
+def _empty_like(real: dict[Any, Any]) -> dict[Any, Any]:
+    if isinstance(real, collections.defaultdict):
+        return collections.defaultdict(real.default_factory)
+    if isinstance(real, collections.Counter):
+        return collections.Counter()
+    return {}
+
+
+@fleeting
+class Outside:
+    """A mutable object of the outside world. One per real object and capture, so identity is the real object's
+    identity. `contents` is the copy of what is in it, for instances of subclasses of list, set and deque."""
+
+    __slots__ = ("__weakref__", "attrs", "cls", "contents", "items", "real", "slot_values", "source", "world")
+
+    def __init__(self, world: World, real: Any, source: Source) -> None:
+        self.real, self.source = real, source
+        self.cls: Any = type(real)
+        namespace = own_namespace(real)
+        self.items: Overlay | None = None
+        if issubclass(self.cls, dict):
+            self.items = world.overlay(real, source, dict_value_source, real)
+        self.attrs: Overlay | None = None
+        if namespace is not NO_NAMESPACE:
+            self.attrs = world.overlay(namespace, source, attribute_source, real)
+        self.contents: Any = None
+        self.slot_values: Overlay | None = None
+        self.world = world
+
+    @classmethod
+    def namespace_of(cls, owner: Outside) -> Outside:
+        """The `__dict__` of an outside object as a dict that shares its overlay."""
+        overlay = owner.attrs
+        assert overlay is not None
+        return cls.over(owner.world, owner.real.__dict__, overlay, attribute_source(owner.source, "__dict__"))
+
+    @classmethod
+    def over(cls, world: World, real: dict[str, Any], items: Overlay, source: Source) -> Outside:
+        """A dict of names, read and written through an overlay that others use as well."""
+        view = cls.__new__(cls)
+        view.real, view.cls, view.attrs, view.items, view.source = real, dict, None, items, source
+        view.contents, view.slot_values, view.world = None, None, world
+        return view
+
+    def plain(self) -> Any:
+        """What an instance of a subclass of int, float, str or bytes is as one of these (guarded), MISSING for others:
+        for native code that asks no more of it."""
+        kind: Any = next((kind for kind in _PLAIN_KINDS if isinstance(self.real, kind)), None)
+        if kind is None:
+            return MISSING
+        source = Source("apply", self.source, (), kind.__getnewargs__)
+        self.world.guard(source, "equals", kind.__getnewargs__(self.real))
+        return kind.__getnewargs__(self.real)[0]
+
+    def is_stale_key(self) -> bool:
+        """Whether the real object does not hash as the program's does: it has been written to."""
+        written = any(part is not None and part.changes() for part in (self.attrs, self.slot_values))
+        return written and _hashes_itself(self)
+
+    def container(self) -> Any:
+        """What native code may use and change in place of a dict, list, set or deque; None for other objects."""
+        return self.contents if self.items is None else self.items.materialise()
+
+    def __hash__(self) -> int:
+        """As the object's class defines it, so that native containers find it as they would the object."""
+        method = self.world.lookup(self.cls, "__hash__")
+        if type(method) is types.FunctionType:
+            return int(self.world.evaluate(method, [self]))
+        if method is None:
+            return hash(self.real)  # raises
+        if method is object.__hash__:
+            return id(self.real) >> 4
+        plain = self.plain()
+        return int(self._refuse()) if plain is MISSING else hash(plain)
+
+    def __eq__(self, other: object) -> Any:
+        if self is other:
+            return True
+        return bool(self.world.evaluate(operator.eq, [self, other]))
+
+    def slots(self, world: World) -> Overlay:
+        """The values of `__slots__` and of C-level attributes, as an overlay of a copy of them."""
+        if self.slot_values is None:
+            names = dict.fromkeys(name for base in self.cls.__mro__ for name in base.__dict__)
+            found = [name for name in names if type(class_attribute(self.cls, name)) in SLOT_TYPES]
+            found = [name for name in found if name not in ("__dict__", "__weakref__")]
+            values = {name: value for name in found if (value := _in_slot(self.real, name)) is not MISSING}
+            own = _asks_code(self.cls) or type(self.cls.__getattribute__) is types.FunctionType
+            self.slot_values = world.overlay(values, self.source, slot_source if own else attribute_source)
+        return self.slot_values
+
+    @property
+    def namespace(self) -> Overlay:
+        """The overlay of an instance that has a `__dict__`."""
+        assert self.attrs is not None
+        return self.attrs
+
+    @property
+    def dict_items(self) -> Overlay:
+        """The overlay of a dict's items."""
+        assert self.items is not None
+        return self.items
+
+    # Native code that gets hold of an outside object (inside a container, say) must not mistake it for an ordinary one.
+
+    def _refuse(self, *args: Any) -> Any:
+        raise Unsupported(
+            f"native code looks into an outside {self.cls.__name__} object",
+            None,
+            "pass its parts instead",
+            kind="native_call",
+        )
+
+    __getattr__ = __bool__ = __str__ = __repr__ = __format__ = __lt__ = __le__ = __gt__ = __ge__ = __iter__ = (
+        __len__
+    ) = _refuse
+    __next__ = __getitem__ = __contains__ = __call__ = __add__ = __radd__ = __enter__ = __reduce_ex__ = _refuse
+
+
+@fleeting
+class Deferred:
+    """A local variable of a continued frame that has not been read: it stays where it is, without a guard."""
+
+    __slots__ = ("real", "source")
+
+    def __init__(self, real: Any, source: Source) -> None:
+        self.real, self.source = real, source
+
+
+_FINALISED = frozenset({Generator, types.GeneratorType})  # to drop them earlier than CPython does could be seen
+_REFERRED_TO = (type, torch.Tensor)  # libraries refer to them weakly
+_HOLDERS = frozenset({list, tuple, set, frozenset, collections.deque})
+
+
+def is_finalised(value: Any) -> bool:
+    """Whether the program can see when a value goes, or what is in a container: its code is run, or weak references
+    know."""
+    if type(value) in (Deferred, Outside):
+        value = value.real
+    cls = type(value)
+    if cls is dict:
+        value = value.values()
+    elif cls not in _HOLDERS:
+        return _is_seen_to_go(value)
+    return any(map(_is_seen_to_go, value))
+
+
+def _is_seen_to_go(value: Any) -> bool:
+    cls = type(value)
+    if cls in CONSTANT_TYPES or issubclass(cls, _REFERRED_TO):
+        return False
+    return cls in _FINALISED or hasattr(cls, "__del__") or weakref.getweakrefcount(value) > 0
+
+
+_PLAIN_KINDS = (int, float, str, bytes)
+CONTAINERS: tuple[type, ...] = (list, set, frozenset, collections.deque, bytearray)
+
+
+def items_of(real: Any) -> list[Any]:
+    """What is in a list, set, deque or bytearray, whatever a subclass has for an `__iter__`."""
+    base: Any = next(base for base in CONTAINERS if isinstance(real, base))
+    return list(base.__iter__(real))
+
+
+@fleeting
+class Snapshot:
+    """An outside list, set, deque or bytearray: the program works on `copy`; `before` tells at the end what changed."""
+
+    __slots__ = ("before", "copy", "real", "source")
+
+    def __init__(self, real: Any, source: Source, copy: Any) -> None:
+        self.real, self.source, self.copy = real, source, copy
+        self.before = list(copy)
+
+    def changed(self) -> bool:
+        """Whether the program has changed the copy."""
+        if isinstance(self.copy, set):
+            return any(self.differences())
+        return len(self.before) != len(self.copy) or any(a is not b for a, b in zip(self.before, self.copy))
+
+    def differences(self) -> tuple[list[Any], list[Any]]:
+        """What has gone from a set, and what is new in it."""
+        before, after = {id(item) for item in self.before}, {id(item) for item in self.copy}
+        gone = [item for item in self.before if id(item) not in after]
+        return gone, [item for item in self.copy if id(item) not in before]
+
+
+@fleeting
+class Grown:
+    """An outside list of which the program has only asked for `append`: what it has appended. Neither its items nor
+    their number are guarded, so a list that grows at every call makes no new version."""
+
+    __slots__ = ("items", "real", "source", "whole")
+
+    def __init__(self, real: list[Any], source: Source) -> None:
+        self.real, self.source = real, source
+        self.items: list[Any] = []
+        self.whole = False  # the list has been read since: `items` stands for all of it
+
+
+def attribute_source(base: Source, name: Any) -> Source:
+    return Source("attr", base, name)
+
+
+def member_source(base: Source, name: Any) -> Source:
+    """An attribute of an instance whose class has its own way of reading them, which must not be run again."""
+    return Source("member", base, name)
+
+
+def slot_source(base: Source, name: Any) -> Source:
+    """The same for what is in a slot."""
+    return Source("apply", base, (name,), object.__getattribute__)
+
+
+def dict_value_source(base: Source, key: Any) -> Source:
+    return Source("dict_value", base, key)
+
+
+def global_source(base: Source, name: Any) -> Source:
+    return Source("global", None, (id(base.obj), name), base.obj)
+
+
+def method_of_c(found: Any, owner: Any) -> Any:
+    """A method written in C, bound; a container's works on the copy of its contents, unless it reads attributes."""
+    of_container = getattr(found, "__objclass__", None) in CONTAINERS and found.__name__ != "__getattribute__"
+    if type(owner) is Outside and owner.contents is not None and of_container:
+        return found.__get__(owner.contents)
+    return types.MethodType(found, owner)
