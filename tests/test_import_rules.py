@@ -6,6 +6,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,17 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 """docs/architecture.md, "Layout and direction of imports"; a package may always import itself."""
+
+ROOMS = (
+    *("state", "policy", "config", "backends", "polyfills", "switches", "bytecode", "program", "guards", "checks"),
+    *("world", "machine", "library", "opcodes", "breaks", "torch_calls", "entry"),
+)
+"""Of bolide.dynamo: each imports from those before it."""
+
+MOST_FILES = 16
+"""In a folder, `__init__.py` included."""
+
+KNOWN_LARGE = {"bolide/tracing", "bolide/inductor/schedule", "bolide/inductor/lowering"}  # to be split
 
 HEAVY = ("llvmlite", "scipy", "torch._decomp", "torch._numpy")
 """Imported inside functions, when first needed: importing bolide stays fast."""
@@ -93,6 +105,20 @@ def test_direction_of_imports(module: str) -> None:
     allowed = {own} | MAY_IMPORT[own]
     wrong = {name for name, _ in imports_of(module) if name.split(".")[0] == "bolide" and part(name) not in allowed}
     assert not wrong, f"{module} imports {sorted(wrong)}; {own} may import {sorted(allowed)}"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("bolide.dynamo.")])
+def test_direction_of_imports_between_rooms(module: str) -> None:
+    own = ROOMS.index(module.split(".")[2])
+    rooms = {name: name.split(".")[2] for name, _ in imports_of(module) if name.startswith("bolide.dynamo.")}
+    wrong = {name for name, room in rooms.items() if ROOMS.index(room) > own}
+    assert not wrong, f"{module} imports {sorted(wrong)}, from rooms that come after its own"
+
+
+def test_folders_are_small() -> None:
+    folders = Counter(path.parent for path in MODULES.values())
+    large = {str(folder.relative_to(ROOT)): count for folder, count in folders.items() if count > MOST_FILES}
+    assert not large.keys() - KNOWN_LARGE, large
 
 
 @pytest.mark.parametrize("module", MODULES)
