@@ -254,6 +254,8 @@ MEMORY = {
     "rolled by nothing": lambda a: np.roll(a, 0),
     "flipped": np.flip,
     "flipped rows": lambda a: np.flip(a, 0),
+    "backward": lambda a: a[::-1],
+    "columns backward": lambda a: a[..., 2:0:-1],
     "rotated": np.rot90,
     "rotated by nothing": lambda a: np.rot90(a, 0),
     "rows": lambda a: a[1:],
@@ -287,6 +289,34 @@ def test_a_flipped_array_that_nobody_writes_to_is_captured():
     for rows in (3, 5):
         a, x = np.random.default_rng(rows).standard_normal((rows, rows)), torch.randn(rows, rows)
         same(compiled(a, x), program(a, x))
+
+
+BACKWARD = [
+    np.s_[::-1],
+    np.s_[..., ::-1],
+    np.s_[None, ::-1],
+    np.s_[1, :, ::-2],
+    np.s_[:, 3:1:-1],
+    np.s_[-1:-3:-1],
+    np.s_[:0:-1],
+    np.s_[9:-9:-1, ..., -9:9],
+    np.s_[np.array([1, 0]), ..., ::-1],
+    np.s_[np.array([True, False]), ::-1],
+]
+
+
+@pytest.mark.parametrize("index", BACKWARD, ids=str)
+def test_indices_that_go_backward_are_read_and_written(index):
+    def program(a, b):
+        b[index] = a[index] * 2
+        return a[index] + 1
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for columns in (4, 6, 5):
+        a, b = np.random.default_rng(columns).standard_normal((2, 2, columns, 3))
+        c = b.copy()
+        same(compiled(a, b), program(a, c))
+        same(b, c)
 
 
 def test_a_single_item_is_a_number_of_its_own():
