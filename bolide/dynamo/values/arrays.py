@@ -247,7 +247,8 @@ def _turned(array: TracedArray, index: Any) -> tuple[list[int], Any]:
     for part, length in zip(parts, lengths):
         if _is_backward(part):
             dims.append(dim)
-            part = slice(*(None if end is None else -1 - end for end in (part.start, part.stop)), -part.step)
+            start, stop = (None if end is None else -1 - end for end in (part.start, part.stop))
+            part = slice(start, stop, -part.step)
         turned.append(part)
         dim += missing if part is Ellipsis else length
     if missing < 0:
