@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from bolide.dynamo.operations import class_of
 from bolide.dynamo.program import Source
 from bolide.dynamo.torch_autograd import refuse_for_real
 from bolide.dynamo.values.attributes import load_attribute
-from bolide.dynamo.values.kinds import MISSING
+from bolide.dynamo.values.kinds import MISSING, Watch
 from bolide.dynamo.values.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor
@@ -90,7 +89,7 @@ def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         reason, remedy = f"a call of an outside {name} object", "compile the module that it was made from"
         raise Unsupported(reason, vm.where(), remedy, kind="outside_object", operation=f"{name}(...)")
     if type(module) is Outside and vm.world.symbols.history.called_for_real:
-        refuse_for_real(vm, weakref.ref(module.real))
+        refuse_for_real(vm, Watch(module.real))
     if type(module) is Outside and not _has_global_hooks(vm):
         if "global hooks" not in vm.world.once:
             vm.world.once.add("global hooks")

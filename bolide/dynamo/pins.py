@@ -34,7 +34,7 @@ from bolide.dynamo.notes import ALL, Habits, Loose, Notes, is_immutable
 from bolide.dynamo.program import GlobalState, Guard, Source, TensorGuard
 from bolide.dynamo.state import state
 from bolide.dynamo.values.constants import same_constant
-from bolide.dynamo.values.kinds import MISSING, class_attribute, steering
+from bolide.dynamo.values.kinds import MISSING, Watch, class_attribute, steering
 
 MOST_APART = 4096  # tensors in one guard
 PLAIN_EQUALITY = frozenset([int, str, bytes, float])
@@ -53,7 +53,7 @@ class Record:
 
     program: native.Program
     roots: dict[Source, int]
-    watched: list[weakref.ref[Any]]
+    watched: list[Watch]
     dicts: dict[Source, tuple[int, int]]
     values: dict[Source, int]
     classes: dict[type, int]
@@ -648,7 +648,7 @@ def record(
         list(recorder.owned.values()),
     )
     roots = [recorder.slot_values[recorder.slots[source]] for source in recorder.roots]
-    watched = [weakref.ref(root) for root in roots if type(root).__weakrefoffset__]
+    watched = [Watch(root) for root in roots if type(root).__weakrefoffset__]
     return Record(program, recorder.roots, watched, recorder.dicts, recorder.items, recorder.classes)
 
 

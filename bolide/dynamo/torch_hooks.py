@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import types
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from bolide.dynamo.native_calls import callback
 from bolide.dynamo.program import Effect, Recipe
 from bolide.dynamo.state import state
 from bolide.dynamo.torch_autograd import here, later, refuse_for_real
-from bolide.dynamo.values.kinds import CONSTANT_TYPES
+from bolide.dynamo.values.kinds import CONSTANT_TYPES, Watch
 from bolide.dynamo.values.outside import Outside, attribute_source
 from bolide.dynamo.values.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.values.tensors import node_hook, node_prehook
@@ -233,7 +232,7 @@ def _backward_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     vm.trace.where = vm.where()
     vm.trace.functional_only, vm.trace.own_gradients = "a module has a backward hook", True
     name = "a backward hook of a module"
-    key = weakref.ref(module.real) if type(module) is Outside else None
+    key = Watch(module.real) if type(module) is Outside else None
     return BackwardHook(module, *([later(vm, hook, name, key) for hook in called] for called in hooks))
 
 
