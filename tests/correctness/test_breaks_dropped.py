@@ -1,5 +1,5 @@
-"""Breaks that are not needed: references of bolide's own show nothing of an end of an object, sizes that are data do not
-make a view overlap itself."""
+"""Breaks that are not needed: references of bolide's own do not show the end of an object, and sizes that are data do
+not make a view overlap itself."""
 
 from __future__ import annotations
 
