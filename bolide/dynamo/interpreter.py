@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from bolide.dynamo import tracebacks
-from bolide.dynamo.bytecode import Code, decode
+from bolide.dynamo.bytecode import CALLS, Code, decode
 from bolide.dynamo.callers import Within, callers_of
 from bolide.dynamo.faults import is_exhausted, is_fault, names_stand_in, real_depth
 from bolide.dynamo.frames import Frame, Generator, bind
@@ -207,7 +207,7 @@ class Machine:
         code, at = frame.code, frame.pc
         if not 0 < at < len(code.ops) or code.ops[at] not in ("LOAD_METHOD", "LOAD_ATTR") or code.args[at] != "append":
             return False
-        return code.ops[at - 1] in _PUSHES
+        return code.ops[at - 1] in _PUSHES or (self.world.returned and code.ops[at - 1] in CALLS)
 
     def evaluate_body(self, function: types.FunctionType, namespace: Any) -> Any:
         """Run the body of a class statement on `namespace`; what it returns is the `__class__` cell or None."""
