@@ -505,3 +505,36 @@ def test_ordinary_uses_of_arrays(name):
     for rows in (3, 5, 4):
         a = np.random.default_rng(rows).standard_normal((rows, 4))
         alike(compiled(a.copy()), program(a.copy()))
+
+
+def test_an_array_has_what_numpys_have_and_no_more():
+    names = ("tensor", "array", "writeable", "made", "number", "concrete", "shape", "item", "numpy", "__array__")
+
+    def program(a):
+        found = [hasattr(value, name) for value in (a, a[0]) for name in names]
+        return found, getattr(a, "tensor", 3), a + 1
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for rows in (3, 5):
+        a = np.arange(rows * 1.0)
+        found, expected = compiled(a), program(a)
+        assert found[:2] == expected[:2]
+        same(found[2], expected[2])
+
+
+def test_bound_methods_of_arrays_live_across_a_break_and_leave():
+    def program(a):
+        item, length, put = a.item, a.__len__, a.__setitem__
+        bolide.graph_break()
+        put(slice(None, -1), a[1:])
+        return item(0), length(), a.__getitem__, a.sum
+
+    compiled = bolide.compile(program)
+    for rows in (3, 5, 4):
+        a = np.arange(rows * 1.0)
+        b = a.copy()
+        found, expected = compiled(a), program(b)
+        assert found[:2] == expected[:2]
+        assert [method.__self__ is a for method in found[2:]] == [True, True]
+        assert found[2](1) == expected[2](1) and found[3]() == expected[3]()
+        same(a, b)

@@ -8,6 +8,7 @@ are. What the layer does not have raises `Unsupported`: that operation then runs
 from __future__ import annotations
 
 import operator
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -553,6 +554,14 @@ def _recipe_of_method(rebuilder: Rebuilder, value: Method) -> Recipe:
     return Recipe("call", getattr, (rebuilder.recipe(value.owner), *rebuilder.constants(value.name)))
 
 
+def _recipe_of_own_method(rebuilder: Rebuilder, value: types.MethodType) -> Recipe | None:
+    """A method in Python that stands for one in C of an array; None for those of the program."""
+    owner = value.__self__
+    if not isinstance(owner, TracedArray):
+        return None
+    return Recipe("call", getattr, (rebuilder.recipe(owner), *rebuilder.constants(value.__func__.__name__)))
+
+
 def _recipe_of_real(rebuilder: Rebuilder, value: numpy.ndarray[Any, Any]) -> Recipe:
     """An array that the program has made of constants."""
     return Recipe("call", numpy.copy, (Recipe("constant", value.copy()),))
@@ -569,6 +578,7 @@ for _kind, _class in SCALARS.items():
     if issubclass(_kind, (numpy.integer, numpy.floating)):
         WRAPPERS[_kind] = _wrap_float if issubclass(_kind, numpy.floating) else _wrap_int
 RECIPES[Method] = _recipe_of_method
+RECIPES[types.MethodType] = _recipe_of_own_method
 RECIPES[numpy.ndarray] = _recipe_of_real
 for _code in numpy.typecodes["All"]:
     RECIPES[type(numpy.dtype(_code))] = _recipe_of_type
