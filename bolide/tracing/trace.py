@@ -498,7 +498,7 @@ class Trace:
         if self.past and (group.source is not None or group.base in self.past):
             raise LateWrite(self.where)
         old = target.node.meta["val"]
-        if overlaps.within(old):
+        if overlaps.within(old) and _may_overlap(target):
             reason = "a tensor is written of which elements are one in memory"
             raise Unsupported(reason, self.where, "clone it", kind="tensor_write")
         new = value.meta["val"]
@@ -648,6 +648,15 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _names: dict[Any, str] = {}
+
+
+_SPREADING = (aten.expand.default, aten.as_strided.default, aten.unfold.default)
+
+
+def _may_overlap(tensor: TracedTensor) -> bool:
+    """Whether elements of a view can be one in memory: by the steps that it is made by, for sizes that are data have no
+    values yet to judge its strides by."""
+    return any(func in _SPREADING for func, *_ in tensor.chain) or overlaps.within(tensor.group.base.meta["val"])
 
 
 def _name(func: Any) -> str:

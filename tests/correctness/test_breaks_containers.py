@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import bolide
 from bolide.support import events
@@ -159,3 +160,29 @@ def test_containers_are_over_a_break_what_they_are_in_eager(fn: Callable[[int], 
             actual = compiled(n)
         assert actual == fn(n)
     assert any(isinstance(event, events.Captured) for event in told)
+
+
+def _sorted_in_place(x: torch.Tensor) -> Any:
+    pairs = [(str(place), v.item()) for place, v in enumerate(x)]
+    pairs.sort(key=lambda pair: pair[1])
+    return pairs
+
+
+SORTS: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: sorted([v.item() for v in x]),
+    lambda x: sorted(enumerate(x.tolist()), key=lambda pair: -pair[1]),
+    lambda x: sorted([(v.item(), place) for place, v in enumerate(x)], reverse=True),
+    _sorted_in_place,
+]
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_what_is_sorted_by_data_is_not_compiled_for_each_order(sort: Callable[[torch.Tensor], Any]) -> None:
+    compiled = bolide.compile(sort)
+    xs = [torch.randperm(5).double() * 1.5 for _ in range(6)]
+    found = [compiled(xs[0])]
+    told: list[Any] = []
+    with events.subscribed(told.append):
+        found += [compiled(x) for x in xs[1:]]
+    assert found == [sort(x) for x in xs]
+    assert not any(isinstance(event, events.Captured) for event in told)

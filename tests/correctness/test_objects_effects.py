@@ -447,3 +447,23 @@ def test_a_slot_that_a_subclass_hides_is_not_written() -> None:
 
     made, total = bolide.compile(program, backend="eager", fullgraph=True)(torch.zeros(3))
     assert (type(made), made.size, made.raw, total.tolist()) == (Derived, 3, 6, [6.0] * 3)
+
+
+def test_lists_that_only_grow_are_not_read_where_a_dict_answers_them() -> None:
+    def program(x: torch.Tensor, kept: dict[str, Any]) -> Any:
+        kept.setdefault("sums", []).append(x.sum().item())
+        kept.setdefault("last", x.sum())
+        kept.get("rows", []).append(x.size(0))
+        kept["other"] = [x.size(0)]
+        return x + 1
+
+    compiled = bolide.compile(program, fullgraph=True)
+    expected: dict[str, Any] = {"rows": []}
+    found: dict[str, Any] = {"rows": []}
+    told: list[Any] = []
+    with events.subscribed(told.append):
+        for rows in (3, 5, 4, 6, 7, 8, 9):
+            x = torch.arange(rows) * 1.0
+            assert torch.equal(program(x, expected), compiled(x, found))
+    assert found == expected and list(found) == list(expected)
+    assert sum(isinstance(event, events.Captured) for event in told) <= 3

@@ -267,3 +267,23 @@ def test_system_random_stays_a_break() -> None:
 
     with pytest.raises(Unsupported, match="differs from call to call"):
         bolide.compile(program, backend="eager", fullgraph=True)(torch.ones(2))
+
+
+def test_bounds_of_draws_are_computed_from_sizes_that_are_used_again() -> None:
+    def program(x: torch.Tensor, log: list[Any]) -> Any:
+        bound = x.size(0) * 2 + 1
+        start = random.randint(0, bound)
+        log.append([start, bound])
+        row = np.random.randint(0, bound + 1, size=(2,))
+        return x * start + bound, row
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for rows in (3, 5, 4, 6):
+        x, seen = torch.randn(rows), []
+        for function in (program, compiled):
+            random.seed(rows)
+            np.random.seed(rows)
+            log: list[Any] = []
+            out, row = function(x, log)
+            seen.append((out.tolist(), row.tolist(), log))
+        assert seen[0] == seen[1]

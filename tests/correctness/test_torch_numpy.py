@@ -254,6 +254,8 @@ MEMORY = {
     "rolled by nothing": lambda a: np.roll(a, 0),
     "flipped": np.flip,
     "flipped rows": lambda a: np.flip(a, 0),
+    "backward": lambda a: a[::-1],
+    "columns backward": lambda a: a[..., 2:0:-1],
     "rotated": np.rot90,
     "rotated by nothing": lambda a: np.rot90(a, 0),
     "rows": lambda a: a[1:],
@@ -287,6 +289,34 @@ def test_a_flipped_array_that_nobody_writes_to_is_captured():
     for rows in (3, 5):
         a, x = np.random.default_rng(rows).standard_normal((rows, rows)), torch.randn(rows, rows)
         same(compiled(a, x), program(a, x))
+
+
+BACKWARD = [
+    np.s_[::-1],
+    np.s_[..., ::-1],
+    np.s_[None, ::-1],
+    np.s_[1, :, ::-2],
+    np.s_[:, 3:1:-1],
+    np.s_[-1:-3:-1],
+    np.s_[:0:-1],
+    np.s_[9:-9:-1, ..., -9:9],
+    np.s_[np.array([1, 0]), ..., ::-1],
+    np.s_[np.array([True, False]), ::-1],
+]
+
+
+@pytest.mark.parametrize("index", BACKWARD, ids=str)
+def test_indices_that_go_backward_are_read_and_written(index):
+    def program(a, b):
+        b[index] = a[index] * 2
+        return a[index] + 1
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for columns in (4, 6, 5):
+        a, b = np.random.default_rng(columns).standard_normal((2, 2, columns, 3))
+        c = b.copy()
+        same(compiled(a, b), program(a, c))
+        same(b, c)
 
 
 def test_a_single_item_is_a_number_of_its_own():
@@ -475,3 +505,36 @@ def test_ordinary_uses_of_arrays(name):
     for rows in (3, 5, 4):
         a = np.random.default_rng(rows).standard_normal((rows, 4))
         alike(compiled(a.copy()), program(a.copy()))
+
+
+def test_an_array_has_what_numpys_have_and_no_more():
+    names = ("tensor", "array", "writeable", "made", "number", "concrete", "shape", "item", "numpy", "__array__")
+
+    def program(a):
+        found = [hasattr(value, name) for value in (a, a[0]) for name in names]
+        return found, getattr(a, "tensor", 3), a + 1
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for rows in (3, 5):
+        a = np.arange(rows * 1.0)
+        found, expected = compiled(a), program(a)
+        assert found[:2] == expected[:2]
+        same(found[2], expected[2])
+
+
+def test_bound_methods_of_arrays_live_across_a_break_and_leave():
+    def program(a):
+        item, length, put = a.item, a.__len__, a.__setitem__
+        bolide.graph_break()
+        put(slice(None, -1), a[1:])
+        return item(0), length(), a.__getitem__, a.sum
+
+    compiled = bolide.compile(program)
+    for rows in (3, 5, 4):
+        a = np.arange(rows * 1.0)
+        b = a.copy()
+        found, expected = compiled(a), program(b)
+        assert found[:2] == expected[:2]
+        assert [method.__self__ is a for method in found[2:]] == [True, True]
+        assert found[2](1) == expected[2](1) and found[3]() == expected[3]()
+        same(a, b)

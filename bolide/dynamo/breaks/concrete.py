@@ -166,9 +166,12 @@ def _two_scalars(frame: Frame) -> bool:
     return type(frame.stack[-1]) in SCALARS and type(frame.stack[-2]) in SCALARS
 
 
+_NOT_LOOKED_INTO = ("RETURN_VALUE", "STORE_FAST", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE")
+
+
 def _reads_scalar(frame: Frame) -> bool:
     following = frame.code.ops[frame.pc + 1]
-    return type(frame.locals[frame.code.args[frame.pc]]) in SCALARS or following in ("RETURN_VALUE", "STORE_FAST")
+    return type(frame.locals[frame.code.args[frame.pc]]) in SCALARS or following in _NOT_LOOKED_INTO
 
 
 def iterates_natively(iterator: Any) -> bool:

@@ -33,7 +33,7 @@ from bolide.dynamo.checks.notes import ALL, Habits, Loose, Notes, is_immutable
 from bolide.dynamo.guards import texts as guard_module
 from bolide.dynamo.program.captured import GlobalState, Guard, Source, TensorGuard
 from bolide.dynamo.program.constants import same_constant
-from bolide.dynamo.program.kinds import MISSING, class_attribute, steering
+from bolide.dynamo.program.kinds import MISSING, Watch, class_attribute, steering
 from bolide.dynamo.state import state
 
 MOST_APART = 4096  # tensors in one guard
@@ -53,7 +53,7 @@ class Record:
 
     program: native.Program
     roots: dict[Source, int]
-    watched: list[weakref.ref[Any]]
+    watched: list[Watch]
     dicts: dict[Source, tuple[int, int]]
     values: dict[Source, int]
     classes: dict[type, int]
@@ -648,7 +648,7 @@ def record(
         list(recorder.owned.values()),
     )
     roots = [recorder.slot_values[recorder.slots[source]] for source in recorder.roots]
-    watched = [weakref.ref(root) for root in roots if type(root).__weakrefoffset__]
+    watched = [Watch(root) for root in roots if type(root).__weakrefoffset__]
     return Record(program, recorder.roots, watched, recorder.dicts, recorder.items, recorder.classes)
 
 

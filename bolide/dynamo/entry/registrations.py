@@ -10,7 +10,7 @@ import bolide.dynamo.library.contexts
 import bolide.dynamo.library.frame_names
 import bolide.dynamo.library.iteration
 import bolide.dynamo.library.standard
-import bolide.dynamo.machine.text
+import bolide.dynamo.library.text
 import bolide.dynamo.opcodes.classes
 import bolide.dynamo.opcodes.control
 import bolide.dynamo.opcodes.exceptions

@@ -144,9 +144,7 @@ class _Builder:
         yield from reversed(popped)
         for slot, recipe in self.generators:
             if recipe not in self.made:  # one that the program makes
-                made = self.expression(recipe, [])
-                self.made[recipe] = self.namespace.fresh("s")
-                yield f"{self.made[recipe]} = {made}"
+                self.made[recipe] = yield from self.now(recipe, "s")
             yield f"{self.namespace.reference(slot.put, 'put')}({self.made[recipe]})"
         put_back = yield from self.draw(found)
         for recipe, wanted in self.flags:
@@ -199,16 +197,17 @@ class _Builder:
 
     def draw(self, found: str) -> Generator[str, None, list[str]]:
         """The statements that draw random numbers and put them among the graph's inputs; answers those that undo it."""
-        names = [self.namespace.fresh("drawn") for _ in self.captured.draws]
-        owners = list(dict.fromkeys(self.value(draw.args[0], []) for draw in self.captured.draws))
-        put_back = []
+        statements: list[str] = []
+        owners = list(dict.fromkeys(self.value(draw.args[0], statements) for draw in self.captured.draws))
+        yield from statements
+        put_back, names = [], []
         if self.raises:
             for owner in owners:
                 state = self.namespace.fresh("state")
                 yield f"{state} = {self.namespace.reference(state_of, 'state_of')}({owner})"
                 put_back.append(f"{self.namespace.reference(set_state, 'set_state')}({owner}, {state})")
-        for name, draw in zip(names, self.captured.draws):
-            yield f"{name} = {self.expression(draw, [])}"
+        for draw in self.captured.draws:
+            names.append((yield from self.now(draw, "drawn")))
         for place, source in self.drawn:
             assert source.base is not None
             name = names[source.base.key]
@@ -217,6 +216,14 @@ class _Builder:
             if recipe.kind == "source" and recipe.value.kind == "drawn":
                 self.made[recipe] = names[recipe.value.key]
         return put_back
+
+    def now(self, recipe: Recipe, kind: str) -> Generator[str, None, str]:
+        """The statements that build a value; answers its name."""
+        statements: list[str] = []
+        name, made = self.namespace.fresh(kind), self.expression(recipe, statements)
+        yield from statements
+        yield f"{name} = {made}"
+        return name
 
     def value(self, recipe: Recipe, statements: list[str]) -> str:
         """The expression of a recipe; one that is used twice is made once, by a statement."""

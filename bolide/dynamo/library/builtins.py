@@ -506,11 +506,19 @@ def _dict_contains(items: Overlay, key: Any) -> Any:
     return items.get(key) is not MISSING
 
 
+def _dict_setdefault(table: Overlay, key: Any, default: Any = None) -> Any:
+    found = table.get(key)
+    if found is MISSING:
+        table.set(key, default)
+    return default if found is MISSING else found
+
+
 _LAZY_METHODS: dict[str, Callable[..., Any]] = {
     "get": _dict_get,
     "__contains__": _dict_contains,
     "__len__": Overlay.length,
     "__setitem__": Overlay.set,
+    "setdefault": _dict_setdefault,
 }
 
 
@@ -564,9 +572,10 @@ def _dict_method(method: Any, name: str) -> None:
         ):
             return Call(polyfill("ordered_setdefault"), args, kwargs)
         lazy = _LAZY_METHODS.get(name)
-        if lazy is not None:
+        if lazy is not None and not kwargs:
             keyed = [operations.as_key(vm, key) for key in args[1:2]]
-            return lazy(owner.dict_items, *keyed, *args[2:])
+            with vm.world.answering():
+                return lazy(owner.dict_items, *keyed, *args[2:])
         others = args[1:]
         if name in ("__or__", "__ror__", "__eq__", "__ne__"):
             others = [operations.native_view(vm, other) for other in others]

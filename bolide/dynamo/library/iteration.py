@@ -20,13 +20,14 @@ from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.calls import SWITCHED, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import setting_modes
-from bolide.dynamo.machine.operations import class_of, polyfill
+from bolide.dynamo.machine.operations import SYMBOLIC, class_of, polyfill
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.polyfills import generic
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import Outside
 from bolide.tracing import TracedTensor
+from bolide.tracing.meta import DataDependent
 from bolide.tracing.scalars import TracedFloat, compute
 
 Args = list[Any]
@@ -226,13 +227,33 @@ def _sort(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return Call(polyfill("sort_list"), args, kwargs)
 
 
-@intercept(generic.stable_order)
-def _stable_order(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """The order of plain keys, or None when comparing them runs code of the program."""
-    keys, reverse = args
+@intercept(generic.sort_by)
+def _sort_by(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Sort by plain keys; None when comparing them runs code of the program, or is about sizes. Keys that are data are
+    asked for all at once: after a break in each comparison there would be versions for each order."""
+    items, keys, reverse = args
     if not all(map(_plain, keys)):
+        if len(keys) > 1 and all(map(_is_number, keys)) and any(_has_data(vm, key) for key in keys):
+            raise DataDependent("Tensor.item", vm.where())
         return None
-    return sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
+    if type(items) is list:
+        return generic.sort_by(items, keys, reverse)
+    order = sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
+    return Call(polyfill("reorder"), [items, order])
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a key is plain, but for symbolic numbers in it."""
+    return all(map(_is_number, value)) if type(value) in (tuple, list) else type(value) in SYMBOLIC or _plain(value)
+
+
+def _has_data(vm: Machine, value: Any) -> bool:
+    """Whether there is a number in a key whose value the program does not know."""
+    if type(value) in (tuple, list):
+        return any(_has_data(vm, item) for item in value)
+    if type(value) is TracedFloat:
+        return value.formula is None
+    return type(value) in SYMBOLIC and vm.trace.is_data(value)
 
 
 def _extreme(function: Any, name: str, symbolic: Any, better: Any) -> None:

@@ -90,7 +90,7 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return PENDING[cls] if name == "__class__" else _of_number(vm, owner, name)
     if cls in SEEN_AS:  # of ours: its attributes are no code of the program's
         vm.trace.where = vm.where()
-        return SEEN_AS[cls] if name == "__class__" else getattr(owner, name)
+        return SEEN_AS[cls] if name == "__class__" else _of_stand_in(owner, SEEN_AS[cls], name)
     if cls in CONSTANT_TYPES or cls in (list, dict, set, tuple, frozenset):
         return _native(vm, owner, name)
     if is_mask(cls):
@@ -103,6 +103,14 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if name in _OF_HISTORY and STANDS_FOR in vars(cls) and not is_mask(cls):
         _refuse_history(vm, owner, name)
     return _instance(vm, owner, vars(cls).get(STANDS_FOR, cls), name)
+
+
+def _of_stand_in(owner: Any, seen: type, name: str) -> Any:
+    """An attribute of what stands for an instance of a class in C: one that this class has, too."""
+    if hasattr(seen, name):
+        return getattr(owner, name)
+    module = "" if seen.__module__ == "builtins" else f"{seen.__module__}."
+    raise AttributeError(f"'{module}{seen.__name__}' object has no attribute '{name}'")
 
 
 def named_attribute(vm: Machine, owner: Any, name: str) -> Any:

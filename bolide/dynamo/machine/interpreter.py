@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from bolide.dynamo.bytecode.instructions import Code, decode
+from bolide.dynamo.bytecode.instructions import CALLS, Code, decode
 from bolide.dynamo.machine.callers import Within, callers_of
 from bolide.dynamo.machine.faults import is_exhausted, is_fault, names_stand_in, real_depth
 from bolide.dynamo.polyfills import generators
@@ -207,7 +207,7 @@ class Machine:
         code, at = frame.code, frame.pc
         if not 0 < at < len(code.ops) or code.ops[at] not in ("LOAD_METHOD", "LOAD_ATTR") or code.args[at] != "append":
             return False
-        return code.ops[at - 1] in _PUSHES
+        return code.ops[at - 1] in _PUSHES or (self.world.returned and code.ops[at - 1] in CALLS)
 
     def evaluate_body(self, function: types.FunctionType, namespace: Any) -> Any:
         """Run the body of a class statement on `namespace`; what it returns is the `__class__` cell or None."""

@@ -4,6 +4,7 @@ polyfill or of the object's own method."""
 from __future__ import annotations
 
 import collections
+import functools
 import operator
 import types
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 
 from bolide.dynamo import polyfills
 from bolide.dynamo.bytecode.instructions import BINARY_SYMBOLS
+from bolide.dynamo.machine import masked_writes
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.machine.overrides import asked_by, overridden, overrides
@@ -24,7 +26,6 @@ from bolide.dynamo.world.texts import MadeId, TracedText, joined
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedFloat, TracedTensor, data
-from bolide.tracing.calls import CallRecorder
 
 # Types whose operators are exact on values of the interpreter: no method of theirs is written in Python.
 PLAIN = frozenset(
@@ -532,32 +533,8 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     return _item(owner, key if _knows_symbols(owner) else as_key(vm, key))
 
 
-def _fills_mask(owner: TracedTensor, key: Any, value: Any) -> bool:
-    """Whether one differentiable value goes wherever a mask is true: torch's gradient of it gathers with the mask, so
-    its size would be data."""
-    if type(key) is not TracedTensor or type(value) is not TracedTensor or key.dtype is not torch.bool:
-        return False
-    if not value.requires_grad or not torch.is_grad_enabled() or value.dtype is not owner.dtype:
-        return False
-    if tuple(owner.shape[: key.dim()]) != tuple(key.shape):
-        return False
-    rest = owner.shape[key.dim() :]
-    sizes = zip(reversed(value.shape), reversed(rest), strict=False)
-    return value.dim() <= len(rest) and all(mine == other or mine == 1 for mine, other in sizes)
-
-
-def _fill_mask(vm: Machine, owner: TracedTensor, mask: TracedTensor, value: TracedTensor) -> None:
-    """`owner[mask] = value` without gathering."""
-
-    def write() -> None:
-        spread = mask[(..., *[None] * (owner.dim() - mask.dim()))]
-        owner.copy_(torch.where(spread, value, owner))
-
-    recorder = vm.memory.get(CallRecorder)
-    if recorder is None:
-        write()
-    else:
-        recorder.as_one(operator.setitem, [owner, mask, value], write)
+def _assign(value: Any, owner: Any, key: Any) -> None:
+    owner[key] = value
 
 
 def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
@@ -569,8 +546,10 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
             key = _tensor_index(key)
             if vm.trace.has_symbols and _has_symbols(key):
                 owner, key = data.with_selected(owner, key)
-            if _fills_mask(owner, key, value):
-                _fill_mask(vm, owner, key, value)
+            parts = key if type(key) is tuple else (key,)
+            if masked_writes.concerns(parts, value):
+                assign = functools.partial(_assign, value)
+                masked_writes.write(vm, operator.setitem, [owner, key, value], parts, assign)
                 return None
             owner, key = data.with_wide_mask(vm.trace, owner, key)
             if type(value) in AS_NUMBER and issubclass(SEEN_AS[type(value)], _ASSIGNED):

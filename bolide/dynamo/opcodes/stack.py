@@ -11,10 +11,10 @@ from typing import Any
 
 from bolide.dynamo.bytecode.instructions import VERSION
 from bolide.dynamo.config import config
+from bolide.dynamo.library.text import format_value
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import delete_attribute, load_super, named_attribute, store_attribute
 from bolide.dynamo.machine.interpreter import Call, Machine, opcode
-from bolide.dynamo.machine.text import format_value
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.state import is_dynamo_compiling
 from bolide.dynamo.world.frames import Frame, Generator

@@ -160,32 +160,38 @@ def reduce_items(function: Any, iterable: Any, *initial: Any) -> Any:
     return value
 
 
-def stable_order(keys: Any, reverse: Any) -> Any:
-    """The order of plain keys, or None where comparing them has to be interpreted (primitive)."""
-    return sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
+def sort_by(items: Any, keys: Any, reverse: Any) -> Any:
+    """Sorts a list by plain keys; None where comparing them has to be interpreted (primitive)."""
+    return reorder(items, sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse))
+
+
+def reorder(items: Any, order: Any) -> bool:
+    items[:] = [items[index] for index in order]
+    return True
 
 
 def sorted_items(iterable: Any, *, key: Any = None, reverse: Any = False) -> Any:
     items = list(iterable)
-    keys = items if key is None else [key(item) for item in items]
-    order = stable_order(keys, reverse)
-    if order is None:
-        order = []
-        for index in range(len(items)):  # binary insertion: few comparisons, and only `<`
-            low, high = 0, len(order)
-            while low < high:
-                middle = (low + high) // 2
-                before = keys[order[middle]] < keys[index] if reverse else keys[index] < keys[order[middle]]
-                if before:
-                    high = middle
-                else:
-                    low = middle + 1
-            order.insert(low, index)
-    return [items[index] for index in order]
+    sort_list(items, key=key, reverse=reverse)
+    return items
 
 
 def sort_list(items: Any, *, key: Any = None, reverse: Any = False) -> Any:
-    items[:] = sorted_items(items, key=key, reverse=reverse)
+    keys = list(items) if key is None else [key(item) for item in items]
+    if sort_by(items, keys, reverse):
+        return
+    order: list[int] = []
+    for index in range(len(keys)):  # binary insertion: few comparisons, and only `<`
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high) // 2
+            before = keys[order[middle]] < keys[index] if reverse else keys[index] < keys[order[middle]]
+            if before:
+                high = middle
+            else:
+                low = middle + 1
+        order.insert(low, index)
+    reorder(items, order)
 
 
 _MISSING = object()

@@ -79,6 +79,14 @@ EQUAL_CONSTANTS: tuple[type, ...] = (
 )
 CONSTANT_TYPES = frozenset(IDENTITY_CONSTANTS + EQUAL_CONSTANTS + (slice,))
 BOUND_BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
+
+
+class Watch(weakref.ref[Any]):
+    """A weak reference of bolide's own, which tells the program nothing."""
+
+    __slots__ = ()
+
+
 WEAK_CONTAINERS = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 C_METHODS = frozenset({types.MethodDescriptorType, types.WrapperDescriptorType})
 

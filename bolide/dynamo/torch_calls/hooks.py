@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import types
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.native_calls import callback
 from bolide.dynamo.machine.tensors import node_hook, node_prehook
 from bolide.dynamo.program.captured import Effect, Recipe
-from bolide.dynamo.program.kinds import CONSTANT_TYPES
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, Watch
 from bolide.dynamo.state import state
 from bolide.dynamo.torch_calls.autograd import here, later, refuse_for_real
 from bolide.dynamo.world.outside import Outside, attribute_source
@@ -233,7 +232,7 @@ def _backward_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     vm.trace.where = vm.where()
     vm.trace.functional_only, vm.trace.own_gradients = "a module has a backward hook", True
     name = "a backward hook of a module"
-    key = weakref.ref(module.real) if type(module) is Outside else None
+    key = Watch(module.real) if type(module) is Outside else None
     return BackwardHook(module, *([later(vm, hook, name, key) for hook in called] for called in hooks))
 
 

@@ -8,7 +8,6 @@ inside of captured code is refused where it is set.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from bolide.dynamo.machine.calls import NATIVE, SWITCHED, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.operations import class_of
 from bolide.dynamo.program.captured import Source
-from bolide.dynamo.program.kinds import MISSING
+from bolide.dynamo.program.kinds import MISSING, Watch
 from bolide.dynamo.torch_calls.autograd import refuse_for_real
 from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
@@ -97,7 +96,7 @@ def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         reason, remedy = f"a call of an outside {name} object", "compile the module that it was made from"
         raise Unsupported(reason, vm.where(), remedy, kind="outside_object", operation=f"{name}(...)")
     if type(module) is Outside and vm.world.symbols.history.called_for_real:
-        refuse_for_real(vm, weakref.ref(module.real))
+        refuse_for_real(vm, Watch(module.real))
     if type(module) is Outside and not _has_global_hooks(vm):
         if "global hooks" not in vm.world.once:
             vm.world.once.add("global hooks")

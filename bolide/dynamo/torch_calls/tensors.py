@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,7 @@ from torch.fx import Node
 
 from bolide.dynamo.config import config
 from bolide.dynamo.guards.sizes import as_exprs
+from bolide.dynamo.machine import masked_writes
 from bolide.dynamo.machine.breaking import in_optimizer
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
@@ -57,6 +59,38 @@ def _stride(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     ]
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     return tuple(found) if dim is None else found[dim]
+
+
+_PUT = ("self", "indices", "values", "accumulate")
+
+
+@intercept(torch.Tensor.index_put_, torch.index_put_)
+def _index_put_(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return _masked_put(vm, torch.Tensor.index_put_, args, kwargs)
+
+
+@intercept(torch.Tensor.index_put, torch.index_put)
+def _index_put(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return _masked_put(vm, torch.Tensor.index_put, args, kwargs)
+
+
+def _masked_put(vm: Machine, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Differentiable values that are put where a mask says."""
+    given: Kwargs = dict(zip(_PUT, args)) | kwargs
+    owner: Any
+    indices: Any
+    owner, indices, values, adds = [given.get(name) for name in _PUT]
+    if type(owner) is not TracedTensor or type(indices) not in (tuple, list) or len(given) > len(_PUT):
+        return NATIVE
+    if not masked_writes.concerns(tuple(indices), values) or type(adds) not in (bool, NoneType):
+        return NATIVE
+    if not all(isinstance(index, torch.Tensor) for index in indices):
+        return NATIVE  # raises
+
+    def assign(target: Any, places: tuple[Any, ...]) -> Any:
+        return target.index_put_(places, values, bool(adds))
+
+    return masked_writes.write(vm, function, [owner, indices, values, bool(adds)], tuple(indices), assign)
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ are. What the layer does not have raises `Unsupported`: that operation then runs
 from __future__ import annotations
 
 import operator
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -91,23 +92,32 @@ class TracedArray(NDArrayOperatorsMixin):
         return found.item()
 
     def __getitem__(self, index: Any) -> Any:
+        dims, index = _turned(self, index)
+        array = layer().ndarray(self.tensor.flip(dims)) if dims else self.array
         try:
-            found = out_of(self.array[into(index)], (self,))
+            found = out_of(array[into(index)], (self,))
         except IndexError as error:
             raise refused("ndarray.__getitem__") from error
         if isinstance(found, TracedArray) and found is not self:
             if not found.tensor.dim() and not _keeps_array(index):
                 return scalar_of(found.tensor.clone())
-            found.writeable = self.writeable or found.tensor.group is not self.tensor.group  # type: ignore[attr-defined]
+            mine, its = self.tensor.group, found.tensor.group  # type: ignore[attr-defined]
+            if dims:  # torch has no negative strides: whoever sees that this is no view is told
+                self.tensor._trace.copied(mine, its)  # type: ignore[attr-defined]
+            found.writeable = self.writeable or not (dims or its is mine)
         return found
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if not self.writeable:
             raise ValueError("assignment destination is read-only")
+        dims, index = _turned(self, index)
+        array = layer().ndarray(self.tensor.flip(dims)) if dims else self.array
         try:
-            self.array[into(index)] = into(value)
+            array[into(index)] = into(value)
         except (IndexError, RuntimeError) as error:
             raise refused("ndarray.__setitem__") from error
+        if dims:
+            self.tensor.copy_(array.tensor.flip(dims))
 
     def __copy__(self) -> Any:
         return TracedArray(layer().ndarray(self.tensor.clone()))
@@ -219,6 +229,43 @@ def scalar_of(tensor: torch.Tensor) -> TracedScalar:
     """The number in a tensor without dimensions."""
     array = layer().ndarray(tensor)
     return SCALARS[numpy.dtype(array.dtype.name).type](array)
+
+
+def _is_backward(part: Any) -> bool:
+    return isinstance(part, slice) and part.step is not None and part.step < 0
+
+
+def _turned(array: TracedArray, index: Any) -> tuple[list[int], Any]:
+    """The dimensions that an index goes through backward, and the index of the array turned round in these that gives
+    the same: what lies at `place` is at `~place` there. (The layer does this only for whole dimensions, and without
+    looking at what stands in front.)"""
+    parts = index if type(index) is tuple else (index,)
+    if not any(map(_is_backward, parts)):
+        return [], index
+    lengths = list(map(_dimensions, parts))
+    missing = array.tensor.dim() - sum(lengths)
+    dims, turned, dim = [], [], 0
+    for part, length in zip(parts, lengths):
+        if _is_backward(part):
+            dims.append(dim)
+            start, stop = (None if end is None else -1 - end for end in (part.start, part.stop))
+            part = slice(start, stop, -part.step)
+        turned.append(part)
+        dim += missing if part is Ellipsis else length
+    if missing < 0:
+        raise refused("ndarray.__getitem__")  # too many indices
+    return dims, tuple(turned)
+
+
+def _dimensions(part: Any) -> int:
+    """How many dimensions of an array a part of an index is about; of an ellipsis it is not known."""
+    if part is None or part is Ellipsis or type(part) is bool:
+        return 0
+    if isinstance(part, (TracedArray, numpy.ndarray)):
+        return part.ndim if part.dtype == numpy.bool_ else 1
+    if isinstance(part, (slice, int, numpy.integer, torch.SymInt)):
+        return 1
+    raise refused("ndarray.__getitem__")
 
 
 def _keeps_array(index: Any) -> bool:
@@ -507,6 +554,14 @@ def _recipe_of_method(rebuilder: Rebuilder, value: Method) -> Recipe:
     return Recipe("call", getattr, (rebuilder.recipe(value.owner), *rebuilder.constants(value.name)))
 
 
+def _recipe_of_own_method(rebuilder: Rebuilder, value: types.MethodType) -> Recipe | None:
+    """A method in Python that stands for one in C of an array; None for those of the program."""
+    owner = value.__self__
+    if not isinstance(owner, TracedArray):
+        return None
+    return Recipe("call", getattr, (rebuilder.recipe(owner), *rebuilder.constants(value.__func__.__name__)))
+
+
 def _recipe_of_real(rebuilder: Rebuilder, value: numpy.ndarray[Any, Any]) -> Recipe:
     """An array that the program has made of constants."""
     return Recipe("call", numpy.copy, (Recipe("constant", value.copy()),))
@@ -523,6 +578,7 @@ for _kind, _class in SCALARS.items():
     if issubclass(_kind, (numpy.integer, numpy.floating)):
         WRAPPERS[_kind] = _wrap_float if issubclass(_kind, numpy.floating) else _wrap_int
 RECIPES[Method] = _recipe_of_method
+RECIPES[types.MethodType] = _recipe_of_own_method
 RECIPES[numpy.ndarray] = _recipe_of_real
 for _code in numpy.typecodes["All"]:
     RECIPES[type(numpy.dtype(_code))] = _recipe_of_type

@@ -22,6 +22,7 @@ from bolide.dynamo.program.kinds import (
     MISSING,
     NO_NAMESPACE,
     SLOT_TYPES,
+    Watch,
     class_attribute,
     is_data_descriptor,
     ordered_keys,
@@ -406,7 +407,9 @@ def _is_seen_to_go(value: Any) -> bool:
     cls = type(value)
     if cls in CONSTANT_TYPES or issubclass(cls, _REFERRED_TO):
         return False
-    return cls in _FINALISED or hasattr(cls, "__del__") or weakref.getweakrefcount(value) > 0
+    if cls in _FINALISED or hasattr(cls, "__del__"):
+        return True
+    return any(type(reference) is not Watch for reference in weakref.getweakrefs(value))
 
 
 _PLAIN_KINDS = (int, float, str, bytes)

@@ -108,6 +108,7 @@ class World(Classes):
         self.streams: list[Stream] = []
         self.lists_grown: dict[int, Grown] = {}  # by id of the list
         self.appends: Callable[[], bool] = lambda: False  # whether what is read now is only asked for its `append`
+        self.returned = False  # whether what is read now is the result of the present call
         self.exceptions: list[tuple[BaseException, dict[str, Any]]] = []  # those of outside, and their state at first
         self.class_codes: dict[int, tuple[bool, dict[Any, bool]]] = {}  # by id: see `Overlay.asks` and `computes`
         self.generators: dict[int, Any] = {}  # those that live across a break (`reified.Mirrored`), by id
@@ -690,6 +691,15 @@ class World(Classes):
         found = None if seen is None else seen[1]
         snapshot = self.snapshots.get(id(found.contents if type(found) is Outside else found))
         return (snapshot is not None and snapshot.changed()) or (overlay is not None and any(overlay.changes()))
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """What is read inside is the result of the present call, and only that."""
+        self.returned = True
+        try:
+            yield
+        finally:
+            self.returned = False
 
     def grown(self, real: Any, source: Source) -> Any:
         """A list in place of `real`, whose items the program appends; None when it is not read just for that."""
