@@ -52,6 +52,7 @@ with collector_paused():  # a collection of all that torch has made takes longer
         BolideWarning,
         CompileError,
         ConstraintError,
+        HalfwayError,
         RecompileError,
         Unsupported,
     )
@@ -70,6 +71,7 @@ __all__ = [
     "BolideWarning",
     "CompileError",
     "ConstraintError",
+    "HalfwayError",
     "RecompileError",
     "ShadowMismatch",
     "Unsupported",

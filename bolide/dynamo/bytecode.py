@@ -43,9 +43,10 @@ from bolide.dynamo.bytecode_forms import (
     prologue,
 )
 from bolide.support.caches import on_reset
+from bolide.support.origins import is_ours
 from bolide.tracing import UserFrame
 
-__all__ = ["BINARY_SYMBOLS", "CALLS", "VERSION", "Code", "ExceptionEntry", "decode", "is_ours", "skipped"]
+__all__ = ["BINARY_SYMBOLS", "CALLS", "VERSION", "Code", "ExceptionEntry", "decode", "skipped"]
 
 _FORMS = forms(VERSION)
 CALLS = frozenset({"CALL", "CALL_FUNCTION"})  # calls with positional arguments
@@ -117,14 +118,6 @@ class Code:
         if found is None:
             found = self.user_frames[line] = UserFrame(self.code.co_filename, line, self.qualname)
         return found
-
-
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
-def is_ours(code: types.CodeType) -> bool:
-    """Whether code is bolide's own."""
-    return code.co_filename.startswith(_OURS)
 
 
 _PLUMBING = (

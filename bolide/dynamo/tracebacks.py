@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.bytecode import is_ours
 from bolide.dynamo.callers import is_stand_in
 from bolide.dynamo.frames import Frame
 from bolide.support.caches import on_reset
+from bolide.support.origins import is_ours
 
 
 def _stub(frame: Frame | None) -> Iterator[None]:

@@ -25,7 +25,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.program import Recipe
 from bolide.dynamo.state import state
 from bolide.functorch import aot
-from bolide.support.errors import CompileError
+from bolide.support.errors import HalfwayError
 
 ROOT = str(Path(bolide.__file__).parent) + "/"
 INJECTIONS = 24
@@ -255,7 +255,7 @@ def test_a_mistake_while_a_break_runs_is_not_handled_by_the_program(kind: str, m
     account, table = Account(), array.array("f", [1.0, 2.0])
     monkeypatch.setitem(concrete.NATIVE, "BINARY_SUBSCR", _mistake(kind))
     concrete._instructions.cache_clear()
-    with pytest.raises(CompileError, match="a break"):
+    with pytest.raises(HalfwayError, match="a break"):
         bolide.compile(looks_up)(torch.randn(2, 4), account, table)
     concrete._instructions.cache_clear()
     assert account.calls == 1 and account.items == []
