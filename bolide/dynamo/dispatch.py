@@ -20,6 +20,7 @@ from bolide.dynamo.bytecode import Code
 from bolide.dynamo.capture import capture_rest
 from bolide.dynamo.concrete import Concrete, rehearse
 from bolide.dynamo.config import config
+from bolide.dynamo.failures import comes_from_outside
 from bolide.dynamo.frames import Frame
 from bolide.dynamo.guard_filters import GuardFailed, GuardFilter
 from bolide.dynamo.hops import Hop, Left, Way, make_hop
@@ -347,8 +348,9 @@ class Dispatcher(Versions):
 
 
 def _is_final(running: Concrete | None, error: Exception) -> bool:
-    """Whether an error is the program's, or a verdict of bolide's."""
-    return isinstance(error, BolideError) or (running is not None and running.leaving)
+    """Whether an error is the program's, or comes from outside, or is a verdict of bolide's."""
+    known = isinstance(error, BolideError) or (running is not None and running.leaving)
+    return known or comes_from_outside(error)
 
 
 def _of_original(dispatcher: Dispatcher, *args: Any, **kwargs: Any) -> Any:

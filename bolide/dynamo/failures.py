@@ -21,14 +21,14 @@ def settle(error: Exception, expected: bool) -> Exception | None:
     """
     if isinstance(error, Refuted):
         return None
-    if isinstance(error, BolideError) or _comes_from_outside(error):
+    if isinstance(error, BolideError) or comes_from_outside(error):
         raise error
     if expected and not isinstance(error, _OF_PYTHON):
         return None
     return error
 
 
-def _comes_from_outside(error: Exception) -> bool:
+def comes_from_outside(error: Exception) -> bool:
     """Whether a handler of a signal has raised it, or another thread has put it there (`PyThreadState_SetAsyncExc`)."""
     codes = [frame.f_code for frame in _frames(error)]
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]

@@ -22,6 +22,7 @@ import torch
 from bolide.dynamo import guards, sources
 from bolide.dynamo.advice import remedy
 from bolide.dynamo.config import config
+from bolide.dynamo.failures import comes_from_outside
 from bolide.dynamo.faults import release
 from bolide.dynamo.guard_filters import GuardFail, GuardFailed, GuardFilter, select
 from bolide.dynamo.limits import counted, made_under
@@ -237,7 +238,9 @@ class Versions(ABC):
             return self.failed(error)
         if isinstance(error, (BolideError, NestedTrace, OtherParameters)) and not isinstance(error, CompileError):
             raise error
-        if not isinstance(error, Exception):
+        if isinstance(error, modes.Interrupted):
+            raise error.error from None
+        if not isinstance(error, Exception) or comes_from_outside(error):
             raise error
         self.bug(error if isinstance(error, CompileError) else CompileError("looking for a version", self.name, error))
         return None

@@ -20,6 +20,7 @@ from bolide.functorch.signature import Output, Write, is_symbolic, replay, with_
 from bolide.support.errors import WrongResult
 from bolide.support.locks import compiling
 from bolide.support.origins import refuse_mistake
+from bolide.tracing.modes import interruptible
 
 _set_grad_enabled = torch._C._set_grad_enabled
 _hooks_of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
@@ -337,7 +338,7 @@ def _once_per_key(make: BackwardFor) -> BackwardFor:
     def get(key: tuple[int, ...]) -> CompiledGraph:
         found = made.get(key)
         if found is None:
-            with compiling:
+            with compiling, interruptible():
                 found = made.get(key)
                 if found is None:
                     found = made[key] = make(key)
