@@ -51,6 +51,7 @@ with collector_paused():  # a collection of all that torch has made takes longer
         BolideWarning,
         CompileError,
         ConstraintError,
+        HalfwayError,
         RecompileError,
         Unsupported,
     )
@@ -69,6 +70,7 @@ __all__ = [
     "BolideWarning",
     "CompileError",
     "ConstraintError",
+    "HalfwayError",
     "RecompileError",
     "ShadowMismatch",
     "Unsupported",

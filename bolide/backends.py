@@ -68,6 +68,7 @@ def run_trace(
             forward_compiler=compiling,
             backward_compiler=compiling,
             partition=partition,
+            title=captured.name,
             on_fault=functools.partial(_interpreted, captured),
         )
     return torch.enable_grad()(run) if switched else run

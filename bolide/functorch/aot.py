@@ -57,6 +57,7 @@ def compile_trace(
     backward_compiler: GraphCompiler,
     partition: Strategy = "min_cut",
     name: str = "graph",
+    title: str = "a graph",
     on_fault: Callable[[Exception], GraphCompiler] | None = None,
 ) -> Runner:
     """Compiles a finished trace; call it in the global state (grad mode, autocast) in which the result will be called.
@@ -66,12 +67,13 @@ def compile_trace(
     graph, and no autograd function. Otherwise the trace is extended to a joint graph, and split by `partition`
     ("default" saves what eager saves, "min_cut" what costs least); the backward graph is compiled when it first runs.
     The program's forward is over then: `on_fault` is told what fails and gives the compiler for another attempt.
+    Errors of a backward that runs say that it is that of `title`.
 
     Raises `Unsupported` for a program without a backward, and for outputs whose history cannot be reproduced.
     """
     signature, faults = without_underived(describe(trace, outputs), trace.leaves)
     if signature.differentiable:
-        run = _compile_training(trace, signature, forward_compiler, backward_compiler, partition, name, on_fault)
+        run = _compile_training(trace, signature, forward_compiler, backward_compiler, partition, name, title, on_fault)
     else:
         run = _compile_inference(trace, signature, forward_compiler, name)
     if faults:
@@ -103,6 +105,7 @@ def _compile_training(
     backward_compiler: GraphCompiler,
     strategy: Strategy,
     name: str,
+    title: str,
     on_fault: Callable[[Exception], GraphCompiler] | None,
 ) -> CompiledGraph:
     started = time.perf_counter()
@@ -160,6 +163,7 @@ def _compile_training(
         backward_compiler=backward_compiler,
         partition=strategy,
         name=f"{name}.backward",
+        title=title,
         on_fault=on_fault,
     )
     twice = (
@@ -169,7 +173,7 @@ def _compile_training(
     )
     gradients = results(parts.backward)
     apart = [i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and gradients[i] is None]
-    return differentiable(forward, backward_for, twice, crossing, apart)
+    return differentiable(forward, backward_for, twice, crossing, apart, title)
 
 
 def _silently(run: CompiledGraph, signature: Signature) -> CompiledGraph:

@@ -19,6 +19,8 @@ from bolide.functorch.second import SecondOrder
 from bolide.functorch.signature import Output, Write, is_symbolic, replay, with_sizes
 from bolide.support.errors import WrongResult
 from bolide.support.locks import compiling
+from bolide.support.origins import refuse_mistake
+from bolide.tracing.modes import interruptible
 
 _set_grad_enabled = torch._C._set_grad_enabled
 _hooks_of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
@@ -156,19 +158,41 @@ def differentiable(
     twice: SecondOrder | None,
     crossing: Crossing,
     apart: Sequence[int] = (),
+    title: str = "a graph",
 ) -> CompiledGraph:
     """Makes the forward graph one node of autograd's graph.
 
     Its backward is compiled when it is first needed, once for each set of tangents that do not come (eager computes no
     gradients from those, and neither do we). Saved values are released while it runs unless the graph is retained.
     With ``create_graph=True`` `twice` computes the gradients. The inputs `apart` have a history that no result goes
-    back to: the engine would run it all the same, though it may have been released.
+    back to: the engine would run it all the same, though it may have been released. A mistake of bolide's in the
+    backward is raised as a HalfwayError about `title`: the forward is over.
     """
     backward = _once_per_key(backward_for)
     untracked = [index for index, stride in enumerate(crossing.tangents) if stride is None]
     expected = [(index, stride) for index, stride in enumerate(crossing.tangents) if stride is not None]
     symbolic = is_symbolic(crossing.tangents) or any(is_symbolic(alias.chain) for alias in crossing.shared.values())
     symbols = crossing.symbols if symbolic else {}
+
+    def gradients(ctx: Any, tangents: tuple[Any, ...]) -> Any:
+        inputs: Sequence[Any] | None = None
+        if torch.is_grad_enabled():
+            inputs = _recalled(ctx, crossing)
+            found = None if inputs is None or twice is None else twice(inputs, ctx.kept, tangents)
+            if found is not None:
+                return found
+        values = [*_unpacked(ctx), *ctx.numbers]
+        ctx.maybe_clear_saved_tensors()
+        run_backward = backward(tuple([index for index, _ in expected if tangents[index] is None]))
+        for index, stride in expected:
+            if tangents[index] is not None:
+                wanted = with_sizes(stride, ctx.sizes) if symbols else stride
+                values.append(_laid_out(tangents[index], wanted))
+        if torch._C._is_any_autocast_enabled():
+            run_backward = without_autocast(run_backward)
+        if not torch.is_grad_enabled():
+            return tuple(run_backward(values))
+        return _not_twice(without_grad(run_backward)(values), inputs or ())
 
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
@@ -194,25 +218,11 @@ def differentiable(
 
         @staticmethod
         def backward(ctx: Any, *tangents: Any) -> Any:
-            inputs: Sequence[Any] | None = None
-            if torch.is_grad_enabled():
-                inputs = _recalled(ctx, crossing)
-                gradients = None if inputs is None or twice is None else twice(inputs, ctx.kept, tangents)
-                if gradients is not None:
-                    return gradients
-            values = [*_unpacked(ctx), *ctx.numbers]
-            ctx.maybe_clear_saved_tensors()
-            run_backward = backward(tuple([index for index, _ in expected if tangents[index] is None]))
-            for index, stride in expected:
-                if tangents[index] is not None:
-                    wanted = with_sizes(stride, ctx.sizes) if symbols else stride
-                    values.append(_laid_out(tangents[index], wanted))
-            del tangents
-            if torch._C._is_any_autocast_enabled():
-                run_backward = without_autocast(run_backward)
-            if not torch.is_grad_enabled():
-                return tuple(run_backward(values))
-            return _not_twice(without_grad(run_backward)(values), inputs or ())
+            try:
+                return gradients(ctx, tangents)
+            except Exception as error:
+                refuse_mistake("its backward pass", title, error)
+                raise
 
     apply = CompiledFunction.apply
 
@@ -328,7 +338,7 @@ def _once_per_key(make: BackwardFor) -> BackwardFor:
     def get(key: tuple[int, ...]) -> CompiledGraph:
         found = made.get(key)
         if found is None:
-            with compiling:
+            with compiling, interruptible():
                 found = made.get(key)
                 if found is None:
                     found = made[key] = make(key)

@@ -155,6 +155,17 @@ class CompileError(BolideError):
         self.__cause__ = cause
 
 
+class HalfwayError(BolideError):
+    """A fault of bolide's while it was `doing` something for `function` that cannot be done again in eager.
+    ``__cause__`` is the original exception."""
+
+    def __init__(self, doing: str, function: str, cause: BaseException) -> None:
+        self.doing, self.function = doing, function
+        reason = f"{type(cause).__name__}: {cause}"
+        super().__init__(describe(f"bolide failed in {function} ({doing})", "halfway", reason, None, None, None))
+        self.__cause__ = cause
+
+
 class Leak(BolideError):
     """With `detect_leaks`: something that stands for a value of the program while it is captured is there when the call
     of `function` is over. `way`: where, from the object to what holds it."""

@@ -385,6 +385,15 @@ _TABLE = (
         "write the recursion as a loop, or raise the limit by sys.setrecursionlimit",
         "user",
     ),
+    BreakKind(
+        "BR0709",
+        "halfway",
+        "bolide failed where eager cannot take over",
+        "A part of the call was done already (something was written, an instruction or the forward pass had run): made "
+        "again, it would be done twice. What was written stays.",
+        "please report it, and call the function without bolide.compile (or mark it with bolide.dynamo.disable) until "
+        "then",
+    ),
 )
 
 KINDS: dict[str, BreakKind] = {kind.name: kind for kind in _TABLE}

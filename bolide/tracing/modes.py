@@ -142,10 +142,18 @@ def random_kept() -> Iterator[None]:
         torch.default_generator.set_state(state)
 
 
+class Interrupted(KeyboardInterrupt):
+    """A handler of a signal has raised `error`, which nobody in between may take for one of its own."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__()
+
+
 @contextlib.contextmanager
 def handlers_apart() -> Iterator[None]:
     """While it is active, what handlers of signals do with tensors is done for real: they run in between, wherever the
-    main thread is, and are no part of a program that is recorded there."""
+    main thread is, and are no part of a program that is recorded there. What they raise comes out as `Interrupted`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -164,12 +172,24 @@ def handlers_apart() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Handlers are apart, and what they raise comes out as it is."""
+    try:
+        with handlers_apart():
+            yield
+    except Interrupted as interrupted:
+        raise interrupted.error from None
+
+
 def _apart(handler: Callable[..., Any], keys: tuple[Any, Any], *args: Any) -> Any:
     functions = [_native._pop_torch_function_stack() for _ in range(_native._len_torch_function_stack())]
     dispatch = [_native._pop_torch_dispatch_stack(None) for _ in range(_native._len_torch_dispatch_stack())]
     try:
         with _native._ForceDispatchKeyGuard(*keys):  # it may have come inside of an operation
             return handler(*args)
+    except Exception as error:
+        raise Interrupted(error) from error
     finally:
         for mode in reversed(dispatch):
             _native._push_on_torch_dispatch_stack(mode)

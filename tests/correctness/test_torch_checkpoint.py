@@ -268,3 +268,43 @@ def test_other_random_numbers_in_the_backward_pass() -> None:
     with pytest.raises(bolide.Unsupported, match="other random numbers"):
         bolide.compile(fn, backend="aot_eager", fullgraph=True)(x, 0.5)
     bolide.compile(fn, backend="aot_eager", fullgraph=True)(x, 0.0)
+
+
+class Counting(nn.Module):
+    """Breaks, and counts how often it is called."""
+
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        self.block, self.norm = Block(), nn.BatchNorm1d(WIDTH)
+        self.breaks, self.calls = breaks, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        x = self.norm(self.block(x))
+        if self.breaks:
+            bolide.dynamo.graph_break()
+        return (x @ x.T).sin()
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_compiled_functions_inside_of_a_checkpoint(reentrant: bool, breaks: bool, early: bool) -> None:
+    """What is computed again stops at the last tensor that is needed; it is not made again in eager for that."""
+    eager, found = Counting(breaks), []
+    model = copy.deepcopy(eager)
+    for fn in (eager, bolide.compile(model)):
+        for rows in (3, 3, 4, 6):
+            x = torch.linspace(-1, 1, rows * WIDTH).view(rows, WIDTH).requires_grad_()
+            with torch.utils.checkpoint.set_checkpoint_early_stop(early):
+                y = checkpoint(fn, x, use_reentrant=reentrant)
+            y.sum().backward()
+            found.append((y, x.grad))
+    half = len(found) // 2
+    torch.testing.assert_close(found[half:], found[:half], atol=1e-3, rtol=1e-3)
+    grads = [[parameter.grad for parameter in fn.parameters()] for fn in (model, eager)]
+    torch.testing.assert_close(*grads, atol=1e-3, rtol=1e-3)
+    assert (
+        model.calls in (eager.calls, half) if early else model.calls == eager.calls
+    )  # writes come behind what is saved
+    assert torch.equal(model.norm.num_batches_tracked, eager.norm.num_batches_tracked)

@@ -3,6 +3,7 @@ those behind; what a program that handles the error goes on with; generators as 
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import threading
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import bolide
+from bolide.support import events
 from bolide.support.errors import BolideError
 
 BAD = torch.tensor([1, 40])
@@ -234,6 +236,45 @@ def test_what_a_signal_raises_is_no_error_of_the_graph() -> None:
             compiled(torch.ones(9))
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.filterwarnings("error::bolide.BolideWarning")
+def test_what_a_signal_raises_while_a_program_is_compiled() -> None:
+    """At each event of compiling, forward and backward: it is the program's, and no fault of bolide's."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise Late
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = (x * 2).sin()
+        bolide.dynamo.graph_break()
+        return (y @ y.T).sum()
+
+    def is_late(at: int) -> bool:
+        """Whether there are so many events."""
+        bolide.reset()
+        compiled, count = bolide.compile(program), itertools.count()
+        with events.subscribed(lambda event: signal.raise_signal(signal.SIGUSR1) if next(count) == at else None):
+            found = late(compiled)
+        assert not late(compiled)
+        return found
+
+    def late(compiled: Any) -> bool:
+        x = torch.randn(3, 4, requires_grad=True)
+        try:
+            total = compiled(x)
+            found = torch.autograd.grad(total, x)
+        except Late:
+            return True
+        torch.testing.assert_close((total, found), (program(x), torch.autograd.grad(program(x), x)))
+        return False
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        assert sum(itertools.takewhile(bool, map(is_late, itertools.count(random.randrange(3), 3)))) > 10
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        bolide.reset()
 
 
 def test_what_bolide_raises_is_not_tried_again() -> None:

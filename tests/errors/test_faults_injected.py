@@ -1,10 +1,11 @@
-"""Mistakes put into bolide's own code at random places while it captures and compiles: eager takes over, with a
-warning, and every effect happens once.
+"""Mistakes put into bolide's own code at random places, while it captures and compiles and while compiled programs
+run: eager takes over, with a warning, and every effect happens once. Where nothing can take over, an error says so.
 """
 
 from __future__ import annotations
 
 import array
+import itertools
 import random
 import sys
 import types
@@ -21,16 +22,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bolide
 from bolide.dynamo.breaks import concrete
 from bolide.dynamo.config import config
-from bolide.dynamo.entry import dispatch, versions
+from bolide.dynamo.entry import dispatch, replay, versions
 from bolide.dynamo.entry.capture import _Attempt
 from bolide.dynamo.program.captured import Recipe
 from bolide.dynamo.state import state
-from bolide.functorch import aot
-from bolide.support.errors import CompileError
+from bolide.functorch import aot, runtime
+from bolide.support.errors import HalfwayError
 
 ROOT = str(Path(bolide.__file__).parent) + "/"
 INJECTIONS = 24
 _RUNNING = ("inductor/runtime/", "inductor/compile_graph.py", "functorch/runtime.py")  # what runs in each call
+# What stands between calls and segments, and the functions in it that only hand a call on, or say of a mistake whose it
+# is: one at their very first line comes out as it is.
+AROUND = tuple(f"dynamo/{name}" for name in ("entry/dispatch", "entry/versions", "entry/replay", "breaks/", "opcodes/"))
+AROUND += ("dynamo/machine/interpreter", "dynamo/machine/callers", "dynamo/world/frames")
+AROUND += ("functorch/runtime", "inductor/runtime/driver")
+WAYS_IN = ("miss", "_miss", "enter", "_enter", "eager", "others", "_asked", "again", "resume", "_rescue", "_is_final")
+WAYS_IN += ("bug", "warn", "_not_compiled", "__init__", "unwind", "backward", "refuse_mistake")
 
 MISTAKES = {
     "item": "{}['injected']",
@@ -59,12 +67,23 @@ class Injector:
         if event != "call" or not code.co_filename.startswith(ROOT) or code.co_flags & 0x20:
             return
         place = code.co_filename[len(ROOT) :]
-        if place.startswith(_RUNNING) or not (state.stage or place.startswith(("inductor/", "functorch/"))):
+        if not self.is_meant(place, code.co_name):
             return
         self.count += 1
         if self.count == self.at:
             self.where = f"{place}: {code.co_name}"
             self.mistake()
+
+    def is_meant(self, place: str, name: str) -> bool:
+        compiles = bool(state.stage) or place.startswith(("inductor/", "functorch/"))
+        return compiles and not place.startswith(_RUNNING)
+
+
+class RunningInjector(Injector):
+    """The same in what looks for versions, runs them, goes from one segment to the next, and runs the backward."""
+
+    def is_meant(self, place: str, name: str) -> bool:
+        return place.startswith(AROUND) and not state.stage and name not in WAYS_IN
 
 
 class Account:
@@ -232,6 +251,106 @@ def _unfit(*args: Any) -> Any:
     raise versions._Unfit
 
 
+@pytest.fixture(scope="module")
+def running() -> Iterator[int]:
+    counted = RunningInjector(0)
+    assert everything_looped(counted)[-1] is None and counted.count > 1000
+    yield counted.count
+    bolide.reset()
+
+
+def everything_looped(injector: Injector | None) -> list[Any]:
+    """What calls with changing sizes give, eager or compiled with a mistake, their gradients and effects; and the
+    error that has ended them."""
+    account, found, ending = Account(), list[Any](), None
+    compiled = looped if injector is None else bolide.compile(looped)
+    known = sys.gettrace()
+    sys.settrace(injector)
+    try:
+        for size in (2, 2, 2, 3, 3, 5, 5):
+            x = torch.linspace(-1, 1, size * 4).view(size, 4).requires_grad_()
+            found.append(compiled(x, account))
+            found += torch.autograd.grad(found[-1].sum(), x)
+    except HalfwayError as error:
+        ending = error
+    finally:
+        sys.settrace(known)
+    return [found, account.calls, account.items, ending]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("number", range(INJECTIONS))
+def test_mistakes_while_it_runs(number: int, running: int, seed: int) -> None:
+    """Each effect happens once, and none is lost, up to where an error says that nothing can take over."""
+    bolide.reset()
+    injector = RunningInjector(random.randrange(1, running), random.choice(["item", "attribute", "assertion"]))
+    with config.patch(suppress_errors=True), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found, calls, items, error = everything_looped(injector)
+    wanted, wanted_calls, wanted_items, _ = everything_looped(None)
+    told = [str(each.message) for each in said if issubclass(each.category, bolide.BolideWarning)]
+    print(injector.where, error, told)
+    assert len(told) <= 1
+    if error is None:
+        assert (calls, items) == (wanted_calls, wanted_items)
+    else:
+        assert "BR0709" in str(error) and not told
+        done = len(found) // 2
+        assert items == wanted_items[: len(items)] and 3 * done <= len(items) <= calls <= 3 * (done + 1)
+    torch.testing.assert_close(found, wanted if error is None else wanted[: len(found)])
+
+
+def test_a_mistake_while_effects_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is written, the next is not: an error says so, and nothing is done again."""
+    written, count = replay._Builder.effect, itertools.count()
+
+    def effect(self: Any, *args: Any) -> str:
+        text = written(self, *args)
+        return text if next(count) == 0 else f"None.injected; {text}"
+
+    def program(x: torch.Tensor, account: Account) -> torch.Tensor:
+        account.calls += 1
+        account.first = x.shape[0]
+        account.second = x * 2
+        return x.sin()
+
+    monkeypatch.setattr(replay._Builder, "effect", effect)
+    account = Account()
+    with pytest.raises(HalfwayError, match=r"its effects(.|\n)*BR0709(.|\n)*remedy"):
+        bolide.compile(program)(torch.randn(3, 4), account)
+    assert next(count) == 3 and sorted(vars(account)) == ["calls", "items"] and account.calls == 1
+
+
+def test_an_effect_that_raises_as_in_eager() -> None:
+    """What the program has called is the program's to answer for."""
+
+    class Closed:
+        def write(self, text: str) -> None:
+            raise AttributeError("closed")
+
+    def program(x: torch.Tensor, out: Any) -> torch.Tensor:
+        print("sum", file=out)
+        return x.sin()
+
+    for f in (program, bolide.compile(program)):
+        for out in (Closed(), 3):
+            with pytest.raises(AttributeError, match=r"closed|write"):
+                f(torch.randn(3), out)
+
+
+@pytest.mark.parametrize("name", ["_laid_out", "_unpacked", "without_grad", "_recalled"])
+def test_mistakes_in_a_backward_that_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward is over, and what it has saved is gone: an error says whose backward it is and what to do."""
+    x = torch.randn(3, 4, requires_grad=True)
+    total = bolide.compile(lambda x: (x * 2).sin().sum())(x)
+    monkeypatch.setattr(runtime, name, _mistake("attribute"))
+    twice = name in ("_recalled", "without_grad")
+    if name == "without_grad":
+        monkeypatch.setattr(runtime, "_recalled", lambda *args: None)
+    with pytest.raises(HalfwayError, match=r"<lambda> \(its backward pass\)(.|\n)*BR0709(.|\n)*remedy"):
+        torch.autograd.grad(total, x, create_graph=twice)
+
+
 @pytest.mark.parametrize("kind", list(MISTAKES))
 def test_values_that_cannot_be_built_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has been written yet when the graph has run: eager makes the call again."""
@@ -256,7 +375,7 @@ def test_a_mistake_while_a_break_runs_is_not_handled_by_the_program(kind: str, m
     account, table = Account(), array.array("f", [1.0, 2.0])
     monkeypatch.setitem(concrete.NATIVE, "BINARY_SUBSCR", _mistake(kind))
     concrete._instructions.cache_clear()
-    with pytest.raises(CompileError, match="a break"):
+    with pytest.raises(HalfwayError, match="a break"):
         bolide.compile(looks_up)(torch.randn(2, 4), account, table)
     concrete._instructions.cache_clear()
     assert account.calls == 1 and account.items == []

@@ -28,7 +28,7 @@ from bolide.dynamo.opcodes.stack import NULL
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Frame
 from bolide.support.caches import on_reset
-from bolide.support.errors import CompileError
+from bolide.support.errors import HalfwayError
 from bolide.support.registers import register
 
 NATIVE: dict[str, Handler] = {}
@@ -39,14 +39,14 @@ class Concrete:
     """Frames that are run for real, outermost first. When the outermost one has returned, `done` is set and `result`
     is its value; an exception that no frame handles leaves `step`. `way`: the instructions that `advance` has run since
     `restart`, each by the number of its frame and its index. `leaving`: whether the program has raised an exception
-    that none of its frames handles.
+    that none of its frames handles. `halfway`: whether an instruction is being run.
     """
 
-    def __init__(self, frames: Sequence[Frame]) -> None:
+    def __init__(self, frames: Sequence[Frame] = ()) -> None:
         self.machine = Machine(_WORLD, _NO_TRACE, _call)
         self.machine.frames += frames
         self.way: list[tuple[int, int]] = []
-        self.leaving = False
+        self.leaving = self.halfway = False
 
     @property
     def frames(self) -> list[Frame]:
@@ -68,8 +68,9 @@ class Concrete:
         vm = self.machine
         frame = vm.frames[-1]
         handler, arg, _ = _instructions(frame.code)[frame.pc]
-        frame.pc += 1
         handled = vm.handled()
+        self.halfway = True
+        frame.pc += 1
         try:
             if handled is None:
                 handler(vm, frame, arg)
@@ -77,15 +78,16 @@ class Concrete:
                 _while_handling(handled, lambda: handler(vm, frame, arg))
         except BaseException as error:
             if is_fault(error):  # the program may not handle it, and nothing else can run the instruction
-                raise CompileError("a break", frame.code.qualname, error) from error
+                raise HalfwayError("a break", frame.code.qualname, error) from error
             self.unwind(error)
+        self.halfway = False
 
     def unwind(self, error: BaseException) -> None:
         """Go on where the program handles an exception of its own."""
         try:
             self.machine.unwind(error, "passed")
-        except BaseException:
-            self.leaving = True
+        except BaseException as raised:
+            self.leaving = raised is error or not is_fault(raised)
             raise
 
     def advance(self) -> None:
@@ -108,15 +110,31 @@ class Concrete:
                 return
             way.append((len(frames) - 2, frame.pc))
             if light is _moves:
+                self.halfway = True
                 frame.pc += 1
                 handler(vm, frame, arg)
+                self.halfway = False
             else:
                 self.step()
 
     def restart(self, frames: Sequence[Frame]) -> None:
         """Run other frames; those that were run are let go."""
         self.machine.frames[1:] = frames
+        self.machine.frames[0].stack.clear()
         self.way = []
+        self.leaving = self.halfway = False
+
+    def let_go(self) -> None:
+        """What the frames hold goes on elsewhere."""
+        self.halfway = True
+        for frame in self.frames:
+            frame.move()
+        self.restart(())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the frames stand between two instructions, or have come to their end."""
+        return not self.halfway and bool(self.frames or self.machine.frames[0].stack)
 
 
 def rehearse(shape: Shape) -> None:

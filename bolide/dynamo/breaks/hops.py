@@ -7,7 +7,7 @@ live values:
 
 def hop(suspended):
     (v0, v1, v2) = suspended.values             # x, the iterator, os.getpid
-    suspended.values = ()
+    suspended.values = None
     if type(v2) not in direct or v2 in looking or isinstance(v2, type) and makes_classes(v2):  # looks at frames
         return left(s0, (v0, v1, v2), None, True)
     try:
@@ -117,7 +117,7 @@ class _Writer:
     def function(self) -> Hop:
         taken = f"    ({''.join(f'{name}, ' for name in self.given)}) = suspended.values\n" if self.given else ""
         body = "".join(f"    {line}\n" for line in self.lines)
-        text = f"def hop(suspended):\n{taken}    suspended.values = ()\n{body}"
+        text = f"def hop(suspended):\n{taken}    suspended.values = None\n{body}"
         scope = self.namespace.values
         exec(compile(text, __file__, "exec", dont_inherit=True), scope)
         hop: Hop = scope.pop("hop")

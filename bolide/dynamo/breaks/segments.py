@@ -100,19 +100,22 @@ def _distinct(name: str, taken: Iterable[str]) -> str:
 class Suspended:
     """What the function of a segment answers when it ended in front of an operation that has to run in eager: that one
     only, or (`onwards`) all until a point is reached that has entries. `expected`: in words, what the program raises on
-    the way, as capture has found.
+    the way, as capture has found. `values`: None when they have been taken, to be run on with.
     """
 
     __slots__ = ("expected", "onwards", "shape", "values")
 
     def __init__(self, shape: Shape, values: tuple[Any, ...], onwards: bool = False) -> None:
-        self.shape, self.values, self.onwards = shape, values, onwards
+        self.shape, self.onwards = shape, onwards
+        self.values: tuple[Any, ...] | None = values
         self.expected: str | None = None
 
     def frames(self) -> list[Frame]:
         """The frames; the values are theirs alone from here on."""
-        values, self.values = self.values, ()
-        return unflatten(self.shape, values)
+        assert self.values is not None
+        frames = unflatten(self.shape, self.values)
+        self.values = None
+        return frames
 
 
 def refuse_halfway(frames: Sequence[Frame]) -> None:

@@ -43,9 +43,10 @@ from bolide.dynamo.bytecode.forms import (
     prologue,
 )
 from bolide.support.caches import on_reset
+from bolide.support.origins import OURS, is_ours
 from bolide.tracing import UserFrame
 
-__all__ = ["BINARY_SYMBOLS", "CALLS", "VERSION", "Code", "ExceptionEntry", "decode", "is_ours", "skipped"]
+__all__ = ["BINARY_SYMBOLS", "CALLS", "VERSION", "Code", "ExceptionEntry", "decode", "skipped"]
 
 _FORMS = forms(VERSION)
 CALLS = frozenset({"CALL", "CALL_FUNCTION"})  # calls with positional arguments
@@ -119,18 +120,7 @@ class Code:
         return found
 
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
-def is_ours(code: types.CodeType) -> bool:
-    """Whether code is bolide's own."""
-    return code.co_filename.startswith(_OURS)
-
-
-_PLUMBING = (
-    *(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(os.path.abspath(__file__)))),
-    "<frozen ",
-)
+_PLUMBING = (os.path.dirname(torch.__file__) + os.sep, OURS, "<frozen ")
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 

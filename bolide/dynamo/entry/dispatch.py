@@ -22,8 +22,9 @@ from bolide.dynamo.breaks.segments import Shape, Suspended, are_held, flatten
 from bolide.dynamo.bytecode.instructions import Code
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.capture import capture_rest
+from bolide.dynamo.entry.failures import comes_from_outside
 from bolide.dynamo.entry.replay import Entry
-from bolide.dynamo.entry.versions import Backend, Versions, not_raised
+from bolide.dynamo.entry.versions import Backend, OtherParameters, Versions, not_raised
 from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
 from bolide.dynamo.guards.sizes import SizeHistory
 from bolide.dynamo.program.captured import Captured
@@ -32,7 +33,7 @@ from bolide.dynamo.program.sources import Namespace
 from bolide.dynamo.state import state
 from bolide.dynamo.world.frames import Frame
 from bolide.support import events, log
-from bolide.support.errors import BolideError, CompileError, Unsupported, UserFrame
+from bolide.support.errors import BolideError, CompileError, HalfwayError, Unsupported, UserFrame
 
 _log = log.logger("dynamo")
 OMITTED: Any = type("Omitted", (), {"__slots__": (), "__repr__": lambda self: "<default>"})()
@@ -178,9 +179,13 @@ class Dispatcher(Versions):
         return self.original(*args, **kwargs)
 
     def miss(self, *args: Any, **kwargs: Any) -> Any:
-        if Signature.of(self.original.__code__) != self.signature:
-            raise TypeError(f"{self.name} was given code with other parameters after it was compiled; compile it again")
         return super().miss(*args, **kwargs)
+
+    def wanted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if Signature.of(self.original.__code__) != self.signature:
+            what = "was given code with other parameters after it was compiled; compile it again"
+            raise OtherParameters(f"{self.name} {what}")
+        return super().wanted(args, kwargs)
 
     def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         return self.known(self.capture(self.original, args, kwargs, self.sizes))
@@ -222,17 +227,20 @@ class Dispatcher(Versions):
         """The rest of a call whose first entry has answered `result`."""
         state.entering = None
         name, expected = self.name, None
-        running = Concrete(())
-        hops = self.hops
+        running: Concrete | None = None
         while type(result) is Suspended:
-            start = time.perf_counter() if events.subscribers else 0.0
             expected = result.expected or expected
-            hop = None if result.onwards else hops.get(result.shape)
-            reached = None if hop is None else hop(result)
-            if type(reached) is not tuple:
-                reached = self._walked(running, result, reached)
-            point, values = reached
-            del reached
+            start = time.perf_counter() if events.subscribers else 0.0
+            fault = None
+            try:
+                running = running or Concrete()
+                point, values = self._past(running, result)
+            except Exception as error:
+                if _is_final(running, error):
+                    raise
+                fault = error
+            if fault is not None:  # not in the handler, which exceptions of the program would see
+                point, values = None, self._rescue(running or Concrete(), result, fault)
             if start:
                 events.emit(events.Resumed(name, point.name if point else "", time.perf_counter() - start))
             if point is None:
@@ -245,21 +253,33 @@ class Dispatcher(Versions):
             self.warn(not_raised(expected))
         return result
 
-    def _walked(self, running: Concrete, suspended: Suspended, left: Left | None) -> tuple[Point | None, Any]:
-        """As `_walk`; a fault of bolide's says so. Eager cannot make the call again, for its effects until there would
-        happen twice."""
-        running.leaving = False
+    def _past(self, running: Concrete, suspended: Suspended) -> tuple[Point | None, Any]:
+        """Go on from where a segment has ended: the next point and the values that are live there, or None and the
+        result."""
+        hop = None if suspended.onwards else self.hops.get(suspended.shape)
+        reached = None if hop is None else hop(suspended)
+        return reached if type(reached) is tuple else self._walk(running, suspended, reached)
+
+    def _rescue(self, running: Concrete, suspended: Suspended, error: Exception) -> Any:
+        """The result, where bolide has failed between two instructions: frames run on to the end, with a warning. In
+        the middle of one nothing can take over: eager would do again what was done until there.
+        """
+        if suspended.values is None and not running.is_whole:
+            raise HalfwayError("a break", self.name, error) from error
+        self.bug(CompileError("a break", self.name, error))
         try:
-            return self._walk(running, suspended, left)
-        except Exception as error:
-            if running.leaving or isinstance(error, BolideError):
+            if suspended.values is not None:
+                running.restart(suspended.frames())
+            while not running.done:
+                running.step()
+        except Exception as other:
+            if _is_final(running, other):
                 raise
-            raise CompileError("a break", self.name, error) from error
+            raise HalfwayError("a break", self.name, other) from other
+        return running.result
 
     def _walk(self, running: Concrete, suspended: Suspended, left: Left | None) -> tuple[Point | None, Any]:
-        """Go on from where a segment has ended, or from where its hop was left: the next point and the values that are
-        live there, or None and the result.
-        """
+        """As `_past`, on frames; from where its hop was `left`, if it has one."""
         shape, disabled = suspended.shape, state.disabled
         running.restart((suspended if left is None else left).frames())
         if left is None or left.first:
@@ -270,45 +290,21 @@ class Dispatcher(Versions):
             running.glide()
         if suspended.onwards:
             self._go_on(running, disabled)
-        while not running.done and self._asked(are_held, running.frames):
+        while not running.done and are_held(running.frames):
             running.step()
-        point, values, final = self._reached(running)
+        final, live = (None, []) if running.done else flatten(running.frames)
+        point = None if final is None else self.point(final)
         if left is None and not suspended.onwards:
             self._learn(shape, running.way, final, point)
         elif left is not None and left.first:
             self.hops[shape] = None
-        running.restart(())
+        values = running.result if point is None else tuple(live)
+        running.let_go()
         return point, values
-
-    def _asked(self, question: Callable[[Any], Any], about: Any) -> Any:
-        """What `question`, which runs nothing of the program's, answers; None where it fails: the frames go on."""
-        try:
-            return question(about)
-        except Exception as error:
-            self.bug(CompileError("a break", self.name, error))
-            return None
 
     def _known_point(self, running: Concrete) -> Point | None:
         """The point that frames have come to, if a segment has ended there."""
         return self.points.get(flatten(running.frames)[0])
-
-    def _reached(self, running: Concrete) -> tuple[Point | None, Any, Shape | None]:
-        """Where frames have come to, the values that are live there (or the result), and the shape. They run on to the
-        end where bolide fails to say so.
-        """
-        if not running.done:
-            try:
-                final, live = flatten(running.frames)
-                point = self.point(final)
-            except Exception as error:
-                self.bug(CompileError("a break", self.name, error))
-                while not running.done:
-                    running.step()
-            else:
-                for frame in running.frames:
-                    frame.move()
-                return point, tuple(live), final
-        return None, running.result, None
 
     def _learn(self, shape: Shape, way: Way, final: Shape | None, point: Point | None) -> None:
         """The frames of `shape` went this way: when they do for the second time, it is written down."""
@@ -317,11 +313,8 @@ class Dispatcher(Versions):
         if shape not in self.seen:
             self.seen.add(shape)
             return
-        self.hops[shape] = None
-        try:
-            self.hops[shape] = make_hop(shape, way, final, point)
-        except Exception as error:
-            self.bug(CompileError("a break", self.name, error))
+        self.hops[shape] = None  # also where it cannot be
+        self.hops[shape] = make_hop(shape, way, final, point)
 
     def _go_on(self, running: Concrete, disabled: int) -> None:
         """Run frames for real until a point is reached that has entries, or a region that is never compiled is left
@@ -334,7 +327,7 @@ class Dispatcher(Versions):
             if alone and not self._stays_alone(running, top):
                 return
             if (top.code, top.pc) in self.heads:
-                known = self._asked(self._known_point, running)
+                known = self._known_point(running)
                 if known is not None and known.entries and not known.given_up:
                     return
             running.step()
@@ -343,7 +336,7 @@ class Dispatcher(Versions):
         """Whether the next instruction is one of the same frame that is not captured."""
         if not top.code.skipped or not top.code.ops[top.pc].startswith("CALL"):
             return bool(top.code.skipped)
-        known = self._asked(self._known_point, running)
+        known = self._known_point(running)
         return known is not None and known.single
 
     def point(self, shape: Shape) -> Point:
@@ -352,6 +345,12 @@ class Dispatcher(Versions):
         if found is None:
             found = self.points.setdefault(shape, Point(self, shape, len(self.points) + 1))
         return found
+
+
+def _is_final(running: Concrete | None, error: Exception) -> bool:
+    """Whether an error is the program's, or comes from outside, or is a verdict of bolide's."""
+    known = isinstance(error, BolideError) or (running is not None and running.leaving)
+    return known or comes_from_outside(error)
 
 
 def _of_original(dispatcher: Dispatcher, *args: Any, **kwargs: Any) -> Any:

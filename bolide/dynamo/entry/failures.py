@@ -8,8 +8,10 @@ from __future__ import annotations
 import signal
 import types
 from collections.abc import Iterator
+from typing import Any
 
 from bolide.support.errors import BolideError, Refuted
+from bolide.tracing.modes import saved_tensor_hooks
 
 _OF_PYTHON = (AttributeError, KeyError, NameError, AssertionError, RecursionError)
 
@@ -21,18 +23,20 @@ def settle(error: Exception, expected: bool) -> Exception | None:
     """
     if isinstance(error, Refuted):
         return None
-    if isinstance(error, BolideError) or _comes_from_outside(error):
+    if isinstance(error, BolideError) or comes_from_outside(error):
         raise error
     if expected and not isinstance(error, _OF_PYTHON):
         return None
     return error
 
 
-def _comes_from_outside(error: Exception) -> bool:
-    """Whether a handler of a signal has raised it, or another thread has put it there (`PyThreadState_SetAsyncExc`)."""
+def comes_from_outside(error: Exception) -> bool:
+    """Whether a handler of a signal has raised it, or a hook of saved tensors (checkpoints stop so what they compute
+    again), or another thread has put it there (`PyThreadState_SetAsyncExc`)."""
     codes = [frame.f_code for frame in _frames(error)]
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    if any(getattr(handler, "__code__", None) in codes for handler in handlers if callable(handler)):
+    handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
+    handlers += saved_tensor_hooks() or ()
+    if any(getattr(handler, "__code__", None) in codes for handler in handlers):
         return True
     builtin = type(error).__module__.partition(".")[0] in ("builtins", "torch")
     return not builtin and bool(codes) and codes[-1].co_filename.startswith("<bolide")

@@ -15,6 +15,7 @@ def entry(x, y):                       # the user's own parameters
 from __future__ import annotations
 
 import functools
+import itertools
 import keyword
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -31,6 +32,7 @@ from bolide.dynamo.program.captured import Captured, Effect, Guard, Recipe
 from bolide.dynamo.program.signature import Signature
 from bolide.dynamo.program.sources import Namespace, with_symbols
 from bolide.support.errors import Refuted
+from bolide.support.origins import is_ours, refuse_mistake
 from bolide.tracing.fallible import may_raise
 
 Runner = Callable[[list[Any]], Sequence[Any]]
@@ -150,28 +152,43 @@ class _Builder:
         for recipe, wanted in self.flags:
             yield f"{self.made[recipe]}.requires_grad_({wanted})"
         statements: list[str] = []
-        effects = [line for effect in self.captured.effects for line in self.effect(effect, statements)]
+        effects = [(_runs_foreign(effect), self.effect(effect, statements)) for effect in self.captured.effects]
         result = self.value(self.captured.result, statements)
-        if any(True for _ in self.captured.trace.graph.nodes):  # it may draw, without inputs and results
-            changes = bool(self.captured.trace.mutated_inputs())
-            yield from self.run(run, found, put_back, () if changes else statements)
-            statements = statements if changes else []
-        yield from statements
-        yield from effects
+        graph = f"{run}({found})" if any(True for _ in self.captured.trace.graph.nodes) else "()"
+        changes = bool(self.captured.trace.mutated_inputs())
+        if graph != "()" or statements:  # a graph may draw, without inputs and results
+            yield from self.run(graph, put_back, () if changes else statements)
+        late = [(False, line) for line in statements] if changes else []
+        for foreign, lines in itertools.groupby([*late, *effects], lambda each: each[0]):
+            yield from self.once([line for _, line in lines], foreign)
         shape = self.captured.shape
         if shape is not None:
             reference = self.namespace.reference
             result = f"{reference(Suspended, 'suspended')}({reference(shape, 'point')}, {result})"
         yield f"return {result}"
 
-    def run(self, run: str, found: str, put_back: list[str], statements: Sequence[str]) -> Iterator[str]:
+    def once(self, lines: Sequence[str], foreign: bool) -> Iterator[str]:
+        """Statements that change something outside, so that nothing can be made again when one raises. What raises in
+        a `foreign` one is the program's."""
+        if foreign:
+            yield from lines
+            return
+        error = self.namespace.fresh("error")
+        yield "try:"
+        yield from (f"    {line}" for line in lines)
+        yield f"except Exception as {error}:"
+        refuse = functools.partial(refuse_mistake, "its effects", self.captured.name)
+        yield f"    {self.namespace.reference(refuse, 'refuse')}({error})"
+        yield "    raise"
+
+    def run(self, graph: str, put_back: list[str], statements: Sequence[str]) -> Iterator[str]:
         """The statements that run the graph, and others that change nothing outside, and make the call again in eager
         when one raises. (Not where other processes have taken part in what was done until then.) `put_back` undoes
         draws.
         """
         reference, fresh, trace = self.namespace.reference, self.namespace.fresh, self.captured.trace
         if self.final and not trace.refutable:
-            yield f"{self.out} = {run}({found})"
+            yield f"{self.out} = {graph}"
             yield from statements
             return
         if self.raises:
@@ -187,7 +204,7 @@ class _Builder:
         error, fault = fresh("error"), fresh("fault")
         settled = reference(functools.partial(settle, expected=self.raises), "settle")
         yield "try:"
-        yield f"    {self.out} = {run}({found})"
+        yield f"    {self.out} = {graph}"
         yield from (f"    {line}" for line in statements)
         yield f"except {reference(Refuted if self.final else Exception, 'raised')} as {error}:"
         yield f"    {self.out}, {fault} = None, {settled}({error})"
@@ -232,9 +249,8 @@ class _Builder:
             return made
         expression = self.expression(recipe, statements)
         shared = self.uses[recipe] > 0 and recipe.kind not in ("constant", "output")
-        if not shared and not self.captured.effects:
-            return expression
-        if recipe.kind == "constant":
+        early = shared or recipe.kind == "call" or bool(self.captured.effects)
+        if not early or recipe.kind == "constant":
             return expression
         made = self.made[recipe] = self.namespace.fresh("r")
         statements.append(f"{made} = {expression}")
@@ -266,13 +282,13 @@ class _Builder:
             case _:
                 raise AssertionError(recipe.kind)
 
-    def effect(self, effect: Effect, statements: list[str]) -> list[str]:
-        """The statements of one effect; its operands are built by `statements`, which come before every effect."""
+    def effect(self, effect: Effect, statements: list[str]) -> str:
+        """The statement of one effect; its operands are built by `statements`, which come before every effect."""
         if effect.kind == "call":
             assert effect.value is not None
             args = [self.value(arg, statements) for arg in effect.value.args]
             args += [f"{key}={self.value(value, statements)}" for key, value in effect.value.kwargs]
-            return [f"{self.namespace.reference(effect.value.value, 'f')}({', '.join(args)})"]
+            return f"{self.namespace.reference(effect.value.value, 'f')}({', '.join(args)})"
         assert effect.target is not None
         target = self.value(effect.target, statements)
         value = self.value(effect.value, statements) if effect.value is not None else ""
@@ -281,19 +297,28 @@ class _Builder:
         reference = self.namespace.reference
         match effect.kind:
             case "setattr":
-                return [f"{target}.{key} = {value}" if plain else f"{reference(setattr)}({target}, {key!r}, {value})"]
+                return f"{target}.{key} = {value}" if plain else f"{reference(setattr)}({target}, {key!r}, {value})"
             case "delattr":
-                return [f"del {target}.{key}" if plain else f"{reference(delattr)}({target}, {key!r})"]
+                return f"del {target}.{key}" if plain else f"{reference(delattr)}({target}, {key!r})"
             case "setitem":
-                return [f"{target}[{key}] = {value}"]
+                return f"{target}[{key}] = {value}"
             case "delitem":
-                return [f"del {target}[{key}]"]
+                return f"del {target}[{key}]"
             case "global":
-                return [f"{target}[{effect.key!r}] = {value}"]
+                return f"{target}[{effect.key!r}] = {value}"
             case "cell":
-                return [f"{target}.cell_contents = {value}" if effect.value else f"del {target}.cell_contents"]
+                return f"{target}.cell_contents = {value}" if effect.value else f"del {target}.cell_contents"
             case "list_assign":
-                return [f"{target}[:] = {value}"]
+                return f"{target}[:] = {value}"
+
+
+def _runs_foreign(effect: Effect) -> bool:
+    """Whether an effect calls what is none of bolide's (`print`): that may raise, as in eager."""
+    if effect.kind != "call":
+        return False
+    assert effect.value is not None
+    code = getattr(effect.value.value, "__code__", None)
+    return code is None or not is_ours(code)
 
 
 def _sources(recipe: Recipe) -> Iterator[Recipe]:

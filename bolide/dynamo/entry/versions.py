@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo.config import config
+from bolide.dynamo.entry.failures import comes_from_outside
 from bolide.dynamo.entry.limits import counted, made_under
 from bolide.dynamo.entry.metrics import CompilationMetrics, compilation_metrics
 from bolide.dynamo.entry.replay import Entry, Runner, make_entry
@@ -69,6 +70,10 @@ class NestedTrace(RuntimeError):
 def _needs_data(captured: Captured) -> bool:
     """Whether a program ends where data has to be known."""
     return captured.ending is not None and captured.ending.kind.startswith("data_")
+
+
+class OtherParameters(TypeError):
+    """The user's function has got code with other parameters."""
 
 
 class _Unfit(Exception):
@@ -155,10 +160,15 @@ class Versions(ABC):
         """For a call that entry `number` does not fit: the function that goes on in the entry that does, which is tried
         first from now on, and what its check has found. None if no other entry fits.
         """
+        found: tuple[Callable[..., Any], list[Any]] | None = self._asked(self._other, number, values)
+        return found
+
+    def _asked(self, question: Callable[..., Any], *about: Any) -> Any:
+        """What `question`, which runs nothing of the program's, answers. None where it fails: eager takes over."""
         try:
-            return self._other(number, values)
+            return question(*about)
         except Exception as error:
-            self.bug(CompileError("looking for a version", self.name, error))
+            self._not_compiled(error)
             return None
 
     def _other(self, number: int, values: tuple[Any, ...]) -> tuple[Callable[..., Any], list[Any]] | None:
@@ -198,19 +208,22 @@ class Versions(ABC):
         return result
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if state.stance != "default" and not state.stage and self._stays_eager(args, kwargs):
-            return self.eager(args, kwargs)
         expected: str | None = None
         ready = False
-        if not (self.given_up or config.disable or state.stage or state.disabled):
-            try:
-                ready = self._compile(args, kwargs)
-            except BaseException as error:
-                expected = self._not_compiled(error)
+        try:
+            ready = self.wanted(args, kwargs) and self._compile(args, kwargs)
+        except BaseException as error:
+            expected = self._not_compiled(error)
         if ready:
             return self._enter(args, kwargs)
         result = self.eager(args, kwargs)
         return result if expected is None else self.without_error(expected, result)
+
+    def wanted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call that no entry fits is to be compiled."""
+        if state.stance != "default" and not state.stage and self._stays_eager(args, kwargs):
+            return False
+        return not (self.given_up or config.disable or state.stage or state.disabled)
 
     def without_error(self, expected: str, result: Any) -> Any:
         """Eager has come to `result`, and capture was `expected` to meet an exception of the program's."""
@@ -224,9 +237,11 @@ class Versions(ABC):
             if (self.fullgraph or error.final) and error.about.scope != "user":
                 raise error
             return self.failed(error)
-        if isinstance(error, (BolideError, NestedTrace)) and not isinstance(error, CompileError):
+        if isinstance(error, (BolideError, NestedTrace, OtherParameters)) and not isinstance(error, CompileError):
             raise error
-        if not isinstance(error, Exception):
+        if isinstance(error, modes.Interrupted):
+            raise error.error from None
+        if not isinstance(error, Exception) or comes_from_outside(error):
             raise error
         self.bug(error if isinstance(error, CompileError) else CompileError("looking for a version", self.name, error))
         return None
@@ -249,10 +264,7 @@ class Versions(ABC):
             pass
         finally:
             state.entering = None
-        try:
-            self._misfit(args, kwargs)
-        except Exception as error:
-            self._not_compiled(error)
+        self._asked(self._misfit, args, kwargs)
         return self.eager(args, kwargs)
 
     def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -510,11 +522,7 @@ class Versions(ABC):
     def again(self, fault: Exception | None, *args: Any, **kwargs: Any) -> Any:
         """The graph of an entry has raised, before any effect: the call is made in eager. `fault`: the error if it is
         one that eager does not raise."""
-        self._made_again += 1
-        if self._made_again == _PATIENCE and self.sizes.data_symbols and self.sizes.met_data:
-            with compiling:  # what was taken for true of data seldom is
-                self.reset()
-                self.sizes.data_symbols = False
+        self._asked(self._lose_patience)
         result = self.eager(args, kwargs)
         if fault is not None:
             if self.fullgraph or not config.suppress_errors:
@@ -522,6 +530,14 @@ class Versions(ABC):
             reason = f"the compiled graph raised what eager does not: {type(fault).__name__}: {fault}"
             self.warn(Unsupported(reason, kind="bug"))
         return result
+
+    def _lose_patience(self) -> None:
+        """What was taken for true of data seldom is."""
+        self._made_again += 1
+        if self._made_again == _PATIENCE and self.sizes.data_symbols and self.sizes.met_data:
+            with compiling:
+                self.reset()
+                self.sizes.data_symbols = False
 
     def bug(self, error: CompileError) -> None:
         """A fault of bolide's, or of a backend's: it is told of, and eager takes over. Raises it if errors are not

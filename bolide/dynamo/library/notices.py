@@ -6,7 +6,6 @@ once.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import warnings
@@ -15,8 +14,7 @@ from typing import Any, NamedTuple
 
 from bolide.dynamo.machine.callers import Caller, caller_of
 from bolide.dynamo.machine.interpreter import Machine
-
-_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+from bolide.support.origins import OURS
 
 
 class Notice(NamedTuple):
@@ -61,7 +59,7 @@ class Notices:
                 before(message, category, filename, lineno, file, line)
                 return
             caller = None
-            if filename.startswith(_HERE):
+            if filename.startswith(OURS):
                 frames = [frame for frame in machine.frames[1:] if not frame.code.ours]
                 caller = caller_of(frames[-1]) if frames else None
                 _forget(message, category, filename)

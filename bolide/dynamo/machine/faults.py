@@ -18,11 +18,11 @@ import sys
 import traceback
 import types
 
-from bolide.dynamo.bytecode.instructions import is_ours
 from bolide.dynamo.config import config
 from bolide.dynamo.world.tracebacks import entries_of, restored
 from bolide.support.caches import on_reset
 from bolide.support.errors import Unsupported
+from bolide.support.origins import innermost, is_ours
 
 _MISSING_NAMES = (AttributeError, NameError)
 _MISSING_ITEMS = (KeyError, IndexError)
@@ -33,7 +33,7 @@ _STAND_INS = ("Outside", "ProgramIterator", "SymInt", "SymBool", "TracedFloat", 
 def is_fault(error: BaseException) -> bool:
     """Whether an exception comes from a mistake in bolide's own code: an attribute, a name or an item that is not
     there, or an assertion."""
-    last = _innermost(error)
+    last = innermost(error)
     if last is None or not is_ours(last.tb_frame.f_code):
         return False
     name = _instruction(last)
@@ -49,7 +49,7 @@ def names_stand_in(error: BaseException) -> bool:
     says something else, if it complains at all."""
     if not isinstance(error, TypeError):
         return False
-    last = _innermost(error)
+    last = innermost(error)
     if last is None or not is_ours(last.tb_frame.f_code) or _raises(last):
         return False
     return any(stand_in in str(error) for stand_in in _STAND_INS)
@@ -60,7 +60,7 @@ def is_exhausted(error: BaseException) -> bool:
     comes from a ``raise``."""
     if not isinstance(error, RecursionError):
         return False
-    last = _innermost(error)
+    last = innermost(error)
     return last is None or not is_ours(last.tb_frame.f_code) or not _raises(last)
 
 
@@ -95,13 +95,6 @@ def _clear_callers(frame: types.FrameType) -> None:
         while caller is not None and is_ours(caller.f_code):
             caller.clear()
             caller = caller.f_back
-
-
-def _innermost(error: BaseException) -> types.TracebackType | None:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace
 
 
 def _raises(trace: types.TracebackType) -> bool:

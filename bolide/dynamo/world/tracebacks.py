@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.bytecode.instructions import is_ours
 from bolide.dynamo.world.frames import Frame
 from bolide.support.caches import on_reset
+from bolide.support.origins import is_ours
 
 
 def _stub(frame: Frame | None) -> Iterator[None]:
