@@ -218,7 +218,7 @@ def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     if dropped:
         refuse_types(trace.where, func, args, kwargs, dropped, results)
     if all(target.shape == result.meta["val"].shape for target, result in zip(targets, results)):
-        refuse_overlaps(func, args, kwargs, targets)
+        refuse_overlaps(trace.where, func, args, kwargs, targets)
     for place, (target, result) in enumerate(zip(targets, results)):
         if dropped and target.shape != result.meta["val"].shape:
             _refuse_known_out(trace, target)
@@ -564,7 +564,7 @@ def _lift_fresh(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 @handler("copy_")
 def _copy_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     target = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
-    refuse_overlaps(func, args, {}, args[:1])
+    refuse_overlaps(trace.where, func, args, {}, args[:1])
     trace.write(target, _as(trace, trace.unwrap(args[1]), target.node.meta["val"]))
     return args[0]
 

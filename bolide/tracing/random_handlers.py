@@ -14,7 +14,7 @@ import torch.fx
 from bolide.support.errors import Unsupported
 from bolide.tracing import data, rng
 from bolide.tracing.handlers import dtype_and_device, handler
-from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of
 from bolide.tracing.refusals import refuse_negative, refuse_overlaps
 from bolide.tracing.rules import types
 from bolide.tracing.rules.common import fresh, like_strides
@@ -77,6 +77,8 @@ def _normal(trace: Trace, wanted: TensorMeta, mean: Any = 0, std: Any = 1) -> No
 
 def _integers(trace: Trace, wanted: TensorMeta, low: int, high: int) -> Node:
     _require("random_", wanted.dtype, low, high)
+    if not wanted.dtype.is_floating_point and not high - 1 <= _largest(wanted.dtype):
+        _require("random_", wanted.dtype, hint_of(low), hint_of(high))
     if high <= low:
         raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
     if trace.draws_as_eager:
@@ -91,6 +93,10 @@ def _integers(trace: Trace, wanted: TensorMeta, low: int, high: int) -> Node:
     if low != 0:
         node = trace.call(aten.add.Tensor, node, low)
     return _converted(trace, node, wanted)
+
+
+def _largest(dtype: torch.dtype) -> int:
+    return 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 def _bernoulli(trace: Trace, wanted: TensorMeta, p: Any) -> Node:
@@ -119,7 +125,7 @@ def _two(given: tuple[Any, ...]) -> tuple[Any, Any]:
 
 def _target(trace: Trace, func: Any, args: Any) -> tuple[TracedTensor, TensorMeta]:
     tensor = args[0]
-    refuse_overlaps(func, args, {}, args[:1])
+    refuse_overlaps(trace.where, func, args, {}, args[:1])
     target = tensor if tensor.__class__ is TracedTensor else trace.lift(tensor)
     return target, target.node.meta["val"]
 

@@ -14,7 +14,9 @@ from bolide.tracing.rules import overlaps, types
 from bolide.tracing.tensor import TracedTensor
 
 
-def refuse_overlaps(func: Any, args: Any, kwargs: dict[str, Any], targets: Sequence[Any]) -> None:
+def refuse_overlaps(
+    where: UserFrame | None, func: Any, args: Any, kwargs: dict[str, Any], targets: Sequence[Any]
+) -> None:
     """Raises what eager does where elements of a target are one in memory, or an operand shares some with it."""
 
     def place(arg: Any) -> str:
@@ -27,6 +29,9 @@ def refuse_overlaps(func: Any, args: Any, kwargs: dict[str, Any], targets: Seque
     places = [place(tensor) for tensor in traced]
     if overlaps.PARTLY not in places and overlaps.INSIDE not in places:
         return
+    if func._opname in types.CHOSEN_BY_SIZE:
+        reason = "a product is written to an out= argument that overlaps: only some of its kernels refuse that"
+        raise Unsupported(reason, where, kind="tensor_write")
     known = {id(tensor): (tensor.meta, place) for tensor, place in zip(traced, places)}
 
     def described(arg: Any) -> Any:

@@ -41,9 +41,10 @@ def install() -> None:
             aten.matmul.default: _of_primitives(matmul),
             aten.max_pool1d.default: max_pool1d,
             aten.reshape.default: _of_primitives(reshape),
-            aten.multilabel_margin_loss_forward.default: _of_primitives(aten.multilabel_margin_loss_forward.default),
             aten.scaled_dot_product_attention.default: attention,
         }
+        for op in (aten.hardshrink.default, aten.softshrink.default, aten.multilabel_margin_loss_forward.default):
+            ours[op] = _of_primitives(op)  # torch's formula takes types that no kernel does
         for op in (aten.linear.out, aten.matmul.out):
             ours[op] = _into(op, op.py_kernels.get(_COMPOSITE))
         for name in (

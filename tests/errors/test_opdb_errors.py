@@ -43,7 +43,8 @@ def outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
     except Exception as error:
-        return Raised((type(error), re.sub(r"0x[0-9a-f]+", "0x", str(error))))
+        text = str(error).partition("\nException raised from ")[0]  # a traceback of C++ follows
+        return Raised((type(error), re.sub(r"0x[0-9a-f]+", "0x", text)))
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bolide.tracing.meta import TensorMeta, contiguous_strides, is_one
+from bolide.tracing.meta import TensorMeta, contiguous_strides, is_one, is_zero
 from bolide.tracing.rules.common import (
     broadcast_shapes,
     broadcast_strides,
@@ -42,8 +42,8 @@ def _embedding_backward(grad: TensorMeta, indices: TensorMeta, rows: Any, *_: An
 
 @rule("gather")
 def _gather(x: TensorMeta, dim: int, index: TensorMeta, *, sparse_grad: bool = False) -> TensorMeta:
-    if x.shape and index.shape and 0 not in index.shape:
-        dim = wrap_dim(dim, x.ndim)
+    dim = wrap_dim(dim, x.ndim)
+    if x.shape and index.shape and not any(map(is_zero, index.shape)):
         if index.ndim != x.ndim:
             raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
         for other in range(x.ndim):

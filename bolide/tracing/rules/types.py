@@ -20,7 +20,7 @@ _NO_SIZES = frozenset(  # integers that say something else
 )
 TRUSTING = frozenset({"linalg_ldl_solve", "linalg_lu_solve"})
 """Kernels that take numbers in a tensor for places in memory, unchecked: they are never run on made-up data."""
-_BY_SIZE = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # which kernel they choose
+CHOSEN_BY_SIZE = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # which kernel they choose
 _NUMBERS = (int, float, complex, bool, str, torch.dtype)
 _SMALL = 1 << 12
 _MOST_DIMS = 16
@@ -99,7 +99,7 @@ def _answers(func: Any) -> bool:
     """Whether a kernel can be asked: it writes nothing, draws nothing and is one for all sizes."""
     draws = torch.Tag.nondeterministic_seeded in func.tags
     writes = any(arg.alias_info for arg in func._schema.arguments)
-    return func.namespace == "aten" and not draws and not writes and func._opname not in _BY_SIZE | TRUSTING
+    return func.namespace == "aten" and not draws and not writes and func._opname not in CHOSEN_BY_SIZE | TRUSTING
 
 
 @functools.cache
@@ -155,7 +155,7 @@ def _empty(dtypes: dict[str, torch.dtype]) -> dict[str, torch.Tensor]:
 def _failure(
     func: Any, args: list[Any], kwargs: dict[str, Any], whole: bool, value: int, dtype: torch.dtype | None
 ) -> Exception | None:
-    """What the kernel raises for tensors full of this value; small ones, or of their `whole` size."""
+    """What the kernel in C++ raises for tensors full of this value; small ones, or of their `whole` size."""
 
     def real(arg: Any) -> Any:
         if isinstance(arg, TensorMeta):
@@ -166,7 +166,8 @@ def _failure(
         return 1 if isinstance(arg, torch.SymInt) else arg
 
     try:
-        func(*map(real, args), **{name: real(arg) for name, arg in kwargs.items()})
+        with torch._C._DisablePythonDispatcher():
+            func(*map(real, args), **{name: real(arg) for name, arg in kwargs.items()})
     except Exception as error:
         return error.with_traceback(None)
     return None

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from bolide.symbolic import product, same_size, times
-from bolide.tracing.meta import TensorMeta, contiguous_strides, is_one, is_undecided, is_zero, same_sizes
+from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, is_undecided, is_zero, same_sizes
 from bolide.tracing.rules.common import (
     differ,
     format_strides,
@@ -279,6 +279,9 @@ def _slice(x: TensorMeta, dim: int = 0, start: Any = None, end: Any = None, step
 
 @rule("as_strided")
 def _as_strided(x: TensorMeta, size: list[Any], stride: list[Any], offset: Any = None) -> TensorMeta:
+    for step in stride:
+        message = "as_strided: Negative strides are not supported at the moment, got strides: "
+        require(_surely(step >= 0), f"{message}{list(map(hint_of, stride))}")
     return _strided(x, size, stride, offset)
 
 
