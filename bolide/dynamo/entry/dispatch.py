@@ -22,11 +22,11 @@ from bolide.dynamo.breaks.segments import Shape, Suspended, are_held, flatten
 from bolide.dynamo.bytecode.instructions import Code
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.capture import capture_rest
-from bolide.dynamo.entry.failures import comes_from_outside
 from bolide.dynamo.entry.replay import Entry
 from bolide.dynamo.entry.versions import Backend, OtherParameters, Versions, not_raised
 from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
 from bolide.dynamo.guards.sizes import SizeHistory
+from bolide.dynamo.machine.faults import comes_from_outside
 from bolide.dynamo.program.captured import Captured
 from bolide.dynamo.program.signature import Signature
 from bolide.dynamo.program.sources import Namespace

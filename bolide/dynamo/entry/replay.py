@@ -26,8 +26,8 @@ import torch
 
 from bolide.dynamo.breaks.segments import Suspended
 from bolide.dynamo.checks.check import Check
-from bolide.dynamo.entry.failures import settle
 from bolide.dynamo.machine.draws import set_state, state_of
+from bolide.dynamo.machine.faults import settle
 from bolide.dynamo.program.captured import Captured, Effect, Guard, Recipe
 from bolide.dynamo.program.signature import Signature
 from bolide.dynamo.program.sources import Namespace, with_symbols
@@ -155,7 +155,7 @@ class _Builder:
         effects = [(_runs_foreign(effect), self.effect(effect, statements)) for effect in self.captured.effects]
         result = self.value(self.captured.result, statements)
         graph = f"{run}({found})" if any(True for _ in self.captured.trace.graph.nodes) else "()"
-        changes = bool(self.captured.trace.mutated_inputs())
+        changes = graph != "()" and bool(self.captured.trace.mutated_inputs())
         if graph != "()" or statements:  # a graph may draw, without inputs and results
             yield from self.run(graph, put_back, () if changes else statements)
         late = [(False, line) for line in statements] if changes else []

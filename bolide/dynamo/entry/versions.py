@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from bolide.dynamo.config import config
-from bolide.dynamo.entry.failures import comes_from_outside
 from bolide.dynamo.entry.limits import counted, made_under
 from bolide.dynamo.entry.metrics import CompilationMetrics, compilation_metrics
 from bolide.dynamo.entry.replay import Entry, Runner, make_entry
@@ -28,7 +27,7 @@ from bolide.dynamo.guards import texts as guards
 from bolide.dynamo.guards.advice import remedy
 from bolide.dynamo.guards.filters import GuardFail, GuardFailed, GuardFilter, select
 from bolide.dynamo.guards.sizes import SizeHistory, shape_guards, specialised
-from bolide.dynamo.machine.faults import release
+from bolide.dynamo.machine.faults import comes_from_outside, release
 from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import Break, Captured, GlobalState
 from bolide.dynamo.program.signature import Signature

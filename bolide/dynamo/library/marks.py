@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch.overrides import handle_torch_function
 
-from bolide.dynamo.machine.calls import INTERCEPTS, intercept
+from bolide.dynamo.machine.calls import INTERCEPTS, Intercept, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.operations import SYMBOLIC, concrete
 from bolide.dynamo.program.captured import Source
@@ -33,7 +33,7 @@ def allow_in_graph(fn: Any) -> Any:
     if isinstance(fn, (list, tuple)):
         return [allow_in_graph(each) for each in fn]
     _check(fn)
-    intercept(fn)(functools.partial(_in_graph, fn))
+    _intercept(fn, functools.partial(_in_graph, fn))
     return fn
 
 
@@ -68,7 +68,7 @@ def assume_constant_result(fn: T) -> T:
     Returns `fn`. Raises TypeError for what cannot be called.
     """
     _check(fn)
-    intercept(fn)(functools.partial(constant_result, fn))
+    _intercept(fn, functools.partial(constant_result, fn))
     return fn
 
 
@@ -124,10 +124,10 @@ def substitute_in_graph(
         if not skip_signature_check:
             _check_signatures(original_fn, traceable_fn)
 
-        @intercept(original_fn)
         def substitute(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
             return Call(traceable_fn, args, kwargs)
 
+        _intercept(original_fn, substitute)
         return traceable_fn
 
     return register
@@ -175,13 +175,13 @@ def _refusing(fn: Any, reason: str, final: bool) -> Any:
         return [_refusing(each, reason, final) for each in fn]
     _check(fn)
 
-    @intercept(fn)
     def refuse(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         name = f"{getattr(fn, '__qualname__', fn)}(...)"
         error = Unsupported(reason, vm.where(), "remove the mark", "disabled", name)
         error.final = final
         raise error
 
+    _intercept(fn, refuse)
     return fn
 
 
@@ -194,6 +194,12 @@ def cudagraph_mark_step_begin() -> None:
     """Says that a new step begins, so that the memory of CUDA graphs' results may be used again. Nothing to do on
     CPUs.
     """
+
+
+def _intercept(fn: Any, handler: Intercept) -> None:
+    """The last mark of a function counts."""
+    forget([fn])
+    intercept(fn)(handler)
 
 
 def forget(functions: Iterable[Callable[..., Any]]) -> None:
