@@ -81,7 +81,7 @@ class CompiledGraph:
 
 
 def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
-    """Compiles a functional ATen graph (the contract is in docs/architecture.md) for the CPU, with the options of
+    """Compiles a functional ATen graph (the contract is in docs/inductor.md) for the CPU, with the options of
     `inductor.config` as they are now."""
     name = f"{info.kind}_{next(_numbers)}"
     start = time.perf_counter()

@@ -434,7 +434,7 @@ def lower(gm: torch.fx.GraphModule, fresh: Collection[int] = ()) -> Program:
     them, or another graph was traced with them.
 
     Args:
-        gm: as docs/architecture.md's contract of a graph given to a compiler says; every node has ``meta["val"]``.
+        gm: as the contract of a graph in docs/inductor.md says; every node has ``meta["val"]``.
         fresh: the places of results that must be memory of their own, whatever operation made them.
     """
     ctx = Lowering()
