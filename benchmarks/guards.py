@@ -19,8 +19,8 @@ import torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 import bolide
-from bolide.dynamo.checks.check import Check
 from bolide.dynamo.entry.versions import _all
+from bolide.dynamo.native.check import Check
 
 
 def cost(call: Callable[[], Any], times: int) -> float:

@@ -37,7 +37,7 @@ MAY_IMPORT = {
 """docs/architecture.md, "Layout and direction of imports"; a package may always import itself."""
 
 ROOMS = (
-    *("state", "policy", "config", "backends", "polyfills", "switches", "bytecode", "program", "guards", "checks"),
+    *("state", "policy", "config", "backends", "polyfills", "switches", "bytecode", "program", "guards", "native"),
     *("world", "machine", "library", "opcodes", "breaks", "torch_calls", "entry"),
 )
 """Of bolide.dynamo: each imports from those before it."""

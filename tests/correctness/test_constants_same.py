@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 import bolide
-from bolide.dynamo.checks.check import FIRST_RECORDING
 from bolide.dynamo.config import config
+from bolide.dynamo.native.check import FIRST_RECORDING
 from bolide.dynamo.program.constants import same_constant
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import bolide
-from bolide.dynamo.checks.check import Check
-from bolide.dynamo.checks.layout import layout
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.versions import _all
+from bolide.dynamo.native.check import Check
+from bolide.dynamo.native.layout import layout
 from bolide.support.errors import BolideWarning
 
 pytestmark = pytest.mark.skipif(layout() is None, reason="this build keeps its objects elsewhere")

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import bolide
-from bolide.dynamo.checks.check import FIRST_RECORDING
 from bolide.dynamo.config import config
+from bolide.dynamo.native.check import FIRST_RECORDING
 from bolide.support.errors import BolideWarning
 
 pytestmark = pytest.mark.filterwarnings(f"error::{BolideWarning.__module__}.{BolideWarning.__name__}")

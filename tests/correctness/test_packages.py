@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import bolide
-from bolide.dynamo.checks.check import FIRST_RECORDING
 from bolide.dynamo.config import config
+from bolide.dynamo.native.check import FIRST_RECORDING
 
 PACKAGE = """
 import enum

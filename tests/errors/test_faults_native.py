@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import bolide
-from bolide.dynamo.checks import check as checks
-from bolide.dynamo.checks import layout, native, proof
 from bolide.dynamo.config import config
+from bolide.dynamo.native import check as checks
+from bolide.dynamo.native import layout, native, proof
 from bolide.inductor.codegen import library
 from bolide.support import artifacts, symbols
 

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 import bolide
-from bolide.dynamo.checks import native
-from bolide.dynamo.checks.check import Check
-from bolide.dynamo.checks.layout import layout
 from bolide.dynamo.entry.replay import Entry
 from bolide.dynamo.entry.versions import _all
+from bolide.dynamo.native import native
+from bolide.dynamo.native.check import Check
+from bolide.dynamo.native.layout import layout
 
 GAIN = 2.0
 TABLE: dict[str, Any] = {"scale": 1.5, "unused": 0}

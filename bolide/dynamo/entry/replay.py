@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from bolide.dynamo.breaks.segments import Suspended
-from bolide.dynamo.checks.check import Check
 from bolide.dynamo.machine.draws import set_state, state_of
 from bolide.dynamo.machine.faults import settle
+from bolide.dynamo.native.check import Check
 from bolide.dynamo.program.captured import Captured, Effect, Guard, Recipe
 from bolide.dynamo.program.signature import Signature
 from bolide.dynamo.program.sources import Namespace, with_symbols

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from bolide.dynamo.checks import layout as places
-from bolide.dynamo.checks import native
-from bolide.dynamo.checks.layout import KIND_MASK, Layout, word
-from bolide.dynamo.checks.notes import ALL, Habits, Loose, Notes, is_immutable
 from bolide.dynamo.guards import texts as guard_module
+from bolide.dynamo.native import layout as places
+from bolide.dynamo.native import native
+from bolide.dynamo.native.layout import KIND_MASK, Layout, word
+from bolide.dynamo.native.notes import ALL, Habits, Loose, Notes, is_immutable
 from bolide.dynamo.program.captured import GlobalState, Guard, Source, TensorGuard
 from bolide.dynamo.program.constants import same_constant
 from bolide.dynamo.program.kinds import MISSING, Watch, class_attribute, steering

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from bolide.dynamo.checks import native, native_text, pins
-from bolide.dynamo.checks.layout import Layout, layout
-from bolide.dynamo.checks.notes import Habits
 from bolide.dynamo.guards import texts as guards
+from bolide.dynamo.native import native, native_text, pins
+from bolide.dynamo.native.layout import Layout, layout
+from bolide.dynamo.native.notes import Habits
 from bolide.dynamo.program.captured import Guard, Source
 from bolide.support import log
 from bolide.support.caches import on_reset

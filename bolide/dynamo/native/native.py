@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.checks.layout import LIST_ITEMS, SIZE, TUPLE_ITEMS, TYPE, Layout, autograd_state, required
-from bolide.dynamo.checks.native_text import TEXT, expanded
+from bolide.dynamo.native.layout import LIST_ITEMS, SIZE, TUPLE_ITEMS, TYPE, Layout, autograd_state, required
+from bolide.dynamo.native.native_text import TEXT, expanded
 from bolide.support.engine import Method, load
 
 # Instructions, with their operands. An object is given by its address. Those about the values that are passed come

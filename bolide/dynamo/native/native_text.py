@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from bolide.dynamo.checks import native_tensors
+from bolide.dynamo.native import native_tensors
 
 # Whether memory is as noted: (address, expected) or (address, expected, mask) `count` times.
 _COMPARING = """define internal i1 @NAME(ptr %notes, i64 %count) {{

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.checks import layout as places
-from bolide.dynamo.checks import native
-from bolide.dynamo.checks.layout import Layout, Mismatch, word
+from bolide.dynamo.native import layout as places
+from bolide.dynamo.native import native
+from bolide.dynamo.native.layout import Layout, Mismatch, word
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import is_installed, is_library_namespace
 

@@ -12,13 +12,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bolide.dynamo.checks import native, pins
-from bolide.dynamo.checks.layout import layout
-from bolide.dynamo.checks.notes import Habits
-from bolide.dynamo.checks.proof import proved, underway
 from bolide.dynamo.config import config
 from bolide.dynamo.guards import texts as guard_module
 from bolide.dynamo.guards.held import Held
+from bolide.dynamo.native import native, pins
+from bolide.dynamo.native.layout import layout
+from bolide.dynamo.native.notes import Habits
+from bolide.dynamo.native.proof import proved, underway
 from bolide.dynamo.program.captured import Guard, Source
 from bolide.dynamo.program.sources import Namespace, Reader, count_uses
 from bolide.support.errors import BolideWarning, CompileError, describe
