@@ -12,8 +12,8 @@ from typing import Any
 class ThreadState(threading.local):
     """`stage`: ``capture`` or ``backend`` while compiling; `disabled`: how many `disable` regions are entered;
     `entering`: the dispatcher that has just compiled an entry and is calling it; `stance`, `backend`: see
-    `stance.set_stance`; `break_is_error`: see `disabling.error_on_graph_break`; `exporting`: whether the capture is one
-    of `export`.
+    `switches.set_stance`; `break_is_error`: see `switches.error_on_graph_break`; `exporting`: whether the capture is
+    one of `export`.
     """
 
     stage: str | None = None

@@ -381,7 +381,7 @@ def _names_of(frame: _Frame) -> Sequence[str]:
 
 
 def _called(writer: _Writer, frame: _Frame, at: int, slots: int, first: bool, names: Sequence[str]) -> None:
-    """A call of a function in C: of what stands in the `slots` from `at` on, see `opcodes_control._invoke`."""
+    """A call of a function in C: of what stands in the `slots` from `at` on, see `opcodes.control._invoke`."""
     if not first:
         raise _NoHop
     function, *owner = [name for name in frame.stack[at : at + slots] if name is not None]

@@ -39,7 +39,7 @@ class Target(NamedTuple):
 
 class Row(NamedTuple):
     """A row of an exception table in bytes: exceptions at `start` ≤ offset < `end` go to `target`. The rest as in
-    `bytecode.ExceptionEntry`."""
+    `instructions.ExceptionEntry`."""
 
     start: int
     end: int

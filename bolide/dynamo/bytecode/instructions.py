@@ -1,7 +1,7 @@
 """CPython bytecode in one uniform form.
 
 `decode(code)` turns a code object of CPython 3.10 to 3.13 into parallel lists of operation names, resolved arguments
-and lines. What the versions spell differently is normalised (`bytecode_forms`), so that handlers see one form:
+and lines. What the versions spell differently is normalised (`forms`), so that handlers see one form:
 
 - jumps are absolute indices into the instruction list, forward and backward forms have one name (`JUMP`,
   `POP_JUMP_IF_TRUE`, …);
@@ -9,7 +9,7 @@ and lines. What the versions spell differently is normalised (`bytecode_forms`),
 - fused instructions are taken apart, inline caches, `EXTENDED_ARG`, `NOP`, `RESUME` and the like are gone (jumps to
   them go to what follows);
 - exceptions are handled by a table over instruction indices; that of 3.10 is derived from its blocks
-  (`bytecode_blocks`).
+  (`blocks`).
 
 Decoding is cached per code object.
 """

@@ -2,7 +2,7 @@
 then the value the user gets.
 
 def entry(x, y):                       # the user's own parameters
-    found = check(x, y)                # see checks.py: the inputs of the graph, then other outside values
+    found = check(x, y)                # see native/check.py: the inputs of the graph, then other outside values
     if found is None:
         other = others(1, x, y)        # the entry that fits, and what it has found
         return miss(x, y) if other is None else other[0](other[1], x, y)

@@ -1,5 +1,5 @@
 """Handlers of operations on the stack, variables, containers, attributes and operators. Control flow is in
-`opcodes_control`."""
+`opcodes.control`."""
 
 from __future__ import annotations
 

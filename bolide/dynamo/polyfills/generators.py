@@ -1,4 +1,4 @@
-"""The methods of generators and coroutines. Primitives are answered by the interpreter itself (`opcodes_generators`);
+"""The methods of generators and coroutines. Primitives are answered by the interpreter itself (`opcodes.generators`);
 their bodies are what they do in eager."""
 
 from __future__ import annotations
