@@ -24,8 +24,9 @@ _log = log.logger("dynamo")
 C = TypeVar("C", bound=type)
 _classes: set[type] = set()
 _symbols: set[type] = set()
+_SEARCHED = 3  # objects of one class that a holder is looked for
 _LOOKED_AT = 2000  # values in a result, at most
-_MET = 20000  # objects between a leak and what the program knows, at most
+_MET = 500  # objects between a leak and what the program knows, at most
 
 
 def fleeting(cls: C) -> C:
@@ -77,13 +78,21 @@ def _refuse_living(name: str, before: set[int]) -> None:
         found: list[Any] = []  # what was found holds nothing any more
         gc.collect(generation)
         found = [value for value in living(None if generation else 1) if id(value) in made]
-        way = way_to(found)
+        way = way_to(_some(found))
         if way is None:  # asked before the next collection, which costs more
             break
     if way is not None:
         raise Leak(name, way)
     if found:
         _log.debug("%s: %d objects of its capture are kept by autograd's graph", name, len(found))
+
+
+def _some(found: list[Any]) -> list[Any]:
+    """A few objects of each class: what leads to one leads to others as well, and looking for many takes minutes."""
+    classes: dict[type, list[Any]] = {}
+    for value in found:
+        classes.setdefault(type(value), []).append(value)
+    return [value for values in classes.values() for value in (*values[:_SEARCHED], values[-1])]
 
 
 def living(generation: int | None = None) -> list[Any]:
