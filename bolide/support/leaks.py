@@ -92,7 +92,7 @@ def _some(found: list[Any]) -> list[Any]:
     classes: dict[type, list[Any]] = {}
     for value in found:
         classes.setdefault(type(value), []).append(value)
-    return [value for values in classes.values() for value in (*values[:_SEARCHED], values[-1])]
+    return [value for values in classes.values() for value in values[:_SEARCHED]]
 
 
 def living(generation: int | None = None) -> list[Any]:

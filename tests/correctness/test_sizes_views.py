@@ -179,7 +179,8 @@ def test_a_reshaped_piece_that_happens_to_be_all(form: str, dynamic: bool | None
 
 # ---- layouts of what is indexed by tensors ---------------------------------------------------------------------------
 
-INDEXED = ["z", "z, w", ":, z", ":, z, :, w", ":, :, z", ":, z, w", "None, z", "..., z", "z, None, w", ":, z, None"]
+INDEXED = ["z", "z, w", "z, :, w", ":, z", ":, z, w", ":, z, :, w", ":, :, z"]
+INDEXED += ["None, z", "..., z", "z, None, w", ":, z, None"]
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -190,18 +191,22 @@ def test_layouts_of_what_tensors_index(places: str, dynamic: bool | None) -> Non
     exec(f"def program(y, z, w): return y[{places}]", scope)
     program = scope["program"]
     for _ in range(3):
-        compiled = bolide.compile(program, backend="aot_eager", dynamic=dynamic)
+        compiled = bolide.compile(program, dynamic=dynamic)
         order = random.sample(range(4), 4)
         sizes = [random.choice((1, 1, 2, 3, 4)) for _ in range(4)]
         shape = random.choice([(), (1,), (2,), (2, 1), (1, 2), (2, 2)])
         for growth in (0, 1):
             grown = [size + growth * (size > 1) for size in sizes]
-            y = torch.randn(grown).permute(order)
+            y = torch.randn(grown).permute(order).requires_grad_()
             z = torch.zeros(shape, dtype=torch.int64).mT if len(shape) == 2 else torch.zeros(shape, dtype=torch.int64)
             w = torch.zeros(random.choice([tuple(z.shape), (1,), ()]), dtype=torch.int64)
             found, expected = compiled(y, z, w), program(y, z, w)
             assert torch.equal(found, expected)
-            assert found.stride() == expected.stride(), (y.shape, y.stride(), z.shape, w.shape)
+            ours, eagers = ([s for s, n in zip(t.stride(), t.shape) if n > 1] for t in (found, expected))
+            assert ours == eagers, (y.shape, y.stride(), z.shape, w.shape)
+            weights = torch.randn(expected.shape)
+            mine, theirs = (torch.autograd.grad(each, y, weights)[0] for each in (found, expected))
+            torch.testing.assert_close(mine, theirs)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import bolide
 from bolide.dynamo.config import config
+from bolide.tracing.rules import types
 
 linear = torch._C._nn.linear
 
@@ -81,6 +82,14 @@ def test_numbers_and_types(name: str, dynamic: bool | None) -> None:
         mine, theirs = outcome(bolide.compile(function, dynamic=dynamic), given), outcome(function, copies)
     torch.testing.assert_close(mine, theirs) if isinstance(theirs, Tensor) else None
     assert isinstance(theirs, Tensor) or isinstance(theirs[0], Tensor) or mine == theirs
+
+
+@pytest.mark.parametrize("function", [linear, torch.matmul])
+def test_types_of_results_are_asked_of_kernels_in_cpp(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while torch's Python dispatcher, which symbols need, has other kernels in place."""
+    monkeypatch.setattr(types, "_asked", {})
+    with pytest.raises(RuntimeError, match="to have dtype"):
+        bolide.compile(lambda x, o: function(x, x, out=o), dynamic=True)(square(), square(double))
 
 
 def test_channels_that_later_calls_do_not_divide() -> None:

@@ -20,7 +20,8 @@ _NO_SIZES = frozenset(  # integers that say something else
 )
 TRUSTING = frozenset({"linalg_ldl_solve", "linalg_lu_solve"})
 """Kernels that take numbers in a tensor for places in memory, unchecked: they are never run on made-up data."""
-CHOSEN_BY_SIZE = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # which kernel they choose
+CHOSEN_BY_SIZE = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+"""Products, whose kernel depends on the sizes: what small tensors are refused says nothing of others."""
 _NUMBERS = (int, float, complex, bool, str, torch.dtype)
 _SMALL = 1 << 12
 _MOST_DIMS = 16

@@ -279,9 +279,9 @@ def _slice(x: TensorMeta, dim: int = 0, start: Any = None, end: Any = None, step
 
 @rule("as_strided")
 def _as_strided(x: TensorMeta, size: list[Any], stride: list[Any], offset: Any = None) -> TensorMeta:
-    for step in stride:
+    if not all(_surely(step >= 0) for step in stride):
         message = "as_strided: Negative strides are not supported at the moment, got strides: "
-        require(_surely(step >= 0), f"{message}{list(map(hint_of, stride))}")
+        raise RuntimeError(f"{message}{list(map(hint_of, stride))}")
     return _strided(x, size, stride, offset)
 
 
