@@ -195,7 +195,8 @@ def _with_own_history(
     made = dict(aliases)
     for tensor in family if owner is not None else ():
         alias = aliases[id(tensor)]
-        asked = trace.own_gradients or any(op is torch.ops.aten.as_strided.default for op, _, _ in alias.chain)
+        asked = trace.own_gradients or not tensor.chain
+        asked |= any(op is torch.ops.aten.as_strided.default for op, _, _ in alias.chain)
         if not (asked and alias.chain and alias.tracked and _is_derived_otherwise(trace, tensor, owner)):
             continue
         if tensor.is_conj() or tensor.is_neg() or not is_dense(tensor.shape, tensor.stride()):
@@ -208,7 +209,7 @@ def _with_own_history(
 
 def _is_derived_otherwise(trace: Trace, view: TracedTensor, owner: Any) -> bool:
     """Whether there is a derivative of the program's own, a hook, or `as_strided` of a view, to which no gradient goes
-    beyond that view, on the way from a view to its owner."""
+    beyond that view, on the way from a view to its owner; or none leads there: it was detached, and then written."""
     step: Any = view.grad_fn
     while step is not None and step is not owner.grad_fn:
         if isinstance(step, torch.autograd.function.BackwardCFunction) or step in trace.hooked:
@@ -217,7 +218,7 @@ def _is_derived_otherwise(trace: Trace, view: TracedTensor, owner: Any) -> bool:
         if step.name() == "AsStridedBackward0" and before is not owner.grad_fn and before.next_functions:
             return True
         step = before
-    return False
+    return step is None and owner.grad_fn is not None
 
 
 def _owner(family: list[TracedTensor]) -> TracedTensor | None:

@@ -4,6 +4,7 @@ the program's, or that has a hook, gets that derivative, however many others of 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -135,3 +136,38 @@ def test_a_model_for_two_domains_trains_as_in_eager() -> None:
             (out["y"].sum() + out["d"].square().sum() + out["turned"].mean() + out["features"].norm()).backward()
         for mine, other in zip(ours.parameters(), theirs.parameters()):
             torch.testing.assert_close(mine.grad, other.grad)
+
+
+# ---- memory that is detached, then written ---------------------------------------------------------------------------
+
+DETACHED = {
+    "whole": ("y.detach()", "d.mul_(x.sum())"),
+    "a part": ("y.detach()[1:]", "d.mul_(x.sum())"),
+    "then a part": ("y.detach()", "d[1:].mul_(x.sum()); e = d[0]"),
+    "filled": ("y.detach()", "d.copy_(x.sum() * torch.ones_like(d))"),
+    "of itself": ("y.detach()", "d.mul_(y.sum())"),
+    "turned": ("y.detach().mT", "d.add_(x.sum())"),
+    "twice": ("y.detach()", "e = d.detach(); d.mul_(x.sum()); e.mul_(x.mean())"),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("kind", DETACHED)
+def test_what_is_detached_and_then_written_has_a_history_of_its_own(kind: str, dynamic: bool | None) -> None:
+    """Where that cannot be kept apart eager runs; never is it taken for the history of what it was detached from."""
+    made, written = DETACHED[kind]
+    scope: dict[str, Any] = {"torch": torch}
+    exec(f"def program(x, y):\n y = y * 1\n e = None\n d = {made}\n {written}\n return y, d, e", scope)
+    program, gradients = scope["program"], []
+    compiled = bolide.compile(program, dynamic=dynamic)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*BR0508")
+        for size in (3, 4, 6):
+            x, y = torch.randn(size), torch.randn(size, size)
+            for function in (compiled, program):
+                leaves = x.clone().requires_grad_(), y.clone().requires_grad_()
+                results = [each for each in function(*leaves) if each is not None]
+                loss = sum((each * each).sum() for each in results if each.requires_grad)
+                shown = [(each.requires_grad, each.detach().clone()) for each in results]
+                gradients.append((shown, torch.autograd.grad(loss, leaves, allow_unused=True)))
+            torch.testing.assert_close(*gradients[-2:])
