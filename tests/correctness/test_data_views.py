@@ -101,3 +101,27 @@ def test_reshapes_of_sizes_that_are_data(program: Callable[..., Any], breaks: bo
             about = functools.partial("{}, seed {}: {}".format, count, seed)
             torch.testing.assert_close(found, expected, msg=about)
     assert bool(met) is breaks, met
+
+
+@pytest.mark.parametrize(
+    "squeezed", [lambda y: y.squeeze(0), lambda y: y.squeeze(), lambda y: y.T.squeeze(-1), lambda y: y.squeeze((0, 1))]
+)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_squeezed_size_that_is_data_may_be_one(squeezed: Callable[[Tensor], Tensor], dynamic: bool | None) -> None:
+    compiled = bolide.compile(lambda x, mask: squeezed(x[mask]) * 2, dynamic=dynamic)
+    for count in (5, 1, 2, 0, 1, 3):
+        x, mask = torch.randn(5, 4), torch.arange(5) < count
+        torch.testing.assert_close(compiled(x, mask), squeezed(x[mask]) * 2, rtol=0, atol=0)
+
+
+def test_a_mask_of_one_element_may_choose_none() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x[:1, :1][x[:1, 0] > 0].flatten() * 2
+
+    compiled = bolide.compile(program)
+    for rows in (1, 3, 1, 4, 1, 5):
+        x = torch.randn(rows, 4, requires_grad=True)
+        x.data[0, 0] = rows - 2.5
+        results = compiled(x), program(x)
+        assert results[0].shape == results[1].shape
+        torch.testing.assert_close(*(torch.autograd.grad(result.sum(), x) for result in results))

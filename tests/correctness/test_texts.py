@@ -13,6 +13,7 @@ import logging
 import pprint
 import string
 import sys
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -330,3 +331,23 @@ def test_output_goes_to_what_stdout_is_now() -> None:
         with contextlib.redirect_stdout(file):
             compiled(torch.ones(2))
         assert file.getvalue() == "said\nwritten"
+
+
+@pytest.mark.parametrize(
+    "part", ["n", "[n]", "(n, [n])", "{1: [n]}", "collections.deque([n])", "collections.Counter([n])"]
+)
+def test_a_text_beside_a_value_that_contains_itself(part: str) -> None:
+    """Such a value is made empty and filled at the end: what a text is made of is there before."""
+    names: dict[str, Any] = {"collections": collections}
+    lines = ["def program(x, box):", "def again(p): return again(p)", "n = int(x.sum().item())"]
+    lines += [
+        f"box.text = f'{{box.size:>3}}|{{{part}}}'",
+        f"box.size = len(f'<{{{part}}}>{{n:03d}}')",
+        "return again, n",
+    ]
+    exec("\n    ".join(lines), names)
+    compiled = bolide.compile(names["program"])
+    for size in (3, 5, 5):
+        x, boxes = torch.arange(float(size)), [types.SimpleNamespace(size=7), types.SimpleNamespace(size=7)]
+        assert compiled(x, boxes[0])[1] == names["program"](x, boxes[1])[1]
+        assert boxes[0] == boxes[1]

@@ -394,6 +394,10 @@ class Rebuilder:
             return Recipe("call", bare_instance, (Recipe("constant", cls),))
         return None
 
+    def comes_later(self, value: Any) -> bool:
+        """Whether a value is filled when all others have been made."""
+        return self.split and self._empty(value, type(value)) is not None
+
     def _fill(self, value: Any, cls: type, empty: Recipe) -> None:
         if cls is types.CellType:
             with contextlib.suppress(ValueError):

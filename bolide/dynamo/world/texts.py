@@ -17,6 +17,7 @@ from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import World
+from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
 from bolide.tracing import DataDependent, TracedFloat, TracedTensor
 from bolide.tracing.trace import NonLeaf
@@ -166,7 +167,20 @@ def picture(data: torch.Tensor, is_parameter: bool, history: str | torch.Tensor 
 
 
 def _recipe_of_text(rebuilder: Rebuilder, value: TracedText) -> Recipe:
-    return Recipe("call", value.function, tuple(map(rebuilder.recipe, value.args)))
+    return Recipe("call", value.function, tuple([_at_once(rebuilder, arg) for arg in value.args]))
+
+
+def _at_once(rebuilder: Rebuilder, value: Any) -> Recipe:
+    """A part of a text, for which a container must not be empty first."""
+    cls = type(value)
+    if cls in (list, tuple):
+        return Recipe(cls.__name__, None, tuple([_at_once(rebuilder, item) for item in value]))
+    if cls is dict:
+        return Recipe("dict", None, tuple([_at_once(rebuilder, part) for item in value.items() for part in item]))
+    if rebuilder.comes_later(value):
+        reason = f"the text of a {cls.__name__}, beside a value that contains itself, leaves the function"
+        raise Unsupported(reason, rebuilder.world.where(), kind="escape")
+    return rebuilder.recipe(value)
 
 
 def _recipe_of_picture(rebuilder: Rebuilder, value: Pictured) -> Recipe:

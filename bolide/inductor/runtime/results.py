@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from bolide.support.errors import BolideWarning, WrongResult
+from bolide.support.errors import BolideWarning, Refuted, WrongResult
+from bolide.tracing.data import SIZED
 from bolide.tracing.rng import DRAWS
 from bolide.tracing.tables import lookup
 from bolide.tracing.writing_ops import drawn, functional
@@ -68,7 +69,8 @@ class Check:
 
     def __call__(self, value: Any, shape: Sizes, stride: Sizes) -> torch.Tensor:
         """`value`, or, of torch's own operations, whose strides bolide may know wrong, a copy with the strides that it
-        should have. What differs otherwise is the operator's fault (WrongResult) or, of torch's own, bolide's."""
+        should have. What differs otherwise is the operator's fault (WrongResult) or, of torch's own, bolide's; a size
+        that is data (Refuted) sends the call to eager."""
         if (
             type(value) is torch.Tensor
             and value.layout is torch.strided
@@ -85,6 +87,8 @@ class Check:
     def _mended(self, value: Any, shape: Sizes, stride: Sizes) -> torch.Tensor:
         expected, found = _told(shape, self.dtype, torch.device("cpu")), _kind_of(value)
         if found != expected:
+            if self.op.name() in SIZED:  # one that a later condition of the program makes 0 or 1
+                raise Refuted("a size that is data is not the one that the program was compiled for")
             raise self._fault()(self._text(expected, found))
         if not _same_places(shape, value.stride(), stride):
             text = self._text(f"strides {list(stride)}", f"strides {list(value.stride())}")

@@ -51,7 +51,7 @@ def _is_negative(extent: Any) -> bool:
 
 
 def _surely(condition: Any) -> bool:
-    """Whether a condition holds; of sizes that are data that is checked when the program runs."""
+    """Whether a condition holds; of sizes that are data that is checked when the program runs (see `suppose`)."""
     if is_undecided(condition):
         return bool(condition.node.env.suppose(condition.node.expr))
     return bool(condition)
@@ -107,7 +107,7 @@ def view_strides(
     for dim in range(len(shape) - 1, -1, -1):
         block = times(block, shape[dim])
         if dim == 0 or (not is_one(shape[dim - 1]) and not same(stride[dim - 1], times(block, base))):
-            while position >= 0 and (is_less(viewed, block) or is_one(size[position])):
+            while position >= 0 and (not _reaches(viewed, block) or is_one(size[position])):
                 result[position] = times(viewed, base)
                 viewed = times(viewed, size[position])
                 position -= 1
@@ -117,6 +117,11 @@ def view_strides(
                 base = stride[dim - 1]
                 block = viewed = 1
     return tuple(result) if position == -1 else None
+
+
+def _reaches(viewed: Any, block: Any) -> bool:
+    """Whether the dimensions of a view cover a block of memory. Where data decides, they do once they are the same."""
+    return not is_less(viewed, block) and (same_size(viewed, block) or is_less(block, viewed))
 
 
 def _same_now(a: Any, b: Any) -> bool:
@@ -232,7 +237,7 @@ def _unsqueeze(x: TensorMeta, dim: int) -> TensorMeta:
 def _squeeze(x: TensorMeta, dims: Any = None) -> TensorMeta:
     chosen = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = {wrap_dim(dim, x.ndim) for dim in chosen}
-    kept = [dim for dim in range(x.ndim) if dim not in gone or not bool(x.shape[dim] == 1)]
+    kept = [dim for dim in range(x.ndim) if dim not in gone or _surely(x.shape[dim] != 1)]
     return _strided(x, [x.shape[dim] for dim in kept], [x.stride[dim] for dim in kept])
 
 
