@@ -8,16 +8,23 @@ import platform
 import torch
 
 
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # it runs from its sources
+        return "not installed as a package"
+
+
 def info() -> dict[str, str]:
     """Names and values: versions, processor, threads, libraries found."""
     import llvmlite.binding as llvm
 
     features = [name for name, there in llvm.get_host_cpu_features().items() if there]
     return {
-        "bolide": importlib.metadata.version("bolide"),
+        "bolide": _version("bolide"),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "llvmlite": importlib.metadata.version("llvmlite"),
+        "llvmlite": _version("llvmlite"),
         "LLVM": ".".join(map(str, llvm.llvm_version_info)),
         "system": platform.platform(),
         "processor": llvm.get_host_cpu_name(),

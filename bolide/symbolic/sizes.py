@@ -850,8 +850,13 @@ def symbolic_strides(sizes: tuple[Any, ...], real: tuple[int, ...], hints: tuple
     """The strides of an input with symbolic sizes: products of sizes where the real strides are such products.
 
     `hints` are the real sizes. A stride that is not explained by the sizes inside of it stays a number (to be guarded).
+    For the others' strides, a size of 0 counts as 1.
     """
     strides: list[Any] = list(real)
+    sizes, hints = (
+        tuple([size if size.__class__ is not int else size or 1 for size in sizes]),
+        tuple([n or 1 for n in hints]),
+    )
     order = sorted((dim for dim, size in enumerate(hints) if size != 1), key=lambda dim: (real[dim], hints[dim]))
     for inner, outer in itertools.pairwise(order):
         if real[outer] == real[inner] * hints[inner]:

@@ -362,6 +362,11 @@ def _unique(size: torch.SymInt, self: TensorMeta, inverse: bool, counts: bool) -
     return metas, _at_most(size, self.numel)
 
 
+def _unique1(size: torch.SymInt, self: TensorMeta, sorted: bool = True, return_inverse: bool = False) -> Any:
+    metas, facts = _unique(size, self, return_inverse, False)
+    return metas[:2], facts
+
+
 def _unique2(
     size: torch.SymInt,
     self: TensorMeta,
@@ -408,6 +413,7 @@ def _bincount(size: torch.SymInt, self: TensorMeta, weights: TensorMeta | None =
 SIZED: dict[str, SizedRule] = {
     "aten::nonzero": _nonzero,
     "aten::masked_select": _masked_select,
+    "aten::_unique": _unique1,
     "aten::_unique2": _unique2,
     "aten::unique_consecutive": _unique_consecutive,
     "aten::unique_dim": _unique_dim,

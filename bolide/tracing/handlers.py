@@ -71,7 +71,8 @@ def classify(func: Any) -> Handler:
     if schema.name.startswith("aten::_foreach_"):
         return _foreach
     tags = func.tags
-    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+    data_tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)  # in some versions not on all
+    if func.name() in data.SIZED or any(tag in tags for tag in data_tags):
         return _data_dependent
     if torch.Tag.inplace_view in tags:
         return _metadata_change

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,12 @@ def test_info_names_versions() -> None:
     result = CliRunner().invoke(main, ["info"])
     assert result.exit_code == 0
     assert torch.__version__ in result.output and "LLVM" in result.output
+
+
+def test_info_of_sources_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    result = CliRunner().invoke(main, ["info"])
+    assert result.exit_code == 0 and "not installed" in result.output

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 
 #: the first that an operation has; with all of them the sweep takes six times as long
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16, torch.float64)
-#: these take an integer for a mode, which they do not check: any other one reads something
-UNCHECKED = ("grid_sampler_3d", "grid_sampler_2d")
+#: these take an integer for a mode, which they do not check (any other one reads something), or as an exponent
+UNCHECKED = ("grid_sampler_3d", "grid_sampler_2d", "combinations")
 #: what eager answers with when it does not take a call
 REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, NotImplementedError, AssertionError, ArithmeticError)
 
@@ -133,7 +133,10 @@ def series(function: Any, first: Arguments, rng: random.Random, with_ints: bool 
         args, kwargs = cloned(first)
         with contextlib.suppress(*REFUSALS):
             function(*args, **kwargs)
-    for kind, changes in (("sizes", _size_changes(first)), ("ints", _int_changes(first) if with_ints else ())):
+    for kind, changes in (
+        ("sizes", _size_changes(first, with_ints)),
+        ("ints", _int_changes(first) if with_ints else ()),
+    ):
         for name, change in changes:
             calls = [_taken(function, change, step, rng) for step in (1, 2)]
             if all(call is not None for call in calls):
@@ -160,7 +163,7 @@ def _taken(function: Any, change: Callable[..., Arguments | None], step: int, rn
     return None
 
 
-def _size_changes(first: Arguments) -> Iterator[tuple[str, Callable[..., Arguments | None]]]:
+def _size_changes(first: Arguments, change_ints: bool) -> Iterator[tuple[str, Callable[..., Arguments | None]]]:
     """Ways to change sizes: all of those above 1, or one of them; integers that are sizes, or products of sizes, with
     them, or as they are. Different sizes stay different."""
     tensors = [leaf for leaf in pytree.tree_leaves(first) if isinstance(leaf, torch.Tensor)]
@@ -177,7 +180,7 @@ def _size_changes(first: Arguments) -> Iterator[tuple[str, Callable[..., Argumen
             (f"{one} larger", lambda size, step: largest + step, (one,)),
             (f"{one} multiplied", lambda size, step: size * (largest + step), (one,)),
         ]
-    for (name, way, which), with_ints in itertools.product(ways, (True, False)):
+    for (name, way, which), with_ints in itertools.product(ways, (True, False) if change_ints else (False,)):
 
         def change(
             step: int,
@@ -243,8 +246,10 @@ def _grown(tensor: torch.Tensor, sizes: dict[int, int], noise: float, rng: rando
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return tensor
     shape = [sizes.get(size, size) for size in tensor.shape]
-    if shape == list(tensor.shape) or 0 in shape:
+    if shape == list(tensor.shape):
         return tensor
+    if 0 in shape:
+        return _empty_like(tensor, shape).requires_grad_(tensor.requires_grad)
     found = tensor.detach()
     for dim, (old, new) in enumerate(zip(tensor.shape, shape)):
         if old != new:
@@ -261,6 +266,14 @@ def _grown(tensor: torch.Tensor, sizes: dict[int, int], noise: float, rng: rando
     return memory.copy_(found).expand(shape).requires_grad_(tensor.requires_grad)
 
 
+def _empty_like(tensor: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    """A tensor without elements with other sizes, in rows or in columns as before."""
+    in_columns = tensor.dim() > 1 and tensor.stride() != torch.empty(tensor.shape).stride()
+    sizes = [*shape[:-2], shape[-1], shape[-2]] if in_columns else shape
+    made = torch.empty(sizes, dtype=tensor.dtype)
+    return made.mT if in_columns else made
+
+
 def _ascends(tensor: torch.Tensor) -> bool:
     return bool((tensor[..., 1:] >= tensor[..., :-1]).all())
 
@@ -273,7 +286,7 @@ def _grown_strides(tensor: torch.Tensor, shape: list[int]) -> list[int]:
         stride = tensor.stride(dim)
         if stride and tensor.shape[dim] != 1:
             strides[dim] = new_step * max(1, stride // old_step)
-            old_step, new_step = stride * tensor.shape[dim], strides[dim] * shape[dim]
+            old_step, new_step = stride * max(1, tensor.shape[dim]), strides[dim] * max(1, shape[dim])
         elif stride:
-            strides[dim] = new_step
+            strides[dim] = new_step if stride == old_step else stride
     return strides

@@ -51,7 +51,7 @@ UNDEFINED = ("empty", "resize_")  # what these give has no values to compare
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 1e-2, torch.float64: 1e-7, torch.complex128: 1e-7}
 #: kinds of calls that run in eager for a fault of ours
 OURS = ("bug", "user_exception")
-#: what is a fault; the rest ("ok", "recompiled", "broken", "eager") is told
+#: what is a fault; the rest ("ok", "recompiled", "broken", "eager", "undefined") is told
 FAULTS = ("wrong", "raises", "crash", "timeout", "unexplained", "fallback")
 
 
@@ -110,7 +110,8 @@ def outcome(function: Any, holder: Any, arguments: Arguments, seed: int) -> Outc
 
 
 def _random_like(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(root.shape, dtype=root.dtype, generator=generator)
+    widest = torch.complex128 if root.is_complex() else torch.float64  # the same numbers for each dtype
+    return torch.randn(root.shape, dtype=widest, generator=generator).to(root.dtype)
 
 
 def difference(mine: Any, theirs: Any, values: bool) -> str | None:
@@ -165,6 +166,52 @@ def differing(mine: Outcome, theirs: Outcome, values: bool) -> str | None:
     return None
 
 
+def is_excused(function: Any, call: Arguments, seed: int, mine: Outcome, theirs: Outcome) -> bool:
+    """Whether a difference tells nothing: eager reads memory that it has not written, or is as far from float64."""
+    if differing(mine, theirs, False) is not None:
+        return False
+    for junk in (float("nan"), 1e30):
+        del [torch.full((2**power,), junk) for power in range(4, 14) for _ in range(8)][:]
+        if differing(outcome(own(function), None, call, seed), theirs, True) is not None:
+            return True
+    try:
+        exact = outcome(
+            own(function).double() if isinstance(function, torch.nn.Module) else function, None, *_widened(call), seed
+        )
+    except Exception:
+        return False  # that has no float64
+    return all(
+        _error(mine, exact) <= 4 * _error(theirs, exact)
+        for mine, theirs, exact in zip(*map(_numbers, (mine, theirs, exact)), strict=True)
+    )
+
+
+def _widened(call: Arguments) -> tuple[Arguments]:
+    """The same arguments in float64."""
+
+    def widened(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+            return leaf
+        wide = leaf.detach().to(torch.complex128 if leaf.is_complex() else torch.float64)
+        return wide.requires_grad_(leaf.requires_grad)
+
+    return (pytree.tree_map(widened, call),)
+
+
+def _numbers(given: Outcome) -> list[torch.Tensor]:
+    leaves = pytree.tree_leaves((given.result, given.grads, given.inputs, given.state))
+    return [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.numel()]
+
+
+def _error(value: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest error, of numbers that the value's dtype can hold."""
+    if not (value.is_floating_point() or value.is_complex()):
+        return 0.0
+    same = (value == exact.to(value.dtype)) | (value.isnan() & exact.isnan())
+    error = (value.to(exact.dtype) - exact).abs().nan_to_num(nan=float("inf"))
+    return float(torch.where(same, 0.0, error).max())
+
+
 def check(subject: Subject, function: Any, first: Arguments, backend: str, dynamic: bool, seed: int) -> Iterator[Any]:
     """(kind, detail, what changed) of each thing that is found in one series."""
     calls = series(function, first, random.Random(seed), subject.name not in UNCHECKED)
@@ -194,7 +241,9 @@ def check(subject: Subject, function: Any, first: Arguments, backend: str, dynam
         finally:
             fixed += told.fixed
         wrong = differing(found, expected, values)
-        if wrong is not None:
+        if wrong is not None and is_excused(function, call, seed, found, expected):
+            yield "undefined", wrong, changed
+        elif wrong is not None:
             yield "wrong", wrong + named(function, calls.calls[: number + 1], backend, dynamic, seed), changed
             return
         for event in told.fallbacks:
@@ -416,6 +465,7 @@ def main() -> int:
     parser.add_argument("--shuffle", action="store_true", help="in random order")
     parser.add_argument("--report", help="a file for all findings, one JSON object a line")
     given = parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a forked process cannot use what its parent has begun to
     print(f"torch {torch.__version__}, seed {given.seed}", flush=True)
     options = Options(not given.static, given.dtypes == "all", given.samples, given.seed, given.layouts)
     backends = BACKENDS if given.backend == "all" else given.backend.split(",")
