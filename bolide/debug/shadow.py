@@ -192,7 +192,7 @@ class Shadowed:
     watch: Watch
     name: str
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.compiled(*args, **kwargs)
         twin, exact = Twin.of(self.original, args, kwargs), Twin.of(self.original, args, kwargs, torch.float64)

@@ -307,3 +307,33 @@ def test_an_entry_that_does_not_fit_its_own_call_is_a_fault_of_bolide() -> None:
         torch.testing.assert_close(f(x, 1), x * 3)
     with config.patch(suppress_errors=False), pytest.raises(CompileError, match="found 1"):
         f(x, 1)
+
+
+class _Named(torch.nn.Module):
+    def forward(_, **given: Any) -> Any:  # noqa: N805
+        return sum(given.values()) * 3
+
+
+def _breaks_between(**given: Any) -> Any:
+    total = sum(given.values())
+    print(end="")
+    return total * 2
+
+
+@bolide.disable
+def _in_eager(**given: Any) -> Any:
+    return sum(given.values())
+
+
+def _calls_eager(**given: Any) -> Any:
+    return _in_eager(**given) + 1
+
+
+@pytest.mark.parametrize("wrapper", [bolide.compile, bolide.shadow, bolide.disable], ids=lambda w: w.__name__)
+@pytest.mark.parametrize("function", [lambda **given: sum(given.values()), _breaks_between, _calls_eager, _Named()])
+def test_arguments_may_have_any_name(function: Any, wrapper: Any) -> None:
+    wrapped = wrapper(function)
+    for name in ("self", "cls", "function", "fn", "fault", "dispatcher", "args", "kwargs", "name", "x"):
+        for size in (3, 4):
+            given = {name: torch.randn(size), "other": torch.randn(size)}
+            torch.testing.assert_close(wrapped(**given), function(**given))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import itertools
 import math
 import random
@@ -77,6 +78,30 @@ def _calling(operation: Any) -> Any:
         return operation(*args, **kwargs)
 
     return call
+
+
+def by_name(function: Any, operation: Any, name: str, arguments: Arguments) -> Arguments | None:
+    """The same call with all arguments given by name; None if eager does not take it so. `name`: ATen's."""
+    args, kwargs = arguments
+    for names in _parameter_names(operation, name):
+        if len(names) >= len(args) and not kwargs.keys() & set(names[: len(args)]):
+            named: Arguments = (), {**dict(zip(names, args)), **kwargs}
+            copied = cloned(named)
+            with contextlib.suppress(*REFUSALS), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                function(*copied[0], **copied[1])
+                return named
+    return None
+
+
+def _parameter_names(operation: Any, name: str) -> Iterator[list[str]]:
+    with contextlib.suppress(TypeError, ValueError):
+        parameters = inspect.signature(operation).parameters.values()
+        yield [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    for schema in torch._C._jit_get_schemas_for_operator(f"aten::{name}"):
+        names = [argument.name for argument in schema.arguments]
+        yield ["input" if known == "self" else known for known in names]
+        yield names
 
 
 def _module_samples(info: Any, dtype: torch.dtype) -> Iterator[tuple[Any, Arguments]]:

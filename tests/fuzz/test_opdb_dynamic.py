@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
-from opdb_calls import REFUSALS, UNCHECKED, Arguments, Subject, cloned, own, series, subjects
+from opdb_calls import REFUSALS, UNCHECKED, Arguments, Subject, by_name, cloned, own, series, subjects
 from opdb_tools import rearranged
 from told import Told, strides
 from torch.utils import _pytree as pytree
@@ -342,6 +342,7 @@ class Options:
     most: int
     seed: int
     layouts: bool = False
+    named: bool = False
 
 
 def work(task: Task, options: Options, write: Any) -> None:
@@ -356,6 +357,12 @@ def work(task: Task, options: Options, write: Any) -> None:
             samples = (
                 (function, rearranged(arguments, rng)) for function, arguments in samples if _has_order(arguments)
             )
+        if options.named and task.subject.kind == "op":
+            info = task.subject.info
+            calls = (
+                (function, by_name(function, info.op, info.aten_name, arguments)) for function, arguments in samples
+            )
+            samples = ((function, arguments) for function, arguments in calls if arguments is not None)
         for function, arguments in itertools.islice(samples, options.most):
             number += 1
             if number < task.start:
@@ -458,6 +465,9 @@ def main() -> int:
     parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts")
     parser.add_argument("--static", action="store_true", help="default options, and the first call alone counts")
     parser.add_argument("--layouts", action="store_true", help="operands with other strides than the samples have")
+    parser.add_argument(
+        "--named", action="store_true", help="all arguments are given by name, where eager takes them so"
+    )
     parser.add_argument("--dtypes", default="main", choices=["main", "all"])
     parser.add_argument("--samples", type=int, default=10**9, help="at most, of each dtype")
     parser.add_argument("--most", type=int, help="operations and modules, the first ones (see --shuffle)")
@@ -467,7 +477,7 @@ def main() -> int:
     given = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a forked process cannot use what its parent has begun to
     print(f"torch {torch.__version__}, seed {given.seed}", flush=True)
-    options = Options(not given.static, given.dtypes == "all", given.samples, given.seed, given.layouts)
+    options = Options(not given.static, given.dtypes == "all", given.samples, given.seed, given.layouts, given.named)
     backends = BACKENDS if given.backend == "all" else given.backend.split(",")
     tasks = [Task(subject, backend) for subject in chosen(given.ops, given.shard) for backend in backends]
     if given.shuffle:
@@ -486,7 +496,7 @@ def main() -> int:
     return int(any(counts[kind] for kind in FAULTS))
 
 
-@pytest.mark.parametrize("options", ["--backend all", "--static", "--static --layouts"])
+@pytest.mark.parametrize("options", ["--backend all", "--static", "--static --layouts", "--named"])
 def test_samples_with_other_sizes(options: str) -> None:
     """A random part of the sweep, in a process of its own, whose output says how to repeat it: values and strides of
     results and gradients."""

@@ -89,6 +89,8 @@ class Concrete:
         except BaseException as raised:
             self.leaving = raised is error or not is_fault(raised)
             raise
+        finally:
+            del error  # as in `reified._body`
 
     def advance(self) -> None:
         """Run one instruction, and then those that need no tensors."""

@@ -152,7 +152,7 @@ class Dispatcher(Versions):
         function.__defaults__ = (OMITTED,) * len(self.original.__defaults__ or ()) or None
         function.__kwdefaults__ = dict.fromkeys(self.original.__kwdefaults__ or (), OMITTED) or None
 
-    def _other_defaults(self, *args: Any, **kwargs: Any) -> Any:
+    def _other_defaults(self, /, *args: Any, **kwargs: Any) -> Any:
         """A call, with marks for what was omitted, after the user's function was given other defaults."""
         form = self._codes.index(self.function.__code__)
         self._codes = self._write(self.name, self.signature)
@@ -178,7 +178,7 @@ class Dispatcher(Versions):
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.original(*args, **kwargs)
 
-    def miss(self, *args: Any, **kwargs: Any) -> Any:
+    def miss(self, /, *args: Any, **kwargs: Any) -> Any:
         return super().miss(*args, **kwargs)
 
     def wanted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -353,7 +353,7 @@ def _is_final(running: Concrete | None, error: Exception) -> bool:
     return known or comes_from_outside(error)
 
 
-def _of_original(dispatcher: Dispatcher, *args: Any, **kwargs: Any) -> Any:
+def _of_original(dispatcher: Dispatcher, /, *args: Any, **kwargs: Any) -> Any:
     """A call, with marks for what was omitted, as the user's function gets it."""
     count = next((i for i, value in enumerate(args) if value is OMITTED), len(args))
     named = dict(zip(dispatcher.signature.names[count:], args[count:])) | kwargs

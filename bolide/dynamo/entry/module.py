@@ -27,7 +27,7 @@ class CompiledModule:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Not passed on: the user's own ``__init_subclass__`` must not see a class the user did not write."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, /, *args: Any, **kwargs: Any) -> Any:
         """``type(compiled)(...)`` makes what ``type(module)(...)`` makes."""
         return cls._bolide_user(*args, **kwargs)
 
@@ -43,7 +43,7 @@ class CompiledModule:
         """What only the module has: in slots of its own, or since its class was changed."""
         return getattr(self._orig_mod, name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._bolide_call(self._orig_mod, *args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

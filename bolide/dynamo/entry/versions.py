@@ -192,7 +192,7 @@ class Versions(ABC):
 
     # ---- misses ------------------------------------------------------------------------------------------------------
 
-    def miss(self, *args: Any, **kwargs: Any) -> Any:
+    def miss(self, /, *args: Any, **kwargs: Any) -> Any:
         """No entry fits this call: compile one, or run the original."""
         if state.entering is self:
             raise _Unfit
@@ -518,7 +518,7 @@ class Versions(ABC):
 
     # ---- running in eager --------------------------------------------------------------------------------------------
 
-    def again(self, fault: Exception | None, *args: Any, **kwargs: Any) -> Any:
+    def again(self, fault: Exception | None, /, *args: Any, **kwargs: Any) -> Any:
         """The graph of an entry has raised, before any effect: the call is made in eager. `fault`: the error if it is
         one that eager does not raise."""
         self._asked(self._lose_patience)

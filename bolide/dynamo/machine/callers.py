@@ -71,7 +71,7 @@ class Within:
     def __init__(self, function: Callable[..., Any], callers: tuple[Caller, ...]) -> None:
         self.function, self.callers = function, callers
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         calls = [functools.partial(self.function, *args, **kwargs)]
         for caller in reversed(self.callers):
             calls.append(_from(caller, {}, calls[-1]))

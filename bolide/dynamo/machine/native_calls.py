@@ -211,7 +211,7 @@ def _may_set_modes(function: Any, args: list[Any]) -> bool:
     return isinstance(module, str) and module.startswith("torch") and not any(a.__class__ is TracedTensor for a in args)
 
 
-def for_real(function: Any, *args: Any, **kwargs: Any) -> Any:
+def for_real(function: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A native call whose operations on tensors are not the program's: those of a module that is imported, say."""
     native = torch._C
     with native._DisableTorchDispatch(), native.DisableTorchFunction(), native._DisablePythonDispatcher():

@@ -129,9 +129,11 @@ for _name in (
 @intercept(torch.arange)
 def _arange(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A range between floats that are made of sizes, or change."""
-    start, end, step, *_ = (0, *args, 1) if len(args) == 1 else (*args, 1, 1)
+    names = ("end",) if len(args) == 1 and "end" not in kwargs else ("start", "end", "step")
+    given: dict[str, Any] = dict(zip(names, args)) | kwargs
+    start, end, step = given.pop("start", 0), given.pop("end", None), given.pop("step", 1)
     numbers = (start, end, step)
-    if not any(isinstance(number, torch.SymFloat) for number in numbers) or kwargs.keys() - {"dtype", "device"}:
+    if not any(isinstance(number, torch.SymFloat) for number in numbers) or given.keys() - {"dtype", "device"}:
         return NATIVE
     vm.trace.where = vm.where()
     count = math.ceil((end - start) / step) if step else 0

@@ -282,7 +282,7 @@ class Method:
     def __init__(self, owner: TracedArray, name: str) -> None:
         self.owner, self.name = owner, name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         with_defaults()
         method = getattr(self.owner.array, self.name)
         own = getattr(_class_of(self.owner), self.name, None)
