@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import bolide
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.dispatch import Dispatcher
 from bolide.dynamo.guards import texts as guards
@@ -310,7 +311,7 @@ def test_an_entry_that_does_not_fit_its_own_call_is_a_fault_of_bolide() -> None:
 
 
 class _Named(torch.nn.Module):
-    def forward(_, **given: Any) -> Any:  # noqa: N805
+    def forward(_, **given: Any) -> Any:
         return sum(given.values()) * 3
 
 
@@ -329,7 +330,7 @@ def _calls_eager(**given: Any) -> Any:
     return _in_eager(**given) + 1
 
 
-@pytest.mark.parametrize("wrapper", [bolide.compile, bolide.shadow, bolide.disable], ids=lambda w: w.__name__)
+@pytest.mark.parametrize("wrapper", [bolide.compile, bolide.shadow, bolide.disable])
 @pytest.mark.parametrize("function", [lambda **given: sum(given.values()), _breaks_between, _calls_eager, _Named()])
 def test_arguments_may_have_any_name(function: Any, wrapper: Any) -> None:
     wrapped = wrapper(function)

@@ -173,8 +173,8 @@ def _recipe_of_text(rebuilder: Rebuilder, value: TracedText) -> Recipe:
 def _at_once(rebuilder: Rebuilder, value: Any) -> Recipe:
     """A part of a text, for which a container must not be empty first."""
     cls = type(value)
-    if cls in (list, tuple):
-        return Recipe(cls.__name__, None, tuple([_at_once(rebuilder, item) for item in value]))
+    if cls is list or cls is tuple:
+        return Recipe("list" if cls is list else "tuple", None, tuple([_at_once(rebuilder, item) for item in value]))
     if cls is dict:
         return Recipe("dict", None, tuple([_at_once(rebuilder, part) for item in value.items() for part in item]))
     if rebuilder.comes_later(value):

@@ -87,7 +87,8 @@ class Check:
     def _mended(self, value: Any, shape: Sizes, stride: Sizes) -> torch.Tensor:
         expected, found = _told(shape, self.dtype, torch.device("cpu")), _kind_of(value)
         if found != expected:
-            if self.op.name() in SIZED:  # one that a later condition of the program makes 0 or 1
+            if str(self.op.name()) in SIZED:  # type: ignore[no-untyped-call]
+                # that it is 0 or 1 is a condition that the program checks later
                 raise Refuted("a size that is data is not the one that the program was compiled for")
             raise self._fault()(self._text(expected, found))
         if not _same_places(shape, value.stride(), stride):
