@@ -20,7 +20,7 @@ from torch import Tensor
 import bolide
 from bolide.support import events
 
-PROGRAMS = 12  # a rare one of them takes a minute
+PROGRAMS = 16
 SEED = int(os.environ.get("BOLIDE_TEST_SEED", "0"))
 
 

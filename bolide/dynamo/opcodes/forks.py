@@ -33,6 +33,7 @@ from bolide.tracing.tensor import AliasGroup
 
 _RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
 _DEEPEST = 24  # branches in ways of branches
+_MOST_WAYS = 48  # that are gone for one branch, before only the first place is tried where ways meet
 _SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
 
 
@@ -57,17 +58,21 @@ def fork(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -
     if type(condition) is not TracedTensor or condition.numel() != 1:
         raise Unsupported("a branch on what is not one number", vm.where(), kind="control_flow")
     tick, starts = frame.tick, {wanted: target, not wanted: frame.pc}
+    if not vm.world.forks:
+        vm.world.ways = 0
     vm.world.forks += 1
     try:
         before = State(vm)
         refused: Unsupported | None = None
         for join in joins_of(code, at):
+            if refused is not None and vm.world.ways > _MOST_WAYS:
+                break  # the ways between would be gone again for each branch in them
             refused = _try(vm, frame, (starts[True], starts[False]), join, before, condition)
             if refused is None:
-                break
+                return
             forgive(refused)
-        if refused is not None:
-            raise refused
+        assert refused is not None
+        raise refused
     finally:
         vm.world.forks -= 1
         frame.tick = tick
@@ -126,6 +131,7 @@ class Way:
 
 def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
     """Interpret one way, from instruction `start` to where it meets the other."""
+    vm.world.ways += 1
     code, depth, base = frame.code, len(vm.frames), vm.base
     beginning, errors = Start(list(frame.stack), list(frame.locals)), list(frame.exceptions)
     bound = code.bound

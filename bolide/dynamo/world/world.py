@@ -135,6 +135,7 @@ class World(Classes):
         self.places: dict[int, int] = {}  # id of a traced input -> its index
         self.masked: dict[int, tuple[TracedTensor, type]] = {}  # tensors of the program's own classes, by id: and masks
         self.forks = 0  # how many branches are under way whose ways may have to be undone
+        self.ways = 0  # how many ways have been gone for the outermost of them
         self.journal: list[Write] = []  # writes to overlays and cells meanwhile
         self.aliases: list[Alias] = []  # made by branches
         self.inside = 0  # how many parts of the trace are being recorded inside of it
