@@ -217,3 +217,18 @@ def test_empty_vectors_are_joined_wherever_it_is_asked_for(dynamic: bool | None)
         found = compiled([empty, torch.rand(0)], dim)
         assert found.shape == (0,)
         assert torch.autograd.grad(found.sum(), empty)[0].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [lambda n: (n, 1, 2, n // 2), lambda n: (1, n, n, 1), lambda n: (n, n // 2, 1, 2), lambda n: (2, n // 2, 1, n)],
+)
+def test_reshapes_of_columns_with_extents_of_one_are_views(shape: Callable[[int], tuple[int, ...]]) -> None:
+    """Products of symbols that are equal in value only."""
+    for program in (lambda x: x.T.reshape(shape(len(x))), lambda x: torch.linalg.inv(x).reshape(shape(len(x))) * 1):
+        compiled = bolide.compile(program, dynamic=True)
+        for size in (4, 6, 8):
+            x = torch.randn(size, size)
+            mine, theirs = compiled(x), program(x)
+            assert mine.stride() == theirs.stride()
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)

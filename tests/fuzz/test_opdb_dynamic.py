@@ -28,6 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a forked process cannot use what its parent has begun to
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -475,7 +477,6 @@ def main() -> int:
     parser.add_argument("--shuffle", action="store_true", help="in random order")
     parser.add_argument("--report", help="a file for all findings, one JSON object a line")
     given = parser.parse_args()
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a forked process cannot use what its parent has begun to
     print(f"torch {torch.__version__}, seed {given.seed}", flush=True)
     options = Options(not given.static, given.dtypes == "all", given.samples, given.seed, given.layouts, given.named)
     backends = BACKENDS if given.backend == "all" else given.backend.split(",")

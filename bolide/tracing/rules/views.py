@@ -121,7 +121,9 @@ def view_strides(
 
 def _reaches(viewed: Any, block: Any) -> bool:
     """Whether the dimensions of a view cover a block of memory. Where data decides, they do once they are the same."""
-    return not is_less(viewed, block) and (same_size(viewed, block) or is_less(block, viewed))
+    if is_less(viewed, block):
+        return False
+    return not is_undecided(viewed == block) or is_less(block, viewed)
 
 
 def _same_now(a: Any, b: Any) -> bool:
