@@ -27,8 +27,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Stage(Event):
-    """A part of a compilation ended: ``capture``, ``differentiate``, a pass over the graph (``remove_dead``, …), a step of
-    the inductor (``lower``, …, ``emit``, ``codegen``, ``driver``), and how many seconds it took."""
+    """A part of a compilation ended: ``capture``, ``differentiate``, a pass over the graph (``remove_dead``, …), a step
+    of the inductor (``lower``, …, ``emit``, ``codegen``, ``driver``), and how many seconds it took."""
 
     stage: str
     seconds: float
