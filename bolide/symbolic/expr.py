@@ -221,6 +221,10 @@ class Expr:
             total += coefficient
         return total
 
+    def length(self) -> int:
+        """About how many characters its text has."""
+        return sum([len(atom.key) for mono, _ in self.terms for atom in mono])
+
     def text(self) -> str:
         """Python source of the expression (``min`` and ``max`` are the builtins)."""
         if self._text is None:

@@ -260,6 +260,10 @@ _LARGEST = torch.iinfo(torch.int64).max
 _HASH = torch.SymInt.__hash__.__code__
 
 
+_LONGEST = 4000
+"""Characters of an expression that is kept: what a loop computes of its last number twice doubles with each trip."""
+
+
 class SymNode:
     """The node of a `torch.SymInt` (`expr` is an Expr), `SymBool` (a Cond) or `SymFloat` (a Ratio or a number; other
     floats made of sizes are numbers of the graph, by `ShapeEnv.scalar`)."""
@@ -407,7 +411,10 @@ class SymNode:
         return self.expr if isinstance(self.expr, Expr) else Expr.const(self.guard_int())
 
     def _int(self, expr: Expr) -> SymNode:
-        return SymNode(self.env, expr, self.env.value(expr))
+        value = self.env.value(expr)
+        if expr.length() > _LONGEST:
+            expr = Expr.const(self.env.specialise(expr, value))
+        return SymNode(self.env, expr, value)
 
     def _cond(self, condition: Cond) -> SymNode:
         return SymNode(self.env, condition, condition.holds_at(self.env.value(condition.expr)))

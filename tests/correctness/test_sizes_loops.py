@@ -5,14 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
 import bolide
 from bolide.dynamo.entry import limits
 from bolide.dynamo.guards import texts as guards
 from bolide.support import events
+from bolide.symbolic import Expr
+from bolide.symbolic.sizes import SymNode
 from tests.correctness.test_sizes_layers import installed
 
 LENGTHS = (3, 5, 7, 9, 4, 12, 2, 15, 6, 8, 20, 11)
@@ -351,3 +355,29 @@ def test_versions_that_a_later_one_serves_do_not_count() -> None:
     assert limits.counted(found, now) == 1
     with torch.no_grad():
         assert limits.counted(found, guards.global_state()) == 0
+
+
+def _twice_used(x: Tensor, number: Any) -> Any:
+    for _ in range(16):
+        number = max(3, number * number % 101) % 100
+    return x + number, number
+
+
+@pytest.mark.parametrize("read", [lambda x: len(x), lambda x: int(x[0])], ids=["size", "data"])
+def test_a_number_that_a_loop_computes_of_its_last_one_twice(read: Callable[[Tensor], int]) -> None:
+    """Written out, it would double with each trip."""
+    lengths: list[int] = []
+    real = SymNode._int
+
+    def kept(self: Any, expr: Expr) -> SymNode:
+        made = real(self, expr)
+        lengths.append(made.expr.length())
+        return made
+
+    compiled = bolide.compile(lambda x: _twice_used(x, read(x)), dynamic=True)
+    with mock.patch.object(SymNode, "_int", kept):
+        for size in (4, 5, 7):
+            x = torch.arange(float(size)) + size
+            results = compiled(x), _twice_used(x, read(x))
+            assert results[0][1] == results[1][1] and torch.equal(results[0][0], results[1][0])
+    assert max(lengths) < 5000
