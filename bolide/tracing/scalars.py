@@ -83,10 +83,10 @@ symbolic(torch.SymInt, torch.SymFloat, torch.SymBool)
 @fleeting
 class TracedFloat(torch.SymFloat):
     """A float in the graph. `hint` is its value now, if it is an argument's (or computed from arguments'), and `pins`
-    are called when the program depends on that value: they guard the arguments. `formula`: how it follows from numbers
-    of the outside world, as Python over their names, where there is a simple way. `made`: the Python function and the
-    numbers (sizes as expressions) that it was computed from, None if it is a tensor's. `within`: the least and the
-    largest value that it can have, where that is known."""
+    are called when the program depends on that value: they guard the arguments, or refuse (draws). `formula`: how it
+    follows from numbers of the outside world, as Python over their names, where there is a simple way. `made`: the
+    Python function and the numbers (sizes as expressions) that it was computed from, None if it is a tensor's.
+    `within`: the least and the largest value that it can have, where that is known."""
 
     def __init__(
         self,
@@ -103,10 +103,10 @@ class TracedFloat(torch.SymFloat):
 
     def __float__(self) -> float:
         """The value; from here on the program depends on it. Raises DataDependent where it is data."""
-        if self.hint is None:
-            raise DataDependent("Tensor.item", self.tensor._trace.where)
         for pin in self.pins:
             pin()
+        if self.hint is None:
+            raise DataDependent("Tensor.item", self.tensor._trace.where)
         return self.hint
 
     def decide(self, form: str, known: Callable[..., Any], *others: Any) -> Any:
@@ -324,6 +324,12 @@ def _compared(name: str, sign: str, function: Callable[..., bool]) -> None:
             first, last = (function(bound, other) for bound in self.within)
             if first is last:
                 return first
+        operands, trace = (self, _number(other)), self.tensor._trace
+        traced = [operand for operand in operands if isinstance(operand, TracedFloat)]
+        if trace.captures_numbers is not False and any(operand.hint is None for operand in traced):
+            with torch._C._DisableAutocast():
+                found: Any = function(*[n.tensor if isinstance(n, TracedFloat) else n for n in operands])
+            return data.number(trace, found)  # a branch of the graph may depend on it
         return self.decide(f"({{}} {sign} {{}})", function, other)
 
     setattr(TracedFloat, f"__{name}__", compare)

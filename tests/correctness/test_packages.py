@@ -330,3 +330,38 @@ def test_an_installed_package_is_one_word_of_the_native_check(package: Callable[
     installed.unread = -1
     compiled(x)
     assert entry.check.records[0].program.passes == passes + 1, "what is not read does not matter"
+
+
+LAZY = """
+import types
+def __getattr__(name):
+    if name == "part":  # as numpy.random is imported when it is first asked for
+        globals()["part"] = types.SimpleNamespace(scale=3.0)
+        return globals()["part"]
+    if name == "number":
+        return 2.0
+    raise AttributeError(f"no {name} here")
+"""
+
+
+def test_parts_of_a_module_that_are_loaded_when_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lazy_package.py").write_text(LAZY)
+    monkeypatch.syspath_prepend(tmp_path)
+    package = importlib.import_module("lazy_package")
+
+    def program(x: torch.Tensor) -> Any:
+        for _ in range(2):
+            x = x * package.part.scale + package.number
+        try:
+            return x, package.nothing
+        except AttributeError as error:
+            return x, str(error), hasattr(package, "nothing")
+
+    compiled = bolide.compile(program)
+    for size in (3, 4, 5):
+        x = torch.randn(size)
+        mine, theirs = compiled(x), program(x)
+        torch.testing.assert_close(mine[0], theirs[0])
+        assert mine[1:] == theirs[1:]

@@ -77,21 +77,6 @@ def never_dropped(x: Tensor) -> Tensor:
     return x * 2
 
 
-WHOLE = [
-    never_dropped,
-    scaled,
-    whole_numbers,
-    loop,
-    seeded,
-    numbers_alone,
-    drawn_and_dropped,
-    own_generator,
-    numpys_numbers,
-    numpys_arrays,
-    array_as_it_is,
-]
-
-
 def dropped_layer(x: Tensor) -> Tensor:
     return x * 2 if random.random() < 0.5 else x.cos() * random.random()
 
@@ -106,10 +91,49 @@ def later_needed(x: Tensor) -> Tensor:
     return x + 1 if b < 0.3 else x - a
 
 
+def rounded(x: Tensor) -> Tensor:
+    a = random.random()
+    return x * a + round(random.random(), 2)
+
+
+def dropped_layers(x: Tensor) -> Tensor:
+    for _ in range(2):
+        skip = np.random.uniform(0, 1) < 0.4
+        if not skip:
+            x = x.cos() * 2
+        if random.uniform(0, 1) < 0.5:
+            x = x.sin()
+        if OWN.random() > 0.5:
+            x = x - 1
+    return x + 1
+
+
+def told_apart(x: Tensor) -> tuple[Tensor, bool]:
+    return x + 1, random.random() < 0.5
+
+
 def listed(x: Tensor) -> tuple[Tensor, str]:
     order = [1, 2, 3]
     random.shuffle(order)
     return x * order[0], f"{random.random():.3f}"
+
+
+WHOLE = [
+    never_dropped,
+    scaled,
+    whole_numbers,
+    loop,
+    seeded,
+    numbers_alone,
+    drawn_and_dropped,
+    own_generator,
+    numpys_numbers,
+    numpys_arrays,
+    array_as_it_is,
+    later_needed,
+    dropped_layers,
+    told_apart,
+]
 
 
 def seed_all() -> None:
@@ -154,7 +178,7 @@ def test_draws_are_made_at_each_call(program: Callable[..., Any], backend: str) 
     assert state == after
 
 
-@pytest.mark.parametrize("program", [dropped_layer, chosen, later_needed, listed], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", [dropped_layer, chosen, rounded, listed], ids=lambda program: program.__name__)
 def test_a_number_that_decides_is_drawn_for_real(program: Callable[..., Any]) -> None:
     print("seed", SEED)
     expected, after = calls(program)
@@ -165,11 +189,11 @@ def test_a_number_that_decides_is_drawn_for_real(program: Callable[..., Any]) ->
 
 def test_fullgraph_says_what_decides() -> None:
     with pytest.raises(Unsupported, match=r"needs to know what Random.random draws(?s:.*)test_python_random.py"):
-        bolide.compile(later_needed, backend="eager", fullgraph=True)(torch.ones(2))
+        bolide.compile(rounded, backend="eager", fullgraph=True)(torch.ones(2))
 
 
 def test_what_decides_costs_one_break() -> None:
-    segments = bolide.explain(later_needed)(torch.ones(2))
+    segments = bolide.explain(rounded)(torch.ones(2))
     assert len(segments.breaks) == 1
 
 

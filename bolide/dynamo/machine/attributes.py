@@ -186,14 +186,18 @@ _OF_FUNCTIONS = frozenset(dir(types.FunctionType))
 
 def _module(vm: Machine, owner: types.ModuleType, name: str) -> Any:
     namespace = owner.__dict__
+    if name not in namespace:
+        value = getattr(owner, name)  # a lazy submodule, which is there from now on, or a module's `__getattr__`
+    trusted = is_library_namespace(namespace)
     if name in namespace:
-        return vm.world.load_global(namespace, name)
-    if not is_library_namespace(namespace):
+        found = vm.world.load_global(namespace, name)
+        if found is MISSING:  # the program has deleted it
+            raise AttributeError(f"module '{owner.__name__}' has no attribute '{name}'")
+        return found
+    if not trusted:
         vm.world.load_global(namespace, name)  # guards that it is not there
-    value = getattr(owner, name)  # lazy submodules, module-level __getattr__
-    if is_library_namespace(namespace):
-        return vm.world.trust(value, attribute_source(Source("object", None, None, owner), name))
-    return vm.world.wrap(value, attribute_source(Source("object", None, None, owner), name))
+    source = attribute_source(Source("object", None, None, owner), name)
+    return vm.world.trust(value, source) if trusted else vm.world.wrap(value, source)
 
 
 _GENERATOR_STATE = {

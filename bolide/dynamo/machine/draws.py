@@ -53,7 +53,7 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
     owner, *operands = args
     real = owner.real if type(owner) is Outside else owner
     given = (*operands, *kwargs.values())
-    if not _is_generator(real) or not all(is_constant(value) or _is_size(vm, value) for value in given):
+    if not is_generator(real) or not all(is_constant(value) or _is_size(vm, value) for value in given):
         return MISSING
     words = {key: _now(value) for key, value in kwargs.items()}
     try:
@@ -129,7 +129,8 @@ def _range(name: str, operands: list[Any]) -> tuple[float, float] | None:
     return None
 
 
-def _is_generator(value: Any) -> bool:
+def is_generator(value: Any) -> bool:
+    """Whether this is a random generator of Python's or NumPy's."""
     if type(value) is random.Random:
         return True
     return type(value).__module__ in _NUMPY and type(value).__name__ in ("RandomState", "Generator")
@@ -177,7 +178,7 @@ def _float(vm: Machine, source: Source, example: float, note: _Draw) -> Any:
         note.needed = True
         raise note.refusal
 
-    number = vm.trace.scalar(vm.world.input_made(source, float_tensor, example), example, (pin,))
+    number = vm.trace.scalar(vm.world.input_made(source, float_tensor, example), None, (pin,))
     return vm.world.mirror(number, source)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy
 import torch
 
+from bolide.dynamo.machine.draws import is_generator
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program.kinds import (
@@ -85,6 +86,8 @@ def contents(vm: Machine, value: Any) -> Contents | None:
     if cls is types.MethodType:
         return [("func", value.__func__), ("self", value.__self__)]
     if is_opaque(value) or isinstance(value, enum.Enum) or cls in (object, property, types.ModuleType):
+        return None
+    if is_generator(value):  # which a way does not draw from
         return None
     if isinstance(value, BaseException):
         linked = [("args", value.args), ("cause", value.__cause__), ("context", value.__context__)]
