@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import compileall
 import gc
+import importlib
 import json
 import os
 import statistics
@@ -146,7 +147,11 @@ def guards(form: str) -> Measure:
     import torch
 
     import bolide
-    from bolide.dynamo.entry.versions import _all
+
+    try:
+        from bolide.dynamo.entry.versions import _all
+    except ModuleNotFoundError:  # an older checkout
+        _all = importlib.import_module("bolide.dynamo.versions")._all
 
     bolide.reset()
     model, given = bert()

@@ -31,7 +31,6 @@ from bolide.inductor.lowering.values import (
     Formula,
     TensorValue,
     contiguous,
-    contiguous_strides,
     exprs,
     same_layout,
     strided,
@@ -492,4 +491,4 @@ def _write_back(ctx: Lowering, node: torch.fx.Node) -> WriteBack:
     return WriteBack(input_name(target), ctx.as_view(value))
 
 
-__all__ = ["Lowering", "contiguous_strides", "input_name", "lower"]
+__all__ = ["Lowering", "input_name", "lower"]

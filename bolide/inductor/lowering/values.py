@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from bolide.inductor.ir.definitions import Element, Layout
+from bolide.inductor.ir.definitions import Element, Layout, contiguous_strides
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.symbolic import Expr, as_expr
@@ -85,16 +85,6 @@ Value = object
 def numel(shape: Sequence[Expr]) -> Expr:
     """The number of elements."""
     return prod(shape, start=ONE)
-
-
-def contiguous_strides(shape: Sequence[Expr]) -> Coords:
-    """Row-major strides, as eager's: a dimension of size 0 counts as 1."""
-    strides: list[Expr] = []
-    running = ONE
-    for size in reversed(shape):
-        strides.append(running)
-        running = running * (ONE if size is ZERO else size)
-    return tuple(reversed(strides))
 
 
 def contiguous(shape: Sequence[Expr]) -> Layout:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from bolide.inductor.ir.definitions import contiguous_strides
 from bolide.inductor.lowering.context import Lowering, broadcast
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import (
@@ -16,7 +17,6 @@ from bolide.inductor.lowering.values import (
     Coords,
     IndexMap,
     TensorValue,
-    contiguous_strides,
     numel,
     ravel,
     unravel,

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from bolide.inductor.ir.definitions import Computed, Definition, Extern, Layout, Program, View
+from bolide.inductor.ir.definitions import Computed, Definition, Extern, Layout, Program, View, contiguous_strides
 from bolide.inductor.schedule.prune import reads, viewed
-from bolide.inductor.schedule.stages import axis_var, contiguous_strides
+from bolide.inductor.schedule.stages import axis_var
 from bolide.symbolic import Expr
 
 aten = torch.ops.aten

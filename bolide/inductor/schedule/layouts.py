@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bolide.inductor.ir.definitions import Computed, Element, Extern, Layout, Program, Scatter, View
+from bolide.inductor.ir.definitions import Computed, Element, Extern, Layout, Program, Scatter, View, contiguous_strides
 from bolide.inductor.plan import map_refs
-from bolide.inductor.schedule.stages import Buffer, axis_var, contiguous_strides, loads_of
+from bolide.inductor.schedule.stages import Buffer, axis_var, loads_of
 from bolide.symbolic import Expr
 
 ZERO = Expr.const(0)

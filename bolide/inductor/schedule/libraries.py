@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from bolide.inductor.ir.definitions import Definition, Extern, Layout, Program, View
+from bolide.inductor.ir.definitions import Definition, Extern, Layout, Program, View, contiguous_strides
 from bolide.inductor.runtime import externs
-from bolide.inductor.schedule.stages import axis_var, contiguous_strides
+from bolide.inductor.schedule.stages import axis_var
 from bolide.symbolic import Expr
 
 aten = torch.ops.aten

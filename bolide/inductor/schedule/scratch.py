@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from bolide.inductor.ir.definitions import contiguous_strides
 from bolide.inductor.ir.loops import Access, Init, Local, Node, Stmt, Store, Update
 from bolide.inductor.schedule.inline import COSTS
-from bolide.inductor.schedule.stages import Space, axis_var, contiguous_strides, product, rewrite
+from bolide.inductor.schedule.stages import Space, axis_var, product, rewrite
 from bolide.symbolic import Expr
 
 IRREGULAR = 8  # cost of a load under a mask, or one lane at a time

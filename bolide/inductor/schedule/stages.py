@@ -111,16 +111,6 @@ def product(extents: Iterable[Expr]) -> Expr:
     return total
 
 
-def contiguous_strides(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Row-major strides in elements, as torch counts them (a dimension of extent 0 counts as 1)."""
-    strides: list[Expr] = []
-    step = Expr.const(1)
-    for extent in reversed(shape):
-        strides.append(step)
-        step = step * (extent if not (extent.is_const and extent.value == 0) else Expr.const(1))
-    return tuple(reversed(strides))
-
-
 # ---- scalar nodes --------------------------------------------------------------------------------------------------
 
 
