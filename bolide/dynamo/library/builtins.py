@@ -326,6 +326,8 @@ def _bool(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 def _converted(vm: Machine, function: Any, value: Any) -> Any:
     """`int`, `float` and the like of a symbolic number."""
     vm.trace.where = vm.where()
+    if type(value) is torch.SymBool:
+        return function(bool(value))
     is_int = operations.SYMBOLIC[type(value)] is int
     if is_int and function in (int, operator.index):
         return value

@@ -344,6 +344,9 @@ def is_same(vm: Machine, left: Any, right: Any) -> bool:
         vm.trace.where = vm.where()
         numbers = {type(left), type(right)} <= {int, torch.SymInt}
         return numbers and bool(left == right and -5 <= left <= 256)
+    if torch.SymBool in (type(left), type(right)):  # there is one True
+        vm.trace.where = vm.where()
+        return {type(left), type(right)} <= {bool, torch.SymBool} and bool(left) is bool(right)
     if class_of(left) is class_of(right):
         vm.world.rely_on_difference(left, right)
         if vm.world.aliases and type(left) is TracedTensor is type(right):
