@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import bolide
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.versions import _all
 from bolide.dynamo.native.check import Check
-from bolide.dynamo.native.layout import layout
+from bolide.dynamo.native.layout import _autograd_offsets, layout
 from bolide.support.errors import BolideWarning
 
 pytestmark = pytest.mark.skipif(layout() is None, reason="this build keeps its objects elsewhere")
@@ -351,3 +352,14 @@ def test_data_is_compared_natively(dtype: torch.dtype) -> None:
             assert check.form(x, given) is check.slow(x, given) is None
             given[place] = data[place]
             assert check.form(x, given) is not None
+
+
+def test_what_memory_held_before_misleads_nobody() -> None:
+    """Fields of torch's that it has not written yet hold what was there: whether they look like pointers is luck."""
+    found = {_autograd_offsets()}
+    for number in range(60):
+        sizes = [size for size in range(120, 300, 4) for _ in range(4)]
+        junk = [bytearray(random.randbytes(size) if number % 3 else size) for size in sizes]
+        del junk
+        found.add(_autograd_offsets())
+    assert len(found) == 1

@@ -476,10 +476,17 @@ def _autograd_offsets() -> tuple[int, int, int]:
     _require(accumulator is not None, "grad_fn")
     again = (plain.detach().requires_grad_() * 3, plain * 4)
     others = [_words(word(other._cdata + metadata), size // WORD) for other in again]
+    taken = plain * 5
+    place = word(taken._cdata + metadata)
+    derived = _words(place, size // WORD)
+    taken.detach_()
+    _require(word(taken._cdata + metadata) == place, "autograd metadata of a detached tensor")
+    detached = _words(place, size // WORD)  # what no field has written, between them, stays as it is
     candidates = [
         i
         for i in range(1, size // WORD)
         if leaf[i] == 0 and inner[i] and all(o[i] for o in others) and len({inner[i], *(o[i] for o in others)}) == 3
+        if derived[i] and not detached[i]
     ]
     _require(bool(candidates), "grad_fn")  # a shared pointer is two words, both null or neither
     return metadata, flags[0], candidates[0] * WORD
