@@ -186,16 +186,18 @@ _OF_FUNCTIONS = frozenset(dir(types.FunctionType))
 
 def _module(vm: Machine, owner: types.ModuleType, name: str) -> Any:
     namespace = owner.__dict__
-    if name not in namespace:
-        value = getattr(owner, name)  # a lazy submodule, which is there from now on, or a module's `__getattr__`
     trusted = is_library_namespace(namespace)
+    if name not in namespace:
+        try:
+            value = getattr(owner, name)  # a lazy submodule, which is there from now on, or a module's `__getattr__`
+        finally:
+            if name not in namespace and not trusted:
+                vm.world.load_global(namespace, name)  # guards that it is not there
     if name in namespace:
         found = vm.world.load_global(namespace, name)
         if found is MISSING:  # the program has deleted it
             raise AttributeError(f"module '{owner.__name__}' has no attribute '{name}'")
         return found
-    if not trusted:
-        vm.world.load_global(namespace, name)  # guards that it is not there
     source = attribute_source(Source("object", None, None, owner), name)
     return vm.world.trust(value, source) if trusted else vm.world.wrap(value, source)
 
