@@ -531,7 +531,8 @@ def _split(a: Expr, divisor: Expr) -> tuple[Expr, Expr]:
             rest[mono] = c
         else:
             quotient[divided[0]] = divided[1]
-    whole, offset = divmod(a.offset, divisor.offset) if divisor.is_const else (0, a.offset)
+    # operators, as a program may have replaced `divmod`
+    whole, offset = (a.offset // divisor.offset, a.offset % divisor.offset) if divisor.is_const else (0, a.offset)
     constant = quotient.pop((), 0)
     return _recombine(quotient, constant + whole), _from_terms(rest, offset)
 
