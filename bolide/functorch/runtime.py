@@ -16,7 +16,7 @@ import torch
 
 from bolide.functorch.graphs import CompiledGraph
 from bolide.functorch.second import SecondOrder
-from bolide.functorch.signature import Output, Write, is_symbolic, replay, with_sizes
+from bolide.functorch.signature import ONE_OF_SEVERAL, Output, Write, is_symbolic, replay, with_sizes
 from bolide.support.errors import WrongResult
 from bolide.support.locks import compiling
 from bolide.support.origins import refuse_mistake
@@ -116,9 +116,13 @@ def assembling(
 def _viewed(base: torch.Tensor, output: Output, sizes: dict[str, int] | None) -> torch.Tensor:
     chain = output.chain if sizes is None else with_sizes(output.chain, sizes)
     if output.tracked is None or output.tracked == torch.is_grad_enabled():
-        return replay(base, chain)
-    with torch.set_grad_enabled(output.tracked):
-        return replay(base, chain)
+        view = replay(base, chain)
+    else:
+        with torch.set_grad_enabled(output.tracked):
+            view = replay(base, chain)
+    if output.is_piece and view._is_view():
+        torch._C._autograd._set_creation_meta(view, ONE_OF_SEVERAL)
+    return view
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ Chain = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
 
 
 _MADE_WITHOUT_GRAD = torch._C._autograd.CreationMeta.NO_GRAD_MODE
+ONE_OF_SEVERAL = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
 _ALIAS: Chain = ((torch.ops.aten.alias.default, (), {}),)
 _DETACH: Chain = ((torch.ops.aten.detach.default, (), {}),)
 
@@ -34,13 +35,14 @@ _DETACH: Chain = ((torch.ops.aten.detach.default, (), {}),)
 class Output:
     """One output: the object at `index` of the inputs, results or constants or of the outputs before it, or what
     `chain` (view ops, with their arguments after the tensor) makes of it. `tracked` says whether autograd records the
-    views.
+    views, `is_piece` whether it takes them for pieces of one operation (`split`), which may not be written in place.
     """
 
     kind: Literal["input", "result", "constant", "output"]
     index: int | str
     chain: Chain = ()
     tracked: bool | None = None
+    is_piece: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +251,15 @@ def _aliases(
         if kind == "input" and tensor is not owner and tracked and not chain and tensor.group.version:
             raise Unsupported("an output is an input's memory with another history", kind="detached_alias")
         if owner is not None and tensor is not owner and tracked is None and _is_plain_view(tensor, owner):
-            tracked = torch._C._autograd._get_creation_meta(tensor) is not _MADE_WITHOUT_GRAD
+            tracked = torch._C._autograd._get_creation_meta(tensor) != _MADE_WITHOUT_GRAD
         elif owner is not None and tensor is not owner and tracked is None and not tensor.requires_grad:
             chain = (*_DETACH, *chain)
         elif owner is not None and owner.requires_grad and tracked is None:
             tracked = False
         if tensor is not owner and owner is not None and not chain:
             chain = _ALIAS  # another object
-        made[id(tensor)] = Output(kind, index, _portable(chain), tracked if chain else None)
+        is_piece = tensor._is_view() and torch._C._autograd._get_creation_meta(tensor) == ONE_OF_SEVERAL
+        made[id(tensor)] = Output(kind, index, _portable(chain), tracked if chain else None, is_piece and bool(chain))
     return made
 
 

@@ -325,8 +325,8 @@ def _compared(name: str, sign: str, function: Callable[..., bool]) -> None:
             if first is last:
                 return first
         operands, trace = (self, _number(other)), self.tensor._trace
-        traced = [operand for operand in operands if isinstance(operand, TracedFloat)]
-        if trace.captures_numbers is not False and any(operand.hint is None for operand in traced):
+        is_data = any(isinstance(number, TracedFloat) and number.hint is None for number in operands)
+        if is_data and trace.captures_numbers is not False:
             with torch._C._DisableAutocast():
                 found: Any = function(*[n.tensor if isinstance(n, TracedFloat) else n for n in operands])
             return data.number(trace, found)  # a branch of the graph may depend on it

@@ -5,6 +5,8 @@ drawn from."""
 
 from __future__ import annotations
 
+import collections
+import functools
 import itertools
 import operator
 from collections.abc import Callable
@@ -189,3 +191,51 @@ def test_a_bare_assertion_raises_its_error() -> None:
         with pytest.raises(AssertionError) as raised:
             compiled(x)
         assert raised.value.args == ()
+
+
+BESIDE = """next_of(iter({1, 2, n})); reversed([n, 3]); iter([n, 3]); enumerate([n, 2]); zip([n], [3])
+itertools.chain([n], [2]); itertools.islice([n, 1, 2], 1, None); itertools.product([n, 1], [2]); map(str, [n])
+partial([1, n]); {1: [n]}; [n, [n]]; (n, [n]); {n, 2}; frozenset([n, 2]); collections.deque([n, [n]])
+collections.Counter([n, n]); collections.OrderedDict(a=[n]); ValueError([n], 3)
+collections.defaultdict(list, {1: [n]}); zip([n, 2], [3, 4]); itertools.zip_longest([n], [2, 3])
+filter(None, [0, n]); itertools.starmap(max, [(n, 2)]); itertools.compress([n, 2], [1, 0])
+itertools.takewhile(bool, [n, 0]); itertools.chain.from_iterable([[n], [2]])"""
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("what", [part.strip() for line in BESIDE.splitlines() for part in line.split(";")])
+def test_values_beside_one_that_contains_itself(what: str, breaks: bool) -> None:
+    """Containers are made empty and filled later then: what looks into one must not be made of it before."""
+
+    def next_of(iterator: Any) -> Any:
+        next(iterator)
+        return iterator
+
+    def partial(tag: Any) -> Any:
+        made: Any = functools.partial(max, 3)
+        made.tag = tag
+        return made
+
+    names: dict[str, Any] = {"collections": collections, "itertools": itertools, "next_of": next_of, "partial": partial}
+    lines = [
+        "def program(x, n):",
+        "def again(p): return again(p)",
+        f"value = {what}",
+        "print(end='')" if breaks else "",
+    ]
+    exec("\n    ".join([*lines, "return x + n, again, value"]), names)
+    compiled = bolide.compile(names["program"])
+    for number in (5, 6, 7):
+        x = torch.randn(number)
+        mine, theirs = compiled(x, number), names["program"](x, number)
+        torch.testing.assert_close(mine[0], theirs[0])
+        assert type(mine[2]) is type(theirs[2])
+        assert _laid_open(mine[2]) == _laid_open(theirs[2])
+
+
+def _laid_open(value: Any) -> Any:
+    if isinstance(value, functools.partial):
+        return value.args, value.tag  # type: ignore[attr-defined]
+    if isinstance(value, BaseException):
+        return value.args
+    return value if hasattr(value, "__len__") else list(value)

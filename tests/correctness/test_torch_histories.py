@@ -171,3 +171,38 @@ def test_what_is_detached_and_then_written_has_a_history_of_its_own(kind: str, d
                 shown = [(each.requires_grad, each.detach().clone()) for each in results]
                 gradients.append((shown, torch.autograd.grad(loss, leaves, allow_unused=True)))
             torch.testing.assert_close(*gradients[-2:])
+
+
+@pytest.mark.parametrize("cut", ["split", "unbind", "chunk", "tensor_split"])
+@pytest.mark.parametrize("way", ["breaks", "pieces", "part of a piece", "no_grad"])
+def test_pieces_refuse_to_be_written_in_place(cut: str, way: str) -> None:
+    """Pieces that come out of compiled code, or from before a break, are what eager takes them for."""
+
+    def cut_up(y: torch.Tensor) -> Any:
+        return y.unbind() if cut == "unbind" else getattr(y, cut)(2)
+
+    def program(x: torch.Tensor) -> Any:
+        y = x * 2
+        with torch.set_grad_enabled(way != "no_grad"):
+            pieces = cut_up(y)
+        if way == "breaks":
+            print(end="")
+            pieces[0].mul_(3)
+        return y, pieces[0][:1] if way == "part of a piece" else pieces[0]
+
+    compiled = bolide.compile(program)
+    for size in (4, 6, 8):
+        x = torch.randn(size, 3, requires_grad=True)
+        met = []
+        for function in (compiled, program):
+            try:
+                y, piece = function(x)
+                piece.mul_(x.sum())
+                met.append(torch.autograd.grad(y.sum(), x)[0])
+            except RuntimeError as error:
+                met.append(str(error).partition(" is a view")[2])
+        assert type(met[0]) is type(met[1])
+        if isinstance(met[1], torch.Tensor):
+            torch.testing.assert_close(*met)
+        else:
+            assert met[0] == met[1]

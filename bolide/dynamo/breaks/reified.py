@@ -265,7 +265,8 @@ def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
         if value.done:
             return Recipe("call", original.cls, rebuilder.constants(*original.empty))
         names, frame = value.frame.code.locals_names, value.frame
-        parts = [rebuilder.recipe(frame.locals[names.index(name)]) for name in original.variables]
+        values = [frame.locals[names.index(name)] for name in original.variables]
+        parts = [rebuilder.whole_list(value) if type(value) is list else rebuilder.recipe(value) for value in values]
         return Recipe("call", original.make, tuple(parts))
     if value.source is not None:
         return Recipe("source", value.source)

@@ -445,7 +445,7 @@ class Rebuilder:
         if cls is slice:
             return Recipe("call", slice, (self.recipe(value.start), self.recipe(value.stop), self.recipe(value.step)))
         if cls is list:
-            return self._list(value)
+            return self.whole_list(value)
         if cls is tuple:
             return Recipe("tuple", None, tuple(self.recipe(item) for item in value))
         if cls is set:
@@ -556,7 +556,8 @@ class Rebuilder:
         self.outputs.append(value)
         return Recipe("output", len(self.outputs) - 1)
 
-    def _list(self, items: Iterable[Any]) -> Recipe:
+    def whole_list(self, items: Iterable[Any]) -> Recipe:
+        """A list that is never empty first, for what looks into it as soon as it is made."""
         return Recipe("list", None, tuple(self.recipe(item) for item in items))
 
     def _key(self, key: Any) -> Recipe:
@@ -596,7 +597,7 @@ class Rebuilder:
                 return self._bound(value.__self__, found.__name__, found)
             return Recipe("call", types.MethodType, (self.recipe(value.__func__), self.recipe(value.__self__)))
         if cls is functools.partial:
-            args = tuple(self.recipe(item) for item in (dict(own_namespace(value)), value.func, *value.args))
+            args = self._dict(own_namespace(value)), *map(self.recipe, (value.func, *value.args))
             return Recipe("call", make_partial, args, tuple((k, self.recipe(v)) for k, v in value.keywords.items()))
         if cls is types.CellType:
             if id(value) in self.world.outside_cells:
@@ -608,7 +609,7 @@ class Rebuilder:
         if cls is bytearray:
             return Recipe("call", bytearray, self.constants(bytes(value)))
         if cls is collections.deque:
-            return Recipe("call", collections.deque, (self._list(value), *self.constants(value.maxlen)))
+            return Recipe("call", collections.deque, (self.whole_list(value), *self.constants(value.maxlen)))
         if cls is collections.OrderedDict and not vars(value):
             return Recipe("call", collections.OrderedDict, (self._dict(value),))
         if cls is collections.defaultdict:
@@ -619,14 +620,14 @@ class Rebuilder:
             given = OSError.__reduce__(value)[1] if isinstance(value, OSError) else value.args  # with its file names
             made = self.recipe(given)
             if self.split and isinstance(value, _GROUP):  # it cannot be made of a list that is filled later
-                made = Recipe("tuple", None, (self.recipe(value.message), self._list(value.exceptions)))
+                made = Recipe("tuple", None, (self.recipe(value.message), self.whole_list(value.exceptions)))
             parts = (made, self._dict(value.__dict__), self.recipe(links))
             return Recipe("call", make_exception, (Recipe("constant", cls), *parts))
         if cls is types.TracebackType:
             return Recipe("call", restored_trace, self.constants(entries(value)))
         if cls in REDUCIBLE or cls in CALLING:
             pieces = self._reduced(value)
-            made = None if self.split else self._over_container(value, cls, pieces)
+            made = self._over_container(value, cls, pieces)
             if made is not None:
                 return made
             function, inner, state = map(self.recipe, pieces)
@@ -654,7 +655,7 @@ class Rebuilder:
     def _over_container(self, value: Any, cls: type, pieces: tuple[Any, ...]) -> Recipe | None:
         """An iterator that notices when the dict or set changes; `reduced` only has the items that there are now."""
         owner = next(iter(gc.get_referents(value)), None)  # None, or what it has given last: it has ended
-        if isinstance(owner, dict) and cls in DICT_ITERATORS:
+        if isinstance(owner, dict) and cls in DICT_ITERATORS and not self.split:  # filled later, it seems to change
             outside = self._outside_of(owner)
             if outside is None or len(outside.real) == len(owner):
                 made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
@@ -663,7 +664,7 @@ class Rebuilder:
         if isinstance(owner, set) and cls is SET_ITERATOR:
             snapshot = self.world.snapshots.get(id(owner))
             if snapshot is None or not snapshot.changed():
-                return Recipe("call", set_iterator, (self.recipe(owner), *map(self.recipe, pieces[1])))
+                return Recipe("call", set_iterator, (self.recipe(owner), *map(self.whole_list, pieces[1])))
         return None
 
     def _outside_of(self, items: dict[Any, Any]) -> Overlay | None:
@@ -750,9 +751,9 @@ class Rebuilder:
         elif isinstance(value, set):
             items = self._keys(list(value))
         elif isinstance(value, list):
-            items = self._list(list(value))
+            items = self.whole_list(list(value))
         elif isinstance(value, collections.deque):
-            items = Recipe("call", collections.deque, (self._list(list(value)), *self.constants(value.maxlen)))
+            items = Recipe("call", collections.deque, (self.whole_list(list(value)), *self.constants(value.maxlen)))
         state = Recipe("constant", None) if own_namespace(value) is value else self._dict(_state(value))
         return Recipe("call", make_instance, (Recipe("constant", cls), state, items))
 
@@ -788,12 +789,12 @@ class Rebuilder:
             if snapshot.changed():
                 target = Recipe("source", snapshot.source)
                 if type(snapshot.copy) is set:
-                    changes = tuple(map(self._list, snapshot.differences()))
+                    changes = tuple(map(self.whole_list, snapshot.differences()))
                     out.append(Effect("call", None, None, Recipe("call", exchange, (target, *changes))))
                 elif type(snapshot.real) is list:
-                    out.append(Effect("list_assign", target, None, self._list(snapshot.copy)))
+                    out.append(Effect("list_assign", target, None, self.whole_list(snapshot.copy)))
                 else:
-                    made = Recipe("call", refill, (target, self._list(snapshot.copy)))
+                    made = Recipe("call", refill, (target, self.whole_list(snapshot.copy)))
                     out.append(Effect("call", None, None, made))
         for cell, before, value in self.world.cells.values():
             if value is not before:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,6 @@ class _Describer:
         self.nodes: dict[Node, int] = {}
         self.values: list[tuple[Any, ...]] = []
         self.exprs: dict[Expr, tuple[Any, ...]] = {}
-        self.atoms: dict[Atom, tuple[str, str]] = {}
 
     def description(self) -> tuple[Any, ...]:
         kernel = self.kernel
@@ -88,21 +86,12 @@ class _Describer:
             found = self.exprs[expr] = (expr.offset, *terms)
         return found
 
-    def atom(self, atom: Atom) -> tuple[str, str]:
-        """The atom as text that can be sorted. The bounds belong to it: the code for a division depends on them. Of
-        what is made of others a digest: written out, what is used twice at each of many levels has no end."""
+    def atom(self, atom: Atom) -> tuple[Any, ...]:
+        """The atom as what can be sorted. The bounds belong to it: the code for a division depends on them."""
         if atom.kind == "var":
             known = self.variables.get(atom.key)
             return "var", f"{atom.key if known is None else known} {atom.lo} {atom.hi}"
-        found = self.atoms.get(atom)
-        if found is None:
-            text = repr([self.expr(arg) for arg in atom.args])
-            digest = text if len(text) <= _SHORT else hashlib.blake2b(text.encode()).hexdigest()
-            found = self.atoms[atom] = atom.kind, digest
-        return found
-
-
-_SHORT = 200  # characters of an atom that is compared as it is
+        return atom.kind, *map(self.expr, atom.args)
 
 
 def _number(names: dict[str, int], name: str) -> int:
