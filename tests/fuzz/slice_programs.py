@@ -181,6 +181,7 @@ EDGES = (
     ),
     *("{t}[{t}.argmax(0)[0]]", "{t}.amin({d}, keepdim=True) * {t}", "{t}.topk(1, {d})[0]", "{t}.cummax({d})[0]"),
     *("{t} @ w[:, {s}]", "{t} @ w[{i}]", "F.linear({t}, w[:{c}])", "F.linear({t}, w[{s}], w[0, {s}])"),
+    *("({t} @ w)[{s}] + {t}[{s}]", "{t}[..., :{c}] + ({t} @ w)[..., :{c}]", "({t}[{s}] @ w)[:{c}] + {t}[:{c}] @ w"),
     *("({t} @ w).tanh() @ w.mT", "torch.softmax({t} @ {t}.mT, -1) @ {t}", "{t} @ w @ w[{i}, :, None]"),
     *("{t}.as_strided({t}.shape, {t}.stride())[{s}]", "{t}.unfold(0, 2, 1).sum(0)", "{t}.unfold(0, 2, 1)[..., {i}]"),
     *(

@@ -109,6 +109,17 @@ def test_sums_of_products_are_accumulated() -> None:
     assert len(graph.plan.kernels) == 0, graph.plan.text()
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("which", [(slice(2),), (slice(None), slice(2)), (slice(1),), (slice(None), slice(1, 3)), (0,)])
+def test_sums_of_pieces_of_products_and_of_matrices(which: Any, first: bool) -> None:
+    """What is added to a part of a product, and a part of a matrix that is added to a product."""
+    program = (lambda x, a, b: (a @ b)[which] + x) if first else (lambda x, a, b: x[which] + a[which] @ b)
+    x = R(6, 6)[which].contiguous() if first else R(6, 6)
+    check(
+        program if first or len(which) == 1 else lambda x, a, b: x[which] + a @ b[which], x, R(6, 6), R(6, 6), **LOOSE
+    )
+
+
 def test_without_fusion_every_definition_has_its_kernel() -> None:
     inputs = [R(4, 6, 40), R(4, 6, 40), R(40), R(40)]
     with config.patch(fusion=False):

@@ -25,7 +25,7 @@ def accumulate_products(program: Program) -> Program:
     for definition in program.definitions:
         for name in reads(definition):
             readers.setdefault(name, []).append(definition)
-    kept = viewed(program.results)
+    kept, shapes = viewed(program.results), {name: shape for name, (_, shape, _) in program.named().items()}
     products = {
         definition.names[0]: definition
         for definition in program.definitions
@@ -37,7 +37,7 @@ def accumulate_products(program: Program) -> Program:
     order = {name: place for place, name in enumerate(products)}
     sums: dict[str, tuple[str, str]] = {}  # sum -> (the other operand, the product)
     for definition in reversed(program.definitions):
-        operands = _operands(definition)
+        operands = _operands(definition, shapes)
         if operands is None or not all(_name(r) in sums for r in readers.get(_name(definition), ())):
             continue
         last = max(operands, key=lambda name: order.get(name, -1))
@@ -63,8 +63,9 @@ def _name(definition: Definition) -> str:
     return getattr(definition, "name", "")
 
 
-def _operands(definition: Definition) -> tuple[str, str] | None:
-    """The two row-major float32 matrices that a definition adds element by element."""
+def _operands(definition: Definition, shapes: dict[str, tuple[Expr, ...]]) -> tuple[str, str] | None:
+    """The two whole float32 matrices that a definition adds element by element, as a row-major one. `shapes` are those
+    of all buffers: the first rows and columns of a larger matrix are read at the same coordinates."""
     if not isinstance(definition, Computed) or definition.value.op != "add" or len(definition.shape) != 2:
         return None
     row_major = Layout(contiguous_strides(definition.shape), Expr.const(0))
@@ -74,4 +75,6 @@ def _operands(definition: Definition) -> tuple[str, str] | None:
     if not plain or any(load.op != "load" or load.src or load.arg.coords != coords for load in loads):
         return None
     first, second = (load.arg.buffer for load in loads)
-    return None if first == second or definition.dtype is not torch.float32 else (first, second)
+    if first == second or definition.dtype is not torch.float32:
+        return None
+    return (first, second) if shapes[first] == shapes[second] == definition.shape else None
