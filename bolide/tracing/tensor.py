@@ -156,6 +156,10 @@ class TracedTensor(torch.Tensor):
         tensor._seen = group.version
         return tensor
 
+    def __hash__(self) -> int:
+        self._trace.hashed.add(id(self))
+        return id(self)
+
     @property
     def node(self) -> torch.fx.Node:
         """The functional value of this tensor now, cut off where no derivative goes through it."""

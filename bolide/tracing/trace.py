@@ -63,6 +63,7 @@ class Trace:
         self.inputs: list[TracedTensor] = []
         self.leaves: list[TracedTensor] = []
         self.renewed: list[TracedTensor] = []  # inputs that have been given another storage
+        self.hashed: set[int] = set()  # by id, values that hash by their identity and were asked for their hashes
         self.constants: dict[str, torch.Tensor] = {}
         self.where: UserFrame | None = None
         self._lines: list[tuple[int, UserFrame | None]] = []  # of each call, with the number autograd goes on with

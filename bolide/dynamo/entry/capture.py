@@ -332,6 +332,7 @@ class _Attempt:
             raise Unsupported(reason, place, "set it before the call", kind="tensor_method")
         _guard_aliasing(world, self.trace)
         _guard_identities(world)
+        world.rely_on_hashes()
         return Captured(
             decode(self.code).qualname,
             self.trace,
@@ -511,7 +512,7 @@ def _guard_identities(world: World) -> None:
             if real is written or type(real) is not type(written) or type(real) in CONSTANT_TYPES:
                 continue
             if other.key not in MODULE_INTERNALS and not (other.kind == "object" and source.kind == "object"):
-                world.guards.append(Guard(other, "distinct", source))
+                world.guards.append(Guard(None, "distinct", (other, source)))
 
 
 def _is_member(source: Source) -> bool:

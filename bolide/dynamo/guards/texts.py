@@ -159,8 +159,8 @@ def text(guard: Guard) -> str:
         case "equals":
             return f"{name} == {_show(expected)}"
         case "tensor":
-            named = {name: sources.text(read) for name, read in expected.symbols}
-            shape, stride = _ints(expected.shape, named), _ints(expected.stride, named)
+            symbols = {name: sources.text(read) for name, read in expected.symbols}
+            shape, stride = _ints(expected.shape, symbols), _ints(expected.stride, symbols)
             facts = f"{str(expected.dtype).removeprefix('torch.')}[{shape[1:-1].rstrip(',')}], stride {stride}"
             grad = ", requires grad" if expected.requires_grad else ""
             return f"{name}: {expected.cls.__name__} {facts}, {expected.device}{grad}"
@@ -180,7 +180,8 @@ def text(guard: Guard) -> str:
         case "same":
             return f"{name} is {sources.text(expected)}"
         case "distinct":
-            return f"{name} is not {sources.text(expected)}"
+            named = list(map(sources.text, expected))
+            return " is not ".join(named) if len(named) == 2 else f"{', '.join(named)} are different objects"
         case "not_aliased":
             return f"no storage shared among {', '.join(map(sources.text, expected))}"
         case "global_state":
@@ -207,14 +208,14 @@ def _show(value: object, limit: int = 80) -> str:
 
 def read_sources(guard: Guard) -> list[Source]:
     """The sources a guard reads, in the order its expressions read them; twice if twice."""
-    if guard.kind == "not_aliased":
+    if guard.kind in ("not_aliased", "distinct"):
         return list(guard.expected)
     if guard.kind == "relation":
         return [source for _, source in guard.expected.symbols]
     if guard.source is None:
         return []
     match guard.kind:
-        case "same" | "distinct":
+        case "same":
             return [guard.source, guard.expected]
         case "tensor":
             return [guard.source, *_symbolic_reads(guard.source, guard.expected), guard.source]
@@ -232,10 +233,15 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
     if guard.kind == "not_aliased":
         read = ", ".join(map(reader.read, guard.expected))
         return [f"{constant(disjoint, 'disjoint')}(({read},))"]
+    if guard.kind == "distinct":
+        objects = [reader.read(source) for source in guard.expected]
+        if len(objects) == 2:
+            return [" is not ".join(objects)]
+        return [f"{constant(distinct, 'distinct')}(({', '.join(objects)}))"]
     if guard.kind == "relation":
-        values = {name: reader.read(source) for name, source in guard.expected.symbols}
+        numbers_read = {name: reader.read(source) for name, source in guard.expected.symbols}
         condition = sources.with_functions(guard.expected.condition, reader.namespace)
-        return [sources.with_symbols(condition, values)]
+        return [sources.with_symbols(condition, numbers_read)]
     source = guard.source
     assert source is not None
     value = reader.read(source)
@@ -247,8 +253,6 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
             return [f"{value} is {reader.namespace.reference(expected, 'o')}"]
         case "same":
             return [f"{value} is {reader.read(expected)}"]
-        case "distinct":
-            return [f"{value} is not {reader.read(expected)}"]
         case "length":
             return [f"{constant(len, 'len')}({value}) == {expected}" if expected else f"not {value}"]
         case "dict_keys":
@@ -389,6 +393,11 @@ def disjoint(tensors: Sequence[torch.Tensor]) -> bool:
     return len(set(addresses)) == len(addresses)
 
 
+def distinct(values: Sequence[Any]) -> bool:
+    """Whether no two of `values` are the same object."""
+    return len({id(value) for value in values}) == len(values)
+
+
 def numbers(tensor: torch.Tensor) -> str:
     """What is in a tensor, as text."""
     return str(tensor.tolist()) if tensor.data_ptr() else ""
@@ -460,7 +469,8 @@ def prepare(guards: Iterable[Guard], now: GlobalState) -> list[Guard]:
 def _identity(guard: Guard) -> Any:
     if isinstance(guard.expected, ClassAttribute):
         return guard.expected.name, guard.expected.after
-    return guard.expected if isinstance(guard.expected, (Source, TensorGuard, Relation)) else id(guard.expected)
+    known = guard.kind == "distinct" or isinstance(guard.expected, (Source, TensorGuard, Relation))
+    return guard.expected if known else id(guard.expected)
 
 
 def plain_dicts(guards: Iterable[Guard]) -> frozenset[Source]:
@@ -510,7 +520,7 @@ def _actual(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Map
     if guard.kind == "relation":
         return f"not {text(guard)}"
     if guard.source is None:
-        return "a shared storage"
+        return "one object in two places" if guard.kind == "distinct" else "a shared storage"
     namespace = sources.Namespace(signature.names)
     reader = sources.Reader(namespace, sources.count_uses([guard.source]), frozenset())
     try:

@@ -168,6 +168,7 @@ def _memo_key(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if not any(memo is known for known in vm.memory.get(library.new_memo, ())):
         return Call(id, [value])
     found = vm.world.real_of(value)
+    vm.trace.hashed.add(id(value))
     return id(value if found is None else found[0])
 
 

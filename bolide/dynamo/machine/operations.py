@@ -153,7 +153,9 @@ def concrete(vm: Machine, value: Any) -> Any:
 
 
 def as_key(vm: Machine, key: Any) -> Any:
-    """A key of a dict or set: hashing needs the value of symbolic numbers."""
+    """A key of a dict or set: hashing needs the value of symbolic numbers, and which function one is."""
+    if type(key) is types.FunctionType:
+        vm.world.rely_on_identity(key)
     if type(key) in PENDING:
         return concrete(vm, key)
     if type(key) is tuple and any(type(part) in PENDING or type(part) is tuple for part in key):
@@ -212,6 +214,8 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         if a is str and op in _FILL_IN and not is_plain(right):
             return Call(polyfill("percent"), [left, right])
         if op is operator.eq or op is operator.ne:
+            if a is types.FunctionType is b:
+                return is_same(vm, left, right) is (op is operator.eq)
             name = _SEQUENCE_EQUALITY.get((a, b))
             if name is not None and left is not right and (has_python_eq(vm, left) or has_python_eq(vm, right)):
                 return Call(polyfill(name if op is operator.eq else name.replace("equal", "unequal")), [left, right])
@@ -256,11 +260,14 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     if op is operator.eq or op is operator.ne:
         if left is right and type(left) is Outside:
             return op is operator.eq
+        if a is types.MethodType is b and left.__func__ is right.__func__:
+            return is_same(vm, left.__self__, right.__self__) is (op is operator.eq)
         left, right = _as_plain(left), _as_plain(right)
         objects = [v for v in (left, right) if type(v) is Outside and v.items is None and v.contents is None]
         if objects:
             for value in objects:
                 _refuse_native_equality(vm, value)
+            vm.world.rely_on_difference(left, right)
             return op is operator.ne
     elif all(_declines(look, cls, name) for cls, name in ((a, forward), (b, reflected))):
         raise _no_operator(op, a, b)
@@ -339,6 +346,8 @@ _DICTS = frozenset({dict, collections.OrderedDict})
 def is_same(vm: Machine, left: Any, right: Any) -> bool:
     """`left is right`."""
     if left is right:
+        if type(left) is types.FunctionType:
+            vm.world.rely_on_identity(left)
         return True
     if torch.SymInt in (type(left), type(right)):  # CPython keeps one object for each of the smallest integers
         vm.trace.where = vm.where()

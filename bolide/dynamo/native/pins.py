@@ -398,6 +398,10 @@ class Recorder(Notes):
         if guard.kind == "not_aliased":
             self._check_apart(guard.expected)
             return
+        if guard.kind == "distinct":
+            if not guard_module.distinct([self.value(source) for source in guard.expected]):
+                raise Loose
+            return
         source, expected = guard.source, guard.expected
         if source is None:
             raise Loose
@@ -408,8 +412,8 @@ class Recorder(Notes):
             self._read_gradient(source)
         if source in self.slots and self._check_passed(guard):
             return
-        if guard.kind in ("same", "distinct"):
-            if (self.value(source) is self.value(expected)) is not (guard.kind == "same"):
+        if guard.kind == "same":
+            if self.value(source) is not self.value(expected):
                 raise Loose
             return
         value = self.value(source)

@@ -156,7 +156,7 @@ def _guards(values: Sequence[Any]) -> tuple[list[Guard], list[Source]]:
         Guard(Source("item", table, "b"), "equals", 5),
         Guard(thing, "type", _Object),
         Guard(gain, "equals", 2.0),
-        Guard(x, "distinct", leaf),
+        Guard(None, "distinct", (x, leaf)),
     ]
     return guards.prepare(found, guards.global_state()), [x, leaf, first, a, weight]
 

@@ -156,7 +156,7 @@ GuardKind = Literal[
     "class_attr",  # expected: a ClassAttribute of the class x
     "not_aliased",  # expected: sources of tensors of which no two share a storage
     "same",  # x is the object at source `expected`
-    "distinct",  # x is not the object at source `expected`
+    "distinct",  # expected: sources of which no two lead to the same object
     # grad mode, autocast, default dtype, deterministic algorithms (expected: a GlobalState), no mode or transform
     "global_state",
     "relation",  # expected: a Relation

@@ -327,6 +327,7 @@ class Outside:
         if method is None:
             return hash(self.real)  # raises
         if method is object.__hash__:
+            self.world.trace.hashed.add(id(self))
             return id(self.real) >> 4
         plain = self.plain()
         return int(self._refuse()) if plain is MISSING else hash(plain)

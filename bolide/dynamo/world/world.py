@@ -172,9 +172,32 @@ class World(Classes):
 
     def rely_on_difference(self, first: Any, second: Any) -> None:
         """Guard that two tensors or objects, if both are from outside, are not one and the same."""
-        sources = [self.outside_source(value) for value in (first, second)]
-        if None not in sources and any(source is not None and source.kind != "object" for source in sources):
-            self.guard(sources[0], "distinct", sources[1])
+        self._guard_distinct([first, second])
+
+    def rely_on_hashes(self) -> None:
+        """Guard that outside tensors and objects which hash by their identity, and were asked for their hashes, are
+        not one and the same: they are items of sets or keys of dicts, or were looked for among such. Functions that
+        are known by their code may be so anywhere."""
+        of_class: dict[Any, dict[int, Any]] = {}
+        for value, _ in self.mirrors.values():
+            if type(value) is types.FunctionType:
+                of_class.setdefault(value.__code__, {})[id(value)] = value
+        for value in (*self.trace.inputs, *[held for _, held, _ in self.seen.values()]):
+            if id(value) in self.trace.hashed:
+                of_class.setdefault(value.cls if type(value) is Outside else type(value), {})[id(value)] = value
+        for values in of_class.values():
+            self._guard_distinct(list(values.values()))
+
+    def _guard_distinct(self, values: list[Any]) -> None:
+        sources = [source for value in values if (source := self.outside_source(value)) is not None]
+        if len(sources) > 1 and any(source.kind != "object" for source in sources):
+            self.guard(None, "distinct", tuple(sources))
+
+    def rely_on_identity(self, function: types.FunctionType) -> None:
+        """Guard that a function which was known by its code is this very one: the program asks for it."""
+        mirror = self.mirrors.get(id(function))
+        if mirror is not None:
+            self.guard(mirror[1], "is", function)
 
     def outside_source(self, value: Any) -> Source | None:
         """Where an outside object, a library's marker, or the tensor that an input is was found; None for others."""
@@ -183,7 +206,10 @@ class World(Classes):
             return None if place is None else self.given(place)[1]
         if type(value) is object:
             return self.place_of(value)
-        return value.source if type(value) is Outside else None
+        if type(value) is types.FunctionType:
+            return self.source_of(value)
+        found = self.real_of(value)
+        return None if found is None else found[1]
 
     def real_of(self, value: Any) -> tuple[Any, Source] | None:
         """The outside object, tensor or container that a value stands for, and where it was found; None for others."""
