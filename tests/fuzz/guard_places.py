@@ -726,4 +726,37 @@ PLACES: tuple[Place, ...] = (
         ("Thing{n}.__enter__ = lambda self: 16", "def leave(self, *e): flags.append(1)\nThing{n}.__exit__ = leave"),
     ),
     Place("iterator", "i{n} = [1, 2]\ndef it{n}(): return sum([v for v in i{n}])", "it{n}()", ("i{n}.append(3)",)),
+    # whether two are one
+    *(
+        Place(
+            f"two of {name}",
+            f"{make}\np{{n}}, q{{n}} = new{{n}}(), new{{n}}()",
+            reads,
+            ("q{n} = p{n}", "q{n} = new{n}()", "p{n} = q{n}"),
+        )
+        for name, make in (
+            ("objects", "class new{n}: pass"),
+            ("modules", "def new{n}(): return nn.Linear(2, 2)"),
+            ("functions", "def new{n}(): return lambda a: a"),
+            ("lists", "def new{n}(): return [object()]"),
+        )
+        for reads in (
+            "p{n} is q{n}",
+            "p{n} == q{n}",
+            "[p{n}].count(q{n})",
+            *(("len({{p{n}, q{n}}})", "{{p{n}: 3}}.get(q{n}, 1)") if name != "lists" else ()),
+        )
+    ),
+    Place(
+        "tensors in a set",
+        "p{n}, q{n} = torch.ones(3), torch.ones(3)",
+        "len({{p{n}, q{n}}})",
+        ("q{n} = p{n}", "q{n} = torch.ones(3)"),
+    ),
+    Place(
+        "tied weights",
+        "m{n} = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))",
+        "sum(p.numel() for p in m{n}.parameters())",
+        ("m{n}[1].weight = m{n}[0].weight", "m{n}[1] = m{n}[0]", "m{n}[1] = nn.Linear(3, 3)"),
+    ),
 )
