@@ -81,17 +81,18 @@ def _integers(trace: Trace, wanted: TensorMeta, low: int, high: int) -> Node:
         _require("random_", wanted.dtype, hint_of(low), hint_of(high))
     if high <= low:
         raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
+    count, first, starts_at_zero = trace.unwrap(high - low), trace.unwrap(low), low == 0
     if trace.draws_as_eager:
-        node = _eagers(trace, aten.random.to, wanted, high - low)
-        return node if low == 0 else trace.call(aten.add.Tensor, node, low)  # type: ignore[no-any-return]
+        node = _eagers(trace, aten.random.to, wanted, count)
+        return node if starts_at_zero else trace.call(aten.add.Tensor, node, first)  # type: ignore[no-any-return]
     if high - low > _EXACT:
-        shape = [trace.unwrap(size) for size in wanted.shape]
-        op = aten.randint.low
-        return trace.call(op, low, high, shape, dtype=wanted.dtype, device=wanted.device)  # type: ignore[no-any-return]
+        op, end, shape = aten.randint.low, trace.unwrap(high), [trace.unwrap(size) for size in wanted.shape]
+        options = {"dtype": wanted.dtype, "device": wanted.device}
+        return trace.call(op, first, end, shape, **options)  # type: ignore[no-any-return]
     node = _draw(trace, rng.rand, wanted.shape)
-    node = trace.call(aten.floor.default, trace.call(aten.mul.Tensor, node, high - low))
-    if low != 0:
-        node = trace.call(aten.add.Tensor, node, low)
+    node = trace.call(aten.floor.default, trace.call(aten.mul.Tensor, node, count))
+    if not starts_at_zero:
+        node = trace.call(aten.add.Tensor, node, first)
     return _converted(trace, node, wanted)
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 
+import bolide
 from bolide.tracing import Trace, rng
 
 
@@ -59,6 +60,26 @@ def test_distributions(name: str) -> None:
     assert abs((rows[1:] * rows[:-1]).mean().item()) < 6 * deviation**2 / x.numel() ** 0.5  # neighbours are independent
     if name in ("rand_like", "bfloat16"):
         assert values.min() >= 0 and values.max() < 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("factor", [1, 100_000])
+def test_ranges_that_are_symbols(factor: int, backend: str) -> None:
+    def drawn(x: torch.Tensor, low: int, high: int) -> Any:
+        places = torch.randint(x.size(0) * factor, (2000,)), torch.empty(2000).random_(high * factor)
+        return *places, torch.randint(low, high * factor, (2000,)), torch.randint_like(places[0], low, high)
+
+    compiled = bolide.compile(drawn, backend=backend, dynamic=True)
+    for size, low, high in ((7, 2, 30), (30, 5, 8), (12, -3, 12)):
+        first, second, third, fourth = compiled(torch.ones(size), low, high)
+        for values, least, end in (
+            (first, 0, size * factor),
+            (second, 0, high * factor),
+            (third, low, high * factor),
+            (fourth, low, high),
+        ):
+            assert least <= values.min() <= least + (end - least) // 10 + 1
+            assert end - 1 - (end - least) // 10 <= values.max() < end
 
 
 def test_the_seed_of_torch_repeats_a_run() -> None:
