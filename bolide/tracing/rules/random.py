@@ -22,6 +22,11 @@ def _draw(seed: TensorMeta, counter: int, size: list[Any]) -> TensorMeta:
     return TensorMeta(shape, contiguous_strides(shape), 0, torch.float32, seed.device)
 
 
-@rule("aten::uniform", "aten::normal_functional", "aten::random.to", "aten::bernoulli.p", "aten::bernoulli.Tensor")
-def _fill(like: TensorMeta, *parameters: Any) -> TensorMeta:
+@rule("aten::uniform", "aten::normal_functional", "aten::random.to", "aten::bernoulli.Tensor")
+def _fill(like: TensorMeta, *parameters: Any, generator: None = None) -> TensorMeta:
     return TensorMeta(like.shape, like_strides(like), 0, like.dtype, like.device)
+
+
+@rule("aten::bernoulli.p")
+def _bernoulli(like: TensorMeta, *parameters: Any, p: Any = 0.5, generator: None = None) -> TensorMeta:
+    return TensorMeta(like.shape, contiguous_strides(like.shape), 0, like.dtype, like.device)
