@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Writing:
-    """One call: the operation, its arguments in flat form (a tensor is None there), the places of the tensors, which of
-    these are written (as positions among the tensors), and the metas of all results: the operation's own `returned`
-    ones that are no argument, then the copies."""
+    """One call: the operation, its arguments in flat form (a tensor or a symbolic number is None there: they are
+    arguments of the node), the places of the tensors and of the numbers, which of the tensors are written (as positions
+    among them), and the metas of all results: the operation's own `returned` ones that are no argument, then the
+    copies."""
 
     func: Any
     leaves: list[Any]
     spec: Any
     places: list[int]
+    numbers: list[int]
     written: list[int]
     returned: int
     metas: list[TensorMeta]
@@ -46,7 +48,8 @@ def call_on_copies(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[
     targets = {id(leaf) for leaf in pytree.tree_leaves(_written(func, args, kwargs)) if isinstance(leaf, torch.Tensor)}
     written = [position for position, tensor in enumerate(tensors) if id(tensor) in targets]
     nodes = [trace.unwrap(tensor) for tensor in tensors]
-    plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    numbers = [place for place, leaf in enumerate(leaves) if type(leaf) is torch.SymInt]
+    plain = [None if isinstance(leaf, (torch.Tensor, torch.SymInt)) else trace.unwrap(leaf) for leaf in leaves]
     metas: list[TensorMeta] = []
     returns, itself = func._schema.returns, None
     if op is drawn and len(returns) == 1 and returns[0].alias_info is not None and written:
@@ -55,17 +58,17 @@ def call_on_copies(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[
         if any(value.alias_info is not None for value in returns):
             raise Unsupported(f"{func} returns an argument that it writes", trace.where, kind="operator")
         full = [None if hasattr(leaf, "put") else leaf for leaf in plain]  # no generator for the shapes
-        for place, node in zip(places, nodes):
-            full[place] = node
+        for place, known in (*zip(places, nodes), *[(place, leaves[place]) for place in numbers]):
+            full[place] = known
         node_args, node_kwargs = pytree.tree_unflatten(full, spec)
-        found = infer(func, node_args, node_kwargs)
+        found = infer(func, node_args, node_kwargs, trace.shapes if trace.shapes.hints else None)
         metas = [found] if isinstance(found, TensorMeta) else list(found)
     returned = len(metas)
     for position in written:
         meta = nodes[position].meta["val"]
         metas.append(TensorMeta(meta.shape, like_strides(meta), 0, meta.dtype, meta.device))
-    table = enter(Writing(func, plain, spec, places, written, returned, metas))
-    results = trace.call(op or functional, nodes, table)
+    table = enter(Writing(func, plain, spec, places, numbers, written, returned, metas))
+    results = trace.call(op or functional, nodes, [trace.unwrap(leaves[place]) for place in numbers], table)
     for position, node in zip(written, results[returned:]):
         target = tensors[position]
         trace.write(target if target.__class__ is TracedTensor else trace.lift(target), node)
@@ -85,14 +88,14 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
     ]
 
 
-def _functional(tensors: Sequence[torch.Tensor], table: int) -> list[torch.Tensor]:
+def _functional(tensors: Sequence[torch.Tensor], numbers: Sequence[int], table: int) -> list[torch.Tensor]:
     call: Writing = lookup(table)
     own = list(tensors)
     for position in call.written:
         own[position] = own[position].clone()
     leaves = [leaf.get() if hasattr(leaf, "put") else leaf for leaf in call.leaves]
-    for place, tensor in zip(call.places, own):
-        leaves[place] = tensor
+    for place, value in (*zip(call.places, own), *zip(call.numbers, numbers)):
+        leaves[place] = value
     args, kwargs = pytree.tree_unflatten(leaves, call.spec)
     result = call.func(*args, **kwargs)
     returned = [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
@@ -100,15 +103,17 @@ def _functional(tensors: Sequence[torch.Tensor], table: int) -> list[torch.Tenso
 
 
 _library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("functional(Tensor[] tensors, int table) -> Tensor[]")
+_library.define("functional(Tensor[] tensors, SymInt[] numbers, int table) -> Tensor[]")
 _library.impl("functional", _functional, "CompositeExplicitAutograd")
 functional = torch.ops.bolide.functional.default
-_library.define("drawn(Tensor[] tensors, int table) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,))
+_library.define(
+    "drawn(Tensor[] tensors, SymInt[] numbers, int table) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,)
+)
 _library.impl("drawn", _functional, "CompositeExplicitAutograd")
 drawn = torch.ops.bolide.drawn.default
 """As `functional`, of an operation that draws from a generator of the user's (see `generators`)."""
 
 
 @rule("bolide::functional", "bolide::drawn")
-def _metas(tensors: list[TensorMeta], table: int) -> list[TensorMeta]:
+def _metas(tensors: list[TensorMeta], numbers: list[Any], table: int) -> list[TensorMeta]:
     return list(lookup(table).metas)

@@ -72,6 +72,46 @@ def test_numbers_and_states(fn: Callable[..., Any], backend: str) -> None:
     assert len(compiled._bolide.entries) == 1
 
 
+Drawn = Callable[[torch.Tensor, int, float, torch.Generator], Any]
+OF_SYMBOLS: dict[str, Drawn] = {
+    "randint": lambda x, n, c, g: (torch.randint(x.size(0), (3,), generator=g), torch.randint(n, (n,), generator=g)),
+    "randint of a range": lambda x, n, c, g: torch.randint(n, n * x.size(0), (3,), generator=g),
+    "randint out": lambda x, n, c, g: torch.randint(n, (n,), generator=g, out=torch.empty(n, dtype=torch.int64)),
+    "randperm": lambda x, n, c, g: (torch.randperm(x.size(0), generator=g), x[torch.randperm(n, generator=g)]),
+    "multinomial": lambda x, n, c, g: (
+        torch.multinomial(x, n, generator=g),
+        torch.multinomial(x, n, True, generator=g),
+    ),
+    "random_": lambda x, n, c, g: (x.clone().random_(n, generator=g), x.clone().random_(n, n * 8, generator=g)),
+    "uniform_": lambda x, n, c, g: (x.clone().uniform_(0, n, generator=g), x.clone().uniform_(c, c + 1, generator=g)),
+    "normal": lambda x, n, c, g: (x.clone().normal_(n, c, generator=g), torch.normal(c, n, (n,), generator=g)),
+    "normal of tensors": lambda x, n, c, g: (torch.normal(x, c, generator=g), torch.normal(c, x * n, generator=g)),
+    "bernoulli": lambda x, n, c, g: (torch.bernoulli(x, 1 / n, generator=g), torch.bernoulli(x / n, generator=g)),
+    "bernoulli_": lambda x, n, c, g: (
+        x.clone().bernoulli_(1 / n, generator=g),
+        x.clone().bernoulli_(x / n, generator=g),
+    ),
+    "bernoulli of a float": lambda x, n, c, g: torch.bernoulli(x.expand(n, -1).t(), 1 / c, generator=g),
+    "rand": lambda x, n, c, g: (torch.rand(n, x.size(0), generator=g), torch.randn(x.size(0), n, generator=g)),
+    "rare": lambda x, n, c, g: (x.clone().exponential_(n, generator=g), x.clone().geometric_(1 / c, generator=g)),
+    "rates": lambda x, n, c, g: (torch.poisson(x * n, generator=g), torch.binomial(x * n, x / 2, generator=g)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", OF_SYMBOLS)
+def test_numbers_and_sizes_that_are_symbols(name: str, dynamic: bool | None) -> None:
+    function = OF_SYMBOLS[name]
+    compiled: Any = bolide.compile(function, dynamic=dynamic, fullgraph=True)
+    for n in (3, 40, 9, 70, 2):
+        ours, theirs = torch.Generator().manual_seed(n), torch.Generator().manual_seed(n)
+        mine, real = compiled(torch.ones(n + 2), n, n + 0.5, ours), function(torch.ones(n + 2), n, n + 0.5, theirs)
+        torch.testing.assert_close(mine, real)
+        for a, b in zip(*[drawn if type(drawn) is tuple else (drawn,) for drawn in (mine, real)]):
+            assert a.stride() == b.stride()
+        assert torch.equal(ours.get_state(), theirs.get_state())
+
+
 class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -239,6 +239,66 @@ def test_operators_of_the_user_that_write(backend: str) -> None:
         own = x.clone()
         torch.testing.assert_close(compiled(own, y), fn(x, y))
         torch.testing.assert_close(own, x)
+
+
+@torch.library.custom_op("bolide_tests::add_numbers", mutates_args=("x",))
+def add_numbers(x: torch.Tensor, n: int, rest: Sequence[int], factor: float = 1.0, more: int | None = None) -> None:
+    x.add_((n + sum(rest) + (more or 0)) * factor)
+
+
+@torch.library.custom_op("bolide_tests::count_in", mutates_args=("x",))
+def count_in(x: torch.Tensor, n: int) -> torch.Tensor:
+    x.add_(n)
+    return torch.arange(n, dtype=x.dtype)
+
+
+@count_in.register_fake
+def _(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x.new_empty(n)
+
+
+def _given_sizes(x: torch.Tensor, n: int, factor: float) -> Any:
+    y = x.clone()
+    add_numbers(y, x.size(0), y.shape, more=x.size(0) // 2)
+    return y
+
+
+def _given_numbers(x: torch.Tensor, n: int, factor: float) -> Any:
+    y = x.clone()
+    add_numbers(y, n * 2, [n, 3], more=n - 1)
+    return y
+
+
+def _given_floats(x: torch.Tensor, n: int, factor: float) -> Any:
+    y = x.clone()
+    add_numbers(y, n, [n], factor * 2, n - 1)
+    add_numbers(y, 1, [], n / 3)
+    return y
+
+
+def _given_data(x: torch.Tensor, n: int, factor: float) -> Any:
+    y = x.clone()
+    add_numbers(y, int(x.detach().sum().item()), [])
+    return y
+
+
+def _sizes_result(x: torch.Tensor, n: int, factor: float) -> Any:
+    y = x.clone()
+    return count_in(y, n + x.size(0)) * factor, y
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("fn", [_given_sizes, _given_numbers, _given_floats, _given_data, _sizes_result])
+def test_operators_of_the_user_that_write_are_given_symbols(
+    fn: Callable[..., Any], backend: str, dynamic: bool | None
+) -> None:
+    compiled: Any = bolide.compile(fn, backend=backend, dynamic=dynamic)
+    for n in (3, 5, 9, 4, 1):
+        for requires_grad in (False, True):
+            x = torch.ones(n + 2, requires_grad=requires_grad)
+            torch.testing.assert_close(compiled(x, n, n / 2), fn(x, n, n / 2))
+    assert len(compiled._bolide.entries) <= 6
 
 
 class Hooked(nn.Module):

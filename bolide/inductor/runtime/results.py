@@ -37,7 +37,7 @@ def gives_new_memory(op: torch._ops.OpOverload) -> bool:
 
 def asked_for(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> torch._ops.OpOverload:
     """The operation that the program calls: `bolide::functional` stands for others."""
-    return lookup(args[1]).func if op in (functional, drawn) else op  # type: ignore[no-any-return]
+    return lookup(args[2]).func if op in (functional, drawn) else op  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)
