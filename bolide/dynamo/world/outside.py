@@ -423,6 +423,12 @@ def items_of(real: Any) -> list[Any]:
     return list(base.__iter__(real))
 
 
+def limit_of(real: collections.deque[Any]) -> int | None:
+    """How many items a deque may have, whatever a subclass has under that name."""
+    limit: int | None = vars(collections.deque)["maxlen"].__get__(real)
+    return limit
+
+
 @fleeting
 class Snapshot:
     """An outside list, set, deque or bytearray: the program works on `copy`; `before` tells at the end what changed."""

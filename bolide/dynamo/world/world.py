@@ -58,6 +58,7 @@ from bolide.dynamo.world.outside import (
     global_source,
     is_finalised,
     items_of,
+    limit_of,
     method_of_c,
 )
 from bolide.support.errors import Unsupported
@@ -650,6 +651,7 @@ class World(Classes):
             if cls in _UNORDERED:
                 copy = self._copy(real, cls, _items_source(source))
             else:
+                self._guard_limit(real, source)
                 copy = collections.deque(maxlen=real.maxlen) if cls is collections.deque else []
                 grown = self.lists_grown.get(id(real))
                 self.seen[id(real)] = (real, copy if grown is None else grown.items, source)  # it may contain itself
@@ -671,6 +673,11 @@ class World(Classes):
         self.varies(items, count)
         self.guard(items, "length", count)
 
+    def _guard_limit(self, real: Any, source: Source) -> None:
+        """Guard how many items a deque, if it is one, may have."""
+        if isinstance(real, collections.deque):
+            self.guard(Source("apply", source, (), limit_of), "equals", limit_of(real))
+
     def _copy(self, real: Any, base: Any, items: Source) -> Any:
         """A copy of a container by its kind, each item wrapped: the one at index i of what `items` gives."""
         listed = items_of(real)
@@ -679,7 +686,7 @@ class World(Classes):
         if base is list:
             return found
         if base is collections.deque:
-            return base(found, real.maxlen)
+            return base(found, limit_of(real))
         if all(map(operator.is_, found, listed)):
             return base(real)  # a set's own copy keeps its order
         # otherwise the order depends on what was put in first
@@ -706,6 +713,7 @@ class World(Classes):
         made = Outside(self, real, source)
         base = next((base for base in CONTAINERS if issubclass(cls, base)), None)
         if base is not None:
+            self._guard_limit(real, source)
             made.contents = self._copy(real, base, _items_source(source))
             self.snapshots[id(made.contents)] = Snapshot(real, source, made.contents)
         return made
