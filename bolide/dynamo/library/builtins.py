@@ -12,7 +12,7 @@ import math
 import operator
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import runs_natively
 from bolide.dynamo.machine.operations import class_of, polyfill
 from bolide.dynamo.machine.originals import original_of
+from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import CONTAINERS, Outside, Overlay
@@ -61,11 +62,38 @@ def _real(value: Any) -> Any:
 
 
 def _class_check(vm: Machine, cls: Any, name: str) -> Any:
-    """The metaclass's own `__instancecheck__` or `__subclasscheck__` if it is written in Python by the program."""
-    if not isinstance(cls, type) or type(cls) in (type, abc.ABCMeta):
+    """The `__instancecheck__` or `__subclasscheck__` of a class (its metaclass has it) or object if it is written
+    in Python by the program."""
+    kind = class_of(cls)
+    if kind in (type, abc.ABCMeta):
         return None
-    method = operations.python_method(vm.world, type(cls), name)
+    method = operations.python_method(vm.world, kind, name)
     return None if method is None or runs_natively(method) else method
+
+
+def _apart(vm: Machine, classes: Any, name: str) -> Sequence[Any] | None:
+    """The parts of a tuple, or of a union, of classes if they have to be asked one by one: the program's code is asked
+    of one of them, or one is no class. Else None."""
+    if isinstance(classes, tuple):
+        parts = tuple(tuple.__iter__(classes))
+        plain = all(issubclass(type(part), type) for part in parts)
+    elif type(classes) is types.UnionType:
+        parts, plain = classes.__args__, True
+    else:
+        return None
+    return None if plain and not any(_class_check(vm, part, name) for part in parts) else parts
+
+
+def _of_any(vm: Machine, check: Any, value: Any, classes: Sequence[Any]) -> Any:
+    """Whether `check`, `isinstance` or `issubclass`, holds for one of several classes: those behind the first for which
+    it does are not looked at."""
+    for place, cls in enumerate(classes):
+        found = INTERCEPTS[check](vm, [value, cls], {})
+        if type(found) is Call:
+            return Call(polyfill("holds_for_any"), [check, value, classes[place:]])
+        if found:
+            return True
+    return False
 
 
 @intercept(vars(types.FunctionType)["__get__"])
@@ -80,15 +108,37 @@ def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if type(value) is Generator:
         original = original_of(value)
         return isinstance((_ for _ in ()) if original is None else original.cls(*original.empty), cls)
-    vm.world.rely_on_bases(class_of(value), cls)
-    if type(cls) is type and issubclass(class_of(value), cls):
-        return True
-    if type(cls) is tuple and any(_class_check(vm, part, "__instancecheck__") for part in cls):
-        return Call(polyfill("is_instance_of_any"), args)
-    method = None if class_of(value) is cls else _class_check(vm, cls, "__instancecheck__")
+    if parts := _apart(vm, cls, "__instancecheck__"):
+        return _of_any(vm, isinstance, value, parts)
+    seen = class_of(value)
+    method = None if seen is cls else _class_check(vm, cls, "__instancecheck__")
     if method is not None:
         return Call(polyfill("truth_of_call"), [method, cls, value])
-    if type(value) in operations.SEEN_AS:
+    if getattr(cls, "_is_protocol", False) is True:
+        return _is_of_protocol(vm, value, cls)
+    found = _is_of_class(value, seen, cls)
+    vm.world.rely_on_bases(seen, cls)
+    return found
+
+
+def _is_of_protocol(vm: Machine, value: Any, protocol: Any) -> bool:
+    """What an object itself has decides."""
+    if isinstance(value, torch.Tensor):
+        try:
+            return issubclass(load_attribute(vm, value, "__class__"), protocol)
+        except TypeError:  # there is more than methods in the protocol
+            reason = "whether a tensor has the attributes of a protocol is asked"
+            raise Unsupported(reason, vm.where(), "use hasattr", "tensor_method") from None
+    found = _is_of_class(value, class_of(value), protocol)
+    if type(value) is Outside:
+        vm.world.guard(Source("apply", value.source, (protocol,), isinstance), "equals", found)
+    return found
+
+
+def _is_of_class(value: Any, seen: type, cls: Any) -> bool:
+    if type(cls) is type and issubclass(seen, cls):
+        return True
+    if type(value) in operations.SEEN_AS and type(value) not in operations.PENDING:
         return issubclass(operations.SEEN_AS[type(value)], cls)
     return isinstance(_real(value), cls) or (_is_faced(value) and issubclass(value.face, cls))
 
@@ -105,16 +155,29 @@ def _is_generator(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(type.__instancecheck__)
 def _instance_check(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     cls, value = args
+    vm.world.rely_on_bases(class_of(value), cls)
     return type.__instancecheck__(cls, _real(value)) or (_is_faced(value) and issubclass(value.face, cls))
 
 
 @intercept(issubclass)
 def _issubclass(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    method = _class_check(vm, args[1], "__subclasscheck__")
+    cls, wanted = args
+    if parts := _apart(vm, wanted, "__subclasscheck__"):
+        return _of_any(vm, issubclass, cls, parts)
+    method = _class_check(vm, wanted, "__subclasscheck__")
     if method is not None:
-        return Call(polyfill("truth_of_call"), [method, args[1], args[0]])
-    vm.world.rely_on_bases(*args)
-    return issubclass(*args)
+        return Call(polyfill("truth_of_call"), [method, wanted, cls])
+    found = issubclass(cls, wanted)
+    vm.world.rely_on_bases(cls, wanted)
+    return found
+
+
+@intercept(type.__subclasscheck__)
+def _subclass_check(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    wanted, cls = args
+    found = type.__subclasscheck__(wanted, cls)
+    vm.world.rely_on_bases(cls, wanted)
+    return found
 
 
 @intercept(callable)

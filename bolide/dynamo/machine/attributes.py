@@ -45,6 +45,7 @@ from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
 from bolide.tracing import STANDS_FOR, TracedTensor, is_mask
 
+_CLASS = vars(object)["__class__"]
 _VALUE = vars(enum.Enum)["value"]
 _MODULE_GETATTR = torch.nn.Module.__getattr__
 _MODULE_SETATTR = torch.nn.Module.__setattr__
@@ -316,7 +317,7 @@ def _class_value(vm: Machine, cls: type, name: str, value: Any) -> Any:
 
 def _instance(vm: Machine, owner: Any, cls: type, name: str) -> Any:
     world = vm.world
-    if name == "__class__":
+    if name == "__class__" and class_attribute(cls, name) is _CLASS:
         return cls
     if name in NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
         return types.MethodType(NODE_METHODS[name], owner)

@@ -255,7 +255,7 @@ def cached_property_get(owner: Any, function: Any, name: Any) -> Any:
 
 def instantiate(cls: Any, args: Any, kwargs: Any) -> Any:
     made = cls.__new__(cls, *args, **kwargs)
-    if isinstance(made, cls):
+    if type.__subclasscheck__(cls, type(made)):  # past what the class, or the object, says of that
         type(made).__init__(made, *args, **kwargs)
     return made
 
@@ -420,8 +420,8 @@ def sorted_call(function: Any, *args: Any) -> Any:
     return sorted(function(*args))
 
 
-def is_instance_of_any(value: Any, classes: Any) -> Any:
+def holds_for_any(check: Any, value: Any, classes: Any) -> Any:
     for cls in classes:  # noqa: SIM110
-        if isinstance(value, cls):
+        if check(value, cls):
             return True
     return False

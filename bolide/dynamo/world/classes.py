@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo.program.captured import ClassAttribute, Guard, GuardKind, Source
-from bolide.dynamo.program.kinds import MISSING, class_attribute, is_library_class, steering
+from bolide.dynamo.program.kinds import MISSING, class_attribute, is_library_class, is_library_namespace, steering
 from bolide.dynamo.world.outside import Overlay
 from bolide.tracing import UserFrame
 
@@ -75,10 +75,24 @@ class Classes:
     def rely_on_bases(self, cls: Any, wanted: Any) -> None:
         """Guard whether a class of the user's is a subclass of another class, or of one of several."""
         key = (cls, wanted, "bases")
-        if cls is wanted or key in self.once or not isinstance(cls, type) or id(cls) in self.own_classes:
+        if cls is wanted or not isinstance(cls, type) or id(cls) in self.own_classes or is_library_class(cls):
             return
-        if is_library_class(cls) or (isinstance(wanted, type) and id(wanted) in self.own_classes):
+        if key in self.once or (isinstance(wanted, type) and id(wanted) in self.own_classes):
             return
         self.once.add(key)
-        found = issubclass(cls, wanted)
-        self.guard(Source("apply", Source("object", None, None, cls), (wanted,), issubclass), "equals", found)
+        parts = wanted.__args__ if type(wanted) is types.UnionType else wanted if isinstance(wanted, tuple) else ()
+        if any(asks_program(type(part), "__subclasscheck__") for part in parts):
+            for part in parts:
+                self.rely_on_bases(cls, part)
+        elif asks_program(type(wanted), "__subclasscheck__"):
+            source = Source("apply", Source("object", None, None, wanted), (cls,), type.__subclasscheck__)
+            self.guard(source, "equals", type.__subclasscheck__(wanted, cls))
+        else:
+            source = Source("apply", Source("object", None, None, cls), (wanted,), issubclass)
+            self.guard(source, "equals", issubclass(cls, wanted))
+
+
+def asks_program(kind: type, name: str) -> bool:
+    """Whether a class has a method in Python under a name that is no library's."""
+    found = class_attribute(kind, name)
+    return type(found) is types.FunctionType and not is_library_namespace(found.__globals__)
