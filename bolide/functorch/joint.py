@@ -92,7 +92,10 @@ def _engine_run(
             allow_unreachable=True,
             accumulate_grad=False,
         )
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
+        assert error.__traceback__ is not None
+        if isinstance(error, TypeError) and error.__traceback__.tb_next is not None:
+            raise  # of Python code; the engine itself says so of what hooks give that is no tensor
         said = str(error).partition("\nException raised from")[0]  # a long list of C++ frames
         numbers = symbolic and any(text in said for text in _WANTS_NUMBERS)
         kind = FixedSizesNeeded if numbers else Unsupported
