@@ -3,6 +3,8 @@ ones never, and results are eager's."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
 import random
 import subprocess
@@ -316,6 +318,38 @@ def test_marks() -> None:
         bolide.mark_dynamic(x, 2)
     with pytest.raises(TypeError, match="tensor"):
         bolide.mark_static_address(3)
+
+
+@pytest.mark.parametrize("module", ["bolide", "torch._dynamo.decorators"])
+def test_bounds_and_names_of_unbacked_sizes(module: str) -> None:
+    mark = importlib.import_module(module).mark_unbacked
+    known = inspect.signature(mark).parameters
+    together = bolide.compile(lambda x, y: (x + y, y.sum(0)), fullgraph=True)
+    for size in (5, 1, 0, 7):
+        x, y = torch.randn(size, 3), torch.randn(size, 3)
+        mark(x, 0, shape_id="rows", strict=False, hint_override=8, specialize_on=[lambda n: n == 8])
+        mark(y, [0], 8, False, None, "rows")
+        same(together(x, y), (x + y, y.sum(0)))
+    x, y = torch.randn(1, 3), torch.randn(4, 3)
+    mark(x, 0, shape_id="rows")
+    mark(y, 0, shape_id="rows")
+    same(together(x, y), (x + y, y.sum(0)))
+    if "min" in known:
+        bounded = bolide.compile(doubled)
+        for size, count in ((5, 1), (4, 1), (6, 1), (9, 2)):
+            x = torch.randn(size, 3)
+            if size < 7:
+                mark(x, 0, min=4, max=6)
+            same(bounded(x), doubled(x))
+            assert versions(bounded) == count
+
+
+def test_a_size_outside_of_the_bounds_that_torch_was_told() -> None:
+    x = torch.randn(3, 2)
+    vars(x).update(_dynamo_unbacked_indices={0}, _dynamo_unbacked_bounds={0: (4, 6)})
+    same(bolide.compile(doubled)(x), doubled(x))
+    with pytest.raises(ValueError, match="outside of"):
+        bolide.mark_unbacked(x, 0, min=4)
 
 
 def test_a_marked_size_that_is_needed_is_an_error() -> None:

@@ -241,10 +241,11 @@ def test_exporting_is_told_from_compiling() -> None:
 def test_calls_that_are_not_looked_into_take_what_the_program_has_made() -> None:
     seen: list[int] = []
 
-    @bolide.dynamo.nonstrict_trace
     def summed(parts: dict[str, list[Tensor]]) -> Tensor:
         seen.append(len(parts))  # not interpreted: it happens while capturing
         return torch.stack(parts["all"]).sum(0)
+
+    assert bolide.dynamo.nonstrict_trace(traceable_fn=summed) is summed
 
     x = torch.randn(3)
     for backend, runs in (("eager", 3), ("aot_eager", 1), ("inductor", 1)):

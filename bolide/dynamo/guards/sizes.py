@@ -55,6 +55,7 @@ class Mark:
     kind: str  # "dynamic" or "unbacked" (an error if it cannot be), "maybe" (symbolic if possible) or "static"
     lo: int | None = None
     hi: int | None = None
+    shape_id: Any = None  # unbacked sizes of one name and value are one
 
 
 _UNMARKED = Mark("")
@@ -63,6 +64,11 @@ _UNMARKED = Mark("")
 def marks_of(tensor: torch.Tensor) -> Mapping[int, Mark]:
     """The marked dimensions of a tensor; also of one that was marked for TorchDynamo."""
     theirs = {dim: Mark(kind) for name, kind in _THEIR_MARKS.items() for dim in getattr(tensor, name, ())}
+    bounds, names = getattr(tensor, "_dynamo_unbacked_bounds", {}), getattr(tensor, "_dynamo_shape_ids", {})
+    for dim, mark in theirs.items():
+        if mark.kind == "unbacked":
+            lo, hi = bounds.get(dim, (None, None))
+            theirs[dim] = Mark("unbacked", lo, hi, names.get(dim))
     for known in getattr(tensor, "_dynamo_dynamic_range", ()):
         theirs[known.dim] = Mark("dynamic", known.min, known.max)
     found: Mapping[int, Mark] = getattr(tensor, _MARKS, None) or {}
@@ -77,19 +83,27 @@ def _mark(tensor: torch.Tensor, dims: Any, mark: Mark) -> None:
         if not -tensor.dim() <= dim < tensor.dim():
             raise IndexError(f"dimension {dim} of a tensor with {tensor.dim()} dimensions cannot be marked")
         dim %= tensor.dim()
-        if mark.kind == "dynamic":
-            size = tensor.shape[dim]
-            if (mark.lo is not None and size < mark.lo) or (mark.hi is not None and size > mark.hi):
-                raise ValueError(f"dimension {dim} has size {size}, outside of min={mark.lo}, max={mark.hi}")
+        size = tensor.shape[dim]
+        if (mark.lo is not None and size < mark.lo) or (mark.hi is not None and size > mark.hi):
+            raise ValueError(f"dimension {dim} has size {size}, outside of min={mark.lo}, max={mark.hi}")
         marks[dim] = mark
     setattr(tensor, _MARKS, marks)
 
 
-def mark_dynamic(t: torch.Tensor, index: Any, *, min: int | None = None, max: int | None = None) -> None:
+def mark_dynamic(
+    t: torch.Tensor,
+    index: Any,
+    *,
+    hint_override: int | None = None,
+    min: int | None = None,
+    max: int | None = None,
+    specialize_on: Sequence[Any] | None = None,
+) -> None:
     """The sizes of these dimensions (an int, or several) differ between calls, within min..max: they are symbolic from
     the first compilation on.
 
     A program that only works for one size of such a dimension is an error, which names the line and the reason.
+    `hint_override` and `specialize_on`, which tell PyTorch's compiler what to tune kernels for, change nothing.
     Raises IndexError for a dimension that is not there, ValueError for a size outside of the bounds."""
     _mark(t, index, Mark("dynamic", min, max))
 
@@ -104,10 +118,20 @@ def mark_static(t: torch.Tensor, index: Any = None) -> None:
     _mark(t, range(t.dim()) if index is None else index, Mark("static"))
 
 
-def mark_unbacked(t: torch.Tensor, index: Any) -> None:
+def mark_unbacked(
+    t: torch.Tensor,
+    index: Any,
+    hint_override: int | None = None,
+    strict: bool = False,
+    specialize_on: Sequence[Any] | None = None,
+    shape_id: str | None = None,
+    min: int | None = None,
+    max: int | None = None,
+) -> None:
     """As `mark_dynamic`, and one compiled version serves all sizes, 0 and 1 as well: nothing is assumed of the size but
-    what the program checks (`torch._check`). A branch that depends on it is a ConstraintError, which names the line."""
-    _mark(t, index, Mark("unbacked"))
+    what the program checks (`torch._check`), and `min` and `max`. A branch that depends on it is a ConstraintError,
+    which names the line, whether `strict` or not. Sizes with the same `shape_id` are known to be equal."""
+    _mark(t, index, Mark("unbacked", min, max, shape_id))
 
 
 def mark_static_address(t: torch.Tensor, guard: bool = True) -> None:
@@ -272,15 +296,17 @@ class Symbols:
                 continue
             if mark is _UNMARKED and not self._changes(value, old):
                 continue
-            bounds = 0 if mark.kind == "unbacked" else max(mark.lo or 0, 2), mark.hi
+            bounds = max(mark.lo or 0, 0 if mark.kind == "unbacked" else 2), mark.hi
             marked = mark.kind in ("dynamic", "unbacked")
-            key: Any = (value, *old, marked, bounds) if mark.kind != "unbacked" else (source, dim)
+            key: Any = (value, *old, marked, bounds)
+            if mark.kind == "unbacked":
+                key = (source, dim) if mark.shape_id is None else (_UNMARKED, mark.shape_id, value, bounds)
             called = f"{name}_size{dim}"
             size = self._symbol((source, dim), size_source(source, dim), value, key, called, bounds, marked)
-            if mark.kind == "unbacked":
-                self.trace.shapes.mark_unbacked(size)
             if isinstance(size, torch.SymInt):
                 found[dim] = size
+                if mark.kind == "unbacked":
+                    self.trace.shapes.mark_unbacked(size)
             else:
                 outside = f"it is outside of the bounds that were marked, {mark.lo} to {mark.hi}"
                 self.fixed_because.append((size_source(source, dim), value, _SPECIAL if value < 2 else outside))

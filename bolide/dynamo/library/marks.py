@@ -37,12 +37,12 @@ def allow_in_graph(fn: Any) -> Any:
     return fn
 
 
-def nonstrict_trace(fn: T) -> T:
+def nonstrict_trace(traceable_fn: T) -> T:
     """As `allow_in_graph` for one function: PyTorch's name for such calls. Arguments may be values of any kind that the
     program has made, containers of tensors among them; objects of the outside world are refused.
     """
-    allow_in_graph(fn)
-    return fn
+    allow_in_graph(traceable_fn)
+    return traceable_fn
 
 
 def _in_graph(fn: Callable[..., Any], vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
