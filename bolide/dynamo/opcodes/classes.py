@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from bolide.dynamo.library.imports import absolute_name, imported, rely_on_module
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.calls import intercept
@@ -100,7 +101,8 @@ def _refuse_hooks(vm: Machine, classes: Iterable[Any], names: Sequence[str]) -> 
 def _import_name(vm: Machine, frame: Frame, arg: str) -> None:
     names = frame.stack.pop()
     level = frame.stack.pop()
-    frame.stack.append(for_real(__import__, arg, frame.globals, None, names, level))
+    known = absolute_name(frame.globals, arg, level)
+    frame.stack.append(imported(vm, known, lambda: __import__(arg, frame.globals, None, names, level)))
 
 
 @opcode("IMPORT_FROM")
@@ -113,6 +115,7 @@ def _import_from(vm: Machine, frame: Frame, arg: str) -> Any:
     except AttributeError:
         pass
     name = getattr(module, "__name__", "<unknown module name>")
+    rely_on_module(vm, f"{name}.{arg}")
     submodule = sys.modules.get(f"{name}.{arg}", MISSING)
     if submodule is not MISSING:
         frame.stack.append(submodule)
