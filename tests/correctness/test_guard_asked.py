@@ -167,3 +167,159 @@ def test_imports_of_libraries_are_not_asked_again() -> None:
     assert compiled(X) == f(X)
     sources = [guard.source for guard in compiled._bolide.entries[0].guards]
     assert not any(source is not None and source.obj is sys.modules for source in sources)
+
+
+# ---- what torch reads of the program's classes -----------------------------------------------------------------------
+
+
+def tripled(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+def _function(**attributes: Any) -> Any:
+    class Tripled(torch.autograd.Function):
+        forward = staticmethod(tripled)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient * 3
+
+    for name, value in attributes.items():
+        setattr(Tripled, name, value)
+    return Tripled
+
+
+def _by_rows(info: Any, dims: Any, x: Any) -> Any:
+    return x * 5, dims[0]
+
+
+VMAP = staticmethod(_by_rows)
+FLAGS: dict[str, list[Any]] = {
+    "set to False": [{"generate_vmap_rule": True}, {"generate_vmap_rule": False}, {"generate_vmap_rule": True}],
+    "deleted": [{"generate_vmap_rule": True}, {"generate_vmap_rule": None}, {"generate_vmap_rule": True}],
+    "set beside a rule": [{"vmap": VMAP}, {"generate_vmap_rule": True}, {"generate_vmap_rule": None}],
+    "a rule comes": [{"generate_vmap_rule": True}, {"generate_vmap_rule": False, "vmap": VMAP}, {"vmap": None}],
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_how_a_function_is_vectorised(name: str) -> None:
+    first, *changes = FLAGS[name]
+    function = _function(**first)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(function.apply)(x)
+
+    def outcome(run: Any) -> Any:
+        try:
+            return run(torch.ones(2, 3)).tolist()
+        except RuntimeError as error:
+            return str(error)
+
+    compiled = bolide.compile(f)
+    for change in ({}, *changes):
+        for key, value in change.items():
+            if value is None:
+                delattr(function, key)
+            else:
+                setattr(function, key, value)
+        for _ in range(2):
+            assert outcome(compiled) == outcome(f)
+
+
+def test_methods_that_a_function_gets() -> None:
+    function = _function()
+
+    def by_vjp() -> None:
+        function.vjp = staticmethod(lambda ctx, g: g * 9)
+        del function.backward
+
+    def by_backward() -> None:
+        function.backward = staticmethod(lambda ctx, g: g * 5)
+        del function.vjp
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return function.apply(x).sum()
+
+    compiled = bolide.compile(f)
+    for change in (
+        lambda: None,
+        lambda: setattr(function, "backward", staticmethod(lambda ctx, g: g * 7)),
+        by_vjp,
+        by_backward,
+        lambda: setattr(function, "forward", staticmethod(lambda given: given * 4)),
+    ):
+        change()
+        found = []
+        for run in (compiled, f):
+            x = torch.ones(3, requires_grad=True)
+            out = run(x)
+            out.backward()
+            found.append((out.item(), x.grad))
+        assert str(found[0]) == str(found[1])
+
+
+class Wrapped(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    def __tensor_flatten__(self) -> Any:
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(parts: Any, context: Any, size: Any, stride: Any) -> Any:
+        return Wrapped(parts["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return Wrapped(func(*[arg.inner if isinstance(arg, Wrapped) else arg for arg in args], **(kwargs or {})))
+
+
+def _times(by: int) -> Any:
+    return classmethod(lambda cls, func, types, args=(), kwargs=None: Wrapped(args[0].inner * by))
+
+
+def _of_additions(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return Wrapped(args[0].inner * 9) if func is torch.add else func(*args, **(kwargs or {}))
+
+
+METHODS: dict[str, Any] = {
+    "__torch_dispatch__": _times(7),
+    "__torch_function__": classmethod(_of_additions),
+    "__tensor_unflatten__": staticmethod(lambda parts, context, size, stride: Wrapped(parts["inner"] * 2)),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("inside", [False, True], ids=["given", "made inside"])
+def test_methods_of_a_wrapper_that_torch_calls(name: str, inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: Any) -> Any:
+        made = Wrapped(x * 2) if inside else x
+        return torch.add(made, 1)
+
+    def outcome(run: Any) -> Any:
+        given: Any = torch.ones(2)
+        if not inside:
+            given = Wrapped(given)
+            given.other = torch.zeros(2)
+        return run(given).inner.tolist()
+
+    compiled = bolide.compile(f)
+    before = outcome(compiled)
+    assert before == outcome(f)
+    with monkeypatch.context() as patch:
+        patch.setattr(Wrapped, name, METHODS[name])
+        if name.startswith("__torch"):
+            assert outcome(compiled) == outcome(f) != before
+        else:
+            outcome(compiled)  # how it is put together is the compiler's question
+    assert outcome(compiled) == before

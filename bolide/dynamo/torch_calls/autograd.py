@@ -32,6 +32,7 @@ def _apply(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     made_here = id(function.backward) in vm.own_functions
     key = here(vm) if made_here else function  # a class that the program makes is another one in each capture
     refuse_for_real(vm, key)
+    _rely_on_flags(vm, function)
     interpreted = vm.memory.get(function)
     if interpreted is None:
         interpreted = vm.memory[function] = _interpreted(vm, function, key)
@@ -44,6 +45,17 @@ def _apply(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if kwargs or effects_so_far(vm) != before or id(function.forward) in vm.own_functions:
         recorder.refusal = "an autograd.Function that a graph cannot call"
     return result
+
+
+_FLAGS = ("boxed_grads_call", "clear_saved_tensors_on_access")
+
+
+def _rely_on_flags(vm: Machine, function: Any) -> None:
+    """Guard what torch reads of the class beside its methods: flags, some of them under transforms only."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    for name in (*_FLAGS, "generate_vmap_rule") if transformed else _FLAGS:
+        if hasattr(torch.autograd.Function, name):
+            load_attribute(vm, function, name)
 
 
 def _caller(function: Any) -> Callable[..., Any]:
@@ -59,6 +71,7 @@ def _caller(function: Any) -> Callable[..., Any]:
 def _interpreted(vm: Machine, function: Any, key: Any) -> Any:
     methods = {}
     for name in _METHODS:
+        vm.world.rely_on_class(function, name)
         own = getattr(function, name)
         if own is not getattr(torch.autograd.Function, name):
             text = f"{function.__name__}.{name}"

@@ -65,6 +65,8 @@ def _stand_in(vm: Machine, cls: type) -> Any:
     made = vm.memory.get((_stand_in, cls))
     if made is None:
         namespace: dict[str, Any] = {STANDS_FOR: cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        for name in (*_PROTOCOL, "__torch_dispatch__", "__torch_function__"):
+            vm.world.rely_on_class(cls, name)
         for name in ("__torch_dispatch__", "__torch_function__"):
             function = _written_in_python(cls, name)
             if function is not None:
