@@ -280,12 +280,7 @@ def _object_setattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(object.__delattr__)
 def _object_delattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    owner = args[0]
-    if type(owner) is Outside and owner.attrs is not None:
-        owner.attrs.set(_named(args), MISSING)
-    else:
-        object.__delattr__(owner, args[1])
-    return None
+    return attributes.default_delete(vm, args[0], class_of(args[0]), _named(args))
 
 
 @intercept(object.__init__)

@@ -29,6 +29,7 @@ from bolide.dynamo.program.kinds import (
     NO_NAMESPACE,
     PROXIES,
     WEAK_CONTAINERS,
+    attribute_hook,
     class_attribute,
     is_constant,
     is_library_class,
@@ -316,22 +317,28 @@ def _class_value(vm: Machine, cls: type, name: str, value: Any) -> Any:
 
 
 def _instance(vm: Machine, owner: Any, cls: type, name: str) -> Any:
-    world = vm.world
     if name == "__class__" and class_attribute(cls, name) is _CLASS:
         return cls
     if name in NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
         return types.MethodType(NODE_METHODS[name], owner)
-    hook = world.lookup(cls, "__getattribute__")
-    if type(hook) is types.FunctionType:
-        found = Call(hook, [owner, name])
-    else:
-        found = default_attribute(vm, owner, cls, name, True)
+    hook = _hook(vm, cls, "__getattribute__")
+    found = default_attribute(vm, owner, cls, name, True) if hook is MISSING else Call(hook, [owner, name])
     if type(found) is not Call:
         return found
-    fallback = world.lookup(cls, "__getattr__")  # it is asked for what raises AttributeError, too
-    if type(fallback) is not types.FunctionType or found.function is fallback:
+    fallback = _hook(vm, cls, "__getattr__")  # it is asked for what raises AttributeError, too
+    if fallback is MISSING or found.function is fallback:
         return found
     return Call(polyfills.BY_NAME["attribute_or"], [found.function, found.args, fallback, owner, name])
+
+
+def _hook(vm: Machine, cls: type, name: str) -> Any:
+    """The special method for attributes that a class has in place of Python's own protocol, or MISSING."""
+    hook = attribute_hook(vm.world.lookup(cls, name), name)
+    if hook is MISSING or type(hook) is types.FunctionType or type(hook) in C_METHODS:
+        return hook
+    if is_library_class(cls):
+        return MISSING
+    raise Unsupported(f"{name} of {cls.__name__} is no function", vm.where(), None, "outside_object")
 
 
 def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: bool) -> Any:
@@ -348,9 +355,9 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         if is_mask(type(owner)):
             return Call(found.__get__, [owner])
         value = _slot(vm, owner, name)
-        hook = world.lookup(cls, "__getattr__") if value is MISSING and fallback else None
-        if type(hook) is types.FunctionType:
-            return Call(hook, [owner, name])
+        method = _hook(vm, cls, "__getattr__") if value is MISSING and fallback else MISSING
+        if method is not MISSING:
+            return Call(method, [owner, name])
         if value is MISSING:
             raise AttributeError(name if VERSION == (3, 10) else f"'{cls.__name__}' object has no attribute '{name}'")
         return value
@@ -384,13 +391,13 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
             return _descriptor(vm, found, owner, cls)
         return _default_of_class(vm, owner, cls, name, found)
     if fallback:
-        hook = world.lookup(cls, "__getattr__")
-        if hook is _MODULE_GETATTR and outside:
+        method = _hook(vm, cls, "__getattr__")
+        if method is _MODULE_GETATTR and outside:
             return _module_member(vm, owner, cls, name)
-        if type(hook) is types.FunctionType:
+        if method is not MISSING:
             if outside:
                 world.rely_on_missing(owner, name)
-            return Call(hook, [owner, name])
+            return Call(method, [owner, name])
     if outside:
         world.rely_on_missing(owner, name)
     raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
@@ -621,12 +628,10 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
             "assign it outside the compiled function",
             kind="attribute_write",
         )
-    hook = vm.world.lookup(cls, "__setattr__")
+    hook = _hook(vm, cls, "__setattr__")
     if hook is _MODULE_SETATTR and type(owner) is Outside and _plain_module_store(owner, name, value):
         return None
-    if type(hook) is types.FunctionType:
-        return Call(hook, [owner, name, value])
-    return default_store(vm, owner, cls, name, value)
+    return default_store(vm, owner, cls, name, value) if hook is MISSING else Call(hook, [owner, name, value])
 
 
 def _is_wrapper(cls: type) -> bool:
@@ -702,9 +707,15 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if cls is types.FunctionType and id(owner) not in vm.own_functions:
         _native(vm, owner, name)  # raises where there is none
         return store_attribute(vm, owner, name, MISSING)
-    hook = vm.world.lookup(cls, "__delattr__")
-    if type(hook) is types.FunctionType and not (hook is _MODULE_DELATTR and type(owner) is Outside):
-        return Call(hook, [owner, name])
+    hook = _hook(vm, cls, "__delattr__")
+    of_module = hook is _MODULE_DELATTR and type(owner) is Outside
+    if hook is MISSING or of_module:
+        return default_delete(vm, owner, cls, name, of_module)
+    return Call(hook, [owner, name])
+
+
+def default_delete(vm: Machine, owner: Any, cls: type, name: str, of_module: bool = False) -> Any:
+    """`object.__delattr__`, or that of an outside module, which looks among its members first."""
     found = vm.world.lookup(cls, name)
     if type(found) is property:
         if found.fdel is None:
@@ -719,7 +730,7 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
                 raise AttributeError(name)
             owner.slots(vm.world).set(name, MISSING)
             return None
-        if hook is _MODULE_DELATTR and owner.attrs is not None:
+        if of_module and owner.attrs is not None:
             for holder in ("_parameters", "_buffers", "_modules"):
                 members = owner.namespace.peek(holder)
                 if type(members) is Outside and members.dict_items.peek(name) is not MISSING:
@@ -751,6 +762,7 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
 __all__ = [
     "Super",
     "default_attribute",
+    "default_delete",
     "default_store",
     "delete_attribute",
     "load_attribute",

@@ -185,6 +185,17 @@ def class_attribute(cls: type, name: str, after: type | None = None) -> Any:
     return MISSING
 
 
+def attribute_hook(found: Any, name: str) -> Any:
+    """What a class has under the name of a special method for attributes, unless that is Python's own protocol;
+    MISSING. It may be written in C (``__setattr__ = dict.__setitem__``)."""
+    return MISSING if type(found) is types.WrapperDescriptorType and found.__name__ == name else found
+
+
+def is_read_by_code(cls: type) -> bool:
+    """Whether attributes of instances are read by a method of the class's own."""
+    return attribute_hook(class_attribute(cls, "__getattribute__"), "__getattribute__") is not MISSING
+
+
 def is_data_descriptor(kind: type) -> bool:
     """Whether objects of a class, found in another class, decide what writing an attribute does. (Attributes of objects
     in C, such as `Tensor.data`, are what they stand for.)"""

@@ -25,6 +25,7 @@ from bolide.dynamo.program.kinds import (
     Watch,
     class_attribute,
     is_data_descriptor,
+    is_read_by_code,
     ordered_keys,
     own_namespace,
 )
@@ -80,7 +81,7 @@ class Overlay:
             self.itself = attribute_source(source, "__dict__")
             if isinstance(owner, type):  # whose `__dict__` is no dict
                 self.itself = Source("apply", self.itself, (), dict)
-            elif type(type(owner).__getattribute__) is types.FunctionType:
+            elif is_read_by_code(type(owner)):
                 self.child, self.itself = member_source, Source("namespace", source, None)
         self.known: dict[Any, Any] = {}
         self.original: dict[Any, Any] = {}
@@ -344,7 +345,7 @@ class Outside:
             found = [name for name in names if type(class_attribute(self.cls, name)) in SLOT_TYPES]
             found = [name for name in found if name not in ("__dict__", "__weakref__")]
             values = {name: value for name in found if (value := _in_slot(self.real, name)) is not MISSING}
-            own = _asks_code(self.cls) or type(self.cls.__getattribute__) is types.FunctionType
+            own = _asks_code(self.cls) or is_read_by_code(self.cls)
             self.slot_values = world.overlay(values, self.source, slot_source if own else attribute_source)
         return self.slot_values
 

@@ -235,7 +235,7 @@ class World(Classes):
 
     def guard_no_attribute(self, owner: Outside, name: str) -> None:
         """Guard that an outside object without a `__dict__` has no attribute `name`; its `__getattr__` is not asked."""
-        if type(class_attribute(owner.cls, "__getattr__")) is types.FunctionType:
+        if class_attribute(owner.cls, "__getattr__") is not MISSING:
             self.guard(Source("apply", owner.source, (name,), lacks_attribute), "equals", True)
         else:
             self.guard(owner.source, "has_attr", (name, False))
