@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+import bolide
 from bolide.support.errors import BolideWarning
-from tests.everyday_tools import Table
+from tests.everyday_tools import Table, described
 
 pytestmark = pytest.mark.filterwarnings(f"error::{BolideWarning.__module__}.{BolideWarning.__name__}")
 TABLE = Table()
@@ -90,6 +91,124 @@ def only_items() -> Any:
         return x + table.size, table.missing, table.__dict__, OnlyItems(new=5).new, len(table)
 
     return program
+
+
+# ---- dicts that are copied -------------------------------------------------------------------------------------------
+
+
+class OwnKeys(dict[str, Any]):
+    def keys(self) -> Any:
+        return (key for key in ["b"])
+
+
+class OwnItems(dict[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        return 100
+
+
+class OwnOrder(dict[str, Any]):
+    def __iter__(self) -> Any:
+        return iter(["ab"])
+
+
+class AllOwn(OwnKeys, OwnItems, OwnOrder):
+    pass
+
+
+class OwnItemsOrdered(OrderedDict[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        return 100
+
+
+class KeysInInstance:
+    def __init__(self, names: str) -> None:
+        self.keys = lambda: list(names)
+
+    def __getitem__(self, key: str) -> Any:
+        return ord(key)
+
+
+class KeysByGetattr:
+    def __getattr__(self, name: str) -> Any:
+        if name != "keys":
+            raise AttributeError(name)
+        return lambda: ["b", "a"]
+
+    def __getitem__(self, key: str) -> Any:
+        return ord(key)
+
+
+class Copy(dict[str, Any]):
+    pass
+
+
+class CopyBySuper(dict[str, Any]):
+    def __init__(self, source: Any) -> None:
+        super().__init__(source)
+
+
+class OrderedCopy(OrderedDict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, [value])
+
+
+def keywords(**given: Any) -> Any:
+    return given
+
+
+def updated(target: Any, source: Any) -> Any:
+    target.update(source)
+    return target
+
+
+def merged(target: Any, source: Any) -> Any:
+    target |= source
+    return target
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "dict": dict,
+    "subclass": Copy,
+    "subclass with super": CopyBySuper,
+    "OrderedDict": OrderedDict,
+    "OrderedDict subclass": OrderedCopy,
+    "display": lambda source: {"a": 0, **source},
+    "keywords": lambda source: keywords(**source),
+    "keywords twice": lambda source: keywords(ab=1, **source, c=2),
+    "update": lambda source: updated({"b": 0}, source),
+    "ordered update": lambda source: updated(OrderedDict(b=0), source),
+    "or": lambda source: {"b": 0} | source,
+    "ror": lambda source: source | {"b": 0},
+    "ordered or": lambda source: OrderedDict(c=0) | source,
+    "ior": lambda source: merged({"b": 0}, source),
+    "ordered ior": lambda source: merged(OrderedDict(b=0), source),
+    "copy": lambda source: source.copy(),
+}
+SOURCES: dict[str, Callable[[], Any]] = {
+    "dict": lambda: {"ab": 1, "b": 2},
+    "keys": lambda: OwnKeys(ab=1, b=2),
+    "items": lambda: OwnItems(ab=1, b=2),
+    "order": lambda: OwnOrder(ab=1, b=2),
+    "all": lambda: AllOwn(ab=1, b=2),
+    "ordered items": lambda: OwnItemsOrdered(ab=1, b=2),
+    "keys of the instance": lambda: KeysInInstance("ab"),
+    "keys by getattr": KeysByGetattr,
+    "no mapping": lambda: Bag(["ab"]),
+    "a number": lambda: 3,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("outside", [False, True])
+def test_what_copies_of_mappings_hold(source: str, outside: bool) -> None:
+    def program(x: torch.Tensor, given: Any) -> Any:
+        return x + 1, [caught(copy, given or SOURCES[source]()) for copy in COPIES.values()]
+
+    compiled = bolide.compile(program)
+    for count in (3, 4):
+        made = SOURCES[source]() if outside else None
+        found, expected = (described(run(torch.ones(count), made)[1]) for run in (compiled, program))
+        assert found == expected, [name for name, a, b in zip(COPIES, found[1:], expected[1:]) if a != b]
 
 
 @pytest.mark.parametrize(**TABLE.params())

@@ -21,12 +21,20 @@ from bolide.dynamo.library.frame_names import variables
 from bolide.dynamo.machine import attributes, operations
 from bolide.dynamo.machine.attributes import Super, check_super, load_attribute
 from bolide.dynamo.machine.breaking import can_require
-from bolide.dynamo.machine.calls import INTERCEPTS, NATIVE, SWITCHED, construct, intercept
+from bolide.dynamo.machine.calls import (
+    INTERCEPTS,
+    NATIVE,
+    SWITCHED,
+    asks_for_keys,
+    construct,
+    intercept,
+)
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import runs_natively
 from bolide.dynamo.machine.operations import class_of, polyfill
 from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.program.captured import Source
+from bolide.dynamo.polyfills import generic
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import CONTAINERS, Outside, Overlay
@@ -547,11 +555,21 @@ for _cls in (dict, collections.OrderedDict, collections.defaultdict):
     _from_keys(_cls)
 
 
-@intercept(dict)
-def _dict(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) == 1 and operations.python_method(vm.world, class_of(args[0]), "keys") is not None:
-        return Call(polyfill("make_dict"), [dict, args, kwargs])
-    return NATIVE
+@intercept(generic.is_stored)
+def _is_stored(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    return operations.is_stored(vm.world, class_of(args[0]))
+
+
+@intercept(dict.__init__)
+def _dict_init(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    asks = len(args) == 2 and asks_for_keys(vm, args[1])
+    return Call(polyfill("dict_update"), [args[0], tuple(args[1:]), kwargs]) if asks else NATIVE
+
+
+@intercept(collections.OrderedDict.__init__)
+def _ordered_init(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    asks = len(args) == 2 and asks_for_keys(vm, args[1])
+    return Call(polyfill("ordered_update"), [args[0], tuple(args[1:]), kwargs]) if asks else NATIVE
 
 
 # ---- dicts of the outside world --------------------------------------------------------------------------------------
@@ -602,9 +620,7 @@ _KEEPING = ("get", "pop", "setdefault", "__setitem__")  # they do not look into 
 
 
 def _lazy_or_mapping(vm: Machine, value: Any) -> bool:
-    return operations.native_iterable(vm, value) is MISSING or (
-        type(value) not in operations.PLAIN and operations.python_method(vm.world, class_of(value), "keys") is not None
-    )
+    return asks_for_keys(vm, value) or operations.native_iterable(vm, value) is MISSING
 
 
 def _dict_method(method: Any, name: str) -> None:
@@ -617,10 +633,12 @@ def _dict_method(method: Any, name: str) -> None:
         if name in ("update", "__ior__") and (
             type(owner) is Outside or any(_lazy_or_mapping(vm, arg) for arg in args[1:])
         ):  # that of an OrderedDict asks the subclass
-            put = operator.setitem if ordered else dict.__setitem__
             if name == "update":
-                return Call(polyfill("dict_update"), [owner, tuple(args[1:]), kwargs, put])
-            return Call(polyfill("dict_ior"), [*args, put])
+                update = polyfill("ordered_update" if ordered else "dict_update")
+                return Call(update, [owner, tuple(args[1:]), kwargs])
+            return Call(polyfill("dict_ior"), args)
+        if name == "copy" and not kwargs and operations.has_mapping_code(vm.world, class_of(owner)):
+            return Call(polyfill("ordered_copy"), args) if ordered else Call(dict, args)
         if type(owner) is not Outside:
             if name in _KEEPING and len(args) == 3 and not kwargs and type(args[2]) in operations.PENDING:
                 return method(owner, operations.as_key(vm, args[1]), args[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
 import inspect
@@ -19,6 +20,7 @@ from bolide.dynamo import policy
 from bolide.dynamo.bytecode.instructions import skipped
 from bolide.dynamo.config import config
 from bolide.dynamo.machine import caches
+from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.breaking import is_disabled, refuse_disabled, skipped_function, waits
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import (
@@ -32,7 +34,7 @@ from bolide.dynamo.machine.native_calls import (
     runs_natively,
     shown,
 )
-from bolide.dynamo.machine.operations import PENDING, PLAIN, behind, class_of, polyfill
+from bolide.dynamo.machine.operations import PENDING, PLAIN, behind, class_of, has_mapping_code, polyfill
 from bolide.dynamo.machine.overrides import goes_to_class
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING, PROXIES, is_library_namespace
@@ -279,6 +281,8 @@ def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dic
     for name in ("__hash__", "__eq__"):  # native containers call these
         vm.world.rely_on_class(cls, name)
     new = getattr(new, "__func__", new)
+    if init in _FILLING and args and type(new) is not types.FunctionType and asks_for_keys(vm, args[0]):
+        return Call(polyfill("make_dict"), [cls, tuple(args), kwargs or {}])
     python_new, python_init = type(new) is types.FunctionType, type(init) is types.FunctionType
     of_program = new is torch.Tensor.__new__ and cls.__module__.partition(".")[0] != "torch"
     if of_program or (python_new and not runs_natively(new)) or (python_new and python_init):
@@ -294,6 +298,23 @@ def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dic
         made = new(cls, *args, **(kwargs or {}))
     callee = vm.enter(init, [made, *args], kwargs)
     callee.then, callee.then_value = "instance", made
+    return True
+
+
+_FILLING = (dict.__init__, collections.OrderedDict.__init__)
+
+
+def asks_for_keys(vm: Machine, value: Any) -> bool:
+    """Whether code of the program's is asked where a dict is made of a value: for its keys, or the items of these."""
+    cls = class_of(value)
+    if cls in PLAIN or not policy.is_python_class(cls):
+        return False
+    if issubclass(cls, dict) and not has_mapping_code(vm.world, cls):
+        return False
+    try:
+        load_attribute(vm, value, "keys")
+    except AttributeError:
+        return False
     return True
 
 
@@ -396,4 +417,4 @@ def _is_of_library(function: Any) -> bool:
     return type(wrapped) is types.FunctionType and is_library_namespace(wrapped.__globals__)
 
 
-__all__ = ["INTERCEPTS", "NATIVE", "SWITCHED", "call", "construct", "intercept", "native", "referent"]
+__all__ = ["INTERCEPTS", "NATIVE", "SWITCHED", "asks_for_keys", "call", "construct", "intercept", "native", "referent"]

@@ -19,7 +19,7 @@ from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.machine.overrides import asked_by, overridden, overrides
 from bolide.dynamo.program.captured import Source
-from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, PROXIES
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, PROXIES, name_in_c
 from bolide.dynamo.world.frames import Frame, Generator
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import MadeId, TracedText, joined
@@ -39,6 +39,7 @@ PENDING: dict[type, type] = {**SYMBOLIC, TracedText: str}
 """As `SYMBOLIC`, with texts that are known when the graph has run."""
 
 _POWERS = (operator.pow, operator.ipow)
+_UNIONS = (operator.or_, operator.ior)
 _FILL_IN = (operator.mod, operator.imod)  # of a text
 _INTEGERS = (int, torch.SymInt)
 _REPEATS = (operator.mul, operator.imul)
@@ -169,6 +170,37 @@ def python_method(world: World, cls: type, name: str) -> Any:
     return found if type(found) is types.FunctionType else None
 
 
+def is_stored(world: World, cls: type) -> bool:
+    """Whether dicts copy from an instance what is stored in it, whatever other methods its class has: it is a dict that
+    is iterated over as dicts are."""
+    return issubclass(cls, dict) and world.lookup(cls, "__iter__") is dict.__iter__
+
+
+def has_mapping_code(world: World, cls: type) -> bool:
+    """Whether a class has a method in Python that may be asked for its keys and items."""
+    return any(python_method(world, cls, name) is not None for name in ("keys", "__getitem__", "__iter__"))
+
+
+def _merging(vm: Machine, op: Any, left: Any, right: Any) -> Call | None:
+    """`left | right` or `left |= right` of dicts whose own methods may be asked for what is in them, else None."""
+    sides = class_of(left), class_of(right)
+    if not all(issubclass(cls, dict) and not issubclass(cls, collections.defaultdict) for cls in sides):
+        return None
+    if not any(cls not in PLAIN and has_mapping_code(vm.world, cls) for cls in sides):
+        return None
+    return Call(polyfill("dict_or" if op is operator.or_ else "dict_ior"), [left, right])
+
+
+def _unlike(op: Any, left: Any, right: Any, a: type, b: type) -> Any:
+    """`left op right` of values in place of instances of `a` and `b`, which errors name."""
+    try:
+        return op(left, right)
+    except TypeError as error:
+        if str(error) != str(_no_operator(op, type(left), type(right))):
+            raise
+    raise _no_operator(op, a, b)
+
+
 def is_plain(value: Any) -> bool:
     """Whether native code may write this value as text: nothing of the program's or of a tensor is in it."""
     cls = type(value)
@@ -240,8 +272,6 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         return binary(vm, op, as_number(left), as_number(right))
     left, right = behind(vm, left), behind(vm, right)
     a, b = class_of(left), class_of(right)
-    if op is operator.ior and type(left) is Outside and left.items is not None:
-        return Call(polyfill("dict_ior"), [left, right])
     in_place, forward, reflected = _DUNDERS[op]
     look = vm.world
     if (
@@ -269,6 +299,10 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
                 _refuse_native_equality(vm, value)
             vm.world.rely_on_difference(left, right)
             return op is operator.ne
+    elif op is operator.ior and type(left) is Outside and left.items is not None:
+        return Call(polyfill("dict_ior"), [left, right])
+    elif op in _UNIONS and (request := _merging(vm, op, left, right)) is not None:
+        return request
     elif all(_declines(look, cls, name) for cls, name in ((a, forward), (b, reflected))):
         raise _no_operator(op, a, b)
     if a is TracedTensor and overrides(right):
@@ -281,7 +315,8 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         other = concrete(vm, other)
     if type(view) in SYMBOLIC and not _knows_symbols(other):
         view = concrete(vm, view)
-    result = op(view, other)
+    plainly = view is left and other is right
+    result = op(view, other) if plainly else _unlike(op, view, other, a, b)
     return left if result is view else result  # in place
 
 
@@ -319,10 +354,11 @@ def _declines(world: World, cls: type, name: str) -> bool:
 
 
 def _no_operator(op: Callable[[Any, Any], Any], a: type, b: type) -> TypeError:
+    first, second = name_in_c(a), name_in_c(b)
     symbol = _COMPARISON_SYMBOLS.get(op)
     if symbol is not None:
-        return TypeError(f"'{symbol}' not supported between instances of '{a.__name__}' and '{b.__name__}'")
-    return TypeError(f"unsupported operand type(s) for {BINARY_SYMBOLS[op]}: '{a.__name__}' and '{b.__name__}'")
+        return TypeError(f"'{symbol}' not supported between instances of '{first}' and '{second}'")
+    return TypeError(f"unsupported operand type(s) for {BINARY_SYMBOLS[op]}: '{first}' and '{second}'")
 
 
 def unary(vm: Machine, op: Callable[[Any], Any], value: Any) -> Any:

@@ -317,10 +317,11 @@ def _set_update(vm: Machine, frame: Frame, arg: int) -> Any:
 @opcode("DICT_UPDATE")
 def _dict_update(vm: Machine, frame: Frame, arg: int) -> Any:
     value = frame.stack.pop()
+    target = frame.stack[-arg]
     cls = operations.class_of(value)
-    if vm.world.lookup(cls, "keys") is MISSING:
-        raise TypeError(f"'{cls.__name__}' object is not a mapping")
-    return operations.call_for_effect(vm, frame, Call(dict.update, [frame.stack[-arg], value]))
+    if operations.is_stored(vm.world, cls):
+        return operations.call_for_effect(vm, frame, Call(dict.update, [target, value]))
+    return operations.call_for_effect(vm, frame, Call(operations.polyfill("merge"), [target, value]))
 
 
 @opcode("DICT_MERGE")
@@ -331,17 +332,15 @@ def _dict_merge(vm: Machine, frame: Frame, arg: int) -> Any:
     function = frame.stack[-arg - 2]
     if function is NULL:
         function = frame.stack[-arg - 3]
-    if type(value) is dict:
-        repeated = next((key for key in value if key in target), MISSING)
+    if operations.is_stored(vm.world, operations.class_of(value)):
+        value = operations.native_view(vm, value)
+        repeated = next((key for key in dict.keys(value) if key in target), MISSING)
         if repeated is not MISSING:
             if VERSION < (3, 12) and vm.handled() is not None:  # CPython does not find its own error again
                 raise KeyError(repeated)
             raise TypeError(f"{described(function)} got multiple values for keyword argument '{repeated}'")
         target.update(value)
         return None
-    cls = operations.class_of(value)
-    if vm.world.lookup(cls, "keys") is MISSING:
-        raise TypeError(f"{described(function)} argument after ** must be a mapping, not {cls.__name__}")
     request = Call(operations.polyfill("merge_keywords"), [target, value, described(function)])
     return operations.call_for_effect(vm, frame, request)
 

@@ -17,6 +17,11 @@ def is_lazy(value: Any) -> Any:
     return False
 
 
+def is_stored(value: Any) -> Any:
+    """Whether a dict is copied with the items that are stored in it, whatever methods its class has (primitive)."""
+    return isinstance(value, dict) and type(value).__iter__ is dict.__iter__
+
+
 def drain(iterable: Any) -> Any:
     return [item for item in iterable]  # noqa: C416
 

@@ -11,6 +11,8 @@ import re
 import sys
 from typing import Any
 
+from bolide.dynamo.polyfills.generic import is_stored
+
 _NOTHING = object()
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -244,22 +246,57 @@ def default_item(owner: Any, key: Any) -> Any:
     return value
 
 
-def dict_update(target: Any, args: Any, kwargs: Any, put: Any = operator.setitem) -> Any:
+def dict_update(target: Any, args: Any, kwargs: Any) -> Any:
+    """`dict.update`."""
+    for source in args:
+        if is_stored(source):
+            for key, value in dict.items(source):
+                dict.__setitem__(target, key, value)
+        elif hasattr(source, "keys"):
+            for key in list(source.keys()):
+                dict.__setitem__(target, key, source[key])
+        else:
+            for key, value in source:
+                dict.__setitem__(target, key, value)
+    for key, value in kwargs.items():
+        dict.__setitem__(target, key, value)
+
+
+def ordered_update(target: Any, args: Any, kwargs: Any) -> Any:
+    """`OrderedDict.update`: it asks every mapping for its keys, and a subclass to put items in."""
     for source in args:
         if hasattr(source, "keys"):
             for key in source.keys():  # noqa: SIM118
-                put(target, key, source[key])
+                target[key] = source[key]
         else:
             for key, value in source:
-                put(target, key, value)
+                target[key] = value
     for key, value in kwargs.items():
-        put(target, key, value)
+        target[key] = value
 
 
-def dict_ior(target: Any, source: Any, put: Any = operator.setitem) -> Any:
+def ordered_copy(source: Any) -> Any:
+    """`OrderedDict.copy` of an instance of a subclass."""
+    made = type(source)()
+    for key in list(collections.OrderedDict.__iter__(source)):
+        made[key] = source[key]
+    return made
+
+
+def dict_ior(target: Any, source: Any) -> Any:
     """`target |= source`."""
-    dict_update(target, (source,), {}, put)
+    if isinstance(target, collections.OrderedDict):
+        ordered_update(target, (source,), {})
+    else:
+        dict_update(target, (source,), {})
     return target
+
+
+def dict_or(left: Any, right: Any) -> Any:
+    """`left | right` of dicts that do not define it."""
+    sides = [type(side) for side in (left, right) if isinstance(side, collections.OrderedDict)]
+    cls: Any = sides[0] if sides else dict
+    return dict_ior(cls(left), right)
 
 
 def ordered_setdefault(target: Any, key: Any, default: Any = None) -> Any:
@@ -303,8 +340,9 @@ def from_keys(cls: Any, iterable: Any, value: Any = None) -> Any:
 
 
 def make_dict(cls: Any, args: Any, kwargs: Any) -> Any:
-    made = cls()
-    dict_update(made, args, kwargs)
+    """`cls(*args, **kwargs)` of a class of dicts with no `__new__` of its own."""
+    made = cls.__new__(cls)
+    cls.__init__(made, *args, **kwargs)
     return made
 
 

@@ -16,11 +16,27 @@ def take(iterable: Any, count: Any) -> Any:
     return items
 
 
+def merge(target: Any, mapping: Any) -> Any:
+    """``{**target, **mapping}``: where it raises AttributeError, that is no mapping."""
+    try:
+        for key in list(mapping.keys()):
+            target[key] = mapping[key]
+        return
+    except AttributeError:
+        pass
+    raise TypeError(f"'{type(mapping).__name__}' object is not a mapping")
+
+
 def merge_keywords(target: Any, mapping: Any, function: Any) -> Any:
-    for key in mapping.keys():  # noqa: SIM118
-        if key in target:
-            raise TypeError(f"{function} got multiple values for keyword argument '{key}'")
-        target[key] = mapping[key]
+    try:
+        for key in list(mapping.keys()):
+            if key in target:
+                raise TypeError(f"{function} got multiple values for keyword argument '{key}'")
+            target[key] = mapping[key]
+        return
+    except AttributeError:
+        pass
+    raise TypeError(f"{function} argument after ** must be a mapping, not {type(mapping).__name__}")
 
 
 def init_subclass(made: Any, keywords: Any) -> None:

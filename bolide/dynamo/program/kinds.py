@@ -7,6 +7,7 @@ import datetime
 import decimal
 import fractions
 import functools
+import gc
 import inspect
 import os
 import re
@@ -22,6 +23,7 @@ import numpy
 import torch
 from torch.utils import _pytree as pytree
 
+from bolide.dynamo.policy import is_python_class
 from bolide.support.caches import by_class
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>", "__slots__": ()})()
@@ -209,6 +211,22 @@ def steering(cls: type, name: str, after: type | None = None) -> Any:
         return found
     kind = type(found)
     return found if any(hasattr(kind, hook) for hook in ("__get__", "__set__", "__delete__")) else PLAIN
+
+
+def name_in_c(cls: type) -> str:
+    """The name of a class as CPython's own messages have it: that of a class in C with its module."""
+    plain = cls.__module__ == "builtins" or is_python_class(cls)
+    return cls.__name__ if plain else f"{cls.__module__}.{cls.__name__}"
+
+
+def proxied(view: types.MappingProxyType[Any, Any]) -> Any:
+    """The mapping that a read-only view shows."""
+    return gc.get_referents(view)[0]
+
+
+def is_class_namespace(table: Any) -> bool:
+    """Whether a mapping is what a class has for its `__dict__`."""
+    return type(table) is dict and "__module__" in table and "__doc__" in table
 
 
 NO_NAMESPACE: dict[str, Any] = {}
