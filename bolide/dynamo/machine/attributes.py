@@ -35,7 +35,9 @@ from bolide.dynamo.program.kinds import (
     is_library_class,
     is_library_namespace,
     is_opaque,
+    name_in_c,
     own_namespace,
+    proxied,
 )
 from bolide.dynamo.program.sources import shown
 from bolide.dynamo.world import tracebacks
@@ -111,8 +113,7 @@ def _of_stand_in(owner: Any, seen: type, name: str) -> Any:
     """An attribute of what stands for an instance of a class in C: one that this class has, too."""
     if hasattr(seen, name):
         return getattr(owner, name)
-    module = "" if seen.__module__ == "builtins" else f"{seen.__module__}."
-    raise AttributeError(f"'{module}{seen.__name__}' object has no attribute '{name}'")
+    raise AttributeError(f"'{name_in_c(seen)}' object has no attribute '{name}'")
 
 
 def named_attribute(vm: Machine, owner: Any, name: str) -> Any:
@@ -293,15 +294,11 @@ def _of_metaclass(vm: Machine, owner: type, name: str, found: Any) -> Any:
 
 def _class_namespace(vm: Machine, cls: type, namespace: Any) -> Any:
     """The `__dict__` of a class: of one made by the program or by a library as it is, else with its parts guarded."""
-    if cls in vm.world.classes:
-        raise Unsupported("the __dict__ of a class that is written to", vm.where(), None, "outside_object")
     if id(cls) in vm.world.own_classes:
         return namespace
     source = attribute_source(Source("object", None, None, cls), "__dict__")
     wrap = vm.world.trust if is_library_class(cls) else vm.world.wrap
-    return types.MappingProxyType(
-        {name: wrap(value, Source("item", source, name)) for name, value in namespace.items()}
-    )
+    return vm.world.mirror(vm.world.show_class(proxied(namespace), source, wrap), source)
 
 
 def _class_value(vm: Machine, cls: type, name: str, value: Any) -> Any:

@@ -91,6 +91,10 @@ class Overlay:
 
     def _source_of(self, key: Any) -> Source:
         """Where a value is found: a guard runs no code of the program's if it has gone."""
+        if (
+            not isinstance(key, str) and self.itself is not self.source
+        ):  # no name of an attribute, but in the `__dict__`
+            return dict_value_source(self.itself, key)
         computed = self.asks
         if not computed and self.computes is not None and self.child is attribute_source:
             if key not in self.computes:

@@ -33,6 +33,7 @@ from bolide.dynamo.program.kinds import (
     class_attribute,
     descriptor_of,
     is_bound,
+    is_class_namespace,
     is_constant,
     is_data_descriptor,
     is_opaque,
@@ -250,7 +251,7 @@ _VIEWS: dict[type, Any] = {
     type(getattr(made, name)()): getattr(type(made), name)
     for made in ({}, collections.OrderedDict())  # type: ignore[var-annotated]
     for name in ("keys", "values", "items")
-}
+} | {types.MappingProxyType: types.MappingProxyType}
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # from 3.11 on
 _VALUES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 _OF_GRAPH = (TracedTensor, TracedFloat, *_VALUES[1:])
@@ -637,7 +638,7 @@ class Rebuilder:
                 self.positions.append(Effect("call", None, None, Recipe("call", set_position, (made, state))))
                 return made
             return Recipe("call", restored, (function, inner, state))
-        if cls in _VIEWS:
+        if cls in _VIEWS and not is_class_namespace(gc.get_referents(value)[0]):
             owner = gc.get_referents(value)[0]
             outside = self._outside_of(owner)
             made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
@@ -816,7 +817,8 @@ class Rebuilder:
     def _write(self, overlay: Overlay, key: Any, value: Any) -> Effect:
         target = Recipe("source", overlay.source)
         kind = overlay.child.__name__.replace("member", "attribute").replace("slot", "attribute")
-        if kind == "attribute_source" and overlay.owner is not None and _steers(overlay.owner, key):
+        is_name = isinstance(key, str) and not (overlay.owner is not None and _steers(overlay.owner, key))
+        if kind == "attribute_source" and not is_name:
             target, kind = Recipe("source", overlay.itself), "dict"  # what was written is the namespace
         if kind == "attribute_source":
             if value is MISSING:

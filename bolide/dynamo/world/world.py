@@ -31,6 +31,7 @@ from bolide.dynamo.program.kinds import (
     class_attribute,
     descriptor_of,
     is_bound,
+    is_class_namespace,
     is_code,
     is_constant,
     is_derived_constant,
@@ -39,6 +40,7 @@ from bolide.dynamo.program.kinds import (
     is_own_namespace,
     lacks_attribute,
     own_namespace,
+    proxied,
     tuple_of,
 )
 from bolide.dynamo.program.sources import symbols_in
@@ -107,6 +109,7 @@ class World(Classes):
         self.cells: dict[int, tuple[types.CellType, Any, Any]] = {}  # id(cell) -> (cell, original, value)
         self.outside_cells: dict[int, types.CellType] = {}  # all others the program has made
         self.streams: list[Stream] = []
+        self.shown_classes: dict[int, dict[str, Any]] = {}  # by id: what classes have whose `__dict__` has been read
         self.lists_grown: dict[int, Grown] = {}  # by id of the list
         self.appends: Callable[[], bool] = lambda: False  # whether what is read now is only asked for its `append`
         self.returned = False  # whether what is read now is the result of the present call
@@ -526,11 +529,24 @@ class World(Classes):
         return Source("object", None, None, function) if mirror is None else mirror[1]
 
     def _wrap_mapping_proxy(self, real: types.MappingProxyType[Any, Any], source: Source) -> Any:
-        """A view of a dict that nobody can write through: one of a copy."""
+        """A view of a dict that the program cannot write through: one of what the dict is in the program."""
         self.guard(source, "type", types.MappingProxyType)
-        self.guard(Source("apply", source, (), list), "equals", list(real))
-        items = {key: self.wrap(item, Source("item", source, key)) for key, item in real.items()}
-        return self.mirror(types.MappingProxyType(items), source)
+        table = proxied(real)
+        if is_class_namespace(table):
+            return self.mirror(self.show_class(table, source, self.wrap), source)
+        if type(table) not in (dict, collections.OrderedDict):
+            reason = f"a read-only view of an outside {type(table).__name__} is read"
+            raise Unsupported(reason, self.where(), kind="outside_object")
+        shown = self.wrap(table, Source("apply", source, (), proxied))
+        return self.mirror(types.MappingProxyType(shown.dict_items.materialise()), source)
+
+    def show_class(self, table: dict[str, Any], source: Source, wrap: Callable[[Any, Source], Any]) -> Any:
+        """The `__dict__` of a class as it is now: it is not written to while the program has that."""
+        if any(proxied(vars(cls)) is table for cls in self.classes):
+            raise Unsupported("the __dict__ of a class that is written to", self.where(), None, "outside_object")
+        self.shown_classes[id(table)] = table
+        self.guard(Source("apply", source, (), list), "equals", list(table))
+        return types.MappingProxyType({name: wrap(item, Source("item", source, name)) for name, item in table.items()})
 
     def _wrap_tensor(self, real: torch.Tensor, source: Source) -> Any:
         if isinstance(real, TracedTensor):
@@ -878,6 +894,9 @@ class World(Classes):
                 type.__setattr__(cls, name, value)
             self.mro_cache.clear()
             return
+        if id(proxied(vars(cls))) in self.shown_classes:
+            reason = f"an attribute of class {cls.__name__} is assigned, whose __dict__ has been read"
+            raise Unsupported(reason, self.where(), None, "attribute_write")
         overlay = self.classes.get(cls)
         if overlay is None:
             source = Source("object", None, None, cls)
