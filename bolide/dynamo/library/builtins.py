@@ -33,8 +33,8 @@ from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import runs_natively
 from bolide.dynamo.machine.operations import class_of, polyfill
 from bolide.dynamo.machine.originals import original_of
-from bolide.dynamo.program.captured import Source
 from bolide.dynamo.polyfills import generic
+from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import CONTAINERS, Outside, Overlay
