@@ -56,6 +56,7 @@ INTERPRETED = (
     "torch.optim",
     "torch.ao",
     "torch.amp.grad_scaler",
+    "torch.testing._internal.two_tensor",
     "collections.abc",
     "collections.ChainMap",
     "collections.UserDict",

@@ -4,7 +4,16 @@ from bolide.support.errors import UserFrame
 from bolide.tracing.isolation import keep_dynamo_out, without_wrapper
 from bolide.tracing.meta import DataDependent, TensorMeta
 from bolide.tracing.scalars import TracedFloat
-from bolide.tracing.tensor import STANDS_FOR, AliasGroup, TracedTensor, is_mask, is_stand_in, masked_among, unmasked
+from bolide.tracing.tensor import (
+    STANDS_FOR,
+    AliasGroup,
+    TracedTensor,
+    computes_itself,
+    is_mask,
+    is_stand_in,
+    masked_among,
+    unmasked,
+)
 from bolide.tracing.trace import Trace
 
 __all__ = [
@@ -16,6 +25,7 @@ __all__ = [
     "TracedFloat",
     "TracedTensor",
     "UserFrame",
+    "computes_itself",
     "is_mask",
     "is_stand_in",
     "keep_dynamo_out",

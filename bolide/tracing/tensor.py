@@ -71,6 +71,13 @@ def is_stand_in(cls: type) -> bool:
 _ONLY_TRACED: tuple[type, ...]
 
 
+def computes_itself(cls: type) -> bool:
+    """Whether a class of tensors, which is none of ours, has a `__torch_dispatch__`. Native code makes such tensors
+    around traced ones."""
+    dispatch = cls.__torch_dispatch__  # type: ignore[attr-defined]
+    return dispatch is not torch._C._disabled_torch_dispatch_impl and cls is not TracedTensor and not is_stand_in(cls)
+
+
 def is_mask(cls: type) -> bool:
     """Whether traced tensors are of this class in place of `TracedTensor` where the program has made them, or found
     them as, ones of a class of its own that has a `__torch_function__`."""
@@ -103,9 +110,13 @@ def unmasked(tensors: Sequence[TracedTensor]) -> Iterator[None]:
 
 
 def recorded(trace: Any, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operation on tensors of these classes answers; NotImplemented where a class of the program's, which has
-    a `__torch_dispatch__`, is to be asked first."""
-    if types == _ONLY_TRACED or not any(map(is_stand_in, types)):
+    """What an operation on tensors of these classes answers; NotImplemented where a class of the program's or of
+    torch's, which has a `__torch_dispatch__`, is to be asked first."""
+    if types == _ONLY_TRACED:
+        return trace.dispatch(func, args, kwargs)
+    if any(map(computes_itself, types)):
+        return NotImplemented
+    if not any(map(is_stand_in, types)):
         return trace.dispatch(func, args, kwargs)
     if not all(map(is_mask, filter(is_stand_in, types))):
         return NotImplemented

@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function
 
 from bolide.dynamo.machine.calls import INTERCEPTS, Intercept, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.native_calls import refuse_wrapper
 from bolide.dynamo.machine.operations import SYMBOLIC, concrete
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES
@@ -19,6 +20,7 @@ from bolide.dynamo.state import is_exporting, state
 from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
+from bolide.tracing.meta import found_in
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -57,8 +59,12 @@ def _in_graph(fn: Callable[..., Any], vm: Machine, args: list[Any], kwargs: dict
     vm.trace.where = vm.where()
     if torch._C._is_torch_function_mode_enabled():  # a graph of torch's functions is recorded: as one call
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
-        return handle_torch_function(fn, tensors, *args, **kwargs)
-    return fn(*args, **kwargs)
+        result = handle_torch_function(fn, tensors, *args, **kwargs)
+    else:
+        result = fn(*args, **kwargs)
+    for made in found_in(result, torch.Tensor):
+        refuse_wrapper(vm, fn, made)
+    return result
 
 
 def assume_constant_result(fn: T) -> T:

@@ -43,7 +43,7 @@ from bolide.dynamo.world.frames import Frame, Generator
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import TracedText
 from bolide.support.errors import Unsupported, insistent
-from bolide.tracing import TracedTensor, modes
+from bolide.tracing import TracedTensor, computes_itself, modes
 from bolide.tracing.calls import CallRecorder
 from bolide.tracing.meta import DataDependent
 
@@ -185,8 +185,18 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
         if type(error) is TypeError and names_stand_in(error):  # it looked into a container and took one for itself
             raise _given(vm, function, "an outside object") from error
         raise
+    refuse_wrapper(vm, function, result)
     frame.stack.append(result)
     return None
+
+
+def refuse_wrapper(vm: Machine, function: Any, result: Any) -> None:
+    """What native code has made around traced tensors would compute on them without being interpreted."""
+    if isinstance(result, torch.Tensor) and computes_itself(type(result)):
+        reason = f"{shown(function)} makes a {type(result).__name__}, a subclass of Tensor"
+        raise Unsupported(
+            reason, vm.where(), "make it outside the compiled function", "input", f"{shown(function)}(...)"
+        )
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ import torch
 
 from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.machine.interpreter import Machine
-from bolide.dynamo.machine.native_calls import for_real
+from bolide.dynamo.machine.native_calls import for_real, runs_as_is
 from bolide.dynamo.machine.operations import class_of
 from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.program.kinds import is_constant
@@ -40,16 +40,21 @@ _PROTOCOL = ("__tensor_flatten__", "__tensor_unflatten__")
 
 
 def _written_in_python(cls: type, name: str) -> Any:
-    """The function of a class method that a subclass of Tensor outside of torch has of its own, else None."""
+    """The function of a class method that an interpreted subclass of Tensor has of its own, else None."""
     holder = next(base for base in cls.__mro__ if name in vars(base))
     found = vars(holder)[name]
-    is_own = type(found) is classmethod and not holder.__module__.startswith("torch")
+    is_own = type(found) is classmethod and _is_interpreted(holder)
     return found.__func__ if is_own else None
+
+
+def _is_interpreted(cls: type) -> bool:
+    """Whether the code of a class is interpreted; that of torch's classes is not, with exceptions by name."""
+    return not runs_as_is(cls.__module__, cls.__qualname__)
 
 
 def is_wrapper(cls: type) -> bool:
     """Whether tensors of this class are captured."""
-    if not all(hasattr(cls, name) for name in _PROTOCOL) or cls.__module__.startswith("torch."):
+    if not all(hasattr(cls, name) for name in _PROTOCOL) or not _is_interpreted(cls):
         return False
     of_torch = (torch._C._disabled_torch_function_impl, vars(torch.Tensor)["__torch_function__"].__func__)
     asked = cls.__torch_function__  # type: ignore[attr-defined]

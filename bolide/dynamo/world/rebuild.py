@@ -61,7 +61,7 @@ from bolide.dynamo.world.tracebacks import restored as restored_trace
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Ratio
-from bolide.tracing import TracedFloat, TracedTensor
+from bolide.tracing import TracedFloat, TracedTensor, computes_itself
 
 _is_transformed: Any = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -501,7 +501,7 @@ class Rebuilder:
             made = RECIPES[torch.Tensor](self, value)
             if made is not None:
                 return made
-            if type(value) not in (torch.Tensor, torch.nn.Parameter) and hasattr(value, "__tensor_flatten__"):
+            if computes_itself(type(value)):
                 reason = f"a {type(value).__name__}, a subclass of Tensor, leaves the function"
                 raise Unsupported(reason, self.world.where(), None, "escape")
             return Recipe("constant", value)

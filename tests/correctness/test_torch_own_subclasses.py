@@ -1,0 +1,105 @@
+"""Wrapper subclasses of Tensor whose code is torch's, and those that native code makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.masked import masked_tensor
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils import _pytree as pytree
+
+import bolide
+
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors", "ignore:.*is_fx_tracing")
+
+
+class Own(TwoTensor):
+    """A wrapper of the program's."""
+
+
+@bolide.allow_in_graph
+def native_two(x: torch.Tensor) -> Any:
+    return TwoTensor(x + 1, x * 2)
+
+
+@bolide.allow_in_graph
+def native_own(x: torch.Tensor) -> Any:
+    return [Own(x + 1, x * 2)]
+
+
+def _opened(value: Any) -> Any:
+    """Wrappers as their class and what they are made of."""
+
+    def opened(one: Any) -> Any:
+        if type(one) in (TwoTensor, Own):
+            return type(one).__name__, one.a, one.b, one.shape
+        return (type(one).__name__, one.get_data(), one.get_mask()) if hasattr(one, "get_mask") else one
+
+    return pytree.tree_map(opened, value)
+
+
+def _agree(found: Any, expected: Any) -> None:
+    for one, other in zip(pytree.tree_leaves(_opened(found)), pytree.tree_leaves(_opened(expected)), strict=True):
+        if isinstance(one, torch.Tensor):
+            assert type(one) is torch.Tensor
+            torch.testing.assert_close(one, other)
+        else:
+            assert one == other
+
+
+CAPTURED: list[Callable[..., Any]] = [
+    lambda x: TwoTensor(x + 1, x * 2),
+    lambda x: TwoTensor(x + 1, x * 2) * 2,
+    lambda x: TwoTensor(x.clone(), x.clone()).view(-1),
+    lambda x: (TwoTensor(x + 1, x * 2) * x).b,
+]
+BROKEN: list[Callable[..., Any]] = [
+    lambda x: native_two(x).view(-1),
+    lambda x: native_two(x) * 2 + 1,
+    lambda x: native_own(x)[0] * x,
+    lambda x: masked_tensor(x, x > 0) * 2,
+    lambda x: [masked_tensor(x, x > 0)],
+    lambda x: masked_tensor(x, x > 0).sum().get_data() + x,
+    lambda x: torch.stack([masked_tensor(x, x > 0), masked_tensor(x, x < 0)]),
+    lambda x: torch.nested.nested_tensor_from_jagged(torch.cat([x, x]), torch.tensor([0, 2, 6])).mul(2).values().sum(),
+]
+
+
+@pytest.mark.parametrize("place", range(len(CAPTURED)))
+def test_wrappers_of_torchs_are_captured(place: int) -> None:
+    fn = CAPTURED[place]
+    compiled = bolide.compile(fn, fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(3)
+        _agree(compiled(x), fn(x))
+    assert len(compiled._bolide.entries) == 1
+
+
+def test_wrappers_of_torchs_are_inputs_with_gradients() -> None:
+    def fn(w: Any, x: torch.Tensor) -> Any:
+        return w.sin() * 2 + x
+
+    compiled = bolide.compile(fn, fullgraph=True)
+    for _ in range(3):
+        given, x = (torch.randn(3), torch.randn(3)), torch.randn(3)
+        found = []
+        for function in (compiled, fn):
+            w: Any = TwoTensor(given[0].clone(), given[1].clone()).requires_grad_()
+            out = function(w, x)
+            out.sum().backward()
+            found.append((out.detach(), w.grad))
+        _agree(*found)
+
+
+@pytest.mark.parametrize("place", range(len(BROKEN)))
+def test_wrappers_that_native_code_makes_are_made_for_real(place: int) -> None:
+    fn = BROKEN[place]
+    compiled = bolide.compile(fn)
+    for _ in range(3):
+        x = torch.randn(3)
+        _agree(compiled(x), fn(x))
+    with pytest.raises(bolide.Unsupported):
+        bolide.compile(fn, fullgraph=True)(torch.randn(3))
