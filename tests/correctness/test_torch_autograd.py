@@ -1,5 +1,5 @@
 """`autograd.Function` inside compiled functions: eager's results and the user's own gradients, for every way to write
-one."""
+one. What the engine is given, and gradients that are assigned."""
 
 from __future__ import annotations
 
@@ -317,3 +317,78 @@ def test_an_input_that_is_first_read_without_grad_keeps_its_history(backend: str
     results = [f(w, x) for f in (twice, bolide.compile(twice, backend=backend))]
     grads = [torch.autograd.grad(result.sum(), w)[0] for result in results]
     torch.testing.assert_close(grads[1], grads[0])
+
+
+NET = nn.Linear(2, 2)
+WEIGHTS = list(NET.parameters())
+
+
+class Weights:
+    def __iter__(self) -> Any:
+        return iter(WEIGHTS)
+
+
+OWN = Weights()
+
+GIVEN_ITERABLES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "parameters": lambda x: torch.autograd.grad(NET(x).sum(), NET.parameters()),
+    "map": lambda x: torch.autograd.grad(NET(x).sum(), map(lambda p: p, NET.parameters())),
+    "an object": lambda x: torch.autograd.grad(NET(x).sum(), OWN),
+    "outputs": lambda x: torch.autograd.grad((y for y in (NET(x).sum(), NET(x).mean())), WEIGHTS),
+    "gradients": lambda x: torch.autograd.grad(NET(x), NET.parameters(), grad_outputs=(torch.ones(2) for _ in "a")),
+    "backward": lambda x: NET(x).sum().backward(inputs=NET.parameters()),
+    "backward of several": lambda x: torch.autograd.backward((NET(x).sum() for _ in "ab"), inputs=iter(WEIGHTS)),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN_ITERABLES)
+def test_what_the_engine_is_given_may_be_any_iterable(name: str) -> None:
+    fn = GIVEN_ITERABLES[name]
+    compiled = bolide.compile(fn, fullgraph=True)
+    for size in (1, 1, 3):
+        found = []
+        for function in (compiled, fn):
+            NET.zero_grad()
+            found.append((function(torch.full((size, 2) if name != "gradients" else (2,), 2.0)), NET.weight.grad))
+        torch.testing.assert_close(found[0], found[1])
+
+
+def _refusal_of_gradient(x: torch.Tensor, value: Any) -> Any:
+    x.grad = x.detach() * 2
+    try:
+        x.grad = x if value == "itself" else value
+    except (TypeError, RuntimeError) as error:
+        return type(error).__name__, str(error), x.grad
+    return x.grad
+
+
+@pytest.mark.parametrize(
+    "value", [3, 2.5, "text", "itself", [1], NET, torch.ones(3), torch.ones(2, dtype=torch.double), torch.ones(2), None]
+)
+def test_gradients_that_do_not_fit_are_refused_where_they_are_assigned(value: Any) -> None:
+    compiled = bolide.compile(_refusal_of_gradient, fullgraph=True)
+    for factor in (1, 2, 3):
+        results = []
+        for function in (compiled, _refusal_of_gradient):
+            x = torch.full((2,), float(factor), requires_grad=True)
+            results.append((function(x, value), x.grad))
+        assert str(results[0]) == str(results[1])
+
+
+def test_a_gradient_has_two_names() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        before = 0 if x._grad is None else x._grad * 2  # type: ignore[attr-defined]
+        made = torch.zeros(2, requires_grad=True)
+        made._grad = x.detach().clone()  # type: ignore[attr-defined]
+        (made * x).sum().backward()
+        x._grad.add_(1)  # type: ignore[attr-defined]
+        return before, made._grad, made.grad  # type: ignore[attr-defined]
+
+    compiled = bolide.compile(fn, fullgraph=True)
+    for given in (None, torch.ones(2), torch.zeros(2)):
+        results = []
+        for function in (compiled, fn):
+            x = torch.arange(2.0).requires_grad_()
+            x.grad = None if given is None else given.clone()
+            results.append((function(x), x.grad))
+        assert str(results[0]) == str(results[1])

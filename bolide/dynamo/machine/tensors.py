@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.operations import class_of
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.outside import Overlay, attribute_source
 from bolide.support.errors import Unsupported
@@ -29,6 +30,7 @@ _REFUSED = frozenset(
 )
 _OURS = frozenset(vars(TracedTensor)) | frozenset(TracedTensor.__annotations__)
 _OURS -= frozenset(dir(torch.nn.Parameter))  # what only traced tensors have
+_SYNONYMS = {"_grad": "grad"}
 _DATA: Any = torch.Tensor.data
 # Methods with an effect outside, or an answer of their own (`torch_tensors`).
 INTERCEPTED = frozenset(
@@ -60,6 +62,7 @@ NODE_METHODS = {"register_hook": node_hook, "register_prehook": node_prehook}
 
 def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
     """`owner.name` of a traced tensor. Raises AttributeError as Python does."""
+    name = _SYNONYMS.get(name, name)
     if name in _REFUSED:
         raise _refused(vm, name, "is used")
     if name == "__class__":
@@ -91,6 +94,7 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
 
 def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> None:
     """`owner.name = value` of a traced tensor."""
+    name = _SYNONYMS.get(name, name)
     vm.trace.where = vm.where()
     outside = vm.world.input_place(owner) is not None
     if name == "requires_grad":
@@ -100,6 +104,8 @@ def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> No
             owner.requires_grad = value
     elif outside and (name == "grad" or not hasattr(torch.Tensor, name)):
         _refuse_masked(vm, owner, name)
+        if name == "grad":
+            _check_gradient(owner, value)
         outside_attributes(vm, owner).set(name, value)
     elif name == "grad":
         owner.grad = value
@@ -107,6 +113,16 @@ def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> No
         _renew(vm, owner, value)
     else:
         raise _refused(vm, name, "is assigned")
+
+
+def _check_gradient(owner: TracedTensor, value: Any) -> None:
+    """Raises what eager raises where a gradient is assigned that does not fit."""
+    if value is owner:
+        raise RuntimeError("can't assign Variable as its own grad")
+    cls = class_of(value)
+    if cls is not type(value) and not isinstance(value, torch.Tensor):
+        raise TypeError(f"assigned grad expected to be a Tensor or None but got grad of type {cls.__name__}")
+    TracedTensor.make(owner._trace, owner.meta, owner.node).grad = value
 
 
 def _renew(vm: Machine, owner: Any, value: TracedTensor) -> None:

@@ -16,10 +16,13 @@ from bolide.dynamo.guards.sizes import as_exprs
 from bolide.dynamo.machine import masked_writes
 from bolide.dynamo.machine.breaking import in_optimizer
 from bolide.dynamo.machine.calls import NATIVE, intercept
-from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.operations import polyfill, python_method
 from bolide.dynamo.machine.tensors import change_flag, outside_attributes
 from bolide.dynamo.torch_calls.hooks import hooks_of
+from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.histories import behind
+from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.symbolic import SymNode, without_zeros
 from bolide.tracing import DataDependent, TracedTensor
@@ -152,6 +155,8 @@ _RENAMED = {"gradient": "grad_tensors"}
 def _backward(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """Gradients are recorded, and accumulated in the `grad` of the leaves."""
     names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+    if _has_lazy(vm, args, kwargs):
+        return Call(polyfill("drained_call"), [torch.autograd.backward, args, kwargs])
     given = {**dict(zip(names, args)), **kwargs}
     outputs, tangents = _several(given["tensors"]), given.get("grad_tensors")
     create = bool(given.get("create_graph"))
@@ -178,6 +183,14 @@ def _backward(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if not keep:
         _mark_spent(vm, outputs)
     return None
+
+
+def _has_lazy(vm: Machine, args: Args, kwargs: Kwargs) -> bool:
+    """Whether an argument is what only the program can iterate over."""
+    return any(
+        type(value) is Generator or (type(value) is Outside and python_method(vm.world, value.cls, "__iter__"))
+        for value in (*args, *kwargs.values())
+    )
 
 
 def _several(value: Any) -> list[Any]:
@@ -223,6 +236,8 @@ def _mark_spent(vm: Machine, outputs: Sequence[Any], inputs: Sequence[Any] = ())
 @intercept(torch.autograd.grad)
 def _grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused")
+    if _has_lazy(vm, args, kwargs):
+        return Call(polyfill("drained_call"), [torch.autograd.grad, args, kwargs])
     given = {**dict(zip(names, args)), **kwargs}
     outputs, inputs = _several(given["outputs"]), _several(given["inputs"])
     if (
