@@ -57,6 +57,7 @@ INTERPRETED = (
     "torch.ao",
     "torch.amp.grad_scaler",
     "torch.testing._internal.two_tensor",
+    "torch.typename",
     "collections.abc",
     "collections.ChainMap",
     "collections.UserDict",

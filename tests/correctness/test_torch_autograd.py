@@ -328,11 +328,15 @@ class Weights:
         return iter(WEIGHTS)
 
 
+def _itself(value: Any) -> Any:
+    return value
+
+
 OWN = Weights()
 
 GIVEN_ITERABLES: dict[str, Callable[[torch.Tensor], Any]] = {
     "parameters": lambda x: torch.autograd.grad(NET(x).sum(), NET.parameters()),
-    "map": lambda x: torch.autograd.grad(NET(x).sum(), map(lambda p: p, NET.parameters())),
+    "map": lambda x: torch.autograd.grad(NET(x).sum(), map(_itself, WEIGHTS)),
     "an object": lambda x: torch.autograd.grad(NET(x).sum(), OWN),
     "outputs": lambda x: torch.autograd.grad((y for y in (NET(x).sum(), NET(x).mean())), WEIGHTS),
     "gradients": lambda x: torch.autograd.grad(NET(x), NET.parameters(), grad_outputs=(torch.ones(2) for _ in "a")),

@@ -328,3 +328,15 @@ def test_copies_of_tensors(kind: str, grad: bool) -> None:
             assert (found.requires_grad, found.is_leaf) == (expected.requires_grad, expected.is_leaf)
         else:
             assert found == expected
+
+
+def test_names_of_types_are_the_programs() -> None:
+    def fn(x: torch.Tensor, value: Any) -> Any:
+        asked = (value, x.shape[0], x.shape, x.max().item(), x.numpy()[0], (y for y in x), x, f"{x}")
+        return [torch.typename(each) for each in asked]
+
+    for values in ([2.5, 3.5, 4.5], [3, 4, 5], ["a", [1], nn.Linear, nn.Linear(2, 2), torch.float32]):
+        compiled = bolide.compile(fn, dynamic=True)
+        for size, value in enumerate(values, 2):
+            x = torch.randn(size)
+            assert compiled(x, value) == fn(x, value)

@@ -122,7 +122,8 @@ def _check_gradient(owner: TracedTensor, value: Any) -> None:
     cls = class_of(value)
     if cls is not type(value) and not isinstance(value, torch.Tensor):
         raise TypeError(f"assigned grad expected to be a Tensor or None but got grad of type {cls.__name__}")
-    TracedTensor.make(owner._trace, owner.meta, owner.node).grad = value
+    like: Any = TracedTensor.make(owner._trace, owner.meta, owner.node)
+    like.grad = value
 
 
 def _renew(vm: Machine, owner: Any, value: TracedTensor) -> None:
