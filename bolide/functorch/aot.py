@@ -40,7 +40,7 @@ from bolide.functorch.runtime import (
     without_grad,
     writing_unseen,
 )
-from bolide.functorch.second import Tape, second_order, tape_of
+from bolide.functorch.second import Tape, in_eager, second_order, tape_of
 from bolide.functorch.signature import Signature, describe
 from bolide.functorch.underived import with_history, without_underived
 from bolide.support import events
@@ -166,14 +166,13 @@ def _compile_training(
         title=title,
         on_fault=on_fault,
     )
-    twice = (
-        None
-        if tape is None or kept is None
-        else second_order(tape, trace.constants, again, data=bool(trace.shapes.facts.names))
-    )
+    twice, eager = None, None
+    if tape is not None and kept is not None:
+        twice = second_order(tape, trace.constants, again, data=bool(trace.shapes.facts.names))
+        eager = functools.partial(in_eager, tape, trace.constants)
     gradients = results(parts.backward)
     apart = [i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and gradients[i] is None]
-    return differentiable(forward, backward_for, twice, crossing, apart, title)
+    return differentiable(forward, backward_for, twice, eager, crossing, apart, title)
 
 
 def _silently(run: CompiledGraph, signature: Signature) -> CompiledGraph:

@@ -17,6 +17,7 @@ import torch
 from bolide.functorch.graphs import CompiledGraph
 from bolide.functorch.second import SecondOrder
 from bolide.functorch.signature import ONE_OF_SEVERAL, Output, Write, is_symbolic, replay, with_sizes
+from bolide.functorch.transformed import is_transformed, through
 from bolide.support.errors import WrongResult
 from bolide.support.locks import compiling
 from bolide.support.origins import refuse_mistake
@@ -160,6 +161,7 @@ def differentiable(
     run: CompiledGraph,
     backward_for: BackwardFor,
     twice: SecondOrder | None,
+    eager: SecondOrder | None,
     crossing: Crossing,
     apart: Sequence[int] = (),
     title: str = "a graph",
@@ -168,7 +170,8 @@ def differentiable(
 
     Its backward is compiled when it is first needed, once for each set of tangents that do not come (eager computes no
     gradients from those, and neither do we). Saved values are released while it runs unless the graph is retained.
-    With ``create_graph=True`` `twice` computes the gradients. The inputs `apart` have a history that no result goes
+    With ``create_graph=True`` `twice` computes the gradients; inside transforms `eager` does where tangents have
+    derivatives of their own. The inputs `apart` have a history that no result goes
     back to: the engine would run it all the same, though it may have been released. A mistake of bolide's in the
     backward is raised as a HalfwayError about `title`: the forward is over.
     """
@@ -178,15 +181,16 @@ def differentiable(
     symbolic = is_symbolic(crossing.tangents) or any(is_symbolic(alias.chain) for alias in crossing.shared.values())
     symbols = crossing.symbols if symbolic else {}
 
-    def gradients(ctx: Any, tangents: tuple[Any, ...]) -> Any:
+    def gradients(ctx: Any, tangents: tuple[Any, ...], unpacked: Sequence[Any] | None = None) -> Any:
         inputs: Sequence[Any] | None = None
         if torch.is_grad_enabled():
             inputs = _recalled(ctx, crossing)
             found = None if inputs is None or twice is None else twice(inputs, ctx.kept, tangents)
             if found is not None:
                 return found
-        values = [*_unpacked(ctx), *ctx.numbers]
-        ctx.maybe_clear_saved_tensors()
+        values = [*_unpacked(ctx), *ctx.numbers] if unpacked is None else [*unpacked]
+        if unpacked is None:
+            ctx.maybe_clear_saved_tensors()
         run_backward = backward(tuple([index for index, _ in expected if tangents[index] is None]))
         for index, stride in expected:
             if tangents[index] is not None:
@@ -197,6 +201,20 @@ def differentiable(
         if not torch.is_grad_enabled():
             return tuple(run_backward(values))
         return _not_twice(without_grad(run_backward)(values), inputs or ())
+
+    def transformed(ctx: Any, tangents: tuple[Any, ...]) -> Any:
+        unpacked = [*_unpacked(ctx), *ctx.numbers]
+
+        def replayed(tangents: tuple[Any, ...]) -> Any:
+            inputs = _recalled(ctx, crossing)
+            found = None if inputs is None or eager is None else eager(inputs, ctx.kept, tangents)
+            if found is None:
+                raise RuntimeError(_NOT_TRANSFORMED)
+            return found
+
+        found = through(lambda items: gradients(ctx, items, unpacked), replayed, tangents)
+        ctx.maybe_clear_saved_tensors()
+        return tuple(found)
 
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
@@ -223,7 +241,7 @@ def differentiable(
         @staticmethod
         def backward(ctx: Any, *tangents: Any) -> Any:
             try:
-                return gradients(ctx, tangents)
+                return transformed(ctx, tangents) if is_transformed() else gradients(ctx, tangents)
             except Exception as error:
                 refuse_mistake("its backward pass", title, error)
                 raise
@@ -238,6 +256,14 @@ def differentiable(
         return results
 
     return wrapped
+
+
+_NOT_TRANSFORMED = (
+    "bolide: the backward pass of a compiled function is itself differentiated by a transform (torch.func.grad, vjp, "
+    "jvp, or forward-mode differentiation), but it cannot be: an input of the forward was written to or dropped since, "
+    "one of its operations has no second derivative, or its backward is the program's own (an autograd.Function or a "
+    "hook). Remedy: run this function without bolide.compile."
+)
 
 
 def dropping_absent(run: CompiledGraph, flags: Sequence[int]) -> CompiledGraph:

@@ -17,6 +17,7 @@ import torch.fx as fx
 
 from bolide.functorch.graphs import COPIES, Runner, aten, is_getitem, is_impure, is_tensor, placeholders, results
 from bolide.functorch.partitioners import Joint
+from bolide.functorch.transformed import outside
 from bolide.support.errors import CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.tracing import Trace, TracedTensor
@@ -102,13 +103,13 @@ def second_order(
         inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
     ) -> Gradients | None:
         if data:
-            return _in_eager(tape, constants, inputs, kept, tangents)
+            return in_eager(tape, constants, inputs, kept, tangents)
         key = (*map(_key, inputs), None, *map(_key, tangents))
         if key not in made:
             made[key] = _build(tape, constants, compile_trace, inputs, kept, tangents)
         found = made[key]
         if found is None:
-            return _in_eager(tape, constants, inputs, kept, tangents)
+            return in_eager(tape, constants, inputs, kept, tangents)
         run, places = found
         arguments = [value for value in (*inputs, *kept, *tangents) if isinstance(value, torch.Tensor)]
         with torch._C._DisableAutocast():
@@ -118,22 +119,25 @@ def second_order(
     return gradients
 
 
-def _in_eager(
+def in_eager(
     tape: Tape,
     constants: dict[str, torch.Tensor],
     inputs: Sequence[Any],
     kept: Sequence[torch.Tensor],
     tangents: Sequence[torch.Tensor | None],
 ) -> Gradients | None:
-    """The gradients, differentiable as eager's are, of the program run again operation by operation; None where one of
-    them has no derivative."""
+    """The gradients of the program run again operation by operation, as eager computes them (differentiable in grad
+    mode); None where one of the operations has no derivative."""
     roots = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    differentiable = torch.is_grad_enabled()
     try:
         with torch.enable_grad(), torch._C._DisableAutocast():
-            made = zip(_replay(None, tape, constants, inputs, kept), tangents)
-            pairs = [(out, tangent) for out, tangent in made if tangent is not None and out.requires_grad]
+            with outside():
+                made = list(_replay(None, tape, constants, inputs, kept))
+            pairs = [(o, tangent) for o, tangent in zip(made, tangents) if tangent is not None and o.requires_grad]
             outs, weights = zip(*pairs)
-            derived = iter(torch.autograd.grad(outs, roots, weights, create_graph=True, allow_unused=True))
+            gradients = torch.autograd.grad(outs, roots, weights, create_graph=differentiable, allow_unused=True)
+            derived = iter(gradients)
     except (RuntimeError, NotImplementedError, Unsupported):
         return None
     return tuple([next(derived) if any(value is root for root in roots) else None for value in inputs])
