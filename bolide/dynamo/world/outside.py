@@ -423,8 +423,8 @@ CONTAINERS: tuple[type, ...] = (list, set, frozenset, collections.deque, bytearr
 
 
 def items_of(real: Any) -> list[Any]:
-    """What is in a list, set, deque or bytearray, whatever a subclass has for an `__iter__`."""
-    base: Any = next(base for base in CONTAINERS if isinstance(real, base))
+    """What is in a list, set, deque, bytearray or tuple, whatever a subclass has for an `__iter__`."""
+    base: Any = next(base for base in (*CONTAINERS, tuple) if isinstance(real, base))
     return list(base.__iter__(real))
 
 

@@ -456,9 +456,7 @@ class World(Classes):
             if not is_python_class(cls) and is_constant(tuple(real)):
                 self.guard(source, "is", real)
                 return real
-            self.guard(source, "type", cls)
-            parts = [self.wrap(item, Source("item", source, i)) for i, item in enumerate(tuple.__iter__(real))]
-            return self._with_attributes(tuple_of(cls, parts), real, source)
+            return self._wrap_derived_tuple(real, cls, source)
         if cls is functools.partial:
             self.guard(source, "type", cls)
             function = self.wrap(real.func, Source("attr", source, "func"))
@@ -652,6 +650,16 @@ class World(Classes):
         self.guard(source, "type", tuple)
         self.guard_count(source, len(real))
         return self.mirror(tuple([self.wrap(item, Source("item", source, i)) for i, item in enumerate(real)]), source)
+
+    def _wrap_derived_tuple(self, real: tuple[Any, ...], cls: type, source: Source) -> Any:
+        """A namedtuple, a structseq or another instance of a subclass of tuple, made anew of its parts."""
+        self.guard(source, "type", cls)
+        own = [class_attribute(cls, name) for name in ("__len__", "__getitem__", "__bool__")]
+        items = source if own == [tuple.__len__, tuple.__getitem__, MISSING] else _items_source(source)
+        if is_python_class(cls):  # the others have a length of their class
+            self.guard_count(items, tuple.__len__(real))
+        parts = [self.wrap(item, Source("item", items, i)) for i, item in enumerate(tuple.__iter__(real))]
+        return self._with_attributes(tuple_of(cls, parts), real, source)
 
     def _wrap_container(self, real: Any, cls: Any, source: Source) -> Any:
         """A copy of a list, set, deque or bytearray; of a frozenset one that stands for it."""
