@@ -413,16 +413,14 @@ def truth(vm: Machine, value: Any) -> Any:
     cls = class_of(value)
     if cls in (types.ModuleType, types.BuiltinFunctionType, types.MethodType) or issubclass(cls, type):
         return True
-    for name in ("__bool__", "__len__"):
-        found = vm.world.lookup(cls, name)
-        if found is not MISSING:
-            if type(found) is types.FunctionType:
-                return Call(polyfill("truth"), [value])
-            break
+    found = (vm.world.lookup(cls, name) for name in ("__bool__", "__len__"))
+    method = next((each for each in found if each is not MISSING), MISSING)
+    if type(method) is types.FunctionType:
+        return Call(polyfill("truth"), [value])
     if type(value) is Outside:
-        if value.contents is not None:
-            return bool(value.contents)
-        return True if value.items is None else value.items.length() > 0
+        if value.items is not None:
+            return value.items.length() > 0
+        return True if method is MISSING else bool(native_view(vm, value))
     if type(value) is Generator:
         return True
     return bool(value)
