@@ -37,7 +37,7 @@ from bolide.dynamo.program.kinds import (
     is_opaque,
     name_in_c,
     own_namespace,
-    proxied,
+    viewed,
 )
 from bolide.dynamo.program.sources import shown
 from bolide.dynamo.world import tracebacks
@@ -298,7 +298,7 @@ def _class_namespace(vm: Machine, cls: type, namespace: Any) -> Any:
         return namespace
     source = attribute_source(Source("object", None, None, cls), "__dict__")
     wrap = vm.world.trust if is_library_class(cls) else vm.world.wrap
-    return vm.world.mirror(vm.world.show_class(proxied(namespace), source, wrap), source)
+    return vm.world.mirror(vm.world.show_class(viewed(namespace), source, wrap), source)
 
 
 def _class_value(vm: Machine, cls: type, name: str, value: Any) -> Any:

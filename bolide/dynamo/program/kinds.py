@@ -219,8 +219,8 @@ def name_in_c(cls: type) -> str:
     return cls.__name__ if plain else f"{cls.__module__}.{cls.__name__}"
 
 
-def proxied(view: types.MappingProxyType[Any, Any]) -> Any:
-    """The mapping that a read-only view shows."""
+def viewed(view: Any) -> Any:
+    """The mapping that a view of a dict, or a read-only one of a mapping, looks at."""
     return gc.get_referents(view)[0]
 
 

@@ -39,6 +39,7 @@ from bolide.dynamo.program.kinds import (
     is_opaque,
     own_namespace,
     tuple_of,
+    viewed,
 )
 from bolide.dynamo.state import CALLBACK, own_mark
 from bolide.dynamo.world.frames import Generator, refuse_drop
@@ -58,6 +59,7 @@ from bolide.dynamo.world.iterators import (
 from bolide.dynamo.world.outside import CONTAINERS, Deferred, Outside, Overlay
 from bolide.dynamo.world.tracebacks import entries, held
 from bolide.dynamo.world.tracebacks import restored as restored_trace
+from bolide.dynamo.world.views import VIEWS
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Ratio
@@ -247,11 +249,7 @@ class _ContainsItself(Exception):
     """A new value was met while it was being described."""
 
 
-_VIEWS: dict[type, Any] = {
-    type(getattr(made, name)()): getattr(type(made), name)
-    for made in ({}, collections.OrderedDict())  # type: ignore[var-annotated]
-    for name in ("keys", "values", "items")
-} | {types.MappingProxyType: types.MappingProxyType}
+_LOOK_AT = {**VIEWS, types.MappingProxyType: types.MappingProxyType}  # and what makes them
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # from 3.11 on
 _VALUES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 _OF_GRAPH = (TracedTensor, TracedFloat, *_VALUES[1:])
@@ -638,11 +636,11 @@ class Rebuilder:
                 self.positions.append(Effect("call", None, None, Recipe("call", set_position, (made, state))))
                 return made
             return Recipe("call", restored, (function, inner, state))
-        if cls in _VIEWS and not is_class_namespace(gc.get_referents(value)[0]):
-            owner = gc.get_referents(value)[0]
+        if cls in _LOOK_AT and not is_class_namespace(viewed(value)):
+            owner = viewed(value)
             outside = self._outside_of(owner)
             made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
-            return Recipe("call", _VIEWS[cls], (made,))
+            return Recipe("call", _LOOK_AT[cls], (made,))
         if cls is frozenset:
             return Recipe("call", frozenset, (self._keys(value),))
         return self._instance(value, cls)

@@ -40,8 +40,8 @@ from bolide.dynamo.program.kinds import (
     is_own_namespace,
     lacks_attribute,
     own_namespace,
-    proxied,
     tuple_of,
+    viewed,
 )
 from bolide.dynamo.program.sources import symbols_in
 from bolide.dynamo.program.sources import text as path_of
@@ -529,18 +529,18 @@ class World(Classes):
     def _wrap_mapping_proxy(self, real: types.MappingProxyType[Any, Any], source: Source) -> Any:
         """A view of a dict that the program cannot write through: one of what the dict is in the program."""
         self.guard(source, "type", types.MappingProxyType)
-        table = proxied(real)
+        table = viewed(real)
         if is_class_namespace(table):
             return self.mirror(self.show_class(table, source, self.wrap), source)
         if type(table) not in (dict, collections.OrderedDict):
             reason = f"a read-only view of an outside {type(table).__name__} is read"
             raise Unsupported(reason, self.where(), kind="outside_object")
-        shown = self.wrap(table, Source("apply", source, (), proxied))
+        shown = self.wrap(table, Source("apply", source, (), viewed))
         return self.mirror(types.MappingProxyType(shown.dict_items.materialise()), source)
 
     def show_class(self, table: dict[str, Any], source: Source, wrap: Callable[[Any, Source], Any]) -> Any:
         """The `__dict__` of a class as it is now: it is not written to while the program has that."""
-        if any(proxied(vars(cls)) is table for cls in self.classes):
+        if any(viewed(vars(cls)) is table for cls in self.classes):
             raise Unsupported("the __dict__ of a class that is written to", self.where(), None, "outside_object")
         self.shown_classes[id(table)] = table
         self.guard(Source("apply", source, (), list), "equals", list(table))
@@ -902,7 +902,7 @@ class World(Classes):
                 type.__setattr__(cls, name, value)
             self.mro_cache.clear()
             return
-        if id(proxied(vars(cls))) in self.shown_classes:
+        if id(viewed(vars(cls))) in self.shown_classes:
             reason = f"an attribute of class {cls.__name__} is assigned, whose __dict__ has been read"
             raise Unsupported(reason, self.where(), None, "attribute_write")
         overlay = self.classes.get(cls)
