@@ -543,6 +543,16 @@ def _extending(method: Any, name: str) -> None:
 _extending(list.extend, "list_extend")
 _extending(collections.deque.extend, "list_extend")
 _extending(collections.deque.extendleft, "deque_extendleft")
+_extending(list.__iadd__, "list_iadd")
+_extending(collections.deque.__iadd__, "list_iadd")
+
+
+@intercept(list.__setitem__, bytearray.__setitem__)
+def _set_slice(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 3 and operations.is_lazy_slice(vm, args[1], args[2]):
+        base = list if issubclass(class_of(args[0]), list) else bytearray
+        return Call(polyfill("assign_slice"), [base.__setitem__, *args])
+    return NATIVE
 
 
 def _from_keys(cls: Any) -> None:
@@ -570,6 +580,13 @@ def _dict_init(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 def _ordered_init(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     asks = len(args) == 2 and asks_for_keys(vm, args[1])
     return Call(polyfill("ordered_update"), [args[0], tuple(args[1:]), kwargs]) if asks else NATIVE
+
+
+@intercept(collections.defaultdict)
+def _default_dict(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 2 and (type(args[1]) is Outside or _lazy_or_mapping(vm, args[1])):
+        return Call(polyfill("make_default_dict"), args, kwargs)
+    return NATIVE
 
 
 # ---- dicts of the outside world --------------------------------------------------------------------------------------

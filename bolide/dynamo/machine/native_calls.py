@@ -186,6 +186,8 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
             raise _given(vm, function, "an outside object") from error
         raise
     refuse_wrapper(vm, function, result)
+    if prepared is not None and result is prepared[0] and type(args[0]) is Outside:
+        result = args[0]  # operators in place answer what they have changed
     frame.stack.append(result)
     return None
 

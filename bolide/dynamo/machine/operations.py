@@ -89,6 +89,12 @@ _COMPARISON_SYMBOLS = {
 }
 
 
+_EXTENDED: dict[Any, dict[type, Any]] = {
+    operator.iadd: {list: list.__iadd__, collections.deque: collections.deque.__iadd__},
+    operator.ior: {collections.OrderedDict: collections.OrderedDict.__ior__, dict: dict.__ior__},
+}
+"""Operators in place that iterate over what they are given: the methods that do it."""
+
 _SEQUENCE_EQUALITY: dict[Any, str] = {
     (list, list): "sequences_equal",
     (tuple, tuple): "sequences_equal",
@@ -309,6 +315,11 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         return overridden(asked_by(op, False), [left, right], [left, right], {})
     if b is TracedTensor and overrides(left):
         return overridden(asked_by(op, True), [right, left], [right, left], {})
+    extended = _EXTENDED.get(op)
+    if extended is not None and (type(left) is Outside or native_iterable(vm, right) is MISSING):
+        base = next((base for base in extended if issubclass(a, base)), None)
+        if base is not None:
+            return Call(extended[base], [left, right])
     vm.trace.where = vm.where()
     view, other = native_view(vm, left), native_view(vm, right)
     if type(other) in SYMBOLIC and not _knows_symbols(view):
@@ -600,12 +611,16 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
             owner, key = data.with_wide_mask(vm.trace, owner, key)
             if type(value) in AS_NUMBER and issubclass(SEEN_AS[type(value)], _ASSIGNED):
                 value = as_number(value)
+        if cls is list and is_lazy_slice(vm, key, value):
+            return Call(polyfill("assign_slice"), [operator.setitem, owner, key, value])
         owner[as_key(vm, key) if cls is dict else key] = value
         return None
     real = class_of(owner)
     method = python_method(vm.world, real, "__setitem__")
     if method is not None:
         return Call(method, [owner, key, value])
+    if issubclass(real, (list, bytearray)) and is_lazy_slice(vm, key, value):
+        return Call(polyfill("assign_slice"), [operator.setitem, owner, key, value])
     if cls is Outside:
         if owner.contents is not None:
             return set_item(vm, owner.contents, key, value)
@@ -617,6 +632,11 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
     else:
         owner[key] = value
     return None
+
+
+def is_lazy_slice(vm: Machine, key: Any, value: Any) -> bool:
+    """Whether a slice is assigned what only the program can iterate over."""
+    return type(key) is slice and native_iterable(vm, value) is MISSING
 
 
 def delete_item(vm: Machine, owner: Any, key: Any) -> Any:

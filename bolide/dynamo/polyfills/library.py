@@ -175,13 +175,25 @@ def print_to(*values: Any, file: Any, sep: Any = None, end: Any = None) -> Any:
 
 
 def list_extend(items: Any, iterable: Any) -> Any:
+    append: Any = list.append if isinstance(items, list) else collections.deque.append
     for item in iterable:
-        items.append(item)
+        append(items, item)
+
+
+def list_iadd(items: Any, iterable: Any) -> Any:
+    base: Any = list if isinstance(items, list) else collections.deque
+    base.extend(items, iterable)
+    return items
+
+
+def assign_slice(put: Any, items: Any, key: Any, iterable: Any) -> None:
+    """`items[key] = iterable`, for a slice."""
+    put(items, key, [item for item in iterable])  # noqa: C416
 
 
 def deque_extendleft(items: Any, iterable: Any) -> Any:
     for item in iterable:
-        items.appendleft(item)
+        collections.deque.appendleft(items, item)
 
 
 def list_index(items: Any, value: Any, start: Any = 0, stop: Any = None) -> Any:
@@ -343,6 +355,12 @@ def make_dict(cls: Any, args: Any, kwargs: Any) -> Any:
     """`cls(*args, **kwargs)` of a class of dicts with no `__new__` of its own."""
     made = cls.__new__(cls)
     cls.__init__(made, *args, **kwargs)
+    return made
+
+
+def make_default_dict(factory: Any, /, *args: Any, **kwargs: Any) -> Any:
+    made: Any = collections.defaultdict(factory)
+    dict_update(made, args, kwargs)
     return made
 
 

@@ -492,9 +492,13 @@ def global_source(base: Source, name: Any) -> Source:
     return Source("global", None, (id(base.obj), name), base.obj)
 
 
+_OF_THE_OBJECT = frozenset({"__getattribute__", "__iadd__", "__imul__", "__iand__", "__ior__", "__isub__", "__ixor__"})
+
+
 def method_of_c(found: Any, owner: Any) -> Any:
-    """A method written in C, bound; a container's works on the copy of its contents, unless it reads attributes."""
-    of_container = getattr(found, "__objclass__", None) in CONTAINERS and found.__name__ != "__getattribute__"
+    """A method written in C, bound; a container's works on the copy of its contents, unless it reads attributes or
+    answers the container."""
+    of_container = getattr(found, "__objclass__", None) in CONTAINERS and found.__name__ not in _OF_THE_OBJECT
     if type(owner) is Outside and owner.contents is not None and of_container:
         return found.__get__(owner.contents)
     return types.MethodType(found, owner)
