@@ -6,6 +6,8 @@ torch's own generator. So do all where the numbers are to be eager's (`Trace.dra
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +53,8 @@ def _uniform(trace: Trace, wanted: TensorMeta, low: Any = 0, high: Any = 1) -> N
     _require("uniform_", wanted.dtype, low, high)
     if trace.draws_as_eager:
         return _eagers(trace, aten.uniform.default, wanted, low, high)
+    if wanted.dtype.is_complex:
+        return _both_parts(trace, wanted, lambda part: _uniform(trace, part, low, high))
     node = _draw(trace, rng.rand, wanted.shape)
     if wanted.dtype in (torch.bfloat16, torch.float16):  # as many bits as the dtype holds: rounding must not give 1
         steps = 2**8 if wanted.dtype is torch.bfloat16 else 2**11
@@ -67,6 +71,8 @@ def _normal(trace: Trace, wanted: TensorMeta, mean: Any = 0, std: Any = 1) -> No
     _require("normal_", wanted.dtype, mean, std)
     if trace.draws_as_eager:
         return _eagers(trace, aten.normal_functional.default, wanted, mean, std)
+    if wanted.dtype.is_complex:  # the two parts have the variance together, and each the mean
+        return _both_parts(trace, wanted, lambda part: _normal(trace, part, mean, std * math.sqrt(0.5)))
     node = _draw(trace, rng.randn, wanted.shape)
     if std != 1:
         node = trace.call(aten.mul.Tensor, node, std)
@@ -111,6 +117,13 @@ def _bernoulli(trace: Trace, wanted: TensorMeta, p: Any) -> Node:
     node = _draw(trace, rng.rand, wanted.shape)
     op = aten.lt.Tensor if isinstance(p, Node) else aten.lt.Scalar
     return _converted(trace, trace.call(op, node, p), wanted)
+
+
+def _both_parts(trace: Trace, wanted: TensorMeta, drawn: Callable[[TensorMeta], Node]) -> Node:
+    """Complex numbers of the wanted shape and dtype: both their parts are drawn."""
+    part = fresh(wanted.shape, wanted.dtype.to_real(), wanted.device)
+    real = drawn(part)
+    return trace.restride(trace.call(aten.complex.default, real, drawn(part)), wanted)
 
 
 def _converted(trace: Trace, node: Node, wanted: TensorMeta) -> Node:

@@ -82,6 +82,39 @@ def test_ranges_that_are_symbols(factor: int, backend: str) -> None:
             assert end - 1 - (end - least) // 10 <= values.max() < end
 
 
+#: complex program, the mean of each part and its standard deviation
+COMPLEX: dict[str, tuple[Callable[[Any], torch.Tensor], float, float]] = {
+    "rand": (lambda like: torch.rand(like.shape, dtype=like.dtype), 0.5, 12**-0.5),
+    "rand_like": (torch.rand_like, 0.5, 12**-0.5),
+    "randn": (lambda like: torch.randn(like.shape, dtype=like.dtype), 0.0, 0.5**0.5),
+    "randn_like": (torch.randn_like, 0.0, 0.5**0.5),
+    "uniform_": (lambda like: torch.empty_like(like).uniform_(-1, 3), 1.0, 4 * 12**-0.5),
+    "normal_": (lambda like: torch.empty_like(like).normal_(2, 3), 2.0, 4.5**0.5),
+    "normal": (lambda like: torch.normal(2.0, 3.0, like.shape, dtype=like.dtype), 2.0, 4.5**0.5),
+    "normal_functional": (lambda like: torch.ops.aten.normal_functional(like, 2.0, 3.0), 2.0, 4.5**0.5),
+    "of a view": (lambda like: torch.empty_like(like).t().normal_(2, 3).t(), 2.0, 4.5**0.5),
+    "init": (lambda like: torch.nn.init.normal_(torch.empty_like(like), 2, 3), 2.0, 4.5**0.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", [torch.cfloat, torch.cdouble, torch.complex32])
+@pytest.mark.parametrize("name", COMPLEX)
+def test_both_parts_of_complex_numbers_are_drawn(name: str, dtype: torch.dtype) -> None:
+    program, mean, deviation = COMPLEX[name]
+    like = torch.zeros(200, 300).to(dtype)
+    compiled = bolide.compile(program, fullgraph=True)
+    for values in (program(like), compiled(like), compiled(like)):  # eager's own, too
+        assert (values.dtype, values.shape, values.stride()) == (dtype, like.shape, like.stride())
+        parts = torch.view_as_real(values).double()
+        for part in parts.unbind(-1):
+            assert abs(part.mean().item() - mean) < 6 * deviation / like.numel() ** 0.5 + 1e-3
+            assert abs(part.std().item() - deviation) < 0.02 * deviation
+        centred = parts - parts.mean((0, 1))
+        together = (centred[..., 0] * centred[..., 1]).mean().item()
+        assert abs(together) < 6 * deviation**2 / like.numel() ** 0.5  # the parts are independent
+
+
 def test_the_seed_of_torch_repeats_a_run() -> None:
     x = torch.ones(64)
     module = _traced(lambda x: F.dropout(x, 0.5) + torch.rand_like(x), x)
