@@ -137,7 +137,7 @@ class TracedTensor(torch.Tensor):
     counts: bool = True  # whether autograd sees writes; not through `.data`
     cut: bool = False  # whether no derivative goes through it to what its memory belongs to
     face: type | None = None  # the class that the program sees, of an input of a subclass that changes no operation
-    attributes: dict[str, Any] | None = None  # what the program has put on a tensor behind a mask that it has made
+    attributes: dict[str, Any] | None = None  # what the program has put on a tensor that it has made
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 

@@ -35,6 +35,7 @@ from bolide.dynamo.machine.operations import class_of, polyfill
 from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.polyfills import generic
 from bolide.dynamo.program.captured import Source
+from bolide.dynamo.machine.tensors import own_attributes
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import CONTAINERS, Outside, Overlay
@@ -371,6 +372,8 @@ def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if not args:
         return sorted(variables(vm))
     value = args[0]
+    if type(value) is TracedTensor and value.face is None:
+        return Call(torch.Tensor.__dir__, [value])
     method = operations.python_method(vm.world, class_of(value), "__dir__")
     if method is not None:
         return Call(polyfill("sorted_call"), [method, value])
@@ -379,6 +382,15 @@ def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if value.attrs is None:
         raise Unsupported(f"dir() of an outside {value.cls.__name__} object", vm.where(), None, "outside_object")
     return sorted({*dir(value.cls), *value.attrs.materialise()})
+
+
+@intercept(torch.Tensor.__dir__)
+def _dir_of_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    if type(value) is not TracedTensor or value.face is not None:
+        return NATIVE
+    gone = {"volatile"} if value.is_cuda else {"volatile", "__cuda_array_interface__"}
+    return sorted({*dir(load_attribute(vm, value, "__class__")), *own_attributes(vm, value)} - gone)
 
 
 # ---- conversions -----------------------------------------------------------------------------------------------------

@@ -24,11 +24,13 @@ import torch
 
 from bolide.dynamo import policy
 from bolide.dynamo.machine import operations
+from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.caches import Writes
 from bolide.dynamo.machine.calls import NATIVE, intercept, referent
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import concrete_data, drawn_or_refused, refused
 from bolide.dynamo.machine.operations import class_of, is_plain, polyfill
+from bolide.dynamo.machine.tensors import own_attributes
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, LOCK_TYPES, MISSING, is_library_namespace, is_opaque
@@ -147,7 +149,8 @@ _cache_method(functools._lru_cache_wrapper.cache_clear)
 
 @intercept(copy.copy)
 def _copy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return copy.copy(args[0]) if type(args[0]) is TracedTensor else Call(polyfill("copy_shallow"), args, kwargs)
+    of_tensor = type(args[0]) is TracedTensor and args[0].face is None
+    return Call(polyfill("copy_tensor_shallow" if of_tensor else "copy_shallow"), args, kwargs)
 
 
 @intercept(copy.deepcopy)
@@ -175,7 +178,39 @@ def _memo_key(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(torch.Tensor.__deepcopy__)
 def _deepcopy_of_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     vm.trace.where = vm.where()
+    if type(args[0]) is TracedTensor and args[0].face is None:
+        return Call(polyfill("copy_tensor_deep"), args)
     return args[0].__deepcopy__(*args[1:])
+
+
+@intercept(library.new_tensor)
+def _new_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Copies of tensors that share memory share theirs in eager: a second one of the same memory is refused."""
+    vm.trace.where = vm.where()
+    value = args[0]
+    if len(args) == 1:
+        made = copy.copy(value)
+    else:
+        memo = args[1]
+        copied = vm.memory.setdefault((library.new_tensor, id(memo)), (memo, []))[1]
+        groups = vm.world.aliased(value.group)
+        if any(known is group for known in copied for group in groups):
+            reason = "tensors that share memory are copied together"
+            raise Unsupported(reason, vm.where(), "copy one of them", "tensor_method")
+        copied.append(value.group)
+        made = value.__deepcopy__(memo)
+    if isinstance(value, torch.nn.Buffer):  # type: ignore[arg-type, unused-ignore]
+        made._is_buffer, made.persistent = True, value.persistent
+    return made
+
+
+@intercept(library.beside_tensor)
+def _beside_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    if isinstance(value, torch.nn.Parameter) and len(args) == 1:
+        return None, {}
+    gradient = load_attribute(vm, value, "grad") if value.is_leaf and len(args) == 1 else None
+    return gradient, own_attributes(vm, value)
 
 
 @intercept(library.copies_itself)

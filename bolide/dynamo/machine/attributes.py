@@ -17,6 +17,7 @@ from bolide.dynamo.machine.operations import PENDING, SEEN_AS, behind, class_of,
 from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.machine.tensors import (
     NODE_METHODS,
+    delete_tensor_attribute,
     load_tensor_attribute,
     outside_attributes,
     store_tensor_attribute,
@@ -701,6 +702,8 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
     """`del owner.name`; None, or the Call that does it."""
     owner = behind(vm, owner)
     cls = owner.cls if type(owner) is Outside else type(owner)
+    if cls is TracedTensor:
+        return delete_tensor_attribute(vm, owner, name)
     if cls is types.FunctionType and id(owner) not in vm.own_functions:
         _native(vm, owner, name)  # raises where there is none
         return store_attribute(vm, owner, name, MISSING)
@@ -723,9 +726,12 @@ def default_delete(vm: Machine, owner: Any, cls: type, name: str, of_module: boo
     if type(owner) is Outside:
         overlay = owner.attrs
         if type(found) is types.MemberDescriptorType:
-            if owner.slots(vm.world).peek(name) is MISSING:
+            slots = owner.slots(vm.world)
+            if _slot(vm, owner, name) is MISSING:
                 raise AttributeError(name)
-            owner.slots(vm.world).set(name, MISSING)
+            if slots.original[name] is MISSING:
+                vm.world.guard_no_attribute(owner, name)
+            slots.set(name, MISSING)
             return None
         if of_module and owner.attrs is not None:
             for holder in ("_parameters", "_buffers", "_modules"):

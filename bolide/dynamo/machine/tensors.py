@@ -20,6 +20,7 @@ from bolide.tracing.meta import same_sizes
 # Attributes that are state of the storage or of autograd rather than of the value.
 _REFUSED = frozenset(
     [
+        "__dict__",
         "_version",
         "data_ptr",
         "storage",
@@ -43,6 +44,8 @@ INTERCEPTED = frozenset(
         "retain_grad",
         "item",
         "numpy",
+        "__deepcopy__",
+        "__dir__",
     ]
 )
 
@@ -66,8 +69,7 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if name in _REFUSED:
         raise _refused(vm, name, "is used")
     if name == "__class__":
-        plain = torch.nn.Parameter if isinstance(owner, torch.nn.Parameter) else torch.Tensor
-        return owner.face or plain
+        return _class_of(owner)
     if name in INTERCEPTED:
         return types.MethodType(getattr(torch.Tensor, name), owner)
     if name == "grad" and (place := vm.world.input_place(owner)) is not None:
@@ -84,12 +86,42 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
         try:
             return getattr(owner, name)
         except AttributeError:
-            if vm.world.input_place(owner) is None:
+            if vm.world.input_place(owner) is None and owner.attributes is None:
                 raise
-    found = MISSING if vm.world.input_place(owner) is None else outside_attributes(vm, owner).get(name)
+    found = _own_attribute(vm, owner, name)
     if found is MISSING:
-        raise AttributeError(f"'Tensor' object has no attribute '{name}'")
+        raise _no_attribute(owner, name)
     return found
+
+
+def _class_of(owner: Any) -> Any:
+    return owner.face or (torch.nn.Parameter if isinstance(owner, torch.nn.Parameter) else torch.Tensor)
+
+
+def _no_attribute(owner: Any, name: str) -> AttributeError:
+    return AttributeError(f"'{_class_of(owner).__name__}' object has no attribute '{name}'")
+
+
+def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
+    """What the user, or the program, has put on a tensor under a name; else MISSING."""
+    if vm.world.input_place(owner) is not None:
+        return outside_attributes(vm, owner).get(name)
+    return (owner.attributes or {}).get(name, MISSING)
+
+
+def own_attributes(vm: Machine, owner: Any) -> dict[str, Any]:
+    """All that the user, or the program, has put on a tensor."""
+    place = vm.world.input_place(owner)
+    if place is None:
+        return dict(owner.attributes or {})
+    overlay, (real, source) = outside_attributes(vm, owner), vm.world.given(place)
+    names = list(vars(real))
+    vm.world.guard(attribute_source(source, "__dict__"), "dict_keys", names)
+    found = {name: overlay.get(name) for name in [*names, *overlay.known] if name not in _OF_BUFFERS}
+    return {name: value for name, value in found.items() if value is not MISSING and not hasattr(torch.Tensor, name)}
+
+
+_OF_BUFFERS = ("_is_buffer", "persistent")  # a traced one has them, too
 
 
 def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> None:
@@ -108,11 +140,30 @@ def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> No
             _check_gradient(owner, value)
         outside_attributes(vm, owner).set(name, value)
     elif name == "grad":
+        if not owner.is_leaf:
+            raise _refused(vm, name, "of a tensor that is no leaf is assigned")
         owner.grad = value
     elif name == "data" and type(value) is TracedTensor:
         _renew(vm, owner, value)
-    else:
+    elif name in ("_is_param", *_OF_BUFFERS) or hasattr(torch.Tensor, name):
         raise _refused(vm, name, "is assigned")
+    else:
+        owner.attributes = {**(owner.attributes or {}), name: value}
+
+
+def delete_tensor_attribute(vm: Machine, owner: Any, name: str) -> None:
+    """`del owner.name` of a traced tensor."""
+    if name == "grad":
+        store_tensor_attribute(vm, owner, name, None)
+    elif hasattr(torch.Tensor, name) or owner.face is not None:
+        raise _refused(vm, name, "is deleted")
+    elif _own_attribute(vm, owner, name) is MISSING:
+        raise _no_attribute(owner, name)
+    elif vm.world.input_place(owner) is not None:
+        _refuse_masked(vm, owner, name)
+        outside_attributes(vm, owner).set(name, MISSING)
+    else:
+        owner.attributes = {other: value for other, value in owner.attributes.items() if other != name}
 
 
 def _check_gradient(owner: TracedTensor, value: Any) -> None:

@@ -557,6 +557,37 @@ def copy_deep(value: Any, memo: Any = None, _nil: Any = None) -> Any:
     return made
 
 
+def copy_tensor_deep(value: Any, memo: Any) -> Any:
+    """`Tensor.__deepcopy__`."""
+    key = memo_key(value, memo)
+    if key in memo:
+        return memo[key]
+    made = new_tensor(value, memo)
+    gradient, attributes = beside_tensor(value)
+    if gradient is not None:
+        made.grad = copy_tensor_deep(gradient, memo)
+    for name, attribute in attributes.items():
+        setattr(made, name, copy_deep(attribute, memo))
+    memo[key] = made
+    return made
+
+
+def copy_tensor_shallow(value: Any) -> Any:
+    """`copy.copy` of a tensor."""
+    made = new_tensor(value)
+    for name, attribute in beside_tensor(value, True)[1].items():
+        setattr(made, name, attribute)
+    return made
+
+
+def new_tensor(value: Any, memo: Any = None) -> Any:
+    """A copy of a tensor: with a memo, one of its data as well. Answered by an intercept while capturing."""
+
+
+def beside_tensor(value: Any, shallow: bool = False) -> Any:
+    """What else is copied of a tensor: its gradient, or None, and a dict of its own attributes. Answered likewise."""
+
+
 _REDUCED_CONTAINERS = (collections.OrderedDict, collections.defaultdict, collections.deque, set, frozenset)
 
 

@@ -152,6 +152,9 @@ class Overlay:
                 if dict.__contains__(self.real, key)
                 else MISSING
             )
+        in_slots = self.owner is None and self.child in (attribute_source, slot_source)
+        if value is MISSING and self.original[key] is MISSING and not in_slots:  # deleting what is there is an effect
+            self.world.guard(self.itself, "has_key", (key, False))
         refuse_drop(self.known.get(key, self.original[key]), self.world.where)
         self.written = True
         if self.world.forks:

@@ -406,6 +406,8 @@ class Rebuilder:
             for name, item in (value.attributes or {}).items():
                 parts = (empty, *self.constants(name), self.recipe(item))
                 self.fills.append(Effect("call", None, None, Recipe("call", object.__setattr__, parts)))
+            if value.is_leaf and value.grad is not None:
+                self.fills.append(Effect("setattr", empty, "grad", self.recipe(value.grad)))
             return
         full = self._make(value, cls)
         self.fills.append(Effect("call", None, None, Recipe("call", fill_instance, (empty, full))))
@@ -510,7 +512,10 @@ class Rebuilder:
             made = RECIPES[TracedTensor](self, value)
             assert made is not None
             return made
-        return self.plain_tensor(value)
+        made = self.plain_tensor(value)
+        if value.attributes or (value.is_leaf and value.grad is not None):
+            self.unfilled.append((value, TracedTensor, made))
+        return made
 
     def plain_tensor(self, value: TracedTensor) -> Recipe:
         """A tensor that the program has made, as one of torch's own classes."""
@@ -522,7 +527,9 @@ class Rebuilder:
             )
         if isinstance(value, torch.nn.Buffer):  # type: ignore[arg-type, unused-ignore]
             persistent = ("persistent", Recipe("constant", value.persistent))
-            return Recipe("call", torch.nn.Buffer, (self._output(value.detach()),), (persistent,))
+            of = self._output(value.detach())
+            of = Recipe("call", torch.Tensor.requires_grad_, (of,)) if value.requires_grad else of
+            return Recipe("call", torch.nn.Buffer, (of,), (persistent,))
         if value.requires_grad and value.is_leaf:
             return Recipe("call", torch.Tensor.requires_grad_, (self._output(value.detach()),))
         if self.world.trace.spent and is_spent(value):
