@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.library.frame_names import variables
 from bolide.dynamo.machine import attributes, operations
 from bolide.dynamo.machine.attributes import Super, check_super, load_attribute
 from bolide.dynamo.machine.breaking import can_require
@@ -331,13 +330,6 @@ def _type_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return result if type(result) is Call else frame.stack.pop()
 
 
-@intercept(vars)
-def _vars(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) > 1 or kwargs:
-        return NATIVE  # raises its own error
-    return load_attribute(vm, args[0], "__dict__") if args else variables(vm)
-
-
 @intercept(builtins.open, builtins.input)
 def _files(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported(
@@ -363,34 +355,6 @@ def _print(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         operation="print(...)",
         kind="side_effect",
     )
-
-
-@intercept(dir)
-def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) > 1 or kwargs:
-        return NATIVE
-    if not args:
-        return sorted(variables(vm))
-    value = args[0]
-    if type(value) is TracedTensor and value.face is None:
-        return Call(torch.Tensor.__dir__, [value])
-    method = operations.python_method(vm.world, class_of(value), "__dir__")
-    if method is not None:
-        return Call(polyfill("sorted_call"), [method, value])
-    if type(value) is not Outside:
-        return dir(value)
-    if value.attrs is None:
-        raise Unsupported(f"dir() of an outside {value.cls.__name__} object", vm.where(), None, "outside_object")
-    return sorted({*dir(value.cls), *value.attrs.materialise()})
-
-
-@intercept(torch.Tensor.__dir__)
-def _dir_of_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    value = args[0]
-    if type(value) is not TracedTensor or value.face is not None:
-        return NATIVE
-    gone = {"volatile"} if value.is_cuda else {"volatile", "__cuda_array_interface__"}
-    return sorted({*dir(load_attribute(vm, value, "__class__")), *own_attributes(vm, value)} - gone)
 
 
 # ---- conversions -----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from bolide.dynamo.machine.native_calls import for_real, runs_natively
 from bolide.dynamo.machine.operations import PENDING, class_of, concrete, is_number, is_plain, native_view, polyfill
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.program.kinds import CONSTANT_TYPES
+from bolide.dynamo.world.classes import name_in_texts
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import TEXT_METHODS, Pictured, TracedText, joined
 from bolide.support.errors import Unsupported
@@ -91,6 +92,8 @@ def _of_tensor(vm: Machine, value: Any, function: Any, *args: Any) -> Any:
 def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
     """`repr(value)` or `str(value)`, or the Call that gives it."""
     cls = class_of(value)
+    if isinstance(value, type):
+        vm.world.rely_on_answer(value, name_in_texts)
     if isinstance(value, torch.Tensor) and (type(value) is TracedTensor or cls.__repr__ in _OF_TENSORS):
         return _of_tensor(vm, value, repr if as_repr else str)
     if type(value) in PENDING:

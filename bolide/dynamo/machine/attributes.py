@@ -42,6 +42,7 @@ from bolide.dynamo.program.kinds import (
 )
 from bolide.dynamo.program.sources import shown
 from bolide.dynamo.world import tracebacks
+from bolide.dynamo.world.classes import own_names
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import Outside, Overlay, attribute_source, method_of_c
 from bolide.dynamo.world.texts import TEXT_METHODS, TracedText
@@ -166,19 +167,23 @@ def _native(vm: Machine, owner: Any, name: str) -> Any:
         if name == "__self__":  # of `items.append`, to which the program has only appended so far
             vm.world.built(value)
         return value
-    attributes = _function_attributes(vm, owner)
+    attributes = function_attributes(vm, owner)
     if attributes is not None and name not in _OF_FUNCTIONS:
         value = attributes.get(name)
         if value is MISSING:
             raise AttributeError(f"'function' object has no attribute '{name}'")
         return value
     value = getattr(owner, name)
-    if type(value) in (dict, list, tuple):
+    of_user = name in _FACTS_OF_FUNCTIONS and not is_library_namespace(owner.__globals__)
+    if of_user or type(value) in (dict, list, tuple):
         return vm.world.wrap(value, attribute_source(vm.world.source_of(owner), name))
     return value
 
 
-def _function_attributes(vm: Machine, function: types.FunctionType) -> Overlay | None:
+_FACTS_OF_FUNCTIONS = ("__name__", "__qualname__", "__doc__", "__module__", "__defaults__", "__kwdefaults__")
+
+
+def function_attributes(vm: Machine, function: types.FunctionType) -> Overlay | None:
     """The attributes that an outside function has been given; None for a library's, which are trusted."""
     if is_library_namespace(function.__globals__):
         return None
@@ -269,7 +274,7 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
         return Call(kind.__get__, [_stateful(vm, found, owner), None, owner])
     value = getattr(owner, name)
     if name == "__dict__":
-        return _class_namespace(vm, owner, value)
+        return class_namespace(vm, owner, value)
     return _class_value(vm, owner, name, value)
 
 
@@ -293,10 +298,11 @@ def _of_metaclass(vm: Machine, owner: type, name: str, found: Any) -> Any:
     return found if _is_written(vm, meta, name) else _class_value(vm, meta, name, found)
 
 
-def _class_namespace(vm: Machine, cls: type, namespace: Any) -> Any:
+def class_namespace(vm: Machine, cls: type, namespace: Any) -> Any:
     """The `__dict__` of a class: of one made by the program or by a library as it is, else with its parts guarded."""
     if id(cls) in vm.world.own_classes:
         return namespace
+    vm.world.rely_on_answer(cls, own_names)
     source = attribute_source(Source("object", None, None, cls), "__dict__")
     wrap = vm.world.trust if is_library_class(cls) else vm.world.wrap
     return vm.world.mirror(vm.world.show_class(viewed(namespace), source, wrap), source)
@@ -605,7 +611,7 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
         setattr(owner, name, value)
         return None
     if cls is types.FunctionType and name not in _OF_FUNCTIONS:
-        attributes = _function_attributes(vm, owner)
+        attributes = function_attributes(vm, owner)
         if attributes is not None:
             attributes.set(name, value)
             return None
@@ -764,10 +770,12 @@ def default_delete(vm: Machine, owner: Any, cls: type, name: str, of_module: boo
 
 __all__ = [
     "Super",
+    "class_namespace",
     "default_attribute",
     "default_delete",
     "default_store",
     "delete_attribute",
+    "function_attributes",
     "load_attribute",
     "load_super",
     "store_attribute",

@@ -17,6 +17,20 @@ from bolide.tracing import UserFrame
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
 
 
+def names_in_class(cls: Any) -> tuple[str, ...]:
+    """The names that a class has, and those of its bases."""
+    return tuple(sorted(type.__dir__(cls)))
+
+
+def own_names(cls: Any) -> tuple[str, ...]:
+    """The names that a class has of its own, in their order."""
+    return tuple(vars(cls))
+
+
+def name_in_texts(cls: Any) -> tuple[Any, Any]:
+    return cls.__module__, cls.__qualname__
+
+
 class Classes:
     """What a `World` knows of classes."""
 
@@ -71,6 +85,18 @@ class Classes:
             return
         found = ClassAttribute(name, after, steering(cls, name, after))
         self.guards.append(Guard(Source("object", None, None, cls), "class_attr", found, self.where()))
+
+    def rely_on_answer(self, cls: type, question: Callable[[Any], Any]) -> None:
+        """Guard what a question about a class that is not a library's, which changes nothing, answers."""
+        key = (cls, question)
+        if key in self.once:
+            return
+        self.once.add(key)
+        if id(cls) in self.own_classes:
+            for base in cls.__bases__:
+                self.rely_on_answer(base, question)
+        elif not is_library_class(cls):
+            self.guard(Source("apply", Source("object", None, None, cls), (), question), "equals", question(cls))
 
     def rely_on_bases(self, cls: Any, wanted: Any) -> None:
         """Guard whether a class of the user's is a subclass of another class, or of one of several."""
