@@ -467,3 +467,71 @@ def test_lists_that_only_grow_are_not_read_where_a_dict_answers_them() -> None:
             assert torch.equal(program(x, expected), compiled(x, found))
     assert found == expected and list(found) == list(expected)
     assert sum(isinstance(event, events.Captured) for event in told) <= 3
+
+
+LEFT: list[Any] = []
+
+
+def annotated(x: Any) -> Any:
+    def documented(a: int, *, k: float = 1.0) -> str:
+        "text"
+        return str(x)
+
+    wrapper = functools.wraps(documented)(lambda a: documented(a))
+    wrapper.__module__ = "elsewhere"
+    LEFT.extend([documented, wrapper, functools.partial(documented, 1).func])
+
+
+def renamed(x: Any) -> Any:
+    def changed(a: int) -> Any:
+        "text"
+        return x
+
+    kept: dict[str, Any] = {"q": x}
+    changed.__doc__, changed.__annotations__, changed.__kwdefaults__ = "another", kept, {"k": 3}
+    changed.__name__, changed.__qualname__, changed.tag = "other", "a.other", 1  # type: ignore[attr-defined]
+    bolide.graph_break()
+    LEFT.append(changed)
+    return changed.__annotations__ is kept
+
+
+def without_text(x: Any) -> Any:
+    def bare() -> Any:
+        "text"
+        return x
+
+    bare.__doc__ = None
+    bare.__annotations__.clear()
+    LEFT.append(bare)
+
+
+def cached(x: Any) -> Any:
+    @functools.lru_cache(None)
+    def once(a: int = 2) -> str:
+        "text"
+        return str(a)
+
+    LEFT.append(once)
+
+
+def steps(x: Any) -> Any:
+    def generator(a: int) -> Iterator[int]:
+        "steps"
+        yield a
+
+    LEFT.append(generator)
+
+
+_NAMES = "name qualname doc module annotations defaults kwdefaults type_params"
+_FACTS = [f"__{name}__" for name in _NAMES.split()]
+
+
+@pytest.mark.parametrize("fn", [annotated, renamed, without_text, cached, steps])
+def test_facts_of_functions_that_leave(fn: Any) -> None:
+    def facts(call: Any, x: torch.Tensor) -> Any:
+        LEFT.clear()
+        return call(x), [[describe(getattr(made, fact, None)) for fact in _FACTS] for made in LEFT]
+
+    compiled = bolide.compile(fn)
+    for x in (torch.ones(2), torch.zeros(2), torch.ones(3)):
+        assert facts(compiled, x) == facts(fn, x)

@@ -236,10 +236,26 @@ def make_function(
     code: types.CodeType, namespace: dict[str, Any], name: str, defaults: Any, closure: Any, attributes: dict[str, Any]
 ) -> types.FunctionType:
     made = types.FunctionType(code, namespace, name, defaults, closure)
-    made.__kwdefaults__ = attributes.pop("__kwdefaults__")
-    made.__qualname__ = attributes.pop("__qualname__")
+    for fact in _FACTS & attributes.keys():
+        setattr(made, fact, attributes.pop(fact))
     made.__dict__.update(attributes)
     return made
+
+
+_FACTS = {"__kwdefaults__", "__qualname__", "__annotations__", "__doc__", "__module__", "__type_params__"}
+
+
+def _facts(function: Any) -> dict[str, Any]:
+    """What a new function is told beside its code: what it is not of itself."""
+    bare = types.FunctionType(function.__code__, function.__globals__, None, None, function.__closure__)
+    facts = {name: (getattr(function, name, None), getattr(bare, name, None)) for name in _FACTS}
+    return {name: mine for name, (mine, its) in facts.items() if not _is_same_fact(mine, its)}
+
+
+def _is_same_fact(mine: Any, its: Any) -> bool:
+    if type(mine) is not type(its):
+        return False
+    return bool(mine == its) if type(mine) is str else mine is its or (not mine and not its)
 
 
 RECIPES: dict[type, Callable[[Rebuilder, Any], Recipe | None]] = {}  # of values that only the interpreter knows
@@ -718,7 +734,7 @@ class Rebuilder:
             reason = f"{value.__qualname__}, a function of a library that holds tensors, leaves the function"
             raise Unsupported(reason, self.world.where(), "call it here", "escape")
         marks = {name: mark for name, mark in value.__dict__.items() if name != CALLBACK}
-        attributes = {"__kwdefaults__": value.__kwdefaults__, "__qualname__": value.__qualname__, **marks}
+        attributes = {**_facts(value), **marks}
         closure = None if value.__closure__ is None else self.recipe(value.__closure__)
         args = (
             *self.constants(value.__code__, value.__globals__, value.__name__),
