@@ -6,9 +6,11 @@ drawn from."""
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import itertools
 import operator
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -239,3 +241,41 @@ def _laid_open(value: Any) -> Any:
     if isinstance(value, BaseException):
         return value.args
     return value if hasattr(value, "__len__") else list(value)
+
+
+OUTSIDE: dict[str, Callable[[], Any]] = {
+    "list": lambda: iter([1, 2, 3]),
+    "empty": lambda: iter([]),
+    "tuple": lambda: iter((1, 2)),
+    "range": lambda: iter(range(4)),
+    "dict": lambda: iter({1: 2, 3: 4}),
+    "set": lambda: iter({1, 2}),
+    "zip": lambda: zip([1], [2]),
+    "reversed": lambda: reversed([1, 2]),
+    "enumerate": lambda: enumerate([1, 2]),
+}
+QUESTIONS: dict[str, Callable[[Any], Any]] = {
+    "hint": lambda it: operator.length_hint(it),
+    "hint with default": lambda it: operator.length_hint(it, 9),
+    "hint after a step": lambda it: (next(it, None), operator.length_hint(it)),
+    "hint at the end": lambda it: (list(it), operator.length_hint(it, 3)),
+    "hint behind a break": lambda it: (next(it, None), bolide.graph_break(), operator.length_hint(it)),
+    "class": lambda it: (type(it).__name__, isinstance(it, types.GeneratorType), isinstance(it, type(it))),
+    "attributes": lambda it: (hasattr(it, "send"), hasattr(it, "__length_hint__"), iter(it) is it),
+    "copy": lambda it: (list(copy.copy(it)), list(it)),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_questions_to_iterators_from_outside(question: str) -> None:
+    ask = QUESTIONS[question]
+    for make in OUTSIDE.values():
+        compiled = bolide.compile(lambda x, it: (x + 1, ask(it)))
+        for _ in range(2):
+            assert compiled(torch.ones(2), make())[1] == ask(make())
+
+
+def test_the_length_of_an_iterator_is_guarded() -> None:
+    compiled = bolide.compile(lambda x, it: (x + 1, operator.length_hint(it)), fullgraph=True)
+    for count in (2, 3, 2, 0):
+        assert compiled(torch.ones(2), iter([1] * count))[1] == count

@@ -10,7 +10,6 @@ import bolide.dynamo.library.contexts
 import bolide.dynamo.library.frame_names
 import bolide.dynamo.library.imports
 import bolide.dynamo.library.iteration
-import bolide.dynamo.library.names
 import bolide.dynamo.library.standard
 import bolide.dynamo.library.text
 import bolide.dynamo.opcodes.classes

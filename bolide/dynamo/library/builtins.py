@@ -34,9 +34,9 @@ from bolide.dynamo.machine.operations import class_of, polyfill
 from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.polyfills import generic
 from bolide.dynamo.program.captured import Source
-from bolide.dynamo.machine.tensors import own_attributes
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Generator
+from bolide.dynamo.world.iterators import Drawn
 from bolide.dynamo.world.outside import CONTAINERS, Outside, Overlay
 from bolide.dynamo.world.texts import TracedText, has_history, id_of
 from bolide.support.errors import Unsupported
@@ -66,6 +66,8 @@ def _real(value: Any) -> Any:
     """Something of the class that the program sees."""
     if type(value) in operations.PENDING:
         return operations.PENDING[type(value)]()
+    if type(value) is Drawn:
+        return value.stream.real
     return value.real if type(value) is Outside else value
 
 

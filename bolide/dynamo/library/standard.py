@@ -34,6 +34,7 @@ from bolide.dynamo.machine.tensors import own_attributes
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, LOCK_TYPES, MISSING, is_library_namespace, is_opaque
+from bolide.dynamo.world.iterators import Drawn, Stream, left_in
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import pictured
 from bolide.support.errors import Unsupported
@@ -78,7 +79,17 @@ _operator(operator.truth, operations.truth)
 
 @intercept(operator.length_hint)
 def _length_hint(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if type(args[0]) is Drawn and hasattr(args[0].cls, "__length_hint__"):
+        return _left(vm, args[0].stream)
     return Call(polyfill("length_hint"), args)
+
+
+def _left(vm: Machine, stream: Stream) -> int:
+    """How much is left of an iterator from outside: it is guarded how much there was."""
+    source, count = Source("apply", stream.source, (), left_in), left_in(stream.real)
+    vm.world.varies(source, count)
+    vm.world.guard(source, "equals", count)
+    return max(count - stream.taken, 0)
 
 
 @intercept(operator.contains)
@@ -149,6 +160,8 @@ _cache_method(functools._lru_cache_wrapper.cache_clear)
 
 @intercept(copy.copy)
 def _copy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 1:
+        _copies_itself(vm, args, kwargs)  # refuses what cannot be copied, in front of the call
     of_tensor = type(args[0]) is TracedTensor and args[0].face is None
     return Call(polyfill("copy_tensor_shallow" if of_tensor else "copy_shallow"), args, kwargs)
 

@@ -44,6 +44,7 @@ from bolide.dynamo.program.sources import shown
 from bolide.dynamo.world import tracebacks
 from bolide.dynamo.world.classes import own_names
 from bolide.dynamo.world.frames import Generator
+from bolide.dynamo.world.iterators import Drawn
 from bolide.dynamo.world.outside import Outside, Overlay, attribute_source, method_of_c
 from bolide.dynamo.world.texts import TEXT_METHODS, TracedText
 from bolide.support.errors import Unsupported
@@ -88,6 +89,8 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return _generator(vm, owner, name)
     if cls is types.MethodType:
         return _bound_method(vm, owner, name)
+    if cls is Drawn:
+        return _of_drawn(vm, owner, name)
     if cls is types.FrameType and name not in ("f_code", "__class__"):
         raise Unsupported(f"{name} of a frame object", vm.where(), kind="frame_access")
     if cls is TracedText and name in TEXT_METHODS:
@@ -109,6 +112,16 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if name in _OF_HISTORY and STANDS_FOR in vars(cls) and not is_mask(cls):
         _refuse_history(vm, owner, name)
     return _instance(vm, owner, vars(cls).get(STANDS_FOR, cls), name)
+
+
+def _of_drawn(vm: Machine, owner: Drawn, name: str) -> Any:
+    if name == "__class__":
+        return owner.cls
+    if not hasattr(owner.cls, name):
+        raise AttributeError(f"'{owner.cls.__name__}' object has no attribute '{name}'")
+    if name in ("__iter__", "__next__"):
+        return getattr(owner, name)
+    raise Unsupported(f"{name} of an iterator from outside", vm.where(), None, "iterator")
 
 
 def _of_stand_in(owner: Any, seen: type, name: str) -> Any:

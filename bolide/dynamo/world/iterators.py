@@ -152,11 +152,36 @@ def _family(iterator: Any) -> list[Any]:
     return [iterator, *(each for part in parts if type(part) in REDUCIBLE for each in _family(part))]
 
 
+def left_in(iterator: Any) -> int:
+    """How many items an iterator says it is still to give."""
+    return operator.length_hint(iterator)
+
+
+@fleeting
+class Drawn:
+    """What the program has in place of an iterator of the outside world."""
+
+    __slots__ = ("__weakref__", "cls", "stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self.cls, self.stream = type(stream.real), stream
+
+    def __iter__(self) -> Drawn:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.stream.items)
+
+    def __repr__(self) -> str:
+        raise Unsupported("the text of an iterator from outside", kind="iterator")
+
+
 @fleeting
 class Stream:
-    """An iterator of the outside world: the program draws from `items`, a generator; `taken` says how often it did."""
+    """An iterator of the outside world: the program draws from `items`, a generator, by `drawn`; `taken` says how often
+    it did."""
 
-    __slots__ = ("family", "items", "real", "source", "taken")
+    __slots__ = ("drawn", "family", "items", "real", "source", "taken")
 
     def __init__(self, world: World, real: Any, source: Source) -> None:
         self.real, self.source, self.taken = real, source, 0
@@ -166,6 +191,7 @@ class Stream:
                 reason = "two iterators from before a break draw from the same one"
                 raise Unsupported(reason, world.where(), "use one of them up", kind="iterator")
         self.items = self._read(world)
+        self.drawn = Drawn(self)
 
     def _read(self, world: World) -> Generator[Any, None, None]:
         """Guards each item when it is drawn, and the end when it is found, but not how far the iterator was before."""

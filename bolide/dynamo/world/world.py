@@ -475,7 +475,7 @@ class World(Classes):
             self.guard(source, "type", cls)
             stream = Stream(self, real, source)
             self.streams.append(stream)
-            return self.mirror(stream.items, source)
+            return self.mirror(stream.drawn, source)
         if cls.__module__ == "numpy" and cls not in WRAPPERS:
             raise Unsupported(
                 f"a NumPy value ({cls.__name__}) is read",
