@@ -45,10 +45,20 @@ def _len(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         return len(value)
     method = operations.python_method(vm.world, cls, "__len__")
     if method is not None:
-        return Call(method, [value])
+        return Call(polyfill("length_by_method"), [method, value])
     if type(value) is Outside and value.items is not None:
         return value.dict_items.length()
     return len(operations.native_view(vm, value))
+
+
+@intercept(generic.as_length)
+def _as_length(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    if type(value) in operations.SYMBOLIC:
+        return value
+    if type(value) is int:
+        return generic.as_length(value)
+    return Call(polyfill("length_by_index"), args) if type(value) is not bool else int(value)
 
 
 @intercept(iter)
@@ -60,7 +70,7 @@ def _iter(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         return value
     method = operations.python_method(vm.world, class_of(value), "__iter__")
     if method is not None:
-        return Call(method, [value])
+        return Call(polyfill("iterator_by_method"), [method, value])
     items = operations.native_iterable(vm, value)
     return Call(polyfill("iterate"), [value]) if items is MISSING else iter(items)
 

@@ -430,7 +430,7 @@ def truth(vm: Machine, value: Any) -> Any:
         return True
     found = (vm.world.lookup(cls, name) for name in ("__bool__", "__len__"))
     method = next((each for each in found if each is not MISSING), MISSING)
-    if type(method) is types.FunctionType:
+    if type(method) is types.FunctionType or method is None:
         return Call(polyfill("truth"), [value])
     if type(value) is Outside:
         if value.items is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import sys
 from typing import Any
 
 
@@ -28,7 +29,7 @@ def drain(iterable: Any) -> Any:
 
 def iterate(iterable: Any) -> Any:
     if hasattr(type(iterable), "__iter__"):
-        iterator = type(iterable).__iter__(iterable)
+        iterator = iterator_by_method(type(iterable).__iter__, iterable)
         if not hasattr(type(iterator), "__next__") or not is_lazy(iterator):
             yield from iterator
             return
@@ -272,7 +273,34 @@ def truth(value: Any) -> Any:
         if type(result) is not bool:
             raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
         return result
-    return cls.__len__(value) != 0
+    return length_by_method(cls.__len__, value) != 0
+
+
+def length_by_method(method: Any, value: Any) -> Any:
+    """`len` of what has a method of its own."""
+    return as_length(method(value))
+
+
+def length_by_index(value: Any) -> Any:
+    return as_length(operator.index(value))
+
+
+def as_length(value: Any) -> Any:
+    """What `__len__` has answered, if it is a length. Answered by an intercept while capturing."""
+    length = operator.index(value)
+    if length < 0:
+        raise ValueError("__len__() should return >= 0")
+    if length > sys.maxsize:
+        raise OverflowError("cannot fit 'int' into an index-sized integer")
+    return length
+
+
+def iterator_by_method(method: Any, value: Any) -> Any:
+    """`iter` of what has a method of its own."""
+    iterator = method(value)
+    if not hasattr(type(iterator), "__next__"):
+        raise TypeError(f"iter() returned non-iterator of type '{type(iterator).__name__}'")
+    return iterator
 
 
 def equal(left: Any, right: Any) -> Any:
