@@ -9,6 +9,7 @@ import datetime
 import functools
 import gc
 import heapq
+import inspect
 import itertools
 import locale
 import math
@@ -18,6 +19,7 @@ import platform
 import sys
 import threading
 import types
+import typing
 import uuid
 import weakref
 from typing import Any
@@ -163,6 +165,13 @@ MOMENT: frozenset[Any] = frozenset(
 ASKED_AGAIN: frozenset[Any] = frozenset(
     {os.getcwd, os.getpid, os.getppid, os.cpu_count, os.path.exists, os.path.lexists, os.path.isfile, os.path.isdir}
     | {os.path.islink, os.path.abspath, os.path.expanduser, threading.active_count, threading.get_native_id}
+)
+
+#: Functions that look at the signature or the annotations of what they are given, or at its code.
+SIGNATURES: frozenset[Any] = frozenset(
+    {inspect.signature, vars(inspect.Signature)["from_callable"].__func__, inspect.getfullargspec, inspect.getcallargs}
+    | {inspect.get_annotations, inspect.unwrap, inspect.isgeneratorfunction, inspect.iscoroutinefunction}
+    | {inspect.isasyncgenfunction, typing.get_type_hints}
 )
 
 # ---- native functions ------------------------------------------------------------------------------------------------

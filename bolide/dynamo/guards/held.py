@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bolide.dynamo.program.captured import Guard
-from bolide.dynamo.program.kinds import MISSING, steering
+from bolide.dynamo.program.kinds import FUNCTION_PARTS, MISSING, steering
 
-_PARTS = frozenset({"__code__", "__defaults__", "__kwdefaults__"})
 _order = operator.attrgetter("__mro__")
 
 
@@ -94,7 +93,7 @@ def _module_lacks(source: Any, expected: Any) -> bool:
 
 def _function_has(source: Any, expected: Any) -> bool:
     base = source.base
-    known = source.key in _PARTS and base.kind == "object" and type(base.obj) is types.FunctionType
+    known = source.key in FUNCTION_PARTS and base.kind == "object" and type(base.obj) is types.FunctionType
     return known and getattr(base.obj, source.key) is expected
 
 

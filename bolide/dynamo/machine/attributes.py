@@ -26,6 +26,7 @@ from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import (
     C_METHODS,
     CONSTANT_TYPES,
+    FUNCTION_PARTS,
     MISSING,
     NO_NAMESPACE,
     PROXIES,
@@ -190,6 +191,8 @@ def _native(vm: Machine, owner: Any, name: str) -> Any:
     of_user = name in _FACTS_OF_FUNCTIONS and not is_library_namespace(owner.__globals__)
     if of_user or type(value) in (dict, list, tuple):
         return vm.world.wrap(value, attribute_source(vm.world.source_of(owner), name))
+    if name in FUNCTION_PARTS and attributes is not None:
+        vm.world.guard(attribute_source(vm.world.source_of(owner), name), "is", value)
     return value
 
 

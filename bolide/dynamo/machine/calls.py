@@ -41,6 +41,7 @@ from bolide.dynamo.program.kinds import MISSING, PROXIES, is_library_namespace
 from bolide.dynamo.state import CALLBACK, own_mark
 from bolide.dynamo.world.frames import Frame
 from bolide.dynamo.world.outside import Outside, attribute_source
+from bolide.dynamo.world.signatures import rely_on_signature
 from bolide.support.errors import Unsupported
 from bolide.tracing import masked_among, unmasked, without_wrapper
 
@@ -198,6 +199,9 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
         frame.stack.append(False)
         return None
     if is_native(vm, function):
+        if function in policy.SIGNATURES:
+            for value in (*args, *(kwargs or {}).values()):
+                rely_on_signature(vm.world, value)
         if not any(type(a) is Outside for a in args) and not (
             kwargs and any(type(a) is Outside for a in kwargs.values())
         ):

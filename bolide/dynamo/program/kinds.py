@@ -150,6 +150,19 @@ def is_code(value: Any) -> bool:
     return type(value) in _CODE or isinstance(value, type)
 
 
+#: What a function consists of that may be replaced.
+FUNCTION_PARTS = frozenset(
+    [
+        "__code__",
+        "__defaults__",
+        "__kwdefaults__",
+        "__annotations__",
+        "__name__",
+        "__qualname__",
+        "__module__",
+        "__doc__",
+    ]
+)
 SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
