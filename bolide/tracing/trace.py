@@ -431,10 +431,11 @@ class Trace:
         formula: str | None = None,
         made: scalars.Made | None = None,
     ) -> scalars.TracedFloat:
-        """A Python float whose value is that of a 0-dim tensor of the graph (see `scalars`)."""
+        """A Python float whose value is that of a tensor of one element of the graph (see `scalars`)."""
         self.has_scalars = True
         self.reads_floats |= hint is None
         value: Any = tensor.detach().to(torch.float64)
+        value = value.reshape(()) if value.dim() else value  # promotes as a number does
         value = value.clone() if value.group is tensor.group else value  # later writes do not change a number
         return scalars.TracedFloat(value, hint, pins, formula, made)
 

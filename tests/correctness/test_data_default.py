@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import bolide
+from bolide.dynamo.config import config
 from bolide.support import events
 
 
@@ -188,3 +189,46 @@ def test_data_that_seldom_are_as_assumed_are_no_symbols_any_more() -> None:
         with pytest.raises(RuntimeError):
             compiled(torch.ones(5))
     torch.testing.assert_close(compiled(-torch.ones(5)), torch.zeros(5))
+
+
+TENSORS_OF_NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "tensor": torch.tensor,
+    "as_tensor": torch.as_tensor,
+    "scalar_tensor": torch.scalar_tensor,
+    "scalar_tensor of a type": lambda n: torch.scalar_tensor(n, dtype=torch.float64),
+    "in a list": lambda n: torch.tensor([n, n]),
+    "new_tensor": lambda n: torch.ones(2).new_tensor(n),
+    "times": lambda n: torch.ones(2) * n,
+    "times an integer": lambda n: torch.tensor(3, dtype=torch.int32) * n,
+    "power": lambda n: torch.pow(torch.ones(2), n),
+    "bound": lambda n: torch.clamp(torch.ones(2), max=n),
+    "filled": lambda n: torch.full((2,), n),
+    "filled anew": lambda n: torch.ones(2).fill_(n),
+    "spaced": lambda n: torch.linspace(0, n, 3),
+    "chosen": lambda n: torch.where(torch.ones(2) > 0, n, 2.0),
+    "computed": lambda n: torch.tensor(n + 1),
+    "compared": lambda n: (torch.tensor(n == 1), torch.tensor([n == 1, True]), torch.scalar_tensor(n == 1)),
+    "in a larger program": lambda n: torch.rand(3).fill_(1).cumsum(0).mul(n).sum() * torch.tensor(n) + len(str(3)),
+}
+
+
+def numbers_given() -> list[Tensor]:
+    """Numbers in tensors of every type and of other shapes than that of a number."""
+    floats = [torch.tensor([[1.5]]), torch.tensor([2.5], dtype=torch.float64), torch.tensor([0.25]).half()]
+    whole = [torch.tensor([[[5]]], dtype=torch.int32), torch.tensor(3)]
+    return [*floats, torch.tensor(0.5), torch.tensor([[1.5]]) * 3, *whole, torch.tensor([True])]
+
+
+@pytest.mark.parametrize("captures", [None, True])
+@pytest.mark.parametrize("name", TENSORS_OF_NUMBERS)
+def test_a_number_of_a_tensor_is_a_number_whatever_its_shape(name: str, captures: bool | None) -> None:
+    make = TENSORS_OF_NUMBERS[name]
+
+    def program(x: Tensor) -> Any:
+        return make(x.item())
+
+    with config.patch(capture_scalar_outputs=captures):
+        compiled = bolide.compile(program)
+        for given in numbers_given():
+            found, expected = compiled(given), program(given)
+            torch.testing.assert_close(found, expected)

@@ -13,7 +13,16 @@ from torch.utils import _pytree as pytree
 
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
-from bolide.dynamo.machine.operations import AS_INDEX, AS_NUMBER, SEEN_AS, WITH_TENSORS, as_number, binary, is_number
+from bolide.dynamo.machine.operations import (
+    AS_INDEX,
+    AS_NUMBER,
+    SEEN_AS,
+    SYMBOLIC,
+    WITH_TENSORS,
+    as_number,
+    binary,
+    is_number,
+)
 from bolide.dynamo.torch_calls.sizes import of_numbers
 from bolide.dynamo.world.array_results import arranged, expected
 from bolide.dynamo.world.arrays import (
@@ -83,7 +92,7 @@ def _as_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return _made(vm, args[0], dict(kwargs), copy=False)
 
 
-@intercept(torch.tensor, torch.scalar_tensor)
+@intercept(torch.tensor)
 def _tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """A new tensor of an array, or of numbers of the graph."""
     made = of_numbers(vm, _with_tensors(args[0]), kwargs.get("dtype"), kwargs.get("device")) if args else None
@@ -95,6 +104,14 @@ def _tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     wanted = options.pop("requires_grad", False)
     made = _made(vm, args[0], options, copy=True)
     return made.requires_grad_() if wanted else made
+
+
+@intercept(torch.scalar_tensor)
+def _scalar_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """As `torch.tensor` of one number, but of the default type."""
+    if not args or type(args[0]) not in SYMBOLIC:
+        return NATIVE
+    return _tensor(vm, args, {**kwargs, "dtype": kwargs.get("dtype") or torch.get_default_dtype()})
 
 
 @intercept(torch.Tensor.new_tensor)

@@ -235,7 +235,9 @@ def of_numbers(vm: Machine, values: Any, dtype: torch.dtype | None, device: Any)
     """The tensor that `torch.tensor` makes of nested lists, without reading the tensors in them; None if nothing of the
     graph is in them, or something that is no number. Its dtype is the promotion of theirs."""
     found = leaves(values)
-    if type(values) not in (*_SEQUENCES, torch.SymInt, torch.SymFloat) or not any(map(_is_traced, found)):
+    if type(values) not in (*_SEQUENCES, torch.SymInt, torch.SymFloat, torch.SymBool) or not any(
+        map(_is_traced, found)
+    ):
         return None
     if not all(isinstance(leaf, _NUMBERS) or (type(leaf) is TracedTensor and _is_scalar(leaf)) for leaf in found):
         return None
