@@ -41,7 +41,7 @@ class Part(Trace):
         self.generators = outer.generators
         self.has_scalars, self.draws_as_eager = outer.has_scalars, outer.draws_as_eager
         self.compliant_only = outer.compliant_only
-        self.copied, self.is_shared = outer.copied, outer.is_shared
+        self.copied, self.is_shared, self.offset_read = outer.copied, outer.is_shared, outer.offset_read
         self.operands: list[TracedTensor] = []
         self.slots: list[fx.Node] = []
         self.symbols: list[Expr] = []
@@ -106,6 +106,9 @@ class Part(Trace):
         if adopted and self._adopted[id(self.operands[group.source])].group is group:  # type: ignore[index]
             return self.operands[group.source].group  # type: ignore[index]
         return group
+
+    def input_of(self, group: AliasGroup) -> int | None:
+        return self.outer.input_of(self.origin(group))
 
     def has_made(self, tensor: TracedTensor) -> bool:
         """Whether a tensor, and its storage, was made here."""

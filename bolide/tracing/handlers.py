@@ -433,7 +433,9 @@ def _as_strided(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
     given: list[Any] = [*args[1:], *kwargs.values(), None]
     size, stride, offset = given[:3]
-    offset = tensor.storage_offset() if offset is None else offset
+    if offset is not None or tensor.chain:  # else it counts from where the base is, wherever that is
+        trace.rely_on_offset(tensor.group)
+        offset = tensor.meta.offset if offset is None else offset
     _refuse_part_of_storage(trace, tensor.group.base.meta["val"])
     step: ViewStep = (func, (trace.unwrap(size), trace.unwrap(stride), trace.unwrap(offset)), {})
     node = trace.call(func, tensor.group.base, *step[1])
@@ -457,6 +459,7 @@ def _as_strided_copy(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 @handler("as_strided_scatter")
 def _as_strided_scatter(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
+    trace.rely_on_offset(tensor.group)
     _refuse_part_of_storage(trace, tensor.meta)
     if tensor.requires_grad and not is_contiguous(tensor.meta):
         raise Unsupported("as_strided_scatter with gradients of what is not contiguous", trace.where, kind="operator")

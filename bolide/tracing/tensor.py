@@ -194,9 +194,8 @@ class TracedTensor(torch.Tensor):
     @property
     def meta(self) -> TensorMeta:
         """Sizes, strides and so on, as eager would have them."""
-        return TensorMeta(
-            tuple(self.shape), self.stride(), self.storage_offset(), self.dtype, self.device, self.requires_grad
-        )
+        offset = super().storage_offset()
+        return TensorMeta(tuple(self.shape), self.stride(), offset, self.dtype, self.device, self.requires_grad)
 
     @property
     def known(self) -> TensorMeta:
@@ -250,6 +249,10 @@ class TracedTensor(torch.Tensor):
 
     def is_inference(self) -> bool:
         return self.group.inference
+
+    def storage_offset(self) -> Any:
+        self._trace.rely_on_offset(self.group)
+        return super().storage_offset()
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]

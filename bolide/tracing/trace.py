@@ -49,6 +49,10 @@ def shared(group: AliasGroup) -> bool:
     return True
 
 
+def unread(place: int) -> None:
+    """Nobody wants to know whose place in memory is asked for."""
+
+
 def unknown(place: int) -> Data | None:
     """What is known of the data of an input while nobody reads any."""
     return None
@@ -80,6 +84,7 @@ class Trace:
         # is told of the storages of a tensor and its copy, which eager may not make
         self.copied: Callable[[AliasGroup, AliasGroup], None] = unnoted
         self.is_shared: Callable[[AliasGroup], bool] = shared  # of what is marked so: whether that is seen
+        self.offset_read: Callable[[int], None] = unread  # is told of inputs whose place in their storage is asked for
         self._mode = _Recording(self)
         self._cuts: dict[torch.fx.Node, torch.fx.Node] = {}  # values, and the same without a derivative
         self._slots: dict[int, torch.fx.Node] = {}  # of the inputs, and of their leaves, by id
@@ -254,6 +259,16 @@ class Trace:
         if not private:
             self._lifted[id(real)] = tensor
         return tensor
+
+    def input_of(self, group: AliasGroup) -> int | None:
+        """The input of the whole program that a storage belongs to, or None."""
+        return group.source
+
+    def rely_on_offset(self, group: AliasGroup) -> None:
+        """The program is about to see where tensors lie in this storage."""
+        place = self.input_of(group)
+        if place is not None:
+            self.offset_read(place)
 
     def is_input(self, tensor: Any) -> bool:
         return any(tensor is given for given in (*self.inputs, *self.renewed))

@@ -71,8 +71,22 @@ def _scatter(name: str) -> Callable[..., Node]:
     return inverse
 
 
-for _view in ("select.int", "slice.Tensor", "diagonal", "as_strided"):
+for _view in ("select.int", "slice.Tensor", "diagonal"):
     _inverse(_view)(_scatter(_view.split(".")[0] + "_scatter"))
+
+
+@_inverse("as_strided")
+def _as_strided(trace: Trace, operand: Node, value: Node, size: Any, stride: Any, offset: Any) -> Node:
+    sizes, steps, start = ([_number(item) for item in each] for each in (size, stride, [offset or 0]))
+    reached = sum((extent - 1) * step for extent, step in zip(sizes, steps)) + start[0]
+    if 0 not in sizes and reached >= operand.meta["val"].numel:
+        reason = "an argument is written past its own elements"
+        raise Unsupported(reason, trace.where, "pass the tensor that it is a view of", kind="tensor_write")
+    return trace.call(aten.as_strided_scatter.default, operand, value, size, stride, offset)  # type: ignore[no-any-return]
+
+
+def _number(arg: Any) -> Any:
+    return arg.meta["val"] if isinstance(arg, Node) else arg
 
 
 @_inverse("view.dtype")

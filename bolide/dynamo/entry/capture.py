@@ -17,7 +17,7 @@ from bolide.dynamo.breaks.segments import Shape, are_held, flatten, is_building,
 from bolide.dynamo.bytecode.instructions import decode
 from bolide.dynamo.config import config
 from bolide.dynamo.entry import registrations  # noqa: F401  (importing it fills the tables of handlers)
-from bolide.dynamo.entry.input_data import answer, data_of
+from bolide.dynamo.entry.input_data import answer, data_of, guard_offset
 from bolide.dynamo.guards.sizes import NeedsNumbers, SizeHistory, Symbols
 from bolide.dynamo.library.breaks import HOLDERS
 from bolide.dynamo.library.contexts import context_effects
@@ -42,7 +42,7 @@ from bolide.support.errors import CompileError, Unsupported
 from bolide.tracing import Trace, modes
 from bolide.tracing.calls import CallRecorder, nowhere
 from bolide.tracing.rules import answers
-from bolide.tracing.trace import shared, unknown, unnoted
+from bolide.tracing.trace import shared, unknown, unnoted, unread
 
 _torch: Any = torch._C
 Start = Callable[[Machine], None]  # pushes the frames a run begins with
@@ -237,6 +237,7 @@ class _Attempt:
             self.trace.shapes.derive = functools.partial(derive, self.world)
         self.trace.copied = functools.partial(note_copy, self.machine)
         self.trace.is_shared = functools.partial(is_shared, self.machine)
+        self.trace.offset_read = functools.partial(guard_offset, self.world)
         self.calls = CallRecorder(self.trace, self.machine.modes_set) if record_calls else None
         self.trace.checked = None if self.calls is None else self.calls.check
         self.trace.draws_as_eager = record_calls
@@ -295,7 +296,7 @@ class _Attempt:
         finally:
             self.trace.shapes.needed = self.trace.shapes.derive = None  # the machine is no part of what is captured
             self.trace.data_of = unknown
-            self.trace.copied, self.trace.is_shared = unnoted, shared
+            self.trace.copied, self.trace.is_shared, self.trace.offset_read = unnoted, shared, unread
             open_to_data = self.trace.captures_numbers is None or self.trace.captures_sizes is None
             self.symbols.history.met_data = open_to_data and bool(self.trace.shapes.facts.names)
             self.trace.captures_numbers = bool(self.trace.captures_numbers)

@@ -17,11 +17,12 @@ import torch
 import torch.fx
 
 from bolide.dynamo.config import config
-from bolide.dynamo.guards.texts import numbers
+from bolide.dynamo.guards.texts import numbers, storage_offset
 from bolide.dynamo.machine.breaking import break_is_error
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.state import state
+from bolide.dynamo.world.world import World
 from bolide.symbolic import Cond, Expr
 from bolide.tracing import Trace, TracedTensor, folding
 from bolide.tracing.trace import Data
@@ -45,6 +46,13 @@ def data_of(vm: Machine, breaks: bool, place: int) -> Data | None:
         if not found or not (vm.world.symbols.has_stayed(source, found) or not breaks or break_is_error(vm)):
             return None
         return real.clone(), functools.partial(vm.world.guard, source, "equals", found)
+
+
+def guard_offset(world: World, place: int) -> None:
+    """Guard where an input lies in its storage."""
+    real, source = world.given(place)
+    if not source.is_drawn:
+        world.guard(Source("apply", source, (), storage_offset), "equals", storage_offset(real))
 
 
 # ---- questions -------------------------------------------------------------------------------------------------------

@@ -403,6 +403,12 @@ def numbers(tensor: torch.Tensor) -> str:
     return str(tensor.tolist()) if tensor.data_ptr() else ""
 
 
+def storage_offset(tensor: torch.Tensor) -> int:
+    """Where the elements of a tensor begin in its storage."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return int(tensor.storage_offset())
+
+
 def is_of_data(guard: Guard) -> bool:
     """Whether a guard compares what is in a tensor (see `input_data`)."""
     source = guard.source

@@ -64,6 +64,16 @@ def _stride(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return tuple(found) if dim is None else found[dim]
 
 
+@intercept(torch.Tensor.storage_offset, TracedTensor.storage_offset)
+def _storage_offset(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Guarded where it is an input's; a wrapper of a transform may hold any."""
+    if isinstance(args[0], TracedTensor):
+        return args[0].storage_offset()
+    for tensor in vm.world.trace.inputs:
+        vm.world.trace.rely_on_offset(tensor.group)
+    return NATIVE
+
+
 _PUT = ("self", "indices", "values", "accumulate")
 
 
