@@ -81,3 +81,74 @@ def test_only_programs_that_ask_for_the_place_have_a_version_for_each() -> None:
         compiled = bolide.compile(lambda t: t.as_strided((3, 2), (1, 1)))
         for row in rows:
             assert torch.equal(compiled(row), row.unfold(0, 2, 1))
+
+
+def split() -> torch.Tensor:
+    made = torch.ones(4, requires_grad=True).split(2)[1]
+    made.tag = 3  # type: ignore[attr-defined]
+    return made
+
+
+def watched() -> torch.Tensor:
+    made = split()
+    made.retain_grad()
+    made.register_hook(lambda grad: grad * 2)
+    return made
+
+
+def kinds() -> list[torch.Tensor]:
+    leaf, view = torch.ones(3), torch.ones(4)[1:]
+    with_grad, computed = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True) * 2
+    return [split(), leaf, with_grad, view, computed, watched(), torch.nn.Parameter(torch.ones(3)), split()]
+
+
+def kept(t: Any) -> Any:
+    if t.requires_grad and not t.is_leaf:
+        t.retain_grad()
+    return t.retains_grad
+
+
+def hooked(t: Any) -> Any:
+    if t.requires_grad:
+        t.register_hook(lambda grad: grad)
+    return t._backward_hooks is None
+
+
+def alias(first: Any, second: Any) -> bool:
+    return torch._C._is_alias_of(first, second)  # type: ignore[attr-defined, no-any-return]
+
+
+FACTS: dict[str, Callable[[Any], Any]] = {
+    "vars": lambda t: (list(vars(t)), list(vars(t + 1))),
+    "__dict__": lambda t: (list(t.__dict__), dict(object.__getattribute__(t, "__dict__"))),
+    "dir": lambda t: ("tag" in dir(t), "chain" in dir(t), "abs" in dir(t)),
+    "__dir__": lambda t: ("tag" in t.__dir__(), "chain" in t.__dir__(), "abs" in t.__dir__()),
+    "view": lambda t: (t._base is None, t._is_view(), t[1:]._base is t, t[1:]._is_view()),
+    "view of a result": lambda t: ((t + 1)._base, (y := t + 1)[1:]._base is y, y._is_view()),
+    "numbers of outputs": lambda t: (t.output_nr, t.chunk(2)[1].output_nr),
+    "hooks": lambda t: (t._backward_hooks is None, t._post_accumulate_grad_hooks is None, t.retains_grad),
+    "history": lambda t: (t.grad_fn is None, None is not t.grad_fn),
+    "name of its node": lambda t: t.grad_fn.name(),
+    "class of its node": lambda t: (type(t.grad_fn).__name__, isinstance(t.grad_fn, torch.autograd.graph.Node)),
+    "nodes before": lambda t: t.grad_fn.next_functions[0][0] is None,
+    "node before one made here": lambda t: (t * 2).grad_fn.next_functions[0][0].name(),
+    "the same node": lambda t: (t + 1).grad_fn.next_functions[0][0] is t.grad_fn,
+    "edge": lambda t: torch.autograd.graph.get_gradient_edge(t).output_nr,
+    "storages": lambda t: (alias(t, t[1:]), alias(t[1:].detach(), t[:1]), alias(t, t.clone()), alias(t * 2, t.clone())),
+    "storage of its base": lambda t: t._base is not None and alias(t, t._base),
+    "kept": kept,
+    "hooked": hooked,
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_of_an_argument_are_those_of_the_real_tensor(name: str) -> None:
+    assert outcomes(bolide.compile(FACTS[name]), kinds) == outcomes(FACTS[name], kinds)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_whether_two_arguments_share_a_storage(shares: bool) -> None:
+    first, other = torch.ones(4), torch.ones(4)
+    compiled = bolide.compile(lambda a, b: a + alias(a, b))
+    for second in (first[1:], other[1:])[:: 1 if shares else -1]:
+        assert torch.equal(compiled(first[:3], second), first[:3] + alias(first, second))

@@ -13,7 +13,7 @@ import torch
 from bolide.dynamo import polyfills
 from bolide.dynamo.bytecode.instructions import VERSION
 from bolide.dynamo.machine.interpreter import Call, Machine
-from bolide.dynamo.machine.operations import PENDING, SEEN_AS, behind, class_of, concrete
+from bolide.dynamo.machine.operations import OUTSIDE_NODE, PENDING, SEEN_AS, behind, class_of, concrete
 from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.machine.tensors import (
     NODE_METHODS,
@@ -337,6 +337,8 @@ def _class_value(vm: Machine, cls: type, name: str, value: Any) -> Any:
 
 
 def _instance(vm: Machine, owner: Any, cls: type, name: str) -> Any:
+    if cls is OUTSIDE_NODE and name not in NODE_METHODS:
+        class_of(owner)  # raises
     if name == "__class__" and class_attribute(cls, name) is _CLASS:
         return cls
     if name in NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):

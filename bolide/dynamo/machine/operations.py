@@ -27,6 +27,7 @@ from bolide.dynamo.world.texts import MadeId, TracedText, joined
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedFloat, TracedTensor, data
+from bolide.tracing.trace import NonLeaf
 
 # Types whose operators are exact on values of the interpreter: no method of theirs is written in Python.
 PLAIN = frozenset(
@@ -48,6 +49,7 @@ _SEQUENCES = (list, tuple, str, bytes)
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
 _NO_WORDS: dict[str, Any] = {}
 
+OUTSIDE_NODE = NonLeaf._backward_cls  # type: ignore[attr-defined]  # stands for nodes of the history outside
 SEEN_AS: dict[type, type] = {**PENDING, MadeId: int}  # the class that the program sees of values of other classes
 
 AS_NUMBER: dict[type, Callable[[Any], Any]] = {}
@@ -141,6 +143,8 @@ def class_of(value: Any) -> type:
     if cls is Generator:
         original = original_of(value)
         return cls if original is None else original.cls
+    if cls is OUTSIDE_NODE:
+        raise Unsupported("a node of the history outside is looked at", None, "use the tensor", "tensor_method")
     return SEEN_AS.get(cls) or vars(cls).get(STANDS_FOR, cls)
 
 
@@ -400,6 +404,8 @@ def is_same(vm: Machine, left: Any, right: Any) -> bool:
         if type(left) is types.FunctionType:
             vm.world.rely_on_identity(left)
         return True
+    if left is None or right is None:
+        return False
     if torch.SymInt in (type(left), type(right)):  # CPython keeps one object for each of the smallest integers
         vm.trace.where = vm.where()
         numbers = {type(left), type(right)} <= {int, torch.SymInt}

@@ -10,17 +10,20 @@ import torch
 
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.operations import class_of
-from bolide.dynamo.program.kinds import MISSING
+from bolide.dynamo.program.kinds import MISSING, is_constant
 from bolide.dynamo.world.outside import Overlay, attribute_source
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor
 from bolide.tracing.calls import CallRecorder
 from bolide.tracing.meta import same_sizes
 
-# Attributes that are state of the storage or of autograd rather than of the value.
+# Attributes that are state of the storage, of autograd or of the object rather than of the value.
 _REFUSED = frozenset(
     [
         "__dict__",
+        "_cdata",
+        "_python_dispatch",
+        "_use_count",
         "_version",
         "data_ptr",
         "storage",
@@ -32,6 +35,8 @@ _REFUSED = frozenset(
 _OURS = frozenset(vars(TracedTensor)) | frozenset(TracedTensor.__annotations__)
 _OURS -= frozenset(dir(torch.nn.Parameter))  # what only traced tensors have
 _SYNONYMS = {"_grad": "grad"}
+# What only the real tensor knows of an input.
+_OF_ORIGIN = frozenset(["_backward_hooks", "_base", "_post_accumulate_grad_hooks", "output_nr", "retains_grad"])
 _DATA: Any = torch.Tensor.data
 # Methods with an effect outside, or an answer of their own (`torch_tensors`).
 INTERCEPTED = frozenset(
@@ -77,6 +82,8 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
             raise _refused(vm, "grad", "of a tensor that is no leaf is used")
         _refuse_masked(vm, owner, name)
         return outside_attributes(vm, owner).get("grad")
+    if name in _OF_ORIGIN:
+        return _of_origin(vm, owner, name)
     vm.trace.where = vm.where()
     vm.world.rely_on_class(torch.Tensor, name)
     recorder = vm.memory.get(CallRecorder)
@@ -122,6 +129,26 @@ def own_attributes(vm: Machine, owner: Any) -> dict[str, Any]:
 
 
 _OF_BUFFERS = ("_is_buffer", "persistent")  # a traced one has them, too
+
+
+def _of_origin(vm: Machine, owner: TracedTensor, name: str) -> Any:
+    """What the real tensor answers for an input, guarded, if it is a constant; a tensor made here answers itself."""
+    place = vm.world.input_place(owner)
+    if place is None:
+        found = getattr(owner, name)
+        viewed = vm.trace.input_of(owner.group) if name == "_base" and found is not None else None
+        if viewed is not None:  # a view of a view has the base of that
+            _of_origin(vm, vm.world.trace.inputs[viewed], name)
+        return found
+    changed = [known.tensor for known in vm.world.registered.values()]
+    changed += [args[0] for function, args, _ in vm.deferred if function is torch.Tensor.retain_grad]
+    real, source = vm.world.given(place)
+    with torch._C.DisableTorchFunctionSubclass():
+        found = getattr(real, name)
+    if not is_constant(found) or id(owner) in vm.world.masked or any(owner is tensor for tensor in changed):
+        raise _refused(vm, name, "of an input is used")
+    vm.world.guard(attribute_source(source, name), "equals", found)
+    return found
 
 
 def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> None:

@@ -17,15 +17,16 @@ from bolide.dynamo.machine import masked_writes
 from bolide.dynamo.machine.breaking import in_optimizer
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
-from bolide.dynamo.machine.operations import polyfill, python_method
+from bolide.dynamo.machine.operations import OUTSIDE_NODE, polyfill, python_method
 from bolide.dynamo.machine.tensors import change_flag, outside_attributes
+from bolide.dynamo.program.captured import Source
 from bolide.dynamo.torch_calls.hooks import hooks_of
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.histories import behind
 from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.symbolic import SymNode, without_zeros
-from bolide.tracing import DataDependent, TracedTensor
+from bolide.tracing import DataDependent, Trace, TracedTensor
 from bolide.tracing.calls import CallRecorder
 from bolide.tracing.scalars import TracedFloat
 
@@ -72,6 +73,42 @@ def _storage_offset(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     for tensor in vm.world.trace.inputs:
         vm.world.trace.rely_on_offset(tensor.group)
     return NATIVE
+
+
+@intercept(torch.Tensor._is_view)
+def _is_view(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    place = vm.world.input_place(args[0])
+    if place is None:
+        return NATIVE
+    real, source = vm.world.given(place)
+    if type(real) not in (torch.Tensor, torch.nn.Parameter):
+        raise _refused(vm, "Tensor._is_view", "a subclass of Tensor is asked", "ask outside the compiled function")
+    vm.world.guard(Source("apply", source, (), torch.Tensor._is_view), "equals", real._is_view())
+    return real._is_view()
+
+
+@intercept(torch.autograd.graph.get_gradient_edge)
+def _gradient_edge(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """A node that the history outside has made is not at hand."""
+    for tensor in (*args, *kwargs.values()):
+        if isinstance(tensor, TracedTensor) and type(tensor.grad_fn) is OUTSIDE_NODE:
+            raise _refused(vm, "get_gradient_edge", "an input with a history is asked", "return the tensor")
+    return NATIVE
+
+
+@intercept(torch._C._is_alias_of)  # type: ignore[attr-defined]
+def _is_alias_of(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Whether two tensors share a storage: known of those that are made here, or of views of one tensor."""
+    if kwargs or len(args) != 2 or not all(isinstance(arg, TracedTensor) for arg in args):
+        return NATIVE
+    first, second = args
+    if first.group is second.group:
+        return True
+    vm.world.refuse_aliases(args)
+    outside = [group.frozen or vm.trace.input_of(group) is not None for group in (first.group, second.group)]
+    if type(vm.trace) is not Trace or all(outside):
+        raise _refused(vm, "is_alias_of", "tensors from outside are compared", "ask outside the compiled function")
+    return False
 
 
 _PUT = ("self", "indices", "values", "accumulate")
