@@ -9,8 +9,9 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.tracing.meta import found_in, meta_of
+from bolide.tracing.meta import found_in, hint_of, meta_of
 from bolide.tracing.rules import overlaps, types
+from bolide.tracing.rules.common import may_be_negative, surely
 from bolide.tracing.tensor import TracedTensor
 
 
@@ -83,6 +84,6 @@ def refuse_types(
 
 def refuse_negative(shape: Any, make: Callable[[list[int]], torch.Tensor] = torch.empty) -> None:
     """Raise what eager does where tensors of a negative size are made; `make` is a function that does so."""
-    if any(size.__class__ is int and size < 0 for size in shape):
+    if not all(surely(size >= 0) for size in shape if may_be_negative(size)):
         with torch._C._DisableTorchDispatch():
-            make([int(size) for size in shape])
+            make(list(map(hint_of, shape)))

@@ -149,3 +149,41 @@ def test_numbers_that_are_data_raise_as_those_of_python(program: Callable[..., A
             except (ArithmeticError, ValueError, TypeError) as error:
                 outcomes.append(repr(error))
         assert outcomes[0] == outcomes[1], values
+
+
+#: what makes tensors as large as a number of the call says
+OF_A_SIZE: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "expand": lambda x, n: x.expand(n, 5).sum(0),
+    "expand a number": lambda x, n: x.sum().expand(n).sum(),
+    "broadcast_to": lambda x, n: x.broadcast_to((n, 5)).sum(0),
+    "expand one": lambda x, n: x[:1].expand(2, n).sum(0),
+    "repeat": lambda x, n: x.repeat(n, 1).sum(0),
+    "tile": lambda x, n: x.tile(n, 1).sum(0),
+    "pad": lambda x, n: F.pad(x, (n, 1)) + 1,
+    "pad behind": lambda x, n: F.pad(x, (1, n)) + 1,
+    "pad both": lambda x, n: F.pad(x, (n, n)) + 1,
+    "pad matrix": lambda x, n: F.pad(x.view(5, 1), (2, 1, n, 0)) + 1,
+    "zeros": lambda x, n: torch.zeros(n, 5).sum(0) + x,
+    "full": lambda x, n: torch.full((n,), 2.0) + 1,
+    "new_zeros": lambda x, n: x.new_zeros(n + 3).sum() + x,
+    "as_strided": lambda x, n: x.as_strided((n,), (1,)) * 2,
+}
+
+
+@pytest.mark.parametrize("is_data", [False, True])
+@pytest.mark.parametrize("name", OF_A_SIZE)
+def test_sizes_below_zero_are_refused(name: str, is_data: bool) -> None:
+    program = OF_A_SIZE[name]
+
+    def fn(x: Tensor, number: Any) -> Tensor:
+        return program(x, number.item() if is_data else number)
+
+    compiled = bolide.compile(fn)
+    for number in (2, 4, 3, -1, -3, -5, -6, 0, 5):
+        given, outcomes = torch.tensor(number) if is_data else number, []
+        for function in (fn, compiled):
+            try:
+                outcomes.append(str(function(torch.arange(5.0), given)))
+            except RuntimeError as error:
+                outcomes.append(str(error).partition("\n")[0])
+        assert outcomes[0] == outcomes[1], number

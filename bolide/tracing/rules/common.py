@@ -14,12 +14,30 @@ from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one,
 Number = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
+def surely(condition: Any) -> bool:
+    """Whether a condition holds; of sizes that are data that is checked when the program runs (see `suppose`)."""
+    if is_undecided(condition):
+        return bool(condition.node.env.suppose(condition.node.expr))
+    return bool(condition)
+
+
 def require(condition: Any, message: str, error: type[Exception] = RuntimeError) -> None:
     """Raise the error that eager raises, unless the condition holds; one on data is checked when the program runs."""
-    if is_undecided(condition):
-        condition = condition.node.env.suppose(condition.node.expr)
-    if not condition:
+    if not surely(condition):
         raise error(message)
+
+
+def may_be_negative(extent: Any) -> bool:
+    """Whether a number is negative, as far as its bounds tell."""
+    least = extent.node.expr.bounds()[0] if extent.__class__ is torch.SymInt else extent
+    return least is None or bool(least < 0)
+
+
+def require_sizes(shape: Sequence[Any], message: str) -> None:
+    """Raise the error that eager raises where a size is negative."""
+    for extent in shape:
+        if may_be_negative(extent):
+            require(extent >= 0, message)
 
 
 def differ(a: Any, b: Any) -> bool:

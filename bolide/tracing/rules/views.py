@@ -16,11 +16,14 @@ from bolide.tracing.rules.common import (
     is_channels_last,
     is_less,
     like_strides,
+    may_be_negative,
     require,
+    require_sizes,
     result_strides,
     result_type,
     shapes_differ,
     suggested_format,
+    surely,
     wrap_dim,
 )
 from bolide.tracing.rules.registry import rule
@@ -32,29 +35,17 @@ def _strided(x: TensorMeta, shape: Any, stride: Any, offset: Any = None) -> Tens
 
 def _is_rest(extent: Any) -> bool:
     """Whether this stands for the size that the others leave. What is data does not (see `_is_negative`)."""
-    if not _may_be_negative(extent):
+    if not may_be_negative(extent):
         return False
     rest = extent == -1
     return not is_undecided(rest) and bool(rest)
 
 
-def _may_be_negative(extent: Any) -> bool:
-    least = extent.node.expr.bounds()[0] if extent.__class__ is torch.SymInt else extent
-    return least is None or least < 0
-
-
 def _is_negative(extent: Any) -> bool:
     """Whether this is no size; that one which is data is a size is checked when the program runs."""
-    if not _may_be_negative(extent):
+    if not may_be_negative(extent):
         return False
-    return not _surely(extent >= 0)
-
-
-def _surely(condition: Any) -> bool:
-    """Whether a condition holds; of sizes that are data that is checked when the program runs (see `suppose`)."""
-    if is_undecided(condition):
-        return bool(condition.node.env.suppose(condition.node.expr))
-    return bool(condition)
+    return not surely(extent >= 0)
 
 
 def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
@@ -69,7 +60,7 @@ def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
     before, after = size[: places[0]], size[places[0] + 1 :]
     given, left = [*before, *after], []
     require(
-        _surely(product(given) != 0),
+        surely(product(given) != 0),
         f"cannot reshape tensor of 0 elements into shape {list(size)} because the unspecified dimension size -1 "
         "can be any "
         "value and is ambiguous",
@@ -81,7 +72,7 @@ def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
         else:
             del given[place]
     count, known = product(left), product(given)
-    require(_surely(count % known == 0), f"shape '{list(size)}' is invalid for input of size {x.numel}")
+    require(surely(count % known == 0), f"shape '{list(size)}' is invalid for input of size {x.numel}")
     return (*before, count // known, *after)
 
 
@@ -199,8 +190,10 @@ def _permute(x: TensorMeta, dims: list[int]) -> TensorMeta:
 
 @rule("expand")
 def expanded(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMeta:
+    overflow = "numel: integer multiplication overflow"
     if not x.shape:
-        return _strided(x, [1 if extent == -1 else extent for extent in size], [0] * len(size))
+        require_sizes(size, overflow)
+        return _strided(x, size, [0] * len(size))
     extra = len(size) - x.ndim
     require(
         extra >= 0,
@@ -211,8 +204,12 @@ def expanded(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMe
     shape, stride = list(size), [0] * len(size)
     for position in range(len(size) - 1, -1, -1):
         own = x.shape[position - extra] if position >= extra else 1
-        if size[position] == -1:
+        if _is_rest(size[position]):
             shape[position] = own
+            require(
+                position >= extra,
+                f"The expanded size of the tensor (-1) isn't allowed in a leading, non-existing dimension {position}",
+            )
         if same_size(own, shape[position]) or (not is_one(own) and not differ(own, shape[position])):
             following = position + 1 < len(size)
             stride[position] = (
@@ -225,6 +222,7 @@ def expanded(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMe
                 f"The expanded size of the tensor ({size[position]}) must match the existing size ({own}) at "
                 f"non-singleton dimension {position}.  Target sizes: {list(size)}.  Tensor sizes: {list(x.shape)}"
             )
+    require_sizes(shape, overflow)
     return _strided(x, shape, stride)
 
 
@@ -239,7 +237,7 @@ def _unsqueeze(x: TensorMeta, dim: int) -> TensorMeta:
 def _squeeze(x: TensorMeta, dims: Any = None) -> TensorMeta:
     chosen = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = {wrap_dim(dim, x.ndim) for dim in chosen}
-    kept = [dim for dim in range(x.ndim) if dim not in gone or _surely(x.shape[dim] != 1)]
+    kept = [dim for dim in range(x.ndim) if dim not in gone or surely(x.shape[dim] != 1)]
     return _strided(x, [x.shape[dim] for dim in kept], [x.stride[dim] for dim in kept])
 
 
@@ -286,9 +284,11 @@ def _slice(x: TensorMeta, dim: int = 0, start: Any = None, end: Any = None, step
 
 @rule("as_strided")
 def _as_strided(x: TensorMeta, size: list[Any], stride: list[Any], offset: Any = None) -> TensorMeta:
-    if not all(_surely(step >= 0) for step in stride):
+    if not all(surely(step >= 0) for step in stride):
         message = "as_strided: Negative strides are not supported at the moment, got strides: "
         raise RuntimeError(f"{message}{list(map(hint_of, stride))}")
+    layout = f"sizes={list(map(hint_of, size))} and strides={list(map(hint_of, stride))}"
+    require_sizes(size, f"Storage size calculation overflowed with {layout}")
     return _strided(x, size, stride, offset)
 
 
@@ -397,8 +397,11 @@ def _stack(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
 def _constant_pad_nd(x: TensorMeta, pad: list[Any], value: Any = 0) -> TensorMeta:
     shape = list(x.shape)
     for position in range(len(pad) // 2):
-        dim = x.ndim - 1 - position
-        shape[dim] = shape[dim] + pad[2 * position] + pad[2 * position + 1]
+        dim, before, after = x.ndim - 1 - position, pad[2 * position], pad[2 * position + 1]
+        for added in (before, after, before + after):  # where eager takes some away, something is left
+            if may_be_negative(added):
+                require_sizes([shape[dim] + added], "narrow(): length must be non-negative.")
+        shape[dim] = shape[dim] + before + after
     if all(extent.__class__ is int and extent <= 0 for extent in pad):  # a copy of the narrowed tensor
         stride = like_strides(_strided(x, shape, x.stride))
         return TensorMeta(tuple(shape), stride, 0, x.dtype, x.device)
@@ -437,6 +440,8 @@ def _repeat(x: TensorMeta, repeats: list[Any]) -> TensorMeta:
         "Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor",
     )
     shape = tuple(count * (x.shape[i - extra] if i >= extra else 1) for i, count in enumerate(repeats))
+    for extent in shape:
+        require_sizes([extent], f"Trying to create tensor with negative dimension {extent}: {list(shape)}")
     return fresh(shape, x.dtype, x.device)
 
 
