@@ -538,3 +538,26 @@ def test_bound_methods_of_arrays_live_across_a_break_and_leave():
         assert [method.__self__ is a for method in found[2:]] == [True, True]
         assert found[2](1) == expected[2](1) and found[3]() == expected[3]()
         same(a, b)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [((3,), (3,)), ((3, 3), (3,)), ((2, 3, 3), (3,)), ((1, 3), (3,)), ((), (2, 2)), ((3,), (3, 3)), ((3,), (2, 3, 3))]
+    + [((3, 3), (3, 3)), ((3, 3), (3, 2)), ((2, 3), (3, 3)), ((2, 3, 3), (3, 3)), ((3,), ())],
+    ids=str,
+)
+def test_products_in_place(shapes):
+    def program(a, b):
+        a @= b
+        return a
+
+    compiled = bolide.compile(program)
+    for _ in range(2):
+        outcomes = []
+        for fn in (program, compiled):
+            a, b = (np.arange(1.0, 1 + np.prod(shape)).reshape(shape) for shape in shapes)
+            try:
+                outcomes.append((fn(a, b).tolist(), a.tolist()))
+            except ValueError as error:
+                outcomes.append((str(error), a.tolist()))
+        assert outcomes[0] == outcomes[1]

@@ -56,6 +56,13 @@ class TracedArray(NDArrayOperatorsMixin):
             raise ValueError("output array is read-only")
         return call("", ufunc.__name__, inputs, kwargs)
 
+    def __imatmul__(self, other: Any) -> Any:
+        dims = other.tensor.dim() if isinstance(other, TracedArray) else numpy.ndim(other)
+        if dims == 1:
+            like: Any = numpy.ones((1,) * self.tensor.dim())
+            like @= numpy.ones(1)  # raises: no axis of it is left
+        return super().__imatmul__(other)
+
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         space = function.__module__.partition("numpy")[2].strip(".")
         return call(space if space in ("linalg", "fft") else "", function.__name__, args, kwargs)
