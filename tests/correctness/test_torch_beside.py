@@ -302,3 +302,25 @@ def _put(o: Any) -> None:
         o["name"] = 7
     else:
         o.name = 7
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "floor_divide", "true_divide"])
+@pytest.mark.parametrize("out", [0.0, 0, [0.0, 0.0, 0.0]], ids=str)
+def test_numbers_only_and_an_out(name: str, out: Any) -> None:
+    fn = getattr(torch, name)
+
+    def call(run: Callable[..., Any], a: Any, b: Any) -> Any:
+        target = torch.tensor(out)
+        try:
+            result = run(a, b, target)
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        return result.tolist(), result.dtype, target.tolist(), result is target
+
+    def program(a: Any, b: Any, target: Any) -> Any:
+        return fn(a, b, out=target)
+
+    for first in (2, 2.5, True):
+        compiled = bolide.compile(program)
+        for a in (first, first + 1, first + 2):
+            assert call(compiled, a, 3) == call(program, a, 3)
