@@ -76,8 +76,6 @@ INTERPRETED = (
     "dataclasses._is_dataclass_instance",
     "inspect.getgenerator",
     "inspect.getcoroutine",
-    "inspect.getmembers",
-    "inspect._getmembers",
     "inspect.getattr_static",
     "inspect._static_getmro",
     "inspect._get_dunder_dict_of_class",

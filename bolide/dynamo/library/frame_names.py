@@ -6,6 +6,7 @@ import __future__
 
 import builtins
 import functools
+import inspect
 import operator
 import types
 from typing import Any
@@ -142,6 +143,15 @@ def _namespace_of_class(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return class_namespace(vm, args[0], vars(args[0]))
 
 
+@intercept(vars(type)["__mro__"].__get__)
+def _order_of_class(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """Likewise; it says of what is no class that it is none."""
+    if len(args) != 1 or kwargs or isinstance(args[0], type):
+        return NATIVE
+    name = class_of(args[0]).__name__
+    raise TypeError(f"descriptor '__mro__' for 'type' objects doesn't apply to a '{name}' object")
+
+
 @intercept(dir)
 def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) > 1 or kwargs:
@@ -168,6 +178,16 @@ def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if value.attrs is None:
         raise Unsupported(f"dir() of an outside {value.cls.__name__} object", vm.where(), None, "outside_object")
     return sorted({*dir(value.cls), *value.attrs.materialise()})
+
+
+@intercept(inspect.getmembers)
+def _members(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    value = args[0]
+    _rely_on_names(vm, value if isinstance(value, type) else class_of(value))
+    if isinstance(value, type):
+        for name in dir(value):
+            vm.world.lookup(value, name)
+    return NATIVE
 
 
 @intercept(torch.Tensor.__dir__)
