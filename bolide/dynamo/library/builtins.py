@@ -36,7 +36,7 @@ from bolide.dynamo.polyfills import generic
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Generator
-from bolide.dynamo.world.iterators import Drawn
+from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import CONTAINERS, Outside, Overlay
 from bolide.dynamo.world.texts import TracedText, has_history, id_of
 from bolide.support.errors import Unsupported
@@ -66,9 +66,7 @@ def _real(value: Any) -> Any:
     """Something of the class that the program sees."""
     if type(value) in operations.PENDING:
         return operations.PENDING[type(value)]()
-    if type(value) is Drawn:
-        return value.stream.real
-    return value.real if type(value) is Outside else value
+    return value.real if type(value) in (Outside, Stream) else value
 
 
 def _class_check(vm: Machine, cls: Any, name: str) -> Any:

@@ -34,7 +34,7 @@ from bolide.dynamo.machine.tensors import own_attributes
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, LOCK_TYPES, MISSING, is_library_namespace, is_opaque
-from bolide.dynamo.world.iterators import Drawn, Stream, left_in
+from bolide.dynamo.world.iterators import Stream, left_in
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import pictured
 from bolide.support.errors import Unsupported
@@ -79,8 +79,8 @@ _operator(operator.truth, operations.truth)
 
 @intercept(operator.length_hint)
 def _length_hint(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if type(args[0]) is Drawn and hasattr(args[0].cls, "__length_hint__"):
-        return _left(vm, args[0].stream)
+    if type(args[0]) is Stream and hasattr(type(args[0].real), "__length_hint__"):
+        return _left(vm, args[0])
     return Call(polyfill("length_hint"), args)
 
 

@@ -45,7 +45,7 @@ from bolide.dynamo.program.sources import shown
 from bolide.dynamo.world import tracebacks
 from bolide.dynamo.world.classes import own_names
 from bolide.dynamo.world.frames import Generator
-from bolide.dynamo.world.iterators import Drawn
+from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import Outside, Overlay, attribute_source, method_of_c
 from bolide.dynamo.world.texts import TEXT_METHODS, TracedText
 from bolide.support.errors import Unsupported
@@ -88,10 +88,10 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return load_super(vm, owner.cls, owner.owner, name)
     if cls is Generator:
         return _generator(vm, owner, name)
+    if cls is Stream:
+        return _of_stream(vm, owner, name)
     if cls is types.MethodType:
         return _bound_method(vm, owner, name)
-    if cls is Drawn:
-        return _of_drawn(vm, owner, name)
     if cls is types.FrameType and name not in ("f_code", "__class__"):
         raise Unsupported(f"{name} of a frame object", vm.where(), kind="frame_access")
     if cls is TracedText and name in TEXT_METHODS:
@@ -113,16 +113,6 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if name in _OF_HISTORY and STANDS_FOR in vars(cls) and not is_mask(cls):
         _refuse_history(vm, owner, name)
     return _instance(vm, owner, vars(cls).get(STANDS_FOR, cls), name)
-
-
-def _of_drawn(vm: Machine, owner: Drawn, name: str) -> Any:
-    if name == "__class__":
-        return owner.cls
-    if not hasattr(owner.cls, name):
-        raise AttributeError(f"'{owner.cls.__name__}' object has no attribute '{name}'")
-    if name in ("__iter__", "__next__"):
-        return getattr(owner, name)
-    raise Unsupported(f"{name} of an iterator from outside", vm.where(), None, "iterator")
 
 
 def _of_stand_in(owner: Any, seen: type, name: str) -> Any:
@@ -256,6 +246,21 @@ def _generator(vm: Machine, owner: Generator, name: str) -> Any:
     if method is None:
         raise AttributeError(f"'generator' object has no attribute '{name}'")
     return types.MethodType(method, owner)
+
+
+_STEPS: dict[str, Any] = {"__next__": next, "__iter__": iter}
+
+
+def _of_stream(vm: Machine, owner: Stream, name: str) -> Any:
+    """An attribute of an iterator from outside."""
+    if name in _STEPS:
+        return types.MethodType(_STEPS[name], owner)
+    cls = type(owner.real)
+    if not hasattr(cls, name):
+        raise AttributeError(f"'{name_in_c(cls)}' object has no attribute '{name}'")
+    if name == "__class__":
+        return cls
+    raise Unsupported(f"{name} of a {cls.__name__} from outside", vm.where(), "draw from it only", "iterator")
 
 
 def _bound_method(vm: Machine, owner: types.MethodType, name: str) -> Any:

@@ -35,7 +35,17 @@ from bolide.tracing.modes import saved_tensor_hooks
 _MISSING_NAMES = (AttributeError, NameError)
 _MISSING_ITEMS = (KeyError, IndexError)
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_NAME")
-_STAND_INS = ("Outside", "ProgramIterator", "SymInt", "SymBool", "TracedFloat", "TracedText", "TracedArray", "Traced_")
+_STAND_INS = (
+    "Outside",
+    "Stream",
+    "ProgramIterator",
+    "SymInt",
+    "SymBool",
+    "TracedFloat",
+    "TracedText",
+    "TracedArray",
+    "Traced_",
+)
 
 
 def is_fault(error: BaseException) -> bool:

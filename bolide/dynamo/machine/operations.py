@@ -21,7 +21,7 @@ from bolide.dynamo.machine.overrides import asked_by, overridden, overrides
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, PROXIES, name_in_c
 from bolide.dynamo.world.frames import Frame, Generator
-from bolide.dynamo.world.iterators import Drawn
+from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import MadeId, TracedText, joined
 from bolide.dynamo.world.world import World
@@ -137,9 +137,8 @@ def class_of(value: Any) -> type:
     if cls is TracedTensor and value.face is not None:
         face: type = value.face
         return face
-    if cls is Drawn:
-        drawn: type = value.cls
-        return drawn
+    if cls is Stream:
+        return type(value.real)
     if cls is Generator:
         original = original_of(value)
         return cls if original is None else original.cls

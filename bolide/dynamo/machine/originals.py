@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from bolide.dynamo.polyfills import generic, iteration
+from bolide.dynamo.polyfills import generators, generic, iteration
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.iterators import advance, restored
 
@@ -62,9 +62,15 @@ def _cycle(iterator: Any, saved: list[Any], again: bool) -> Iterator[Any]:
     return restored(itertools.cycle, (iterator,), (saved, again))  # type: ignore[no-any-return]
 
 
+def _itself(iterator: Any) -> Iterator[Any]:
+    return iterator  # type: ignore[no-any-return]
+
+
 _OF_TWO = ("function", "iterator")
 _TESTING = ("predicate", "iterator")
 _FACTS: tuple[tuple[Any, type, Any, tuple[str, ...], tuple[Any, ...]], ...] = (
+    (generators.step, types.GeneratorType, _itself, ("iterator",), ()),
+    (generators.delegate, types.GeneratorType, _itself, ("iterator",), ()),
     (generic._map, map, _map, ("function", "iterators"), (None, ())),
     (generic._filter, filter, filter, _OF_TWO, (None, ())),
     (generic._zip, zip, _zip, ("iterators", "strict"), ()),

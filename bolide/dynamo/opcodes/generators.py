@@ -10,7 +10,7 @@ from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.calls import SWITCHED, intercept
 from bolide.dynamo.machine.interpreter import Machine, opcode
 from bolide.dynamo.polyfills import generators
-from bolide.dynamo.program.kinds import MISSING
+from bolide.dynamo.program.kinds import MISSING, name_in_c
 from bolide.dynamo.world.frames import Frame, Generator
 from bolide.support.errors import Unsupported
 
@@ -53,7 +53,8 @@ def _get_yield_from_iter(vm: Machine, frame: Frame, arg: Any) -> Any:
             raise TypeError("cannot 'yield from' a coroutine object in a non-coroutine generator")
         frame.stack.append(value)
         return None
-    return vm.call(frame, iter, [value])
+    own = operations.python_method(vm.world, operations.class_of(value), "__iter__") is not None
+    return vm.call(frame, operations.polyfill("delegated") if own else iter, [value])
 
 
 @opcode("SEND")
@@ -62,6 +63,10 @@ def _send(vm: Machine, frame: Frame, arg: int) -> Any:
     receiver = frame.stack[-1]
     if type(receiver) is Generator:
         return vm.resume(receiver, value, "send", arg)
+    if value is not None:
+        cls = operations.class_of(receiver)
+        if not hasattr(cls, "send"):
+            raise AttributeError(f"'{name_in_c(cls)}' object has no attribute 'send'")
     try:
         frame.stack.append(next(receiver) if value is None else receiver.send(value))
     except StopIteration as stop:
@@ -120,8 +125,21 @@ def _delegate(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @intercept(generators.raise_in_generator)
 def _raise_in_generator(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    vm.throw(*args)
+    generator, error, given = args
+    vm.memory[generators.given_to_throw] = error, given
+    vm.throw(generator, error)
     return SWITCHED
+
+
+@intercept(generators.given_to_throw)
+def _given_to_throw(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    error, given = vm.memory[generators.given_to_throw]
+    return given if error is args[0] else (args[0],)
+
+
+@intercept(generators.is_stepped_by_code)
+def _is_stepped_by_code(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return operations.python_method(vm.world, operations.class_of(args[0]), "__next__") is not None
 
 
 # ---- asynchronous code -----------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from bolide.dynamo.program.kinds import (
     own_namespace,
 )
 from bolide.dynamo.world.frames import Frame, Generator
-from bolide.dynamo.world.iterators import DICT_ITERATORS, REDUCIBLE, SET_ITERATOR, Drawn, reduced
+from bolide.dynamo.world.iterators import DICT_ITERATORS, REDUCIBLE, SET_ITERATOR, Stream, reduced
 from bolide.dynamo.world.outside import Deferred, Outside, Write, is_finalised
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor, modes
@@ -75,8 +75,8 @@ def contents(vm: Machine, value: Any) -> Contents | None:
         return _of_frame(value)
     if cls is Generator:
         return [("frame", value.frame), ("state", (value.started, value.running, value.done))]
-    if cls is Drawn:
-        return [("taken", value.stream.taken)]
+    if cls is Stream:
+        return [("taken", value.taken)]
     if cls is types.GeneratorType:
         return [("at", (value.gi_running, -1 if value.gi_frame is None else value.gi_frame.f_lasti))]
     if cls in _DRAWN_ITERATORS:

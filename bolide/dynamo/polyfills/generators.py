@@ -26,10 +26,64 @@ def delegate_of_generator(generator: Any) -> Any:
     return generator.gi_yieldfrom
 
 
-def raise_in_generator(generator: Any, error: Any) -> Any:
-    """Continue a generator, or the generator of the program's own that it yields from, by raising `error`
-    (primitive)."""
+def raise_in_generator(generator: Any, error: Any, given: Any) -> Any:
+    """Continue a generator, or the generator of the program's own that it yields from, by raising `error`, which
+    `throw` was given as the arguments `given` (primitive)."""
     return generator.throw(error)
+
+
+def given_to_throw(error: Any) -> Any:
+    """The arguments of `throw` that an exception was made of (primitive)."""
+    return (error,)
+
+
+def delegated(iterable: Any) -> Any:
+    """What ``yield from iterable`` draws from, where the class of that is the program's."""
+    iterator = iter(iterable)
+    if not is_stepped_by_code(iterator):
+        return iterator
+    return delegate(iterator) if hasattr(iterator, "close") or hasattr(iterator, "throw") else step(iterator)
+
+
+def is_stepped_by_code(iterator: Any) -> Any:
+    """Whether the next item of an iterator comes from a method of the program's (primitive)."""
+    return False
+
+
+def step(iterator: Any) -> Any:
+    """``yield from`` an iterator that is only asked for its next item."""
+    sent = None
+    while True:
+        try:
+            item = type(iterator).__next__(iterator) if sent is None else iterator.send(sent)
+        except StopIteration as stop:
+            return stop.value
+        sent = yield item
+
+
+def delegate(iterator: Any) -> Any:
+    """``yield from`` an iterator that is told of exceptions."""
+    sent = None
+    while True:
+        try:
+            item = type(iterator).__next__(iterator) if sent is None else iterator.send(sent)
+        except StopIteration as stop:
+            return stop.value
+        while True:
+            try:
+                sent = yield item
+                break
+            except GeneratorExit:
+                if hasattr(iterator, "close"):
+                    iterator.close()
+                raise
+            except BaseException as error:
+                if not hasattr(iterator, "throw"):
+                    raise
+                try:
+                    item = iterator.throw(*given_to_throw(error))
+                except StopIteration as stop:
+                    return stop.value
 
 
 def thrown_exception(kind: Any, value: Any) -> Any:
@@ -50,6 +104,7 @@ def thrown_exception(kind: Any, value: Any) -> Any:
 
 def generator_throw(generator: Any, kind: Any, value: Any = None, traceback: Any = None) -> Any:
     error = thrown_exception(kind, value)
+    given = (kind,) if value is None else (kind, value)
     if isinstance(error, GeneratorExit):
         inner = delegate_of_generator(generator)
         if inner is not None and hasattr(inner, "close"):
@@ -57,7 +112,7 @@ def generator_throw(generator: Any, kind: Any, value: Any = None, traceback: Any
                 inner.close()
             except BaseException as failure:
                 error = failure
-    return raise_in_generator(generator, error)
+    return raise_in_generator(generator, error, given)
 
 
 def generator_close(generator: Any) -> Any:

@@ -100,18 +100,27 @@ def set_position(iterator: Any, state: Any) -> None:
         iterator.__setstate__(state)
 
 
-def _clone(value: Any, clones: dict[int, Any]) -> Any:
+def _drawn_from(iterator: Any) -> list[Any]:
+    """The iterators that an iterator draws from: not those that are among the items it gives."""
+    if type(iterator) is itertools.repeat:
+        return []
+    _, args, state = reduced(iterator)
+    parts = (*args, *state) if type(state) is tuple and type(iterator) is not itertools.zip_longest else args
+    return [part for part in parts if type(part) in REDUCIBLE]
+
+
+def _clone(iterator: Any, clones: dict[int, Any]) -> Any:
     """A copy of an iterator and of those that it draws from; `clones` are those made so far (``zip(it, it)``)."""
-    if type(value) is tuple:
-        return tuple([_clone(part, clones) for part in value])
-    if type(value) not in REDUCIBLE:
-        return value
-    if id(value) not in clones:
-        function, args, state = reduced(value)
+    if id(iterator) not in clones:
+        own = {id(part): _clone(part, clones) for part in _drawn_from(iterator)}
+        function, args, state = reduced(iterator)
         if function is itertools.cycle:  # it notes in a list of its own what it has given
             state = (list(state[0]), state[1])
-        clones[id(value)] = restored(function, _clone(args, clones), _clone(state, clones))
-    return clones[id(value)]
+        args = tuple([own.get(id(part), part) for part in args])
+        if type(state) is tuple:
+            state = tuple([own.get(id(part), part) for part in state])
+        clones[id(iterator)] = restored(function, args, state)
+    return clones[id(iterator)]
 
 
 _SOURCES = frozenset([type(iter(())), type(iter([]))])  # of what a chain goes over, which can be seen ahead
@@ -148,8 +157,7 @@ def advance(iterator: Any, count: int) -> None:
 
 def _family(iterator: Any) -> list[Any]:
     """An iterator and those that it draws from."""
-    parts = [part for step in reduced(iterator)[1:] if type(step) is tuple for part in step]
-    return [iterator, *(each for part in parts if type(part) in REDUCIBLE for each in _family(part))]
+    return [iterator, *(each for part in _drawn_from(iterator) for each in _family(part))]
 
 
 def left_in(iterator: Any) -> int:
@@ -158,30 +166,11 @@ def left_in(iterator: Any) -> int:
 
 
 @fleeting
-class Drawn:
-    """What the program has in place of an iterator of the outside world."""
-
-    __slots__ = ("__weakref__", "cls", "stream")
-
-    def __init__(self, stream: Stream) -> None:
-        self.cls, self.stream = type(stream.real), stream
-
-    def __iter__(self) -> Drawn:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self.stream.items)
-
-    def __repr__(self) -> str:
-        raise Unsupported("the text of an iterator from outside", kind="iterator")
-
-
-@fleeting
 class Stream:
-    """An iterator of the outside world: the program draws from `items`, a generator, by `drawn`; `taken` says how often
-    it did."""
+    """An iterator of the outside world, which the program draws from: it takes this for the real one. `taken` says how
+    often it did."""
 
-    __slots__ = ("drawn", "family", "items", "real", "source", "taken")
+    __slots__ = ("family", "items", "real", "source", "taken")
 
     def __init__(self, world: World, real: Any, source: Source) -> None:
         self.real, self.source, self.taken = real, source, 0
@@ -191,7 +180,15 @@ class Stream:
                 reason = "two iterators from before a break draw from the same one"
                 raise Unsupported(reason, world.where(), "use one of them up", kind="iterator")
         self.items = self._read(world)
-        self.drawn = Drawn(self)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.items)
+
+    def __repr__(self) -> str:
+        return repr(self.real)
 
     def _read(self, world: World) -> Generator[Any, None, None]:
         """Guards each item when it is drawn, and the end when it is found, but not how far the iterator was before."""

@@ -419,6 +419,9 @@ class World(Classes):
         appends = type(found) is list and real.__name__ == "append" and id(found) not in self.seen
         owner = self.building(found, place) if appends else self.wrap(found, place)
         method = descriptor_of(real)
+        if type(owner) is Stream:
+            reason = f"{real.__name__} of a {type(found).__name__} from outside"
+            raise Unsupported(reason, self.where(), "draw from it only", "iterator")
         if type(owner) is not Outside:
             pending = type(owner) is not type(found) and isinstance(found, (int, float, str))  # not asked for so far
             known = not pending or method is None or method.__objclass__ is object
@@ -475,7 +478,7 @@ class World(Classes):
             self.guard(source, "type", cls)
             stream = Stream(self, real, source)
             self.streams.append(stream)
-            return self.mirror(stream.drawn, source)
+            return self.mirror(stream, source)
         if cls.__module__ == "numpy" and cls not in WRAPPERS:
             raise Unsupported(
                 f"a NumPy value ({cls.__name__}) is read",
