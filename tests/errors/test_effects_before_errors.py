@@ -296,3 +296,37 @@ def test_what_bolide_raises_is_not_tried_again() -> None:
     with pytest.raises(Verdict):
         bolide.compile(program, backend=backend)(torch.ones(2))
     assert box.count == 0
+
+
+def interrupted(x: torch.Tensor, log: list[Any], caught: bool) -> Any:
+    """A KeyboardInterrupt of the program's own, in a frame, below native code, and behind a break."""
+
+    def interrupt(value: Any) -> Any:
+        log.append(value)
+        raise KeyboardInterrupt(value)
+
+    try:
+        sorted([2, 1], key=interrupt)
+    except BaseException as error:
+        log.append(error.args)
+    bolide.graph_break()
+    try:
+        interrupt(x.sin())
+    except KeyboardInterrupt:
+        if not caught:
+            raise
+    return x.cos()
+
+
+@pytest.mark.parametrize("caught", [True, False])
+def test_an_interrupt_that_the_program_raises_is_its_own(caught: bool) -> None:
+    compiled = bolide.compile(interrupted)
+    for size in (2, 2, 3):
+        said = []
+        for run in (interrupted, compiled):
+            log: list[Any] = []
+            try:
+                said.append(repr((run(torch.ones(size), log, caught), log)))
+            except KeyboardInterrupt as error:
+                said.append(repr((error.args, log)))
+        assert said[0] == said[1]

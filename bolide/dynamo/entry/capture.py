@@ -288,7 +288,9 @@ class _Attempt:
         except Unsupported as error:
             error.where = error.where or machine.where()
             raise
-        except (Exception, GeneratorExit, SystemExit) as error:
+        except (Exception, GeneratorExit, SystemExit, KeyboardInterrupt) as error:
+            if isinstance(error, KeyboardInterrupt) and error is not machine.escaping:  # it comes from the keyboard
+                raise
             reason = f"the program raised {type(error).__name__}"
             with contextlib.suppress(Unsupported):  # a tensor's text is in it
                 reason += f": {error}"

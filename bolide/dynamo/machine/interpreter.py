@@ -97,7 +97,7 @@ class Machine:
         self.lost: Unsupported | None = None  # what went wrong where nothing can be raised
         self._end = 0  # the number of the instruction to stop in front of
         self._ticks = iter(range(0))  # the numbers of the instructions to come
-        self.escaping: BaseException | None = None  # the exception that left a nested run
+        self.escaping: BaseException | None = None  # the exception that left a nested run, or a KeyboardInterrupt
         self.tick = 0  # the number of the instruction that was not supported
         self.started = False  # whether it has come to the first instruction
         self.own_functions: dict[int, Any] = {}  # functions made by the program, weakly, by id
@@ -294,8 +294,10 @@ class Machine:
                 if self.lost is None:
                     self.tick = tick
                 raise
-            except KeyboardInterrupt:
-                raise
+            except KeyboardInterrupt as error:
+                if error is not self.escaping:  # it comes from the keyboard
+                    raise
+                self.unwind(error)
             except BaseException as error:
                 frame.tick = tick
                 self.unwind(error)
@@ -371,7 +373,7 @@ class Machine:
                 wrapped = RuntimeError(f"{generator.kind} raised StopIteration")
                 wrapped.__cause__ = wrapped.__context__ = error
                 error = wrapped
-        self.escaping = error if self.base > 1 else None
+        self.escaping = error if self.base > 1 or isinstance(error, KeyboardInterrupt) else None
         context = error.__context__
         try:
             raise error

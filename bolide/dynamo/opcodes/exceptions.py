@@ -164,6 +164,9 @@ def _raise(vm: Machine, frame: Frame, arg: int) -> Any:
         if cause is not None and not isinstance(cause, BaseException):
             raise TypeError("exception causes must derive from BaseException")
         error.__cause__ = cause
+    if isinstance(error, KeyboardInterrupt):  # of the program's own
+        vm.unwind(error)
+        return True
     raise error
 
 
