@@ -211,6 +211,58 @@ def test_what_copies_of_mappings_hold(source: str, outside: bool) -> None:
         assert found == expected, [name for name, a, b in zip(COPIES, found[1:], expected[1:]) if a != b]
 
 
+# ---- sets that are asked, keys that are hashed, bytes that are shown -------------------------------------------------
+
+
+class Names(set[int]):
+    pass
+
+
+@TABLE.program(lambda n: torch.ones(3), lambda n: {2, 4, n})
+def set_questions(x: torch.Tensor, given: Any) -> Any:
+    """No more items are drawn than CPython draws."""
+    said = []
+    for owner in (given, {2, 4}, frozenset([2, 4]), Names([2, 4])):
+        for ask in (owner.isdisjoint, owner.issuperset, owner.issubset):
+            drawn: list[int] = []
+            items = (drawn.append(item) or item for item in (9, 2, 7, 4))  # type: ignore[func-returns-value]
+            said.append((ask(items), drawn))
+            items = (drawn.append(item) or item for item in (4, 2))  # type: ignore[func-returns-value]
+            said.append((ask(items), drawn))
+    return x + len(given), said
+
+
+class Hashed(int):
+    def __init__(self, *args: Any) -> None:
+        self.count = 0
+
+    def __hash__(self) -> int:
+        self.count += 1
+        return int.__hash__(self)
+
+
+@TABLE.program(lambda n: torch.ones(3))
+def keys_are_hashed_once(x: torch.Tensor) -> Any:
+    table = {Hashed(3): x}
+    (key,) = table
+    makers = (set, frozenset, dict.fromkeys, dict, lambda of: dict.fromkeys(set(of)), lambda of: {}.fromkeys(of, 2))
+    made = [(make(table), key.count)[1] for make in makers]
+    return made, key.count, list(dict.fromkeys([3, 1, 3], x)), Dotted.fromkeys("ab", 1)
+
+
+@TABLE.program(lambda n: torch.ones(3), made=True)
+def bytes_that_are_shown() -> Any:
+    data = bytearray(b"ab")
+    view = memoryview(data)
+
+    def program(x: torch.Tensor) -> Any:
+        data[1] += 1
+        data.reverse()
+        return x + data[0], bytes(data)
+
+    return lambda x: (program(x), bytes(view))
+
+
 @pytest.mark.parametrize(**TABLE.params())
 def test_containers_with_methods_of_their_own(program: Any) -> None:
     program.check()

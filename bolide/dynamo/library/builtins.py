@@ -521,6 +521,10 @@ _extending(collections.deque.extend, "list_extend")
 _extending(collections.deque.extendleft, "deque_extendleft")
 _extending(list.__iadd__, "list_iadd")
 _extending(collections.deque.__iadd__, "list_iadd")
+for _method in (set.isdisjoint, frozenset.isdisjoint):
+    _extending(_method, "is_disjoint")
+for _method in (set.issuperset, frozenset.issuperset):
+    _extending(_method, "is_superset")
 
 
 @intercept(list.__setitem__, bytearray.__setitem__)
@@ -534,7 +538,8 @@ def _set_slice(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 def _from_keys(cls: Any) -> None:
     @intercept(cls.fromkeys)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        return Call(polyfill("from_keys"), [cls, *args], kwargs)
+        whole = args and type(args[0]) in (dict, set, frozenset)  # their keys are not hashed again
+        return NATIVE if whole and cls is dict else Call(polyfill("from_keys"), [cls, *args], kwargs)
 
 
 for _cls in (dict, collections.OrderedDict, collections.defaultdict):

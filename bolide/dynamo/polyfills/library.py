@@ -343,6 +343,24 @@ def on_floats(function: Any, args: Any) -> Any:
     return function(*[arg if isinstance(arg, (int, float)) else float(arg) for arg in args])
 
 
+def is_disjoint(owner: Any, items: Any) -> Any:
+    """`set.isdisjoint`, which asks for no more items than it needs."""
+    has = set.__contains__ if isinstance(owner, set) else frozenset.__contains__
+    for item in items:  # noqa: SIM110
+        if has(owner, item):
+            return False
+    return True
+
+
+def is_superset(owner: Any, items: Any) -> Any:
+    """`set.issuperset`, likewise."""
+    has = set.__contains__ if isinstance(owner, set) else frozenset.__contains__
+    for item in items:  # noqa: SIM110
+        if not has(owner, item):
+            return False
+    return True
+
+
 def from_keys(cls: Any, iterable: Any, value: Any = None) -> Any:
     """`dict.fromkeys`."""
     made = cls()

@@ -204,6 +204,9 @@ def fill_instance(empty: Any, full: Any) -> None:
 
 def refill(target: Any, items: Any) -> None:
     """Give a list, deque or bytearray new contents, whatever methods a subclass has of its own."""
+    if isinstance(target, bytearray):  # with a memoryview on it, its size is fixed
+        bytearray.__setitem__(target, slice(None), bytes(items))
+        return
     base: Any = next(base for base in CONTAINERS if isinstance(target, base))
     base.clear(target)
     base.extend(target, items)
