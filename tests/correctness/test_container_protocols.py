@@ -250,6 +250,30 @@ def keys_are_hashed_once(x: torch.Tensor) -> Any:
     return made, key.count, list(dict.fromkeys([3, 1, 3], x)), Dotted.fromkeys("ab", 1)
 
 
+class Frozen(frozenset[int]):
+    def __init__(self, items: Any) -> None:
+        self.given = len(items)
+
+
+@TABLE.program(lambda n: torch.ones(3), lambda n: n)
+def frozen_sets(x: torch.Tensor, count: int) -> Any:
+    made = Frozen([count, 1, 2])
+    return x + 1, made, made.given, made | {9}, {"key": made}, [made, made]
+
+
+@TABLE.program(lambda n: torch.ones(3), made=True)
+def namespaces_that_grow() -> Any:
+    first = KeysInInstance("ab")
+
+    def program(x: torch.Tensor) -> Any:
+        second = KeysInInstance("cd")
+        first.__dict__ |= {"scale": x + len(vars(first)), "names": list(vars(first))}
+        second.__dict__ |= {"scale": x}
+        return x + len(first.__dict__), first.scale, first.names, second.scale  # type: ignore[attr-defined]
+
+    return program
+
+
 @TABLE.program(lambda n: torch.ones(3), made=True)
 def bytes_that_are_shown() -> Any:
     data = bytearray(b"ab")

@@ -700,6 +700,8 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
         return Call(type(found).__set__, [_stateful(vm, found, cls), owner, value])
     if type(owner) is Outside:
         if name in ("__class__", "__dict__") and type(found) in _SLOT_TYPES:
+            if name == "__dict__" and type(value) is Outside and value is outside_namespace(vm, owner):
+                return None  # `thing.__dict__ |= names`
             raise Unsupported(f"the {name.strip('_')} of an object is replaced", vm.where(), None, "attribute_write")
         if type(found) in _SLOT_TYPES and name != "__dict__":
             owner.slots(vm.world).set(name, value)

@@ -10,8 +10,16 @@ from typing import Any
 import torch
 
 from bolide.dynamo.program.captured import ClassAttribute, Guard, GuardKind, Source
-from bolide.dynamo.program.kinds import MISSING, class_attribute, is_library_class, is_library_namespace, steering
+from bolide.dynamo.program.kinds import (
+    MISSING,
+    class_attribute,
+    is_library_class,
+    is_library_namespace,
+    steering,
+    viewed,
+)
 from bolide.dynamo.world.outside import Overlay
+from bolide.support.errors import Unsupported
 from bolide.tracing import UserFrame
 
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
@@ -40,6 +48,7 @@ class Classes:
         self.where: Callable[[], UserFrame | None] = lambda: None
         self.own_classes: dict[int, type] = {}  # classes made by the program, by id
         self.classes: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
+        self.shown_classes: dict[int, dict[str, Any]] = {}  # by id: what classes have whose `__dict__` has been read
         self.mro_cache: dict[tuple[type, str, type | None], Any] = {}
 
     def guard(self, source: Source | None, kind: GuardKind, expected: Any) -> None:
@@ -116,6 +125,14 @@ class Classes:
         else:
             source = Source("apply", Source("object", None, None, cls), (wanted,), issubclass)
             self.guard(source, "equals", issubclass(cls, wanted))
+
+    def show_class(self, table: dict[str, Any], source: Source, wrap: Callable[[Any, Source], Any]) -> Any:
+        """The `__dict__` of a class as it is now: it is not written to while the program has that."""
+        if any(viewed(vars(cls)) is table for cls in self.classes):
+            raise Unsupported("the __dict__ of a class that is written to", self.where(), None, "outside_object")
+        self.shown_classes[id(table)] = table
+        self.guard(Source("apply", source, (), list), "equals", list(table))
+        return types.MappingProxyType({name: wrap(item, Source("item", source, name)) for name, item in table.items()})
 
 
 def asks_program(kind: type, name: str) -> bool:

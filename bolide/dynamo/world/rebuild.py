@@ -56,7 +56,7 @@ from bolide.dynamo.world.iterators import (
     set_iterator,
     set_position,
 )
-from bolide.dynamo.world.outside import CONTAINERS, Deferred, Outside, Overlay
+from bolide.dynamo.world.outside import CONTAINERS, Deferred, Outside, Overlay, items_of
 from bolide.dynamo.world.tracebacks import entries, held
 from bolide.dynamo.world.tracebacks import restored as restored_trace
 from bolide.dynamo.world.views import VIEWS
@@ -68,7 +68,8 @@ from bolide.tracing import TracedFloat, TracedTensor, computes_itself
 _is_transformed: Any = torch._C._functorch.is_functorch_wrapped_tensor
 
 
-_MADE_EMPTY = (object, dict, list, set, tuple, collections.OrderedDict, collections.defaultdict, collections.deque)
+_MADE_EMPTY: tuple[type, ...] = (object, dict, list, set, frozenset, tuple)
+_MADE_EMPTY += (collections.OrderedDict, collections.defaultdict, collections.deque)
 
 
 def _maker(cls: type) -> Any:
@@ -105,7 +106,10 @@ def _weak_container(cls: Any, items: list[Any]) -> Any:
 def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> Any:
     """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
     set, tuple or deque subclass. `attributes` are None for a dict whose items are its attributes."""
-    made = tuple_of(cls, items) if issubclass(cls, tuple) else bare_instance(cls)
+    if issubclass(cls, frozenset):
+        made: Any = frozenset.__new__(cls, items)
+    else:
+        made = tuple_of(cls, items) if issubclass(cls, tuple) else bare_instance(cls)
     if items is not None:
         _fill(cls, made, items)
     if attributes is None:
@@ -408,7 +412,7 @@ class Rebuilder:
             return Recipe("call", cls)
         if type(cls.__hash__) is types.FunctionType:  # it may be a key of what is filled before it
             return None
-        if _is_open(cls) and not isinstance(value, (tuple, type, enum.Enum, BaseException)):
+        if _is_open(cls) and not isinstance(value, (tuple, frozenset, type, enum.Enum, BaseException)):
             return Recipe("call", bare_instance, (Recipe("constant", cls),))
         return None
 
@@ -773,8 +777,8 @@ class Rebuilder:
             items = self._dict(dict(dict.items(value)))
         elif isinstance(value, tuple):
             items = Recipe("list", None, tuple(self.recipe(item) for item in tuple.__iter__(value)))
-        elif isinstance(value, set):
-            items = self._keys(list(value))
+        elif isinstance(value, (set, frozenset)):
+            items = self._keys(items_of(value))
         elif isinstance(value, list):
             items = self.whole_list(list(value))
         elif isinstance(value, collections.deque):

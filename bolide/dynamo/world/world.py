@@ -109,7 +109,6 @@ class World(Classes):
         self.cells: dict[int, tuple[types.CellType, Any, Any]] = {}  # id(cell) -> (cell, original, value)
         self.outside_cells: dict[int, types.CellType] = {}  # all others the program has made
         self.streams: list[Stream] = []
-        self.shown_classes: dict[int, dict[str, Any]] = {}  # by id: what classes have whose `__dict__` has been read
         self.lists_grown: dict[int, Grown] = {}  # by id of the list
         self.appends: Callable[[], bool] = lambda: False  # whether what is read now is only asked for its `append`
         self.returned = False  # whether what is read now is the result of the present call
@@ -540,14 +539,6 @@ class World(Classes):
             raise Unsupported(reason, self.where(), kind="outside_object")
         shown = self.wrap(table, Source("apply", source, (), viewed))
         return self.mirror(types.MappingProxyType(shown.dict_items.materialise()), source)
-
-    def show_class(self, table: dict[str, Any], source: Source, wrap: Callable[[Any, Source], Any]) -> Any:
-        """The `__dict__` of a class as it is now: it is not written to while the program has that."""
-        if any(viewed(vars(cls)) is table for cls in self.classes):
-            raise Unsupported("the __dict__ of a class that is written to", self.where(), None, "outside_object")
-        self.shown_classes[id(table)] = table
-        self.guard(Source("apply", source, (), list), "equals", list(table))
-        return types.MappingProxyType({name: wrap(item, Source("item", source, name)) for name, item in table.items()})
 
     def _wrap_tensor(self, real: torch.Tensor, source: Source) -> Any:
         if isinstance(real, TracedTensor):
