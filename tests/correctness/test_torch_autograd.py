@@ -396,3 +396,18 @@ def test_a_gradient_has_two_names() -> None:
             x.grad = None if given is None else given.clone()
             results.append((function(x), x.grad))
         assert str(results[0]) == str(results[1])
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_backward_to_inputs_that_other_inputs_are_made_of(several: bool) -> None:
+    """The way there lies outside of what is captured."""
+
+    def fn(y: torch.Tensor, x: torch.Tensor) -> None:
+        (y * y).sum().backward(inputs=[x] if several else x)
+
+    compiled = bolide.compile(fn)
+    for rows in (2, 2, 3):
+        ours, theirs = (torch.arange(rows + 0.0).requires_grad_() for _ in range(2))
+        compiled(ours * 2, ours)
+        fn(theirs * 2, theirs)
+        torch.testing.assert_close(ours.grad, theirs.grad)

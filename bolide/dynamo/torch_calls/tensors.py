@@ -209,6 +209,9 @@ def _backward(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     create = bool(given.get("create_graph"))
     keep = create if given.get("retain_graph") is None else bool(given["retain_graph"])
     inputs = given.get("inputs")
+    if inputs is not None:
+        inputs = _several(inputs)
+        _refuse_outer_graph(vm, outputs, inputs, "torch.autograd.backward")
     leaves = [leaf for leaf in vm.trace.leaves if leaf.requires_grad]
     with torch.no_grad():
         for leaf in leaves:
@@ -217,7 +220,7 @@ def _backward(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         vm,
         outputs,
         None if tangents is None else _several(tangents),
-        () if inputs is None else _several(inputs),
+        inputs or (),
         keep_graph=keep,
         create_graph=create,
         allow_unreachable=True,
@@ -301,7 +304,7 @@ def _grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     unused = materialize or bool(given.get("allow_unused"))
     if not all(tensor.requires_grad for tensor in inputs):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
-    _refuse_outer_graph(vm, outputs, inputs)
+    _refuse_outer_graph(vm, outputs, inputs, "torch.autograd.grad")
     for place in (vm.world.input_place(tensor) for tensor in inputs):
         if place is not None and (hooked := hooks_of(vm, place)) is not None:
             raise _refused(vm, "torch.autograd.grad", hooked, "compile what is called outside of the hook")
@@ -327,7 +330,7 @@ def _grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return tuple(found)
 
 
-def _refuse_outer_graph(vm: Machine, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+def _refuse_outer_graph(vm: Machine, outputs: Sequence[Any], inputs: Sequence[Any], operation: str) -> None:
     """An input that is no leaf has a history outside, which may lead to other inputs."""
     asked = [vm.world.input_place(tensor) for tensor in inputs]
     others = {
@@ -338,9 +341,7 @@ def _refuse_outer_graph(vm: Machine, outputs: Sequence[Any], inputs: Sequence[An
     if others and any(place is not None for place in asked):
         for node in behind(outputs):
             if any(id(getattr(other, "variable", None)) in others for other, _ in node.next_functions):
-                raise _refused(
-                    vm, "torch.autograd.grad", "the gradient goes on outside of the function", "compile that, too"
-                )
+                raise _refused(vm, operation, "the gradient goes on outside of the function", "compile that, too")
 
 
 @intercept(forward_ad.make_dual)
