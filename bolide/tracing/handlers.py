@@ -27,6 +27,7 @@ from bolide.tracing.meta import (
     contiguous_strides,
     hint_of,
     is_undecided,
+    number_dtype,
     same_sizes,
 )
 from bolide.tracing.refusals import refuse_negative, refuse_overlaps, refuse_types
@@ -153,22 +154,22 @@ def _has_kernel(func: Any, key: str) -> bool:
 # ---- the kinds ----------------------------------------------------------------------------------------------------
 
 
-_NUMBERS = frozenset({bool, int, float, torch.SymInt})
+_NUMBERS = frozenset({bool, int, float, complex, torch.SymInt})
 
 
 def functional(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """The handler of operations that neither write nor are views."""
-    if args and args[0].__class__ in _NUMBERS and str(func._schema.arguments[0].type) == "Tensor":
-        args = (trace.dispatch(aten.scalar_tensor.default, args[:1], {"dtype": _dtype_of(args[0])}), *args[1:])
+    args = _with_tensor_first(trace, func, args)
     unwrap = trace.unwrap
     nodes = [unwrap(arg) for arg in args]
     return trace.wrap(trace.call(func, *nodes, **{key: unwrap(arg) for key, arg in kwargs.items()}))
 
 
-def _dtype_of(number: Any) -> torch.dtype:
-    """The dtype of a number that is given for a tensor."""
-    cls = number.__class__
-    return torch.get_default_dtype() if cls is float else torch.bool if cls is bool else torch.int64
+def _with_tensor_first(trace: Trace, func: Any, args: Any) -> Any:
+    """Arguments with a tensor in place of a number that is given for the first one."""
+    if args and args[0].__class__ in _NUMBERS and str(func._schema.arguments[0].type) == "Tensor":
+        return trace.dispatch(aten.scalar_tensor.default, args[:1], {"dtype": number_dtype(args[0])}), *args[1:]
+    return args
 
 
 def _composite(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
@@ -211,6 +212,7 @@ def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     targets = [args[slot] if isinstance(slot, int) else kwargs[slot] for slot in written]
     if not all(isinstance(target, torch.Tensor) for target in targets):
         return writing_ops.call_on_copies(trace, func, args, kwargs)
+    args = _with_tensor_first(trace, func, args) if dropped else args
     unwrap = trace.unwrap
     nodes = [unwrap(arg) for arg in args]
     options = {key: unwrap(arg) for key, arg in kwargs.items() if key not in dropped}
@@ -583,7 +585,10 @@ def _lift_fresh(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 def _copy_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     target = args[0] if args[0].__class__ is TracedTensor else trace.lift(args[0])
     refuse_overlaps(trace.where, func, args, {}, args[:1])
-    trace.write(target, _as(trace, trace.unwrap(args[1]), target.node.meta["val"]))
+    source = trace.unwrap(args[1])
+    if not isinstance(args[1], torch.Tensor):  # a number counts as a tensor of its widest type
+        source = trace.filled(TensorMeta((), (), 0, number_dtype(args[1], widest=True), torch.device("cpu")), source)
+    trace.write(target, _as(trace, source, target.node.meta["val"]))
     return args[0]
 
 

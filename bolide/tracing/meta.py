@@ -123,3 +123,13 @@ def is_undecided(condition: Any) -> bool:
 def hint_of(size: Any) -> int:
     """The value of a size in the run that is being traced; asking adds no guard."""
     return int(size if size.__class__ is int else size.node.hint)
+
+
+def number_dtype(number: Any, widest: bool = False) -> torch.dtype:
+    """The dtype of the tensor that torch makes of a number; `widest`: whatever the default dtype is."""
+    floating = torch.float64 if widest else torch.get_default_dtype()
+    if isinstance(number, (bool, torch.SymBool)):
+        return torch.bool
+    if isinstance(number, complex):
+        return floating.to_complex()
+    return torch.int64 if isinstance(number, (int, torch.SymInt)) else floating

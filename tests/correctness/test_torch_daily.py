@@ -340,3 +340,43 @@ def test_names_of_types_are_the_programs() -> None:
         for size, value in enumerate(values, 2):
             x = torch.randn(size)
             assert compiled(x, value) == fn(x, value)
+
+
+COPIED: list[tuple[torch.dtype, list[Any]]] = [
+    (torch.float32, [1, 2, 3]),
+    (torch.float64, [0.1, 0.2, 0.3]),
+    (torch.int32, [2.7, -2.7, 3.5]),
+    (torch.uint8, [300, -1, 7]),
+    (torch.float32, [True, False]),
+    (torch.complex64, [1j, 2 - 1j]),
+]
+
+
+@pytest.mark.parametrize("dtype, numbers", COPIED)
+def test_numbers_are_copied_into_tensors(dtype: torch.dtype, numbers: list[Any]) -> None:
+    def fn(x: torch.Tensor, number: Any) -> Any:
+        y = x.new_zeros(2, 3)
+        y[:, 1:].copy_(number)
+        return y, x.copy_(number, non_blocking=True), y.sum().copy_(x.shape[0])
+
+    compiled = bolide.compile(fn, fullgraph=True)
+    for size, number in enumerate(numbers, 2):
+        ours, theirs = torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)
+        torch.testing.assert_close(compiled(ours, number), fn(theirs, number), rtol=0, atol=0)
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "div", "true_divide"])
+@pytest.mark.parametrize("numbers", [(2, 1.1), (3, 4), (2.5, 1), (True, 2), (2, 1j)])
+def test_torchs_functions_of_numbers_write_to_a_tensor(name: str, numbers: tuple[Any, Any]) -> None:
+    function: Any = getattr(torch, name)
+    dtype = torch.complex64 if complex in map(type, numbers) else torch.float32
+    called, inside = bolide.compile(function), bolide.compile(lambda out, a, b: function(a, b, out=out), fullgraph=True)
+    for more in (0, 1, 2):
+        a, b = numbers[0], numbers[1] + more
+        expected, ours, theirs = (torch.zeros((), dtype=dtype) for _ in range(3))
+        function(a, b, out=expected)
+        called(a, b, out=ours)
+        inside(theirs, a, b)
+        torch.testing.assert_close(ours, expected)
+        torch.testing.assert_close(theirs, expected)
