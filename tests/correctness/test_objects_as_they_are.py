@@ -6,6 +6,7 @@ from __future__ import annotations
 import enum
 import functools
 import random
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -197,3 +198,45 @@ def test_guards_run_no_code_of_the_program(base: Any, seed: int) -> None:
 
     with config.patch(cache_size_limit=64):
         assert life(lambda f: f) == life(bolide.compile)
+
+
+class Doubling:
+    """A descriptor in Python."""
+
+    def __get__(self, owner: Any, cls: Any) -> Any:
+        return (owner or cls).count * 2
+
+
+class WithClassMethods:
+    count = 3
+
+    @classmethod
+    def method(cls, more: int) -> int:
+        return cls.count + more
+
+    property_of_class: Any = classmethod(property(lambda cls: cls.count))
+    static: Any = classmethod(staticmethod(lambda more: more + 1))  # type: ignore[arg-type]
+    own: Any = classmethod(Doubling())  # type: ignore[arg-type]
+    twice: Any = classmethod(classmethod(lambda cls, more: cls.count * more))  # type: ignore[arg-type]
+
+
+class Below(WithClassMethods):
+    count = 5
+
+
+OBJECT = Below()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="class methods no longer ask what they wrap")
+def test_descriptors_in_class_methods() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        found = [owner.property_of_class + owner.own for owner in (WithClassMethods, Below, OBJECT, Below())]
+        called = [owner.static(1) + owner.twice(4) + owner.method(2) for owner in (WithClassMethods, Below, OBJECT)]
+        above = super(Below, OBJECT)
+        return x + sum(found), called, above.property_of_class, above.own, above.twice(2)
+
+    compiled = bolide.compile(fn, fullgraph=True)
+    for count in (5, 7, 11):
+        Below.count = count
+        x = torch.randn(2)
+        assert str(compiled(x)) == str(fn(x))

@@ -281,7 +281,7 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
     if type(found) in (types.FunctionType, staticmethod):
         return getattr(found, "__func__", found)
     if type(found) is classmethod:
-        return types.MethodType(found.__func__, owner)
+        return _class_method(found, owner)
     if found is MISSING and type(owner) is not type:
         value = _of_metaclass(vm, owner, name, of_meta)
         if value is not MISSING:
@@ -297,6 +297,23 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
     if name == "__dict__":
         return class_namespace(vm, owner, value)
     return _class_value(vm, owner, name, value)
+
+
+def _class_method(method: Any, cls: type) -> Any:
+    """A class method of `cls`. Before Python 3.13 what it wraps may be a descriptor, which is asked."""
+    wrapped = method.__func__
+    if VERSION >= (3, 13) or type(wrapped) is types.FunctionType:
+        return types.MethodType(wrapped, cls)
+    if type(wrapped) is classmethod:
+        return _class_method(wrapped, cls)
+    if type(wrapped) is staticmethod:
+        return wrapped.__func__
+    if type(wrapped) is property and wrapped.fget is not None:
+        return Call(wrapped.fget, [cls])
+    hook = getattr(type(wrapped), "__get__", None)
+    if type(hook) is types.FunctionType:
+        return Call(hook, [wrapped, cls, cls])
+    return types.MethodType(wrapped, cls) if hook is None else wrapped.__get__(cls, cls)
 
 
 def _is_written(vm: Machine, cls: type, name: str) -> bool:
@@ -409,7 +426,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         if kind is staticmethod:
             return found.__func__
         if kind is classmethod:
-            return types.MethodType(found.__func__, cls)
+            return _class_method(found, cls)
         if kind is functools.cached_property:
             return Call(polyfills.BY_NAME["cached_property_get"], [owner, found.func, found.attrname])
         if hasattr(kind, "__get__"):
@@ -606,7 +623,7 @@ def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
     if kind is staticmethod:
         return found.__func__
     if kind is classmethod:
-        return types.MethodType(found.__func__, start)
+        return _class_method(found, start)
     if kind is property:
         return Call(found.fget, [owner])
     if kind in (types.WrapperDescriptorType, types.MethodDescriptorType) and not unbound:
