@@ -226,10 +226,16 @@ def compute(
     function: Callable[..., torch.Tensor], *operands: Any, known: Callable[..., float] | None = None, form: str = ""
 ) -> Any:
     """`function` of numbers, some of them traced, as a traced float; `known` computes its value from theirs, and `form`
-    is the text of that, with {} for each operand."""
+    is the text of that, with {} for each operand. That Python does not raise is guarded, or checked in the graph; where
+    it does, or the result is complex, that of these very numbers is given."""
     traced = [operand for operand in operands if isinstance(operand, TracedFloat)]
-    hint = None
+    hint, domain = None, DOMAINS.get(known)
+    total = function in _TOTAL or (domain is not None and _always(domain, operands))
     if known is not None and all(operand.hint is not None for operand in traced):
+        if domain is not None and not total and all(operand.formula is not None for operand in traced):
+            total = domain(*operands)
+            if not total:  # an error, a complex number, or close to these: so much for these values only
+                return known(*[float(operand) for operand in operands])
         hint = known(*map(_hint, operands))
     pins = tuple(dict.fromkeys(pin for operand in traced for pin in operand.pins))
     made = None if known is None else (known, operands)
@@ -238,9 +244,106 @@ def compute(
         tensors = [operand.tensor if isinstance(operand, TracedFloat) else operand for operand in operands]
         found: Any = function(*tensors)
         trace = traced[0].tensor._trace
-        if hint is None and function not in _TOTAL and trace.captures_numbers is not False:
+        unsure = hint is None or domain is not None
+        if unsure and not total and trace.captures_numbers is not False:
             data.check_tensor(trace, found.isfinite())  # else Python may raise: eager does
-        return TracedFloat(found, hint, pins, formula, made)
+        result = TracedFloat(found, hint, pins, formula, made)
+        result.within = _bounds(function, known, operands)
+        return result
+
+
+def _ends(operands: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The operands with the bounds of the traced one in its place; none if they are not known, or negative."""
+    traced = [operand for operand in operands if isinstance(operand, TracedFloat)]
+    if len(traced) != 1 or traced[0].within is None or traced[0].within[0] < 0:
+        return []
+    return [tuple([end if each is traced[0] else each for each in operands]) for end in traced[0].within]
+
+
+def _always(domain: Callable[..., bool], operands: tuple[Any, ...]) -> bool:
+    """Whether numbers are in a domain wherever the traced one is in its bounds. (Positive numbers that are in a domain
+    are an interval.)"""
+    ends = _ends(operands)
+    return bool(ends) and all(domain(*end) for end in ends)
+
+
+def _bounds(function: Any, known: Any, operands: tuple[Any, ...]) -> tuple[float, float] | None:
+    """The bounds of a result that follow from those of the one traced operand; the function is monotonic."""
+    if known is None or function not in _MONOTONIC or (function is operator.pow and _has_sign(operands[0])):
+        return None
+    try:
+        found = sorted(float(known(*end)) for end in _ends(operands))
+    except ArithmeticError:
+        return None
+    return (found[0], found[1]) if found and not any(map(math.isnan, found)) else None
+
+
+def _has_sign(base: Any) -> bool:
+    return not isinstance(base, TracedFloat) and base < 0
+
+
+_MONOTONIC = frozenset({operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, torch.sqrt})
+
+
+# ---- where Python raises, or a power is complex: the functions here give a float where these say so ------------------
+
+_LARGEST = 709.0  # of what an exponential is a float
+
+
+def _has_power(base: Any, exponent: Any) -> bool:
+    """Whether the power of two floats is surely a float."""
+    if not isinstance(exponent, TracedFloat):
+        return _is_base(base, float(exponent))
+    if not isinstance(base, TracedFloat):
+        return _is_exponent(float(base), exponent)
+    if 0 <= base <= 1:
+        return exponent >= 0  # type: ignore[no-any-return]
+    return bool(2**-7 <= base <= 2**7 and -100 <= exponent <= 100)
+
+
+def _is_base(base: Any, exponent: float) -> bool:
+    if exponent in (0, 1):
+        return True
+    if not math.isfinite(exponent):
+        return False
+    most = math.exp(_LARGEST / abs(exponent)) if abs(exponent) >= 1 else math.inf
+    size = abs(base) if exponent.is_integer() else base
+    if exponent < 0:
+        return size >= 1 / most if most < math.inf else size > 0  # type: ignore[no-any-return]
+    return bool(0 <= size <= most)
+
+
+def _is_exponent(base: float, exponent: Any) -> bool:
+    if base == 1:
+        return True
+    if not 0 < base < math.inf:
+        return bool(base == 0 and exponent >= 0)
+    limit = _LARGEST / math.log(base)
+    return bool(exponent <= limit if base > 1 else exponent >= limit)
+
+
+def _is_finite(x: Any) -> bool:
+    return bool(-math.inf < x < math.inf)
+
+
+def _up_to(most: float, least: float = -math.inf) -> Callable[[Any], bool]:
+    return lambda x: bool(least <= x <= most)
+
+
+def _above(least: float) -> Callable[[Any], bool]:
+    return lambda x: bool(x > least)
+
+
+DOMAINS: dict[Any, Callable[..., bool]] = {
+    **dict.fromkeys((operator.pow, math.pow), _has_power),
+    **dict.fromkeys((math.sin, math.cos, math.tan), _is_finite),
+    **dict.fromkeys((math.log, math.log2, math.log10), _above(0)),
+    **dict.fromkeys((math.exp, math.expm1), _up_to(_LARGEST)),
+    **dict.fromkeys((math.sinh, math.cosh), _up_to(_LARGEST, -_LARGEST)),
+    **dict.fromkeys((math.asin, math.acos), _up_to(1, -1)),
+    math.log1p: _above(-1),
+    math.sqrt: _up_to(math.inf, 0),
+}
 
 
 def _arithmetic(name: str, sign: str, function: Callable[..., Any]) -> None:
@@ -273,7 +376,8 @@ def _of_nodes(name: str, method: str) -> None:
     """torch's own `SymFloat`, which C++ makes of a node, asks the node."""
 
     def operate(self: ScalarNode, *others: Any) -> Any:
-        return getattr(self.owner, method)(*[other.in_graph() for other in others]).node
+        found = getattr(self.owner, method)(*[other.in_graph() for other in others])
+        return (found if isinstance(found, TracedFloat) else _constant(self.tensor, found)).node
 
     setattr(ScalarNode, name, operate)
 

@@ -224,7 +224,9 @@ class Trace:
         node = self.call(aten.full.default, [], self.size_node(expr), dtype=torch.float64, device=torch.device("cpu"))
         formula = None if self.assume is None or self.shapes.is_data(expr) else f"({expr.text()})"
         pin = functools.partial(self.shapes.specialise, expr, hint)
-        return self.scalar(self.wrap(node), float(hint), (pin,), formula, (float, (expr,)))
+        made = self.scalar(self.wrap(node), float(hint), (pin,), formula, (float, (expr,)))
+        made.within = float(expr.least()), 2.0**63
+        return made
 
     def _placeholder(self, name: str, value: Any, behind: torch.fx.Node | None = None) -> torch.fx.Node:
         """Placeholders come before all other nodes: inputs, then sizes, then tangents, each in the order made."""

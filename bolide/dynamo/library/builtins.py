@@ -438,12 +438,20 @@ def _converting(function: Any, name: str, by: str) -> None:
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         if function in MATH and any(type(arg) in operations.SYMBOLIC for arg in args):
             vm.trace.where = vm.where()
-            computed = form.format(", ".join(["{}"] * len(args)))
-            return compute(MATH[function], *map(_in_graph, args), known=function, form=computed)
+            if function is math.log and len(args) == 2:
+                return operator.truediv(*[_of_number(function, arg, form=form) for arg in args])
+            return _of_number(function, *args, form=form.format(", ".join(["{}"] * len(args))))
         tensors = name == "__float__" and any(type(arg) is TracedTensor for arg in args)
         if tensors or any(operations.python_method(vm.world, class_of(arg), name) is not None for arg in args):
             return Call(polyfill(by), [function, args])
         return Call(function, list(map(operations.as_number, args))) if any(map(operations.is_number, args)) else NATIVE
+
+
+def _of_number(function: Any, *args: Any, form: str) -> Any:
+    """A function of `MATH` of numbers."""
+    if not any(type(arg) in operations.SYMBOLIC for arg in args):
+        return function(*args)
+    return compute(MATH[function], *map(_in_graph, args), known=function, form=form)
 
 
 def _in_graph(value: Any) -> Any:

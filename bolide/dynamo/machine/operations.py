@@ -271,7 +271,7 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         vm.trace.where = vm.where()
         if op not in vm.world.once and (a is TracedTensor or b is TracedTensor):
             _rely_on_operator(vm, op)
-        if op in _POWERS and TracedTensor not in (a, b) and not (a in _INTEGERS and b in _INTEGERS):
+        if op in _POWERS and TracedTensor not in (a, b) and not (a in _INTEGERS and b in _INTEGERS and right >= 0):
             left, right = _in_graph(left), _in_graph(right)
         result = vm.trace.perform(op, (left, right), _NO_WORDS)
         return settled(result) if type(result) in SYMBOLIC else result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from types import NoneType
 from typing import Any, cast
@@ -397,7 +398,10 @@ def float_in(vm: Machine, tensor: TracedTensor) -> TracedFloat | float:
     name, value = vm.world.number_in(place)
     vm.trace.functional_only = "numbers are computed in the graph"
     refused = functools.partial(_refuse_number, vm)
-    return vm.trace.scalar(tensor, value + added, (refused,), f"({name} + {added})")
+    number = vm.trace.scalar(tensor, value + added, (refused,), f"({name} + {added})")
+    if value >= 0 and added >= 0:
+        number.within = added, math.inf  # a count of steps, which never becomes negative
+    return number
 
 
 def _refuse_number(vm: Machine) -> None:
