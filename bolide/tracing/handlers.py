@@ -216,8 +216,6 @@ def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     unwrap = trace.unwrap
     nodes = [unwrap(arg) for arg in args]
     options = {key: unwrap(arg) for key, arg in kwargs.items() if key not in dropped}
-    if dropped and args and not any(isinstance(arg, (torch.Tensor, list, tuple)) for arg in args):
-        nodes[0] = _of_number(trace, functional, args[0], nodes[0])
     results = trace.call(functional, *nodes, **options)
     results = results if isinstance(results, list) else [results]
     if dropped:
@@ -230,18 +228,6 @@ def _mutation(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
             _fit_out(trace, target, result.meta["val"], functools.partial(_told, trace, func, nodes, kwargs, place))
         trace.write(target if target.__class__ is TracedTensor else trace.lift(target), result)
     return targets[0] if len(targets) == 1 else tuple(targets)
-
-
-def _of_number(trace: Trace, func: Any, value: Any, node: Any) -> Any:
-    """The first operand of an operation that is given numbers only and its ``out``: a tensor, as in C++."""
-    kind = {bool: torch.bool, int: torch.int64, torch.SymInt: torch.int64, float: torch.get_default_dtype()}.get(
-        type(value)
-    )
-    if kind is None and type(value) is complex:
-        kind = torch.get_default_dtype().to_complex()
-    if kind is None or not isinstance(func._schema.arguments[0].type, torch.TensorType):
-        return node
-    return trace.call(aten.full.default, [], node, dtype=kind)
 
 
 def _refuse_known_out(trace: Trace, target: Any) -> None:
