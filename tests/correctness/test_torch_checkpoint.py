@@ -308,3 +308,119 @@ def test_compiled_functions_inside_of_a_checkpoint(reentrant: bool, breaks: bool
         model.calls in (eager.calls, half) if early else model.calls == eager.calls
     )  # writes come behind what is saved
     assert torch.equal(model.norm.num_batches_tracked, eager.norm.num_batches_tracked)
+
+
+def _own_contexts() -> Any:
+    return torch.autocast("cpu"), torch.autocast("cpu")
+
+
+def _known_contexts() -> Any:
+    return create_selective_checkpoint_contexts(policy_fn_or_list=[torch.ops.aten.mm.default])
+
+
+def _reentrant(function: Any, **options: Any) -> Any:
+    return lambda x: checkpoint(function, x * 1, use_reentrant=True, **options)
+
+
+def _plain(function: Any, **options: Any) -> Any:
+    return lambda x: checkpoint(function, x * 1, use_reentrant=False, **options)
+
+
+def _as_it_is(x: torch.Tensor) -> Any:
+    y = checkpoint(lambda x: x, x, use_reentrant=True)
+    return y is x, y
+
+
+def _without_grad(x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return _as_it_is(x)
+
+
+def _by_name(x: torch.Tensor) -> Any:
+    return torch.autograd.grad(checkpoint(torch.sin, x, use_reentrant=True).sum(), x)
+
+
+def _inputs_by_name(x: torch.Tensor) -> None:
+    checkpoint(torch.sin, x, use_reentrant=True).sum().backward(inputs=[x])
+
+
+def _catching(x: torch.Tensor) -> Any:
+    try:
+        return checkpoint(torch.sin, x, use_reentrant=False, context_fn=_own_contexts)
+    except NotImplementedError:
+        return x
+
+
+def _hooked(x: torch.Tensor) -> torch.Tensor:
+    x.register_hook(lambda tangent: tangent * 2)
+    return x.sin()
+
+
+LEFT_TO_EAGER = {  # what shows how eager runs a checkpoint, or what it refuses
+    "contexts": _plain(lambda x: x @ x.T, context_fn=_own_contexts),
+    "contexts for the second run only": _plain(torch.sin, context_fn=lambda: (_known_contexts()[0], torch.no_grad())),
+    "contexts in a try": _catching,
+    "grad mode": _reentrant(lambda x: x * (2 if torch.is_grad_enabled() else 3)),
+    "a leaf": _reentrant(lambda x: x * (2 if x.is_leaf else 3)),
+    "requires_grad": _reentrant(lambda x: x * (2 if (x * 2).requires_grad else 3)),
+    "a hook": _reentrant(_hooked),
+    "a write": _reentrant(lambda x: x.mul_(2).sin()),
+    "a list": _reentrant(lambda x: [x * 2]),
+    "a list in a tuple": _reentrant(lambda x: (x * 2, [x * 3])),
+    "a dict": _reentrant(lambda x: {"a": x * 2}),
+    "no history": _reentrant(lambda x: x.detach() * 2),
+    "the argument": _as_it_is,
+    "a view of the argument": _reentrant(lambda x: x.view(-1)),
+    "pieces": _reentrant(lambda x: (x * 2).chunk(2)),
+    "gradients by name": _by_name,
+    "backward by name": _inputs_by_name,
+    "debug": _reentrant(torch.sin, debug=True),
+    "keywords": _reentrant(torch.sin, out=None),
+    "a check that there is not": _plain(torch.sin, determinism_check="bogus"),
+    "no function": lambda x: checkpoint(use_reentrant=False),
+}
+CAPTURED = {
+    "known contexts": _plain(lambda x: x @ x.T, context_fn=_known_contexts),
+    "a check": _plain(torch.sin, determinism_check="none"),
+    "a tuple": _reentrant(lambda x: (x.sin(), x.argmax(), 3, None)),
+    "a view": _reentrant(lambda x: (x * 2).t()),
+    "backward": lambda x: _reentrant(torch.sin)(x).sum().backward(),
+    "grad mode off": _without_grad,
+    "nothing to derive": lambda x: checkpoint(lambda y: (y, y + 1), x.detach(), use_reentrant=True),
+}
+
+
+def _seen(fn: Any) -> list[Any]:
+    found: list[Any] = []
+    for rows in (2, 2, 3):
+        x = torch.linspace(0, 1, 2 * rows).view(rows, 2).requires_grad_()
+        try:
+            result = fn(x)
+        except Exception as error:
+            found.append((type(error), str(error)))
+            continue
+        tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        found.append((str(torch.utils._pytree.tree_map(lambda leaf: torch.is_tensor(leaf) or leaf, result)), None))
+        found.append([(tensor.tolist(), tensor.requires_grad) for tensor in tensors])
+        derived = [tensor.sum() for tensor in tensors if tensor.requires_grad]
+        try:
+            torch.autograd.backward(derived)
+        except RuntimeError as error:
+            found.append(str(error))
+        found.append(None if x.grad is None else x.grad.tolist())
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("name", [*LEFT_TO_EAGER, *CAPTURED])
+def test_what_shows_how_eager_runs_a_checkpoint(name: str) -> None:
+    program = (LEFT_TO_EAGER | CAPTURED)[name]
+    assert str(_seen(bolide.compile(program))) == str(_seen(program))
+    whole = bolide.compile(program, fullgraph=True)
+    x = torch.ones(2, 2, requires_grad=True)
+    if name in CAPTURED:
+        whole(x)
+    else:
+        with pytest.raises(bolide.Unsupported) as caught:
+            whole(x)
+        assert caught.value.kind == "context"

@@ -109,6 +109,7 @@ class Machine:
         self.generators: list[weakref.ref[Generator]] = []  # those made by the program
         self.deepest = 0  # how many frames there may be; not known yet
         self.nested = 0  # how many nested runs are at work
+        self.reentrant = 0  # how many reentrant checkpoints are under way: eager runs them without grad mode
         self.memory: dict[Any, Any] = {}  # what intercepts remember for the length of this run
         self._dispatch = dispatch
 

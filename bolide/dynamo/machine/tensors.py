@@ -68,9 +68,25 @@ def node_prehook(node: Any, hook: Any) -> Any:
 NODE_METHODS = {"register_hook": node_hook, "register_prehook": node_prehook}
 
 
+# Attributes in which it shows whether grad mode is on where tensors are made.
+_OF_HISTORY = frozenset(["_base", "grad_fn", "is_leaf", "output_nr", "requires_grad", "requires_grad_", "retain_grad"])
+_OF_HISTORY |= {"_is_view", "backward", "grad", "register_hook", "retains_grad"}
+
+
+def refuse_in_reentrant(vm: Machine, what: str) -> None:
+    """Raises Unsupported in a reentrant checkpoint, where eager answers otherwise: the forward runs without grad mode,
+    and again, with it, on tensors without a history."""
+    if vm.reentrant:
+        reason, remedy = f"{what} in a reentrant checkpoint", "pass use_reentrant=False"
+        operation = "torch.utils.checkpoint.checkpoint"
+        raise Unsupported(reason, vm.where(), remedy, kind="context", operation=operation)
+
+
 def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
     """`owner.name` of a traced tensor. Raises AttributeError as Python does."""
     name = _SYNONYMS.get(name, name)
+    if name in _OF_HISTORY:
+        refuse_in_reentrant(vm, f"Tensor.{name} is used")
     if name in _REFUSED:
         raise _refused(vm, name, "is used")
     if name == "__class__":

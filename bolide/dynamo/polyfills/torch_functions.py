@@ -8,30 +8,39 @@ from typing import Any
 import torch
 
 
-def begin_region(contexts: Any, same_draws: bool) -> Any:
-    """Answered by an intercept (`torch_checkpoint`)."""
+def region_result(region: Any, result: Any) -> Any:
+    """Answered by an intercept (`torch_calls.checkpoint`)."""
     raise NotImplementedError
 
 
 def end_region(region: Any) -> None:
-    """Answered by an intercept (`torch_checkpoint`)."""
+    """Answered by an intercept (`torch_calls.checkpoint`)."""
     raise NotImplementedError
 
 
-def checkpoint(function: Any, context_fn: Any, same_draws: bool, args: Any, kwargs: Any) -> Any:
+def checkpoint(function: Any, region: Any, args: Any, kwargs: Any) -> Any:
     """What is computed here is computed again in the backward pass instead of being saved."""
-    region = begin_region(None if context_fn is None else context_fn(), same_draws)
     try:
-        return function(*args, **kwargs)
+        return region_result(region, function(*args, **kwargs))
     finally:
         end_region(region)
 
 
-def checkpoint_without_inputs(function: Any, args: Any) -> Any:
-    """A reentrant checkpoint none of whose arguments requires grad: nothing in it gets a gradient."""
-    warnings.warn("None of the inputs have requires_grad=True. Gradients will be None")  # noqa: B028
+def checkpoint_without_grad(function: Any, args: Any, requires: bool) -> Any:
+    """A reentrant checkpoint without grad mode, or none of whose arguments `requires` grad: nothing in it gets a
+    gradient."""
+    if not requires:
+        warnings.warn("None of the inputs have requires_grad=True. Gradients will be None")  # noqa: B028
     with torch.no_grad():
-        return function(*args)
+        result = function(*args)
+        if type(result) is tuple:
+            return tuple([_as_new(value, args) for value in result])
+        return _as_new(result, args)
+
+
+def _as_new(result: Any, args: Any) -> Any:
+    """A result of an `autograd.Function`, which is no argument."""
+    return result.detach() if any(result is arg and torch.is_tensor(arg) for arg in args) else result
 
 
 def encode_plainly(encoder: Any, *args: Any, **kwargs: Any) -> Any:

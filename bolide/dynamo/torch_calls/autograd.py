@@ -127,11 +127,13 @@ def later(vm: Machine, function: Any, name: str, key: Any = None, callable_later
     return call
 
 
-def refuse_for_real(vm: Machine, key: Any, kind: str = "side_effect") -> None:
+def refuse_for_real(
+    vm: Machine, key: Any, kind: str = "side_effect", remedy: str = "write nothing outside in the backward pass"
+) -> None:
     """Raises Unsupported for what an earlier capture has found to be called for real (see `later`)."""
     reason = vm.world.symbols.history.called_for_real.get(key)
     if reason is not None:
-        raise Unsupported(reason, vm.where(), "write nothing outside in the backward pass", kind=kind)
+        raise Unsupported(reason, vm.where(), remedy, kind=kind)
 
 
 def here(vm: Machine) -> Any:

@@ -6,20 +6,24 @@ from __future__ import annotations
 import contextlib
 import operator
 import warnings
+from collections.abc import Iterator, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
 import torch.fx as fx
 from torch.utils import checkpoint
 
-from bolide.dynamo.machine.calls import intercept
+from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.tensors import refuse_in_reentrant
 from bolide.dynamo.polyfills import torch_functions
 from bolide.dynamo.program.captured import Recipe
-from bolide.dynamo.torch_calls.autograd import effects_so_far
+from bolide.dynamo.torch_calls.autograd import effects_so_far, here, refuse_for_real
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
-from bolide.tracing import TensorMeta, generators, rng, writing_ops
+from bolide.tracing import TensorMeta, TracedTensor, generators, rng, writing_ops
+from bolide.tracing.tensor import AliasGroup
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -33,13 +37,14 @@ class Policy(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A checkpointed call that has begun: the graph's last node before it, what had been written outside, and whether
-    the same random numbers are drawn when it is computed again."""
+    """A checkpointed call that has begun: the graph's last node before it, what had been written outside, whether the
+    same random numbers are drawn when it is computed again, and the storages of its arguments if it is reentrant."""
 
     before: fx.Node
     policy: Policy | None
     written: Any
     same_draws: bool
+    given: Sequence[AliasGroup] | None
 
 
 def _no_recipe(rebuilder: Rebuilder, region: Region) -> Recipe:
@@ -50,98 +55,145 @@ def _no_recipe(rebuilder: Rebuilder, region: Region) -> Recipe:
 RECIPES[Region] = _no_recipe
 
 
+REMEDY = "pass use_reentrant=False"
+_OPTIONS = {
+    "use_reentrant": None,
+    "context_fn": checkpoint.noop_context_fn,
+    "preserve_rng_state": True,
+    "determinism_check": "default",
+    "debug": False,
+    "early_stop": True,
+}
+
+
 @intercept(checkpoint.checkpoint)
 def _checkpoint(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    function, *values = args
-    options = dict(kwargs)
-    reentrant = options.pop("use_reentrant", None)
-    context_fn = options.pop("context_fn", checkpoint.noop_context_fn)
-    same_draws = options.pop("preserve_rng_state", True) is not False
-    for name in ("determinism_check", "debug", "early_stop"):
-        options.pop(name, None)
+    given = {**_OPTIONS, **kwargs}
+    reentrant, context_fn, same_draws, check, debug, _ = [given.pop(name) for name in _OPTIONS]
+    own = context_fn is not checkpoint.noop_context_fn
     if reentrant is None:
         vm.deferred.append((warnings.warn, ["torch.utils.checkpoint: use_reentrant should be passed explicitly"], {}))
+    if reentrant is False:
+        fitting = check in ("default", "none") and not (debug and own)
+    else:
+        fitting = reentrant in (None, True) and not given and not own and debug is False
+    if not args or not fitting:
+        raise _refused(vm, "torch.utils.checkpoint is called with arguments that it refuses", None)
+    function, *values = args
     if reentrant is not False:
-        if options or context_fn is not checkpoint.noop_context_fn:
-            raise ValueError("Unexpected keyword arguments: " + ",".join(options))
-        if torch.is_grad_enabled() and not any(isinstance(v, torch.Tensor) and v.requires_grad for v in values):
-            return Call(torch_functions.checkpoint_without_inputs, [function, tuple(values)])
-    chosen = None if context_fn is checkpoint.noop_context_fn else context_fn
-    return Call(torch_functions.checkpoint, [function, chosen, same_draws, tuple(values), options])
+        requires = any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+        if not requires or not torch.is_grad_enabled():
+            return Call(torch_functions.checkpoint_without_grad, [function, tuple(values), requires])
+        refuse_for_real(vm, here(vm), "context", REMEDY)
+        vm.memory.setdefault(refuse_gradients, []).append(here(vm))
+    policy = _policy(vm, vm.evaluate(context_fn, [])) if own else None
+    vm.trace.functional_only = "activations are checkpointed"
+    groups = None if reentrant is False else [value.group for value in values if type(value) is TracedTensor]
+    before, written = vm.trace.graph._root.prev, _written(vm, groups or ())
+    region = Region(before, policy, written, same_draws is not False, groups)
+    vm.reentrant += groups is not None
+    return Call(torch_functions.checkpoint, [function, region, tuple(values), given])
+
+
+def _refused(vm: Machine, reason: str, remedy: str | None) -> Unsupported:
+    name = "torch.utils.checkpoint.checkpoint"
+    return Unsupported(reason, vm.where(), remedy, kind="context", operation=name)
 
 
 @intercept(checkpoint.create_selective_checkpoint_contexts)
 def _selective(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return Policy(args[0]), None
+    return Policy(args[0] if args else kwargs["policy_fn_or_list"]), None
 
 
-@intercept(torch_functions.begin_region)
-def _begin(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    contexts, same_draws = args
-    policy = None
-    vm.trace.functional_only = "activations are checkpointed"
-    if contexts is not None:
-        policy = contexts[0]
-        if type(policy) is contextlib.nullcontext:
-            policy = None
-        elif type(policy) is not Policy:
-            raise Unsupported(
-                "a checkpoint with contexts of the program's own",
-                vm.where(),
-                "use selective checkpoint contexts",
-                kind="context",
-            )
-    return Region(vm.trace.graph._root.prev, policy, _written(vm), same_draws)
+def _policy(vm: Machine, contexts: Any) -> Policy | None:
+    """The policy that contexts stand for, if they are any that are known."""
+    if type(contexts) is tuple and len(contexts) == 2:
+        forward, again = contexts
+        if type(forward) is Policy and again is None:
+            return forward
+        if type(forward) is type(again) is contextlib.nullcontext:
+            return None
+    raise _refused(vm, "a checkpoint with contexts of the program's own", "use selective checkpoint contexts")
+
+
+def refuse_gradients(vm: Machine) -> None:
+    """To be called where gradients are asked for by name, which eager refuses past a reentrant checkpoint: all of them
+    are called for real then."""
+    sites = vm.memory.get(refuse_gradients)
+    if sites:
+        reason = "a reentrant checkpoint is left to eager: the program asks for gradients by name"
+        vm.world.symbols.history.called_for_real.update(dict.fromkeys(sites, reason))
+        refusal = _refused(vm, reason, REMEDY)
+        refusal.final = True
+        raise refusal
+
+
+@intercept(torch.is_grad_enabled)
+def _is_grad_enabled(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    refuse_in_reentrant(vm, "grad mode is asked for")
+    return NATIVE
+
+
+@intercept(torch_functions.region_result)
+def _result(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    """What a checkpointed call gives. What eager's reentrant one makes otherwise is refused: it lets no gradients
+    through to what is in lists, gives new tensors, and gives a history to all of floating point."""
+    region, result = args
+    if region.given is None:
+        return result
+    results = result if type(result) is tuple else (result,)
+    tensors = [value for value in results if type(value) is TracedTensor]
+    own = set(_nodes_since(region.before))
+    alike = (
+        all(type(value) in (TracedTensor, NoneType, bool, int, float, str) for value in results)
+        and len({id(tensor.group) for tensor in tensors}) == len(tensors)
+        and all(tensor.group.base in own and tensor.face is None for tensor in tensors)
+        and all(tensor.requires_grad is (tensor.is_floating_point() or tensor.is_complex()) for tensor in tensors)
+    )
+    if not alike:
+        raise _refused(vm, "a reentrant checkpoint gives something else than new tensors with a history", REMEDY)
+    return result
 
 
 _DRAWN = frozenset({writing_ops.drawn, *generators.STATES})
 
 
-def _written(vm: Machine) -> Any:
+def _written(vm: Machine, groups: Sequence[AliasGroup]) -> Any:
     drawn = sum(node.target in _DRAWN for node in vm.trace.graph.nodes)
     written = [leaf.group.version for leaf in vm.trace.leaves if leaf.group.version]
-    return effects_so_far(vm), drawn, len(vm.world.draws), written
+    return effects_so_far(vm), drawn, len(vm.world.draws), written, [group.version for group in groups]
 
 
 @intercept(torch_functions.end_region)
 def _end(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     region: Region = args[0]
-    if torch.is_grad_enabled() and region.written != _written(vm):
-        raise Unsupported(
-            "a checkpointed region writes outside: eager does that again when it computes the region again",
-            vm.where(),
-            "keep what it writes (statistics, counters) out of the region",
-            kind="context",
-            operation="torch.utils.checkpoint.checkpoint",
-        )
-    if torch.is_grad_enabled() and not region.same_draws and _draws_since(region.before):
-        raise Unsupported(
-            "a checkpointed region draws other random numbers when it is computed again",
-            vm.where(),
-            "leave preserve_rng_state on",
-            kind="context",
-            operation="torch.utils.checkpoint.checkpoint",
-        )
-    node, saved = region.before.next, set()
-    while node.op != "root":
+    vm.reentrant -= region.given is not None
+    if torch.is_grad_enabled() and region.written != _written(vm, region.given or ()):
+        reason = "a checkpointed region writes outside: eager does that again when it computes the region again"
+        raise _refused(vm, reason, "keep what it writes (statistics, counters) out of the region")
+    nodes = list(_nodes_since(region.before))
+    if torch.is_grad_enabled() and not region.same_draws and any(map(_draws, nodes)):
+        reason = "a checkpointed region draws other random numbers when it is computed again"
+        raise _refused(vm, reason, "leave preserve_rng_state on")
+    saved = set()
+    for node in nodes:
         if node.op == "call_function":
             node.meta["region"] = region
             source = node.args[0] if node.target is operator.getitem else node
             if source in saved or (source is node and region.policy and _is_saved(vm, region.policy, node)):
                 saved.add(node)
                 node.meta["save"] = True
-        node = node.next
     return None
 
 
-def _draws_since(node: fx.Node) -> bool:
+def _nodes_since(node: fx.Node) -> Iterator[fx.Node]:
     while (node := node.next).op != "root":
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or node.target in (
-            rng.rand,
-            rng.randn,
-        ):
-            return True
-    return False
+        yield node
+
+
+def _draws(node: fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags or node.target in (rng.rand, rng.randn)
 
 
 _SAVED = ("MUST_SAVE", "PREFER_SAVE", "MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")

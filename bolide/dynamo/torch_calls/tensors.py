@@ -19,8 +19,9 @@ from bolide.dynamo.machine.breaking import in_optimizer
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.operations import OUTSIDE_NODE, polyfill, python_method
-from bolide.dynamo.machine.tensors import change_flag, outside_attributes
+from bolide.dynamo.machine.tensors import change_flag, outside_attributes, refuse_in_reentrant
 from bolide.dynamo.program.captured import Source
+from bolide.dynamo.torch_calls.checkpoint import refuse_gradients
 from bolide.dynamo.torch_calls.hooks import hooks_of
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.histories import behind
@@ -152,6 +153,7 @@ def run_engine(
 ) -> Sequence[Any]:
     """The autograd engine over traced tensors; what it computes is recorded. (`torch.autograd` itself would import
     sympy.) `options`: keep_graph, create_graph, allow_unreachable, accumulate_grad."""
+    refuse_in_reentrant(vm, "gradients are computed")
     vm.trace.where = vm.where()
     tangents = []
     for index, output in enumerate(outputs):
@@ -212,6 +214,7 @@ def _backward(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     inputs = given.get("inputs")
     if inputs is not None:
         inputs = _several(inputs)
+        refuse_gradients(vm)
         _refuse_outer_graph(vm, outputs, inputs, "torch.autograd.backward")
     leaves = [leaf for leaf in vm.trace.leaves if leaf.requires_grad]
     with torch.no_grad():
@@ -303,6 +306,7 @@ def _grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     keep = create if given.get("retain_graph") is None else bool(given["retain_graph"])
     materialize = bool(given.get("materialize_grads"))
     unused = materialize or bool(given.get("allow_unused"))
+    refuse_gradients(vm)
     if not all(tensor.requires_grad for tensor in inputs):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
     _refuse_outer_graph(vm, outputs, inputs, "torch.autograd.grad")
