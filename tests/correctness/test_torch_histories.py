@@ -206,3 +206,33 @@ def test_pieces_refuse_to_be_written_in_place(cut: str, way: str) -> None:
             torch.testing.assert_close(*met)
         else:
             assert met[0] == met[1]
+
+
+def _written(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a.add_(1)
+    return b.add_(1) * 2
+
+
+def _read(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a * 2 + b
+
+
+@pytest.mark.parametrize("fn", [_written, _read])
+def test_parts_of_a_split_that_were_written_to_are_given_again(fn: Any) -> None:
+    """Autograd refuses to tell their history; without grad mode they may still be used."""
+    outcomes = []
+    for function in (fn, bolide.compile(fn)):
+        parts = torch.arange(4.0, requires_grad=True).split(2)
+        found: list[str] = []
+        with torch.no_grad(), warnings.catch_warnings(record=True) as met:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                found.append(str(function(*parts)))
+                parts[0].mul_(3)
+        try:
+            function(*parts)
+        except RuntimeError as error:
+            found.append(str(error))
+        assert all("one of several views, as of split" in str(warning.message) for warning in met)
+        outcomes.append((found, [part.detach().tolist() for part in parts]))
+    assert outcomes[0] == outcomes[1]

@@ -59,7 +59,7 @@ def is_plain_subclass(cls: type) -> bool:
 
 def tensor_guard(real: torch.Tensor, where: UserFrame | None = None) -> TensorGuard:
     """What has to stay true of `real`. Raises Unsupported (kind ``input``) for a tensor that cannot be compiled."""
-    refusal = _refusal(real)
+    refusal = _refusal(real) or _without_history(real)
     if refusal is not None:
         raise Unsupported(refusal[0], where, refusal[1], kind="lazy" if is_lazy(real) else "input")
     return TensorGuard(
@@ -71,7 +71,10 @@ def tensor_fits(real: torch.Tensor, expected: TensorGuard) -> bool:
     """Whether a ``tensor`` guard holds, but for its symbolic sizes."""
     if type(real) is not expected.cls or _refusal(real) is not None:
         return False
-    leaf = real.is_leaf if expected.requires_grad and expected.cls is not torch.nn.Parameter else expected.leaf
+    try:
+        leaf = real.is_leaf if expected.requires_grad and expected.cls is not torch.nn.Parameter else expected.leaf
+    except RuntimeError:  # see `_without_history`
+        return False
     facts = (real.dtype, real.device, real.requires_grad, leaf, real.dim())
     wanted = (expected.dtype, expected.device, expected.requires_grad, expected.leaf, len(expected.shape))
     if facts != wanted:
@@ -93,6 +96,15 @@ def _refusal(real: torch.Tensor) -> tuple[str, str] | None:
         return "an argument is a conjugate or negated view that is not computed yet", "call resolve_conj/resolve_neg"
     if real.requires_grad and real.is_inference():
         return "an argument is an inference tensor that requires grad, which it never gets", "detach it"
+    return None
+
+
+def _without_history(real: torch.Tensor) -> tuple[str, str] | None:
+    """As `_refusal`: one of several views that were made at once has no history any more when it was written to."""
+    try:
+        _ = real.is_leaf
+    except RuntimeError:
+        return "an argument is one of several views, as of split, that were written to", "write to their base"
     return None
 
 
@@ -542,6 +554,6 @@ def _actual(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Map
         found = steering(value, guard.expected.name, guard.expected.after)
         return "none" if found is MISSING else _show(found)
     if guard.kind == "tensor" and isinstance(value, torch.Tensor):
-        refusal = _refusal(value)
+        refusal = _refusal(value) or _without_history(value)
         return refusal[0] if refusal else tensor_guard(value)
     return _show(value)
