@@ -140,3 +140,15 @@ def test_answers_of_cached_functions_are_the_same_objects(function: Callable[...
         assert any("whose results are cached" in event.reason for event in met)
     if function in (reads, reads_after_writes, leaves):
         assert len(compiled._bolide.entries) <= 2
+
+
+def test_a_cached_function_of_a_library_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(x: torch.Tensor) -> Any:
+        return x + 1, torch.get_device_module().__name__
+
+    compiled = bolide.compile(program)
+    assert compiled(torch.ones(1))[1] == program(torch.ones(1))[1]
+    monkeypatch.setattr(torch, "get_device_module", lambda device=None: torch.cuda)
+    assert compiled(torch.ones(1))[1] == program(torch.ones(1))[1] == "torch.cuda"
+    monkeypatch.undo()
+    assert compiled(torch.ones(1))[1] == program(torch.ones(1))[1]

@@ -142,7 +142,9 @@ def is_library_class(cls: type) -> bool:
     return module is not None and (cls.__module__ == "builtins" or is_library_namespace(module.__dict__))
 
 
-_CODE = frozenset({types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod, property})
+_CODE = frozenset(
+    {types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper, staticmethod, classmethod, property}
+)
 
 
 def is_code(value: Any) -> bool:
