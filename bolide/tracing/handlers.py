@@ -617,8 +617,10 @@ def dtype_and_device(kwargs: dict[str, Any], like: TensorMeta | None = None) -> 
 def _full(trace: Trace, shape: Any, value: Any, dtype: torch.dtype, device: torch.device, stride: Any = None) -> Any:
     shape = tuple(shape)
     refuse_negative(shape)
-    if not dtype.is_floating_point and isinstance(value, (int, float, complex)):
+    if isinstance(value, complex) or (not dtype.is_floating_point and isinstance(value, (int, float))):
         torch.full((), value, dtype=dtype)  # raises where the type has no such number
+    if isinstance(value, complex) and not dtype.is_complex:
+        value = value.real
     wanted = TensorMeta(shape, tuple(stride) if stride is not None else contiguous_strides(shape), 0, dtype, device)
     made = trace.wrap(trace.filled(wanted, value))
     if stride is None or same_sizes(made.stride(), wanted.stride):
@@ -640,9 +642,12 @@ def _factory(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     if name == "zeros":
         refuse_negative(args[0], torch.zeros)
     if name == "full" and kwargs.get("dtype") is None:
-        dtype = (
-            torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, (int, torch.SymInt)) else dtype
-        )
+        if isinstance(value, bool):
+            dtype = torch.bool
+        elif isinstance(value, complex):
+            dtype = torch.complex128 if dtype is torch.float64 else torch.complex64
+        else:
+            dtype = torch.int64 if isinstance(value, (int, torch.SymInt)) else dtype
     stride = args[1] if name == "empty_strided" else None
     if kwargs.get("memory_format") not in (None, torch.contiguous_format):
         stride = format_strides(tuple(args[0]), kwargs["memory_format"])

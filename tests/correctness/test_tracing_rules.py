@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import bolide
 from bolide.tracing import TensorMeta
 from bolide.tracing.meta import meta_of
 from bolide.tracing.rules import RULES, infer
@@ -308,3 +309,29 @@ def test_strides_where_operands_of_other_types_are_converted_first(name: str) ->
             x, y = first(types[0]), second(types[1])
             wanted, found = overload(x, y), infer(overload, (meta_of(x), meta_of(y)), {})
             assert (found.stride, found.dtype) == (wanted.stride(), wanted.dtype)
+
+
+@pytest.mark.parametrize("value", [1 + 0j, 1 + 2j, 2j, True, 3, 0.5])
+@pytest.mark.parametrize("default", [torch.float32, torch.float64, torch.float16])
+def test_the_type_of_what_is_filled(value: Any, default: torch.dtype) -> None:
+    def program(x: Any) -> Any:
+        made = [torch.full((2,), value), torch.full((), value, dtype=torch.complex128)]
+        for make in (
+            lambda: torch.full((2,), value, dtype=torch.float32),
+            lambda: x.new_full((2,), value),
+            lambda: torch.full_like(x, value),
+        ):
+            try:
+                made.append(make())
+            except RuntimeError as error:
+                made.append(torch.tensor(len(str(error))))
+        return x + 1, made
+
+    compiled = bolide.compile(program, fullgraph=True)
+    try:
+        torch.set_default_dtype(default)
+        for size in (2, 3):
+            x = torch.ones(size, dtype=torch.float32)
+            torch.testing.assert_close(compiled(x), program(x), rtol=0, atol=0)
+    finally:
+        torch.set_default_dtype(torch.float32)
