@@ -557,6 +557,11 @@ def _like(scalar: Any, x: torch.Tensor) -> Any:
     return scalar.to(torch.get_default_dtype())
 
 
+def _is_number_beside(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether the number among two operands is the first; it is in float64."""
+    return not x.dim() and bool(y.dim() or (x.dtype is torch.float64 and y.dtype is not torch.float64))
+
+
 def _binary(op: Callable[..., torch.Tensor], sign: int = 1) -> Callable[..., torch.Tensor]:
     def form(overload: str, x: Any, y: Any, *rest: Any, alpha: Any = None, **options: Any) -> torch.Tensor:
         if isinstance(alpha, torch.Tensor):
@@ -569,7 +574,7 @@ def _binary(op: Callable[..., torch.Tensor], sign: int = 1) -> Callable[..., tor
         elif alpha is not None:
             y = y * alpha
         if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
-            x, y = (x, _like(y, x)) if x.dim() or not y.dim() else (_like(x, y), y)
+            x, y = (_like(x, y), y) if _is_number_beside(x, y) else (x, _like(y, x))
         return op(x, y, *rest, **options)
 
     return form

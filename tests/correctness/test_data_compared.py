@@ -139,3 +139,40 @@ def test_what_is_done_with_a_truth(what: str) -> None:
     for size in (5, 3, 6, 7):
         x = torch.randn(size)
         agree(compiled(x, None), program(x, None))
+
+
+BESIDE: dict[str, Callable[[Any, Any], Any]] = {
+    "number - tensor": lambda number, t: number - t,
+    "tensor - number": lambda number, t: t - number,
+    "number ** tensor": lambda number, t: number**t,
+    "tensor ** number": lambda number, t: t**number,
+    "remainder": lambda number, t: (torch.remainder(number, t), torch.remainder(t, number)),
+    "rsub": lambda number, t: torch.rsub(t, number),
+    "products": lambda number, t: (number * t, number / t, t / number, number + t),
+    "order": lambda number, t: (number < t, t <= number, number == t),
+    "foreach": lambda number, t: (torch._foreach_pow(number, [t])[0], torch._foreach_pow([t], number)[0]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (2,)])
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_float_beside_a_tensor_of_no_dimension_does_not_widen_it(name: str, shape: Any, dtype: torch.dtype) -> None:
+    def program(x: Any, t: Any) -> Any:
+        try:
+            return BESIDE[name](x.item(), t)
+        except (RuntimeError, NotImplementedError):
+            return None
+
+    compiled = bolide.compile(program)
+    for number in (0.75, 0.5, 2.25):
+        x, t = torch.tensor(number), torch.full(shape, 3, dtype=dtype)
+        torch.testing.assert_close(compiled(x, t), program(x, t))
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_powers_of_lists_whose_base_is_a_tensor(shape: Any) -> None:
+    compiled = bolide.compile(torch._foreach_pow)
+    for base in (0.8, 0.5):
+        given = torch.tensor(base), [torch.full(shape, 3.4), torch.full(shape, 3)]
+        torch.testing.assert_close(list(compiled(*given)), list(torch._foreach_pow(*given)))
