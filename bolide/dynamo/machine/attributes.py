@@ -350,8 +350,10 @@ def _class_value(vm: Machine, cls: type, name: str, value: Any) -> Any:
     """A plain value stored on a class."""
     if type(value) in (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType):
         return value
-    if vm.world.own_classes and any(name in base.__dict__ and id(base) in vm.world.own_classes for base in cls.__mro__):
-        return value
+    if id(cls) in vm.world.own_classes:  # what it has from outside is found there
+        cls = next((base for base in cls.__mro__ if name in base.__dict__), cls)
+        if id(cls) in vm.world.own_classes:
+            return value
     source = attribute_source(Source("object", None, None, cls), name)
     if is_library_class(cls):
         return vm.world.trust(value, source)

@@ -194,7 +194,7 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
 
 def refuse_wrapper(vm: Machine, function: Any, result: Any) -> None:
     """What native code has made around traced tensors would compute on them without being interpreted."""
-    if isinstance(result, torch.Tensor) and computes_itself(type(result)):
+    if issubclass(type(result), torch.Tensor) and computes_itself(type(result)):
         reason = f"{shown(function)} makes a {type(result).__name__}, a subclass of Tensor"
         raise Unsupported(
             reason, vm.where(), "make it outside the compiled function", "input", f"{shown(function)}(...)"
