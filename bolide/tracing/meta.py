@@ -79,11 +79,18 @@ def contiguous_strides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
     """Row-major strides, as torch computes them: a size of 0 counts as 1."""
     strides: list[Any] = []
     step: Any = 1
-    for size in reversed(shape):
+    for size in reversed(shape[1:]):
         strides.append(step)
-        step = times(step, size if size.__class__ is not int or size > 1 else 1)
+        step = times(step, or_one(size))
     strides.reverse()
-    return tuple(strides)
+    return (step, *strides) if shape else ()
+
+
+def or_one(size: Any) -> Any:
+    """A size, or 1 if it is 0, which is guarded where that is not known."""
+    if size.__class__ is int:
+        return size if size > 1 else 1
+    return 1 if is_zero(size) else size
 
 
 def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -107,6 +114,9 @@ def is_zero(size: Any) -> bool:
     if size.__class__ is int:
         return bool(size == 0)
     node = size.node
+    least = node.expr.bounds()[0]
+    if least is not None and least > 0:
+        return False
     return bool(node.env.surely(node.expr.eq(0)))
 
 

@@ -232,3 +232,25 @@ def test_reshapes_of_columns_with_extents_of_one_are_views(shape: Callable[[int]
             mine, theirs = compiled(x), program(x)
             assert mine.stride() == theirs.stride()
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+CUT = {
+    "sum": lambda x: x[:, : x.size(1) - 3].sum(0, keepdim=True),
+    "parts": lambda x: torch.cat([x[:, : x.size(1) - 3], x[:, : x.size(1) - 3]]),
+    "elementwise": lambda x: x[:, : x.size(1) - 3] + 1,
+    "several": lambda x: x[: x.size(0) - 2, : x.size(1) - 3, x.size(2) :] + 1,
+    "new": lambda x: torch.zeros(4, x.size(1) - 3, x.size(2)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("last", [0, 3])
+@pytest.mark.parametrize("name", CUT)
+def test_strides_of_what_turns_out_empty(name, last, dynamic):
+    """A size of 0 counts as 1 in the strides of what is made."""
+    compiled = bolide.compile(CUT[name], dynamic=dynamic)
+    for rows in (5, 6, 3, 4):
+        x = torch.ones(2, rows, last)
+        found, expected = compiled(x), CUT[name](x)
+        assert (found.shape, found.stride()) == (expected.shape, expected.stride())
+        torch.testing.assert_close(found, expected)

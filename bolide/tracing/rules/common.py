@@ -9,7 +9,16 @@ from typing import Any
 import torch
 
 from bolide.symbolic import same_size, times
-from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, is_undecided, is_zero, same_sizes
+from bolide.tracing.meta import (
+    TensorMeta,
+    contiguous_strides,
+    hint_of,
+    is_one,
+    is_undecided,
+    is_zero,
+    or_one,
+    same_sizes,
+)
 
 Number = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -188,7 +197,7 @@ def format_strides(shape: tuple[Any, ...], memory_format: torch.memory_format | 
         step: Any = 1
         for dim in (1, *range(len(shape) - 1, 1, -1), 0):
             stride[dim] = step
-            step = times(step, shape[dim] if shape[dim].__class__ is not int or shape[dim] > 1 else 1)
+            step = times(step, or_one(shape[dim]))
         return tuple(stride)
     return contiguous_strides(shape)
 
