@@ -355,3 +355,24 @@ def test_eager_says_what_it_refuses(name):
             program(x)
         texts.append((type(error.value), str(error.value).partition("\n")[0]))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_a_condition_is_a_number_or_a_tensor(data):
+    def program(pred, x):
+        return cond(pred, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    def made(x, pred):
+        return program(x.sum().item() > pred if data else x.size(0) > pred, x)
+
+    for pred in ("a", "", None, [], (1,)):
+        with pytest.raises(RuntimeError, match="Expected pred to be bool or tensor"):
+            bolide.compile(program)(pred, torch.ones(2))
+        with pytest.raises(bolide.Unsupported, match=r"the condition of torch\.cond is a"):
+            bolide.compile(program, fullgraph=True)(pred, torch.ones(2))
+    for pred in (True, 0, 2, 0.5, torch.tensor(False), torch.tensor([1])):
+        torch.testing.assert_close(bolide.compile(program)(pred, torch.ones(2)), program(pred, torch.ones(2)))
+    for rows in (1, 3, 4):
+        compiled = bolide.compile(made, dynamic=True)
+        for limit in (2, 3):
+            torch.testing.assert_close(compiled(torch.ones(rows), limit), made(torch.ones(rows), limit))

@@ -38,6 +38,8 @@ def _cond(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     given = {**dict(zip(("pred", "true_fn", "false_fn", "operands"), args)), **kwargs}
     pred, operands = given["pred"], _arguments(vm, given.get("operands", ()))
     functions = [given["true_fn"], given["false_fn"]]
+    if not issubclass(class_of(pred), (bool, int, float, torch.Tensor, torch.SymBool)):
+        raise refused(vm, f"the condition of torch.cond is a {class_of(pred).__name__}")
     if isinstance(pred, torch.Tensor) and torch._C._functorch.is_batchedtensor(pred):
         return Call(control_flow.both, [pred, *functions, operands])
     if type(pred) is not TracedTensor or vm.trace.known(pred) is not None:
