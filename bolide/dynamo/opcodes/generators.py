@@ -126,15 +126,16 @@ def _delegate(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 @intercept(generators.raise_in_generator)
 def _raise_in_generator(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     generator, error, given = args
-    vm.memory[generators.given_to_throw] = error, given
+    kept = None if any(each is error for each in given) else given
+    vm.memory[generators.given_to_throw] = id(error), kept  # by id: its traceback would keep what is dropped alive
     vm.throw(generator, error)
     return SWITCHED
 
 
 @intercept(generators.given_to_throw)
 def _given_to_throw(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    error, given = vm.memory[generators.given_to_throw]
-    return given if error is args[0] else (args[0],)
+    thrown, given = vm.memory[generators.given_to_throw]
+    return given if given is not None and thrown == id(args[0]) else (args[0],)
 
 
 @intercept(generators.is_stepped_by_code)
