@@ -47,6 +47,7 @@ from bolide.support import events
 from bolide.support.errors import BolideError, Unsupported
 from bolide.symbolic import as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
+from bolide.tracing.history import leaves_behind, takes_gradient
 
 
 def compile_trace(
@@ -71,7 +72,7 @@ def compile_trace(
 
     Raises `Unsupported` for a program without a backward, and for outputs whose history cannot be reproduced.
     """
-    signature, faults = without_underived(describe(trace, outputs), trace.leaves)
+    signature, faults = without_underived(describe(trace, outputs), trace.leaves, trace.own_gradients)
     if signature.differentiable:
         run = _compile_training(trace, signature, forward_compiler, backward_compiler, partition, name, title, on_fault)
     else:
@@ -109,6 +110,7 @@ def _compile_training(
     on_fault: Callable[[Exception], GraphCompiler] | None,
 ) -> CompiledGraph:
     started = time.perf_counter()
+    behind = {id(leaf) for leaf in leaves_behind(r.tensor.grad_fn for r in signature.results if r.tensor is not None)}
     derivable = not trace.own_gradients  # which the backward may set, too
     try:
         joint = finish_joint(trace, signature)
@@ -170,9 +172,9 @@ def _compile_training(
     if tape is not None and kept is not None:
         twice = second_order(tape, trace.constants, again, data=bool(trace.shapes.facts.names))
         eager = functools.partial(in_eager, tape, trace.constants)
-    gradients = results(parts.backward)
-    apart = [i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and gradients[i] is None]
-    return differentiable(forward, backward_for, twice, eager, crossing, apart, title)
+    apart = [i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and id(leaf) not in behind]
+    anchored = not any(takes_gradient(leaf) and id(leaf) in behind for leaf in trace.leaves)
+    return differentiable(forward, backward_for, twice, eager, crossing, apart, anchored, title)
 
 
 def _silently(run: CompiledGraph, signature: Signature) -> CompiledGraph:

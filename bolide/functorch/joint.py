@@ -18,6 +18,7 @@ from bolide.support.errors import FixedSizesNeeded, Unsupported
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.derivatives import check_phases, derivatives
 from bolide.tracing.fallible import done, may_raise
+from bolide.tracing.history import inner_leaves, takes_gradient
 from bolide.tracing.meta import contiguous_strides
 from bolide.tracing.rules.common import is_dense
 
@@ -38,7 +39,9 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     while the engine runs. Raises Unsupported where the engine refuses (a saved value was written since).
     """
     differentiable = [result.tensor for result in signature.results if result.tensor is not None]
-    wanted = [leaf for leaf in trace.leaves if leaf.requires_grad]
+    wanted = [leaf for leaf in trace.leaves if takes_gradient(leaf)]
+    if trace.own_gradients:  # what the program does on the way to leaves that it has made is to be seen
+        wanted += inner_leaves([tensor.grad_fn for tensor in differentiable], trace.leaves)
     taken: set[fx.Node] = set()
     values: list[Any] = _results(trace, signature, taken)
     made = len(values)

@@ -164,6 +164,7 @@ def differentiable(
     eager: SecondOrder | None,
     crossing: Crossing,
     apart: Sequence[int] = (),
+    anchored: bool = False,
     title: str = "a graph",
 ) -> CompiledGraph:
     """Makes the forward graph one node of autograd's graph.
@@ -172,7 +173,8 @@ def differentiable(
     gradients from those, and neither do we). Saved values are released while it runs unless the graph is retained.
     With ``create_graph=True`` `twice` computes the gradients; inside transforms `eager` does where tangents have
     derivatives of their own. The inputs `apart` have a history that no result goes
-    back to: the engine would run it all the same, though it may have been released. A mistake of bolide's in the
+    back to: the engine would run it all the same, though it may have been released. With `anchored` no input requires
+    grad that a result goes back to: one more does, of which nobody knows. A mistake of bolide's in the
     backward is raised as a HalfwayError about `title`: the forward is over.
     """
     backward = _once_per_key(backward_for)
@@ -219,6 +221,7 @@ def differentiable(
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
+            inputs = inputs[:-1] if anchored else inputs
             ctx.inputs, ctx.versions = _remembered(inputs, crossing)
             made = [value.detach() if _is_view(value) else value for value in run([*inputs])]
             pool = [*inputs, *made]
@@ -241,7 +244,8 @@ def differentiable(
         @staticmethod
         def backward(ctx: Any, *tangents: Any) -> Any:
             try:
-                return transformed(ctx, tangents) if is_transformed() else gradients(ctx, tangents)
+                found = transformed(ctx, tangents) if is_transformed() else gradients(ctx, tangents)
+                return (*found, None) if anchored else found
             except Exception as error:
                 refuse_mistake("its backward pass", title, error)
                 raise
@@ -251,6 +255,8 @@ def differentiable(
     def wrapped(inputs: list[Any]) -> Sequence[Any]:
         for index in apart:
             inputs[index] = inputs[index].detach()
+        if anchored:
+            inputs.append(torch.empty(0, requires_grad=True))
         results: Sequence[Any] = apply(*inputs)  # type: ignore[no-untyped-call]
         inputs.clear()
         return results

@@ -12,6 +12,7 @@ import torch
 from bolide.functorch.graphs import CompiledGraph
 from bolide.functorch.signature import Signature
 from bolide.support.errors import Unsupported
+from bolide.tracing.history import inner_leaves, reaches, takes_gradient
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,12 +24,17 @@ class Fault:
     inputs: tuple[int, ...] = ()
 
 
-def without_underived(signature: Signature, leaves: Sequence[torch.Tensor]) -> tuple[Signature, dict[int, Fault]]:
+def without_underived(
+    signature: Signature, leaves: Sequence[torch.Tensor], own_gradients: bool
+) -> tuple[Signature, dict[int, Fault]]:
     """The signature with results that give `leaves` no gradients as results without history; and which those are.
+    With `own_gradients`, those are derived all the same that go back to leaves made inside only: code of the program's
+    runs there.
 
     Raises Unsupported for a result that gives some of them gradients past the operation that has no derivative."""
     faults: dict[int, Fault] = {}
-    visible = any(leaf.requires_grad for leaf in leaves)
+    tracked = [result.tensor.grad_fn for result in signature.results if result.tensor is not None]
+    visible = any(map(takes_gradient, leaves)) and not inner_leaves(tracked, leaves)
     messages: dict[Any, str | None] = {None: None}
     for position, result in enumerate(signature.results):
         if result.tensor is None:
@@ -36,7 +42,7 @@ def without_underived(signature: Signature, leaves: Sequence[torch.Tensor]) -> t
         message = _fault(result.tensor.grad_fn, messages)
         if message is not None:
             faults[position] = Fault(message, _behind(result.tensor.grad_fn, leaves, message))
-        elif not visible:
+        elif not (own_gradients or visible or reaches(result.tensor.grad_fn, leaves)):
             faults[position] = Fault(None)
     if not faults:
         return signature, faults

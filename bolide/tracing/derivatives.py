@@ -19,6 +19,7 @@ from torch.autograd.function import BackwardCFunction, Function
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
+from bolide.tracing.history import nodes_behind, reaches
 from bolide.tracing.meta import TensorMeta, contiguous_strides, same_sizes
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.rules.registry import rule
@@ -76,13 +77,7 @@ def derivatives(trace: Trace, outputs: Iterable[torch.Tensor]) -> Iterator[None]
 
 def _history(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
     """The nodes that outputs go back to."""
-    seen, waiting = {None}, [tensor.grad_fn for tensor in outputs]
-    while waiting:
-        node: Any = waiting.pop()
-        if node not in seen:
-            seen.add(node)
-            yield node
-            waiting += [following for following, _ in node.next_functions]
+    return nodes_behind([tensor.grad_fn for tensor in outputs])
 
 
 def _traced(derivative: Any, name: str, *tangents: Any) -> Any:
@@ -95,6 +90,8 @@ def _traced(derivative: Any, name: str, *tangents: Any) -> Any:
 def _recording(trace: Trace, node: Any, function: Any, key: Any, *tangents: Any) -> Any:
     """What the engine gets for the gradients of the arguments of `node`, a node of the history of `function`."""
     try:
+        if not reaches(node, trace.leaves):
+            raise Unsupported("only tensors that the program makes get gradients from it", kind="operator")
         gradients = iter(_recorded(trace, node, function, tangents))
     except Unsupported as error:
         raise Underivable(key, function.__name__, error) from error

@@ -617,10 +617,11 @@ class NonLeaf(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, leaf: TracedTensor) -> TracedTensor:
+        ctx.set_materialize_grads(False)
         return TracedTensor.make(leaf._trace, leaf.meta, leaf.node, leaf.group)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, grad: torch.Tensor | None) -> torch.Tensor | None:
         return grad
 
 

@@ -236,3 +236,133 @@ def test_parts_of_a_split_that_were_written_to_are_given_again(fn: Any) -> None:
         assert all("one of several views, as of split" in str(warning.message) for warning in met)
         outcomes.append((found, [part.detach().tolist() for part in parts]))
     assert outcomes[0] == outcomes[1]
+
+
+# ---- results that go back to leaves made inside only ----------------------------------------------------------------
+
+log: list[Any] = []
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        log.append(grad.tolist())
+        return grad * 2
+
+
+class Stopped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return None
+
+
+def new_leaf(x: Any) -> Any:
+    return torch.nn.Parameter(x.detach() * 2)
+
+
+def hooked_leaf(x: Any) -> Any:
+    leaf = new_leaf(x)
+    leaf.register_hook(lambda grad: log.append(grad.tolist()))
+    return leaf * 3
+
+
+def two_leaves(x: Any) -> Any:
+    return new_leaf(x) * 3, (x.detach() + 1).requires_grad_() * 2
+
+
+def view_of_result(x: Any) -> Any:
+    y = new_leaf(x) * 2
+    return y[1:], y
+
+
+def behind_a_break(x: Any) -> Any:
+    y = new_leaf(x) * 3
+    print(end="")
+    return y * 2
+
+
+def own_backward(x: Any) -> Any:
+    leaf = new_leaf(x)
+    (leaf * 3).sum().backward()
+    return leaf.grad.clone(), leaf * x.detach()
+
+
+def written(x: Any) -> Any:
+    y = x.detach() + 1
+    return y.mul_(new_leaf(x)), y * 2
+
+
+INNER: dict[str, Any] = {
+    "one": lambda x: new_leaf(x) * 3,
+    "two": two_leaves,
+    "beside one of the input": lambda x: (new_leaf(x) * 3, x * 2),
+    "of both": lambda x: new_leaf(x) * x,
+    "made of nothing": lambda x: x.detach() * torch.ones(4, requires_grad=True),
+    "view": view_of_result,
+    "break": behind_a_break,
+    "own backward": own_backward,
+    "written": written,
+    "hook": hooked_leaf,
+    "derivative": lambda x: Doubled.apply(new_leaf(x)) * 3,
+    "no gradient": lambda x: Stopped.apply(x) * 3,
+    "no gradient beside": lambda x: (Stopped.apply(x) * 3, x * 2),
+}
+INPUTS: dict[str, Any] = {
+    "plain": lambda x: x,
+    "leaf": lambda x: x.requires_grad_(),
+    "no leaf": lambda x: x.requires_grad_() * 2,
+}
+
+
+def outcome_of_leaves(f: Any, make: Any, sizes: tuple[int, ...]) -> Any:
+    """What can be seen of two calls: which results require grad, gradients, and what code of the program's logged."""
+    log.clear()
+    seen = []
+    for size in sizes:
+        x = make(torch.arange(1.0, size + 1))
+        x.retain_grad() if x.requires_grad else None
+        found = f(x)
+        found = found if isinstance(found, tuple) else (found,)
+        tracked = [y for y in found if y.requires_grad]
+        if tracked:
+            sum(y.sum() for y in tracked).backward()
+        seen.append(([(y.requires_grad, y.is_leaf, y.tolist()) for y in found], None if x.grad is None else x.grad))
+    return [(facts, None if grad is None else grad.tolist()) for facts, grad in seen], [*log]
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("name", INNER)
+def test_results_of_leaves_made_inside(name: str, kind: str) -> None:
+    sizes = (4, 4) if name == "made of nothing" else (4, 4, 6)
+    expected = outcome_of_leaves(INNER[name], INPUTS[kind], sizes)
+    assert outcome_of_leaves(bolide.compile(INNER[name]), INPUTS[kind], sizes) == expected
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_an_input_that_a_leaf_made_inside_is_written_to_requires_grad(kind: str) -> None:
+    def write(x: Any, y: Any) -> Any:
+        y.mul_(new_leaf(x))
+        return y * 3
+
+    compiled = bolide.compile(write)
+    for _ in range(2):
+        x, y = INPUTS[kind](torch.ones(3)), torch.ones(3)
+        z = compiled(x, y)
+        assert y.requires_grad and z.requires_grad and not y.is_leaf
+        z.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["beside one of the input", "one"])
+def test_a_history_that_no_result_goes_back_to_is_not_run(name: str) -> None:
+    x = torch.ones(4, requires_grad=True).exp()
+    x.sum().backward()  # releases it
+    found = bolide.compile(INNER[name])(x)
+    (found[0] if isinstance(found, tuple) else found).sum().backward()
