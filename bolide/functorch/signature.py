@@ -176,7 +176,8 @@ def _place(trace: Trace, family: list[TracedTensor], results: list[Result]) -> d
         return _aliases(family, "constant", str(group.base.target), None)
     position = len(results)
     marked = any(tensor.is_conj() or tensor.is_neg() for tensor in family)
-    if len(family) == 1 and not marked and is_dense(family[0].shape, family[0].stride()):
+    untracked_view = family[0].requires_grad and family[0].grad_fn is None and family[0]._is_view()
+    if len(family) == 1 and not (marked or untracked_view) and is_dense(family[0].shape, family[0].stride()):
         results.append(_fresh(family[0]))
         return {id(family[0]): Output("result", position)}
     owner = _owner(family)
@@ -227,7 +228,7 @@ def _owner(family: list[TracedTensor]) -> TracedTensor | None:
     """The tensor whose views the others are: the one with history if there is one; None if it is not at hand (without
     history nothing depends on it).
     """
-    tracked = next((tensor for tensor in family if tensor.grad_fn is not None), None)
+    tracked = next((tensor for tensor in family if tensor.requires_grad), None)
     if tracked is None:
         return next((tensor for tensor in family if not tensor.chain), None)
     owner: Any = tracked._base if tracked.chain else tracked
@@ -258,6 +259,8 @@ def _aliases(
             tracked = False
         if tensor is not owner and owner is not None and not chain:
             chain = _ALIAS  # another object
+        if chain and tracked is None and not tensor._is_view():
+            chain = (*chain, *_DETACH)  # to autograd it is no view of anything
         is_piece = tensor._is_view() and torch._C._autograd._get_creation_meta(tensor) == ONE_OF_SEVERAL
         made[id(tensor)] = Output(kind, index, _portable(chain), tracked if chain else None, is_piece and bool(chain))
     return made

@@ -366,3 +366,62 @@ def test_a_history_that_no_result_goes_back_to_is_not_run(name: str) -> None:
     x.sum().backward()  # releases it
     found = bolide.compile(INNER[name])(x)
     (found[0] if isinstance(found, tuple) else found).sum().backward()
+
+
+# ---- what results are views of --------------------------------------------------------------------------------------
+
+
+def untracked(view: Any) -> Any:
+    def viewed(x: Any) -> Any:
+        with torch.no_grad():
+            return view(x)
+
+    return viewed
+
+
+VIEWS: dict[str, Any] = {
+    "slice": lambda x: x[1:],
+    "no grad": untracked(lambda x: x[1:]),
+    "detached": lambda x: x.detach(),
+    "detached slice": lambda x: x[1:].detach(),
+    "slice of detached": lambda x: x.detach()[1:],
+    "no grad, detached": lambda x: untracked(lambda y: y[1:])(x).detach(),
+    "data": lambda x: x[1:].data,
+}
+PLACES: dict[str, Any] = {
+    "argument": lambda x, view: (view(x),),
+    "twice": lambda x, view: (view(x), view(x)),
+    "behind a break": lambda x, view: (print(end=""), view(x))[1:],
+    "before a break": lambda x, view: (view(x), print(end=""))[:1],
+    "result": lambda x, view: (lambda y: (y, view(y)))(x * 2),
+    "result behind a break": lambda x, view: (lambda y: (y, print(end=""), view(y))[::2])(x * 2),
+}
+
+
+def bases(f: Any, view: Any, kind: str, size: int) -> Any:
+    """Of each result, what it is a view of: an argument, what that is a view of, a result, or something else."""
+    x = torch.ones(size, requires_grad=kind in ("leaf", "view of one with a history"))
+    if kind.startswith("view"):
+        x = (x * 2)[1:]
+    found = f(x, view)
+    known = [x, x._base, *found]
+    names = [
+        next((at for at, each in enumerate(known) if each is y._base), -1) if y._is_view() else None for y in found
+    ]
+    return [(name, y.requires_grad, y.tolist()) for name, y in zip(names, found)]
+
+
+@pytest.mark.parametrize("kind", ["plain", "leaf", "view", "view of one with a history"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("view", VIEWS)
+def test_results_are_views_of_what_eager_has(view: str, place: str, kind: str) -> None:
+    compiled = bolide.compile(PLACES[place])
+    for size in (5, 5, 7):
+        assert bases(compiled, VIEWS[view], kind, size) == bases(PLACES[place], VIEWS[view], kind, size)
+
+
+def test_a_lone_view_without_history_of_a_value_that_requires_grad_requires_grad() -> None:
+    compiled = bolide.compile(lambda x: untracked(lambda y: y[1:])(x * 2))
+    for size in (4, 4, 6):
+        found = compiled(torch.ones(size, requires_grad=True))
+        assert found.requires_grad and found.is_leaf and found._is_view() and found._base.shape == (size,)

@@ -542,7 +542,8 @@ class Rebuilder:
 
     def plain_tensor(self, value: TracedTensor) -> Recipe:
         """A tensor that the program has made, as one of torch's own classes."""
-        if value.requires_grad and value.is_leaf:
+        new_leaf = self._is_new_leaf(value)
+        if new_leaf:
             self.leaves.append(value)
         if isinstance(value, torch.nn.Parameter):
             return Recipe(
@@ -553,7 +554,7 @@ class Rebuilder:
             of = self._output(value.detach())
             of = Recipe("call", torch.Tensor.requires_grad_, (of,)) if value.requires_grad else of
             return Recipe("call", torch.nn.Buffer, (of,), (persistent,))
-        if value.requires_grad and value.is_leaf:
+        if new_leaf:
             return Recipe("call", torch.Tensor.requires_grad_, (self._output(value.detach()),))
         if self.world.trace.spent and is_spent(value):
             return Recipe("call", released, (self._output(detached(value)),))
@@ -561,6 +562,13 @@ class Rebuilder:
         if group.source is None and group.inference is not self.inference and not value.requires_grad:
             return Recipe("call", made_in_mode, (self._output(value), *self.constants(group.inference)))
         return self._output(value)
+
+    def _is_new_leaf(self, value: Any) -> bool:
+        """Whether the program has made it require grad. A view taken in no-grad mode does because its base does."""
+        if not value.requires_grad or not value.is_leaf:
+            return False
+        base = value._base if value._is_view() else None
+        return base is None or not base.requires_grad or (base.is_leaf and id(base) not in self.input_of)
 
     def refuse_histories(self) -> None:
         """Raises Unsupported where a new leaf leaves the graph together with a result that was computed from it: the
