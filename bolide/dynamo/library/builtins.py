@@ -389,6 +389,18 @@ def _number_of(vm: Machine, function: Any, tensor: TracedTensor) -> Any:
     return _converted(vm, function, value) if type(value) in operations.SYMBOLIC else function(value)
 
 
+def _asked_first(vm: Machine, cls: type, names: tuple[str, ...]) -> str | None:
+    """The first of these special methods that a class has, if it is the program's own. What is an int is not asked for
+    the integer that it is."""
+    for name in names:
+        if name == "__index__" and issubclass(cls, int):
+            return None
+        found = vm.world.lookup(cls, name)
+        if found is not MISSING:
+            return name if type(found) is types.FunctionType else None
+    return None
+
+
 def _by_special_method(function: Any, names: tuple[str, ...], kind: Any) -> None:
     """`function` of an object with one of these special methods is a call of it, whose result must be a `kind`."""
 
@@ -404,10 +416,9 @@ def _by_special_method(function: Any, names: tuple[str, ...], kind: Any) -> None
         if args and type(args[0]) is TracedTensor and function in (math.floor, math.ceil):
             return Call(polyfill("on_floats"), [function, args])
         if args and type(args[0]) not in operations.PLAIN and type(args[0]) is not TracedTensor:
-            cls = class_of(args[0])
-            for name in names:
-                if operations.python_method(vm.world, cls, name) is not None:
-                    return Call(polyfill("via_special"), [name, function, args, kind])
+            name = _asked_first(vm, class_of(args[0]), names)
+            if name is not None:
+                return Call(polyfill("via_special"), [name, function, args, kind])
         return NATIVE
 
 
@@ -537,10 +548,36 @@ for _method in (set.issuperset, frozenset.issuperset):
 
 @intercept(list.__setitem__, bytearray.__setitem__)
 def _set_slice(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) == 3 and operations.is_lazy_slice(vm, args[1], args[2]):
-        base = list if issubclass(class_of(args[0]), list) else bytearray
+    if len(args) != 3:
+        return NATIVE
+    base = list if issubclass(class_of(args[0]), list) else bytearray
+    if (call := operations.by_index(vm, base.__setitem__, *args)) is not MISSING:
+        return call
+    if operations.is_lazy_slice(vm, args[1], args[2]):
         return Call(polyfill("assign_slice"), [base.__setitem__, *args])
     return NATIVE
+
+
+def _at_an_index(method: Any, count: int) -> None:
+    """A method of a sequence or of tensors that is given a place, called by name with `count` arguments."""
+
+    @intercept(method)
+    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+        call = operations.by_index(vm, method, *args) if len(args) == count and not kwargs else MISSING
+        return NATIVE if call is MISSING else call
+
+
+for _base in (list, tuple, str, bytes, bytearray, range, torch.Tensor):
+    _at_an_index(_base.__getitem__, 2)
+for _holder in (list, bytearray):
+    _at_an_index(_holder.__delitem__, 2)
+_at_an_index(torch.Tensor.__setitem__, 3)
+
+
+@intercept(slice.indices)
+def _slice_indices(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    converted = len(args) == 2 and any(operations.is_converted(vm, arg) for arg in args)
+    return Call(polyfill("slice_indices"), args) if converted else NATIVE
 
 
 def _from_keys(cls: Any) -> None:

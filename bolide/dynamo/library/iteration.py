@@ -143,12 +143,12 @@ def _plain_argument(value: Any) -> bool:
 
 
 def _over_iterables(function: Any, name: str) -> None:
-    """`function` only iterates over its arguments: it is native if iteration is."""
+    """`function` only iterates over its arguments, or makes integers of them: it is native if that is."""
 
     @intercept(function)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         views = [operations.native_iterable(vm, arg) for arg in args]
-        if any(view is MISSING for view in views):
+        if any(view is MISSING for view in views) or any(operations.is_converted(vm, arg) for arg in args):
             return Call(polyfill(name), args, kwargs)
         return function(*views, **kwargs)
 

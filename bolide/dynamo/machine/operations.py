@@ -7,9 +7,10 @@ import collections
 import functools
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, SupportsIndex
 
+import numpy
 import torch
 
 from bolide.dynamo import polyfills
@@ -46,6 +47,7 @@ _FILL_IN = (operator.mod, operator.imod)  # of a text
 _INTEGERS = (int, torch.SymInt)
 _REPEATS = (operator.mul, operator.imul)
 _SEQUENCES = (list, tuple, str, bytes)
+_INDEXED = (*_SEQUENCES, bytearray, range, collections.deque)
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
 _NO_WORDS: dict[str, Any] = {}
 
@@ -541,14 +543,42 @@ def _has_symbols(key: Any) -> bool:
     return type(key) is torch.SymInt or (type(key) is tuple and any(type(part) is torch.SymInt for part in key))
 
 
-def _is_converted(vm: Machine, key: Any) -> bool:
-    """Whether the program's own code makes an index of a key, or of a part of a slice."""
+def is_index_of_program(world: World, cls: type) -> bool:
+    """Whether the program's own code makes an integer of instances of a class. What is an int is not asked."""
+    return not issubclass(cls, int) and python_method(world, cls, "__index__") is not None
+
+
+_PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
+    slice: lambda key: (key.start, key.stop, key.step),
+    tuple: iter,
+}
+_NEVER_CONVERTED = (PLAIN - {slice, tuple}) | {TracedTensor, *SYMBOLIC}
+
+
+def is_converted(vm: Machine, key: Any) -> bool:
+    """Whether the program's own code makes integers of an index, or of parts of it."""
     cls = type(key)
-    if cls is int or cls in SYMBOLIC:
+    if cls in _NEVER_CONVERTED:
         return False
-    if cls is slice:
-        return any(_is_converted(vm, part) for part in (key.start, key.stop, key.step))
-    return cls is Outside or python_method(vm.world, cls, "__index__") is not None
+    if cls in _PARTS:
+        return any(is_converted(vm, part) for part in _PARTS[cls](key))
+    return is_index_of_program(vm.world, class_of(key))
+
+
+def by_index(vm: Machine, operation: Any, owner: Any, key: Any, *rest: Any) -> Any:
+    """The Call that does an operation on an item after the program's code has made integers of its place, as tensors
+    and sequences have it; else MISSING."""
+    if type(key) in _NEVER_CONVERTED or not (is_converted(vm, key) or _names_objects(key)):
+        return MISSING
+    real = class_of(owner)
+    if issubclass(real, (torch.Tensor, numpy.ndarray)):
+        return Call(polyfill("by_tensor_index"), [operation, owner, key, *rest])
+    return Call(polyfill("by_index"), [operation, owner, key, *rest]) if issubclass(real, _INDEXED) else MISSING
+
+
+def _names_objects(key: Any) -> bool:
+    """Whether a bound of a slice is an object from outside: native code would refuse what stands for it."""
+    return type(key) is slice and any(type(part) is Outside for part in _PARTS[slice](key))
 
 
 _item = operator.getitem  # what that raises is the program's exception (see `faults`)
@@ -564,8 +594,10 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
             vm.trace.where = vm.where()
         if type(key) is Outside and vm.world.lookup(key.cls, "__index__") is MISSING:
             return _item(owner, key.real)  # raises
-        return Call(polyfill("item_by_index"), [owner, key]) if _is_converted(vm, key) else _item(owner, key)
+        return _item(owner, key) if (call := by_index(vm, operator.getitem, owner, key)) is MISSING else call
     if cls is TracedTensor:
+        if (call := by_index(vm, operator.getitem, owner, key)) is not MISSING:
+            return call
         vm.trace.where = vm.where()
         key = _tensor_index(key)
         if vm.trace.has_symbols and _has_symbols(key):
@@ -596,6 +628,8 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
         return found
     if issubclass(real, collections.defaultdict) and key not in owner:
         return Call(polyfill("default_item"), [owner, key])
+    if (call := by_index(vm, operator.getitem, owner, key)) is not MISSING:
+        return call
     return _item(owner, key if _knows_symbols(owner) else as_key(vm, key))
 
 
@@ -607,6 +641,8 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
     """`owner[key] = value`; None, or the Call that does it."""
     cls = type(owner)
     if cls in PLAIN or cls is TracedTensor:
+        if (call := by_index(vm, operator.setitem, owner, key, value)) is not MISSING:
+            return call
         vm.trace.where = vm.where()
         if cls is TracedTensor:
             key = _tensor_index(key)
@@ -628,6 +664,8 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
     method = python_method(vm.world, real, "__setitem__")
     if method is not None:
         return Call(method, [owner, key, value])
+    if cls is not Outside and (call := by_index(vm, operator.setitem, owner, key, value)) is not MISSING:
+        return call
     if issubclass(real, (list, bytearray)) and is_lazy_slice(vm, key, value):
         return Call(polyfill("assign_slice"), [operator.setitem, owner, key, value])
     if cls is Outside:
@@ -664,8 +702,10 @@ def delete_item(vm: Machine, owner: Any, key: Any) -> Any:
         if owner.items.get(key) is MISSING:
             raise KeyError(key)
         owner.items.set(key, MISSING)
-    else:
-        del owner[key]
+        return None
+    if (call := by_index(vm, operator.delitem, owner, key)) is not MISSING:
+        return call
+    del owner[key]
     return None
 
 

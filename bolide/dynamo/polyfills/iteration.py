@@ -171,12 +171,22 @@ def groupby(iterable: Any, key: Any = None) -> Any:
 
 def islice(iterable: Any, *bounds: Any) -> Any:
     limits = slice(*bounds)
-    start = 0 if limits.start is None else limits.start
-    step = 1 if limits.step is None else limits.step
-    stop = limits.stop
-    if start < 0 or step < 1 or (stop is not None and stop < 0):
+    start, stop, step = [None if part is None else _bound(part) for part in (limits.start, limits.stop, limits.step)]
+    if stop is not None and stop == -1:
+        raise ValueError("Stop argument for islice() must be None or an integer: 0 <= x <= sys.maxsize.")
+    if any(part is not None and part < 0 for part in (start, stop)):
         raise ValueError("Indices for islice() must be None or an integer: 0 <= x <= sys.maxsize.")
-    return _islice(iter(iterable), start, stop, step)
+    if step is not None and step < 1:
+        raise ValueError("Step for islice() must be a positive integer or None.")
+    return _islice(iter(iterable), 0 if start is None else start, stop, 1 if step is None else step)
+
+
+def _bound(value: Any) -> Any:
+    """A bound as an integer; -1 for what is none."""
+    try:
+        return operator.index(value)
+    except Exception:
+        return -1
 
 
 def _islice(iterator: Any, skipped: Any, left: Any, step: Any) -> Any:

@@ -9,6 +9,7 @@ import functools
 import operator
 import re
 import sys
+import types
 from typing import Any
 
 from bolide.dynamo.polyfills.generic import is_stored
@@ -319,11 +320,36 @@ def ordered_setdefault(target: Any, key: Any, default: Any = None) -> Any:
     return default
 
 
-def item_by_index(owner: Any, key: Any) -> Any:
-    if isinstance(key, slice):
-        parts = [part if part is None else operator.index(part) for part in (key.start, key.stop, key.step)]
-        return owner[slice(*parts)]
-    return owner[operator.index(key)]
+def by_index(operation: Any, owner: Any, key: Any, *rest: Any) -> Any:
+    """An operation on an item of a sequence, or on a slice, by what an object says that its place is."""
+    return operation(owner, _slice_of(key) if isinstance(key, slice) else operator.index(key), *rest)
+
+
+def by_tensor_index(operation: Any, owner: Any, key: Any, *rest: Any) -> Any:
+    """As `by_index`, for tensors and arrays: a place may be a tuple, of which only some parts are such objects."""
+    where = tuple([_tensor_index(part) for part in key]) if isinstance(key, tuple) else _tensor_index(key)
+    return operation(owner, where, *rest)
+
+
+def slice_indices(key: Any, length: Any) -> Any:
+    return _slice_of(key).indices(operator.index(length))
+
+
+def _slice_of(key: Any) -> Any:
+    return slice(*[part if part is None else operator.index(part) for part in (key.start, key.stop, key.step)])
+
+
+def _tensor_index(part: Any) -> Any:
+    if isinstance(part, slice):
+        return _slice_of(part)
+    if isinstance(part, int) or not isinstance(getattr(type(part), "__index__", None), types.FunctionType):
+        return part
+    try:
+        return operator.index(part)
+    except Exception:  # torch only asks whether this is an index
+        kinds = "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices"
+        error = IndexError(f"{kinds} (got {type(part).__name__})")
+    raise error
 
 
 def length_hint(value: Any, default: Any = 0) -> Any:
