@@ -11,7 +11,9 @@ import torch.nn.functional as F
 
 from bolide.inductor import config
 from bolide.inductor.ir.evaluate import evaluate
+from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import lower
+from bolide.inductor.schedule.inline import inline
 from bolide.inductor.schedule.pipeline import PROGRAM_PASSES
 from bolide.inductor.schedule.unify import Unifier
 from bolide.symbolic import Expr
@@ -72,6 +74,17 @@ def two_column_reductions(x):
     return x.sum(0), (x * x).sum(0)
 
 
+def numbers_of_a_vector(x):
+    return [x[i] * 2 + 1 for i in range(20)]
+
+
+def sum_of_numbers(x):
+    total = x[0]
+    for i in range(1, x.shape[0]):
+        total = total * 0.5 + x[i]
+    return total, x[0] * 3
+
+
 ONE_KERNEL: list[tuple[Callable[..., Any], list[Any]]] = [
     (layer_norm_residual, [R(4, 6, 40), R(4, 6, 40), R(40), R(40)]),
     (bias_gelu, [R(4, 6, 40), R(40)]),
@@ -83,6 +96,8 @@ ONE_KERNEL: list[tuple[Callable[..., Any], list[Any]]] = [
     (through_reshape, [R(24, 5)]),
     (two_row_reductions, [R(24, 33)]),
     (two_column_reductions, [R(24, 33)]),
+    (numbers_of_a_vector, [R(20)]),
+    (sum_of_numbers, [R(60)]),
 ]
 
 
@@ -91,6 +106,20 @@ def test_one_kernel(case: Any) -> None:
     fn, inputs = case
     graph = check(fn, *inputs, **LOOSE)
     assert len(graph.plan.kernels) == 1, graph.plan.text()
+
+
+def test_numbers_are_inlined_without_making_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work grows as the program does, though each number is made of all those before it."""
+    make = Node.make
+    made: list[int] = []
+    for count in (32, 64):
+        program = lower(graph_of(sum_of_numbers, [R(count)])[0])
+        calls: list[str] = []
+        monkeypatch.setattr(Node, "make", lambda op, *args, calls=calls: calls.append(op) or make(op, *args))
+        inline(program)
+        monkeypatch.setattr(Node, "make", make)
+        made.append(len(calls))
+    assert made[1] < 2.5 * made[0], made
 
 
 def test_cross_entropy_is_a_row_kernel_and_the_mean() -> None:

@@ -60,7 +60,7 @@ def fuse(left: Group, right: Group, buffers: dict[str, Buffer]) -> Group | str:
         return "the kernel would have too many arguments"
     unifier = Unifier((*left.outer, *left.inner), (*right.outer, *right.inner))
     reason = (
-        _relate(left, left_reads, right_reads, buffers, unifier)
+        _relate(left, left_reads, right_reads, buffers, unifier, _are_numbers(left, right))
         or _cover(left, right, unifier)
         or _profit(left, right, buffers)
     )
@@ -75,9 +75,10 @@ def _relate(
     right_reads: dict[str, list[Read]],
     buffers: dict[str, Buffer],
     unifier: Unifier,
+    are_numbers: bool,
 ) -> str | None:
     """Tells the unifier what follows from the data: the right reads what the left defines at the same points, or both
-    read an input at the same points."""
+    read an input at the same points. Numbers are computed together whatever they read."""
     made = defined(left)
     related = False
     for name, reads in right_reads.items():
@@ -90,7 +91,7 @@ def _relate(
             if not unifier.equate(stage.coords, read.element.coords):
                 return f"{name} is read at other points than it is computed at"
             related = True
-    if related:
+    if related or are_numbers:
         return None
     shared = [name for name in left_reads if name in right_reads]
     shared.sort(key=lambda name: -_count(product(buffers[name].shape)))
@@ -102,6 +103,10 @@ def _relate(
                     return None
                 return f"both read {name}, at points that do not correspond"
     return "they share no data"
+
+
+def _are_numbers(left: Group, right: Group) -> bool:
+    return not (left.outer or left.inner or right.outer or right.inner)
 
 
 def _cover(left: Group, right: Group, unifier: Unifier) -> str | None:

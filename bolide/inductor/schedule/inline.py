@@ -153,8 +153,7 @@ def _elements(reader: Definition) -> Expr:
 
 def _with_inlined(definition: Computed | Scatter, inlined: dict[str, Computed], made: Made) -> Computed | Scatter:
     """The definition with loads of inlined buffers replaced by their values."""
-    read = reads(definition)
-    used = [producer for name, producer in inlined.items() if name in read]
+    used = [inlined[name] for name in sorted(reads(definition)) if name in inlined]
     if not used:
         return definition
     absorbed = _absorbed(definition, used)
@@ -193,6 +192,8 @@ def value_at(producer: Computed, load: Node, made: Made) -> Node:
     node = made.get(key)
     if node is None:
         axes = dict(zip(producer.axes, element.coords))
+        if not axes and not operands:
+            return producer.value  # a number is the same wherever it is read
 
         def rule(old: Node, src: tuple[Node, ...]) -> Node | None:
             arg = substitute_arg(old, axes)
