@@ -290,3 +290,67 @@ def bytes_that_are_shown() -> Any:
 @pytest.mark.parametrize(**TABLE.params())
 def test_containers_with_methods_of_their_own(program: Any) -> None:
     program.check()
+
+
+# ---- keywords from mappings of the program's -------------------------------------------------------------------------
+
+
+class Raising:
+    def __init__(self, error: BaseException | None, early: bool = False) -> None:
+        self.error, self.early = error, early
+
+    def keys(self) -> list[str]:
+        if self.early and self.error is not None:
+            raise self.error
+        return ["a"]
+
+    def __getitem__(self, key: str) -> Any:
+        if self.error is not None:
+            raise self.error
+        return 3
+
+
+class Unknown(KeyError):
+    pass
+
+
+def _keywords(**keywords: Any) -> Any:
+    return sorted(keywords)
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "alone": lambda mapping: _keywords(**mapping),
+    "behind one": lambda mapping: _keywords(b=1, **mapping),
+    "behind the same": lambda mapping: _keywords(a=1, **mapping),
+    "class in C": lambda mapping: dict(**mapping),
+    "display": lambda mapping: {**mapping},
+}
+ERRORS: dict[str, Callable[[], BaseException | None]] = {
+    "none": lambda: None,
+    "of the key": lambda: KeyError("a"),
+    "of a number": lambda: KeyError(3),
+    "empty": lambda: KeyError(),
+    "of two": lambda: KeyError("a", "b"),
+    "subclass": lambda: Unknown("z"),
+    "lookup": lambda: LookupError("z"),
+    "attribute": lambda: AttributeError("z"),
+}
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("call", CALLS)
+def test_errors_of_mappings_that_give_keywords(call: str, error: str, early: bool) -> None:
+    """CPython takes KeyErrors for its own since 3.12."""
+
+    def program(x: Any, mapping: Any) -> Any:
+        try:
+            found = CALLS[call](mapping)
+        except Exception as caught:
+            found = type(caught), str(caught), caught.__context__
+        return x + 1, found
+
+    compiled, x = bolide.compile(program), torch.ones(2)
+    for _ in range(2):
+        expected = program(x, Raising(ERRORS[error](), early))
+        assert compiled(x, Raising(ERRORS[error](), early))[1] == expected[1]

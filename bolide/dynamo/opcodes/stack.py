@@ -341,7 +341,8 @@ def _dict_merge(vm: Machine, frame: Frame, arg: int) -> Any:
             raise TypeError(f"{described(function)} got multiple values for keyword argument '{repeated}'")
         target.update(value)
         return None
-    request = Call(operations.polyfill("merge_keywords"), [target, value, described(function)])
+    misread = VERSION >= (3, 12)
+    request = Call(operations.polyfill("merge_keywords"), [target, value, described(function), misread])
     return operations.call_for_effect(vm, frame, request)
 
 

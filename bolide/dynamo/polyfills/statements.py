@@ -27,7 +27,10 @@ def merge(target: Any, mapping: Any) -> Any:
     raise TypeError(f"'{type(mapping).__name__}' object is not a mapping")
 
 
-def merge_keywords(target: Any, mapping: Any, function: Any) -> Any:
+def merge_keywords(target: Any, mapping: Any, function: Any, misread: Any) -> Any:
+    """``function(**target, **mapping)``. With `misread`, a KeyError of the mapping's is taken for that of a key that is
+    there already."""
+    message = f"{function} argument after ** must be a mapping, not {type(mapping).__name__}"
     try:
         for key in list(mapping.keys()):
             if key in target:
@@ -36,7 +39,11 @@ def merge_keywords(target: Any, mapping: Any, function: Any) -> Any:
         return
     except AttributeError:
         pass
-    raise TypeError(f"{function} argument after ** must be a mapping, not {type(mapping).__name__}")
+    except KeyError as error:
+        if not misread or len(error.args) != 1:
+            raise
+        message = f"{function} got multiple values for keyword argument '{error.args[0]!s}'"
+    raise TypeError(message)
 
 
 def init_subclass(made: Any, keywords: Any) -> None:
