@@ -44,6 +44,7 @@ NATIVE_ROOTS = _names(
 INTERPRETED = (
     "torch.nn.modules",
     "torch.nn.parallel",
+    "torch.nn.init",
     "torch.nn.utils",
     "torch.nn.functional.gaussian_nll_loss",
     "torch._functorch.functional_call.stack_module_state",

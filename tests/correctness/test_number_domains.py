@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import bolide
 
@@ -99,3 +99,21 @@ def test_numbers_in_their_domains_share_a_version() -> None:
     for a, n, size in ((1.5, 3, 5), (2.5, 7, 9), (0.25, 30, 4), (900.0, 2, 3)):
         torch.testing.assert_close(compiled(torch.ones(size), a, n), function(torch.ones(size), a, n))
     assert len(compiled._bolide.entries) == 1
+
+
+INITIALISERS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "gain": lambda w, a: w * nn.init.calculate_gain("leaky_relu", a),
+    "bound": lambda w, a: nn.init.kaiming_uniform_(w, a).abs() <= math.sqrt(6 / 4 / (1 + a * a)),
+    "constant": lambda w, a: nn.init.constant_(w, a),
+    "kaiming": lambda w, a: nn.init.kaiming_normal_(w, a, "fan_out") * 0 + a,
+    "xavier": lambda w, a: nn.init.xavier_uniform_(w, a) * 0 + a,
+}
+
+
+@pytest.mark.parametrize("name", INITIALISERS)
+@pytest.mark.filterwarnings("error::bolide.BolideWarning")
+def test_initialisers_take_symbols_for_the_numbers_that_they_are(name: str) -> None:
+    program = INITIALISERS[name]
+    compiled = bolide.compile(program, fullgraph=True)
+    for number in (1.5, 2.5, 0.25, 3):
+        torch.testing.assert_close(compiled(torch.ones(3, 4), number), program(torch.ones(3, 4), number))
