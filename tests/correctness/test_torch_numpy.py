@@ -561,3 +561,36 @@ def test_products_in_place(shapes):
             except ValueError as error:
                 outcomes.append((str(error), a.tolist()))
         assert outcomes[0] == outcomes[1]
+
+
+def _from_numpy(value):
+    try:
+        return torch.from_numpy(value)
+    except TypeError as error:
+        return str(error)
+
+
+MADE_OF_NUMBERS = {
+    "from_numpy": lambda v: _from_numpy(v.numpy() * 2),
+    "from_numpy of a sum": lambda v: _from_numpy(v.numpy().sum()),
+    "from_numpy of an item": lambda v: _from_numpy(v.numpy().reshape(-1)[0]),
+    "from_numpy of an array": lambda v: _from_numpy(np.asarray(v.numpy() * 2)),
+    "as_tensor": lambda v: torch.as_tensor(v.numpy() * 2),
+    "tensor": lambda v: torch.tensor(v.numpy() * 2),
+    "shape of a class": lambda v: getattr(torch, f"{v.type().rpartition('.')[2]}")(v.numpy() * 2).shape,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("name", MADE_OF_NUMBERS)
+def test_tensors_of_numbers_of_numpys(name, dtype):
+    function = MADE_OF_NUMBERS[name]
+    compiled = bolide.compile(function)
+    for number in (3, 4, 4):
+        outcomes = []
+        for each in (compiled, function):
+            try:
+                outcomes.append(each(torch.tensor(number, dtype=dtype)))
+            except (TypeError, ValueError) as error:
+                outcomes.append(str(error))
+        assert repr(outcomes[0]) == repr(outcomes[1])

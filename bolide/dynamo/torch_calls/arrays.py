@@ -71,7 +71,11 @@ def _numpy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(torch.from_numpy)
 def _from_numpy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return args[0].tensor if args and isinstance(args[0], TracedArray) else NATIVE
+    if not args or not isinstance(args[0], TracedArray):
+        return NATIVE
+    if isinstance(args[0], TracedScalar):
+        raise TypeError(f"expected np.ndarray (got {args[0].kind.__module__}.{args[0].kind.__name__})")
+    return args[0].tensor
 
 
 def _with_tensors(values: Any) -> Any:
@@ -136,6 +140,8 @@ def _constructor(dtype: torch.dtype) -> Callable[[Machine, Args, Kwargs], Any]:
         """A tensor in the memory of an array, if that has the same type."""
         if len(args) != 1 or kwargs or not isinstance(args[0], TracedArray):
             return NATIVE
+        if isinstance(args[0], TracedScalar):
+            raise Unsupported("a number of NumPy's is given to a class of tensors", vm.where(), kind="numpy_value")
         return _made(vm, args[0], {"dtype": dtype}, copy=False)
 
     return make
