@@ -272,7 +272,10 @@ def _foreach(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
             options["value"] = own.pop()
         with trace.recording():
             results.append(packet(*own, **options))
-    return None if name.endswith("_") else results
+    if not name.endswith("_"):
+        return results
+    torch._C._increment_version([tensor for tensor in args[0] if not tensor.is_inference()])  # torch counts real ones
+    return None
 
 
 _OF_FOREACH = {

@@ -3,6 +3,8 @@ its own attributes. One compiled function meets tensors that differ in nothing e
 
 from __future__ import annotations
 
+import operator
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -152,3 +154,70 @@ def test_whether_two_arguments_share_a_storage(shares: bool) -> None:
     compiled = bolide.compile(lambda a, b: a + alias(a, b))
     for second in (first[1:], other[1:])[:: 1 if shares else -1]:
         assert torch.equal(compiled(first[:3], second), first[:3] + alias(first, second))
+
+
+# ---- how often it was written to -------------------------------------------------------------------------------------
+
+
+def _by_lists(x: Any) -> Any:
+    parts = [x * 2, x * 3]
+    torch._foreach_add_(parts, 1)
+    torch._foreach_sqrt_(parts)
+    return [part._version for part in parts]
+
+
+def _by_views(x: Any) -> Any:
+    y = x * 2
+    view = y[1:]
+    view.add_(1)
+    y.detach().mul_(2)
+    y.data.mul_(2)
+    return y._version, view._version, y.detach()._version, y.data._version
+
+
+def _before_a_break(x: Any) -> Any:
+    y = (x * 2).mul_(3)
+    found = y._version
+    print(end="")
+    return found, y
+
+
+def _asked(x: Any) -> Any:
+    y = x * 2
+    for number in range(x.shape[0]):
+        y.add_(number)
+    return y + 1 if y._version > 4 else y
+
+
+COUNTED: dict[str, Callable[[Any], Any]] = {
+    "method": lambda x: (x * 2).mul_(3)._version,
+    "random": lambda x: (x * 2).normal_()._version,
+    "item": lambda x: operator.setitem(y := x * 2, 0, 1) or y._version,
+    "out": lambda x: torch.add(x, 1, out=torch.empty_like(x))._version,
+    "new": lambda x: (torch.zeros(3)._version, torch.tensor([1.0])._version, x.clone()._version),
+    "lists": _by_lists,
+    "views": _by_views,
+    "break": _before_a_break,
+    "question": _asked,
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_writes_to_what_is_made_here_are_counted(name: str) -> None:
+    compiled = bolide.compile(COUNTED[name])
+    for size in (4, 4, 6):
+        assert str(compiled(torch.ones(size))) == str(COUNTED[name](torch.ones(size)))
+
+
+def test_what_was_saved_and_written_in_a_list_since_has_no_gradient() -> None:
+    def program(x: Any) -> Any:
+        parts = [x * 2]
+        torch._foreach_sqrt_(parts)
+        torch._foreach_add_(parts, 1)
+        return parts[0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = bolide.compile(program)(torch.ones(3, requires_grad=True))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.sum().backward()

@@ -87,6 +87,8 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
     name = _SYNONYMS.get(name, name)
     if name in _OF_HISTORY:
         refuse_in_reentrant(vm, f"Tensor.{name} is used")
+    if name == "_version" and _is_made_here(vm, owner):
+        return owner._version
     if name in _REFUSED:
         raise _refused(vm, name, "is used")
     if name == "__class__":
@@ -115,6 +117,13 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if found is MISSING:
         raise _no_attribute(owner, name)
     return found
+
+
+def _is_made_here(vm: Machine, owner: Any) -> bool:
+    """Whether all that was ever written to the memory of a tensor is in this trace."""
+    group = owner.group
+    made = group.source is None and not group.frozen and id(owner) not in vm.world.masked
+    return made and vm.world.input_place(owner) is None
 
 
 def _class_of(owner: Any) -> Any:
