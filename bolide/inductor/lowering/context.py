@@ -373,7 +373,10 @@ def _plain(kind: Any) -> Any:
 
 
 def _supported(node: torch.fx.Node) -> bool:
-    """Whether every tensor among arguments and results has a dtype of ours and is on the CPU."""
+    """Whether every tensor among arguments and results has a dtype of ours and is on the CPU, and every number is
+    real."""
+    if complex in map(type, node.args) or complex in map(type, node.kwargs.values()):
+        return False
     metas: list[Any] = [node.meta["val"], *(arg.meta["val"] for arg in node.all_input_nodes)]
     while metas:
         meta = metas.pop()

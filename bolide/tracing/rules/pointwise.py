@@ -144,7 +144,9 @@ def _div_mode(a: TensorMeta, b: Any, *, rounding_mode: str | None) -> TensorMeta
 def _clamp(x: TensorMeta, low: Any = None, high: Any = None, **bounds: Any) -> TensorMeta:
     operands = (x, bounds.get("min", low), bounds.get("max", high))
     require(operands[1:] != (None, None), "torch.clamp: At least one of 'min' or 'max' must not be None")
-    return elementwise([meta for meta in operands if meta.__class__ is TensorMeta], result_type(operands))
+    tensors = [meta for meta in operands if meta.__class__ is TensorMeta]
+    keeps_type = len(tensors) == 1 and x.dtype.is_floating_point  # also beside complex numbers
+    return elementwise(tensors, x.dtype if keeps_type else result_type(operands))
 
 
 @rule("where.self")
