@@ -24,7 +24,7 @@ from bolide.dynamo.breaks.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.bytecode.instructions import decode
 from bolide.dynamo.machine.attributes import Super
 from bolide.dynamo.machine.interpreter import Machine
-from bolide.dynamo.machine.originals import original_of
+from bolide.dynamo.machine.originals import original_of, values_of
 from bolide.dynamo.program.captured import Effect, Recipe, Source
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Frame, Generator, dropped_generator
@@ -263,9 +263,9 @@ def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
     original = original_of(value) if rebuilder.ends and value.kind == "generator" else None
     if original is not None and not value.running:
         if value.done:
-            return Recipe("call", original.cls, rebuilder.constants(*original.empty))
-        names, frame = value.frame.code.locals_names, value.frame
-        values = [frame.locals[names.index(name)] for name in original.variables]
+            make, *parts = original.empty
+            return Recipe("call", make, rebuilder.constants(*parts))
+        values = values_of(value)
         parts = [rebuilder.whole_list(value) if type(value) is list else rebuilder.recipe(value) for value in values]
         return Recipe("call", original.make, tuple(parts))
     if value.source is not None:

@@ -115,7 +115,7 @@ def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     value, cls = args
     if type(value) is Generator:
         original = original_of(value)
-        return isinstance((_ for _ in ()) if original is None else original.cls(*original.empty), cls)
+        return isinstance((_ for _ in ()) if original is None else original.empty[0](*original.empty[1:]), cls)
     if parts := _apart(vm, cls, "__instancecheck__"):
         return _of_any(vm, isinstance, value, parts)
     seen = class_of(value)

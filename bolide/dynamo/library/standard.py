@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo import policy
+from bolide.dynamo.bytecode.instructions import VERSION
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.caches import Writes
@@ -30,11 +31,13 @@ from bolide.dynamo.machine.calls import NATIVE, intercept, referent
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import concrete_data, drawn_or_refused, refused
 from bolide.dynamo.machine.operations import class_of, is_plain, polyfill
+from bolide.dynamo.machine.originals import original_of, remaking
 from bolide.dynamo.machine.tensors import own_attributes
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, LOCK_TYPES, MISSING, is_library_namespace, is_opaque
-from bolide.dynamo.world.iterators import Stream, left_in
+from bolide.dynamo.world.frames import Generator
+from bolide.dynamo.world.iterators import CALLING, REDUCIBLE, Stream, left_in, reduced, restored
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import pictured
 from bolide.support.errors import Unsupported
@@ -234,9 +237,32 @@ def _copies_itself(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if type(value) in operations.SYMBOLIC or is_opaque(value):
         return True
     cls = class_of(value)
-    if not (policy.is_python_class(cls) or cls in _COPIED or type(value) in operations.SEEN_AS):
+    if type(value) is Generator and original_of(value) is None and not value.frame.code.ours:
+        raise TypeError(f"cannot pickle '{value.kind}' object")
+    known = cls in _COPIED or type(value) in operations.SEEN_AS or _is_copied_iterator(value)
+    if not known and (type(value) is Generator or not policy.is_python_class(cls)):
         raise Unsupported(f"a copy of a {cls.__name__}", vm.where(), None, "native_call")
     return False
+
+
+def _is_copied_iterator(value: Any) -> bool:
+    """Whether the copy of an iterator is made in the graph. (From 3.12 on those of itertools warn.)"""
+    if type(value) is Generator:
+        return original_of(value) is not None and not value.running
+    return type(value) in REDUCIBLE | CALLING and (VERSION < (3, 12) or type(value).__module__ != "itertools")
+
+
+@intercept(library.iterator_parts)
+def _iterator_parts(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if type(args[0]) is Generator:
+        return (*remaking(args[0]), None)
+    return reduced(args[0]) if type(args[0]) in REDUCIBLE | CALLING else None
+
+
+@intercept(library.made_of_parts)
+def _made_of_parts(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    function, parts, state = args
+    return Call(function, list(parts)) if type(function) is types.FunctionType else restored(function, parts, state)
 
 
 _COPIED = frozenset(

@@ -14,9 +14,12 @@ from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import for_real, runs_natively
 from bolide.dynamo.machine.operations import PENDING, class_of, concrete, is_number, is_plain, native_view, polyfill
+from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.program.kinds import CONSTANT_TYPES
 from bolide.dynamo.world.classes import name_in_texts
+from bolide.dynamo.world.frames import Generator
+from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import TEXT_METHODS, Pictured, TracedText, joined
 from bolide.support.errors import Unsupported
@@ -98,6 +101,8 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
         return _of_tensor(vm, value, repr if as_repr else str)
     if type(value) in PENDING:
         return _of_pending(vm, value, 2 if as_repr else 1, "")
+    if type(value) is Generator:
+        return _of_generator(vm, value)
     if cls is torch.Size and not is_plain(value):
         return TracedText(repr, value)
     if is_plain(value):
@@ -125,9 +130,20 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
         return Call(polyfill("represent"), [value])
     if type(value) is Outside and method in _PLAIN_TEXTS:
         return repr(value.plain())
-    if type(value) is Outside:
+    if type(value) in (Outside, Stream):
         raise Unsupported(f"the text of an outside {cls.__name__} object", vm.where(), None, "outside_object")
     return repr(value) if as_repr else str(value)
+
+
+def _of_generator(vm: Machine, value: Generator) -> str:
+    """`repr` of a generator, or of the iterator that it stands for."""
+    original = original_of(value)
+    if original is None and value.source is None and not value.frame.code.ours:
+        return f"<{value.kind} object {value.name} at {id(value):#x}>"
+    if original is None or getattr(original.cls, "__repr__") is not object.__repr__:  # noqa: B009
+        raise Unsupported("the text of an iterator", vm.where(), None, "iterator")
+    made = object.__repr__(original.empty[0](*original.empty[1:]))
+    return f"{made.rpartition(' ')[0]} {id(value):#x}>"
 
 
 def _has_names(cls: type, method: Any) -> bool:
@@ -168,8 +184,8 @@ def _object_str(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(object.__repr__)
 def _object_repr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if type(args[0]) is Outside:
-        raise Unsupported("the text of an outside object", vm.where(), None, "outside_object")
+    if type(args[0]) in (Outside, Stream, Generator):
+        raise Unsupported("the text of an outside object or an iterator", vm.where(), None, "outside_object")
     return object.__repr__(concrete(vm, args[0]) if type(args[0]) in PENDING else args[0])
 
 

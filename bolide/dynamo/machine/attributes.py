@@ -45,7 +45,7 @@ from bolide.dynamo.program.sources import shown
 from bolide.dynamo.world import tracebacks
 from bolide.dynamo.world.classes import own_names
 from bolide.dynamo.world.frames import Generator
-from bolide.dynamo.world.iterators import Stream
+from bolide.dynamo.world.iterators import OF_ITERATORS, Stream
 from bolide.dynamo.world.outside import Outside, Overlay, attribute_source, method_of_c
 from bolide.dynamo.world.texts import TEXT_METHODS, TracedText
 from bolide.support.errors import Unsupported
@@ -241,20 +241,22 @@ def _generator(vm: Machine, owner: Generator, name: str) -> Any:
         raise Unsupported(f"{name} of a generator", vm.where(), kind="frame_access")
     method = polyfills.BY_NAME.get(f"generator_{name.strip('_')}")
     original = original_of(owner)
+    if name == "__class__":
+        seen = types.GeneratorType if owner.kind == "generator" else types.CoroutineType
+        return seen if original is None else original.cls
     if original is not None and not hasattr(original.cls, name):
-        raise AttributeError(f"'{original.cls.__name__}' object has no attribute '{name}'")
+        raise AttributeError(f"'{name_in_c(original.cls)}' object has no attribute '{name}'")
+    if method is None and hasattr(types.GeneratorType if original is None else original.cls, name):
+        raise Unsupported(f"{name} of an iterator", vm.where(), kind="iterator")
     if method is None:
         raise AttributeError(f"'generator' object has no attribute '{name}'")
     return types.MethodType(method, owner)
 
 
-_STEPS: dict[str, Any] = {"__next__": next, "__iter__": iter}
-
-
 def _of_stream(vm: Machine, owner: Stream, name: str) -> Any:
     """An attribute of an iterator from outside."""
-    if name in _STEPS:
-        return types.MethodType(_STEPS[name], owner)
+    if name in OF_ITERATORS:
+        return types.MethodType(OF_ITERATORS[name], owner)
     cls = type(owner.real)
     if not hasattr(cls, name):
         raise AttributeError(f"'{name_in_c(cls)}' object has no attribute '{name}'")

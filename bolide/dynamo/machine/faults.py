@@ -36,15 +36,8 @@ _MISSING_NAMES = (AttributeError, NameError)
 _MISSING_ITEMS = (KeyError, IndexError)
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_NAME")
 _STAND_INS = (
-    "Outside",
-    "Stream",
-    "ProgramIterator",
-    "SymInt",
-    "SymBool",
-    "TracedFloat",
-    "TracedText",
-    "TracedArray",
-    "Traced_",
+    *("Outside", "ProgramIterator", "SymInt", "SymBool", "TracedFloat", "TracedText", "TracedArray", "Traced_"),
+    *("Stream", "'Generator'"),
 )
 
 

@@ -21,6 +21,7 @@ import torch
 from bolide.dynamo.bytecode.instructions import CALLS, Code, decode
 from bolide.dynamo.machine.callers import Within, callers_of
 from bolide.dynamo.machine.faults import is_exhausted, is_fault, names_stand_in, real_depth
+from bolide.dynamo.machine.originals import LASTING
 from bolide.dynamo.polyfills import generators
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, is_opaque
@@ -369,6 +370,14 @@ class Machine:
                 return
             frames.pop()
             generator = frame.generator
+            if generator is not None and frame.code.code in LASTING:
+                generator.begin_anew()
+                frame.end(frames[-1])
+                if isinstance(error, StopIteration) and frame.then != "stop":  # as a `next` in C that raises it
+                    self._return_of_generator(frames[-1], frame.then, frame.then_value, error.value)
+                    self.escaping = None
+                    return
+                continue
             frame.end(frames[-1])
             if generator is not None and isinstance(error, StopIteration):
                 wrapped = RuntimeError(f"{generator.kind} raised StopIteration")

@@ -40,6 +40,7 @@ from bolide.dynamo.machine.overrides import is_overridable, overridden, override
 from bolide.dynamo.program.kinds import LOCK_TYPES, MISSING
 from bolide.dynamo.state import CALLBACK
 from bolide.dynamo.world.frames import Frame, Generator
+from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import TracedText
 from bolide.support.errors import Unsupported, insistent
@@ -316,6 +317,8 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
         return arg if keeps else concrete(vm, arg)
     if cls is Outside:
         return _outside(vm, function, arg, is_owner)
+    if cls is Stream and is_owner:
+        raise _given(vm, function, "an iterator from outside")
     if cls in AS_NUMBER:
         return AS_NUMBER[cls](arg) if _is_of_torch(function) else arg
     if cls in _CALLABLES:

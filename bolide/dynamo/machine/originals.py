@@ -14,9 +14,10 @@ from bolide.dynamo.world.iterators import advance, restored
 
 
 class Original(NamedTuple):
-    """`make(*values)` gives the iterator, of the values of these variables of a suspended polyfill; `empty` one that is
-    exhausted."""
+    """`make(*values)` gives the iterator, of the values of these variables of a suspended polyfill, and `body(*values)`
+    one that is interpreted; `empty`: a function and arguments that give one which is exhausted."""
 
+    body: Any
     cls: type
     make: Callable[..., Iterator[Any]]
     variables: tuple[str, ...]
@@ -66,6 +67,11 @@ def _itself(iterator: Any) -> Iterator[Any]:
     return iterator  # type: ignore[no-any-return]
 
 
+def _nothing() -> Iterator[Any]:
+    yield from ()
+
+
+_UNTIL: type = type(iter(int, 1))
 _OF_TWO = ("function", "iterator")
 _TESTING = ("predicate", "iterator")
 _FACTS: tuple[tuple[Any, type, Any, tuple[str, ...], tuple[Any, ...]], ...] = (
@@ -76,6 +82,7 @@ _FACTS: tuple[tuple[Any, type, Any, tuple[str, ...], tuple[Any, ...]], ...] = (
     (generic._zip, zip, _zip, ("iterators", "strict"), ()),
     (generic._enumerate, enumerate, enumerate, ("iterator", "count"), ((),)),
     (generic._reversed, reversed, _reversed, ("sequence", "index"), (range(0),)),
+    (iteration._until, _UNTIL, iter, ("function", "sentinel"), (tuple, ())),
     (iteration._accumulate, itertools.accumulate, _accumulate, ("iterator", "func", "total", "begun"), ((),)),
     (iteration._chain, itertools.chain, _chain, ("rest", "active"), ()),
     (iteration._compress, itertools.compress, itertools.compress, ("data", "selectors"), ((), ())),
@@ -88,15 +95,57 @@ _FACTS: tuple[tuple[Any, type, Any, tuple[str, ...], tuple[Any, ...]], ...] = (
     (iteration._starmap, itertools.starmap, itertools.starmap, _OF_TWO, (None, ())),
     (iteration._zip_longest, itertools.zip_longest, _zip_longest, ("iterators", "alive", "fillvalue"), ()),
 )
+#: What makes the exhausted ones of classes that cannot be called.
+_MAKERS: dict[type, Any] = {_UNTIL: iter, types.GeneratorType: _nothing}
 _ORIGINALS: dict[types.CodeType, Original] = {
-    body.__code__: Original(cls, make, variables, empty) for body, cls, make, variables, empty in _FACTS
+    body.__code__: Original(body, cls, make, variables, (_MAKERS.get(cls, cls), *empty))
+    for body, cls, make, variables, empty in _FACTS
 }
+_ENDED_BY_ERRORS = (generators.step, generators.delegate, generic._reversed, iteration._islice, iteration._zip_longest)
 
-
+#: Code of generators that an exception leaves as they are: they begin anew with their variables as these are by then.
+LASTING = frozenset(
+    {*_ORIGINALS, *(body.__code__ for body in (iteration._groupby, iteration._group, iteration._branch))}
+    - {body.__code__ for body in _ENDED_BY_ERRORS}
+)
 #: Code of suspended frames of which all variables are kept.
-BODIES = frozenset(_ORIGINALS)
+BODIES = LASTING | frozenset(_ORIGINALS)
 
 
 def original_of(generator: Generator) -> Original | None:
     """What a generator stands for, if it is a polyfill's."""
     return _ORIGINALS.get(generator.frame.code.code)
+
+
+def values_of(generator: Generator) -> list[Any]:
+    """The values that a suspended polyfill stands for an iterator with."""
+    original, frame = original_of(generator), generator.frame
+    assert original is not None
+    return [frame.locals[frame.code.locals_names.index(name)] for name in original.variables]
+
+
+_NOT_BEGUN: dict[str, Any] = {
+    **dict.fromkeys(("iterators", "sequence", "alive"), ()),
+    **dict.fromkeys(("strict", "begun", "again"), False),
+    **dict.fromkeys(("count", "skipped", "left"), 0),
+    "total": iteration.NOTHING,
+    "index": -1,
+    "step": 1,
+}
+_EMPTY_ITERATORS = ("iterator", "rest", "active", "data", "selectors")
+
+
+def remaking(generator: Generator) -> tuple[Any, list[Any]]:
+    """A polyfill and arguments which make what stands for another iterator like that of a generator."""
+    original = original_of(generator)
+    assert original is not None
+    if not generator.done:
+        return original.body, values_of(generator)
+    if original.cls is _UNTIL:
+        return original.body, [tuple, ()]
+    return original.body, [iter(()) if name in _EMPTY_ITERATORS else _ended(name) for name in original.variables]
+
+
+def _ended(name: str) -> Any:
+    """A variable of a polyfill that gives nothing any more."""
+    return [] if name == "saved" else _NOT_BEGUN.get(name)

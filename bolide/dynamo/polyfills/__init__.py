@@ -9,6 +9,7 @@ from bolide.dynamo.polyfills import generators, generic, iteration, library, sta
 
 #: Code that is not gone on with behind a break: it relies on `id()` of what is made anew, or has notes of the run.
 WHOLE = {
+    library.copy_shallow.__code__: "copy.copy",
     library.copy_deep.__code__: "copy.deepcopy",
     library.call_cached.__code__: "a function whose results are cached",
 }

@@ -142,8 +142,12 @@ def reversed_items(sequence: Any) -> Any:
 
 def _reversed(sequence: Any, index: Any) -> Any:
     while index >= 0:
+        try:
+            item = sequence[index]
+        except (IndexError, StopIteration):
+            return
         index -= 1
-        yield sequence[index + 1]
+        yield item
 
 
 def sum_items(iterable: Any, /, start: Any = 0) -> Any:

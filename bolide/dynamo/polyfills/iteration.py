@@ -8,13 +8,22 @@ import collections
 import operator
 from typing import Any
 
-NOTHING = object()
+NOTHING: Any = type("Nothing", (), {"__slots__": ()})
 
 
 def iter_until(function: Any, sentinel: Any) -> Any:
+    if not callable(function):
+        raise TypeError("iter(v, w): v must be callable")
+    return _until(function, sentinel)
+
+
+def _until(function: Any, sentinel: Any) -> Any:
     while True:
-        value = function()
-        if value is sentinel or value == sentinel:
+        try:
+            value = function()
+        except StopIteration:
+            return
+        if sentinel is value or sentinel == value:
             return
         yield value
 
@@ -24,13 +33,14 @@ def accumulate(iterable: Any, func: Any = None, *, initial: Any = None) -> Any:
 
 
 def _accumulate(iterator: Any, func: Any, total: Any, begun: Any) -> Any:
-    if total is NOTHING:
-        try:
-            total = next(iterator)
-        except StopIteration:
-            return
-    begun = True  # noqa: F841  (`originals` asks the frame)
-    yield total
+    if not begun:
+        if total is NOTHING:
+            try:
+                total = next(iterator)
+            except StopIteration:
+                return
+        begun = True
+        yield total
     for item in iterator:
         total = total + item if func is None else func(total, item)
         yield total
@@ -62,10 +72,15 @@ def chain_from_iterable(iterables: Any) -> Any:
 
 
 def _chain(rest: Any, active: Any) -> Any:
-    yield from active
-    for iterable in rest:
+    while True:
+        for item in active:  # noqa: UP028  (chains close nothing)
+            yield item
+        pending, rest = rest, iter(())  # there is no more if this raises
+        iterable = next(pending, NOTHING)
+        if iterable is NOTHING:
+            return
         active = iter(iterable)
-        yield from active
+        rest = pending
 
 
 def compress(data: Any, selectors: Any) -> Any:
@@ -93,13 +108,15 @@ def cycle(iterable: Any) -> Any:
 
 
 def _cycle(iterator: Any, saved: Any, again: Any) -> Any:
-    for item in iterator:
-        saved.append(item)
-        yield item
-    again = True  # noqa: F841  (`originals` asks the frame)
+    if not again:
+        for item in iterator:
+            saved.append(item)
+            yield item
+        again, iterator = True, iter(saved)
     while saved:
+        for item in iterator:
+            yield item
         iterator = iter(saved)
-        yield from iterator
 
 
 def dropwhile(predicate: Any, iterable: Any) -> Any:
@@ -112,7 +129,8 @@ def _dropwhile(predicate: Any, iterator: Any) -> Any:
             predicate = never
             yield item
             break
-    yield from iterator
+    for item in iterator:
+        yield item
 
 
 def never(item: Any) -> Any:
@@ -141,32 +159,44 @@ def _filterfalse(predicate: Any, iterator: Any) -> Any:
 
 
 def groupby(iterable: Any, key: Any = None) -> Any:
-    iterator = iter(iterable)
-    current = NOTHING
-    current_key = NOTHING
-    done = False
+    return _groupby(iter(iterable), key, {"value": NOTHING, "key": NOTHING, "target": NOTHING, "number": 0})
 
-    def advance() -> None:
-        nonlocal current, current_key, done
+
+def _groupby(iterator: Any, key: Any, state: Any) -> Any:
+    """`state`: an item that no group has given yet, its key, the key of the group given last, and its number."""
+    while True:
+        state["number"] += 1  # the group given before has come to its end
         try:
-            current = next(iterator)
+            while state["key"] is NOTHING or _is_key(state["target"], state["key"]):
+                _take_keyed(iterator, key, state)
         except StopIteration:
-            done = True
             return
-        current_key = current if key is None else key(current)
+        state["target"] = state["key"]
+        yield state["target"], _group(iterator, key, state, state["target"], state["number"])
 
-    def group(target: Any) -> Any:
-        while not done and current_key == target:
-            yield current
-            advance()
 
-    advance()
-    while not done:
-        target = current_key
-        members = group(target)
-        yield target, members
-        for _ in members:
-            pass
+def _group(iterator: Any, key: Any, state: Any, target: Any, number: Any) -> Any:
+    while state["number"] == number:
+        if state["value"] is NOTHING:
+            try:
+                _take_keyed(iterator, key, state)
+            except StopIteration:
+                return
+        if not _is_key(target, state["key"]):
+            return
+        value = state["value"]
+        state["value"] = state["key"] = NOTHING
+        yield value
+
+
+def _is_key(target: Any, key: Any) -> Any:
+    return target is not NOTHING and (target is key or target == key)
+
+
+def _take_keyed(iterator: Any, key: Any, state: Any) -> None:
+    value = next(iterator)
+    state["key"] = value if key is None else key(value)
+    state["value"] = value
 
 
 def islice(iterable: Any, *bounds: Any) -> Any:
@@ -227,19 +257,19 @@ def _starmap(function: Any, iterator: Any) -> Any:
 def tee(iterable: Any, n: Any = 2) -> Any:
     iterator = iter(iterable)
     queues = [collections.deque() for _ in range(n)]  # type: ignore[var-annotated]
+    return tuple([_branch(iterator, queues, queue) for queue in queues])
 
-    def branch(mine: Any) -> Any:
-        while True:
-            if not mine:
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
-                for queue in queues:
-                    queue.append(item)
-            yield mine.popleft()
 
-    return tuple([branch(queue) for queue in queues])
+def _branch(iterator: Any, queues: Any, mine: Any) -> Any:
+    while True:
+        if not mine:
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            for queue in queues:
+                queue.append(item)
+        yield mine.popleft()
 
 
 def zip_longest(*iterables: Any, fillvalue: Any = None) -> Any:
@@ -248,6 +278,7 @@ def zip_longest(*iterables: Any, fillvalue: Any = None) -> Any:
 
 
 def _zip_longest(iterators: Any, alive: Any, fillvalue: Any) -> Any:
+    alive = list(alive)
     while True:
         row = []
         for position, iterator in enumerate(iterators):

@@ -666,15 +666,48 @@ def _copied(value: Any, part: Any, note: Any) -> Any:
     return made
 
 
+def iterator_parts(value: Any) -> Any:
+    """What an iterator of the library is made of: a function, its arguments and a state; None for other objects.
+    Answered by an intercept while capturing."""
+
+
+def made_of_parts(function: Any, args: Any, state: Any) -> Any:
+    """The iterator. Answered by an intercept while capturing."""
+
+
 def _rebuilt(value: Any, part: Any, note: Any) -> Any:
     """As `_copied`, by the class's own `__reduce_ex__` or `__reduce__`."""
+    parts = iterator_parts(value)
+    if parts is not None:
+        return made_of_parts(*[part(each) for each in parts])
     by_version = getattr(type(value), "__reduce_ex__") is not object.__reduce_ex__  # noqa: B009
-    function, args, *rest = value.__reduce_ex__(4) if by_version else value.__reduce__()
+    parts = value.__reduce_ex__(4) if by_version else value.__reduce__()
+    if isinstance(parts, str):
+        return value
+    function, args, state, items, pairs = (*parts, None, None, None)[:5]
     made = function(*[part(arg) for arg in args])
     note(made)
-    if rest and rest[0] is not None:
-        made.__dict__.update(part(rest[0]))
+    if state is not None:
+        _give_state(made, part(state))
+    for item in items or ():
+        made.append(part(item))
+    for key, item in pairs or ():
+        made[part(key)] = part(item)
     return made
+
+
+def _give_state(made: Any, state: Any) -> None:
+    """What `copy` does with the state that `__reduce__` has told."""
+    if hasattr(made, "__setstate__"):
+        made.__setstate__(state)
+        return
+    in_slots = None
+    if isinstance(state, tuple) and len(state) == 2:
+        state, in_slots = state
+    if state:
+        made.__dict__.update(state)
+    for name, item in (in_slots or {}).items():
+        setattr(made, name, item)
 
 
 def _copy_state(value: Any, made: Any, part: Any) -> None:

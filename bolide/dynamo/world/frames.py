@@ -133,11 +133,23 @@ class Generator:
         self.native: Any = None
         self.source: Source | None = None
 
+    def __repr__(self) -> str:
+        raise Unsupported(f"the text of a {self.kind} is asked for by native code", kind="iterator")
+
     def finish(self) -> None:
         """The body has come to its end; its frame is let go."""
         ended = self.frame
         self.done, self.running, self.native = True, False, None
         self.frame, ended.generator = Frame(ended.code, ended.globals, []), None
+
+    def begin_anew(self) -> None:
+        """The body has raised, and goes on from its beginning with its parameters as they are now."""
+        ended, names = self.frame, self.frame.code.code.co_varnames
+        parameters = ended.code.code.co_argcount
+        kept = [MISSING if parameters <= i < len(names) else value for i, value in enumerate(ended.locals)]
+        self.frame = Frame(ended.code, ended.globals, kept, ended.function)
+        self.frame.pc = ended.code.ops.index("RETURN_GENERATOR") + 1
+        self.started, self.running, self.native, ended.generator = False, False, None, None
 
     def cleans_up(self) -> bool:
         """Whether code of the program runs when the generator is dropped: in its body, or in that of a generator which

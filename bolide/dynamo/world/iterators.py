@@ -165,6 +165,19 @@ def left_in(iterator: Any) -> int:
     return operator.length_hint(iterator)
 
 
+def _gone_over(iterator: Any) -> list[Any]:
+    """What an iterator goes over itself, now or, as a chain does, later."""
+    found = [part for part in gc.get_referents(iterator) if type(part) not in REDUCIBLE]
+    if type(iterator) is itertools.chain:
+        sources = reduced(iterator)[2] or ()
+        found += [part for source in sources[:1] for part in _clone(source, {})]
+    return found
+
+
+OF_ITERATORS: dict[str, Any] = {"__iter__": iter, "__next__": next}
+"""Methods of iterators, and what does the same."""
+
+
 @fleeting
 class Stream:
     """An iterator of the outside world, which the program draws from: it takes this for the real one. `taken` says how
@@ -188,13 +201,12 @@ class Stream:
         return next(self.items)
 
     def __repr__(self) -> str:
-        return repr(self.real)
+        raise Unsupported("the text of an iterator from outside", kind="iterator")
 
     def _read(self, world: World) -> Generator[Any, None, None]:
         """Guards each item when it is drawn, and the end when it is found, but not how far the iterator was before."""
         while True:
-            drawn = (part for each in self.family for part in gc.get_referents(each) if type(part) not in REDUCIBLE)
-            if any(map(world.is_written, drawn)):
+            if any(world.is_written(part) for each in self.family for part in _gone_over(each)):
                 reason = "an iterator goes on over what has been written to since the break in front"
                 raise Unsupported(reason, world.where(), "iterate over a copy", kind="iterator")
             item = peek(self.real, self.taken)

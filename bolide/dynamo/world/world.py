@@ -47,7 +47,7 @@ from bolide.dynamo.program.sources import symbols_in
 from bolide.dynamo.program.sources import text as path_of
 from bolide.dynamo.world.classes import Classes
 from bolide.dynamo.world.frames import Generator, dropped_generator, refuse_drop
-from bolide.dynamo.world.iterators import Stream, is_readable
+from bolide.dynamo.world.iterators import OF_ITERATORS, Stream, is_readable
 from bolide.dynamo.world.outside import (
     CONTAINERS,
     Deferred,
@@ -418,7 +418,9 @@ class World(Classes):
         appends = type(found) is list and real.__name__ == "append" and id(found) not in self.seen
         owner = self.building(found, place) if appends else self.wrap(found, place)
         method = descriptor_of(real)
-        if type(owner) is Stream:
+        if type(owner) in (Stream, Generator):
+            if real.__name__ in OF_ITERATORS:
+                return types.MethodType(OF_ITERATORS[real.__name__], owner)
             reason = f"{real.__name__} of a {type(found).__name__} from outside"
             raise Unsupported(reason, self.where(), "draw from it only", "iterator")
         if type(owner) is not Outside:
