@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import array
 import collections
+import inspect
 import operator
+import warnings
 from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
@@ -15,6 +17,8 @@ import torch
 
 import bolide
 from bolide.support.errors import BolideWarning
+
+NO_ATTRIBUTE: Any = vars(inspect)["_sentinel"]
 
 
 class Row(tuple[Any, ...]):
@@ -158,3 +162,72 @@ def _element(size: int) -> Any:
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_the_truth_of_an_object_in_c(kind: str, question: str) -> None:
     check(QUESTIONS[question], [OBJECTS[kind](size) for size in (0, 1, 0, 2)])
+
+
+class Held:
+    pass
+
+
+MARK, THING, OTHER = object(), Held(), Held()
+
+
+def with_defaults(a: Any, mark: Any = MARK, thing: Any = THING) -> Any:
+    return a
+
+
+class Described:
+    size = 3
+
+    def __init__(self) -> None:
+        self.own = THING
+
+    @property
+    def double(self) -> int:
+        return 6
+
+
+ANSWERED: dict[str, Callable[[Any, Any], Any]] = {
+    "a parameter's default": lambda x, s: (x, inspect.signature(with_defaults).parameters["thing"].default is s),
+    "a parameter's marker": lambda x, s: (x, inspect.signature(with_defaults).parameters["mark"].default is MARK),
+    "is not": lambda x, s: (x, s is not inspect.signature(with_defaults).parameters["thing"].default),
+    "equal": lambda x, s: (x, inspect.signature(with_defaults).parameters["thing"].default == s),
+    "unequal": lambda x, s: (x, s != inspect.signature(with_defaults).parameters["thing"].default),
+    "a default's tuple": lambda x, s: (x, inspect.getfullargspec(with_defaults).defaults[1] is s),
+    "given": lambda x, s: (x, inspect.getcallargs(with_defaults, 1)["thing"] is s),
+    "in a list": lambda x, s: (x, inspect.getcallargs(with_defaults, 1)["thing"] in [s]),
+    "a key": lambda x, s: (x, {s: 4}.get(inspect.getcallargs(with_defaults, 1)["thing"])),
+    "a branch": lambda x, s: x + 1 if inspect.getcallargs(with_defaults, 1)["mark"] is MARK else x - 1,
+}
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_objects_that_native_code_answers_are_those_found_outside(name: str) -> None:
+    program = ANSWERED[name]
+    compiled = bolide.compile(program, fullgraph=True)
+    x = torch.randn(3)
+    for given in (THING, THING, OTHER):
+        torch.testing.assert_close(compiled(x, given), program(x, given))
+
+
+STATIC: dict[str, Callable[[Any, Any], Any]] = {
+    "a property": lambda x, o: (x, inspect.getattr_static(o, "double") is Described.double),
+    "of a class": lambda x, o: (x, inspect.getattr_static(type(o), "double") is Described.double),
+    "a value": lambda x, o: x + inspect.getattr_static(o, "size"),
+    "its own": lambda x, o: (x, inspect.getattr_static(o, "own") is THING),
+    "none": lambda x, o: (x, inspect.getattr_static(o, "none", MARK) is MARK),
+    "a marker": lambda x, o: (x, vars(inspect)["_shadowed_dict"](type(o)) is NO_ATTRIBUTE),
+    "a marker of a metaclass": lambda x, o: (x, vars(inspect)["_shadowed_dict"](type(type(o))) is NO_ATTRIBUTE),
+}
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_attributes_that_are_read_without_descriptors(name: str) -> None:
+    program = STATIC[name]
+    compiled = bolide.compile(program, fullgraph=True)
+    x, thing = torch.randn(3), Described()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BolideWarning)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x, thing), program(x, thing))
+        thing.own = thing.size = OTHER if name == "its own" else 5
+        torch.testing.assert_close(compiled(x, thing), program(x, thing))

@@ -303,7 +303,7 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         symbol = BINARY_SYMBOLS[op]
         return Call(polyfill("binary"), [left, right, in_place, forward, reflected, symbol])
     if op is operator.eq or op is operator.ne:
-        if left is right and type(left) is Outside:
+        if (left is right and type(left) is Outside) or _is_answered(vm, left, right):
             return op is operator.eq
         if a is types.MethodType is b and left.__func__ is right.__func__:
             return is_same(vm, left.__self__, right.__self__) is (op is operator.eq)
@@ -407,6 +407,8 @@ def is_same(vm: Machine, left: Any, right: Any) -> bool:
         return True
     if left is None or right is None:
         return False
+    if _is_answered(vm, left, right):
+        return True
     if torch.SymInt in (type(left), type(right)):  # CPython keeps one object for each of the smallest integers
         vm.trace.where = vm.where()
         numbers = {type(left), type(right)} <= {int, torch.SymInt}
@@ -418,6 +420,16 @@ def is_same(vm: Machine, left: Any, right: Any) -> bool:
         vm.world.rely_on_difference(left, right)
         if vm.world.aliases and type(left) is TracedTensor is type(right):
             vm.world.refuse_aliases([left, right])
+    return False
+
+
+def _is_answered(vm: Machine, left: Any, right: Any) -> bool:
+    """Whether one of two values stands for an outside object, and the other is that object as native code has answered
+    it; guarded."""
+    for value, other in ((left, right), (right, left)):
+        if type(value) is Outside and value.real is other:
+            vm.world.guard(value.source, "is", other)
+            return True
     return False
 
 
