@@ -163,6 +163,10 @@ OF_A_SIZE: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "pad behind": lambda x, n: F.pad(x, (1, n)) + 1,
     "pad both": lambda x, n: F.pad(x, (n, n)) + 1,
     "pad matrix": lambda x, n: F.pad(x.view(5, 1), (2, 1, n, 0)) + 1,
+    "pad by copies": lambda x, n: F.pad(x[None], (1, n), mode="replicate").sum(),
+    "pad matrix by copies": lambda x, n: F.pad(x.view(1, 1, 5), (n, n, 0, n), mode="replicate").sum(),
+    "pad by reflections": lambda x, n: F.pad(x[None], (n, 1), mode="reflect").sum(),
+    "pad a matrix by reflections": lambda x, n: F.pad(x.expand(1, 5, 5), (n, n, n, 0), mode="reflect").sum(),
     "zeros": lambda x, n: torch.zeros(n, 5).sum(0) + x,
     "full": lambda x, n: torch.full((n,), 2.0) + 1,
     "new_zeros": lambda x, n: x.new_zeros(n + 3).sum() + x,
@@ -187,3 +191,24 @@ def test_sizes_below_zero_are_refused(name: str, is_data: bool) -> None:
             except RuntimeError as error:
                 outcomes.append(str(error).partition("\n")[0])
         assert outcomes[0] == outcomes[1], number
+
+
+@pytest.mark.parametrize("pad", [(1, -6), (-3, -3), (2, 3), (0, -5)])
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_borders_of_sizes_that_change(dims: int, mode: str, pad: Any) -> None:
+    def program(x: Tensor) -> Tensor:
+        return F.pad(x, pad * dims, mode=mode)
+
+    for form in (torch.contiguous_format, torch.channels_last) if dims == 2 else (torch.contiguous_format,):
+        compiled = bolide.compile(program)
+        for size in (9, 10, 8, 7, 6, 5, 4, 3, 2):
+            x = torch.rand(2, 3, *[size + i for i in range(dims)]).to(memory_format=form)
+            outcomes = []
+            for function in (program, compiled):
+                try:
+                    result = function(x)
+                    outcomes.append((result.tolist(), result.shape, result.stride()))
+                except RuntimeError as error:
+                    outcomes.append(str(error).partition("\n")[0])
+            assert outcomes[0] == outcomes[1], size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 import torch
@@ -219,6 +221,29 @@ def _pixel_unshuffle(x: TensorMeta, factor: Any) -> TensorMeta:
 
 def _image(like: TensorMeta, shape: tuple[Any, ...]) -> TensorMeta:
     return TensorMeta(shape, format_strides(shape, suggested_format(like)), 0, like.dtype, like.device)
+
+
+def _padded(x: TensorMeta, pad: list[Any], dims: int, reflects: bool) -> TensorMeta:
+    """An image with borders of itself, of which negative ones take away. Where a size becomes 0 torch is asked."""
+    require(len(pad) == 2 * dims and x.ndim in (dims + 1, dims + 2), f"padding size is expected to be {2 * dims}")
+    shape = list(x.shape)
+    for extent in shape[-dims - 1 :]:
+        require(extent >= 1, "Expected a tensor with possibly 0 batch size and other non-zero dimensions for input")
+    for place in range(dims):
+        before, after = pad[2 * place : 2 * place + 2]
+        size = shape[-1 - place]
+        if reflects:
+            for added in (before, after):
+                require(added < size, "Padding size should be less than the corresponding input dimension")
+        shape[-1 - place] = size + before + after
+        require(shape[-1 - place] >= 1, "input is too small")
+    return _image(x, tuple(shape))
+
+
+for _kind, _dims in itertools.product(("reflection", "replication"), (1, 2, 3)):
+    rule_of_symbols(getattr(aten, f"{_kind}_pad{_dims}d").default)(
+        functools.partial(_padded, dims=_dims, reflects=_kind == "reflection")
+    )
 
 
 @rule_of_symbols(aten.im2col.default)
