@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -351,3 +352,28 @@ def test_a_text_beside_a_value_that_contains_itself(part: str) -> None:
         x, boxes = torch.arange(float(size)), [types.SimpleNamespace(size=7), types.SimpleNamespace(size=7)]
         assert compiled(x, boxes[0])[1] == names["program"](x, boxes[1])[1]
         assert boxes[0] == boxes[1]
+
+
+CONSTANT_TEXTS: dict[str, Callable[[], str]] = {
+    "str": lambda: str(torch.tensor([1.23456789])),
+    "repr": lambda: repr(torch.tensor([1.23456789])),
+    "format": lambda: f"{torch.tensor([1.23456789])!r:>30}",
+    "percent": lambda: "%s" % torch.tensor([1.23456789]),
+    "in a list": lambda: str([torch.tensor([1.23456789])]),
+    "array": lambda: str(numpy.array([1.23456789])),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANT_TEXTS)
+def test_texts_of_constants_are_written_as_the_options_say(name: str) -> None:
+    program = CONSTANT_TEXTS[name]
+    compiled = bolide.compile(lambda x: (x + 1, program()))
+    options = numpy.get_printoptions()
+    try:
+        for digits in (4, 2, 2, 4, 1):
+            torch.set_printoptions(precision=digits)
+            numpy.set_printoptions(precision=digits)
+            assert compiled(torch.ones(2))[1] == program(), digits
+    finally:
+        torch.set_printoptions(profile="default")
+        numpy.set_printoptions(**options)

@@ -16,6 +16,7 @@ from bolide.dynamo.machine.native_calls import for_real, runs_natively
 from bolide.dynamo.machine.operations import PENDING, class_of, concrete, is_number, is_plain, native_view, polyfill
 from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.polyfills import library
+from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES
 from bolide.dynamo.world.classes import name_in_texts
 from bolide.dynamo.world.frames import Generator
@@ -74,6 +75,18 @@ def _of_pending(vm: Machine, value: Any, conversion: int, spec: Any) -> Any:
     return value if cls is str and not spec else TracedText(format, value, spec)
 
 
+def _options(module: Any) -> tuple[Any, ...]:
+    """How texts of tensors and arrays are written."""
+    return (*vars(module._tensor_str.PRINT_OPTS).values(), str(sorted(numpy.get_printoptions().items())))
+
+
+def _rely_on_options(vm: Machine) -> None:
+    """Guard the options of a text that is written while capturing."""
+    if _options not in vm.world.once:
+        vm.world.once.add(_options)
+        vm.world.guard(Source("apply", Source("object", None, None, torch), (), _options), "equals", _options(torch))
+
+
 def _of_tensor(vm: Machine, value: Any, function: Any, *args: Any) -> Any:
     """The text that `function(tensor, *args)` makes of a tensor, when the graph has run; None: as `object` formats."""
     if function is None:
@@ -82,6 +95,7 @@ def _of_tensor(vm: Machine, value: Any, function: Any, *args: Any) -> Any:
         function, args = str, ()
     known = vm.trace.known(value) if type(value) is TracedTensor and not value.requires_grad else None
     if known is not None:
+        _rely_on_options(vm)
         return for_real(function, known, *args)
     if type(value) is not TracedTensor or value.face is not None or not can_require(vm):
         raise DataDependent("formatting a tensor", vm.where(), "data_text")
@@ -99,6 +113,8 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
         vm.world.rely_on_answer(value, name_in_texts)
     if isinstance(value, torch.Tensor) and (type(value) is TracedTensor or cls.__repr__ in _OF_TENSORS):
         return _of_tensor(vm, value, repr if as_repr else str)
+    if issubclass(cls, numpy.ndarray):
+        _rely_on_options(vm)
     if type(value) in PENDING:
         return _of_pending(vm, value, 2 if as_repr else 1, "")
     if type(value) is Generator:
