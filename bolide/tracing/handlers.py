@@ -623,7 +623,7 @@ def _full(trace: Trace, shape: Any, value: Any, dtype: torch.dtype, device: torc
     if isinstance(value, complex) or (not dtype.is_floating_point and isinstance(value, (int, float))):
         torch.full((), value, dtype=dtype)  # raises where the type has no such number
     if isinstance(value, complex) and not dtype.is_complex:
-        value = value.real
+        value = value != 0 if dtype is torch.bool else value.real
     wanted = TensorMeta(shape, tuple(stride) if stride is not None else contiguous_strides(shape), 0, dtype, device)
     made = trace.wrap(trace.filled(wanted, value))
     if stride is None or same_sizes(made.stride(), wanted.stride):

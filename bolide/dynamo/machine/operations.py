@@ -584,8 +584,17 @@ def by_index(vm: Machine, operation: Any, owner: Any, key: Any, *rest: Any) -> A
         return MISSING
     real = class_of(owner)
     if issubclass(real, (torch.Tensor, numpy.ndarray)):
+        if _is_sequence(vm, key):
+            return MISSING  # an index of several places, not asked for an integer
         return Call(polyfill("by_tensor_index"), [operation, owner, key, *rest])
     return Call(polyfill("by_index"), [operation, owner, key, *rest]) if issubclass(real, _INDEXED) else MISSING
+
+
+def _is_sequence(vm: Machine, key: Any) -> bool:
+    """Whether an index of a tensor, or a part of it, is an object of the program's that has items."""
+    if type(key) is tuple:
+        return any(_is_sequence(vm, part) for part in key)
+    return type(key) not in _NEVER_CONVERTED and python_method(vm.world, class_of(key), "__getitem__") is not None
 
 
 def _names_objects(key: Any) -> bool:
