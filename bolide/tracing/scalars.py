@@ -501,7 +501,8 @@ def with_tensors(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[st
     with trace.recording():
         if form is None:
             return func(*map(_known, args), **{key: _known(value) for key, value in kwargs.items()})
-        result = form(overload, *map(_tensor, args), **{key: _tensor(value) for key, value in kwargs.items()})
+        stands_for = _alone if _is_given_numbers(func, args) else _tensor
+        result = form(overload, *map(stands_for, args), **{key: stands_for(value) for key, value in kwargs.items()})
         return args[0].copy_(result) if name.endswith("_") else result
 
 
@@ -542,6 +543,16 @@ def of(value: torch.SymFloat | torch.SymInt) -> TracedFloat:
 
 def _tensor(value: Any) -> Any:
     return of(value).tensor if _has_scalar(value) else value
+
+
+def _is_given_numbers(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether all that a function of tensors is given are numbers."""
+    return str(func._schema.arguments[0].type) == "Tensor" and not any(isinstance(arg, torch.Tensor) for arg in args)
+
+
+def _alone(value: Any) -> Any:
+    """A number that is given for a tensor, where there are only numbers, has the default type."""
+    return of(value).tensor.to(torch.get_default_dtype()) if _has_scalar(value) else value
 
 
 def _known(value: Any) -> Any:

@@ -117,3 +117,26 @@ def test_initialisers_take_symbols_for_the_numbers_that_they_are(name: str) -> N
     compiled = bolide.compile(program, fullgraph=True)
     for number in (1.5, 2.5, 0.25, 3):
         torch.testing.assert_close(compiled(torch.ones(3, 4), number), program(torch.ones(3, 4), number))
+
+
+GIVEN_NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
+    "mul": torch.mul,
+    "add": lambda a, b: torch.add(4, b),
+    "alpha": lambda a, b: torch.add(a, b, alpha=a),
+    "div": lambda a, b: torch.div(a, b),
+    "sub": lambda a, b: torch.sub(a, 2),
+    "overload": lambda a, b: torch.ops.aten.mul.Tensor(a, b),
+    "eq": lambda a, b: (torch.eq(a, b), torch.eq(a, a)),
+    "remainder": lambda a, b: torch.remainder(a, b),
+    "full": lambda a, b: torch.full((2,), a, dtype=torch.float64) * b,
+    "scalar_tensor": lambda a, b: torch.scalar_tensor(a, dtype=torch.float64) * b,
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", GIVEN_NUMBERS)
+def test_functions_of_tensors_that_are_given_numbers_only(name: str, dynamic: bool | None) -> None:
+    program = GIVEN_NUMBERS[name]
+    compiled = bolide.compile(program, dynamic=dynamic)
+    for a, b in ((2.5, 1.5), (3.3, 4.7), (0.1, 9.9), (3, 2.5)):
+        torch.testing.assert_close(compiled(a, b), program(a, b))
