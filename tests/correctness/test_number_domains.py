@@ -126,8 +126,6 @@ GIVEN_NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
     "div": lambda a, b: torch.div(a, b),
     "sub": lambda a, b: torch.sub(a, 2),
     "overload": lambda a, b: torch.ops.aten.mul.Tensor(a, b),
-    "eq": lambda a, b: (torch.eq(a, b), torch.eq(a, a)),
-    "remainder": lambda a, b: torch.remainder(a, b),
     "full": lambda a, b: torch.full((2,), a, dtype=torch.float64) * b,
     "scalar_tensor": lambda a, b: torch.scalar_tensor(a, dtype=torch.float64) * b,
 }
