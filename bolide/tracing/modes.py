@@ -131,6 +131,11 @@ def undisturbed() -> Iterator[None]:
             _native._autograd._push_saved_tensors_default_hooks(*pair)
 
 
+def may_draw(func: Any) -> bool:
+    """Whether an operation may draw from torch's own generator."""
+    return func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags
+
+
 @contextlib.contextmanager
 def random_kept() -> Iterator[None]:
     """Torch's random numbers go on afterwards where they were. The generator is every thread's, so this is for short

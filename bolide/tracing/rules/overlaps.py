@@ -4,6 +4,7 @@ overlap alike."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ def _ask(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | 
         return memory[meta.dtype][start : start + 2**meta.ndim].view([2] * meta.ndim)
 
     try:
-        with modes.random_kept():
+        with modes.random_kept() if modes.may_draw(func) else contextlib.nullcontext():
             func(*map(small, args), **{name: small(arg) for name, arg in kwargs.items()})
     except Exception as error:
         return error.with_traceback(None) if "unsupported operation" in str(error) else None

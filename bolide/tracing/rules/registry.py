@@ -283,8 +283,7 @@ def by_real_kernel(func: Any, args: Any, kwargs: Any) -> Any:
     place = _place_of_generator(func)
     if place is not None:
         args, options["generator"] = args[:place], torch.Generator()
-    drawing = func.namespace != "aten" or (place is None and torch.Tag.nondeterministic_seeded in func.tags)
-    with modes.random_kept() if drawing else contextlib.nullcontext():
+    with modes.random_kept() if place is None and modes.may_draw(func) else contextlib.nullcontext():
         return _metas(func(*_on(args, "cpu"), **options), _device(args, kwargs))
 
 
