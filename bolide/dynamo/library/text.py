@@ -17,8 +17,7 @@ from bolide.dynamo.machine.operations import PENDING, class_of, concrete, is_num
 from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.program.captured import Source
-from bolide.dynamo.program.kinds import CONSTANT_TYPES
-from bolide.dynamo.world.classes import name_in_texts
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, name_in_texts
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import Outside

@@ -52,13 +52,14 @@ class Mismatch(Exception):
 @dataclass(frozen=True)
 class Layout:
     """What had to be found. Offsets in bytes: of a class `class_version` (32 bits; no two states of any two classes
-    share one), of a function its `function_fields`, of a dict's shared values `first_value`, of a Tensor object `impl`,
+    share one) and its `qualified_name`, of a function its `function_fields`, of a dict's shared values `first_value`, of a Tensor object `impl`,
     of its TensorImpl the rest, and of its autograd metadata `requires_grad` (a byte) and `grad_fn` (a word).
     `instance_versions`: dicts of instances that share their keys have versions, too.
     """
 
     class_version: int
     bases: int
+    qualified_name: int
     function_fields: dict[str, int] = field(hash=False)
     first_value: int
     instance_versions: bool
@@ -119,6 +120,7 @@ def _layout() -> Layout:
     found = Layout(
         class_version=_class_version_offset(),
         bases=_find(_words(id(_Plain), object.__sizeof__(_Plain) // WORD), [id(_Plain.__mro__)], "tp_mro"),
+        qualified_name=_qualified_name_offset(),
         function_fields=_function_fields(),
         first_value=_first_value_offset(),
         instance_versions=_instances_have_versions(),
@@ -321,6 +323,16 @@ def _class_version_offset() -> int:
     growing = [i for i in range(len(snapshots[0])) if all(0 < a[i] < b[i] for a, b in itertools.pairwise(snapshots))]
     _require(len(growing) == 1, "tp_version_tag")
     return growing[0] * 4
+
+
+def _qualified_name_offset() -> int:
+    """Where a class has its `__qualname__`, which changes without a new version of the class."""
+
+    class Nested:
+        pass
+
+    words = _words(id(Nested), object.__sizeof__(Nested) // WORD)
+    return _find(words, [id(Nested.__qualname__)], "ht_qualname")
 
 
 def _function_fields() -> dict[str, int]:

@@ -33,7 +33,7 @@ from bolide.dynamo.native.layout import KIND_MASK, Layout, word
 from bolide.dynamo.native.notes import ALL, Habits, Loose, Notes, is_immutable
 from bolide.dynamo.program.captured import GlobalState, Guard, Source, TensorGuard
 from bolide.dynamo.program.constants import same_constant
-from bolide.dynamo.program.kinds import MISSING, Watch, class_attribute, steering
+from bolide.dynamo.program.kinds import MISSING, Watch, class_attribute, name_in_texts, steering
 from bolide.dynamo.state import state
 
 MOST_APART = 4096  # tensors in one guard
@@ -408,6 +408,9 @@ class Recorder(Notes):
         if source.kind == "apply" and source.obj is guard_module.numbers:
             self._check_data(source.base, expected)
             return
+        if source.kind == "apply" and source.obj is name_in_texts and source.base is not None:
+            self._check_name(source.base.obj, expected)
+            return
         if source.kind == "attr" and source.key == "grad" and source not in self.slots:
             self._read_gradient(source)
         if source in self.slots and self._check_passed(guard):
@@ -482,6 +485,13 @@ class Recorder(Notes):
         self.own(kept)
         width = tensor.element_size()
         self.tail += (native.DATA, slot, id(tensor), width, kept.data_ptr(), width * tensor.numel())
+
+    def _check_name(self, cls: type, expected: Any) -> None:
+        """The module and the qualified name of a class."""
+        if name_in_texts(cls) != expected:
+            raise Loose
+        self.note(id(cls) + self.layout.qualified_name, self.own(cls.__qualname__))
+        self.note_lookup(cls, "__module__")
 
     def _read_gradient(self, source: Source) -> None:
         """A slot for the gradient of a tensor: it is a new tensor after each backward."""

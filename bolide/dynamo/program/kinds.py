@@ -234,6 +234,11 @@ def name_in_c(cls: type) -> str:
     return cls.__name__ if plain else f"{cls.__module__}.{cls.__name__}"
 
 
+def name_in_texts(cls: Any) -> tuple[Any, Any]:
+    """What the text of a class is made of: its module and its qualified name."""
+    return cls.__module__, cls.__qualname__
+
+
 def viewed(view: Any) -> Any:
     """The mapping that a view of a dict, or a read-only one of a mapping, looks at."""
     return gc.get_referents(view)[0]

@@ -35,10 +35,6 @@ def own_names(cls: Any) -> tuple[str, ...]:
     return tuple(vars(cls))
 
 
-def name_in_texts(cls: Any) -> tuple[Any, Any]:
-    return cls.__module__, cls.__qualname__
-
-
 class Classes:
     """What a `World` knows of classes."""
 
