@@ -52,9 +52,10 @@ class Mismatch(Exception):
 @dataclass(frozen=True)
 class Layout:
     """What had to be found. Offsets in bytes: of a class `class_version` (32 bits; no two states of any two classes
-    share one) and its `qualified_name`, of a function its `function_fields`, of a dict's shared values `first_value`, of a Tensor object `impl`,
-    of its TensorImpl the rest, and of its autograd metadata `requires_grad` (a byte) and `grad_fn` (a word).
-    `instance_versions`: dicts of instances that share their keys have versions, too.
+    share one) and its `qualified_name`, of a function its `function_fields`, of a dict's shared values
+    `first_value`, of a Tensor object `impl`, of its TensorImpl the rest, and of its autograd metadata
+    `requires_grad` (a byte) and `grad_fn` (a word). `instance_versions`: dicts of instances that share their
+    keys have versions, too.
     """
 
     class_version: int
