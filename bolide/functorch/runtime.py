@@ -244,7 +244,7 @@ def differentiable(
         @staticmethod
         def backward(ctx: Any, *tangents: Any) -> Any:
             try:
-                found = transformed(ctx, tangents) if is_transformed() else gradients(ctx, tangents)
+                found = transformed(ctx, tangents) if is_transformed(tangents) else gradients(ctx, tangents)
                 return (*found, None) if anchored else found
             except Exception as error:
                 refuse_mistake("its backward pass", title, error)

@@ -23,13 +23,14 @@ _active = _functorch.peek_interpreter_stack
 _is_old = _functorch.is_legacy_batchedtensor  # those of ``is_grads_batched``, which belong to no transform
 
 
-def is_transformed() -> bool:
-    """Whether a transform is active here, or forward-mode differentiation."""
-    return (
-        _active() is not None
-        or forward_ad._current_level >= 0
-        or torch._C._dispatch_tls_is_dispatch_key_included("VmapMode")
-    )
+def is_transformed(tangents: Tangents) -> bool:
+    """Whether a transform is active here, or forward-mode differentiation, or tangents are batches."""
+    if _active() is not None or forward_ad._current_level >= 0:
+        return True
+    for tangent in tangents:  # noqa: SIM110 (a generator would cost more than the rest)
+        if tangent is not None and _is_old(tangent):
+            return True
+    return False
 
 
 def through(compute: Gradients, replay: Gradients, tangents: Tangents) -> Sequence[torch.Tensor | None]:
