@@ -212,3 +212,30 @@ def test_borders_of_sizes_that_change(dims: int, mode: str, pad: Any) -> None:
                 except RuntimeError as error:
                     outcomes.append(str(error).partition("\n")[0])
             assert outcomes[0] == outcomes[1], size
+
+
+def halved(x: Tensor) -> Any:
+    n = 0
+    while n < 1 or x.sum() > 5:
+        x, n = x / 2, n + 1
+    raise ValueError(n)
+
+
+def halved_until(x: Tensor) -> Any:
+    while True:
+        x = x / 2
+        if x.sum() < 5:
+            raise ValueError(float(x.sum()))
+
+
+@pytest.mark.parametrize("program", [halved, halved_until])
+def test_loops_that_end_only_by_raising_are_captured_to_an_end(program: Callable[..., Any]) -> None:
+    compiled = bolide.compile(program)
+    for scale in (0.01, 90.0, 0.02, 3000.0):
+        x = torch.rand(200) * scale
+        errors = []
+        for function in (program, compiled):
+            with pytest.raises(ValueError) as raised:
+                function(x)
+            errors.append(raised.value.args)
+        assert errors[0] == pytest.approx(errors[1])

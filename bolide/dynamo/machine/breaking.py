@@ -185,6 +185,7 @@ def supposed(vm: Machine, condition: torch.SymBool) -> bool:
 # ---- checks of data --------------------------------------------------------------------------------------------------
 
 _LONGEST = 300  # instructions that are looked at for whether they only raise
+_MOST_CHECKS = 400  # at one branch: a loop that only raising ends would be captured without an end
 
 
 def only_raises(code: Code, at: int) -> bool:
@@ -213,6 +214,10 @@ def checked(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool
     """
     code, at = frame.code, frame.pc
     if not config.rewrite_assert_with_torch_assert or not can_require(vm):
+        return None
+    made: dict[Any, int] = vm.memory.setdefault(checked, {})
+    made[code, at] = made.get((code, at), 0) + 1
+    if made[code, at] > _MOST_CHECKS:
         return None
     if only_raises(code, at):
         truth = wanted
