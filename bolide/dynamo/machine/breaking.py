@@ -215,9 +215,8 @@ def checked(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool
     code, at = frame.code, frame.pc
     if not config.rewrite_assert_with_torch_assert or not can_require(vm):
         return None
-    made: dict[Any, int] = vm.memory.setdefault(checked, {})
-    made[code, at] = made.get((code, at), 0) + 1
-    if made[code, at] > _MOST_CHECKS:
+    vm.checks[code, at] = vm.checks.get((code, at), 0) + 1
+    if vm.checks[code, at] > _MOST_CHECKS:
         return None
     if only_raises(code, at):
         truth = wanted

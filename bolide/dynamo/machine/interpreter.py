@@ -112,6 +112,7 @@ class Machine:
         self.nested = 0  # how many nested runs are at work
         self.reentrant = 0  # how many reentrant checkpoints are under way: eager runs them without grad mode
         self.memory: dict[Any, Any] = {}  # what intercepts remember for the length of this run
+        self.checks: dict[tuple[Code, int], int] = {}  # how often a branch has been taken for a check of data
         self._dispatch = dispatch
 
     def serve(self, world: World) -> None:
