@@ -7,6 +7,7 @@ program does not need it.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -172,10 +173,10 @@ def differentiable(
     Its backward is compiled when it is first needed, once for each set of tangents that do not come (eager computes no
     gradients from those, and neither do we). Saved values are released while it runs unless the graph is retained.
     With ``create_graph=True`` `twice` computes the gradients; inside transforms `eager` does where tangents have
-    derivatives of their own. The inputs `apart` have a history that no result goes
-    back to: the engine would run it all the same, though it may have been released. With `anchored` no input requires
-    grad that a result goes back to: one more does, of which nobody knows. A mistake of bolide's in the
-    backward is raised as a HalfwayError about `title`: the forward is over.
+    derivatives of their own. The inputs `apart` have a history that no result goes back to: the engine would run it all
+    the same, though it may have been released. With `anchored` results go back to leaves made inside only: the node
+    gets one more input that requires grad, so that they do. A mistake of bolide's in the backward is raised as a
+    HalfwayError about `title`: the forward is over.
     """
     backward = _once_per_key(backward_for)
     untracked = [index for index, stride in enumerate(crossing.tangents) if stride is None]
@@ -206,14 +207,7 @@ def differentiable(
 
     def transformed(ctx: Any, tangents: tuple[Any, ...]) -> Any:
         unpacked = [*_unpacked(ctx), *ctx.numbers]
-
-        def replayed(tangents: tuple[Any, ...]) -> Any:
-            inputs = _recalled(ctx, crossing)
-            found = None if inputs is None or eager is None else eager(inputs, ctx.kept, tangents)
-            if found is None:
-                raise RuntimeError(_NOT_TRANSFORMED)
-            return found
-
+        replayed = functools.partial(_replayed, ctx, crossing, eager)
         found = through(lambda items: gradients(ctx, items, unpacked), replayed, tangents)
         ctx.maybe_clear_saved_tensors()
         return tuple(found)
@@ -225,14 +219,7 @@ def differentiable(
             ctx.inputs, ctx.versions = _remembered(inputs, crossing)
             made = [value.detach() if _is_view(value) else value for value in run([*inputs])]
             pool = [*inputs, *made]
-            saved = [pool[index] for index in crossing.tensors]
-            ctx.save_for_backward(*saved)
-            if _hooks_of_saved_tensors(True) is not None:
-                ctx.layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in saved]
-            ctx.numbers = [pool[index] for index in crossing.numbers]
-            ctx.kept = [pool[place] for place in crossing.kept]
-            if symbols:
-                ctx.sizes = {name: pool[place] for name, place in symbols.items()}
+            _save(ctx, pool, crossing, symbols)
             for place, alias in crossing.shared.items():
                 owner = inputs[int(alias.index)] if alias.kind == "input" else made[int(alias.index)]
                 made[place] = replay(owner.detach(), with_sizes(alias.chain, ctx.sizes if symbols else {})).detach()
@@ -262,6 +249,27 @@ def differentiable(
         return results
 
     return wrapped
+
+
+def _save(ctx: Any, pool: Sequence[Any], crossing: Crossing, symbols: Mapping[str, int]) -> None:
+    """Keep for the backward what goes over to it of the inputs and results in `pool`."""
+    saved = [pool[index] for index in crossing.tensors]
+    ctx.save_for_backward(*saved)
+    if _hooks_of_saved_tensors(True) is not None:
+        ctx.layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in saved]
+    ctx.numbers = [pool[index] for index in crossing.numbers]
+    ctx.kept = [pool[place] for place in crossing.kept]
+    if symbols:
+        ctx.sizes = {name: pool[place] for name, place in symbols.items()}
+
+
+def _replayed(ctx: Any, crossing: Crossing, eager: SecondOrder | None, tangents: tuple[Any, ...]) -> Any:
+    """The gradients by running the program again in eager. Raises RuntimeError where that cannot be."""
+    inputs = _recalled(ctx, crossing)
+    found = None if inputs is None or eager is None else eager(inputs, ctx.kept, tangents)
+    if found is None:
+        raise RuntimeError(_NOT_TRANSFORMED)
+    return found
 
 
 _NOT_TRANSFORMED = (

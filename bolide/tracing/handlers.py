@@ -645,12 +645,7 @@ def _factory(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     if name == "zeros":
         refuse_negative(args[0], torch.zeros)
     if name == "full" and kwargs.get("dtype") is None:
-        if isinstance(value, bool):
-            dtype = torch.bool
-        elif isinstance(value, complex):
-            dtype = torch.complex128 if dtype is torch.float64 else torch.complex64
-        else:
-            dtype = torch.int64 if isinstance(value, (int, torch.SymInt)) else dtype
+        dtype = number_dtype(value)
     stride = args[1] if name == "empty_strided" else None
     if kwargs.get("memory_format") not in (None, torch.contiguous_format):
         stride = format_strides(tuple(args[0]), kwargs["memory_format"])

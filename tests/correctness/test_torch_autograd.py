@@ -338,6 +338,7 @@ GIVEN_ITERABLES: dict[str, Callable[[torch.Tensor], Any]] = {
     "parameters": lambda x: torch.autograd.grad(NET(x).sum(), NET.parameters()),
     "map": lambda x: torch.autograd.grad(NET(x).sum(), map(_itself, WEIGHTS)),
     "an object": lambda x: torch.autograd.grad(NET(x).sum(), OWN),
+    "a new object": lambda x: torch.autograd.grad(NET(x).sum(), Weights()),
     "outputs": lambda x: torch.autograd.grad((y for y in (NET(x).sum(), NET(x).mean())), WEIGHTS),
     "gradients": lambda x: torch.autograd.grad(NET(x), NET.parameters(), grad_outputs=(torch.ones(2) for _ in "a")),
     "backward": lambda x: NET(x).sum().backward(inputs=NET.parameters()),

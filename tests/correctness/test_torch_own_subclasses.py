@@ -35,7 +35,8 @@ def _opened(value: Any) -> Any:
 
     def opened(one: Any) -> Any:
         if type(one) in (TwoTensor, Own):
-            return type(one).__name__, one.a, one.b, one.shape
+            numbers = (*one.shape, *one.stride())
+            return type(one).__name__, one.a, one.b, numbers, [type(number).__name__ for number in numbers]
         return (type(one).__name__, one.get_data(), one.get_mask()) if hasattr(one, "get_mask") else one
 
     return pytree.tree_map(opened, value)
@@ -103,3 +104,11 @@ def test_wrappers_that_native_code_makes_are_made_for_real(place: int) -> None:
         _agree(compiled(x), fn(x))
     with pytest.raises(bolide.Unsupported):
         bolide.compile(fn, fullgraph=True)(torch.randn(3))
+
+
+@pytest.mark.parametrize("program", [lambda t: t * 2, lambda t: (t[1:], t.T + 1), lambda t: TwoTensor(t.a, t.b)])
+def test_wrappers_of_changing_sizes_have_numbers_for_sizes(program: Callable[..., Any]) -> None:
+    compiled = bolide.compile(program)
+    for size in (4, 6, 9, 6):
+        given = TwoTensor(torch.randn(4, size), torch.randn(4, size))
+        _agree(compiled(given), program(given))

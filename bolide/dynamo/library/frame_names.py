@@ -122,9 +122,6 @@ def _exec(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     _run(vm, "exec", args, {name: value for name, value in kwargs.items() if name != "closure"})
 
 
-__all__ = ["variables"]
-
-
 # ---- what objects and classes have: each list is guarded as a whole, so that a name that comes later is seen ---------
 
 
@@ -234,3 +231,6 @@ def _subclasses(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 def _subclasses_of(cls: Any) -> tuple[type, ...]:
     return tuple(type.__subclasses__(cls))
+
+
+__all__ = ["variables"]

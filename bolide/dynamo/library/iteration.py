@@ -111,11 +111,7 @@ def _resume(vm: Machine, generator: Generator, value: Any, then: str, then_value
 
 @intercept(generic.is_lazy)
 def _is_lazy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    value = args[0]
-    if type(value) in (Generator, TracedTensor):  # a traced tensor's own __iter__ is run as it is
-        return type(value) is Generator
-    cls = class_of(value)
-    return cls not in operations.PLAIN and operations.python_method(vm.world, cls, "__iter__") is not None
+    return operations.is_lazy(vm, args[0])
 
 
 # ---- functions over iterables ----------------------------------------------------------------------------------------

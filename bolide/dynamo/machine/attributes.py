@@ -43,7 +43,6 @@ from bolide.dynamo.program.kinds import (
 )
 from bolide.dynamo.program.sources import shown
 from bolide.dynamo.world import tracebacks
-from bolide.dynamo.world.classes import own_names
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.iterators import OF_ITERATORS, Stream
 from bolide.dynamo.world.outside import Outside, Overlay, attribute_source, method_of_c
@@ -178,15 +177,11 @@ def _native(vm: Machine, owner: Any, name: str) -> Any:
             raise AttributeError(f"'function' object has no attribute '{name}'")
         return value
     value = getattr(owner, name)
-    of_user = name in _FACTS_OF_FUNCTIONS and not is_library_namespace(owner.__globals__)
-    if of_user or type(value) in (dict, list, tuple):
+    if type(value) in (dict, list, tuple):
         return vm.world.wrap(value, attribute_source(vm.world.source_of(owner), name))
     if name in FUNCTION_PARTS and attributes is not None:
         vm.world.guard(attribute_source(vm.world.source_of(owner), name), "is", value)
     return value
-
-
-_FACTS_OF_FUNCTIONS = ("__name__", "__qualname__", "__doc__", "__module__", "__defaults__", "__kwdefaults__")
 
 
 def function_attributes(vm: Machine, function: types.FunctionType) -> Overlay | None:
@@ -342,7 +337,6 @@ def class_namespace(vm: Machine, cls: type, namespace: Any) -> Any:
     """The `__dict__` of a class: of one made by the program or by a library as it is, else with its parts guarded."""
     if id(cls) in vm.world.own_classes:
         return namespace
-    vm.world.rely_on_answer(cls, own_names)
     source = attribute_source(Source("object", None, None, cls), "__dict__")
     wrap = vm.world.trust if is_library_class(cls) else vm.world.wrap
     return vm.world.mirror(vm.world.show_class(viewed(namespace), source, wrap), source)

@@ -303,17 +303,10 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         symbol = BINARY_SYMBOLS[op]
         return Call(polyfill("binary"), [left, right, in_place, forward, reflected, symbol])
     if op is operator.eq or op is operator.ne:
-        if (left is right and type(left) is Outside) or _is_answered(vm, left, right):
-            return op is operator.eq
-        if a is types.MethodType is b and left.__func__ is right.__func__:
-            return is_same(vm, left.__self__, right.__self__) is (op is operator.eq)
         left, right = _as_plain(left), _as_plain(right)
-        objects = [v for v in (left, right) if type(v) is Outside and v.items is None and v.contents is None]
-        if objects:
-            for value in objects:
-                _refuse_native_equality(vm, value)
-            vm.world.rely_on_difference(left, right)
-            return op is operator.ne
+        same = _equal_by_identity(vm, left, right)
+        if same is not None:
+            return same is (op is operator.eq)
     elif op is operator.ior and type(left) is Outside and left.items is not None:
         return Call(polyfill("dict_ior"), [left, right])
     elif op in _UNIONS and (request := _merging(vm, op, left, right)) is not None:
@@ -338,6 +331,21 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     plainly = view is left and other is right
     result = op(view, other) if plainly else _unlike(op, view, other, a, b)
     return left if result is view else result  # in place
+
+
+def _equal_by_identity(vm: Machine, left: Any, right: Any) -> bool | None:
+    """Whether two values are equal, if that depends on which objects they are; else None."""
+    if (left is right and type(left) is Outside) or _is_answered(vm, left, right):
+        return True
+    if type(left) is types.MethodType is type(right) and left.__func__ is right.__func__:
+        return is_same(vm, left.__self__, right.__self__)
+    objects = [v for v in (left, right) if type(v) is Outside and v.items is None and v.contents is None]
+    if not objects:
+        return None
+    for value in objects:
+        _refuse_native_equality(vm, value)
+    vm.world.rely_on_difference(left, right)
+    return False
 
 
 def _refuse_native_equality(vm: Machine, value: Outside) -> None:
@@ -700,6 +708,14 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
     else:
         owner[key] = value
     return None
+
+
+def is_lazy(vm: Machine, value: Any) -> bool:
+    """Whether only the program can iterate over a value."""
+    if type(value) in (Generator, TracedTensor):  # a traced tensor's own __iter__ is run as it is
+        return type(value) is Generator
+    cls = class_of(value)
+    return cls not in PLAIN and python_method(vm.world, cls, "__iter__") is not None
 
 
 def is_lazy_slice(vm: Machine, key: Any, value: Any) -> bool:

@@ -50,12 +50,17 @@ def is_stepped_by_code(iterator: Any) -> Any:
     return False
 
 
+def next_of(iterator: Any, sent: Any) -> Any:
+    """What an iterator answers to what the generator that delegates to it was sent."""
+    return type(iterator).__next__(iterator) if sent is None else iterator.send(sent)
+
+
 def step(iterator: Any) -> Any:
     """``yield from`` an iterator that is only asked for its next item."""
     sent = None
     while True:
         try:
-            item = type(iterator).__next__(iterator) if sent is None else iterator.send(sent)
+            item = next_of(iterator, sent)
         except StopIteration as stop:
             return stop.value
         sent = yield item
@@ -66,7 +71,7 @@ def delegate(iterator: Any) -> Any:
     sent = None
     while True:
         try:
-            item = type(iterator).__next__(iterator) if sent is None else iterator.send(sent)
+            item = next_of(iterator, sent)
         except StopIteration as stop:
             return stop.value
         while True:

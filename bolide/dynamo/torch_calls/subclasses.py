@@ -177,7 +177,7 @@ def _recipe(rebuilder: Rebuilder, value: Any) -> Recipe | None:
         return _with_history_outside(rebuilder, value)
     names, context = value.__tensor_flatten__()
     parts = rebuilder.recipe({name: getattr(value, name) for name in names})
-    layout = rebuilder.constants(torch.Size(value.shape), value.stride())
+    layout = map(rebuilder.recipe, (tuple(value.shape), value.stride()))
     return Recipe("call", _put_together, (Recipe("constant", cls), parts, rebuilder.recipe(context), *layout))
 
 
@@ -202,7 +202,7 @@ def _described(form: Form) -> Any:
 
 
 def _put_together(cls: Any, parts: dict[str, Any], context: Any, size: Any, stride: Any) -> Any:
-    return cls.__tensor_unflatten__(parts, context, size, stride)
+    return cls.__tensor_unflatten__(parts, context, torch.Size(size), stride)
 
 
 RECIPES[torch.Tensor] = _recipe

@@ -18,14 +18,12 @@ from bolide.dynamo.machine import masked_writes
 from bolide.dynamo.machine.breaking import in_optimizer
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
-from bolide.dynamo.machine.operations import OUTSIDE_NODE, polyfill, python_method
+from bolide.dynamo.machine.operations import OUTSIDE_NODE, is_lazy, polyfill
 from bolide.dynamo.machine.tensors import change_flag, outside_attributes, refuse_in_reentrant
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.torch_calls.checkpoint import refuse_gradients
 from bolide.dynamo.torch_calls.hooks import hooks_of
-from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.histories import behind
-from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.symbolic import SymNode, without_zeros
 from bolide.tracing import DataDependent, Trace, TracedTensor
@@ -205,7 +203,7 @@ _RENAMED = {"gradient": "grad_tensors"}
 def _backward(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """Gradients are recorded, and accumulated in the `grad` of the leaves."""
     names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
-    if _has_lazy(vm, args, kwargs):
+    if any(is_lazy(vm, value) for value in (*args, *kwargs.values())):
         return Call(polyfill("drained_call"), [torch.autograd.backward, args, kwargs])
     given = {**dict(zip(names, args)), **kwargs}
     outputs, tangents = _several(given["tensors"]), given.get("grad_tensors")
@@ -237,14 +235,6 @@ def _backward(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if not keep:
         _mark_spent(vm, outputs)
     return None
-
-
-def _has_lazy(vm: Machine, args: Args, kwargs: Kwargs) -> bool:
-    """Whether an argument is what only the program can iterate over."""
-    return any(
-        type(value) is Generator or (type(value) is Outside and python_method(vm.world, value.cls, "__iter__"))
-        for value in (*args, *kwargs.values())
-    )
 
 
 def _several(value: Any) -> list[Any]:
@@ -290,7 +280,7 @@ def _mark_spent(vm: Machine, outputs: Sequence[Any], inputs: Sequence[Any] = ())
 @intercept(torch.autograd.grad)
 def _grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused")
-    if _has_lazy(vm, args, kwargs):
+    if any(is_lazy(vm, value) for value in (*args, *kwargs.values())):
         return Call(polyfill("drained_call"), [torch.autograd.grad, args, kwargs])
     given = {**dict(zip(names, args)), **kwargs}
     outputs, inputs = _several(given["outputs"]), _several(given["inputs"])

@@ -30,11 +30,6 @@ def names_in_class(cls: Any) -> tuple[str, ...]:
     return tuple(sorted(type.__dir__(cls)))
 
 
-def own_names(cls: Any) -> tuple[str, ...]:
-    """The names that a class has of its own, in their order."""
-    return tuple(vars(cls))
-
-
 class Classes:
     """What a `World` knows of classes."""
 

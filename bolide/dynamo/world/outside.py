@@ -91,9 +91,7 @@ class Overlay:
 
     def _source_of(self, key: Any) -> Source:
         """Where a value is found: a guard runs no code of the program's if it has gone."""
-        if (
-            not isinstance(key, str) and self.itself is not self.source
-        ):  # no name of an attribute, but in the `__dict__`
+        if not isinstance(key, str) and self.itself is not self.source:  # a key of the `__dict__` that is no name
             return dict_value_source(self.itself, key)
         computed = self.asks
         if not computed and self.computes is not None and self.child is attribute_source:

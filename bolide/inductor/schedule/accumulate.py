@@ -25,7 +25,7 @@ def accumulate_products(program: Program) -> Program:
     for definition in program.definitions:
         for name in reads(definition):
             readers.setdefault(name, []).append(definition)
-    kept, shapes = viewed(program.results), {name: shape for name, (_, shape, _) in program.named().items()}
+    kept = viewed(program.results)
     products = {
         definition.names[0]: definition
         for definition in program.definitions
@@ -34,6 +34,9 @@ def accumulate_products(program: Program) -> Program:
         and definition.names[0] not in kept
         and len(readers.get(definition.names[0] or "", ())) == 1
     }
+    if not products:
+        return program
+    shapes = {name: shape for name, (_, shape, _) in program.named().items()}
     order = {name: place for place, name in enumerate(products)}
     sums: dict[str, tuple[str, str]] = {}  # sum -> (the other operand, the product)
     for definition in reversed(program.definitions):

@@ -287,8 +287,9 @@ def _as_strided(x: TensorMeta, size: list[Any], stride: list[Any], offset: Any =
     if not all(surely(step >= 0) for step in stride):
         message = "as_strided: Negative strides are not supported at the moment, got strides: "
         raise RuntimeError(f"{message}{list(map(hint_of, stride))}")
-    layout = f"sizes={list(map(hint_of, size))} and strides={list(map(hint_of, stride))}"
-    require_sizes(size, f"Storage size calculation overflowed with {layout}")
+    for extent in filter(may_be_negative, size):
+        layout = f"sizes={list(map(hint_of, size))} and strides={list(map(hint_of, stride))}"
+        require(extent >= 0, f"Storage size calculation overflowed with {layout}")
     return _strided(x, size, stride, offset)
 
 
@@ -400,7 +401,7 @@ def _constant_pad_nd(x: TensorMeta, pad: list[Any], value: Any = 0) -> TensorMet
         dim, before, after = x.ndim - 1 - position, pad[2 * position], pad[2 * position + 1]
         for added in (before, after, before + after):  # where eager takes some away, something is left
             if may_be_negative(added):
-                require_sizes([shape[dim] + added], "narrow(): length must be non-negative.")
+                require(shape[dim] + added >= 0, "narrow(): length must be non-negative.")
         shape[dim] = shape[dim] + before + after
     if all(extent.__class__ is int and extent <= 0 for extent in pad):  # a copy of the narrowed tensor
         stride = like_strides(_strided(x, shape, x.stride))
@@ -440,8 +441,8 @@ def _repeat(x: TensorMeta, repeats: list[Any]) -> TensorMeta:
         "Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor",
     )
     shape = tuple(count * (x.shape[i - extra] if i >= extra else 1) for i, count in enumerate(repeats))
-    for extent in shape:
-        require_sizes([extent], f"Trying to create tensor with negative dimension {extent}: {list(shape)}")
+    for extent in filter(may_be_negative, shape):
+        require(extent >= 0, f"Trying to create tensor with negative dimension {extent}: {list(shape)}")
     return fresh(shape, x.dtype, x.device)
 
 
