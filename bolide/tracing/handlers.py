@@ -646,6 +646,7 @@ def _factory(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         refuse_negative(args[0], torch.zeros)
     if name == "full" and kwargs.get("dtype") is None:
         dtype = number_dtype(value)
+        dtype = torch.complex64 if dtype is torch.complex32 else dtype  # as eager's `full` alone has it
     stride = args[1] if name == "empty_strided" else None
     if kwargs.get("memory_format") not in (None, torch.contiguous_format):
         stride = format_strides(tuple(args[0]), kwargs["memory_format"])
