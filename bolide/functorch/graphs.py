@@ -13,8 +13,8 @@ import torch
 import torch.fx as fx
 
 from bolide.tracing import TensorMeta
-from bolide.tracing.data import binds
-from bolide.tracing.derivatives import derivative
+from bolide.tracing.called.derivatives import derivative
+from bolide.tracing.numbers.data import binds
 from bolide.tracing.rng import drops_nothing
 
 aten = torch.ops.aten

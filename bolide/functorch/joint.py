@@ -16,7 +16,7 @@ from bolide.functorch.partitioners import Joint, closure
 from bolide.functorch.signature import Signature
 from bolide.support.errors import FixedSizesNeeded, Unsupported
 from bolide.tracing import TensorMeta, Trace, TracedTensor
-from bolide.tracing.derivatives import check_phases, derivatives
+from bolide.tracing.called.derivatives import check_phases, derivatives
 from bolide.tracing.fallible import done, may_raise
 from bolide.tracing.history import inner_leaves, takes_gradient
 from bolide.tracing.meta import contiguous_strides

@@ -13,8 +13,8 @@ from bolide.functorch.graphs import aten, is_getitem, output_node, placeholders,
 from bolide.functorch.partitioners import closure, extract
 from bolide.functorch.passes.simplify import remove_dead
 from bolide.tracing import TensorMeta, Trace
-from bolide.tracing.branches import Branches, branch
-from bolide.tracing.derivatives import derivative
+from bolide.tracing.called.branches import Branches, branch
+from bolide.tracing.called.derivatives import derivative
 from bolide.tracing.meta import contiguous_strides
 from bolide.tracing.tables import lookup
 

@@ -32,9 +32,9 @@ from bolide.functorch.graphs import (
     root,
 )
 from bolide.functorch.mincut import INFINITE, minimum_cut
-from bolide.tracing.data import binds
-from bolide.tracing.derivatives import derivative
+from bolide.tracing.called.derivatives import derivative
 from bolide.tracing.graph import Graph
+from bolide.tracing.numbers.data import binds
 
 Strategy = Literal["default", "min_cut"]
 

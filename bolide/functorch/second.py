@@ -21,8 +21,8 @@ from bolide.functorch.transformed import outside
 from bolide.support.errors import CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.tracing import Trace, TracedTensor
-from bolide.tracing.branches import branch, replayed, separated
-from bolide.tracing.derivatives import check_phases
+from bolide.tracing.called.branches import branch, replayed, separated
+from bolide.tracing.called.derivatives import check_phases
 
 Gradients = tuple[torch.Tensor | None, ...]
 SecondOrder = Callable[[Sequence[Any], Sequence[torch.Tensor], Sequence[torch.Tensor | None]], Gradients | None]

@@ -18,7 +18,7 @@ import torch.fx as fx
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
-from bolide.tracing.data import binds
+from bolide.tracing.numbers.data import binds
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.trace import NonLeaf
 

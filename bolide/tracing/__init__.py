@@ -3,7 +3,7 @@
 from bolide.support.errors import UserFrame
 from bolide.tracing.isolation import keep_dynamo_out, without_wrapper
 from bolide.tracing.meta import DataDependent, TensorMeta
-from bolide.tracing.scalars import TracedFloat
+from bolide.tracing.numbers.scalars import TracedFloat
 from bolide.tracing.tensor import (
     STANDS_FOR,
     AliasGroup,

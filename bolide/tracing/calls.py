@@ -20,10 +20,12 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from bolide.symbolic import Expr
-from bolide.tracing import data, generators, modes, rng, scalars
+from bolide.tracing import modes, rng
 from bolide.tracing.fallible import may_raise
 from bolide.tracing.graph import Graph
 from bolide.tracing.meta import found_in
+from bolide.tracing.numbers import data, scalars
+from bolide.tracing.operations import generators
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.trace import NonLeaf, Trace
 

@@ -16,13 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import Cond, Expr, Ratio, ShapeEnv, SymNode, same_size, symbolic_strides
-from bolide.tracing import data, folding, rng, symbolic_kernels
+from bolide.tracing import rng
 from bolide.tracing.graph import Graph
 from bolide.tracing.meta import TensorMeta, contiguous_strides, found_in, hint_of, is_one, is_zero, meta_of, same_sizes
+from bolide.tracing.numbers import data
+from bolide.tracing.recording import composites, folding
+from bolide.tracing.recording.inverses import INVERSES
 from bolide.tracing.rules import infer, overlaps
 from bolide.tracing.rules.common import dtype_name, is_dense, like_strides
 from bolide.tracing.tensor import PHYSICAL, AliasGroup, TracedTensor, ViewStep, recorded
-from bolide.tracing.views import INVERSES
 
 aten = torch.ops.aten
 _torch: Any = torch._C
@@ -653,7 +655,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def allow_symbols(self) -> None:
         """Kernels of composite operations in C++ ask for integers; torch's Python dispatcher has others in place."""
         if self.depth and self.dispatcher is None:
-            symbolic_kernels.install()
+            composites.install()
             self.dispatcher = torch._C._EnablePythonDispatcher()  # type: ignore[attr-defined, unused-ignore]
             self.dispatcher.__enter__()
 
@@ -706,15 +708,15 @@ def invert(order: list[int]) -> list[int]:
     return inverse
 
 
-from bolide.tracing import (  # noqa: E402, F401  (the tables of handlers need Trace)
+from bolide.tracing.numbers import scalars  # noqa: E402
+from bolide.tracing.operations import (  # noqa: E402, F401  (the tables of handlers need Trace)
     conjugates,
+    draws,
     generators,
     handlers,
     places,
     primitives,
-    random_handlers,
     recurrent,
-    scalars,
     sequences,
     warned,
 )

@@ -14,7 +14,8 @@ import torch.fx
 import torch.nn.functional as F
 
 from bolide.symbolic import Expr, ShapeEnv
-from bolide.tracing import TensorMeta, Trace, primitives
+from bolide.tracing import TensorMeta, Trace
+from bolide.tracing.operations import primitives
 from bolide.tracing.rules import registry
 
 Program = Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]

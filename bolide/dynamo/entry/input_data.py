@@ -24,7 +24,8 @@ from bolide.dynamo.program.captured import Source
 from bolide.dynamo.state import state
 from bolide.dynamo.world.world import World
 from bolide.symbolic import Cond, Expr
-from bolide.tracing import Trace, TracedTensor, folding
+from bolide.tracing import Trace, TracedTensor
+from bolide.tracing.recording import folding
 from bolide.tracing.trace import Data
 
 

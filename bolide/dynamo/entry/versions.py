@@ -49,7 +49,7 @@ from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling, tables
 from bolide.support.profiling import profiled
 from bolide.tracing import modes
-from bolide.tracing.derivatives import Underivable
+from bolide.tracing.called.derivatives import Underivable
 
 Backend = Callable[[Captured], Runner]
 

@@ -41,7 +41,7 @@ from bolide.dynamo.world.outside import CONTAINERS, Outside, Overlay
 from bolide.dynamo.world.texts import TracedText, has_history, id_of
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
-from bolide.tracing.scalars import MATH, TracedFloat, compute
+from bolide.tracing.numbers.scalars import MATH, TracedFloat, compute
 
 Args = list[Any]
 Kwargs = dict[str, Any]

@@ -28,7 +28,7 @@ from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import Outside
 from bolide.tracing import TracedTensor
 from bolide.tracing.meta import DataDependent
-from bolide.tracing.scalars import TracedFloat, compute
+from bolide.tracing.numbers.scalars import TracedFloat, compute
 
 Args = list[Any]
 Kwargs = dict[str, Any]

@@ -25,8 +25,9 @@ from bolide.dynamo.world.frames import Frame
 from bolide.dynamo.world.texts import Pictured, TracedText
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr
-from bolide.tracing import Trace, TracedTensor, data
+from bolide.tracing import Trace, TracedTensor
 from bolide.tracing.meta import found_in
+from bolide.tracing.numbers import data
 
 
 def break_is_error(vm: Machine) -> bool:

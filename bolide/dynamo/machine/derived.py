@@ -20,7 +20,7 @@ from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.sources import symbols_in, with_symbols
 from bolide.dynamo.world.world import World
 from bolide.symbolic import Ratio
-from bolide.tracing.scalars import TracedFloat
+from bolide.tracing.numbers.scalars import TracedFloat
 
 Number = int | float
 _INT64 = torch.iinfo(torch.int64)

@@ -27,7 +27,8 @@ from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.world import float_tensor
 from bolide.support.errors import Unsupported
 from bolide.symbolic import as_expr
-from bolide.tracing import Trace, data
+from bolide.tracing import Trace
+from bolide.tracing.numbers import data
 
 
 @dataclass

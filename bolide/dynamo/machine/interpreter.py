@@ -32,7 +32,7 @@ from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.support.registers import register
 from bolide.tracing import Trace, modes
-from bolide.tracing.branches import Part
+from bolide.tracing.called.branches import Part
 
 Handler = Callable[["Machine", Frame, Any], Any]
 

@@ -27,7 +27,8 @@ from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import MadeId, TracedText, joined
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
-from bolide.tracing import STANDS_FOR, TracedFloat, TracedTensor, data
+from bolide.tracing import STANDS_FOR, TracedFloat, TracedTensor
+from bolide.tracing.numbers import data
 from bolide.tracing.trace import NonLeaf
 
 # Types whose operators are exact on values of the interpreter: no method of theirs is written in Python.

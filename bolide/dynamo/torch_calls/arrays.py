@@ -39,7 +39,7 @@ from bolide.dynamo.world.arrays import (
 )
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
-from bolide.tracing.scalars import TracedFloat
+from bolide.tracing.numbers.scalars import TracedFloat
 
 SEEN_AS[TracedArray] = numpy.ndarray
 AS_INDEX[TracedArray] = operator.attrgetter("tensor")

@@ -22,7 +22,8 @@ from bolide.dynamo.program.captured import Recipe
 from bolide.dynamo.torch_calls.autograd import effects_so_far, here, refuse_for_real
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
-from bolide.tracing import TensorMeta, TracedTensor, generators, rng, writing_ops
+from bolide.tracing import TensorMeta, TracedTensor, rng
+from bolide.tracing.operations import generators, writing_ops
 from bolide.tracing.tensor import AliasGroup
 
 Args = list[Any]

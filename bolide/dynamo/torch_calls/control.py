@@ -23,8 +23,9 @@ from bolide.dynamo.machine.operations import class_of
 from bolide.dynamo.opcodes.undo import State
 from bolide.dynamo.polyfills import control_flow
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor, branches
-from bolide.tracing.branches import Part, Places, Repetition, as_function, common_layout
+from bolide.tracing import TracedTensor
+from bolide.tracing.called import branches
+from bolide.tracing.called.branches import Part, Places, Repetition, as_function, common_layout
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.tables import enter
 

@@ -18,7 +18,8 @@ from bolide.dynamo.world.outside import attribute_source
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
-from bolide.tracing import TracedTensor, generators
+from bolide.tracing import TracedTensor
+from bolide.tracing.operations import generators
 
 Args = list[Any]
 Kwargs = dict[str, Any]

@@ -28,7 +28,7 @@ from bolide.support.errors import Unsupported
 from bolide.symbolic import SymNode, without_zeros
 from bolide.tracing import DataDependent, Trace, TracedTensor
 from bolide.tracing.calls import CallRecorder
-from bolide.tracing.scalars import TracedFloat
+from bolide.tracing.numbers.scalars import TracedFloat
 
 Args = list[Any]
 Kwargs = dict[str, Any]

@@ -36,7 +36,7 @@ from bolide.inductor.lowering.values import (
     strided,
 )
 from bolide.symbolic import Expr, as_expr
-from bolide.tracing.data import binds
+from bolide.tracing.numbers.data import binds
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

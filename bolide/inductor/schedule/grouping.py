@@ -10,7 +10,7 @@ from bolide.inductor.ir.loops import Node
 from bolide.inductor.schedule.fuse import fuse
 from bolide.inductor.schedule.prune import reads, writes
 from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit, axis_var, reads_of, scatter_stage, stage_of
-from bolide.tracing.data import require
+from bolide.tracing.numbers.data import require
 
 REACH = 48  # a group is only joined with groups this many units back
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch._C import DispatchKey
 from torch.autograd import forward_ad
 
-from bolide.tracing.handlers import is_recorded_as_is
+from bolide.tracing.operations.handlers import is_recorded_as_is
 from bolide.tracing.tensor import TracedTensor
 
 _OWNERS = (torch._C.TensorBase, torch._C._VariableFunctions, torch._C._nn)  # type: ignore[attr-defined, unused-ignore]

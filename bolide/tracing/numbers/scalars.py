@@ -19,8 +19,8 @@ import torch
 
 from bolide.support.leaks import fleeting, symbolic
 from bolide.symbolic import Ratio, SymNode
-from bolide.tracing import data
 from bolide.tracing.meta import DataDependent
+from bolide.tracing.numbers import data
 
 if TYPE_CHECKING:
     from bolide.tracing.tensor import TracedTensor

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bolide.tracing.handlers import handler, record_view
+from bolide.tracing.operations.handlers import handler, record_view
 from bolide.tracing.tensor import PHYSICAL, TracedTensor, carry_marks
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import torch
 
 from bolide.support.errors import Unsupported
 from bolide.tracing.meta import TensorMeta
+from bolide.tracing.operations.writing_ops import call_on_copies, drawn
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tables import enter, lookup
-from bolide.tracing.writing_ops import call_on_copies, drawn
 
 if TYPE_CHECKING:
     from bolide.tracing.trace import Trace

@@ -6,7 +6,7 @@ import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from bolide.tracing.handlers import functional, handler
+from bolide.tracing.operations.handlers import functional, handler
 from bolide.tracing.rules.common import wrap_dim
 
 if TYPE_CHECKING:

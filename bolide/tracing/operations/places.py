@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bolide.tracing import data
-from bolide.tracing.handlers import functional, handler, record_view
+from bolide.tracing.numbers import data
+from bolide.tracing.operations.handlers import functional, handler, record_view
 from bolide.tracing.rules.views import bound_from_front, index_from_front
 
 if TYPE_CHECKING:

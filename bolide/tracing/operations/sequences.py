@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bolide.tracing.handlers import handler
 from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides
+from bolide.tracing.operations.handlers import handler
 from bolide.tracing.rules.registry import rule
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from bolide.symbolic import product, same_size, times
-from bolide.tracing.layers import layer
 from bolide.tracing.meta import hint_of, is_data, is_one, is_undecided, same_sizes
+from bolide.tracing.recording.layers import layer
 from bolide.tracing.rules.common import differ, is_contiguous, suggested_format, wrap_dim
 from bolide.tracing.rules.registry import remembered
 from bolide.tracing.rules.views import reshaped

@@ -14,10 +14,11 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported
-from bolide.tracing import data, rng
-from bolide.tracing.handlers import dtype_and_device, handler
+from bolide.tracing import rng
 from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of
-from bolide.tracing.refusals import refuse_negative, refuse_overlaps
+from bolide.tracing.numbers import data
+from bolide.tracing.operations.handlers import dtype_and_device, handler
+from bolide.tracing.operations.refusals import refuse_negative, refuse_overlaps
 from bolide.tracing.rules import types
 from bolide.tracing.rules.common import fresh, like_strides
 from bolide.tracing.tensor import TracedTensor

@@ -19,8 +19,7 @@ from torch.utils import _pytree as pytree
 from bolide.support.errors import Unsupported
 from bolide.support.registers import register
 from bolide.symbolic import SymNode, as_expr
-from bolide.tracing import data, writing_ops
-from bolide.tracing.derivatives import formula_of
+from bolide.tracing.called.derivatives import formula_of
 from bolide.tracing.meta import (
     DataDependent,
     TensorMeta,
@@ -30,7 +29,9 @@ from bolide.tracing.meta import (
     number_dtype,
     same_sizes,
 )
-from bolide.tracing.refusals import refuse_negative, refuse_overlaps, refuse_types
+from bolide.tracing.numbers import data
+from bolide.tracing.operations import writing_ops
+from bolide.tracing.operations.refusals import refuse_negative, refuse_overlaps, refuse_types
 from bolide.tracing.rules.common import (
     broadcast_shapes,
     format_strides,

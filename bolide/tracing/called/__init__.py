@@ -1,0 +1,1 @@
+"""Graphs and derivatives that one node of a graph calls."""

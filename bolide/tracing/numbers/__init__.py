@@ -1,0 +1,1 @@
+"""Numbers of the graph: integers and sizes that are data, floats."""

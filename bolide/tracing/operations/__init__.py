@@ -1,0 +1,1 @@
+"""How each operation is recorded."""

@@ -1,0 +1,1 @@
+"""Making the graph: nodes, inputs, sizes, storages and writes to them."""
