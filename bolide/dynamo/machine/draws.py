@@ -22,8 +22,8 @@ from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.program.kinds import MISSING, is_constant
 from bolide.dynamo.state import state
-from bolide.dynamo.world.arrays import TracedArray, as_tensor, layer
 from bolide.dynamo.world.outside import Outside
+from bolide.dynamo.world.values.arrays import TracedArray, as_tensor, layer
 from bolide.dynamo.world.world import float_tensor
 from bolide.support.errors import Unsupported
 from bolide.symbolic import as_expr

@@ -38,12 +38,10 @@ from bolide.dynamo.program.kinds import (
     is_data_descriptor,
     is_opaque,
     own_namespace,
-    tuple_of,
     viewed,
 )
 from bolide.dynamo.state import CALLBACK, own_mark
 from bolide.dynamo.world.frames import Generator, refuse_drop
-from bolide.dynamo.world.histories import detached, is_spent, released
 from bolide.dynamo.world.iterators import (
     CALLING,
     DICT_ITERATORS,
@@ -56,213 +54,36 @@ from bolide.dynamo.world.iterators import (
     set_iterator,
     set_position,
 )
-from bolide.dynamo.world.outside import CONTAINERS, Deferred, Outside, Overlay, items_of
+from bolide.dynamo.world.outside import Deferred, Outside, Overlay, items_of
+from bolide.dynamo.world.rebuild.histories import detached, is_spent, released
+from bolide.dynamo.world.rebuild.makers import (
+    bare_instance,
+    dead_reference,
+    exchange,
+    facts_of,
+    file_in_memory,
+    fill_instance,
+    is_open,
+    made_in_mode,
+    make_derived,
+    make_exception,
+    make_function,
+    make_instance,
+    make_partial,
+    random_generator,
+    refill,
+    state_of,
+    weak_container,
+)
 from bolide.dynamo.world.tracebacks import entries, held
 from bolide.dynamo.world.tracebacks import restored as restored_trace
-from bolide.dynamo.world.views import VIEWS
+from bolide.dynamo.world.values.views import VIEWS
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Ratio
 from bolide.tracing import TracedFloat, TracedTensor, computes_itself
 
 _is_transformed: Any = torch._C._functorch.is_functorch_wrapped_tensor
-
-
-_MADE_EMPTY: tuple[type, ...] = (object, dict, list, set, frozenset, tuple)
-_MADE_EMPTY += (collections.OrderedDict, collections.defaultdict, collections.deque)
-
-
-def _maker(cls: type) -> Any:
-    """The `__new__` of a class that is not written in Python."""
-    makers = [base.__dict__["__new__"] for base in cls.__mro__ if "__new__" in base.__dict__]
-    return next(new for new in makers if type(new) is types.BuiltinFunctionType)
-
-
-def _is_open(cls: type) -> bool:
-    """Whether all that an instance holds is seen in Python: nothing is in memory that code in C keeps for itself."""
-    return is_python_class(cls) and _maker(cls).__self__ in _MADE_EMPTY
-
-
-def bare_instance(cls: Any) -> Any:
-    """An empty instance, made past any `__new__` that is written in Python."""
-    return _maker(cls)(cls)
-
-
-def _dead_reference() -> Any:
-    """A weak reference to what is no more."""
-    return weakref.ref(set())
-
-
-def _weak_container(cls: Any, items: list[Any]) -> Any:
-    made = cls()
-    for item in items:
-        if cls is weakref.WeakSet:
-            made.add(*item)
-        else:
-            made[item[0]] = item[1]
-    return made
-
-
-def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> Any:
-    """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
-    set, tuple or deque subclass. `attributes` are None for a dict whose items are its attributes."""
-    if issubclass(cls, frozenset):
-        made: Any = frozenset.__new__(cls, items)
-    else:
-        made = tuple_of(cls, items) if issubclass(cls, tuple) else bare_instance(cls)
-    if items is not None:
-        _fill(cls, made, items)
-    if attributes is None:
-        object.__setattr__(made, "__dict__", made)
-        return made
-    for name, value in attributes.items():
-        _restore(made, name, value)
-    return made
-
-
-def _restore(made: Any, name: str, value: Any) -> None:
-    """Give an instance what another one has in a slot or in its namespace, whatever else its class has of that name."""
-    found = class_attribute(type(made), name)
-    if type(found) is types.MemberDescriptorType:
-        found.__set__(made, value)
-    else:
-        own_namespace(made)[name] = value
-
-
-def _fill(cls: Any, made: Any, items: Any) -> None:
-    if issubclass(cls, collections.OrderedDict):
-        for key, value in items.items():
-            collections.OrderedDict.__setitem__(made, key, value)
-    elif issubclass(cls, dict):
-        dict.update(made, items)
-    elif issubclass(cls, list):
-        list.extend(made, items)
-    elif issubclass(cls, set):
-        set.update(made, items)
-    elif issubclass(cls, collections.deque):
-        _fill_deque(made, items)
-
-
-def _fill_deque(empty: collections.deque[Any], full: collections.deque[Any]) -> None:
-    collections.deque.__init__(empty, full, full.maxlen)
-
-
-def made_in_mode(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
-    """A tensor in the memory of another, as one that was made in inference mode, or outside."""
-    with torch.inference_mode(inference):
-        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def _derived(cls: Any, base: Any, value: Any, attributes: dict[str, Any]) -> Any:
-    """A new instance of a subclass of int, float, str or bytes."""
-    made = base.__new__(cls, value)
-    for name, item in attributes.items():
-        object.__setattr__(made, name, item)
-    return made
-
-
-def _file_in_memory(cls: Any, state: Any) -> Any:
-    made = cls()
-    made.__setstate__(state)
-    return made
-
-
-def _random_generator(state: Any) -> random.Random:
-    made = random.Random()
-    made.setstate(state)
-    return made
-
-
-def make_exception(cls: type, args: tuple[Any, ...], attributes: dict[str, Any], links: tuple[Any, ...]) -> Any:
-    """A new exception; `links` are its cause, its context, whether the context is suppressed, and its traceback."""
-    made = cls.__new__(cls, *args)
-    initialise: Any = getattr(cls, "__init__")  # noqa: B009
-    if type(initialise) is not types.FunctionType:
-        initialise(made, *args)  # sets what `args` alone does not hold: a StopIteration's value, an OSError's file
-    made.__dict__.update(attributes)
-    made.__cause__, made.__context__, made.__suppress_context__, made.__traceback__ = links
-    return made
-
-
-_FILLED_BY: dict[type, Any] = {
-    collections.OrderedDict: collections.OrderedDict.update,
-    dict: dict.update,
-    set: set.update,
-    list: list.extend,
-    collections.deque: _fill_deque,
-}
-
-
-def fill_instance(empty: Any, full: Any) -> None:
-    """Give an instance without state that of another one of its class."""
-    base = next((base for base in _FILLED_BY if isinstance(empty, base)), None)
-    if base is not None:
-        _FILLED_BY[base](empty, full)
-    if own_namespace(full) is full:
-        object.__setattr__(empty, "__dict__", empty)
-        return
-    for name, value in _state(full).items():
-        _restore(empty, name, value)
-
-
-def refill(target: Any, items: Any) -> None:
-    """Give a list, deque or bytearray new contents, whatever methods a subclass has of its own."""
-    if isinstance(target, bytearray):  # with a memoryview on it, its size is fixed
-        bytearray.__setitem__(target, slice(None), bytes(items))
-        return
-    base: Any = next(base for base in CONTAINERS if isinstance(target, base))
-    base.clear(target)
-    base.extend(target, items)
-
-
-def exchange(target: Any, gone: list[Any], new: list[Any]) -> None:
-    """Take items out of a set and put others in."""
-    set.difference_update(target, gone)
-    set.update(target, new)
-
-
-def _state(value: Any) -> dict[str, Any]:
-    """An instance's attributes, those in slots too (unless a subclass has something else of that name)."""
-    attributes = dict(own_namespace(value))
-    members = {name: found for base in reversed(type(value).__mro__) for name, found in base.__dict__.items()}
-    for name, found in members.items():
-        if type(found) is types.MemberDescriptorType and hasattr(value, name):
-            attributes[name] = getattr(value, name)
-    return attributes
-
-
-def make_partial(attributes: dict[str, Any], function: Any, /, *args: Any, **keywords: Any) -> Any:
-    """A partial with attributes of its own."""
-    made = functools.partial(function, *args, **keywords)
-    made.__dict__.update(attributes)
-    return made
-
-
-def make_function(
-    code: types.CodeType, namespace: dict[str, Any], name: str, defaults: Any, closure: Any, attributes: dict[str, Any]
-) -> types.FunctionType:
-    made = types.FunctionType(code, namespace, name, defaults, closure)
-    for fact in _FACTS & attributes.keys():
-        setattr(made, fact, attributes.pop(fact))
-    made.__dict__.update(attributes)
-    return made
-
-
-_FACTS = {"__kwdefaults__", "__qualname__", "__annotations__", "__doc__", "__module__", "__type_params__"}
-
-
-def _facts(function: Any) -> dict[str, Any]:
-    """What a new function is told beside its code: what it is not of itself."""
-    bare = types.FunctionType(function.__code__, function.__globals__, None, None, function.__closure__)
-    facts = {name: (getattr(function, name, None), getattr(bare, name, None)) for name in _FACTS}
-    return {name: mine for name, (mine, its) in facts.items() if not _is_same_fact(mine, its)}
-
-
-def _is_same_fact(mine: Any, its: Any) -> bool:
-    if type(mine) is not type(its):
-        return False
-    return bool(mine == its) if type(mine) is str else mine is its or (not mine and not its)
 
 
 RECIPES: dict[type, Callable[[Rebuilder, Any], Recipe | None]] = {}  # of values that only the interpreter knows
@@ -412,7 +233,7 @@ class Rebuilder:
             return Recipe("call", cls)
         if type(cls.__hash__) is types.FunctionType:  # it may be a key of what is filled before it
             return None
-        if _is_open(cls) and not isinstance(value, (tuple, frozenset, type, enum.Enum, BaseException)):
+        if is_open(cls) and not isinstance(value, (tuple, frozenset, type, enum.Enum, BaseException)):
             return Recipe("call", bare_instance, (Recipe("constant", cls),))
         return None
 
@@ -482,10 +303,10 @@ class Rebuilder:
         if cls is weakref.ReferenceType and id(value) not in self.world.seen:
             referent = self._referent(value)
             if referent is None:
-                return Recipe("call", _dead_reference)
+                return Recipe("call", dead_reference)
             return Recipe("call", weakref.ref, (self.recipe(referent),))
         if cls in WEAK_CONTAINERS:
-            return Recipe("call", _weak_container, (Recipe("constant", cls), self._held_weakly(value)))
+            return Recipe("call", weak_container, (Recipe("constant", cls), self._held_weakly(value)))
         if issubclass(cls, weakref.ReferenceType) and id(value) not in self.world.seen:
             reason = f"a new {cls.__module__}.{cls.__name__} leaves the function"
             raise Unsupported(reason, self.world.where(), "use weakref.ref", kind="escape")
@@ -749,7 +570,7 @@ class Rebuilder:
             reason = f"{value.__qualname__}, a function of a library that holds tensors, leaves the function"
             raise Unsupported(reason, self.world.where(), "call it here", "escape")
         marks = {name: mark for name, mark in value.__dict__.items() if name != CALLBACK}
-        attributes = {**_facts(value), **marks}
+        attributes = {**facts_of(value), **marks}
         closure = None if value.__closure__ is None else self.recipe(value.__closure__)
         args = (
             *self.constants(value.__code__, value.__globals__, value.__name__),
@@ -765,15 +586,15 @@ class Rebuilder:
             return Recipe("call", cls, (Recipe("tuple", None, tuple(self.recipe(item) for item in value)),))
         if isinstance(value, (int, float, str, bytes)):
             base: Any = next(kind for kind in (int, float, str, bytes) if isinstance(value, kind))
-            state = self._dict(_state(value))
-            return Recipe("call", _derived, (*self.constants(cls, base, base.__getnewargs__(value)[0]), state))
+            state = self._dict(state_of(value))
+            return Recipe("call", make_derived, (*self.constants(cls, base, base.__getnewargs__(value)[0]), state))
         if cls is types.SimpleNamespace:
             return Recipe("call", cls, (), tuple((key, self.recipe(item)) for key, item in vars(value).items()))
         if cls in (io.StringIO, io.BytesIO) and not value.closed:
-            return Recipe("call", _file_in_memory, self.constants(cls, value.__getstate__()))
+            return Recipe("call", file_in_memory, self.constants(cls, value.__getstate__()))
         if isinstance(value, random.Random):
-            return Recipe("call", _random_generator, self.constants(value.getstate()))
-        if not _is_open(cls) and cls is not collections.OrderedDict:  # an iterator, a view, a C object
+            return Recipe("call", random_generator, self.constants(value.getstate()))
+        if not is_open(cls) and cls is not collections.OrderedDict:  # an iterator, a view, a C object
             raise Unsupported(
                 f"a new {module}.{cls.__name__} leaves the function",
                 self.world.where(),
@@ -791,7 +612,7 @@ class Rebuilder:
             items = self.whole_list(list(value))
         elif isinstance(value, collections.deque):
             items = Recipe("call", collections.deque, (self.whole_list(list(value)), *self.constants(value.maxlen)))
-        state = Recipe("constant", None) if own_namespace(value) is value else self._dict(_state(value))
+        state = Recipe("constant", None) if own_namespace(value) is value else self._dict(state_of(value))
         return Recipe("call", make_instance, (Recipe("constant", cls), state, items))
 
     def refuse_held(self, error: BaseException) -> None:

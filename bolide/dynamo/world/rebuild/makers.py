@@ -1,0 +1,208 @@
+"""What entries call to make and to fill objects, as recipes say (`Rebuilder`): no method of their classes is run."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import random
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bolide.dynamo.policy import is_python_class
+from bolide.dynamo.program.kinds import class_attribute, own_namespace, tuple_of
+from bolide.dynamo.world.outside import CONTAINERS
+
+_MADE_EMPTY: tuple[type, ...] = (object, dict, list, set, frozenset, tuple)
+_MADE_EMPTY += (collections.OrderedDict, collections.defaultdict, collections.deque)
+
+
+def _maker(cls: type) -> Any:
+    """The `__new__` of a class that is not written in Python."""
+    makers = [base.__dict__["__new__"] for base in cls.__mro__ if "__new__" in base.__dict__]
+    return next(new for new in makers if type(new) is types.BuiltinFunctionType)
+
+
+def is_open(cls: type) -> bool:
+    """Whether all that an instance holds is seen in Python: nothing is in memory that code in C keeps for itself."""
+    return is_python_class(cls) and _maker(cls).__self__ in _MADE_EMPTY
+
+
+def bare_instance(cls: Any) -> Any:
+    """An empty instance, made past any `__new__` that is written in Python."""
+    return _maker(cls)(cls)
+
+
+def dead_reference() -> Any:
+    """A weak reference to what is no more."""
+    return weakref.ref(set())
+
+
+def weak_container(cls: Any, items: list[Any]) -> Any:
+    made = cls()
+    for item in items:
+        if cls is weakref.WeakSet:
+            made.add(*item)
+        else:
+            made[item[0]] = item[1]
+    return made
+
+
+def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> Any:
+    """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
+    set, tuple or deque subclass. `attributes` are None for a dict whose items are its attributes."""
+    if issubclass(cls, frozenset):
+        made: Any = frozenset.__new__(cls, items)
+    else:
+        made = tuple_of(cls, items) if issubclass(cls, tuple) else bare_instance(cls)
+    if items is not None:
+        _fill(made, items)
+    if attributes is None:
+        object.__setattr__(made, "__dict__", made)
+        return made
+    for name, value in attributes.items():
+        _restore(made, name, value)
+    return made
+
+
+def _restore(made: Any, name: str, value: Any) -> None:
+    """Give an instance what another one has in a slot or in its namespace, whatever else its class has of that name."""
+    found = class_attribute(type(made), name)
+    if type(found) is types.MemberDescriptorType:
+        found.__set__(made, value)
+    else:
+        own_namespace(made)[name] = value
+
+
+def _fill(empty: Any, items: Any) -> None:
+    base = next((base for base in _FILLED_BY if isinstance(empty, base)), None)
+    if base is not None:
+        _FILLED_BY[base](empty, items)
+
+
+def _fill_ordered(empty: collections.OrderedDict[Any, Any], items: dict[Any, Any]) -> None:
+    for key, value in items.items():
+        collections.OrderedDict.__setitem__(empty, key, value)
+
+
+def _fill_deque(empty: collections.deque[Any], full: collections.deque[Any]) -> None:
+    collections.deque.__init__(empty, full, full.maxlen)
+
+
+_FILLED_BY: dict[type, Callable[[Any, Any], None]] = {
+    collections.OrderedDict: _fill_ordered,
+    dict: dict.update,
+    set: set.update,
+    list: list.extend,
+    collections.deque: _fill_deque,
+}
+
+
+def made_in_mode(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
+    """A tensor in the memory of another, as one that was made in inference mode, or outside."""
+    with torch.inference_mode(inference):
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def make_derived(cls: Any, base: Any, value: Any, attributes: dict[str, Any]) -> Any:
+    """A new instance of a subclass of int, float, str or bytes."""
+    made = base.__new__(cls, value)
+    for name, item in attributes.items():
+        object.__setattr__(made, name, item)
+    return made
+
+
+def file_in_memory(cls: Any, state: Any) -> Any:
+    made = cls()
+    made.__setstate__(state)
+    return made
+
+
+def random_generator(state: Any) -> random.Random:
+    made = random.Random()
+    made.setstate(state)
+    return made
+
+
+def make_exception(cls: type, args: tuple[Any, ...], attributes: dict[str, Any], links: tuple[Any, ...]) -> Any:
+    """A new exception; `links` are its cause, its context, whether the context is suppressed, and its traceback."""
+    made = cls.__new__(cls, *args)
+    initialise: Any = getattr(cls, "__init__")  # noqa: B009
+    if type(initialise) is not types.FunctionType:
+        initialise(made, *args)  # sets what `args` alone does not hold: a StopIteration's value, an OSError's file
+    made.__dict__.update(attributes)
+    made.__cause__, made.__context__, made.__suppress_context__, made.__traceback__ = links
+    return made
+
+
+def fill_instance(empty: Any, full: Any) -> None:
+    """Give an instance without state that of another one of its class."""
+    _fill(empty, full)
+    if own_namespace(full) is full:
+        object.__setattr__(empty, "__dict__", empty)
+        return
+    for name, value in state_of(full).items():
+        _restore(empty, name, value)
+
+
+def refill(target: Any, items: Any) -> None:
+    """Give a list, deque or bytearray new contents, whatever methods a subclass has of its own."""
+    if isinstance(target, bytearray):  # with a memoryview on it, its size is fixed
+        bytearray.__setitem__(target, slice(None), bytes(items))
+        return
+    base: Any = next(base for base in CONTAINERS if isinstance(target, base))
+    base.clear(target)
+    base.extend(target, items)
+
+
+def exchange(target: Any, gone: list[Any], new: list[Any]) -> None:
+    """Take items out of a set and put others in."""
+    set.difference_update(target, gone)
+    set.update(target, new)
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """An instance's attributes, those in slots too (unless a subclass has something else of that name)."""
+    attributes = dict(own_namespace(value))
+    members = {name: found for base in reversed(type(value).__mro__) for name, found in base.__dict__.items()}
+    for name, found in members.items():
+        if type(found) is types.MemberDescriptorType and hasattr(value, name):
+            attributes[name] = getattr(value, name)
+    return attributes
+
+
+def make_partial(attributes: dict[str, Any], function: Any, /, *args: Any, **keywords: Any) -> Any:
+    """A partial with attributes of its own."""
+    made = functools.partial(function, *args, **keywords)
+    made.__dict__.update(attributes)
+    return made
+
+
+def make_function(
+    code: types.CodeType, namespace: dict[str, Any], name: str, defaults: Any, closure: Any, attributes: dict[str, Any]
+) -> types.FunctionType:
+    made = types.FunctionType(code, namespace, name, defaults, closure)
+    for fact in _FACTS & attributes.keys():
+        setattr(made, fact, attributes.pop(fact))
+    made.__dict__.update(attributes)
+    return made
+
+
+_FACTS = {"__kwdefaults__", "__qualname__", "__annotations__", "__doc__", "__module__", "__type_params__"}
+
+
+def facts_of(function: Any) -> dict[str, Any]:
+    """What a new function is told beside its code: what it is not of itself."""
+    bare = types.FunctionType(function.__code__, function.__globals__, None, None, function.__closure__)
+    facts = {name: (getattr(function, name, None), getattr(bare, name, None)) for name in _FACTS}
+    return {name: mine for name, (mine, its) in facts.items() if not _is_same_fact(mine, its)}
+
+
+def _is_same_fact(mine: Any, its: Any) -> bool:
+    if type(mine) is not type(its):
+        return False
+    return bool(mine == its) if type(mine) is str else mine is its or (not mine and not its)
