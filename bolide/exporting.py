@@ -27,7 +27,7 @@ from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
 from bolide.dynamo.guards.sizes import SizeHistory, mark_dynamic, shape_guards, specialised
 from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import Captured, Guard, Recipe
-from bolide.dynamo.program.signature import Signature
+from bolide.dynamo.program.sources import Signature
 from bolide.dynamo.state import state
 from bolide.support.errors import Unsupported, unknown_name
 from bolide.symbolic import Expr

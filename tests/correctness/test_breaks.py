@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import bolide
-from bolide.dynamo.world.rebuild.rebuilder import Rebuilder
+from bolide.dynamo.world.rebuild import Rebuilder
 from bolide.support import events
 from bolide.support.errors import CompileError, Unsupported
 

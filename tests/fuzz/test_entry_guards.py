@@ -14,7 +14,7 @@ import torch
 from bolide.dynamo.entry.replay import make_entry
 from bolide.dynamo.guards import texts as guards
 from bolide.dynamo.program.captured import Captured, Guard, Recipe, Source
-from bolide.dynamo.program.signature import Signature
+from bolide.dynamo.program.sources import Signature
 
 
 def call(x: Any, y: Any) -> Any: ...

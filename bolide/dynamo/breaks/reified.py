@@ -28,7 +28,7 @@ from bolide.dynamo.machine.originals import original_of, values_of
 from bolide.dynamo.program.captured import Effect, Recipe, Source
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Frame, Generator, dropped_generator
-from bolide.dynamo.world.rebuild.rebuilder import RECIPES, Rebuilder
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.tracebacks import entries, entries_of, held, held_by, restored
 from bolide.dynamo.world.world import WRAPPERS, World
 from bolide.support.errors import Unsupported

@@ -36,7 +36,7 @@ from bolide.dynamo.program.kinds import CONSTANT_TYPES, MODULE_INTERNALS
 from bolide.dynamo.state import state
 from bolide.dynamo.torch_calls.hooks import hook_effects, refuse_results_in_between
 from bolide.dynamo.world.outside import Deferred
-from bolide.dynamo.world.rebuild.rebuilder import Rebuilder
+from bolide.dynamo.world.rebuild import Rebuilder
 from bolide.dynamo.world.world import World
 from bolide.support.errors import CompileError, Unsupported
 from bolide.tracing import Trace, modes

@@ -28,8 +28,7 @@ from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
 from bolide.dynamo.guards.sizes import SizeHistory
 from bolide.dynamo.machine.faults import comes_from_outside
 from bolide.dynamo.program.captured import Captured
-from bolide.dynamo.program.signature import Signature
-from bolide.dynamo.program.sources import Namespace
+from bolide.dynamo.program.sources import Namespace, Signature
 from bolide.dynamo.state import state
 from bolide.dynamo.world.frames import Frame
 from bolide.support import events, log

@@ -29,8 +29,7 @@ from bolide.dynamo.machine.draws import set_state, state_of
 from bolide.dynamo.machine.faults import settle
 from bolide.dynamo.native.check import Check
 from bolide.dynamo.program.captured import Captured, Effect, Guard, Recipe
-from bolide.dynamo.program.signature import Signature
-from bolide.dynamo.program.sources import Namespace, with_symbols
+from bolide.dynamo.program.sources import Namespace, Signature, with_symbols
 from bolide.support.errors import Refuted
 from bolide.support.origins import is_ours, refuse_mistake
 from bolide.tracing.fallible import may_raise

@@ -30,7 +30,7 @@ from bolide.dynamo.guards.sizes import SizeHistory, shape_guards, specialised
 from bolide.dynamo.machine.faults import comes_from_outside, release
 from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import Break, Captured, GlobalState
-from bolide.dynamo.program.signature import Signature
+from bolide.dynamo.program.sources import Signature
 from bolide.dynamo.state import state
 from bolide.support import events, leaks, log
 from bolide.support.caches import on_reset

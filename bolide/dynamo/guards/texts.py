@@ -21,7 +21,7 @@ from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import ClassAttribute, GlobalState, Guard, Relation, Source, TensorGuard
 from bolide.dynamo.program.constants import same_constant
 from bolide.dynamo.program.kinds import MISSING, is_constant, ordered_keys, steering
-from bolide.dynamo.program.signature import Signature
+from bolide.dynamo.program.sources import Signature
 from bolide.dynamo.state import state
 from bolide.support.caches import by_class
 from bolide.support.errors import Unsupported, UserFrame

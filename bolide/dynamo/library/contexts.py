@@ -11,7 +11,7 @@ from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.operations import is_plain
 from bolide.dynamo.program.captured import Effect, Recipe, Source
 from bolide.dynamo.program.kinds import MISSING
-from bolide.dynamo.world.rebuild.rebuilder import RECIPES, Rebuilder
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
 

@@ -244,6 +244,14 @@ def viewed(view: Any) -> Any:
     return gc.get_referents(view)[0]
 
 
+VIEWS: dict[type, Any] = {
+    type(getattr(made, name)()): getattr(type(made), name)
+    for made in ({}, collections.OrderedDict())  # type: ignore[var-annotated]
+    for name in ("keys", "values", "items")
+}
+"""The method that makes a view of a dict, by the view's class."""
+
+
 def is_class_namespace(table: Any) -> bool:
     """Whether a mapping is what a class has for its `__dict__`."""
     return type(table) is dict and "__module__" in table and "__doc__" in table

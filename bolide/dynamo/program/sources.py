@@ -1,13 +1,16 @@
-"""From a `Source` to the Python expression that reads it."""
+"""Text of generated functions: their parameters, and from a `Source` to the Python expression that reads it."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import keyword
 import math
 import re
+import types
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -192,3 +195,50 @@ def count_uses(sources: Iterable[Source]) -> Counter[Source]:
                 break
             step = step.base
     return uses
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The parameters of a code object as text: `declare` for a `def`, `forward` for a call that passes every one of
+    them on. `containers`: the names of ``*args`` and ``**kwargs``.
+    """
+
+    names: tuple[str, ...]
+    declare: str
+    forward: str
+    containers: tuple[str, ...] = ()
+
+    def passing(self, values: Mapping[str, str]) -> str:
+        """As `forward`, with other expressions for some of the parameters."""
+        passed = []
+        for part in self.forward.split(", "):
+            name, keyword, _ = part.partition("=")
+            passed.append(f"{name}{keyword}{values[name]}" if keyword and name in values else values.get(name, part))
+        return ", ".join(passed)
+
+    @staticmethod
+    def of(code: types.CodeType) -> Signature:
+        count = code.co_argcount
+        names = code.co_varnames
+        declare = list(names[:count])
+        forward = list(names[:count])
+        if code.co_posonlyargcount:
+            declare.insert(code.co_posonlyargcount, "/")
+        keywords = names[count : count + code.co_kwonlyargcount]
+        end = count + code.co_kwonlyargcount
+        containers = []
+        if code.co_flags & inspect.CO_VARARGS:
+            containers.append(names[end])
+            declare.append(f"*{names[end]}")
+            forward.append(f"*{names[end]}")
+            end += 1
+        elif keywords:
+            declare.append("*")
+        declare += keywords
+        forward += [f"{name}={name}" for name in keywords]
+        if code.co_flags & inspect.CO_VARKEYWORDS:
+            containers.append(names[end])
+            declare.append(f"**{names[end]}")
+            forward.append(f"**{names[end]}")
+            end += 1
+        return Signature(tuple(names[:end]), ", ".join(declare), ", ".join(forward), tuple(containers))

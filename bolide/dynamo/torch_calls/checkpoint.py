@@ -20,7 +20,7 @@ from bolide.dynamo.machine.tensors import refuse_in_reentrant
 from bolide.dynamo.polyfills import torch_functions
 from bolide.dynamo.program.captured import Recipe
 from bolide.dynamo.torch_calls.autograd import effects_so_far, here, refuse_for_real
-from bolide.dynamo.world.rebuild.rebuilder import RECIPES, Rebuilder
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
 from bolide.tracing import TensorMeta, TracedTensor, rng
 from bolide.tracing.operations import generators, writing_ops

@@ -15,7 +15,7 @@ from bolide.dynamo.machine.native_calls import recorded_as
 from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.torch_calls.state import read_state
 from bolide.dynamo.world.outside import attribute_source
-from bolide.dynamo.world.rebuild.rebuilder import RECIPES, Rebuilder
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor

@@ -25,7 +25,7 @@ from bolide.dynamo.program.kinds import CONSTANT_TYPES, Watch
 from bolide.dynamo.state import state
 from bolide.dynamo.torch_calls.autograd import here, later, refuse_for_real
 from bolide.dynamo.world.outside import Outside, attribute_source
-from bolide.dynamo.world.rebuild.rebuilder import RECIPES, Rebuilder
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing import TracedTensor, modes
 from bolide.tracing.calls import CallRecorder

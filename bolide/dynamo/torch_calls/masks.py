@@ -26,7 +26,7 @@ from bolide.dynamo.machine.tensors import load_tensor_attribute, store_tensor_at
 from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.torch_calls.autograd import later
 from bolide.dynamo.torch_calls.subclasses import as_leaf, is_wrapper, wrap_parts
-from bolide.dynamo.world.rebuild.rebuilder import RECIPES, Rebuilder
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedTensor, is_mask, unmasked

@@ -31,7 +31,7 @@ from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.program.kinds import is_constant
 from bolide.dynamo.torch_calls.autograd import later
 from bolide.dynamo.world.outside import attribute_source
-from bolide.dynamo.world.rebuild.rebuilder import RECIPES, Rebuilder
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedTensor, is_stand_in

@@ -23,7 +23,7 @@ from bolide.dynamo.machine.tensors import change_flag, outside_attributes, refus
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.torch_calls.checkpoint import refuse_gradients
 from bolide.dynamo.torch_calls.hooks import hooks_of
-from bolide.dynamo.world.rebuild.histories import behind
+from bolide.dynamo.world.makers import behind
 from bolide.support.errors import Unsupported
 from bolide.symbolic import SymNode, without_zeros
 from bolide.tracing import DataDependent, Trace, TracedTensor

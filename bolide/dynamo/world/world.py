@@ -28,6 +28,7 @@ from bolide.dynamo.program.kinds import (
     MISSING,
     MODULE_INTERNALS,
     PROXIES,
+    VIEWS,
     class_attribute,
     descriptor_of,
     is_bound,
@@ -542,6 +543,14 @@ class World(Classes):
         shown = self.wrap(table, Source("apply", source, (), viewed))
         return self.mirror(types.MappingProxyType(shown.dict_items.materialise()), source)
 
+    def _wrap_view(self, real: Any, source: Source) -> Any:
+        """A view of a dict: one of the dict as the program sees it."""
+        owner = viewed(real)
+        if "__module__" in owner:  # the namespace of a class, perhaps, which is written to in other ways
+            raise Unsupported("a view of a namespace is read", self.where(), kind="outside_object")
+        shown = self.wrap(owner, Source("apply", source, (), viewed))
+        return self.mirror(VIEWS[type(real)](shown.dict_items.materialise()), source)
+
     def _wrap_tensor(self, real: torch.Tensor, source: Source) -> Any:
         if isinstance(real, TracedTensor):
             return real
@@ -975,3 +984,6 @@ def source_name(source: Source) -> str:
         at = at.base
     name = re.sub(r"\W", "_", "_".join(reversed(parts)))
     return name if name not in ("", "self") else f"{name}input"  # the graph's own function has a `self`
+
+
+WRAPPERS.update(dict.fromkeys(VIEWS, World._wrap_view))

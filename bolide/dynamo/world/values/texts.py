@@ -15,7 +15,7 @@ from torch.autograd import Function
 
 from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES
-from bolide.dynamo.world.rebuild.rebuilder import RECIPES, Rebuilder
+from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting

@@ -29,6 +29,7 @@ from bolide.dynamo.program.kinds import (
     CONSTANT_TYPES,
     LOCK_TYPES,
     MISSING,
+    VIEWS,
     WEAK_CONTAINERS,
     class_attribute,
     descriptor_of,
@@ -54,16 +55,16 @@ from bolide.dynamo.world.iterators import (
     set_iterator,
     set_position,
 )
-from bolide.dynamo.world.outside import Deferred, Outside, Overlay, items_of
-from bolide.dynamo.world.rebuild.histories import detached, is_spent, released
-from bolide.dynamo.world.rebuild.makers import (
+from bolide.dynamo.world.makers import (
     bare_instance,
     dead_reference,
+    detached,
     exchange,
     facts_of,
     file_in_memory,
     fill_instance,
     is_open,
+    is_spent,
     made_in_mode,
     make_derived,
     make_exception,
@@ -72,12 +73,13 @@ from bolide.dynamo.world.rebuild.makers import (
     make_partial,
     random_generator,
     refill,
+    released,
     state_of,
     weak_container,
 )
+from bolide.dynamo.world.outside import Deferred, Outside, Overlay, items_of
 from bolide.dynamo.world.tracebacks import entries, held
 from bolide.dynamo.world.tracebacks import restored as restored_trace
-from bolide.dynamo.world.values.views import VIEWS
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Ratio
