@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from bolide.functorch.graphs import graph_module
 from bolide.tracing import TensorMeta
+from bolide.tracing.traits import traits_of
 
 ROUNDING = {
     torch.float64: 1e-10,
@@ -29,7 +30,7 @@ ROUNDING = {
 }
 
 _ATEN = torch.ops.aten
-_SUMS = {_ATEN.sum.dim_IntList, _ATEN.sum.default, _ATEN.mm.default, _ATEN.bmm.default, _ATEN.addmm.default}
+_SUMS = {_ATEN.sum.dim_IntList, _ATEN.sum.default}
 
 
 def _wide(value: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ def close(found: Tensor, expected: Tensor, rounding: float) -> Tensor:
 def terms_of(node: fx.Node, values: Mapping[fx.Node, Any]) -> float:
     """How large a sum would be on average if nothing of it cancelled: the gradient of a bias in front of a batch norm
     is nothing but rounding. 0 for other operations."""
-    if node.target not in _SUMS:
+    if node.target not in _SUMS and not traits_of(node.target).product:
         return 0.0
     parts = [values[part] for part in node.all_input_nodes]
     if not all(isinstance(part, Tensor) and part.is_floating_point() for part in parts):
@@ -337,8 +338,7 @@ class Exactly:
         return _evaluated(self._graph, [_doubled(value) for value in copied(self._inputs)], self._call)
 
     def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded not in tags and torch.Tag.inplace_view not in tags:
+        if not traits_of(node.target).seeded and torch.Tag.inplace_view not in getattr(node.target, "tags", ()):
             try:
                 kwargs = {name: _doubled(value) for name, value in kwargs.items()}
                 return node.target(*args, **kwargs)  # type: ignore[operator]

@@ -16,6 +16,7 @@ from bolide.tracing import TensorMeta
 from bolide.tracing.called.derivatives import derivative
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.rng import drops_nothing
+from bolide.tracing.traits import traits_of
 
 aten = torch.ops.aten
 
@@ -121,36 +122,15 @@ def argument_nodes(values: Iterable[Any]) -> list[fx.Node]:
 # ---- kinds of ops ----------------------------------------------------------------------------------------------------
 
 
-def _overloads(names: str) -> frozenset[Any]:
-    """All overloads of the named ATen ops (those that this version of torch has)."""
-    packets = (getattr(aten, name, None) for name in names.split())
-    return frozenset(
-        getattr(packet, overload) for packet in packets if packet is not None for overload in packet.overloads()
-    )
-
-
-VIEWS = _overloads(
-    "view reshape _unsafe_view _reshape_alias permute transpose t expand slice select squeeze unsqueeze "
-    "as_strided diagonal unfold alias detach narrow split split_with_sizes unbind chunk view_as_real "
-    "view_as_complex real imag movedim swapaxes flatten unflatten"
-)
-"""Ops whose result is only another way to look at their first argument: they cost nothing and are never worth
-saving.
-"""
-
-COPIES = _overloads("clone _to_copy lift_fresh_copy")
-"""Ops that may turn out to copy a tensor to an equal one."""
-
-
 def is_getitem(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
 def is_view(node: fx.Node) -> bool:
     """Does this node only look at its first argument (including one item of a split)?"""
-    if node.target in VIEWS:
+    if traits_of(node.target).view:
         return True
-    return is_getitem(node) and isinstance(node.args[0], fx.Node) and node.args[0].target in VIEWS
+    return is_getitem(node) and isinstance(node.args[0], fx.Node) and traits_of(node.args[0].target).view
 
 
 def root(node: fx.Node) -> fx.Node:
@@ -171,26 +151,10 @@ def readers_through_views(node: fx.Node) -> Iterator[fx.Node]:
             yield user
 
 
-_impure: dict[Any, bool] = {}
-
-
 def is_impure(node: fx.Node) -> bool:
     """Must this node stay, stay single and stay in order? (Placeholders, writes, random draws.)"""
     if node.op != "call_function":
         return node.op in ("placeholder", "output")
     if binds(node) or node.target is derivative:  # sizes of other values speak of it; the code may do what it likes
         return True
-    known = _impure.get(node.target)
-    if known is None:
-        known = _impure[node.target] = _target_is_impure(node.target)
-    return known and not drops_nothing(node)
-
-
-def _target_is_impure(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    if target._schema.is_mutable or not target._schema.returns:  # what answers nothing checks something
-        return True
-    if target.namespace == "_c10d_functional":  # other processes wait for it
-        return True
-    return torch.Tag.nondeterministic_seeded in target.tags
+    return traits_of(node.target).impure and not drops_nothing(node)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 import torch.fx as fx
 
-from bolide.functorch.cost import NEVER, is_in_memory, is_read_by_extern, node_bytes, recompute
+from bolide.functorch.cost import is_in_memory, is_read_by_extern, node_bytes, recompute
 from bolide.functorch.graphs import (
     argument_nodes,
     aten,
@@ -35,6 +35,7 @@ from bolide.functorch.mincut import INFINITE, minimum_cut
 from bolide.tracing.called.derivatives import derivative
 from bolide.tracing.graph import Graph
 from bolide.tracing.numbers.data import binds
+from bolide.tracing.traits import NEVER
 
 Strategy = Literal["default", "min_cut"]
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.fx as fx
 
-from bolide.functorch.graphs import COPIES, Runner, aten, is_getitem, is_impure, is_tensor, placeholders, results
+from bolide.functorch.graphs import Runner, aten, is_getitem, is_impure, is_tensor, placeholders, results
 from bolide.functorch.partitioners import Joint
 from bolide.functorch.transformed import outside
 from bolide.support.errors import CompileError, Unsupported
@@ -23,6 +23,7 @@ from bolide.support.garbage import collector_paused
 from bolide.tracing import Trace, TracedTensor
 from bolide.tracing.called.branches import branch, replayed, separated
 from bolide.tracing.called.derivatives import check_phases
+from bolide.tracing.traits import traits_of
 
 Gradients = tuple[torch.Tensor | None, ...]
 SecondOrder = Callable[[Sequence[Any], Sequence[torch.Tensor], Sequence[torch.Tensor | None]], Gradients | None]
@@ -72,7 +73,7 @@ def tape_of(joint: Joint) -> Tape:
 
 def _names(node: fx.Node) -> Iterator[str]:
     yield node.name
-    while node.target in COPIES and isinstance(source := node.args[0], fx.Node):
+    while traits_of(node.target).copy and isinstance(source := node.args[0], fx.Node):
         node = source
         yield node.name
 
@@ -206,7 +207,7 @@ def _replay(
             continue
         if node.op == "get_attr":
             value = constants[str(target)]
-        elif torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) and is_impure(node):
+        elif traits_of(target).seeded and is_impure(node):
             raise Unsupported("random numbers that depend on a tensor would be drawn again", kind="operator")
         elif _updates_statistics(target, args):
             x, weight, bias, _, _, *rest = fx.map_arg(args, known.get)
@@ -224,7 +225,7 @@ def _is_drawn(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     source = cast(fx.Node, node.args[0]) if is_getitem(node) else node
-    if torch.Tag.nondeterministic_seeded not in getattr(source.target, "tags", ()) or not is_tensor(node):
+    if not traits_of(source.target).seeded or not is_tensor(node):
         return False
     return all(operand.target is aten.full.default for operand in source.all_input_nodes)
 

@@ -20,7 +20,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from bolide.symbolic import Expr
-from bolide.tracing import modes, rng
+from bolide.tracing import modes
 from bolide.tracing.fallible import may_raise
 from bolide.tracing.graph import Graph
 from bolide.tracing.meta import found_in
@@ -28,6 +28,7 @@ from bolide.tracing.numbers import data, scalars
 from bolide.tracing.operations import generators
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.trace import NonLeaf, Trace
+from bolide.tracing.traits import traits_of
 
 _PLAIN: tuple[Any, ...] = (bool, int, float, complex, str)
 _CONSTANTS = (
@@ -77,7 +78,7 @@ _READS = frozenset(
 @functools.cache
 def _has_effect(target: torch._ops.OpOverload) -> bool:
     """Whether an operation draws random numbers, or answers nothing: it checks something."""
-    return target.namespace == "bolide" or rng.is_seeded(target) or not target._schema.returns
+    return target.namespace == "bolide" or traits_of(target).seeded or not target._schema.returns
 
 
 def nowhere() -> tuple[Any, Any]:

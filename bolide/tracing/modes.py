@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from bolide.tracing.traits import traits_of
+
 _native: Any = torch._C
 AUTOCAST_DEVICES = ("cpu", "cuda")
 Setting = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -133,7 +135,7 @@ def undisturbed() -> Iterator[None]:
 
 def may_draw(func: Any) -> bool:
     """Whether an operation may draw from torch's own generator."""
-    return func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags
+    return func.namespace != "aten" or traits_of(func).seeded
 
 
 @contextlib.contextmanager

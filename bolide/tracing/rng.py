@@ -11,13 +11,14 @@ Generated kernels make the same words. The only impure operation is drawing the 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.fx
+
+from bolide.tracing.traits import traits_of
 
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -73,16 +74,9 @@ def drops_nothing(node: torch.fx.Node) -> bool:
     return bool(given.get("dropout_p", 0.0) == 0)
 
 
-@functools.cache
-def is_seeded(func: torch._ops.OpOverload) -> bool:
-    """Whether an operation is of a kind that draws from torch's random generator, or changes it."""
-    return torch.Tag.nondeterministic_seeded in func.tags
-
-
 def draws(node: torch.fx.Node) -> bool:
     """Whether an operation of a graph draws from torch's random generator, or changes it."""
-    func = node.target
-    return isinstance(func, torch._ops.OpOverload) and is_seeded(func) and not drops_nothing(node)
+    return traits_of(node.target).seeded and not drops_nothing(node)
 
 
 def _draw(numbers: Any, seed: torch.Tensor, counter: int, size: Sequence[int]) -> torch.Tensor:

@@ -25,6 +25,7 @@ from bolide.tracing.recording.inverses import INVERSES
 from bolide.tracing.rules import infer, overlaps
 from bolide.tracing.rules.common import dtype_name, is_dense, like_strides
 from bolide.tracing.tensor import PHYSICAL, AliasGroup, TracedTensor, ViewStep, recorded
+from bolide.tracing.traits import traits_of
 
 aten = torch.ops.aten
 _torch: Any = torch._C
@@ -672,13 +673,11 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _names: dict[Any, str] = {}
 
 
-_SPREADING = (aten.expand.default, aten.as_strided.default, aten.unfold.default)
-
-
 def _may_overlap(tensor: TracedTensor) -> bool:
     """Whether elements of a view can be one in memory: by the steps that it is made by, for sizes that are data have no
     values yet to judge its strides by."""
-    return any(func in _SPREADING for func, *_ in tensor.chain) or overlaps.within(tensor.group.base.meta["val"])
+    steps = (traits_of(func) for func, *_ in tensor.chain)
+    return any(step.expands or step.overlaps for step in steps) or overlaps.within(tensor.group.base.meta["val"])
 
 
 def _name(func: Any) -> str:

@@ -18,7 +18,9 @@ from bolide.functorch.missing import without_tangents
 from bolide.functorch.partitioners import Joint, analyse, partition, possible_gain, read_by_backward, saved_bytes
 from bolide.functorch.passes import run_passes
 from bolide.functorch.signature import describe
+from bolide.inductor.lowering import LOWERINGS
 from bolide.tracing import Trace
+from bolide.tracing.traits import TRAITS
 from tests.functorch_tools import Compiled
 
 aten = torch.ops.aten
@@ -125,6 +127,11 @@ def test_random_draws_happen_once_and_the_seed_crosses() -> None:
 def test_views_are_not_saved() -> None:
     parts = saved_of(lambda x, w: ((x @ w).t().reshape(-1)[3:]).sin().sum(), torch.randn(8, 8), leaf(8, 8))
     assert not any(node.target in (aten.t.default, aten.view.default, aten.slice.Tensor) for node in parts.saved)
+
+
+def test_traits_are_known_of_all_that_is_lowered() -> None:
+    lowered = {(op._schema.name, op.name()) for op in LOWERINGS if isinstance(op, torch._ops.OpOverload)}
+    assert [overload for name, overload in lowered if name not in TRAITS and overload not in TRAITS] == []
 
 
 def test_an_input_that_is_written_is_saved_from_before() -> None:

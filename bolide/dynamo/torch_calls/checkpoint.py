@@ -25,6 +25,7 @@ from bolide.support.errors import Unsupported
 from bolide.tracing import TensorMeta, TracedTensor, rng
 from bolide.tracing.operations import generators, writing_ops
 from bolide.tracing.tensor import AliasGroup
+from bolide.tracing.traits import traits_of
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -193,8 +194,7 @@ def _nodes_since(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _draws(node: fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags or node.target in (rng.rand, rng.randn)
+    return traits_of(node.target).seeded or node.target in (rng.rand, rng.randn)
 
 
 _SAVED = ("MUST_SAVE", "PREFER_SAVE", "MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")

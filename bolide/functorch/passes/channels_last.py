@@ -13,28 +13,16 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from bolide.functorch.cost import is_pointwise
 from bolide.functorch.graphs import aten, is_getitem, is_tuple
 from bolide.tracing import TensorMeta
 from bolide.tracing.meta import contiguous_strides
 from bolide.tracing.rules import infer
 from bolide.tracing.rules.common import is_channels_last
+from bolide.tracing.traits import traits_of
 
 LEAST_RESULTS = 3 << 18
 MOST_WEIGHTS = 1 << 18
 """A convolution gains if it has at least so many results and at most so many weights, see `_gains`."""
-
-_FOLLOWERS = frozenset(
-    {
-        aten._native_batch_norm_legit_functional.default,
-        aten._native_batch_norm_legit.no_stats,
-        aten._native_batch_norm_legit_no_training.default,
-        aten.max_pool2d_with_indices.default,
-        aten.avg_pool2d.default,
-        aten.mean.dim,
-    }
-)
-"""Ops besides pointwise ones whose kernels are good in any order of memory."""
 
 
 def lay_out_convolutions(graph: fx.Graph) -> fx.Graph:
@@ -119,7 +107,7 @@ class _Relayout:
         source: Any = node.args[0]
         if node in self.indifferent:
             return is_channels_last(source.meta["val"])
-        return (is_pointwise(node) or node.target in _FOLLOWERS) and _was_row_major(node.meta["val"])
+        return traits_of(node.target).any_order and _was_row_major(node.meta["val"])
 
     def _restore(self, reader: fx.Node) -> None:
         for source in reader.all_input_nodes:

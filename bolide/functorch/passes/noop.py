@@ -6,9 +6,10 @@ from typing import Any
 
 import torch.fx as fx
 
-from bolide.functorch.graphs import COPIES, VIEWS, argument_nodes, is_getitem, results, root
+from bolide.functorch.graphs import argument_nodes, results, root
 from bolide.symbolic import same_size
 from bolide.tracing import TensorMeta
+from bolide.tracing.traits import traits_of
 
 
 def remove_noops(graph: fx.Graph) -> fx.Graph:
@@ -22,11 +23,12 @@ def remove_noops(graph: fx.Graph) -> fx.Graph:
         source = node.args[0] if node.args else None
         if node.op != "call_function" or not isinstance(source, fx.Node):
             continue
-        if node.target in COPIES:
+        traits = traits_of(node.target)
+        if traits.copy:
             origin = root(source)
             removable = origin.op == "call_function" and origin not in pinned and node not in pinned
         else:
-            removable = node.target in VIEWS and not is_getitem(node)
+            removable = traits.view
         if removable and _same_layout(node.meta.get("val"), source.meta.get("val")):
             node.replace_all_uses_with(source)
             graph.erase_node(node)

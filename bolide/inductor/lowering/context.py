@@ -37,21 +37,9 @@ from bolide.inductor.lowering.values import (
 )
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing.numbers.data import binds
+from bolide.tracing.traits import traits_of
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-#: calls whose result's layout does not depend on their arguments' layouts
-_ANY_LAYOUT = frozenset(
-    {
-        torch.ops.aten.mm.default,
-        torch.ops.aten.bmm.default,
-        torch.ops.aten.addmm.default,
-        torch.ops.aten.baddbmm.default,
-        torch.ops.aten.mv.default,
-        torch.ops.aten.dot.default,
-        torch.ops.aten.addmv.default,
-    }
-)
 
 
 class Lowering:
@@ -290,7 +278,7 @@ class Lowering:
     def extern(self) -> Any:
         """The node as an ATen call; its value."""
         node = self.node
-        free = node.target in _ANY_LAYOUT
+        free = traits_of(node.target).product  # the result's layout does not depend on theirs
 
         def convert(arg: Any) -> Any:
             if isinstance(arg, torch.fx.Node):

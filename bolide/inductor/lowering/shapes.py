@@ -18,6 +18,7 @@ from bolide.inductor.lowering.values import ONE, ZERO, Coords, TensorValue
 from bolide.inductor.lowering.views import index_place, reshape, start_place
 from bolide.symbolic import Expr, as_expr
 from bolide.symbolic.expr import Cond
+from bolide.tracing.traits import traits_of
 
 aten = torch.ops.aten
 
@@ -122,12 +123,6 @@ def roll(ctx: Lowering, x: TensorValue, shifts: Any, dims: Sequence[int] = ()) -
 
 # ---- tensors of which some elements are one in memory ------------------------------------------------------------
 
-_OVERLAPPING_VIEWS = frozenset([aten.unfold.default, aten.as_strided.default])
-_KEEPS_OVERLAPS = frozenset(
-    [aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default]
-    + [aten.as_strided_scatter.default]
-)
-
 
 def may_overlap(node: Any) -> bool:
     """Whether elements of an FX node's result may be one in memory, one that is merely expanded excepted: copies of it
@@ -136,7 +131,7 @@ def may_overlap(node: Any) -> bool:
     if _apart(meta) or any(step.__class__ is int and step == 0 for step in meta.stride):
         return False
     while node.op == "call_function":
-        if node.target in _OVERLAPPING_VIEWS:
+        if traits_of(node.target).overlaps:
             return True
         if node.target is not operator.getitem and not _keeps_layout(node.target):
             return False
@@ -145,7 +140,7 @@ def may_overlap(node: Any) -> bool:
 
 
 def _keeps_layout(target: Any) -> bool:
-    if target in _KEEPS_OVERLAPS:
+    if traits_of(target).laid_out_as_first:
         return True
     schema = getattr(target, "_schema", None)
     return schema is not None and any(result.alias_info is not None for result in schema.returns)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from bolide.inductor.ir.definitions import Computed, Definition, Extern, Program, Scatter, View, WriteBack
 from bolide.inductor.plan import map_refs
 from bolide.inductor.schedule.stages import loads_of
+from bolide.tracing.traits import traits_of
 
 
 def reads(definition: Definition) -> set[str]:
@@ -52,5 +51,4 @@ def prune(program: Program) -> Program:
 
 def impure(extern: Extern) -> bool:
     """Whether a call does more than make its results: later numbers follow from what it draws, too."""
-    draws = torch.Tag.nondeterministic_seeded in extern.op.tags or extern.op._schema.name == "bolide::rng_seed"
-    return draws or bool(extern.mutates) or extern.binds or not extern.names
+    return traits_of(extern.op).seeded or bool(extern.mutates) or extern.binds or not extern.names

@@ -30,7 +30,7 @@ def refuse_overlaps(
     places = [place(tensor) for tensor in traced]
     if overlaps.PARTLY not in places and overlaps.INSIDE not in places:
         return
-    if func._opname in types.CHOSEN_BY_SIZE:
+    if types.is_chosen_by_size(func):
         reason = "a product is written to an out= argument that overlaps: only some of its kernels refuse that"
         raise Unsupported(reason, where, kind="tensor_write")
     known = {id(tensor): (tensor.meta, place) for tensor, place in zip(traced, places)}

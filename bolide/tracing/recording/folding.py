@@ -14,6 +14,7 @@ import torch.fx
 from bolide.tracing import rng
 from bolide.tracing.meta import TensorMeta, hint_of
 from bolide.tracing.tensor import TracedTensor
+from bolide.tracing.traits import traits_of
 
 if TYPE_CHECKING:
     from bolide.tracing.trace import Trace
@@ -154,7 +155,7 @@ def _is_below_one(draw: torch.fx.Node) -> bool:
 def _is_repeatable(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return getattr(target, "__module__", None) == "_operator"
-    return target.namespace == "aten" and torch.Tag.nondeterministic_seeded not in target.tags
+    return target.namespace == "aten" and not traits_of(target).seeded
 
 
 def _is_small(meta: Any) -> bool:

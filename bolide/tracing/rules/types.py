@@ -9,9 +9,11 @@ import functools
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from bolide.tracing.fallible import checks_data
 from bolide.tracing.meta import TensorMeta, found_in, is_data, is_symbolic
+from bolide.tracing.traits import traits_of
 
 _asked: dict[Any, Exception | None] = {}
 _NO_SIZES = frozenset(  # integers that say something else
@@ -20,8 +22,6 @@ _NO_SIZES = frozenset(  # integers that say something else
 )
 TRUSTING = frozenset({"linalg_ldl_solve", "linalg_lu_solve"})
 """Kernels that take numbers in a tensor for places in memory, unchecked: they are never run on made-up data."""
-CHOSEN_BY_SIZE = frozenset({"mm", "addmm", "bmm", "baddbmm"})
-"""Products, whose kernel depends on the sizes: what small tensors are refused says nothing of others."""
 _NUMBERS = (int, float, complex, bool, str, torch.dtype)
 _SMALL = 1 << 12
 _MOST_DIMS = 16
@@ -98,9 +98,14 @@ def trusts_sizes(func: Any) -> bool:
 @functools.cache
 def _answers(func: Any) -> bool:
     """Whether a kernel can be asked: it writes nothing, draws nothing and is one for all sizes."""
-    draws = torch.Tag.nondeterministic_seeded in func.tags
-    writes = any(arg.alias_info for arg in func._schema.arguments)
-    return func.namespace == "aten" and not draws and not writes and func._opname not in CHOSEN_BY_SIZE | TRUSTING
+    if func.namespace != "aten" or traits_of(func).seeded or is_chosen_by_size(func) or func._opname in TRUSTING:
+        return False
+    return not any(arg.alias_info for arg in func._schema.arguments)
+
+
+def is_chosen_by_size(func: OpOverload) -> bool:
+    """Whether the kernel depends on the sizes: what small tensors are refused says nothing of others."""
+    return traits_of(func).product == "matrix"
 
 
 @functools.cache
