@@ -16,9 +16,10 @@ import pytest
 import torch
 
 import bolide
-from bolide.dynamo.bytecode import forms as bytecode_forms
-from bolide.dynamo.bytecode.forms import NEVER, SKIPPED, VERSION, VERSIONS, Version, forms
+from bolide.dynamo.bytecode.flow import END, following
+from bolide.dynamo.bytecode.forms import INTRINSICS, NEVER, SKIPPED, VERSION, VERSIONS, Version, forms
 from bolide.dynamo.bytecode.instructions import decode
+from bolide.dynamo.bytecode.uniform import UNIFORM
 from bolide.dynamo.entry import registrations
 from bolide.dynamo.machine.interpreter import OPCODES
 from bolide.support.errors import Unsupported
@@ -28,7 +29,7 @@ from opcode_programs import BREAKING, PROGRAMS
 
 assert registrations  # its import has registered the handlers
 
-MADE_BY_FORMS = {"CALL_KW", "JUMP"}
+MADE_BY_FORMS = {"CALL_KW", "JUMP", "MATCH_KIND", "UNARY_OP"}
 MERGED = {"SET_FUNCTION_ATTRIBUTE": "MAKE_FUNCTION"}
 
 
@@ -72,7 +73,7 @@ def test_every_instruction_is_dealt_with(version: Version) -> None:
 
 def test_no_handler_is_without_an_instruction() -> None:
     """Handlers of operations that no version and no form produces are dead."""
-    produced = set(MADE_BY_FORMS) | set(bytecode_forms.INTRINSICS)
+    produced = set(MADE_BY_FORMS) | set(INTRINSICS.values())
     for version in VERSIONS:
         produced |= instructions(version)
     assert sorted(set(OPCODES) - produced) == []
@@ -98,6 +99,31 @@ def test_functions_of_the_standard_library_decode(module: str) -> None:
                 assert 0 <= arg < len(decoded.ops)
         for row in decoded.exceptions:
             assert row.start <= row.end <= len(decoded.ops) and 0 <= row.target < len(decoded.ops)
+        _depths(code)
+
+
+def test_the_table_has_all_operations() -> None:
+    assert set(UNIFORM) == set(OPCODES)
+
+
+def _depths(code: types.CodeType) -> dict[int, int]:
+    """How many values are on the stack in front of each instruction; asserts that all ways to it agree."""
+    decoded = decode(code)
+    depths = {0: 0, **{row.target: row.depth + 1 + row.push_offset for row in decoded.exceptions}}
+    waiting = list(depths)
+    while waiting:
+        at = waiting.pop()
+        operation, arg = UNIFORM[decoded.ops[at]], decoded.args[at]
+        after = depths[at] - operation.taken(arg)
+        assert after >= 0
+        after += operation.given(arg)
+        for following_at in following(decoded, at):
+            depth = after - 2 if decoded.ops[at] == "FOR_ITER" and following_at == arg else after
+            if following_at != END and following_at not in depths:
+                depths[following_at] = depth
+                waiting.append(following_at)
+            assert following_at == END or depths[following_at] == depth
+    return depths
 
 
 RUNNING = {name: text for version, name, text in PROGRAMS if version <= VERSION}

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from bolide.dynamo.breaks.segments import Shape, unflatten
-from bolide.dynamo.bytecode.instructions import CALLS, Code
+from bolide.dynamo.bytecode.instructions import Code
+from bolide.dynamo.bytecode.uniform import CALLS, UNIFORM
 from bolide.dynamo.machine.callers import call_within, makes_classes, variables
 from bolide.dynamo.machine.faults import is_fault
 from bolide.dynamo.machine.interpreter import OPCODES, Handler, Machine
@@ -163,9 +164,6 @@ def _while_handling(handled: BaseException, work: Callable[[], Any]) -> None:
 # ---- which instructions are light ------------------------------------------------------------------------------------
 
 SCALARS = frozenset({int, float, bool, str, type(None), bytes, complex})
-_MOVES = "POP_TOP STORE_FAST JUMP PUSH_NULL COPY SWAP LOAD_CONST END_SEND"
-_ON_IDENTITY = "POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE IS_OP PUSH_EXC_INFO POP_EXCEPT CHECK_EXC_MATCH RERAISE"
-_MAY_RAISE = f"DELETE_FAST RETURN_VALUE RETURN_CONST {_ON_IDENTITY}"
 _Light = Callable[[Frame], bool]
 
 
@@ -184,6 +182,19 @@ def _one_scalar(frame: Frame) -> bool:
 
 def _two_scalars(frame: Frame) -> bool:
     return type(frame.stack[-1]) in SCALARS and type(frame.stack[-2]) in SCALARS
+
+
+def _light(name: str) -> _Light | None:
+    """When an operation only moves values about, or works on Python numbers; None: never."""
+    operation = UNIFORM[name]
+    match operation.asks:
+        case "nothing":
+            return _moves
+        case "identity":
+            return _always
+        case "numbers":
+            return _one_scalar if operation.takes == 1 else _two_scalars
+    return _LIGHT.get(name)
 
 
 _NOT_LOOKED_INTO = ("RETURN_VALUE", "STORE_FAST", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE")
@@ -228,25 +239,20 @@ def _unpacks_plainly(frame: Frame) -> bool:
 
 
 _LIGHT: dict[str, _Light] = {
-    **dict.fromkeys(_MOVES.split(), _moves),
-    **dict.fromkeys(_MAY_RAISE.split(), _always),
-    **dict.fromkeys(("COMPARE_OP", "BINARY_OP", "CONTAINS_OP"), _two_scalars),
-    **dict.fromkeys(("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "UNARY_NOT", "UNARY_NEGATIVE"), _one_scalar),
     "LOAD_FAST": _reads_scalar,
     "FOR_ITER": _iterates_natively,
     "GET_ITER": _starts_loop,
     **dict.fromkeys(CALLS, _makes_loop),
     "UNPACK_SEQUENCE": _unpacks_plainly,
 }
-"""When the next instruction only moves values about, or works on Python numbers."""
+"""When other operations are light."""
 
 
 @functools.lru_cache(1 << 12)
 def _instructions(code: Code) -> list[tuple[Handler, Any, _Light | None]]:
     """For each instruction its handler, its argument, and when it is light (None: never)."""
     return [
-        (NATIVE.get(name) or OPCODES[name], arg, _LIGHT.get(name))
-        for name, arg in zip(code.ops, code.args, strict=True)
+        (NATIVE.get(name) or OPCODES[name], arg, _light(name)) for name, arg in zip(code.ops, code.args, strict=True)
     ]
 
 
@@ -423,22 +429,10 @@ def _binary_subscr(vm: Machine, frame: Frame, arg: Any) -> None:
     frame.stack.append(operator.getitem(frame.stack.pop(), key))  # called: what it raises is the program's
 
 
-@_native("BINARY_SLICE")
-def _binary_slice(vm: Machine, frame: Frame, arg: Any) -> None:
-    stop, start = frame.stack.pop(), frame.stack.pop()
-    frame.stack.append(operator.getitem(frame.stack.pop(), slice(start, stop)))
-
-
 @_native("STORE_SUBSCR")
 def _store_subscr(vm: Machine, frame: Frame, arg: Any) -> None:
     key, owner = frame.stack.pop(), frame.stack.pop()
     owner[key] = frame.stack.pop()
-
-
-@_native("STORE_SLICE")
-def _store_slice(vm: Machine, frame: Frame, arg: Any) -> None:
-    stop, start, owner = frame.stack.pop(), frame.stack.pop(), frame.stack.pop()
-    owner[start:stop] = frame.stack.pop()
 
 
 @_native("DELETE_SUBSCR")
@@ -460,14 +454,16 @@ def _unary(name: str, function: Callable[[Any], Any]) -> None:
 
 
 for _name, _function in (
-    ("UNARY_NEGATIVE", operator.neg),
-    ("UNARY_POSITIVE", operator.pos),
-    ("UNARY_INVERT", operator.invert),
     ("UNARY_NOT", operator.not_),
     ("GET_ITER", iter),
     ("LIST_TO_TUPLE", tuple),
 ):
     _unary(_name, _function)
+
+
+@_native("UNARY_OP")
+def _unary_op(vm: Machine, frame: Frame, arg: Callable[[Any], Any]) -> None:
+    frame.stack.append(arg(frame.stack.pop()))
 
 
 @_native("CONTAINS_OP")
@@ -487,12 +483,6 @@ def _format_value(vm: Machine, frame: Frame, arg: int) -> None:
     value = frame.stack.pop()
     convert = (None, str, repr, ascii)[arg & 3]
     frame.stack.append(format(value if convert is None else convert(value), spec))
-
-
-@_native("CONVERT_VALUE")
-def _convert_value(vm: Machine, frame: Frame, arg: int) -> None:
-    convert = (str, repr, ascii)[arg - 1]
-    frame.stack.append(convert(frame.stack.pop()))
 
 
 @_native("POP_JUMP_IF_FALSE")

@@ -35,7 +35,9 @@ from typing import Any
 from bolide.dynamo.breaks.concrete import DIRECT, LOOKING, SCALARS, iterates_natively
 from bolide.dynamo.breaks.segments import VALUED, FrameShape, Shape, Suspended
 from bolide.dynamo.bytecode.flow import live_locals
+from bolide.dynamo.bytecode.uniform import UNIFORM
 from bolide.dynamo.machine.callers import makes_classes
+from bolide.dynamo.machine.interpreter import OPCODES
 from bolide.dynamo.program.sources import Namespace
 from bolide.dynamo.world.outside import is_finalised
 from bolide.support.registers import register
@@ -212,10 +214,13 @@ class _Writer:
         handler = _INSTRUCTIONS.get(name)
         if handler is not None:
             handler(self, frame, arg, following, first)
-            if self.frames and self.frames[-1] is frame and frame.pc == pc:
-                frame.pc += 1
-            return
-        raise _NoHop
+        elif UNIFORM[name].asks == "nothing":
+            move: Any = OPCODES[name]
+            move(None, frame, arg)  # names as well as values
+        else:
+            raise _NoHop
+        if self.frames and self.frames[-1] is frame and frame.pc == pc:
+            frame.pc += 1
 
 
 _Written = Callable[[_Writer, _Frame, Any, "int | None", bool], None]
@@ -225,39 +230,14 @@ _INSTRUCTIONS: dict[str, _Written] = {}
 _instruction = register(_INSTRUCTIONS)
 
 
-@_instruction("POP_TOP")
-def _pop_top(writer: _Writer, frame: _Frame, arg: Any, following: int | None, first: bool) -> None:
-    frame.stack.pop()
-
-
 @_instruction("PUSH_NULL")
 def _push_null(writer: _Writer, frame: _Frame, arg: Any, following: int | None, first: bool) -> None:
     frame.stack.append(None)
 
 
-@_instruction("COPY")
-def _copy(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
-    frame.stack.append(frame.stack[-arg])
-
-
-@_instruction("SWAP")
-def _swap(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
-    frame.stack[-1], frame.stack[-arg] = frame.stack[-arg], frame.stack[-1]
-
-
-@_instruction("JUMP")
-def _jump(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
-    frame.pc = arg
-
-
 @_instruction("LOAD_CONST")
 def _load_const(writer: _Writer, frame: _Frame, arg: Any, following: int | None, first: bool) -> None:
     frame.stack.append(writer.namespace.reference(arg, "constant"))
-
-
-@_instruction("STORE_FAST")
-def _store_fast(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
-    frame.locals[arg] = frame.stack.pop()
 
 
 @_instruction("LOAD_FAST")
@@ -270,8 +250,9 @@ def _load_fast(writer: _Writer, frame: _Frame, arg: int, following: int | None, 
     frame.stack.append(name)
 
 
-def _expression(name: str, count: int, text: str) -> None:
-    """An instruction that replaces `count` values by that of an expression. It is light on Python numbers."""
+def _expression(name: str, text: str) -> None:
+    """An instruction that replaces values by that of an expression. It is light on Python numbers."""
+    count = UNIFORM[name].taken(None)
 
     @_instruction(name)
     def written(writer: _Writer, frame: _Frame, arg: Any, following: int | None, first: bool) -> None:
@@ -286,14 +267,14 @@ def _expression(name: str, count: int, text: str) -> None:
         frame.stack[-count:] = [made]
 
 
-for _name, _count, _text in (
-    ("BINARY_OP", 2, "{arg}({0}, {1})"),
-    ("COMPARE_OP", 2, "{arg}({0}, {1})"),
-    ("CONTAINS_OP", 2, "({0} in {1}) != {arg}"),
-    ("UNARY_NOT", 1, "not {0}"),
-    ("UNARY_NEGATIVE", 1, "-{0}"),
+for _name, _text in (
+    ("BINARY_OP", "{arg}({0}, {1})"),
+    ("COMPARE_OP", "{arg}({0}, {1})"),
+    ("CONTAINS_OP", "({0} in {1}) != {arg}"),
+    ("UNARY_NOT", "not {0}"),
+    ("UNARY_OP", "{arg}({0})"),
 ):
-    _expression(_name, _count, _text)
+    _expression(_name, _text)
 
 
 @_instruction("BINARY_SUBSCR")
@@ -399,12 +380,11 @@ def _called(writer: _Writer, frame: _Frame, at: int, slots: int, first: bool, na
     frame.stack[at:] = [made]
 
 
-@_instruction("RETURN_VALUE", "RETURN_CONST")
+@_instruction("RETURN_VALUE")
 def _return(writer: _Writer, frame: _Frame, arg: Any, following: int | None, first: bool) -> None:
     if first or frame.part.then not in ("push", "drop"):
         raise _NoHop
-    constant = frame.code.ops[frame.pc] == "RETURN_CONST"
-    value = writer.namespace.reference(arg, "constant") if constant else frame.stack.pop()
+    value = frame.stack.pop()
     writer.frames.pop()
     if not writer.frames:
         writer.result = value

@@ -20,6 +20,7 @@ import torch
 
 from bolide.dynamo.bytecode.flow import live_during_call, live_locals
 from bolide.dynamo.bytecode.instructions import Code
+from bolide.dynamo.bytecode.uniform import UNIFORM
 from bolide.dynamo.machine.originals import BODIES
 from bolide.dynamo.opcodes.stack import NULL
 from bolide.dynamo.polyfills import WHOLE
@@ -31,7 +32,6 @@ from bolide.support.errors import Unsupported, UserFrame
 
 VALUED = frozenset({"instance", "default"})  # what `then_value` is a value of the program for
 _JUMPING = frozenset({"for", "send"})  # `then_value` says where the caller goes on when the generator returns
-_SETS_UP = frozenset({"MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR"})
 
 
 class FrameShape(NamedTuple):
@@ -218,7 +218,7 @@ def _contents(frame: Frame) -> Iterator[Any]:
 @functools.lru_cache(1 << 12)
 def _prologue(code: Code) -> int:
     """How many instructions set the frame up."""
-    return next(i for i, name in enumerate(code.ops) if name not in _SETS_UP)
+    return next(i for i, name in enumerate(code.ops) if not UNIFORM[name].begins)
 
 
 on_reset(_prologue.cache_clear)

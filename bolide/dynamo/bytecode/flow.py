@@ -8,6 +8,7 @@ import functools
 import itertools
 
 from bolide.dynamo.bytecode.instructions import Code
+from bolide.dynamo.bytecode.uniform import UNIFORM
 from bolide.support.caches import on_reset
 
 # ---- live variables --------------------------------------------------------------------------------------------------
@@ -15,9 +16,6 @@ from bolide.support.caches import on_reset
 
 # What may look at any variable of its caller's frame.
 _FRAME_READERS = frozenset({"locals", "eval", "exec", "vars", "dir", "_getframe", "currentframe", "stack"})
-_READS = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "DELETE_FAST"})
-_ENDS = frozenset({"JUMP", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
-_JUMPING = frozenset({"FOR_ITER", "SEND"})
 
 
 @functools.lru_cache(1 << 12)
@@ -68,13 +66,13 @@ def _always(code: Code) -> int:
 
 def _before(code: Code, at: int, live: list[int]) -> int:
     """What is live before instruction `at`, given what is live before the others."""
-    name, arg = code.ops[at], code.args[at]
-    bits = 0 if name in _ENDS else live[at + 1]
-    if name == "JUMP" or name in _JUMPING or name.startswith("POP_JUMP"):
-        bits |= live[arg]
-    if name == "STORE_FAST":
+    operation, arg = UNIFORM[code.ops[at]], code.args[at]
+    bits = 0
+    for index in following(code, at):
+        bits |= live[index]  # END is the last one
+    if operation.local == "writes":
         bits &= ~(1 << arg)
-    elif name in _READS:
+    elif operation.local == "reads":
         bits |= 1 << arg
     for entry in code.exceptions:
         if entry.start <= at < entry.end:
@@ -88,8 +86,6 @@ def _before(code: Code, at: int, live: list[int]) -> int:
 END = -1
 """The ways of a branch meet where the function returns."""
 
-_SUSPENDS = frozenset({"YIELD_VALUE", "SEND", "RETURN_GENERATOR"})
-
 
 def joins_of(code: Code, at: int) -> list[int]:
     """The instructions at which both ways of the branch at `at` arrive, in their order; the last one may be END, the
@@ -98,7 +94,7 @@ def joins_of(code: Code, at: int) -> list[int]:
     found: list[int] = []
     for join in _joins(code).get(at, ()):
         between = _between(code, at, join)
-        suspends = any(code.ops[index] in _SUSPENDS for index in between)
+        suspends = any(UNIFORM[code.ops[index]].suspends for index in between)
         if at in between or suspends or (join == END and "RETURN_GENERATOR" in code.ops):
             break
         found.append(join)
@@ -107,16 +103,14 @@ def joins_of(code: Code, at: int) -> list[int]:
 
 def following(code: Code, at: int) -> tuple[int, ...]:
     """The instructions that may come after one, exceptions apart."""
-    name = code.ops[at]
-    if name.startswith("RETURN_") and name != "RETURN_GENERATOR":
-        return (END,)
-    if name in ("RAISE_VARARGS", "RERAISE"):
+    goes = UNIFORM[code.ops[at]].goes
+    if goes == "on":
+        return (at + 1,)
+    if goes == "raises":
         return ()
-    if name == "JUMP":
-        return (code.args[at],)
-    if name in ("FOR_ITER", "SEND") or name.startswith("POP_JUMP"):
-        return (code.args[at], at + 1)
-    return (at + 1,)
+    if goes == "returns":
+        return (END,)
+    return (code.args[at],) if goes == "jumps" else (code.args[at], at + 1)
 
 
 def _between(code: Code, at: int, join: int) -> set[int]:
@@ -153,7 +147,7 @@ def _joins(code: Code) -> dict[int, list[int]]:
                 through[at], changed = common, True
     found: dict[int, list[int]] = {}
     for at, name in enumerate(code.ops):
-        if name.startswith("POP_JUMP") and through[at] != everything:
+        if UNIFORM[name].goes == "branches" and through[at] != everything:
             places = sorted(_bits(through[at] & ~(1 << at)), key=lambda index: -through[index].bit_count())
             apart = [place for last, place in itertools.pairwise([at, *places]) if _is_split(code, last, count)]
             found[at] = [END if place == count else place for place in apart[:_MOST]]

@@ -14,6 +14,8 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from bolide.dynamo.bytecode.uniform import BINARY, COMPARISONS
+
 Version = tuple[int, int]
 VERSION: Version = (sys.version_info[0], sys.version_info[1])
 VERSIONS: tuple[Version, ...] = ((3, 10), (3, 11), (3, 12), (3, 13))
@@ -64,84 +66,16 @@ NEVER: dict[str, str] = {
     "ENTER_EXECUTOR": "co_code shows the instruction it replaced",
     "EXIT_INIT_CHECK": "only in frames made by C code",
     **dict.fromkeys(
-        [
-            "JUMP",
-            "JUMP_NO_INTERRUPT",
-            "LOAD_METHOD",
-            "LOAD_SUPER_METHOD",
-            "LOAD_ZERO_SUPER_ATTR",
-            "LOAD_ZERO_SUPER_METHOD",
-            "POP_BLOCK",
-            "SETUP_CLEANUP",
-            "SETUP_FINALLY",
-            "SETUP_WITH",
+        (
+            *("JUMP", "JUMP_NO_INTERRUPT", "LOAD_METHOD", "LOAD_SUPER_METHOD", "LOAD_ZERO_SUPER_ATTR", "LOAD_CLOSURE"),
+            *("LOAD_ZERO_SUPER_METHOD", "POP_BLOCK", "SETUP_CLEANUP", "SETUP_FINALLY", "SETUP_WITH"),
             "STORE_FAST_MAYBE_NULL",
-            "LOAD_CLOSURE",
-        ],
+        ),
         "only inside the compiler (pseudo-instruction)",
     ),
 }
 """Names of `dis.opmap` that no code object shows, and why. From 3.12 on the pseudo-instructions are among them;
 INSTRUMENTED_* are shown by `co_code` as what they stand for."""
-
-_BINARY_NAMES = [
-    "ADD",
-    "AND",
-    "FLOOR_DIVIDE",
-    "LSHIFT",
-    "MATRIX_MULTIPLY",
-    "MULTIPLY",
-    "MODULO",
-    "OR",
-    "POWER",
-    "RSHIFT",
-    "SUBTRACT",
-    "TRUE_DIVIDE",
-    "XOR",
-]
-_BINARY_SIGNS = ["+", "&", "//", "<<", "@", "*", "%", "|", "**", ">>", "-", "/", "^"]
-_BINARY: list[Callable[[Any, Any], Any]] = [
-    operator.add,
-    operator.and_,
-    operator.floordiv,
-    operator.lshift,
-    operator.matmul,
-    operator.mul,
-    operator.mod,
-    operator.or_,
-    operator.pow,
-    operator.rshift,
-    operator.sub,
-    operator.truediv,
-    operator.xor,
-]
-_INPLACE: list[Callable[[Any, Any], Any]] = [
-    operator.iadd,
-    operator.iand,
-    operator.ifloordiv,
-    operator.ilshift,
-    operator.imatmul,
-    operator.imul,
-    operator.imod,
-    operator.ior,
-    operator.ipow,
-    operator.irshift,
-    operator.isub,
-    operator.itruediv,
-    operator.ixor,
-]
-BINARY_SYMBOLS: dict[Callable[[Any, Any], Any], str] = {
-    **dict(zip(_BINARY, _BINARY_SIGNS)),
-    **dict(zip(_INPLACE, [sign + "=" for sign in _BINARY_SIGNS])),
-}
-COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
 _FORMS: dict[str, list[tuple[Version, Version, Form]]] = {}
 
@@ -238,8 +172,11 @@ _fixed("GET_ANEXT", ("GET_ANEXT", None), ("GET_AWAITABLE", None))
 @_form("LOAD_CONST", "RETURN_CONST")
 @_form("KW_NAMES", since=(3, 11), until=(3, 12))
 def _constant(code: types.CodeType, raw: Raw) -> list[Part]:
-    value = code.co_consts[raw.arg]
-    return [("RETURN_CONST" if raw.name == "RETURN_CONST" else "LOAD_CONST", value)]
+    loaded: Part = ("LOAD_CONST", code.co_consts[raw.arg])
+    return [loaded, ("RETURN_VALUE", None)] if raw.name == "RETURN_CONST" else [loaded]
+
+
+_fixed("LOAD_ASSERTION_ERROR", ("LOAD_CONST", AssertionError))
 
 
 @_form(
@@ -306,7 +243,8 @@ def _load_classderef(code: types.CodeType, raw: Raw) -> list[Part]:
 
 
 @_form("LOAD_CLOSURE", since=(3, 11), until=(3, 12))
-def _load_closure(code: types.CodeType, raw: Raw) -> list[Part]:
+@_form("LOAD_FAST_CHECK", since=(3, 12))
+def _plain_load(code: types.CodeType, raw: Raw) -> list[Part]:
     return [("LOAD_FAST", raw.arg)]
 
 
@@ -318,6 +256,11 @@ def _two_fast(code: types.CodeType, raw: Raw) -> list[Part]:
 
 # ---- the stack, operators --------------------------------------------------------------------------------------------
 
+_fixed("UNARY_NEGATIVE", ("UNARY_OP", operator.neg))
+_fixed("UNARY_POSITIVE", ("UNARY_OP", operator.pos), until=(3, 11))
+_fixed("UNARY_INVERT", ("UNARY_OP", operator.invert))
+_fixed("BINARY_SLICE", ("BUILD_SLICE", 2), ("BINARY_SUBSCR", None), since=(3, 12))
+_fixed("STORE_SLICE", ("BUILD_SLICE", 2), ("STORE_SUBSCR", None), since=(3, 12))
 _fixed("DUP_TOP", ("COPY", 1), until=(3, 10))
 _fixed("DUP_TOP_TWO", ("COPY", 2), ("COPY", 2), until=(3, 10))
 
@@ -328,14 +271,13 @@ def _rotate(code: types.CodeType, raw: Raw) -> list[Part]:
     return [("SWAP", depth) for depth in range(count, 1, -1)]
 
 
-for _prefix, _operators in (("BINARY_", _BINARY), ("INPLACE_", _INPLACE)):
-    for _suffix, _operator in zip(_BINARY_NAMES, _operators):
-        _fixed(_prefix + _suffix, ("BINARY_OP", _operator), until=(3, 10))
+for _instruction, _operator in BINARY.items():
+    _fixed(_instruction, ("BINARY_OP", _operator), until=(3, 10))
 
 
 @_form("BINARY_OP", since=(3, 11))
 def _binary_op(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("BINARY_OP", [*_BINARY, *_INPLACE][raw.arg])]
+    return [("BINARY_OP", list(BINARY.values())[raw.arg])]
 
 
 @_form("COMPARE_OP")
@@ -347,35 +289,40 @@ def _compare_op(code: types.CodeType, raw: Raw) -> list[Part]:
 _fixed("FORMAT_SIMPLE", ("FORMAT_VALUE", 0), since=(3, 13))
 _fixed("FORMAT_WITH_SPEC", ("FORMAT_VALUE", 4), since=(3, 13))
 
-_INTRINSICS_1 = {
-    3: "STOPITERATION_ERROR",
-    4: "ASYNC_GEN_WRAP",
-    5: "UNARY_POSITIVE",
-    6: "LIST_TO_TUPLE",
-    7: "TYPEVAR",
-    8: "PARAMSPEC",
-    9: "TYPEVARTUPLE",
-    10: "SUBSCRIPT_GENERIC",
-    11: "TYPEALIAS",
+
+@_form("CONVERT_VALUE", since=(3, 13))
+def _convert_value(code: types.CodeType, raw: Raw) -> list[Part]:
+    return [("FORMAT_VALUE", raw.arg)]
+
+
+INTRINSICS: dict[tuple[str, int], str] = {
+    ("CALL_INTRINSIC_1", 3): "STOPITERATION_ERROR",
+    ("CALL_INTRINSIC_1", 4): "ASYNC_GEN_WRAP",
+    ("CALL_INTRINSIC_1", 5): "UNARY_OP",
+    ("CALL_INTRINSIC_1", 6): "LIST_TO_TUPLE",
+    ("CALL_INTRINSIC_1", 7): "TYPEVAR",
+    ("CALL_INTRINSIC_1", 8): "PARAMSPEC",
+    ("CALL_INTRINSIC_1", 9): "TYPEVARTUPLE",
+    ("CALL_INTRINSIC_1", 10): "SUBSCRIPT_GENERIC",
+    ("CALL_INTRINSIC_1", 11): "TYPEALIAS",
+    ("CALL_INTRINSIC_2", 1): "PREP_RERAISE_STAR",
+    ("CALL_INTRINSIC_2", 2): "TYPEVAR_WITH_BOUND",
+    ("CALL_INTRINSIC_2", 3): "TYPEVAR_WITH_CONSTRAINTS",
+    ("CALL_INTRINSIC_2", 4): "SET_FUNCTION_TYPE_PARAMS",
+    ("CALL_INTRINSIC_2", 5): "SET_TYPEPARAM_DEFAULT",
 }
-_INTRINSICS_2 = {
-    1: "PREP_RERAISE_STAR",
-    2: "TYPEVAR_WITH_BOUND",
-    3: "TYPEVAR_WITH_CONSTRAINTS",
-    4: "SET_FUNCTION_TYPE_PARAMS",
-    5: "SET_TYPEPARAM_DEFAULT",
-}
-INTRINSICS = (*_INTRINSICS_1.values(), *_INTRINSICS_2.values())
 
 
 @_form("CALL_INTRINSIC_1", "CALL_INTRINSIC_2", since=(3, 12))
 def _intrinsic(code: types.CodeType, raw: Raw) -> list[Part]:
-    names = _INTRINSICS_1 if raw.name == "CALL_INTRINSIC_1" else _INTRINSICS_2
-    return [(names.get(raw.arg, f"{raw.name} {raw.arg}"), None)]
+    name = INTRINSICS.get((raw.name, raw.arg), f"{raw.name} {raw.arg}")
+    return [(name, operator.pos if name == "UNARY_OP" else None)]
 
 
 # ---- patterns, calls, functions --------------------------------------------------------------------------------------
 
+_fixed("MATCH_SEQUENCE", ("MATCH_KIND", 1 << 5))
+_fixed("MATCH_MAPPING", ("MATCH_KIND", 1 << 6))
 _MATCHED: list[Part] = [("COPY", 1), ("LOAD_CONST", None), ("IS_OP", 1)]
 
 

@@ -29,7 +29,6 @@ import torch
 
 from bolide.dynamo.bytecode import blocks as bytecode_blocks
 from bolide.dynamo.bytecode.forms import (
-    BINARY_SYMBOLS,
     HANDLER,
     SKIPPED,
     VERSION,
@@ -46,10 +45,9 @@ from bolide.support.caches import on_reset
 from bolide.support.origins import OURS, is_ours
 from bolide.tracing import UserFrame
 
-__all__ = ["BINARY_SYMBOLS", "CALLS", "VERSION", "Code", "ExceptionEntry", "decode", "skipped"]
+__all__ = ["VERSION", "Code", "ExceptionEntry", "decode", "skipped"]
 
 _FORMS = forms(VERSION)
-CALLS = frozenset({"CALL", "CALL_FUNCTION"})  # calls with positional arguments
 
 
 class ExceptionEntry(NamedTuple):

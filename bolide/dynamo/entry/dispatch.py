@@ -20,6 +20,7 @@ from bolide.dynamo.breaks.concrete import Concrete, rehearse
 from bolide.dynamo.breaks.hops import Hop, Left, Way, make_hop
 from bolide.dynamo.breaks.segments import Shape, Suspended, are_held, flatten
 from bolide.dynamo.bytecode.instructions import Code
+from bolide.dynamo.bytecode.uniform import UNIFORM
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.capture import capture_rest
 from bolide.dynamo.entry.replay import Entry
@@ -333,7 +334,7 @@ class Dispatcher(Versions):
 
     def _stays_alone(self, running: Concrete, top: Frame) -> bool:
         """Whether the next instruction is one of the same frame that is not captured."""
-        if not top.code.skipped or not top.code.ops[top.pc].startswith("CALL"):
+        if not top.code.skipped or not UNIFORM[top.code.ops[top.pc]].calls:
             return bool(top.code.skipped)
         known = self._known_point(running)
         return known is not None and known.single

@@ -24,6 +24,7 @@ import torch
 
 from bolide.dynamo import policy
 from bolide.dynamo.bytecode.instructions import VERSION
+from bolide.dynamo.bytecode.uniform import OPERATORS
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.caches import Writes
@@ -70,7 +71,7 @@ def _unary(function: Any) -> Callable[..., Any]:
 
 
 _UNARY: tuple[Any, ...] = (operator.neg, operator.pos, operator.invert)
-for _function in operations.BINARY_OPERATORS:
+for _function in OPERATORS:
     _operator(_function, _binary(_function))
 for _function in _UNARY:
     _operator(_function, _unary(_function))

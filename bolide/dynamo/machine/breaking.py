@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.bytecode.flow import joins_of
-from bolide.dynamo.bytecode.instructions import CALLS, Code
+from bolide.dynamo.bytecode.flow import following, joins_of
+from bolide.dynamo.bytecode.instructions import Code
+from bolide.dynamo.bytecode.uniform import CALLS, UNIFORM
 from bolide.dynamo.config import config
 from bolide.dynamo.guards.sizes import Location, NeedsNumbers
 from bolide.dynamo.machine.interpreter import Machine
@@ -198,13 +199,11 @@ def only_raises(code: Code, at: int) -> bool:
         name = code.ops[at]
         if name == "RAISE_VARARGS" or at in seen:
             continue
-        if name.startswith(("RETURN", "YIELD", "SEND", "RERAISE")) or len(seen) > _LONGEST:
+        operation = UNIFORM[name]
+        if operation.goes in ("returns", "raises") or operation.suspends or len(seen) > _LONGEST:
             return False
         seen.add(at)
-        if name == "FOR_ITER" or "JUMP" in name:
-            waiting.append(code.args[at])
-        if name != "JUMP":
-            waiting.append(at + 1)
+        waiting += following(code, at)
     return True
 
 
@@ -225,7 +224,7 @@ def checked(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool
         truth = not wanted
     else:
         return None
-    if config.do_not_emit_runtime_asserts and code.ops[at] == "LOAD_ASSERTION_ERROR":
+    if config.do_not_emit_runtime_asserts and code.args[at] is AssertionError:
         return truth
     if type(condition) is torch.SymBool:
         holds = condition if truth else torch.sym_not(condition)  # type: ignore[no-untyped-call]
@@ -301,19 +300,23 @@ def _decided_by(code: Code, at: int) -> int | None:
     with something that is loaded.
     """
     above, compared = 0, False  # how many values are above it
-    while not code.ops[at].startswith("POP_JUMP_IF"):
-        name = code.ops[at]
+    while UNIFORM[code.ops[at]].goes != "branches":
+        name, arg = code.ops[at], code.args[at]
+        taken, given = UNIFORM[name].taken(arg), UNIFORM[name].given(arg)
         if name == "COMPARE_OP" and above == 1 and not compared:
             above, compared = 0, True
-        elif name in ("BINARY_OP", "COMPARE_OP") and above > 1:
-            above -= 1
-        elif name == "CALL" and above > code.args[at] + 1:
-            above -= code.args[at] + 1
-        elif name in ("LOAD_ATTR", "LOAD_METHOD") and above:
-            above += name == "LOAD_METHOD"
-        elif name in ("LOAD_FAST", "LOAD_CONST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "PUSH_NULL"):
-            above += 1
+        elif name in _COMPUTING and above >= taken and not (name == "LOAD_GLOBAL" and given > 1):
+            above += given - taken
         else:
             return None
         at += 1
-    return None if above or code.ops[at] not in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE") else at
+    return None if above or UNIFORM[code.ops[at]].asks != "numbers" else at
+
+
+_COMPUTING = frozenset(
+    {
+        *("BINARY_OP", "COMPARE_OP", "CALL", "LOAD_ATTR", "LOAD_METHOD"),
+        *("LOAD_FAST", "LOAD_CONST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "PUSH_NULL"),
+    }
+)
+"""What may compute the value that something is compared with."""

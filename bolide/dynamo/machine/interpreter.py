@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 import torch
 
-from bolide.dynamo.bytecode.instructions import CALLS, Code, decode
+from bolide.dynamo.bytecode.instructions import Code, decode
+from bolide.dynamo.bytecode.uniform import CALLS, UNIFORM
 from bolide.dynamo.machine.callers import Within, callers_of
 from bolide.dynamo.machine.faults import is_exhausted, is_fault, names_stand_in, real_depth
 from bolide.dynamo.machine.originals import LASTING
@@ -71,7 +72,7 @@ def _bound(code: Code) -> list[tuple[Handler, Any]]:
                 "move this code out of the compiled function",
                 kind="bytecode",
             )
-        out.append((_skipped if code.skipped and not name.startswith("CALL") else handler, code.args[index]))
+        out.append((_skipped if code.skipped and not UNIFORM[name].calls else handler, code.args[index]))
     return out
 
 
@@ -80,8 +81,6 @@ def _skipped(vm: Machine, frame: Frame, arg: Any) -> Any:
     raise Unsupported(frame.code.skipped, vm.where(), kind="disabled")
 
 
-# Instructions that push something of the outside world as it is found.
-_PUSHES = frozenset(["LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR", "BINARY_SUBSCR"])
 _SCRATCH = decode((lambda: None).__code__)
 _NESTED_MOST = 60  # nested runs take C's stack; some ten of Python's frames each
 
@@ -210,7 +209,7 @@ class Machine:
         code, at = frame.code, frame.pc
         if not 0 < at < len(code.ops) or code.ops[at] not in ("LOAD_METHOD", "LOAD_ATTR") or code.args[at] != "append":
             return False
-        return code.ops[at - 1] in _PUSHES or (self.world.returned and code.ops[at - 1] in CALLS)
+        return UNIFORM[code.ops[at - 1]].finds or (self.world.returned and code.ops[at - 1] in CALLS)
 
     def evaluate_body(self, function: types.FunctionType, namespace: Any) -> Any:
         """Run the body of a class statement on `namespace`; what it returns is the `__class__` cell or None."""

@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from bolide.dynamo import polyfills
-from bolide.dynamo.bytecode.instructions import BINARY_SYMBOLS
+from bolide.dynamo.bytecode.uniform import COMPARISONS, OPERATORS
 from bolide.dynamo.machine import masked_writes
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.originals import original_of
@@ -61,40 +61,6 @@ AS_NUMBER: dict[type, Callable[[Any], Any]] = {}
 WITH_TENSORS: dict[type, Callable[[Machine, Any, Any, Any], Any]] = {}
 """The operators of tensors with values of these classes: given the operator, and both in their order."""
 
-_DUNDERS: dict[Callable[[Any, Any], Any], tuple[str | None, str, str]] = {}
-for _name in [
-    "add",
-    "and",
-    "floordiv",
-    "lshift",
-    "matmul",
-    "mul",
-    "mod",
-    "or",
-    "pow",
-    "rshift",
-    "sub",
-    "truediv",
-    "xor",
-]:
-    _plain = getattr(operator, _name + "_" if _name in ("and", "or") else _name)
-    _DUNDERS[_plain] = (None, f"__{_name}__", f"__r{_name}__")
-    _DUNDERS[getattr(operator, "i" + _name)] = (f"__i{_name}__", f"__{_name}__", f"__r{_name}__")
-for _name, _reflected in {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}.items():
-    _DUNDERS[getattr(operator, _name)] = (None, f"__{_name}__", f"__{_reflected}__")
-BINARY_OPERATORS = tuple(_DUNDERS)
-"""The functions of module operator that are binary operators, comparisons and in-place operators."""
-
-_COMPARISON_SYMBOLS = {
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-    operator.eq: "==",
-    operator.ne: "!=",
-}
-
-
 _EXTENDED: dict[Any, dict[type, Any]] = {
     operator.iadd: {list: list.__iadd__, collections.deque: collections.deque.__iadd__},
     operator.ior: {collections.OrderedDict: collections.OrderedDict.__ior__, dict: dict.__ior__},
@@ -127,7 +93,7 @@ def as_number(value: Any) -> Any:
 def _rely_on_operator(vm: Machine, op: Any) -> None:
     """Guard that the methods of tensors behind an operator stay."""
     vm.world.once.add(op)
-    for name in filter(None, _DUNDERS.get(op, ())):
+    for name in filter(None, OPERATORS[op][1:] if op in OPERATORS else ()):
         vm.world.rely_on_class(torch.Tensor, name)
 
 
@@ -288,7 +254,7 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         return binary(vm, op, as_number(left), as_number(right))
     left, right = behind(vm, left), behind(vm, right)
     a, b = class_of(left), class_of(right)
-    in_place, forward, reflected = _DUNDERS[op]
+    symbol, in_place, forward, reflected = OPERATORS[op]
     look = vm.world
     if (
         (in_place and python_method(look, a, in_place))
@@ -298,10 +264,8 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     ):
         if op is operator.eq or op is operator.ne:
             return Call(polyfill("equal" if op is operator.eq else "unequal"), [left, right])
-        symbol = _COMPARISON_SYMBOLS.get(op)
-        if symbol is not None:
+        if symbol in COMPARISONS:
             return Call(polyfill("compare"), [left, right, forward, reflected, symbol])
-        symbol = BINARY_SYMBOLS[op]
         return Call(polyfill("binary"), [left, right, in_place, forward, reflected, symbol])
     if op is operator.eq or op is operator.ne:
         left, right = _as_plain(left), _as_plain(right)
@@ -384,10 +348,10 @@ def _declines(world: World, cls: type, name: str) -> bool:
 
 def _no_operator(op: Callable[[Any, Any], Any], a: type, b: type) -> TypeError:
     first, second = name_in_c(a), name_in_c(b)
-    symbol = _COMPARISON_SYMBOLS.get(op)
-    if symbol is not None:
+    symbol = OPERATORS[op].symbol
+    if symbol in COMPARISONS:
         return TypeError(f"'{symbol}' not supported between instances of '{first}' and '{second}'")
-    return TypeError(f"unsupported operand type(s) for {BINARY_SYMBOLS[op]}: '{first}' and '{second}'")
+    return TypeError(f"unsupported operand type(s) for {symbol}: '{first}' and '{second}'")
 
 
 def unary(vm: Machine, op: Callable[[Any], Any], value: Any) -> Any:
@@ -786,8 +750,3 @@ def call_for_effect(vm: Machine, frame: Frame, request: Any) -> Any:
         return True
     frame.stack.pop()
     return None
-
-
-def matches_flag(cls: type, flag: int) -> bool:
-    """Whether a class takes part in sequence (1 << 5) or mapping (1 << 6) patterns."""
-    return bool(cls.__flags__ & flag)

@@ -223,9 +223,3 @@ def _call_function_ex(vm: Machine, frame: Frame, arg: tuple[bool, bool]) -> Any:
 def _return_value(vm: Machine, frame: Frame, arg: Any) -> bool:
     vm.finish(frame, frame.stack.pop())
     return True
-
-
-@opcode("RETURN_CONST")
-def _return_const(vm: Machine, frame: Frame, arg: Any) -> bool:
-    vm.finish(frame, arg)
-    return True

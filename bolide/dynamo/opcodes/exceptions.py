@@ -170,11 +170,6 @@ def _raise(vm: Machine, frame: Frame, arg: int) -> Any:
     raise error
 
 
-@opcode("LOAD_ASSERTION_ERROR")
-def _load_assertion_error(vm: Machine, frame: Frame, arg: Any) -> None:
-    frame.stack.append(AssertionError)
-
-
 # ---- with ------------------------------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,6 @@ from bolide.tracing.meta import same_sizes
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.tensor import AliasGroup
 
-_RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
 _DEEPEST = 24  # branches in ways of branches
 _MOST_WAYS = 48  # that are gone for one branch, before only the first place is tried where ways meet
 _SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
@@ -119,7 +118,6 @@ class Way:
     part: Part
     start: Start
     end: Start
-    stop: int
     changed: dict[int, tuple[Any, Contents, Contents]]
     writes: dict[tuple[int, Any], tuple[Write, Any]]
 
@@ -139,7 +137,7 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
     frame.pc, vm.base = start, depth - 1
     code.bound = [
         (_stopping(frame, handler, index == join or join == END), arg)
-        if index == join or code.ops[index] in _RETURNS
+        if index == join or code.ops[index] == "RETURN_VALUE"
         else (handler, arg)
         for index, (handler, arg) in enumerate(bound)
     ]
@@ -150,7 +148,7 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
             raise Unsupported(
                 "a way of a branch does not come to where the other one does", vm.where(), kind="control_flow"
             )
-        if frame.pc != join and not (join == END and code.ops[frame.pc] in _RETURNS):
+        if frame.pc != join and not (join == END and code.ops[frame.pc] == "RETURN_VALUE"):
             raise Passed("the ways of a branch meet behind those around it", vm.where(), kind="control_flow")
     except Passed:
         frame.stack[:], frame.locals[:] = beginning
@@ -168,7 +166,7 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
             raise Unsupported(
                 "a way of a branch drops an object whose end can be seen", vm.where(), kind="control_flow"
             )
-    return Way(part, beginning, end, frame.pc, before.changed(), before.writes())
+    return Way(part, beginning, end, before.changed(), before.writes())
 
 
 def _stopping(frame: Frame, handler: Callable[..., Any], meets: bool) -> Callable[..., Any]:
@@ -205,13 +203,7 @@ def _join(vm: Machine, frame: Frame, pred: TracedTensor, join: int, before: Stat
 def _merge_frames(merge: _Merge, frame: Frame, join: int, first: Way, second: Way) -> None:
     code = frame.code
     if join == END:
-        results = [
-            way.end.stack[-1] if code.ops[way.stop] == "RETURN_VALUE" else code.args[way.stop]
-            for way in (first, second)
-        ]
-        result = merge.value(*results)
-        if code.ops[second.stop] == "RETURN_VALUE":
-            frame.stack[-1] = result
+        frame.stack[-1] = merge.value(first.end.stack[-1], second.end.stack[-1])
     else:
         if len(first.end.stack) != len(second.end.stack):
             raise merge.refused("the ways of a branch leave different numbers of values on the stack")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import builtins
 import itertools
-import operator
 import types
 from typing import Any
 
@@ -70,7 +69,7 @@ def _unbound(frame: Frame, index: int) -> Exception:
     return NameError(text) if free else UnboundLocalError(text)
 
 
-@opcode("LOAD_FAST", "LOAD_FAST_CHECK")
+@opcode("LOAD_FAST")
 def _load_fast(vm: Machine, frame: Frame, arg: int) -> None:
     value = frame.locals[arg]
     if value is MISSING:
@@ -444,24 +443,9 @@ def _binary_subscr(vm: Machine, frame: Frame, arg: Any) -> Any:
     return vm.answer(frame, operations.get_item(vm, frame.stack.pop(), key))
 
 
-@opcode("BINARY_SLICE")
-def _binary_slice(vm: Machine, frame: Frame, arg: Any) -> Any:
-    stop = frame.stack.pop()
-    start = frame.stack.pop()
-    return vm.answer(frame, operations.get_item(vm, frame.stack.pop(), slice(start, stop)))
-
-
 @opcode("STORE_SUBSCR")
 def _store_subscr(vm: Machine, frame: Frame, arg: Any) -> Any:
     key = frame.stack.pop()
-    owner = frame.stack.pop()
-    return operations.call_for_effect(vm, frame, operations.set_item(vm, owner, key, frame.stack.pop()))
-
-
-@opcode("STORE_SLICE")
-def _store_slice(vm: Machine, frame: Frame, arg: Any) -> Any:
-    stop = frame.stack.pop()
-    key = slice(frame.stack.pop(), stop)
     owner = frame.stack.pop()
     return operations.call_for_effect(vm, frame, operations.set_item(vm, owner, key, frame.stack.pop()))
 
@@ -481,19 +465,9 @@ def _binary_op(vm: Machine, frame: Frame, arg: Any) -> Any:
     return vm.answer(frame, operations.binary(vm, arg, frame.stack.pop(), right))
 
 
-@opcode("UNARY_NEGATIVE")
-def _unary_negative(vm: Machine, frame: Frame, arg: Any) -> Any:
-    return vm.answer(frame, operations.unary(vm, operator.neg, frame.stack.pop()))
-
-
-@opcode("UNARY_POSITIVE")
-def _unary_positive(vm: Machine, frame: Frame, arg: Any) -> Any:
-    return vm.answer(frame, operations.unary(vm, operator.pos, frame.stack.pop()))
-
-
-@opcode("UNARY_INVERT")
-def _unary_invert(vm: Machine, frame: Frame, arg: Any) -> Any:
-    return vm.answer(frame, operations.unary(vm, operator.invert, frame.stack.pop()))
+@opcode("UNARY_OP")
+def _unary_op(vm: Machine, frame: Frame, arg: Any) -> Any:
+    return vm.answer(frame, operations.unary(vm, arg, frame.stack.pop()))
 
 
 @opcode("UNARY_NOT")
@@ -529,24 +503,15 @@ def _format_value(vm: Machine, frame: Frame, arg: int) -> Any:
     return vm.answer(frame, format_value(vm, frame.stack.pop(), arg & 3, spec))
 
 
-@opcode("CONVERT_VALUE")
-def _convert_value(vm: Machine, frame: Frame, arg: int) -> Any:
-    return vm.answer(frame, format_value(vm, frame.stack.pop(), arg, ""))
-
-
 @opcode("GET_LEN")
 def _get_len(vm: Machine, frame: Frame, arg: Any) -> Any:
     return vm.call(frame, len, [frame.stack[-1]])
 
 
-@opcode("MATCH_MAPPING")
-def _match_mapping(vm: Machine, frame: Frame, arg: Any) -> None:
-    frame.stack.append(operations.matches_flag(operations.class_of(frame.stack[-1]), 1 << 6))
-
-
-@opcode("MATCH_SEQUENCE")
-def _match_sequence(vm: Machine, frame: Frame, arg: Any) -> None:
-    frame.stack.append(operations.matches_flag(operations.class_of(frame.stack[-1]), 1 << 5))
+@opcode("MATCH_KIND")
+def _match_kind(vm: Machine, frame: Frame, arg: int) -> None:
+    """Whether a class takes part in patterns of sequences or mappings: `arg` is a flag of classes."""
+    frame.stack.append(bool(operations.class_of(frame.stack[-1]).__flags__ & arg))
 
 
 @opcode("MATCH_KEYS")
