@@ -23,7 +23,7 @@ from bolide.dynamo.library.breaks import HOLDERS
 from bolide.dynamo.library.contexts import context_effects
 from bolide.dynamo.library.notices import Notices
 from bolide.dynamo.library.provenance import around
-from bolide.dynamo.library.standard import held_locks
+from bolide.dynamo.library.standard import HELD_LOCKS
 from bolide.dynamo.machine.breaking import break_is_error, refuse_float, refuse_many, refuse_value
 from bolide.dynamo.machine.caches import refuse_seen
 from bolide.dynamo.machine.calls import call
@@ -133,7 +133,7 @@ def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool
     first.symbols.check()
     draw = needed(first.machine, found)
     if draw is not None:
-        first.machine.tick, found = draw
+        first.machine.progress.tick, found = draw
     if found.final or not breaks or break_is_error(first.machine):
         found.final = True
     elif found.about.scope != "user":
@@ -193,7 +193,7 @@ def _release(world: World, machine: Machine, rebuilder: Rebuilder | None) -> Non
 def _forget(world: World, machine: Machine, rebuilder: Rebuilder) -> None:
     """As `_release`, when nobody asks any more what was met. What the program has made refers to the machine."""
     _release(world, machine, rebuilder)
-    calls = machine.memory.get(CallRecorder)
+    calls = machine.recorder
     if calls is not None:
         calls.release()
     machine.forget()
@@ -238,10 +238,10 @@ class _Attempt:
         self.trace.copied = functools.partial(note_copy, self.machine)
         self.trace.is_shared = functools.partial(is_shared, self.machine)
         self.trace.offset_read = functools.partial(guard_offset, self.world)
-        self.calls = CallRecorder(self.trace, self.machine.modes_set) if record_calls else None
+        self.calls = CallRecorder(self.trace, self.machine.modes.setters) if record_calls else None
         self.trace.checked = None if self.calls is None else self.calls.check
         self.trace.draws_as_eager = record_calls
-        self.machine.memory[CallRecorder] = self.calls
+        self.machine.recorder = self.calls
         self.world.own_functions = self.machine.own_functions
         self.world.guard(None, "global_state", None)
 
@@ -250,10 +250,14 @@ class _Attempt:
         instruction, or of one of the calls that have led to it, innermost first; where the state cannot be rebuilt at
         any of them, ever earlier. Instruction 0 is no end.
         """
-        if not self.machine.started:
+        progress = self.machine.progress
+        if not progress.started:
             return []
         calls = {frame.tick for frame in self.machine.frames[1:-1]}
-        found = sorted({stop for stop in (self.machine.tick, *calls) if 0 < stop <= self.machine.tick}, reverse=True)
+        found = sorted(
+            {stop for stop in (progress.tick, *calls) if 0 < stop <= progress.tick},
+            reverse=True,
+        )
         earlier = found[-1] // 2 if found else 0
         while earlier > 0:
             found.append(earlier)
@@ -263,7 +267,7 @@ class _Attempt:
     def run(self, stop: int | None, ending: Break | None) -> Captured:
         """Interpret to the end, or to the instruction number `stop`, where the segment ends for the reason `ending`."""
         machine, world = self.machine, self.world
-        before = machine.surroundings = modes.settings()
+        before = machine.modes.before = modes.settings()
         shape: Shape | None = None
         if self.calls is not None:
             self.calls.around = functools.partial(around, machine)
@@ -280,8 +284,8 @@ class _Attempt:
                     refuse_halfway(machine.frames[1:])
                     shape, values = flatten(machine.frames[1:], ending is not None and ending.kind == "frame_access")
                     result = tuple(values)
-                changed = modes.own(modes.changed(before, modes.settings()), machine.modes_set)
-                if held_locks(machine) or any(isinstance(manager, HOLDERS) for manager in machine.entered):
+                changed = modes.own(modes.changed(before, modes.settings()), machine.modes.setters)
+                if HELD_LOCKS.of(machine) or any(isinstance(manager, HOLDERS) for manager in machine.modes.entered):
                     raise Unsupported("a native context is entered before a break and left after it", kind="context")
                 if modes.stacks() != entered:
                     raise Unsupported("a mode is entered before a break and left after it", kind="context")
@@ -289,8 +293,8 @@ class _Attempt:
             error.where = error.where or machine.where()
             raise
         except (Exception, GeneratorExit, SystemExit, KeyboardInterrupt) as error:
-            if isinstance(error, KeyboardInterrupt) and error is not machine.escaping:  # it comes from the keyboard
-                raise
+            if isinstance(error, KeyboardInterrupt) and error is not machine.progress.escaping:
+                raise  # it comes from the keyboard
             reason = f"the program raised {type(error).__name__}"
             with contextlib.suppress(Unsupported):  # a tensor's text is in it
                 reason += f": {error}"
@@ -316,9 +320,9 @@ class _Attempt:
         written = rebuilder.effects()
         effects = generator_effects(rebuilder) + exception_effects(rebuilder)
         effects += hook_effects(rebuilder) + context_effects(machine, rebuilder)
-        effects += _deferred(machine.deferred, rebuilder)
+        effects += _deferred(machine.later.calls, rebuilder)
         effects += [_call_effect(setter, *args) for setter, args in changed]
-        checks = _deferred(machine.required, rebuilder)
+        checks = _deferred(machine.later.checks, rebuilder)
         rebuilder.refuse_histories()
         refuse_seen(machine, rebuilder.memo)
         if ending is not None and ending.kind == "inner_gradient":
@@ -380,7 +384,7 @@ def _start_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], machine:
     values, keywords = _arguments(world, fn, args, kwargs)
     if type(fn) is types.MethodType:
         fn = types.MethodType(fn.__func__, world.wrap(fn.__self__, Source("object", None, None, fn.__self__)))
-    machine.started = True
+    machine.progress.started = True
     machine.call(machine.frames[0], fn, values, keywords)
 
 
@@ -398,7 +402,7 @@ def _start_frames(shape: Shape, reals: tuple[Any, ...], machine: Machine) -> Non
         if type(real) is str and not local:
             texts.append((real, source))
         values.append(wrap(real, source))
-    machine.started = True
+    machine.progress.started = True
     machine.frames += unflatten(shape, values)
     for text, source in texts:
         world.varies(source, text, "the value")
@@ -529,8 +533,8 @@ def _native_state(machine: Machine) -> Iterator[None]:
     try:
         yield
     finally:
-        for manager in reversed(machine.entered):
+        for manager in reversed(machine.modes.entered):
             manager.__exit__(None, None, None)
         _torch._set_torch_function_state(asks)
         modes.leave_to(entered)
-        modes.apply(modes.own(modes.changed(modes.settings(), before), machine.modes_set))
+        modes.apply(modes.own(modes.changed(modes.settings(), before), machine.modes.setters))

@@ -11,9 +11,9 @@ from torch.autograd.profiler import record_function
 from torch.autograd.profiler_util import EventList
 from torch.profiler import profiler
 
+from bolide.dynamo.machine.breaking import BREAK_IS_ERROR
 from bolide.dynamo.machine.calls import NATIVE, intercept
-from bolide.dynamo.machine.interpreter import Machine
-from bolide.dynamo.state import state
+from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.switches import disable, graph_break, set_break_is_error
 from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
@@ -45,10 +45,13 @@ def _disable(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @intercept(set_break_is_error)
 def _set_break_is_error(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    before = vm.memory.get(set_break_is_error, state.break_is_error)
-    vm.memory[set_break_is_error] = args[0]
-    vm.deferred.append((set_break_is_error, args, {}))
+    before = BREAK_IS_ERROR.of(vm)
+    BREAK_IS_ERROR.put(vm, args[0])
+    vm.later.calls.append((set_break_is_error, args, {}))
     return before
+
+
+_OPEN_RECORDS: Slot[list[tuple[object, record_function]]] = Slot(list)
 
 
 @intercept(record_function.__enter__)
@@ -58,8 +61,8 @@ def _begin_record(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return NATIVE
     own = record_function(args[0].real.name)
     own.__enter__()  # type: ignore[no-untyped-call]
-    vm.entered.append(own)
-    vm.memory.setdefault(record_function, []).append((args[0].real, own))
+    vm.modes.entered.append(own)
+    _OPEN_RECORDS.of(vm).append((args[0].real, own))
     return args[0]
 
 
@@ -67,11 +70,11 @@ def _begin_record(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def _end_record(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if type(args[0]) is not Outside:
         return NATIVE
-    open_records = vm.memory.get(record_function)
+    open_records = _OPEN_RECORDS.of(vm)
     if not open_records or open_records[-1][0] is not args[0].real:
         raise _held(args[0])
     own = open_records.pop()[1]
-    vm.entered.remove(own)
+    vm.modes.entered.remove(own)
     return own.__exit__(None, None, None)
 
 

@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from bolide.dynamo.machine.calls import NATIVE, intercept
-from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.operations import is_plain
 from bolide.dynamo.program.captured import Effect, Recipe, Source
 from bolide.dynamo.program.kinds import MISSING
@@ -40,14 +40,12 @@ class _Variable:
         self.at_first = self.now = value
 
 
-def _variables(vm: Machine) -> dict[Any, _Variable]:
-    found: dict[Any, _Variable] = vm.memory.setdefault(_variables, {})
-    return found
+_VARIABLES: Slot[dict[Any, _Variable]] = Slot(dict, undone=True)
 
 
 def _variable(vm: Machine, var: Any) -> _Variable:
     """What is known of a context variable; its value is guarded when it is first asked for."""
-    known = _variables(vm)
+    known = _VARIABLES.of(vm)
     if var not in known:
         source = Source("apply", Source("object", None, None, var), (MISSING,), contextvars.ContextVar.get)
         value = var.get(MISSING)
@@ -96,7 +94,7 @@ RECIPES[_Token] = _token
 
 def context_effects(vm: Machine, rebuilder: Rebuilder) -> list[Effect]:
     """What sets the context variables that the program has given other values."""
-    changed = [(var, known.now) for var, known in _variables(vm).items() if known.now is not known.at_first]
+    changed = [(var, known.now) for var, known in _VARIABLES.of(vm).items() if known.now is not known.at_first]
     return [
         Effect("call", None, None, Recipe("call", type(var).set, (*rebuilder.constants(var), rebuilder.recipe(value))))
         for var, value in changed
@@ -108,7 +106,7 @@ def context_effects(vm: Machine, rebuilder: Rebuilder) -> list[Effect]:
 
 def _filters_are_own(vm: Machine) -> bool:
     """Whether the program is in a ``with warnings.catch_warnings()`` of its own."""
-    return any(isinstance(manager, warnings.catch_warnings) for manager in vm.entered)
+    return any(isinstance(manager, warnings.catch_warnings) for manager in vm.modes.entered)
 
 
 @intercept(warnings.warn)
@@ -116,12 +114,12 @@ def _warn(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """A warning waits until the graph has run, unless filters of the program's own say what becomes of it."""
     warn = vm.within(warnings.warn)
     if not _filters_are_own(vm):
-        vm.deferred.append((warn, args, kwargs))
+        vm.later.calls.append((warn, args, kwargs))
         return None
     message = args[0] if args else kwargs.get("message")
     if not (isinstance(message, Warning) or is_plain(message)):
         raise Unsupported("a warning made of an object", vm.where(), kind="side_effect")
-    if any(getattr(manager, "_record", False) for manager in vm.entered):
+    if any(getattr(manager, "_record", False) for manager in vm.modes.entered):
         return warn(*args, **kwargs)
     with warnings.catch_warnings(record=True) as shown:
         warn(*args, **kwargs)

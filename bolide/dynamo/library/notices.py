@@ -63,7 +63,7 @@ class Notices:
                 frames = [frame for frame in machine.frames[1:] if not frame.code.ours]
                 caller = caller_of(frames[-1]) if frames else None
                 _forget(message, category, filename)
-            self.found.append(Notice(machine.tick, message, category, filename, lineno, caller))
+            self.found.append(Notice(machine.progress.tick, message, category, filename, lineno, caller))
 
         warnings.showwarning = show
         try:

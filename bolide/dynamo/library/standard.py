@@ -29,7 +29,7 @@ from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.caches import Writes
 from bolide.dynamo.machine.calls import NATIVE, intercept, referent
-from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.interpreter import Call, Machine, Slot
 from bolide.dynamo.machine.native_calls import concrete_data, drawn_or_refused, refused
 from bolide.dynamo.machine.operations import class_of, is_plain, polyfill
 from bolide.dynamo.machine.originals import original_of, remaking
@@ -175,17 +175,21 @@ def _deepcopy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return Call(polyfill("copy_deep"), args, kwargs)
 
 
+_MEMOS: Slot[list[dict[Any, Any]]] = Slot(list)
+_COPIED_GROUPS: Slot[dict[int, tuple[object, list[Any]]]] = Slot(dict)  # by the id of a memo, with that
+
+
 @intercept(library.new_memo)
 def _new_memo(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     made: dict[Any, Any] = {}
-    vm.memory.setdefault(library.new_memo, []).append(made)
+    _MEMOS.of(vm).append(made)
     return made
 
 
 @intercept(library.memo_key)
 def _memo_key(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     value, memo = args
-    if not any(memo is known for known in vm.memory.get(library.new_memo, ())):
+    if not any(memo is known for known in _MEMOS.of(vm)):
         return Call(id, [value])
     found = vm.world.real_of(value)
     vm.trace.hashed.add(id(value))
@@ -209,7 +213,7 @@ def _new_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         made = copy.copy(value)
     else:
         memo = args[1]
-        copied = vm.memory.setdefault((library.new_tensor, id(memo)), (memo, []))[1]
+        copied = _COPIED_GROUPS.of(vm).setdefault(id(memo), (memo, []))[1]
         groups = vm.world.aliased(value.group)
         if any(known is group for known in copied for group in groups):
             reason = "tensors that share memory are copied together"
@@ -357,7 +361,7 @@ def _environment(function: Any) -> None:
     @intercept(function)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         """Python reads `os.environ`, which is written as any dict; what C code reads is written with it."""
-        vm.deferred.append((function, args, kwargs))
+        vm.later.calls.append((function, args, kwargs))
         return None
 
 
@@ -479,7 +483,7 @@ def _logging(method: Any, level: int | None) -> None:
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         logger = args[0].real if type(args[0]) is Outside else args[0]
         if _is_enabled_for(vm, [logger, args[1] if level is None else level], {}):
-            vm.deferred.append(
+            vm.later.calls.append(
                 (vm.within(getattr(logger, method.__name__)), list(map(pictured, args[1:])), _of_now(vm, kwargs))
             )
         return None
@@ -510,10 +514,8 @@ for _method, _level in [
 # ---- locks and frames ------------------------------------------------------------------------------------------------
 
 
-def held_locks(vm: Machine) -> list[Any]:
-    """The locks that the program has entered and not left."""
-    found: list[Any] = vm.memory.setdefault(held_locks, [])
-    return found
+HELD_LOCKS: Slot[list[Any]] = Slot(list)
+"""The locks that the program has entered and not left."""
 
 
 def _lock_method(method: Any) -> None:
@@ -526,10 +528,10 @@ def _lock_method(method: Any) -> None:
             return NATIVE
         if name == "__enter__" and _in_package(vm) and lock.acquire(blocking=False):
             lock.release()
-            held_locks(vm).append(lock)
+            HELD_LOCKS.of(vm).append(lock)
             return True
-        if name == "__exit__" and lock in held_locks(vm):
-            held_locks(vm).remove(lock)
+        if name == "__exit__" and lock in HELD_LOCKS.of(vm):
+            HELD_LOCKS.of(vm).remove(lock)
             return None
         raise refused(vm, method)
 

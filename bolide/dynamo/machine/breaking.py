@@ -16,12 +16,11 @@ from bolide.dynamo.bytecode.instructions import Code
 from bolide.dynamo.bytecode.uniform import CALLS, UNIFORM
 from bolide.dynamo.config import config
 from bolide.dynamo.guards.sizes import Location, NeedsNumbers
-from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES
 from bolide.dynamo.program.sources import text as path_of
 from bolide.dynamo.state import own_mark, state
-from bolide.dynamo.switches import set_break_is_error
 from bolide.dynamo.world.frames import Frame
 from bolide.dynamo.world.values.texts import Pictured, TracedText
 from bolide.support.errors import Unsupported
@@ -30,10 +29,13 @@ from bolide.tracing import Trace, TracedTensor
 from bolide.tracing.meta import found_in
 from bolide.tracing.numbers import data
 
+BREAK_IS_ERROR: Slot[Any] = Slot(lambda: state.break_is_error)
+_CHECKS: Slot[dict[Location, int]] = Slot(dict)  # how often branches have been taken for checks of data
+
 
 def break_is_error(vm: Machine) -> bool:
     """Whether a break where the machine stands is an error."""
-    return bool(vm.memory.get(set_break_is_error, state.break_is_error))
+    return bool(BREAK_IS_ERROR.of(vm))
 
 
 def loop_over(vm: Machine) -> Location | None:
@@ -158,7 +160,7 @@ def waits(vm: Machine, function: Callable[..., Any], args: list[Any], kwargs: di
         named = {key: _kept(value) for key, value in (kwargs or {}).items()}
     except TypeError:
         return False
-    vm.deferred.append((function, kept, named))
+    vm.later.calls.append((function, kept, named))
     return True
 
 
@@ -215,8 +217,9 @@ def checked(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool
     code, at = frame.code, frame.pc
     if not config.rewrite_assert_with_torch_assert or not can_require(vm):
         return None
-    vm.checks[code, at] = vm.checks.get((code, at), 0) + 1
-    if vm.checks[code, at] > _MOST_CHECKS:
+    checks = _CHECKS.of(vm)
+    checks[code, at] = checks.get((code, at), 0) + 1
+    if checks[code, at] > _MOST_CHECKS:
         return None
     if only_raises(code, at):
         truth = wanted

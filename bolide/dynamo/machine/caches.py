@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.interpreter import Call, Machine, Slot
 from bolide.dynamo.machine.native_calls import for_real
 from bolide.dynamo.machine.operations import SYMBOLIC, polyfill
 from bolide.dynamo.program.captured import Source
@@ -33,13 +33,16 @@ from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
+_RESULTS: Slot[dict[Any, Any]] = Slot(dict, undone=True)
+_ANSWERED: Slot[list[tuple[Any, list[tuple[Any, Any]]]]] = Slot(list)  # functions, containers and what was in those
+
 
 def held(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The value that a cached function of the outside answers, or the Call that computes it."""
     refusal = vm.world.symbols.history.called_for_real.get(function)
     if refusal is not None:
         raise Unsupported(refusal, vm.where(), kind="side_effect")
-    results: dict[Any, Any] = vm.memory.setdefault(held, {})
+    results = _RESULTS.of(vm)
     real = _RealCall.of(function, args, kwargs)
     if real is not None and real.source in results:
         return results[real.source]
@@ -119,7 +122,7 @@ def _written(vm: Machine) -> tuple[list[Any], ...]:
         [item for grown in world.lists_grown.values() for item in grown.items],
         [taken for stream in world.streams for taken in range(stream.taken)],
         [group.version for tensor in vm.trace.inputs if (group := tensor.group).version],
-        list(vm.deferred),
+        list(vm.later.calls),
     )
 
 
@@ -139,19 +142,19 @@ class Writes:
         real = _RealCall.of(function, args, kwargs)
         if real is not None:
             if _is_like(answer, for_real(function.__wrapped__, *real.args, **real.words)):
-                return real.answer(vm, vm.memory[held])
+                return real.answer(vm, _RESULTS.of(vm))
             raise _refused(vm, function, "answers an object that is made of what was written before")
         made = _containers(answer)
         if made is None:
             raise _refused(vm, function, "answers an object")
-        vm.memory.setdefault(refuse_seen, []).append((function, [(value, _contents(value)) for value in made]))
+        _ANSWERED.of(vm).append((function, [(value, _contents(value)) for value in made]))
         return answer
 
 
 def refuse_seen(vm: Machine, leaving: Container[int]) -> None:
     """Raises Unsupported where a container that a cached function answered was written to, or leaves what is captured;
     `leaving` has the ids of all that does."""
-    for function, made in vm.memory.get(refuse_seen, ()):
+    for function, made in _ANSWERED.of(vm):
         for value, before in made:
             if not _same(before, _contents(value)):
                 raise _refused(vm, function, "answers an object that is written to", final=True)

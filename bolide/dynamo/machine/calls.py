@@ -208,9 +208,9 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
             _rely_on_cells(vm, function)
             request = native(vm, frame, function, args, kwargs)
             if function.__name__ == "__enter__":
-                vm.entered.append(args[0])
-            elif function.__name__ == "__exit__" and args[0] in vm.entered:
-                vm.entered.remove(args[0])
+                vm.modes.entered.append(args[0])
+            elif function.__name__ == "__exit__" and args[0] in vm.modes.entered:
+                vm.modes.entered.remove(args[0])
             return request
         root = function.__globals__["__name__"].partition(".")[0]
         if root in ("inspect", "typing") and not any(isinstance(_real(a), inspect.BoundArguments) for a in args):
@@ -356,7 +356,7 @@ def _cached(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: A
     """A logger's cached function, such as `warning_once`, says what it says once, after the graph has run; a library's
     predicates on constants run natively; the user's are a matter of the cache (`caches.py`)."""
     if args and issubclass(class_of(args[0]), logging.Logger):
-        vm.deferred.append((function, args, kwargs or {}))
+        vm.later.calls.append((function, args, kwargs or {}))
         frame.stack.append(None)
         return None
     if _is_of_library(function):

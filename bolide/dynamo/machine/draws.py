@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 import torch
 
-from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.program.kinds import MISSING, is_constant
 from bolide.dynamo.state import state
@@ -40,6 +40,10 @@ class _Draw:
     tick: int
     is_integer: bool
     needed: bool = False
+
+
+_DRAWS: Slot[list[_Draw]] = Slot(list)
+_COPIES: Slot[dict[int, Any]] = Slot(dict, undone=True)  # what draws in the place of generators, by their ids
 
 
 def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], name: str) -> Any:
@@ -67,8 +71,8 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
     reason = f"the program needs to know what {name} draws, which differs from call to call"
     remedy = "draw it outside the compiled function and pass it"
     refusal = Unsupported(reason, vm.where(), remedy, "moment", operation=f"{name}(...)")
-    note = _Draw(refusal, vm.present(), wrap is _integer)
-    vm.memory.setdefault(_Draw, []).append(note)
+    note = _Draw(refusal, vm.progress.present(), wrap is _integer)
+    _DRAWS.of(vm).append(note)
     source = Source("drawn", None, len(vm.world.draws))
     value = wrap(vm, source, example, note)
     if wrap is _float and not kwargs:
@@ -85,7 +89,7 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
 
 def _copied(vm: Machine, generator: Any) -> Any:
     """What draws in the place of a generator while capturing."""
-    copies = vm.memory.setdefault(_copied, {})
+    copies = _COPIES.of(vm)
     if id(generator) not in copies:
         copies[id(generator)] = copy.deepcopy(generator)
     return copies[id(generator)]
@@ -143,7 +147,7 @@ _NUMPY = ("numpy.random.mtrand", "numpy.random._generator")  # not imported: mos
 def needed(vm: Machine, error: Unsupported) -> tuple[int, Unsupported] | None:
     """The draw that the program has to know the number of, if that is what is the matter: its instruction, in front of
     which the segment has to end, and what to say."""
-    notes: list[_Draw] = vm.memory.get(_Draw, [])
+    notes = _DRAWS.of(vm)
     of_data = error.about.code.startswith("BR01")
     found = next((note for note in notes if note.needed or (note.is_integer and of_data)), None)
     return None if found is None else (found.tick, found.refusal)

@@ -14,7 +14,8 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
@@ -34,6 +35,7 @@ from bolide.support.errors import Unsupported, UserFrame
 from bolide.support.registers import register
 from bolide.tracing import Trace, modes
 from bolide.tracing.called.branches import Part
+from bolide.tracing.calls import CallRecorder
 
 Handler = Callable[["Machine", Frame, Any], Any]
 
@@ -53,6 +55,8 @@ class Call:
     def __init__(self, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
 
+
+T = TypeVar("T")
 
 Origin = Literal["raised", "thrown", "passed", "reraised"]
 """How an exception has come to a frame."""
@@ -85,33 +89,94 @@ _SCRATCH = decode((lambda: None).__code__)
 _NESTED_MOST = 60  # nested runs take C's stack; some ten of Python's frames each
 
 
+class Slot(Generic[T]):
+    """What one module remembers for the length of a run, and owns; `make` gives what it is at first. `undone`: a dict
+    of what the program can tell, which the ways of a branch must leave alike (`opcodes.undo`); not for counters."""
+
+    __slots__ = ("make", "undone")
+
+    def __init__(self, make: Callable[[], T], undone: bool = False) -> None:
+        self.make, self.undone = make, undone
+
+    def of(self, vm: Machine) -> T:
+        """What is remembered in this run."""
+        if self not in vm.slots:
+            vm.slots[self] = self.make()
+        remembered: T = vm.slots[self]
+        return remembered
+
+    def put(self, vm: Machine, value: T) -> None:
+        """Remember something else."""
+        vm.slots[self] = value
+
+
+@dataclass
+class Progress:
+    """How far a run has come; its instructions are numbered from 0."""
+
+    running: bool = False  # whether `Machine.run` is at work
+    started: bool = False  # whether it has come to the first instruction
+    tick: int = 0  # the number of the instruction that was not supported
+    lost: Unsupported | None = None  # what went wrong where nothing can be raised
+    escaping: BaseException | None = None  # the exception that left a nested run, or a KeyboardInterrupt
+    end: int = 0  # the number of the instruction to stop in front of
+    ticks: Iterator[int] = field(default_factory=lambda: iter(()))  # the numbers of the instructions to come
+
+    def present(self) -> int:
+        """The number of the instruction that is being run."""
+        return self.end - 1 - operator.length_hint(self.ticks)
+
+    def lose(self, error: Unsupported) -> None:
+        """Note what is not supported about the present instruction, where nothing can be raised."""
+        if self.running and self.lost is None:
+            self.lost, self.tick = error, self.present()
+
+
+LaterCall = tuple[Callable[..., object], list[Any], dict[str, Any]]
+
+
+@dataclass
+class Later:
+    """What is called when the graph has run: checks of data, in front of all effects; and other calls."""
+
+    checks: list[LaterCall] = field(default_factory=list)
+    calls: list[LaterCall] = field(default_factory=list)
+
+
+@dataclass
+class Modes:
+    """Torch's modes as they were at the beginning; the setters of those that are one for all threads and that the
+    program changes; and the native context managers that are entered now."""
+
+    before: list[modes.Setting] = field(default_factory=list)
+    setters: set[Callable[..., object]] = field(default_factory=set)
+    entered: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Depth:
+    """How many frames there may be (0: not known yet); how many nested runs are at work; and how many reentrant
+    checkpoints, which eager runs without grad mode."""
+
+    most: int = 0
+    nested: int = 0
+    reentrant: int = 0
+
+
 class Machine:
     """The state of one run: the outside world, the trace, the frame stack. `dispatch` is how calls are made
-    (`calls.call`)."""
+    (`calls.call`). `own_functions` (by id) and `own_generators` are those that the program has made. `recorder`: where
+    a graph of calls is wanted. `slots`: what other modules remember."""
 
     def __init__(self, world: World, trace: Trace, dispatch: Dispatch) -> None:
         self.world, self.trace = world, trace
         self.frames: list[Frame] = [Frame(_SCRATCH, {}, [])]
         self.base = 1
-        self.running = False  # whether `run` is at work
-        self.lost: Unsupported | None = None  # what went wrong where nothing can be raised
-        self._end = 0  # the number of the instruction to stop in front of
-        self._ticks = iter(range(0))  # the numbers of the instructions to come
-        self.escaping: BaseException | None = None  # the exception that left a nested run, or a KeyboardInterrupt
-        self.tick = 0  # the number of the instruction that was not supported
-        self.started = False  # whether it has come to the first instruction
-        self.own_functions: dict[int, Any] = {}  # functions made by the program, weakly, by id
-        self.surroundings: list[modes.Setting] = []  # torch's modes at the beginning
-        self.modes_set: set[Any] = set()  # setters of those that are one for all threads and that the program changes
-        self.entered: list[Any] = []  # native context managers that are entered now
-        self.deferred: list[tuple[Any, list[Any], dict[str, Any]]] = []  # calls to be made after the graph has run
-        self.required: list[tuple[Any, list[Any], dict[str, Any]]] = []  # checks of data, made before any effect
-        self.generators: list[weakref.ref[Generator]] = []  # those made by the program
-        self.deepest = 0  # how many frames there may be; not known yet
-        self.nested = 0  # how many nested runs are at work
-        self.reentrant = 0  # how many reentrant checkpoints are under way: eager runs them without grad mode
-        self.memory: dict[Any, Any] = {}  # what intercepts remember for the length of this run
-        self.checks: dict[tuple[Code, int], int] = {}  # how often a branch has been taken for a check of data
+        self.progress, self.later, self.modes, self.depth = Progress(), Later(), Modes(), Depth()
+        self.own_functions: dict[int, weakref.ref[types.FunctionType]] = {}
+        self.own_generators: list[weakref.ref[Generator]] = []
+        self.recorder: CallRecorder | None = None
+        self.slots: dict[Slot[Any], Any] = {}
         self._dispatch = dispatch
 
     def serve(self, world: World) -> None:
@@ -120,12 +185,12 @@ class Machine:
         world.ended = self._has_ended
         world.appends = self._appends
         world.evaluate = self.evaluate
-        world.lose = self.lose
+        world.lose = self.progress.lose
 
     def forget(self) -> None:
         """Nobody asks any more what was met in the run: what the program has made may refer to the machine."""
-        self.escaping = self.lost = None
-        for known in (self.memory, self.own_functions, self.deferred, self.required, self.generators):
+        self.progress.escaping = self.progress.lost = None
+        for known in (self.slots, self.own_functions, self.own_generators, self.later.calls, self.later.checks):
             known.clear()
 
     # -- where we are
@@ -137,6 +202,12 @@ class Machine:
             if not frame.code.plumbing and frame.code is not _SCRATCH:
                 return frame.code.frame_at(frame.pc - 1)
         return None
+
+    def unsupported(
+        self, reason: str, kind: str = "unsupported", remedy: str | None = None, operation: str | None = None
+    ) -> Unsupported:
+        """The refusal of what is done here."""
+        return Unsupported(reason, self.where(), remedy, kind, operation)
 
     def within(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that is called later, from frames that look like the user's of now."""
@@ -163,17 +234,18 @@ class Machine:
         Interpretation is deterministic: whatever a run meets at its instruction n, another run from the same start
         stops in front of with ``stop=n``.
         """
-        self._end = sys.maxsize if stop is None else stop
-        self._ticks = iter(range(self._end))
-        self.running, done = True, False
+        progress, done = self.progress, False
+        progress.end = sys.maxsize if stop is None else stop
+        progress.ticks = iter(range(progress.end))
+        progress.running = True
         try:
-            done = self._run(self._ticks)
+            done = self.run_on(progress.ticks)
         except BaseException:
-            if self.lost is None:
+            if progress.lost is None:
                 raise
         finally:
-            self.running = False
-        lost, self.lost = self.lost, None
+            progress.running = False
+        lost, progress.lost = progress.lost, None
         if lost is None:
             return done
         try:
@@ -223,17 +295,17 @@ class Machine:
     def _nested(self, start: Callable[[Frame], Any]) -> Any:
         scratch = Frame(_SCRATCH, {}, [])
         scratch.back = self.frames[-1]
-        if self.nested >= _NESTED_MOST:
+        if self.depth.nested >= _NESTED_MOST:
             raise _too_deep("native code and the program call each other in many layers", self.where())
         self.frames.append(scratch)
         outer, self.base = self.base, len(self.frames)
-        self.nested += 1
+        self.depth.nested += 1
         try:
             if start(scratch):
-                self._run(itertools.repeat(0))
+                self.run_on(itertools.repeat(0))
             return scratch.stack.pop()
         finally:
-            self.nested -= 1
+            self.depth.nested -= 1
             del self.frames[self.base - 1 :]
             self.base = outer
 
@@ -245,7 +317,7 @@ class Machine:
             self.world.rely_on_code(function)
             if function.__defaults__ or function.__kwdefaults__:
                 self._wrap_defaults(function, frame.locals)
-        if len(self.frames) > self.deepest:
+        if len(self.frames) > self.depth.most:
             self._refuse_depth()
         self.frames.append(frame)
         return frame
@@ -253,9 +325,9 @@ class Machine:
     def _refuse_depth(self) -> None:
         """Raises Unsupported where the program's calls are as deep as Python lets them be. How deep it is called itself
         is found when its first call is made."""
-        if not self.deepest:
-            self.deepest = max(sys.getrecursionlimit() - real_depth(), 1)
-        if len(self.frames) > self.deepest:
+        if not self.depth.most:
+            self.depth.most = max(sys.getrecursionlimit() - real_depth(), 1)
+        if len(self.frames) > self.depth.most:
             raise _too_deep("the program's calls are nested as deeply as Python allows", self.where())
 
     def _wrap_defaults(self, function: types.FunctionType, slots: list[Any]) -> None:
@@ -272,7 +344,7 @@ class Machine:
                     if value is default:
                         slots[i] = self.world.wrap(default, Source("item", attribute_source(base, attribute), key))
 
-    def _run(self, ticks: Iterator[int]) -> bool:
+    def run_on(self, ticks: Iterator[int]) -> bool:
         """Run until the frame stack is back at `base`, one instruction for each tick. False when the ticks ran out."""
         frames, watched = self.frames, self.world.watched
         tick = 0
@@ -293,11 +365,11 @@ class Machine:
                 else:
                     return False
             except Unsupported:
-                if self.lost is None:
-                    self.tick = tick
+                if self.progress.lost is None:
+                    self.progress.tick = tick
                 raise
             except KeyboardInterrupt as error:
-                if error is not self.escaping:  # it comes from the keyboard
+                if error is not self.progress.escaping:  # it comes from the keyboard
                     raise
                 self.unwind(error)
             except BaseException as error:
@@ -340,7 +412,7 @@ class Machine:
         raised there gets its `__context__` (that of one which has passed through real frames is right already); one
         that goes on after a handler is not noted again in the traceback."""
         frames = self.frames
-        if origin == "raised" and error is not self.escaping:
+        if origin == "raised" and error is not self.progress.escaping:
             self._refuse_fault(error)
             self.trace.rely_on_messages()
             tracebacks.name_tensors(error)
@@ -366,7 +438,7 @@ class Machine:
                     frame.stack.append(at)
                 frame.stack.append(error)
                 frame.pc = chosen.target
-                self.escaping = None
+                self.progress.escaping = None
                 return
             frames.pop()
             generator = frame.generator
@@ -375,7 +447,7 @@ class Machine:
                 frame.end(frames[-1])
                 if isinstance(error, StopIteration) and frame.then != "stop":  # as a `next` in C that raises it
                     self._return_of_generator(frames[-1], frame.then, frame.then_value, error.value)
-                    self.escaping = None
+                    self.progress.escaping = None
                     return
                 continue
             frame.end(frames[-1])
@@ -383,7 +455,7 @@ class Machine:
                 wrapped = RuntimeError(f"{generator.kind} raised StopIteration")
                 wrapped.__cause__ = wrapped.__context__ = error
                 error = wrapped
-        self.escaping = error if self.base > 1 or isinstance(error, KeyboardInterrupt) else None
+        self.progress.escaping = error if self.base > 1 or isinstance(error, KeyboardInterrupt) else None
         context = error.__context__
         try:
             raise error
@@ -475,33 +547,24 @@ class Machine:
     def note_generator(self, generator: Generator) -> None:
         """A generator has been made by the program."""
         generator.abandon = self._close_abandoned
-        self.generators.append(weakref.ref(generator))
+        self.own_generators.append(weakref.ref(generator))
 
     def unfinished(self) -> list[Generator]:
         """The program's generators that are alive, and would do something if they were dropped."""
-        alive = [generator for ref in self.generators if (generator := ref()) is not None]
+        alive = [generator for ref in self.own_generators if (generator := ref()) is not None]
         return [generator for generator in alive if generator.cleans_up()]
 
     def _close_abandoned(self, generator: Generator) -> None:
         """Run the `finally` blocks of a suspended generator whose last reference has gone."""
-        if not self.running or not generator.cleans_up():
+        if not self.progress.running or not generator.cleans_up():
             return
         try:
             self.evaluate(generators.generator_close, [generator])
         except Unsupported as error:
-            self.lose(error)
+            self.progress.lose(error)
         except Exception as error:
             reason = f"a generator that is dropped raises {type(error).__name__}"
-            self.lose(Unsupported(reason, self.where(), "use it up or close it", kind="iterator"))
-
-    def present(self) -> int:
-        """The number of the instruction that is being run."""
-        return self._end - 1 - operator.length_hint(self._ticks)
-
-    def lose(self, error: Unsupported) -> None:
-        """Note what is not supported about the present instruction, where nothing can be raised."""
-        if self.running and self.lost is None:
-            self.lost, self.tick = error, self.present()
+            self.progress.lose(Unsupported(reason, self.where(), "use it up or close it", kind="iterator"))
 
 
 def _too_deep(reason: str, where: UserFrame | None) -> Unsupported:

@@ -11,7 +11,6 @@ import torch
 
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.tracing import TracedTensor
-from bolide.tracing.calls import CallRecorder
 
 _BASIC = (slice, int, types.NoneType, types.EllipsisType)
 
@@ -38,7 +37,7 @@ def write(vm: Machine, function: Any, arguments: list[Any], parts: tuple[Any, ..
             assign(target, _gathered(target, parts))
         return target
 
-    recorder = vm.memory.get(CallRecorder)
+    recorder = vm.recorder
     return compute() if recorder is None else recorder.as_one(function, arguments, compute)
 
 

@@ -45,7 +45,6 @@ from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.values.texts import TracedText
 from bolide.support.errors import Unsupported, insistent
 from bolide.tracing import TracedTensor, computes_itself, modes
-from bolide.tracing.calls import CallRecorder
 from bolide.tracing.meta import DataDependent
 
 BUILTIN_TYPES = (
@@ -211,7 +210,7 @@ def setting_modes(vm: Machine) -> Iterator[None]:
     try:
         yield
     finally:
-        vm.modes_set.update(setter for setter, _ in modes.changed(before, modes.shared()))
+        vm.modes.setters.update(setter for setter, _ in modes.changed(before, modes.shared()))
 
 
 _PLAINLY = contextlib.nullcontext()
@@ -269,7 +268,7 @@ _LOOKED_AT = (types.FunctionType, functools._lru_cache_wrapper)
 def recorded_as(vm: Machine, function: Any, args: list[Any], compute: Callable[[], Any], **kwargs: Any) -> Any:
     """What `compute` gives, recorded as a call of `function` where a graph of calls is wanted."""
     vm.trace.where = vm.where()
-    calls = vm.memory[CallRecorder]
+    calls = vm.recorder
     return compute() if calls is None else calls.as_one(function, args, compute, **kwargs)
 
 

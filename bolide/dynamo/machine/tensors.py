@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.operations import class_of
 from bolide.dynamo.program.kinds import MISSING, is_constant
 from bolide.dynamo.world.outside import Overlay, attribute_source
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor
-from bolide.tracing.calls import CallRecorder
 from bolide.tracing.meta import same_sizes
 
 # Attributes that are state of the storage, of autograd or of the object rather than of the value.
@@ -76,7 +75,7 @@ _OF_HISTORY |= {"_is_view", "backward", "grad", "register_hook", "retains_grad"}
 def refuse_in_reentrant(vm: Machine, what: str) -> None:
     """Raises Unsupported in a reentrant checkpoint, where eager answers otherwise: the forward runs without grad mode,
     and again, with it, on tensors without a history."""
-    if vm.reentrant:
+    if vm.depth.reentrant:
         reason, remedy = f"{what} in a reentrant checkpoint", "pass use_reentrant=False"
         operation = "torch.utils.checkpoint.checkpoint"
         raise Unsupported(reason, vm.where(), remedy, kind="context", operation=operation)
@@ -104,7 +103,7 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return _of_origin(vm, owner, name)
     vm.trace.where = vm.where()
     vm.world.rely_on_class(torch.Tensor, name)
-    recorder = vm.memory.get(CallRecorder)
+    recorder = vm.recorder
     if name == "data" and recorder is not None:
         return recorder.as_one(_DATA.__get__, [owner], lambda: owner.data)
     if name not in _OURS:
@@ -166,7 +165,7 @@ def _of_origin(vm: Machine, owner: TracedTensor, name: str) -> Any:
             _of_origin(vm, vm.world.trace.inputs[viewed], name)
         return found
     changed = [known.tensor for known in vm.world.registered.values()]
-    changed += [args[0] for function, args, _ in vm.deferred if function is torch.Tensor.retain_grad]
+    changed += [args[0] for function, args, _ in vm.later.calls if function is torch.Tensor.retain_grad]
     real, source = vm.world.given(place)
     with torch._C.DisableTorchFunctionSubclass():
         found = getattr(real, name)
@@ -276,15 +275,17 @@ def outside_attributes(vm: Machine, owner: Any) -> Overlay:
     """What the outside world keeps on an input: its `grad` and the attributes that the user put there."""
     place = vm.world.input_place(owner)
     assert place is not None
-    known = vm.memory.get(("attributes", place))
+    known = _ATTRIBUTES.of(vm).get(place)
     if known is None:
         real, source = vm.world.given(place)
         with torch._C.DisableTorchFunctionSubclass():
             with_gradient = real.is_leaf and id(owner) not in vm.world.masked
             present = {**vars(real), "grad": real.grad} if with_gradient else dict(vars(real))
-        known = vm.memory["attributes", place] = vm.world.overlay(present, source, attribute_source, real)
-    found: Overlay = known
-    return found
+        known = _ATTRIBUTES.of(vm)[place] = vm.world.overlay(present, source, attribute_source, real)
+    return known
+
+
+_ATTRIBUTES: Slot[dict[int, Overlay]] = Slot(dict)  # by the place of the input
 
 
 def _refused(vm: Machine, name: str, what: str) -> Unsupported:

@@ -76,7 +76,7 @@ def _fork(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool, refu
             else:
                 forgive(refused)
                 return
-            vm.frames[:], vm.trace, vm.lost, frame.pc = frames, trace, None, at
+            vm.frames[:], vm.trace, vm.progress.lost, frame.pc = frames, trace, None, at
             refused.reason += f" (and no branch of the graph: {why})"
             if vm.world.answers(value) is not None:
                 vm.world.symbols.history.learnt.apart.add((frame.code, at - 1))  # it is captured again, with guards

@@ -143,8 +143,8 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
     ]
     try:
         with part_of(vm) as part:
-            vm._run(itertools.repeat(0))
-        if vm.lost is not None or len(vm.frames) != depth or vm.frames[-1] is not frame:
+            vm.run_on(itertools.repeat(0))
+        if vm.progress.lost is not None or len(vm.frames) != depth or vm.frames[-1] is not frame:
             raise Unsupported(
                 "a way of a branch does not come to where the other one does", vm.where(), kind="control_flow"
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.calls import SWITCHED, intercept
-from bolide.dynamo.machine.interpreter import Machine, opcode
+from bolide.dynamo.machine.interpreter import Machine, Slot, opcode
 from bolide.dynamo.polyfills import generators
 from bolide.dynamo.program.kinds import MISSING, name_in_c
 from bolide.dynamo.world.frames import Frame, Generator
@@ -123,18 +123,21 @@ def _delegate(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return generator.frame.delegate()
 
 
+_THROWN: Slot[tuple[int, Any]] = Slot(lambda: (0, None))
+
+
 @intercept(generators.raise_in_generator)
 def _raise_in_generator(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     generator, error, given = args
     kept = None if any(each is error for each in given) else given
-    vm.memory[generators.given_to_throw] = id(error), kept  # by id: its traceback would keep what is dropped alive
+    _THROWN.put(vm, (id(error), kept))  # by id: its traceback would keep what is dropped alive
     vm.throw(generator, error)
     return SWITCHED
 
 
 @intercept(generators.given_to_throw)
 def _given_to_throw(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    thrown, given = vm.memory[generators.given_to_throw]
+    thrown, given = _THROWN.of(vm)
     return given if given is not None and thrown == id(args[0]) else (args[0],)
 
 

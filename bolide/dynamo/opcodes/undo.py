@@ -222,17 +222,18 @@ class State:
         found += [grown.items for grown in world.lists_grown.values()]
         found += [error for error, _ in world.exceptions]
         found += [*world.own_namespaces.values(), *world.own_classes.values()]
-        found += [table for table in vm.memory.values() if type(table) is dict]
-        return found + [generator for ref in vm.generators if (generator := ref()) is not None]
+        found += [table for slot, table in vm.slots.items() if slot.undone]
+        return found + [generator for ref in vm.own_generators if (generator := ref()) is not None]
 
     def _around(self) -> list[Any]:
         """What is compared by value: the state of the machine, and of torch's modes."""
         vm, world = self.vm, self.world
-        counts = (vm.deferred, vm.required, world.registered, world.flags, world.drawn_from, world.draws, world.masked)
-        found: list[Any] = [len(each) for each in (*counts, vm.modes_set, world.trace.renewed, world.trace.spent)]
+        of_world = (world.registered, world.flags, world.drawn_from, world.draws, world.masked)
+        of_run = (vm.later.calls, vm.later.checks, vm.modes.setters, world.trace.renewed, world.trace.spent)
+        found: list[Any] = [len(each) for each in (*of_world, *of_run)]
         found += [stream.taken for stream in world.streams if stream.taken]
         found += [grown.whole for grown in world.lists_grown.values()]
-        return [*found, [id(manager) for manager in vm.entered], modes.settings(), modes.stacks()]
+        return [*found, [id(manager) for manager in vm.modes.entered], modes.settings(), modes.stacks()]
 
     def _walk(self, roots: Iterable[Any]) -> None:
         waiting = list(roots)

@@ -11,10 +11,9 @@ import torch
 
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.calls import intercept
-from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.state import CALLBACK, own_mark, state
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.tracing.calls import CallRecorder
 from bolide.tracing.trace import LateWrite
 
 Args = list[Any]
@@ -22,6 +21,9 @@ Kwargs = dict[str, Any]
 
 # The methods of an autograd.Function that torch calls, each as a static method.
 _METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
+
+
+_INTERPRETED: Slot[dict[Any, Any]] = Slot(dict)  # by the class of the program
 
 
 @intercept(vars(torch.autograd.Function)["apply"].__func__)
@@ -33,11 +35,11 @@ def _apply(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     key = here(vm) if made_here else function  # a class that the program makes is another one in each capture
     refuse_for_real(vm, key)
     _rely_on_flags(vm, function)
-    interpreted = vm.memory.get(function)
+    interpreted = _INTERPRETED.of(vm).get(function)
     if interpreted is None:
-        interpreted = vm.memory[function] = _interpreted(vm, function, key)
+        interpreted = _INTERPRETED.of(vm)[function] = _interpreted(vm, function, key)
     vm.trace.where, vm.trace.own_gradients = vm.where(), True
-    recorder = vm.memory.get(CallRecorder)
+    recorder = vm.recorder
     if recorder is None:
         return interpreted.apply(*values, **kwargs)
     before = effects_so_far(vm)
@@ -178,4 +180,4 @@ def effects_so_far(vm: Machine) -> Any:
     written += [(key, None, id(value)) for key, (_, before, value) in world.cells.items() if value is not before]
     written += [(key, None, id(item)) for key, grown in world.lists_grown.items() for item in grown.items]
     written += [(id(stream), None, stream.taken) for stream in world.streams if stream.taken]
-    return written, len(vm.deferred)
+    return written, len(vm.later.calls)

@@ -15,7 +15,7 @@ import torch.fx as fx
 from torch.utils import checkpoint
 
 from bolide.dynamo.machine.calls import NATIVE, intercept
-from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.interpreter import Call, Machine, Slot
 from bolide.dynamo.machine.tensors import refuse_in_reentrant
 from bolide.dynamo.polyfills import torch_functions
 from bolide.dynamo.program.captured import Recipe
@@ -74,7 +74,8 @@ def _checkpoint(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     reentrant, context_fn, same_draws, check, debug, _ = [given.pop(name) for name in _OPTIONS]
     own = context_fn is not checkpoint.noop_context_fn
     if reentrant is None:
-        vm.deferred.append((warnings.warn, ["torch.utils.checkpoint: use_reentrant should be passed explicitly"], {}))
+        text = "torch.utils.checkpoint: use_reentrant should be passed explicitly"
+        vm.later.calls.append((warnings.warn, [text], {}))
     if reentrant is False:
         fitting = check in ("default", "none") and not (debug and own)
     else:
@@ -87,13 +88,13 @@ def _checkpoint(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         if not requires or not torch.is_grad_enabled():
             return Call(torch_functions.checkpoint_without_grad, [function, tuple(values), requires])
         refuse_for_real(vm, here(vm), "context", REMEDY)
-        vm.memory.setdefault(refuse_gradients, []).append(here(vm))
+        _REENTRANT.of(vm).append(here(vm))
     policy = _policy(vm, vm.evaluate(context_fn, [])) if own else None
     vm.trace.functional_only = "activations are checkpointed"
     groups = None if reentrant is False else [value.group for value in values if type(value) is TracedTensor]
     before, written = vm.trace.graph._root.prev, _written(vm, groups or ())
     region = Region(before, policy, written, same_draws is not False, groups)
-    vm.reentrant += groups is not None
+    vm.depth.reentrant += groups is not None
     return Call(torch_functions.checkpoint, [function, region, tuple(values), given])
 
 
@@ -118,10 +119,13 @@ def _policy(vm: Machine, contexts: Any) -> Policy | None:
     raise _refused(vm, "a checkpoint with contexts of the program's own", "use selective checkpoint contexts")
 
 
+_REENTRANT: Slot[list[Any]] = Slot(list)  # where reentrant checkpoints are called
+
+
 def refuse_gradients(vm: Machine) -> None:
     """To be called where gradients are asked for by name, which eager refuses past a reentrant checkpoint: all of them
     are called for real then."""
-    sites = vm.memory.get(refuse_gradients)
+    sites = _REENTRANT.of(vm)
     if sites:
         reason = "a reentrant checkpoint is left to eager: the program asks for gradients by name"
         vm.world.symbols.history.called_for_real.update(dict.fromkeys(sites, reason))
@@ -169,7 +173,7 @@ def _written(vm: Machine, groups: Sequence[AliasGroup]) -> Any:
 @intercept(torch_functions.end_region)
 def _end(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     region: Region = args[0]
-    vm.reentrant -= region.given is not None
+    vm.depth.reentrant -= region.given is not None
     if torch.is_grad_enabled() and region.written != _written(vm, region.given or ()):
         reason = "a checkpointed region writes outside: eager does that again when it computes the region again"
         raise _refused(vm, reason, "keep what it writes (statistics, counters) out of the region")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo.machine.calls import Intercept, intercept
-from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.native_calls import recorded_as
 from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.torch_calls.state import read_state
@@ -67,20 +67,16 @@ def _make(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 # ---- seeds and states ------------------------------------------------------------------------------------------------
 
 
-class _Seeded:
-    """The key in `Machine.memory` of what seeds are known: of a generator, by address, the number that it was seeded
-    with, or None once it was given a state."""
-
-
-def _seeds(vm: Machine) -> dict[int, Any]:
-    return vm.memory.setdefault(_Seeded, {})  # type: ignore[no-any-return]
+_SEEDS: Slot[dict[int, Any]] = Slot(dict, undone=True)
+"""What seeds are known: of a generator, by address, the number that it was seeded with, or None once it was given a
+state."""
 
 
 def _set_seed(vm: Machine, generator: torch.Generator, seed: Any, function: Callable[[int], Any]) -> None:
     if type(seed) is torch.SymInt:
-        _seeds(vm)[generator._cdata] = None  # type: ignore[attr-defined]
+        _SEEDS.of(vm)[generator._cdata] = None  # type: ignore[attr-defined]
     elif type(seed) is int and -(2**63) <= seed < 2**64:
-        _seeds(vm)[generator._cdata] = seed % 2**64  # type: ignore[attr-defined]
+        _SEEDS.of(vm)[generator._cdata] = seed % 2**64  # type: ignore[attr-defined]
     else:
         what = "data" if type(seed) is TracedTensor else f"a {type(seed).__name__} that is no number of 64 bits"
         raise _refused(vm, "manual_seed", f"a generator is seeded with {what}")
@@ -91,7 +87,7 @@ def _set_seed(vm: Machine, generator: torch.Generator, seed: Any, function: Call
 def _set_state(vm: Machine, generator: torch.Generator, state: Any, function: Callable[..., Any]) -> None:
     if type(state) is not TracedTensor or state.dtype is not torch.uint8 or state.shape != (generators.STATE_SIZE,):
         raise _refused(vm, "set_state", "what a generator is given is no state of one")
-    _seeds(vm)[generator._cdata] = None  # type: ignore[attr-defined]
+    _SEEDS.of(vm)[generator._cdata] = None  # type: ignore[attr-defined]
     record = functools.partial(generators.record_new_state, vm.trace, function, state)
     recorded_as(vm, generators.restoring(function), [state], record)
 
@@ -103,7 +99,7 @@ def _get_state(vm: Machine, function: Callable[[], torch.Tensor]) -> Any:
 
 
 def _initial_seed(vm: Machine, generator: torch.Generator) -> int:
-    seeds = _seeds(vm)
+    seeds = _SEEDS.of(vm)
     if generator._cdata in seeds:  # type: ignore[attr-defined]
         known = seeds[generator._cdata]  # type: ignore[attr-defined]
         if known is None:

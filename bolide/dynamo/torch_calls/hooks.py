@@ -17,7 +17,7 @@ from torch.autograd import graph
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from bolide.dynamo.machine.calls import NATIVE, intercept
-from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.native_calls import callback
 from bolide.dynamo.machine.tensors import node_hook, node_prehook
 from bolide.dynamo.program.captured import Effect, Recipe
@@ -47,8 +47,7 @@ class Registration:
     hooks: dict[int, Any]
 
 
-class _Registered:
-    """The key of the registrations of a run in `Machine.memory`."""
+_REGISTERED: Slot[dict[int, Registration]] = Slot(dict, undone=True)  # by the ids of their handles
 
 
 def _refused(vm: Machine, operation: str, why: str, remedy: str) -> Unsupported:
@@ -67,7 +66,7 @@ def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     vm.trace.own_gradients = True
     vm.trace.hooked.add(tensor.grad_fn)
     run = later(vm, hook, "a hook of a tensor", here(vm))
-    recorder = vm.memory.get(CallRecorder)
+    recorder = vm.recorder
     if recorder is None or recorder.trace is not vm.trace:
         vm.trace.functional_only = "a tensor has a hook"
         return tensor.register_hook(run)
@@ -136,7 +135,7 @@ def _register(vm: Machine, method: Any, tensor: TracedTensor, hook: Any) -> Remo
     hooks: dict[int, Any] = collections.OrderedDict()
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
-    registered = vm.memory.setdefault(_Registered, {})
+    registered = _REGISTERED.of(vm)
     registered[id(handle)] = vm.world.registered[id(handle)] = Registration(handle, method, tensor, hook, hooks)
     return handle
 
@@ -145,7 +144,7 @@ def hooks_of(vm: Machine, place: int) -> str | None:
     """Why the engine, if the program runs it, may not stop at an input: hooks of the real tensor would not be called.
     None, with guards, if it has none."""
     tensor, real = vm.trace.inputs[place], vm.world.input_tensors[place]
-    pending = vm.memory.get(_Registered, {}).values()
+    pending = _REGISTERED.of(vm).values()
     if any(known.tensor is tensor and known.hooks for known in pending):
         return "a hook has been put on an input"
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):

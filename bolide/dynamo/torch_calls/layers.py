@@ -160,5 +160,5 @@ def _is_all_true(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     parameter = frame.locals[names.index("param")] if "param" in names else "a value"
     owner = frame.locals[names.index("self")]
     what = f"{f'parameter {parameter}' if 'param' in names else parameter} of distribution {type(owner).__name__}"
-    vm.required.append((require_valid, [valid, what], {}))
+    vm.later.checks.append((require_valid, [valid, what], {}))
     return True

@@ -20,7 +20,7 @@ import torch
 
 from bolide.dynamo.guards.texts import is_plain_subclass
 from bolide.dynamo.machine.calls import NATIVE, intercept
-from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.native_calls import for_real
 from bolide.dynamo.machine.tensors import load_tensor_attribute, store_tensor_attribute
 from bolide.dynamo.program.captured import Recipe, Source
@@ -30,7 +30,6 @@ from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedTensor, is_mask, unmasked
-from bolide.tracing.calls import CallRecorder
 
 _native: Any = torch._C
 _DISABLED = (_native._disabled_torch_function_impl, _native._disabled_torch_dispatch_impl)
@@ -63,9 +62,12 @@ def _refuse(world: World, cls: type) -> None:
         raise Unsupported(f"a {cls.__name__}, a subclass of Tensor, {refusal}", world.where(), _REMEDY, "input")
 
 
+_MASKS: Slot[dict[type, Any]] = Slot(dict)
+
+
 def _mask(vm: Machine, cls: type) -> Any:
     """The class of traced tensors that stand for tensors of `cls`."""
-    made = vm.memory.get((_mask, cls))
+    made = _MASKS.of(vm).get(cls)
     if made is None:
         _refuse(vm.world, cls)
         vm.world.lookup(cls, "__torch_function__")  # guards it
@@ -76,9 +78,9 @@ def _mask(vm: Machine, cls: type) -> Any:
         namespace |= {name: getattr(cls, name) for name in ("__module__", "__qualname__")}
         own = [base for base in cls.__bases__ if issubclass(base, torch.Tensor) and not is_of_torch(base)]
         bases = [_mask(vm, base) for base in own] or [TracedTensor]  # torch asks subclasses before others
-        made = vm.memory[_mask, cls] = type(cls)(cls.__name__, (cls, *bases), namespace)
+        made = _MASKS.of(vm)[cls] = type(cls)(cls.__name__, (cls, *bases), namespace)
         vm.trace.functional_only = "a subclass of Tensor computes"
-        recorder = vm.memory.get(CallRecorder)
+        recorder = vm.recorder
         if recorder is not None:
             recorder.refusal = vm.trace.functional_only
     return made

@@ -14,7 +14,6 @@ from bolide.dynamo.machine.operations import class_of
 from bolide.dynamo.machine.overrides import overridden, overrides
 from bolide.dynamo.polyfills import torch_functions
 from bolide.support.errors import Unsupported
-from bolide.tracing.calls import CallRecorder
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -27,7 +26,7 @@ def _asked(function: Any) -> None:
         """The recorder of calls is no mode of the program's: it would have the interpreted function called anew."""
         if any(map(overrides, args)):
             return True
-        recorder = vm.memory.get(CallRecorder)
+        recorder = vm.recorder
         return NATIVE if recorder is None else recorder.aside(function, args)
 
 

@@ -11,7 +11,6 @@ from bolide.dynamo.machine.calls import SWITCHED, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.torch_calls.tensors import float_in
 from bolide.tracing import TracedTensor
-from bolide.tracing.calls import CallRecorder
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -51,7 +50,7 @@ def _fused(module: Any, name: str) -> None:
 
     @intercept(fused)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if vm.memory[CallRecorder] is None:
+        if vm.recorder is None:
             return Call(single, args, kwargs)
         vm.enter(fused, args, kwargs)
         return SWITCHED

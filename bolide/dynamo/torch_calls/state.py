@@ -158,8 +158,8 @@ def answer(function: Reader, *args: Any) -> Any:
 def read_state(vm: Machine, reader: Reader, args: list[Any]) -> Any:
     """What a reader says. It is guarded unless the program itself has changed it."""
     value = reader(*args)
-    changed = modes.own(modes.changed(vm.surroundings, modes.settings()), vm.modes_set) if READERS.get(reader) else []
-    own = {setter for setter, _ in changed}
+    changed = modes.changed(vm.modes.before, modes.settings()) if READERS.get(reader) else []
+    own = {setter for setter, _ in modes.own(changed, vm.modes.setters)}
     key = (reader, *args)
     if READERS.get(reader) not in own and key not in vm.world.once:
         vm.world.once.add(key)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo.machine.calls import intercept
-from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.native_calls import for_real, runs_as_is
 from bolide.dynamo.machine.operations import class_of
 from bolide.dynamo.program.captured import Recipe, Source
@@ -66,8 +66,11 @@ def is_wrapper(cls: type) -> bool:
 # ---- stand-ins -------------------------------------------------------------------------------------------------------
 
 
+_STAND_INS: Slot[dict[type, Any]] = Slot(dict)
+
+
 def _stand_in(vm: Machine, cls: type) -> Any:
-    made = vm.memory.get((_stand_in, cls))
+    made = _STAND_INS.of(vm).get(cls)
     if made is None:
         namespace: dict[str, Any] = {STANDS_FOR: cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
         for name in (*_PROTOCOL, "__torch_dispatch__", "__torch_function__"):
@@ -77,7 +80,7 @@ def _stand_in(vm: Machine, cls: type) -> Any:
             if function is not None:
                 text = f"{cls.__name__}.{name}"
                 namespace[name] = classmethod(_asked(vm, cls, later(vm, function, text)))
-        made = vm.memory[_stand_in, cls] = type(cls)(cls.__name__, (cls,), namespace)
+        made = _STAND_INS.of(vm)[cls] = type(cls)(cls.__name__, (cls,), namespace)
     return made
 
 

@@ -27,7 +27,6 @@ from bolide.dynamo.world.makers import behind
 from bolide.support.errors import Unsupported
 from bolide.symbolic import SymNode, without_zeros
 from bolide.tracing import DataDependent, Trace, TracedTensor
-from bolide.tracing.calls import CallRecorder
 from bolide.tracing.numbers.scalars import TracedFloat
 
 Args = list[Any]
@@ -170,7 +169,7 @@ def run_engine(
             )
     order = ("keep_graph", "create_graph", "allow_unreachable", "accumulate_grad")
     arguments = [list(outputs), tangents, list(inputs), *(options[name] for name in order)]
-    recorder = vm.memory.get(CallRecorder)
+    recorder = vm.recorder
     if recorder is not None and not options["accumulate_grad"]:
         found: Sequence[Any] = recorder.as_one(differentiate, arguments, functools.partial(differentiate, *arguments))
         return found
@@ -355,7 +354,7 @@ def _retain_grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
             reason, operation = "a gradient is kept of a tensor made here", "Tensor.retain_grad"
             raise Unsupported(reason, vm.where(), "return the tensor", operation=operation, kind="inner_gradient")
         return NATIVE
-    vm.deferred.append((torch.Tensor.retain_grad, [args[0]], {}))
+    vm.later.calls.append((torch.Tensor.retain_grad, [args[0]], {}))
     return None
 
 
