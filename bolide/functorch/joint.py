@@ -15,11 +15,11 @@ from bolide.functorch.graphs import argument_nodes, aten, is_impure, is_tuple, p
 from bolide.functorch.partitioners import Joint, closure
 from bolide.functorch.signature import Signature
 from bolide.support.errors import FixedSizesNeeded, Unsupported
+from bolide.symbolic import contiguous_strides
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.called.derivatives import check_phases, derivatives
 from bolide.tracing.fallible import done, may_raise
 from bolide.tracing.history import inner_leaves, takes_gradient
-from bolide.tracing.meta import contiguous_strides
 from bolide.tracing.rules.common import is_dense
 
 

@@ -1,9 +1,25 @@
-"""Symbolic integers: `Expr` for index arithmetic and sizes, `Cond` for conditions on them, `ShapeEnv` for sizes of a
-trace."""
+"""Symbolic integers: `Expr` for index arithmetic and sizes, `Cond` for conditions on them, `ShapeEnv` for the sizes of
+a trace."""
 
+from bolide.symbolic.assumptions import Ratio, is_at_least_0
 from bolide.symbolic.expr import Cond, Expr, as_expr
-from bolide.symbolic.facts import is_at_least_0
-from bolide.symbolic.sizes import Ratio, ShapeEnv, SymNode, product, same_size, symbolic_strides, times, without_zeros
+from bolide.symbolic.nodes import ShapeEnv, SymNode
+from bolide.symbolic.sizes import (
+    contiguous_strides,
+    hint_of,
+    is_data,
+    is_one,
+    is_packed,
+    is_undecided,
+    is_zero,
+    or_one,
+    product,
+    same_size,
+    same_sizes,
+    symbolic_strides,
+    times,
+    without_zeros,
+)
 
 __all__ = [
     "Cond",
@@ -12,9 +28,18 @@ __all__ = [
     "ShapeEnv",
     "SymNode",
     "as_expr",
+    "contiguous_strides",
+    "hint_of",
     "is_at_least_0",
+    "is_data",
+    "is_one",
+    "is_packed",
+    "is_undecided",
+    "is_zero",
+    "or_one",
     "product",
     "same_size",
+    "same_sizes",
     "symbolic_strides",
     "times",
     "without_zeros",

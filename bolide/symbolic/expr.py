@@ -1,39 +1,40 @@
 """Integer expressions for index arithmetic and symbolic sizes.
 
 An `Expr` is a sum of integer multiples of products of atoms, plus a constant: 8*i + s0*j - 3. An `Atom` is a variable,
-or something a sum cannot hold:
-a floor division, a remainder, a minimum or a maximum. Expressions are immutable and interned, so equal ones are the
-same object; they are brought to normal form when
-they are made. Division and remainder have Python's semantics (they round to minus infinity); every simplification
-holds for all values within the variables' bounds.
+or something a sum cannot hold: a floor division, a remainder, a minimum or a maximum. Expressions are immutable and
+interned, so equal ones are the same object; they are brought to normal form when they are made. Division and remainder
+have Python's semantics (they round to minus infinity); every simplification holds for all values within the variables'
+bounds.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from math import gcd, inf, prod
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 from weakref import WeakValueDictionary, ref
 
 from bolide.support.caches import on_reset
 from bolide.support.locks import tables
 
 AtomKind = Literal["var", "//", "%", "min", "max"]
+Relation = Literal["==", "!=", ">="]
+Bounds = tuple[int | None, int | None]
+F = TypeVar("F", bound=Callable[..., object])
 
-_MEMO_LIMIT = 1 << 17
-_memo: dict[Any, Any] = {}
-on_reset(_memo.clear)
-_atoms: WeakValueDictionary[Any, Atom] = WeakValueDictionary()
-_exprs: WeakValueDictionary[Any, Expr] = WeakValueDictionary()
-_known: dict[Any, ref[Expr]] = _exprs.data  # type: ignore[attr-defined]  # may be read without the lock
+_atoms: WeakValueDictionary[object, Atom] = WeakValueDictionary()
+_exprs: WeakValueDictionary[object, Expr] = WeakValueDictionary()
+_known: dict[object, ref[Expr]] = _exprs.data  # type: ignore[attr-defined]  # may be read without the lock
 _small: dict[int, Expr] = {}  # constants are met most often; these are kept alive
 
 
-def _remember(key: Any, value: Any) -> Any:
-    if len(_memo) >= _MEMO_LIMIT:
-        _memo.clear()
-    _memo[key] = value
-    return value
+def _remembered(function: F) -> F:
+    """The function, which remembers its answers until `bolide.reset`."""
+    cached = functools.lru_cache(1 << 15)(function)
+    on_reset(cached.cache_clear)
+    return cast(F, cached)
 
 
 class Atom:
@@ -64,10 +65,12 @@ class Atom:
 
     def as_expr(self) -> Expr:
         """The expression that is this atom alone."""
-        return _of_atom(self)
+        return _intern((((self,), 1),), 0)
 
-    def __repr__(self) -> str:
-        return self.key
+
+Mono = tuple[Atom, ...]  # a product of atoms
+Term = tuple[Mono, int]  # with its coefficient
+Terms = tuple[Term, ...]
 
 
 class Expr:
@@ -75,9 +78,9 @@ class Expr:
     (the same thing)."""
 
     __slots__ = ("__weakref__", "_bounds", "_free", "_least", "_text", "offset", "terms")
-    terms: tuple[tuple[tuple[Atom, ...], int], ...]
+    terms: Terms
     offset: int
-    _bounds: tuple[int | None, int | None] | None
+    _bounds: Bounds | None
     _free: frozenset[str] | None
     _least: float | None
     _text: str | None
@@ -93,15 +96,7 @@ class Expr:
     def var(name: str, lo: int | None = 0, hi: int | Expr | None = None) -> Expr:
         """The variable `name` with lo <= value <= hi; None: no bound. An upper bound may itself be an expression (the
         last index of an axis of symbolic extent)."""
-        key = ("var", name, lo, hi)
-        found = _memo.get(key)
-        if found is not None:
-            return cast(Expr, found)
-        if isinstance(hi, Expr) and hi.is_const:
-            return Expr.var(name, lo, hi.value)
-        if lo is not None and lo == hi:
-            return Expr.const(lo)
-        return cast(Expr, _remember(key, _of_atom(Atom.make("var", (), name, lo, hi))))
+        return _variable(name, lo, hi)
 
     # ---- what it is -----------------------------------------------------------------------------------------------
 
@@ -130,12 +125,12 @@ class Expr:
         for mono, _ in self.terms:
             for atom in mono:
                 if atom.kind == "var":
-                    found[atom.key] = _of_atom(atom)
+                    found[atom.key] = atom.as_expr()
                 for arg in atom.args:
                     found.update(arg.variables())
         return found
 
-    def bounds(self) -> tuple[int | None, int | None]:
+    def bounds(self) -> Bounds:
         """(smallest, largest) value that follows from the variables' bounds by interval arithmetic; None: not
         bounded."""
         if self._bounds is None:
@@ -181,7 +176,7 @@ class Expr:
         affine in it."""
         if name not in self.free_vars:
             return ZERO
-        found: dict[tuple[Atom, ...], int] = {}
+        found: dict[Mono, int] = {}
         for mono, coefficient in self.terms:
             hits = [atom for atom in mono if name in atom.free_vars]
             if not hits:
@@ -197,7 +192,7 @@ class Expr:
         if self.free_vars.isdisjoint(values):
             return self
         result = Expr.const(self.offset)
-        kept: dict[tuple[Atom, ...], int] = {}
+        kept: dict[Mono, int] = {}
         for mono, coefficient in self.terms:
             product = Expr.const(coefficient)
             fixed = []
@@ -231,18 +226,12 @@ class Expr:
             self._text = _sum_text(self.terms, self.offset)
         return self._text
 
-    __str__ = text
-
-    def __repr__(self) -> str:
-        return self.text()
+    __str__ = __repr__ = text
 
     def __reduce__(self) -> tuple[Callable[..., Expr], tuple[Any, ...]]:
         return (_rebuild, (tuple((tuple(_pack(atom) for atom in mono), c) for mono, c in self.terms), self.offset))
 
-    def __copy__(self) -> Expr:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Expr:
+    def __deepcopy__(self, memo: object) -> Expr:
         return self
 
     # ---- arithmetic -----------------------------------------------------------------------------------------------
@@ -256,9 +245,7 @@ class Expr:
             return self + other.offset
         if not self.terms:
             return other + self.offset
-        key = (self, other)
-        found = _memo.get(key)
-        return found if found is not None else cast(Expr, _remember(key, _add(self, other)))
+        return _add(self, other)
 
     __radd__ = __add__
 
@@ -280,26 +267,18 @@ class Expr:
             return _scale(self, other.offset)
         if not self.terms:
             return _scale(other, self.offset)
-        key = ("*", self, other)
-        found = _memo.get(key)
-        return found if found is not None else cast(Expr, _remember(key, _mul(self, other)))
+        return _mul(self, other)
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Expr | int) -> Expr:
-        if other.__class__ is int and other == 1:
-            return self
-        key = ("//", self, other)
-        found = _memo.get(key)
-        return found if found is not None else cast(Expr, _remember(key, _floordiv(self, as_expr(other))))
+        return _floordiv(self, as_expr(other))
 
     def __rfloordiv__(self, other: int) -> Expr:
         return as_expr(other) // self
 
     def __mod__(self, other: Expr | int) -> Expr:
-        key = ("%", self, other)
-        found = _memo.get(key)
-        return found if found is not None else cast(Expr, _remember(key, _mod(self, as_expr(other))))
+        return _mod(self, as_expr(other))
 
     def __rmod__(self, other: int) -> Expr:
         return as_expr(other) % self
@@ -350,10 +329,10 @@ class Cond:
     bounds is a constant. Compares by value."""
 
     __slots__ = ("expr", "op")
-    op: Literal["==", "!=", ">="]
+    op: Relation
     expr: Expr
 
-    def __init__(self, op: Literal["==", "!=", ">="], expr: Expr) -> None:
+    def __init__(self, op: Relation, expr: Expr) -> None:
         self.op, self.expr = op, expr
 
     @property
@@ -364,7 +343,7 @@ class Cond:
     @property
     def value(self) -> bool:
         """The truth value of a constant condition; ValueError if it is not one."""
-        return _holds(self.op, self.expr.value)
+        return self.holds_at(self.expr.value)
 
     @property
     def free_vars(self) -> frozenset[str]:
@@ -373,7 +352,7 @@ class Cond:
 
     def holds_at(self, value: int) -> bool:
         """Whether it holds where its expression has this value."""
-        return _holds(self.op, value)
+        return value == 0 if self.op == "==" else value != 0 if self.op == "!=" else value >= 0
 
     def negate(self) -> Cond:
         """The opposite condition."""
@@ -388,7 +367,7 @@ class Cond:
 
     def evaluate(self, values: Mapping[str, int]) -> bool:
         """Whether it holds for these values of the variables."""
-        return _holds(self.op, self.expr.evaluate(values))
+        return self.holds_at(self.expr.evaluate(values))
 
     def text(self) -> str:
         """Python source, with the negative terms brought to the right-hand side: ``8*i <= s0 - 1`` is written ``s0 >=
@@ -400,8 +379,7 @@ class Cond:
         lhs, rhs = (0, -offset) if positive else (offset, 0)
         return f"{_sum_text(left, lhs)} {self.op} {_sum_text(right, rhs)}"
 
-    def __repr__(self) -> str:
-        return self.text()
+    __repr__ = text
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cond) and self.op == other.op and self.expr is other.expr
@@ -410,7 +388,7 @@ class Cond:
         return hash((self.op, self.expr))
 
 
-def as_expr(value: Any) -> Expr:
+def as_expr(value: object) -> Expr:
     """An `Expr` for an int, a `torch.SymInt` of ours or an `Expr`; TypeError for anything else."""
     if value.__class__ is int:
         return Expr.const(value)
@@ -427,7 +405,7 @@ def as_expr(value: Any) -> Expr:
 # ---- making normal forms ------------------------------------------------------------------------------------------
 
 
-def _intern(terms: tuple[tuple[tuple[Atom, ...], int], ...], offset: int) -> Expr:
+def _intern(terms: Terms, offset: int) -> Expr:
     key = (terms, offset)
     known = _known.get(key)
     if known is not None and (expr := known()) is not None:
@@ -442,15 +420,21 @@ def _intern(terms: tuple[tuple[tuple[Atom, ...], int], ...], offset: int) -> Exp
     return expr
 
 
-def _of_atom(atom: Atom) -> Expr:
-    return _intern((((atom,), 1),), 0)
+@_remembered
+def _variable(name: str, lo: int | None, hi: int | Expr | None) -> Expr:
+    if isinstance(hi, Expr) and hi.is_const:
+        hi = hi.value
+    return Expr.const(lo) if lo is not None and lo == hi else Atom.make("var", (), name, lo, hi).as_expr()
 
 
-def _term_key(term: tuple[tuple[Atom, ...], int]) -> list[str]:
+_KEY = operator.attrgetter("key")
+
+
+def _term_key(term: Term) -> list[str]:
     return [atom.key for atom in term[0]]
 
 
-def _from_terms(terms: Mapping[tuple[Atom, ...], int], offset: int) -> Expr:
+def _from_terms(terms: Mapping[Mono, int], offset: int) -> Expr:
     """The sum of these terms, without regard to recombination; zero coefficients are dropped."""
     kept = [term for term in terms.items() if term[1]]
     if len(kept) > 1:
@@ -466,6 +450,7 @@ def _scale(a: Expr, factor: int) -> Expr:
     return _intern(tuple((mono, c * factor) for mono, c in a.terms), a.offset * factor)
 
 
+@_remembered
 def _add(a: Expr, b: Expr) -> Expr:
     terms = dict(a.terms)
     for mono, c in b.terms:
@@ -473,7 +458,7 @@ def _add(a: Expr, b: Expr) -> Expr:
     return _recombine(terms, a.offset + b.offset)
 
 
-def _recombine(terms: dict[tuple[Atom, ...], int], offset: int) -> Expr:
+def _recombine(terms: dict[Mono, int], offset: int) -> Expr:
     """The sum, with c*f*(x % m) + c*f*m*(x // m) joined to c*f*x."""
     for mono, c in terms.items():
         if not c:
@@ -493,21 +478,18 @@ def _recombine(terms: dict[tuple[Atom, ...], int], offset: int) -> Expr:
     return _from_terms(terms, offset)
 
 
+@_remembered
 def _mul(a: Expr, b: Expr) -> Expr:
-    terms: dict[tuple[Atom, ...], int] = {}
+    terms: dict[Mono, int] = {}
     for mono_a, ca in (*a.terms, ((), a.offset)):
         for mono_b, cb in (*b.terms, ((), b.offset)):
             if ca and cb:
-                mono = tuple(sorted(mono_a + mono_b, key=_atom_key)) if mono_a and mono_b else mono_a or mono_b
+                mono = tuple(sorted(mono_a + mono_b, key=_KEY)) if mono_a and mono_b else mono_a or mono_b
                 terms[mono] = terms.get(mono, 0) + ca * cb
     return _recombine(terms, terms.pop((), 0))
 
 
-def _atom_key(atom: Atom) -> str:
-    return atom.key
-
-
-def _divide_term(mono: tuple[Atom, ...], c: int, divisor: Expr) -> tuple[tuple[Atom, ...], int] | None:
+def _divide_term(mono: Mono, c: int, divisor: Expr) -> Term | None:
     """The term divided by a divisor of one term, when that goes without rest."""
     ((factors, k),) = divisor.terms or (((), divisor.offset),)
     if c % k:
@@ -523,8 +505,8 @@ def _divide_term(mono: tuple[Atom, ...], c: int, divisor: Expr) -> tuple[tuple[A
 def _split(a: Expr, divisor: Expr) -> tuple[Expr, Expr]:
     """(q, r) with a == q*divisor + r, where q takes what divides without rest. The divisor is a constant or one
     term."""
-    quotient: dict[tuple[Atom, ...], int] = {}
-    rest: dict[tuple[Atom, ...], int] = {}
+    quotient: dict[Mono, int] = {}
+    rest: dict[Mono, int] = {}
     for mono, c in a.terms:
         divided = _divide_term(mono, c, divisor)
         if divided is None:
@@ -560,9 +542,9 @@ def _upper(a: Expr) -> Expr:
             others = mono[:position] + mono[position + 1 :]
             if c > 0 and atom.kind == "var" and all(other.lo is not None and other.lo >= 0 for other in others):
                 bound = atom.hi_expr or (Expr.const(atom.hi) if atom.hi is not None and others else None)
-                term = term * (bound if bound is not None else _of_atom(atom))
+                term = term * (bound if bound is not None else atom.as_expr())
             else:
-                term = term * _of_atom(atom)
+                term = term * atom.as_expr()
         result = result + term
     return result
 
@@ -579,6 +561,7 @@ def _narrow(r: Expr, b: int) -> tuple[int, Expr, Expr] | None:
     return None
 
 
+@_remembered
 def _floordiv(a: Expr, b: Expr) -> Expr:
     if b.is_const:
         if b.offset == 0:
@@ -618,6 +601,7 @@ def _floordiv(a: Expr, b: Expr) -> Expr:
     return q + _atom_of("//", r, b)
 
 
+@_remembered
 def _mod(a: Expr, b: Expr) -> Expr:
     if b.is_const:
         if b.offset == 0:
@@ -681,13 +665,13 @@ def _atom_of(kind: AtomKind, a: Expr, b: Expr) -> Expr:
     if lo is not None and lo == hi:
         return Expr.const(lo)
     key = f"{kind}({a.text()}, {b.text()})" if kind in ("min", "max") else f"({_factor(a)} {kind} {_factor(b)})"
-    return _of_atom(Atom.make(kind, (a, b), key, lo, hi))
+    return Atom.make(kind, (a, b), key, lo, hi).as_expr()
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
 
 
-def _mono_bounds(mono: tuple[Atom, ...]) -> tuple[int | None, int | None]:
+def _mono_bounds(mono: Mono) -> Bounds:
     if len(mono) == 1:
         return mono[0].lo, mono[0].hi
     if all(atom.lo is not None and atom.lo >= 0 for atom in mono):
@@ -702,26 +686,24 @@ def _mono_bounds(mono: tuple[Atom, ...]) -> tuple[int | None, int | None]:
     return lo, hi
 
 
-def _apply(atom: Atom, args: list[Any]) -> Any:
-    if atom.kind == "//":
-        return args[0] // args[1]
-    if atom.kind == "%":
-        return args[0] % args[1]
-    if isinstance(args[0], Expr):
-        return Expr.min(*args) if atom.kind == "min" else Expr.max(*args)
-    return min(args) if atom.kind == "min" else max(args)
+_OF_NUMBERS: dict[str, Callable[[int, int], int]]
+_OF_NUMBERS = {"//": operator.floordiv, "%": operator.mod, "min": min, "max": max}
+_OF_EXPRS: dict[str, Callable[[Expr, Expr], Expr]]
+_OF_EXPRS = {"//": operator.floordiv, "%": operator.mod, "min": Expr.min, "max": Expr.max}
 
 
 def _subs_atom(atom: Atom, values: Mapping[str, Expr | int]) -> Expr:
     if atom.kind == "var":
         return as_expr(values[atom.key])
-    return cast(Expr, _apply(atom, [arg.subs(values) for arg in atom.args]))
+    a, b = atom.args
+    return _OF_EXPRS[atom.kind](a.subs(values), b.subs(values))
 
 
 def _evaluate_atom(atom: Atom, values: Mapping[str, int]) -> int:
     if atom.kind == "var":
         return values[atom.key]
-    return cast(int, _apply(atom, [arg.evaluate(values) for arg in atom.args]))
+    a, b = atom.args
+    return _OF_NUMBERS[atom.kind](a.evaluate(values), b.evaluate(values))
 
 
 def _factor(a: Expr) -> str:
@@ -730,7 +712,7 @@ def _factor(a: Expr) -> str:
     return a.text() if simple or single else f"({a.text()})"
 
 
-def _sum_text(terms: Iterable[tuple[tuple[Atom, ...], int]], offset: int) -> str:
+def _sum_text(terms: Iterable[Term], offset: int) -> str:
     text = ""
     for mono, c in terms:
         product = "*".join(([str(abs(c))] if abs(c) != 1 else []) + [atom.key for atom in mono])
@@ -740,22 +722,17 @@ def _sum_text(terms: Iterable[tuple[tuple[Atom, ...], int]], offset: int) -> str
     return text
 
 
-def _holds(op: str, value: int) -> bool:
-    return value == 0 if op == "==" else value != 0 if op == "!=" else value >= 0
-
-
 def _equality(op: Literal["==", "!="], difference: Expr) -> Cond:
     lo, hi = difference.bounds()
-    common = gcd(*(c for _, c in difference.terms))
+    common = _common(difference)
     if (lo is not None and lo > 0) or (hi is not None and hi < 0) or (common and difference.offset % common):
         return Cond(op, ONE)
     if common:
-        common = -common if difference.terms[0][1] < 0 else common
-        difference = _intern(tuple((mono, c // common) for mono, c in difference.terms), difference.offset // common)
+        difference = _divided(difference, -common if difference.terms[0][1] < 0 else common)
     return Cond(op, difference)
 
 
-def _range(a: Expr) -> tuple[int | None, int | None]:
+def _range(a: Expr) -> Bounds:
     """As `bounds`, where need be with variables' symbolic upper bounds in their place: the last index of an axis is
     less than the axis's extent."""
     lo, hi = a.bounds()
@@ -774,10 +751,17 @@ def _at_least_zero(a: Expr) -> Cond:
         return Cond(">=", ZERO)
     if hi is not None and hi < 0:
         return Cond(">=", Expr.const(-1))
-    common = gcd(*(c for _, c in a.terms))
-    if common > 1:
-        a = _intern(tuple((mono, c // common) for mono, c in a.terms), a.offset // common)
-    return Cond(">=", a)
+    common = _common(a)
+    return Cond(">=", _divided(a, common) if common > 1 else a)
+
+
+def _common(a: Expr) -> int:
+    return gcd(*[c for _, c in a.terms])
+
+
+def _divided(a: Expr, factor: int) -> Expr:
+    """The quotient by a factor of all coefficients; the constant is rounded down."""
+    return _intern(tuple((mono, c // factor) for mono, c in a.terms), a.offset // factor)
 
 
 # ---- pickling -----------------------------------------------------------------------------------------------------

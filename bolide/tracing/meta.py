@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.symbolic import product, same_size, times
+from bolide.symbolic import product
 
 T = TypeVar("T")
 
@@ -73,66 +73,6 @@ def meta_of(real: torch.Tensor) -> TensorMeta:
     return TensorMeta(
         tuple(real.shape), real.stride(), real.storage_offset(), real.dtype, real.device, real.requires_grad
     )
-
-
-def contiguous_strides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Row-major strides, as torch computes them: a size of 0 counts as 1."""
-    strides: list[Any] = []
-    step: Any = 1
-    for size in reversed(shape[1:]):
-        strides.append(step)
-        step = times(step, or_one(size))
-    strides.reverse()
-    return (step, *strides) if shape else ()
-
-
-def or_one(size: Any) -> Any:
-    """A size, or 1 if it is 0, which is guarded where that is not known."""
-    if size.__class__ is int:
-        return size if size > 1 else 1
-    return 1 if is_zero(size) else size
-
-
-def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether these are the same sizes (or strides) for all values of the symbols in them; adds no guard."""
-    return a is b or (len(a) == len(b) and all(map(same_size, a, b)))
-
-
-def is_one(size: Any) -> bool:
-    """Whether a size is 1; guarded where that is not known. One that is data is taken not to be."""
-    if size.__class__ is int:
-        return bool(size == 1)
-    node = size.node
-    least = node.expr.bounds()[0]
-    if least is not None and least > 1:
-        return False
-    return bool(node.env.surely(node.expr.eq(1)))
-
-
-def is_zero(size: Any) -> bool:
-    """Whether a size is 0; as `is_one`."""
-    if size.__class__ is int:
-        return bool(size == 0)
-    node = size.node
-    least = node.expr.bounds()[0]
-    if least is not None and least > 0:
-        return False
-    return bool(node.env.surely(node.expr.eq(0)))
-
-
-def is_data(size: Any) -> bool:
-    """Whether the value of a size is data."""
-    return size.__class__ is torch.SymInt and size.node.env.is_data(size.node.expr)
-
-
-def is_undecided(condition: Any) -> bool:
-    """Whether a truth value depends on data."""
-    return condition.__class__ is torch.SymBool and not condition.node.has_hint()
-
-
-def hint_of(size: Any) -> int:
-    """The value of a size in the run that is being traced; asking adds no guard."""
-    return int(size if size.__class__ is int else size.node.hint)
 
 
 def number_dtype(number: Any, widest: bool = False) -> torch.dtype:

@@ -12,7 +12,8 @@ import torch.fx
 
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
-from bolide.tracing.meta import DataDependent, TensorMeta, is_data, is_symbolic
+from bolide.symbolic import is_data
+from bolide.tracing.meta import DataDependent, TensorMeta, is_symbolic
 
 if TYPE_CHECKING:
     from bolide.tracing.trace import Trace

@@ -15,10 +15,23 @@ import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.symbolic import Cond, Expr, Ratio, ShapeEnv, SymNode, same_size, symbolic_strides
+from bolide.symbolic import (
+    Cond,
+    Expr,
+    Ratio,
+    ShapeEnv,
+    SymNode,
+    contiguous_strides,
+    hint_of,
+    is_one,
+    is_zero,
+    same_size,
+    same_sizes,
+    symbolic_strides,
+)
 from bolide.tracing import rng
 from bolide.tracing.graph import Graph
-from bolide.tracing.meta import TensorMeta, contiguous_strides, found_in, hint_of, is_one, is_zero, meta_of, same_sizes
+from bolide.tracing.meta import TensorMeta, found_in, meta_of
 from bolide.tracing.numbers import data
 from bolide.tracing.recording import composites, folding
 from bolide.tracing.recording.inverses import INVERSES

@@ -16,8 +16,8 @@ from bolide.inductor.ir.definitions import Extern
 from bolide.inductor.ir.evaluate import evaluate
 from bolide.inductor.ir.program_text import check_program
 from bolide.inductor.lowering import lower
-from bolide.symbolic import ShapeEnv
-from bolide.tracing.meta import TensorMeta, contiguous_strides, meta_of
+from bolide.symbolic import ShapeEnv, contiguous_strides
+from bolide.tracing.meta import TensorMeta, meta_of
 
 B, T = 5, 7  # the sizes while recording; no other dimension has them
 

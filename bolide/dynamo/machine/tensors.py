@@ -13,8 +13,8 @@ from bolide.dynamo.machine.operations import class_of
 from bolide.dynamo.program.kinds import MISSING, is_constant
 from bolide.dynamo.world.outside import Overlay, attribute_source
 from bolide.support.errors import Unsupported
+from bolide.symbolic import same_sizes
 from bolide.tracing import Trace, TracedTensor
-from bolide.tracing.meta import same_sizes
 
 # Attributes that are state of the storage, of autograd or of the object rather than of the value.
 _REFUSED = frozenset(

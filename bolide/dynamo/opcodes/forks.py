@@ -24,10 +24,9 @@ from bolide.dynamo.world.frames import Frame
 from bolide.dynamo.world.outside import Deferred, Write, is_finalised
 from bolide.dynamo.world.world import Alias
 from bolide.support.errors import Unsupported, forgive
-from bolide.symbolic import same_size
+from bolide.symbolic import same_size, same_sizes
 from bolide.tracing import TracedTensor
 from bolide.tracing.called.branches import Part, choose
-from bolide.tracing.meta import same_sizes
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.tensor import AliasGroup
 

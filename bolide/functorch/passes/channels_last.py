@@ -14,8 +14,8 @@ import torch
 import torch.fx as fx
 
 from bolide.functorch.graphs import aten, is_getitem, is_tuple
+from bolide.symbolic import contiguous_strides
 from bolide.tracing import TensorMeta
-from bolide.tracing.meta import contiguous_strides
 from bolide.tracing.rules import infer
 from bolide.tracing.rules.common import is_channels_last
 from bolide.tracing.traits import traits_of

@@ -15,9 +15,8 @@ import torch.fx as fx
 
 from bolide.functorch.cost import fuses
 from bolide.functorch.graphs import aten, is_getitem, is_view
-from bolide.symbolic import ShapeEnv
+from bolide.symbolic import ShapeEnv, contiguous_strides
 from bolide.tracing import TensorMeta
-from bolide.tracing.meta import contiguous_strides
 from bolide.tracing.rules import infer
 
 

@@ -12,7 +12,6 @@ Inlining a definition into a reader is substituting its axes by the reader's coo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,16 +38,6 @@ class Layout:
 
     stride: tuple[Expr, ...]
     offset: Expr
-
-
-def contiguous_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
-    """Row-major strides in elements, as torch counts them: a dimension of size 0 counts as 1."""
-    strides: list[Expr] = []
-    step = one = Expr.const(1)
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * (one if size.is_const and not size.value else size)
-    return tuple(reversed(strides))
 
 
 @dataclass(frozen=True, slots=True)

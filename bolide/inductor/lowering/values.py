@@ -8,10 +8,10 @@ from math import prod
 
 import torch
 
-from bolide.inductor.ir.definitions import Element, Layout, contiguous_strides
+from bolide.inductor.ir.definitions import Element, Layout
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
-from bolide.symbolic import Expr, as_expr
+from bolide.symbolic import Expr, as_expr, contiguous_strides
 
 Coords = tuple[Expr, ...]
 IndexMap = Callable[[Coords], Coords]

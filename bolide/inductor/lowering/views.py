@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from bolide.inductor.ir.definitions import contiguous_strides
 from bolide.inductor.lowering.context import Lowering, broadcast
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import (
@@ -22,7 +21,7 @@ from bolide.inductor.lowering.values import (
     unravel,
 )
 from bolide.support.caches import on_reset
-from bolide.symbolic import Expr, as_expr
+from bolide.symbolic import Expr, as_expr, contiguous_strides
 
 aten = torch.ops.aten
 

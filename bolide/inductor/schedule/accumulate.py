@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import torch
 
-from bolide.inductor.ir.definitions import Computed, Definition, Extern, Layout, Program, View, contiguous_strides
+from bolide.inductor.ir.definitions import Computed, Definition, Extern, Layout, Program, View
 from bolide.inductor.schedule.prune import reads, viewed
 from bolide.inductor.schedule.stages import axis_var
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, contiguous_strides
 
 aten = torch.ops.aten
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bolide.inductor.ir.definitions import Computed, Element, Extern, Layout, Program, Scatter, View, contiguous_strides
+from bolide.inductor.ir.definitions import Computed, Element, Extern, Layout, Program, Scatter, View
 from bolide.inductor.plan import map_refs
 from bolide.inductor.schedule.stages import Buffer, axis_var, loads_of
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, contiguous_strides, is_packed
 
 ZERO = Expr.const(0)
 
@@ -72,9 +72,5 @@ def _dense(shape: tuple[Expr, ...], stride: tuple[Expr, ...]) -> bool:
     """Whether a layout has no gaps and no overlaps (static sizes only)."""
     if not all(expr.is_const for expr in (*shape, *stride)):
         return False
-    step = 1
-    for move, extent in sorted((s.value, e.value) for s, e in zip(stride, shape) if e.value != 1):
-        if move != step:
-            return False
-        step *= extent
-    return True
+    order = sorted(range(len(shape)), key=lambda dim: (stride[dim].value, shape[dim].value))
+    return is_packed(shape, stride, order)

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from bolide.inductor.ir.definitions import Definition, Extern, Layout, Program, View, contiguous_strides
+from bolide.inductor.ir.definitions import Definition, Extern, Layout, Program, View
 from bolide.inductor.runtime import externs
 from bolide.inductor.schedule.stages import axis_var
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, contiguous_strides
 
 aten = torch.ops.aten
 Buffers = dict[str, tuple[torch.dtype, tuple[Expr, ...], Layout | None]]

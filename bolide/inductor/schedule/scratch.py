@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from bolide.inductor.ir.definitions import contiguous_strides
 from bolide.inductor.ir.loops import Access, Init, Local, Node, Stmt, Store, Update
 from bolide.inductor.schedule.inline import COSTS
 from bolide.inductor.schedule.stages import Space, axis_var, product, rewrite
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, contiguous_strides
 
 IRREGULAR = 8  # cost of a load under a mask, or one lane at a time
 WORTH_SCRATCH = 10  # a value of this cost is kept in scratch memory

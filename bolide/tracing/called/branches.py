@@ -17,8 +17,8 @@ import torch
 import torch.fx as fx
 
 from bolide.support.errors import Unsupported
-from bolide.symbolic import Expr, ShapeEnv, SymNode
-from bolide.tracing.meta import TensorMeta, contiguous_strides, same_sizes
+from bolide.symbolic import Expr, ShapeEnv, SymNode, contiguous_strides, same_sizes
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tables import enter, lookup

@@ -19,8 +19,9 @@ from torch.autograd.function import BackwardCFunction, Function
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
+from bolide.symbolic import contiguous_strides, same_sizes
 from bolide.tracing.history import nodes_behind, reaches
-from bolide.tracing.meta import TensorMeta, contiguous_strides, same_sizes
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tables import enter, lookup

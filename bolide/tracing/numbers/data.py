@@ -15,8 +15,8 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Refuted
-from bolide.symbolic import Cond, Expr, SymNode, as_expr
-from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.symbolic import Cond, Expr, SymNode, as_expr, contiguous_strides
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.tensor import TracedTensor
 
 if TYPE_CHECKING:

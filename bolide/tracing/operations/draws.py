@@ -14,8 +14,9 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported
+from bolide.symbolic import contiguous_strides, hint_of
 from bolide.tracing import rng
-from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.numbers import data
 from bolide.tracing.operations.handlers import dtype_and_device, handler
 from bolide.tracing.operations.refusals import refuse_negative, refuse_overlaps

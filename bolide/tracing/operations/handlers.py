@@ -18,17 +18,9 @@ from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
 from bolide.support.registers import register
-from bolide.symbolic import SymNode, as_expr
+from bolide.symbolic import SymNode, as_expr, contiguous_strides, hint_of, is_undecided, same_sizes
 from bolide.tracing.called.derivatives import formula_of
-from bolide.tracing.meta import (
-    DataDependent,
-    TensorMeta,
-    contiguous_strides,
-    hint_of,
-    is_undecided,
-    number_dtype,
-    same_sizes,
-)
+from bolide.tracing.meta import DataDependent, TensorMeta, number_dtype
 from bolide.tracing.numbers import data
 from bolide.tracing.operations import writing_ops
 from bolide.tracing.operations.refusals import refuse_negative, refuse_overlaps, refuse_types

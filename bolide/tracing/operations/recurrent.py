@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.symbolic import contiguous_strides
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.operations.handlers import handler
 from bolide.tracing.rules.registry import by_real_kernel, rule
 

@@ -9,7 +9,8 @@ import torch
 import torch.fx
 
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.tracing.meta import found_in, hint_of, meta_of
+from bolide.symbolic import hint_of
+from bolide.tracing.meta import found_in, meta_of
 from bolide.tracing.rules import overlaps, types
 from bolide.tracing.rules.common import may_be_negative, surely
 from bolide.tracing.tensor import TracedTensor

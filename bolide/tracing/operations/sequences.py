@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bolide.tracing.meta import DataDependent, TensorMeta, contiguous_strides
+from bolide.symbolic import contiguous_strides
+from bolide.tracing.meta import DataDependent, TensorMeta
 from bolide.tracing.operations.handlers import handler
 from bolide.tracing.rules.registry import rule
 

@@ -16,8 +16,7 @@ from torch._C import DispatchKey
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from bolide.symbolic import product, same_size, times
-from bolide.tracing.meta import hint_of, is_data, is_one, is_undecided, same_sizes
+from bolide.symbolic import hint_of, is_data, is_one, is_undecided, product, same_size, same_sizes, times
 from bolide.tracing.recording.layers import layer
 from bolide.tracing.rules.common import differ, is_contiguous, suggested_format, wrap_dim
 from bolide.tracing.rules.registry import remembered

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
+from bolide.symbolic import hint_of
 from bolide.tracing import rng
-from bolide.tracing.meta import TensorMeta, hint_of
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.traits import traits_of
 

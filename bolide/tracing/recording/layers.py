@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from bolide.support.errors import Unsupported
-from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.symbolic import contiguous_strides
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tensor import TracedTensor
 

@@ -8,17 +8,19 @@ from typing import Any
 
 import torch
 
-from bolide.symbolic import same_size, times
-from bolide.tracing.meta import (
-    TensorMeta,
+from bolide.symbolic import (
     contiguous_strides,
     hint_of,
     is_one,
+    is_packed,
     is_undecided,
     is_zero,
     or_one,
+    same_size,
     same_sizes,
+    times,
 )
+from bolide.tracing.meta import TensorMeta
 
 Number = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -157,28 +159,15 @@ def is_contiguous(meta: TensorMeta) -> bool:
     """`Tensor.is_contiguous()`: strides of dimensions of size 1 do not matter, and an empty tensor is contiguous."""
     if same_sizes(meta.stride, contiguous_strides(meta.shape)):
         return True
-    step: Any = 1
-    for size, stride in zip(reversed(meta.shape), reversed(meta.stride)):
-        if is_zero(size):
-            return True
-        if size.__class__ is not int or size != 1:
-            if not same_size(stride, step):
-                return False
-            step = times(step, size)
-    return True
+    return is_packed(meta.shape, meta.stride, range(meta.ndim - 1, -1, -1)) or any(map(is_zero, meta.shape))
 
 
-def is_dense(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> bool:
+def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
     """Whether the elements fill one block of memory without gaps and overlaps; an empty tensor does."""
     if any(map(is_zero, shape)):
         return True
-    pairs = [(size, own) for size, own in zip(shape, stride) if size.__class__ is not int or size != 1]
-    step: Any = 1
-    for size, own in sorted(pairs, key=lambda pair: (hint_of(pair[1]), hint_of(pair[0]))):
-        if not same_size(own, step):
-            return False
-        step = times(step, size)
-    return True
+    order = sorted(range(len(shape)), key=lambda dim: (hint_of(stride[dim]), hint_of(shape[dim])))
+    return is_packed(shape, stride, order)
 
 
 def like_strides(meta: TensorMeta, memory_format: torch.memory_format | None = None) -> tuple[Any, ...]:

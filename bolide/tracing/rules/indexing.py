@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from bolide.tracing.meta import TensorMeta, contiguous_strides, is_one, is_zero
+from bolide.symbolic import contiguous_strides, is_one, is_zero
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
     broadcast_shapes,
     broadcast_strides,

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from bolide.symbolic import hint_of
 from bolide.tracing import modes
-from bolide.tracing.meta import TensorMeta, hint_of
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import is_dense
 
 TARGET, INSIDE, APART, PARTLY = "target", "inside", "apart", "partly"

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from bolide.symbolic import ShapeEnv, as_expr, times
-from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.symbolic import ShapeEnv, as_expr, contiguous_strides, times
+from bolide.tracing.meta import TensorMeta
 
 #: each two sizes are in both orders
 _PRIMES = ((11, 13, 17, 19, 23, 29, 31), (47, 43, 41, 37, 29, 23, 19))
@@ -58,7 +58,7 @@ def by_probes(ask: Ask, elsewhere: Ask, args: Any, kwargs: Any) -> Any:
     try:
         first = ask(_valued(args, now), _valued(kwargs, now))
     except Exception:  # its text may say any of the sizes
-        env.said.extend(size.node for size in strides if type(size) is torch.SymInt)
+        env.said.extend(size.node.expr for size in symbolic)
         raise
 
     def answer(values: Values) -> Any:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from bolide.tracing.meta import TensorMeta, contiguous_strides
+from bolide.symbolic import contiguous_strides
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import like_strides
 from bolide.tracing.rules.registry import rule
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from bolide.symbolic import is_data
 from bolide.tracing.fallible import checks_data
-from bolide.tracing.meta import TensorMeta, found_in, is_data, is_symbolic
+from bolide.tracing.meta import TensorMeta, found_in, is_symbolic
 from bolide.tracing.traits import traits_of
 
 _asked: dict[Any, Exception | None] = {}

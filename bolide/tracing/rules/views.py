@@ -7,8 +7,18 @@ from typing import Any, cast
 
 import torch
 
-from bolide.symbolic import product, same_size, times
-from bolide.tracing.meta import TensorMeta, contiguous_strides, hint_of, is_one, is_undecided, is_zero, same_sizes
+from bolide.symbolic import (
+    contiguous_strides,
+    hint_of,
+    is_one,
+    is_undecided,
+    is_zero,
+    product,
+    same_size,
+    same_sizes,
+    times,
+)
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
     differ,
     format_strides,

@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 import torch
 
+from bolide.symbolic import hint_of
 from bolide.tracing import TracedFloat, TracedTensor
-from bolide.tracing.meta import hint_of
 
 _LARGEST = 1 << 22  # elements; of larger arrays nothing is known
 _LARGEST_PRODUCT = 1 << 16  # likewise for what takes more than one look at each element

@@ -1,0 +1,305 @@
+"""What is assumed of the symbols of a trace: guards, and facts on data.
+
+Where torch or the user's program must know a truth value, the values in this run decide, and the condition is noted as
+a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bolide.support.errors import Unsupported, UserFrame
+from bolide.symbolic.expr import Cond, Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The float ``over / under`` that is made of sizes. Where `under` is a power of two this is the exact quotient, and
+    so are sums and products of such floats (of sizes below 2**31 and factors below 2**20)."""
+
+    over: Expr
+    under: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether it can be calculated with."""
+        return self.under & (self.under - 1) == 0
+
+    @property
+    def free_vars(self) -> frozenset[str]:
+        """The names of the sizes in it."""
+        return self.over.free_vars
+
+    def text(self) -> str:
+        """Python source of the float."""
+        return f"({self.over.text()}) / {self.under}"
+
+
+Value = Expr | Cond | Ratio | float
+
+
+class Assumptions:
+    """The symbols of one trace, their values in this run, and what was assumed of them.
+
+    `guards` maps each assumption to the user's line that needed it first (None: not known). `where` tells that line.
+    """
+
+    def __init__(self, where: Callable[[], UserFrame | None] = lambda: None) -> None:
+        self.hints: dict[str, int] = {}
+        self.guards: dict[Cond, UserFrame | None] = {}
+        self._where = where
+        self.scalar: Callable[[Expr, int], Any] | None = None  # makes a number of the graph of an integer
+        self.has_floats = False  # whether there are floats that are made of sizes
+        self.answers: dict[object, Any] = {}  # what shape rules have said of these sizes
+        self.keys: dict[
+            int, tuple[object, object]
+        ] = {}  # metas of tensors by id, and what they count as among those answers
+        self._values: dict[Expr, int] = {}
+        self._truths: dict[tuple[str, Expr], bool] = {}  # what `holds` has found, of conditions that are not data
+        self.nodes: dict[object, Any] = {}  # results of arithmetic: C++ asks for the same ones all the time
+        self.needed: Callable[[Expr, int], None] | None = None  # is told before the value of an expression is assumed
+        self.derive: Callable[[str, float | None], Any] | None = None  # makes a number of what Python computes
+        self.quiet = False  # texts are for messages, which are made before anybody knows whether they are needed
+        self.said: list[Value] = []  # what stands in those texts
+        self.closed = False  # whether the trace is finished: nothing more may be assumed
+        self.facts = Facts()  # what is known of symbols that are data
+        self.unbacked: set[str] = set()  # those of them that the user has marked as such
+        self.violation: tuple[str, str, UserFrame | None] | None = None  # one of those, and what was asked of it
+        self.require: Callable[[Cond], None] | None = None  # records a check of a condition on data
+
+    def value(self, expr: Expr) -> int:
+        """The value of an expression in this run; asking assumes nothing."""
+        found = self._values.get(expr)
+        if found is None:
+            found = self._values[expr] = expr.evaluate(self.hints)
+        return found
+
+    def mark_unbacked(self, size: torch.SymInt) -> None:
+        """Treat a size of an input as data."""
+        (name,) = size.node.expr.free_vars
+        self.facts.names.add(name)
+        self.unbacked.add(name)
+
+    def is_data(self, value: Cond | Expr | Ratio) -> bool:
+        """Whether there is a symbol in it whose value is data."""
+        return bool(self.facts.names) and not self.facts.names.isdisjoint(value.free_vars)
+
+    def decide(self, condition: Cond) -> bool | None:
+        """Whether a condition holds for all values of the symbols; None: that is not known. Adds no guard."""
+        return condition.value if condition.is_const else self.facts.decide(condition)
+
+    def likely(self, condition: Cond) -> bool:
+        """As `holds`, where sizes of 0 and 1 that are data may be taken for others. Two sizes that are compared are
+        equal, else the operation is an error: that is checked when the program runs."""
+        if not self.is_data(condition):
+            return self.holds(condition)
+        known = self.facts.decide(condition)
+        known = self.facts.decide(condition, least=2) if known is None else known
+        if known is None and _compares_sizes(condition) and not self.closed:
+            self.suppose(condition.expr.eq(0))
+            return condition.op == "=="
+        return self.holds(condition) if known is None else known
+
+    def presume(self, condition: Cond) -> bool:
+        """As `likely`; that it is so is checked when the program runs."""
+        known = self.decide(condition)
+        if known is None:
+            known = self.likely(condition)
+            self.suppose(condition if known else condition.negate())
+        return known
+
+    def surely(self, condition: Cond) -> bool:
+        """As `holds`, but for conditions on data: whether it is known to hold."""
+        return self.facts.decide(condition) is True if self.is_data(condition) else self.holds(condition)
+
+    def suppose(self, condition: Cond) -> bool:
+        """Whether a condition holds. One on data that is not known is taken to hold from here on: the program checks it
+        when it runs, and is run in eager if it does not. Others become guards."""
+        if not self.is_data(condition) or self.closed:
+            return self.holds(condition)
+        known = self.facts.decide(condition)
+        if known is None:
+            self.facts.add(condition)
+            if self.require is not None:
+                self.require(condition)
+        return known is not False
+
+    def holds(self, condition: Cond) -> bool:
+        """Whether the condition holds in this run; what is found becomes a guard unless it always holds.
+
+        Raises Unsupported for a condition on data that is not known."""
+        if condition.is_const:
+            return condition.value
+        key = (condition.op, condition.expr)
+        found = self._truths.get(key)
+        if found is None:
+            if self.is_data(condition):
+                return self._holds_of_data(condition)
+            found = _always(condition)
+            if found is None and self.closed:
+                return self._known(condition)
+            if found is None:
+                found = condition.holds_at(self.value(condition.expr))
+                self.guards.setdefault(condition if found else condition.negate(), self._where())
+            self._truths[key] = found
+        return found
+
+    def _holds_of_data(self, condition: Cond) -> bool:
+        known = self.facts.decide(condition)
+        if known is None and self.closed and condition.op != ">=":
+            known = condition.op == "!="
+        if known is None and self.quiet:  # a shape rule chooses strides
+            known = self.facts.decide(condition, least=2)
+        if known is None:
+            raise self.undecided(condition)
+        return known
+
+    def undecided(self, condition: Cond) -> Unsupported:
+        """The error for a condition on data that the program needs the truth of."""
+        text = condition.text()
+        marked = sorted(condition.free_vars & self.unbacked)
+        if marked:
+            self.violation = marked[0], text, self._where()
+        return Unsupported(
+            f"whether {text} holds depends on the data of a tensor",
+            self._where(),
+            f"state what holds before this line, as in torch._check({text}), or use torch.where or torch.cond",
+            "data_condition",
+        )
+
+    def is_assumed(self, condition: Cond) -> bool:
+        """Whether a condition is known to hold: by a guard, or, of data, by what the program has checked."""
+        return condition in self.guards or self.decide(condition) is True
+
+    def _known(self, condition: Cond) -> bool:
+        """Whether a condition was assumed. Of a finished trace sizes count as different unless they are known to be
+        equal; raises AssertionError for an order that is not known."""
+        if condition in self.guards or condition.negate() in self.guards:
+            return condition in self.guards
+        if condition.op == ">=":
+            raise AssertionError(f"{condition.text()} is asked of a program that is finished")
+        return condition.op == "!="
+
+    def specialise(self, expr: Expr, value: int) -> int:
+        """Assume that the expression has the value it has now. Raises Unsupported where that is data."""
+        if self.is_data(expr) and self.decide(expr.eq(value)) is not True:
+            raise Unsupported(f"the value of {expr.text()} is needed, which is data", self._where(), kind="data_value")
+        self.rely_on(expr, value)
+        self.holds(expr.eq(value))
+        return value
+
+    def rely_on_messages(self) -> None:
+        """The program may read what a shape rule has raised: the sizes in its text have the values of now. Such a text
+        is seldom looked at, so that is no reason to break, however many values there have been."""
+        said, self.said = self.said, []
+        for value in said:
+            if isinstance(value, Expr) and not self.is_data(value):
+                self.holds(value.eq(self.value(value)))
+            elif isinstance(value, Cond):
+                self.holds(value)
+            elif isinstance(value, (Expr, Ratio)):
+                whole = value if isinstance(value, Expr) else value.over
+                self.specialise(whole, self.value(whole))
+
+    def rely_on(self, expr: Expr, value: int) -> None:
+        """What is recorded from here on is only right for this value of the expression. May raise Unsupported."""
+        if self.needed is not None and not expr.is_const:
+            self.needed(expr, value)
+
+
+def _compares_sizes(condition: Cond) -> bool:
+    """Whether it is asked if two sizes, none of which is an expression, are equal. (0 and 1 are no other sizes.)"""
+    terms, offset = condition.expr.terms, condition.expr.offset
+    factors = sorted(factor for _, factor in terms)
+    if condition.op == ">=" or any(len(atoms) != 1 or atoms[0].kind != "var" for atoms, _ in terms):
+        return False
+    return (factors == [-1, 1] and not offset) or (factors in ([1], [-1]) and -offset * factors[0] > 1)
+
+
+def _always(condition: Cond) -> bool | None:
+    """The truth of a condition if it follows from the bounds of the variables."""
+    if condition.op == ">=":
+        return True if condition.expr.least() >= 0 else False if (-condition.expr).least() > 0 else None
+    return condition.op == "!=" if condition.expr.least() > 0 or (-condition.expr).least() > 0 else None
+
+
+# ---- data ----------------------------------------------------------------------------------------------------------
+
+
+class Facts:
+    """The symbols whose values are data (`names`), and the conditions on them that the program has checked."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._known: set[Cond] = set()
+        self._positive: list[Expr] = []  # expressions that are at least 0
+        self._least: dict[
+            str, int
+        ] = {}  # lower bounds of symbols, where they are better than those they were made with
+
+    def add(self, condition: Cond) -> None:
+        """Note that a condition holds."""
+        if condition.is_const:
+            return
+        self._known.add(condition)
+        if condition.op in (">=", "=="):
+            self._add_positive(condition.expr)
+        if condition.op == "==":
+            self._add_positive(-condition.expr)
+
+    def _add_positive(self, expr: Expr) -> None:
+        self._positive.append(expr)
+        if len(expr.free_vars) == 1:
+            (name,) = expr.free_vars
+            least = -expr.offset
+            if (expr + least) is expr.variables()[name]:  # name - least >= 0
+                self._least[name] = max(least, self._least.get(name, least))
+
+    def decide(self, condition: Cond, least: int | None = None) -> bool | None:
+        """Whether a condition holds for all values that are possible; None if that does not follow from the bounds of
+        the symbols and one fact. `least`: as if no size among the symbols (what is at least 0, and may be that large)
+        were less than that."""
+        if condition in self._known or condition.negate() in self._known:
+            return condition in self._known
+        raised = self._raised(condition.expr, least)
+        expr = condition.expr.subs(raised) if raised else condition.expr
+        facts = [fact.subs(raised) if raised else fact for fact in self._positive]
+        if condition.op == ">=":
+            return True if is_at_least_0(expr, facts) else False if is_at_least_0(-expr - 1, facts) else None
+        if is_at_least_0(expr - 1, facts) or is_at_least_0(-expr - 1, facts):
+            return condition.op == "!="
+        if is_at_least_0(expr, facts) and is_at_least_0(-expr, facts):
+            return condition.op == "=="
+        return None
+
+    def _raised(self, expr: Expr, least: int | None) -> dict[str, Expr]:
+        """The symbols in `expr` that are known to be larger than what they were made with."""
+        found = {}
+        for name, variable in expr.variables().items():
+            lo, hi = variable.bounds()
+            better = self._least.get(name, lo)
+            is_size = name in self.names and better is not None and better >= 0
+            if least is not None and is_size and not is_at_least_0(least - 1 - variable, self._positive):
+                better = max(better or 0, least)
+            if better is not None and (lo is None or better > lo):
+                found[name] = Expr.var(name, better, hi if hi is None or hi >= better else None)
+        return found
+
+
+def is_at_least_0(expr: Expr, facts: Sequence[Expr], depth: int = 3) -> bool:
+    """Whether an expression is never negative, by its bounds or because it is at least one that is not; minima and
+    maxima are taken apart up to `depth` times."""
+    if expr.least() >= 0 or any((expr - fact).least() >= 0 for fact in facts):
+        return True
+    for mono, coefficient in expr.terms if depth else ():
+        if len(mono) == 1 and mono[0].kind in ("min", "max"):
+            rest = expr - mono[0].as_expr() * coefficient
+            either = (mono[0].kind == "max") is (coefficient > 0)  # the larger of two numbers, or of two losses
+            cases = (is_at_least_0(arg * coefficient + rest, facts, depth - 1) for arg in mono[0].args)
+            if any(cases) if either else all(cases):
+                return True
+    return False
