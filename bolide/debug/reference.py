@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from bolide.functorch.graphs import graph_module
 from bolide.tracing import TensorMeta
+from bolide.tracing.graph import behind, evaluated
 from bolide.tracing.traits import traits_of
 
 ROUNDING = {
@@ -305,19 +306,7 @@ def operation_of(node: fx.Node) -> str:
 
 def evaluate(graph: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
     """What ATen computes for every node."""
-    return _evaluated(graph, inputs, lambda node, args, kwargs: node.target(*args, **kwargs))  # type: ignore[operator]
-
-
-def _evaluated(graph: fx.GraphModule, inputs: Sequence[Any], call: Callable[..., Any]) -> dict[fx.Node, Any]:
-    slots = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    values: dict[fx.Node, Any] = dict(zip(slots, inputs))
-    for node in graph.graph.nodes:
-        if node.op == "get_attr":
-            values[node] = getattr(graph, str(node.target))
-        elif node.op == "call_function":
-            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = call(node, args, kwargs)
-    return values
+    return evaluated(graph, inputs, lambda node, args, kwargs: node.target(*args, **kwargs))  # type: ignore[operator]
 
 
 def _doubled(value: Any) -> Any:
@@ -335,7 +324,7 @@ class Exactly:
 
     @functools.cached_property
     def _values(self) -> dict[fx.Node, Any]:
-        return _evaluated(self._graph, [_doubled(value) for value in copied(self._inputs)], self._call)
+        return evaluated(self._graph, [_doubled(value) for value in copied(self._inputs)], self._call)
 
     def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if not traits_of(node.target).seeded and torch.Tag.inplace_view not in getattr(node.target, "tags", ()):
@@ -382,16 +371,11 @@ def first_difference(
 
 def _needed(wrong: Sequence[fx.Node], expected: dict[fx.Node, Any]) -> list[fx.Node]:
     """The tensors that are computed on the way to `wrong`, in order."""
-    todo, found = list(wrong), set(wrong)
-    while todo:
-        for source in todo.pop().all_input_nodes:
-            if source not in found:
-                found.add(source)
-                todo.append(source)
+    needed = behind(wrong)
     return [
         node
         for node in expected
-        if node in found
+        if node in needed
         and node.op == "call_function"
         and node.target is not torch.ops.aten.copy_.default
         and isinstance(node.meta.get("val"), TensorMeta)

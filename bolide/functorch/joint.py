@@ -12,13 +12,14 @@ import torch
 import torch.fx as fx
 
 from bolide.functorch.graphs import argument_nodes, aten, is_impure, is_tuple, placeholders, root
-from bolide.functorch.partitioners import Joint, closure
+from bolide.functorch.partitioners import Joint
 from bolide.functorch.signature import Signature
 from bolide.support.errors import FixedSizesNeeded, Unsupported
 from bolide.symbolic import contiguous_strides
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.called.derivatives import check_phases, derivatives
 from bolide.tracing.fallible import done, may_raise
+from bolide.tracing.graph import behind
 from bolide.tracing.history import inner_leaves, takes_gradient
 from bolide.tracing.rules.common import is_dense
 
@@ -124,7 +125,7 @@ def _do_what_may_raise(trace: Trace, signature: Signature, values: list[Any]) ->
     """Keeps the operations that eager may refuse for their data and that nothing else needs."""
     written = [trace.inputs[write.input].group.base for write in signature.writes]
     stays = [node for node in trace.graph.nodes if is_impure(node)]
-    needed = closure([*argument_nodes(values), *written, *stays], lambda node: node.all_input_nodes)
+    needed = behind([*argument_nodes(values), *written, *stays])
     for node in [node for node in trace.graph.nodes if node not in needed and may_raise(node)]:
         value = node
         while is_tuple(value.meta["val"]):

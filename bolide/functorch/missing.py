@@ -10,12 +10,13 @@ import torch
 import torch.fx as fx
 
 from bolide.functorch.graphs import aten, is_getitem, output_node, placeholders, results
-from bolide.functorch.partitioners import closure, extract
+from bolide.functorch.partitioners import extract
 from bolide.functorch.passes.simplify import remove_dead
 from bolide.symbolic import contiguous_strides
 from bolide.tracing import TensorMeta, Trace
 from bolide.tracing.called.branches import Branches, branch
 from bolide.tracing.called.derivatives import derivative
+from bolide.tracing.graph import closure
 from bolide.tracing.tables import lookup
 
 

@@ -10,7 +10,7 @@ values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ from bolide.functorch.graphs import (
 )
 from bolide.functorch.mincut import INFINITE, minimum_cut
 from bolide.tracing.called.derivatives import derivative
-from bolide.tracing.graph import Graph
+from bolide.tracing.graph import Graph, behind, closure
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.traits import NEVER
 
@@ -131,7 +131,7 @@ def forward_nodes(joint: Joint) -> set[fx.Node]:
     with_tangents = closure(placeholders(graph)[joint.inputs :], lambda node: node.users)
     impure = [node for node in graph.nodes if is_impure(node) and node.op == "call_function"]
     start = argument_nodes(results(graph)[: joint.outputs]) + [node for node in impure if node not in with_tangents]
-    found = closure(start, lambda node: node.all_input_nodes)
+    found = behind(start)
     found.update([user for node in found for user in node.users if is_getitem(user)])
     return found
 
@@ -141,7 +141,7 @@ def analyse(joint: Joint) -> Needs:
     flat = results(graph)
     outputs, gradients = argument_nodes(flat[: joint.outputs]), argument_nodes(flat[joint.outputs :])
     with_tangents = closure(placeholders(graph)[joint.inputs :], lambda node: node.users)
-    needed = closure(gradients, lambda node: node.all_input_nodes)
+    needed = behind(gradients)
     in_forward = forward_nodes(joint)
     candidates = [node for node in graph.nodes if node in needed and node not in with_tangents]
     readers = needed & with_tangents
@@ -172,18 +172,6 @@ def _checkpointed(graph: fx.Graph, in_forward: set[fx.Node]) -> set[fx.Node]:
         ):
             found.add(node)
     return found
-
-
-def closure(start: Iterable[fx.Node], neighbours: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
-    """Everything reached from `start`, itself included; the output node is not a neighbour."""
-    seen = set(start)
-    stack = list(seen)
-    while stack:
-        for node in neighbours(stack.pop()):
-            if node not in seen and node.op != "output":
-                seen.add(node)
-                stack.append(node)
-    return seen
 
 
 # ---- the two choices -------------------------------------------------------------------------------------------------

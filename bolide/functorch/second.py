@@ -15,7 +15,16 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.fx as fx
 
-from bolide.functorch.graphs import Runner, aten, is_getitem, is_impure, is_tensor, placeholders, results
+from bolide.functorch.graphs import (
+    Runner,
+    argument_nodes,
+    aten,
+    is_getitem,
+    is_impure,
+    is_tensor,
+    placeholders,
+    results,
+)
 from bolide.functorch.partitioners import Joint
 from bolide.functorch.transformed import outside
 from bolide.support.errors import CompileError, Unsupported
@@ -23,6 +32,7 @@ from bolide.support.garbage import collector_paused
 from bolide.tracing import Trace, TracedTensor
 from bolide.tracing.called.branches import branch, replayed, separated
 from bolide.tracing.called.derivatives import check_phases
+from bolide.tracing.graph import closure
 from bolide.tracing.traits import traits_of
 
 Gradients = tuple[torch.Tensor | None, ...]
@@ -243,12 +253,4 @@ def _read_by(node: fx.Node) -> list[fx.Node]:
 
 
 def _needed(wanted: Sequence[Any], kept: set[fx.Node]) -> set[fx.Node]:
-    needed: set[fx.Node] = set()
-    pending = [node for node in wanted if isinstance(node, fx.Node)]
-    while pending:
-        node = pending.pop()
-        if node not in needed:
-            needed.add(node)
-            if node not in kept:
-                pending += _read_by(node)
-    return needed
+    return closure(argument_nodes(wanted), lambda node: () if node in kept else _read_by(node))

@@ -1,10 +1,11 @@
-"""A graph whose nodes are made without checks that cost more than the nodes."""
+"""Graphs: nodes made without checks that cost more than the nodes, and walks over nodes and their arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 import torch.fx as fx
 
 
@@ -39,3 +40,45 @@ class Graph(fx.Graph):
         copy = self.create_node(node.op, node.target, args, kwargs, node.name, node.type)
         copy.meta = node.meta.copy()
         return copy
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A value with all that is in it changed, at any depth of lists, tuples and dicts; named tuples are single things."""
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        items = [mapped(item, change) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return {key: mapped(item, change) for key, item in value.items()} if isinstance(value, dict) else change(value)
+
+
+def closure(start: Iterable[fx.Node], neighbours: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    """Everything reached from `start`, itself included; the output node is not a neighbour."""
+    seen = set(start)
+    stack = list(seen)
+    while stack:
+        for node in neighbours(stack.pop()):
+            if node not in seen and node.op != "output":
+                seen.add(node)
+                stack.append(node)
+    return seen
+
+
+def behind(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes, and all that they are computed from."""
+    return closure(nodes, lambda node: node.all_input_nodes)
+
+
+def evaluated(
+    graph: fx.GraphModule,
+    inputs: Iterable[Any],
+    call: Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any],
+    lift: Callable[[torch.Tensor], Any] = lambda constant: constant,
+) -> dict[fx.Node, Any]:
+    """The values of all nodes: `call` is given each node that calls something, `lift` each constant."""
+    values = dict(zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            values[node] = lift(getattr(graph, str(node.target)))
+        elif node.op == "call_function":
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = call(node, args, kwargs)
+    return values

@@ -35,8 +35,8 @@ from bolide.tracing.meta import TensorMeta, found_in, meta_of
 from bolide.tracing.numbers import data
 from bolide.tracing.recording import composites, folding
 from bolide.tracing.recording.inverses import INVERSES
-from bolide.tracing.rules import infer, overlaps
-from bolide.tracing.rules.common import dtype_name, is_dense, like_strides
+from bolide.tracing.rules import infer
+from bolide.tracing.rules.common import dtype_name, is_dense, like_strides, overlaps
 from bolide.tracing.tensor import PHYSICAL, AliasGroup, TracedTensor, ViewStep, recorded
 from bolide.tracing.traits import traits_of
 
@@ -527,13 +527,13 @@ class Trace:
                 "pass the tensor as an argument, or keep it on the module as a buffer",
                 kind="tensor_write",
             )
-        if group.source is not None and overlaps.within(group.base.meta["val"]):
+        if group.source is not None and overlaps(group.base.meta["val"]):
             reason = "an argument is written of which elements are one in memory"
             raise Unsupported(reason, self.where, "clone it", kind="tensor_write")
         if self.past and (group.source is not None or group.base in self.past):
             raise LateWrite(self.where)
         old = target.node.meta["val"]
-        if overlaps.within(old) and _may_overlap(target):
+        if overlaps(old) and _may_overlap(target):
             reason = "a tensor is written of which elements are one in memory"
             raise Unsupported(reason, self.where, "clone it", kind="tensor_write")
         new = value.meta["val"]
@@ -690,7 +690,7 @@ def _may_overlap(tensor: TracedTensor) -> bool:
     """Whether elements of a view can be one in memory: by the steps that it is made by, for sizes that are data have no
     values yet to judge its strides by."""
     steps = (traits_of(func) for func, *_ in tensor.chain)
-    return any(step.expands or step.overlaps for step in steps) or overlaps.within(tensor.group.base.meta["val"])
+    return any(step.expands or step.overlaps for step in steps) or overlaps(tensor.group.base.meta["val"])
 
 
 def _name(func: Any) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import bolide
 from bolide.dynamo.config import config
-from bolide.tracing.rules import types
+from bolide.tracing.rules import kernels
 
 linear = torch._C._nn.linear
 
@@ -87,7 +87,7 @@ def test_numbers_and_types(name: str, dynamic: bool | None) -> None:
 @pytest.mark.parametrize("function", [linear, torch.matmul])
 def test_types_of_results_are_asked_of_kernels_in_cpp(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while torch's Python dispatcher, which symbols need, has other kernels in place."""
-    monkeypatch.setattr(types, "_asked", {})
+    monkeypatch.setattr(kernels, "_asked", {})
     with pytest.raises(RuntimeError, match="to have dtype"):
         bolide.compile(lambda x, o: function(x, x, out=o), dynamic=True)(square(), square(double))
 

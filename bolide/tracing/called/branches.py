@@ -18,6 +18,7 @@ import torch.fx as fx
 
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr, ShapeEnv, SymNode, contiguous_strides, same_sizes
+from bolide.tracing.graph import evaluated
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.rules.registry import rule
@@ -394,16 +395,12 @@ def replayed(
 
 def run_again(trace: Trace | None, graph: fx.GraphModule, given: Sequence[Any]) -> Iterator[Any]:
     """The results of a graph on traced values, with derivatives where it has them."""
-    values: dict[fx.Node, Any] = dict(zip(placeholders(graph), given, strict=True))
-    for node in graph.graph.nodes:
-        if node.op == "get_attr":
-            constant = getattr(graph, str(node.target))
-            values[node] = constant if trace is None else trace.lift(constant)
-        elif node.op == "call_function":
-            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = replayed(trace, *args) if node.target is branch else node.target(*args, **kwargs)
-            if node.meta.get("cut"):
-                values[node] = separated(values[node])
+
+    def call(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = replayed(trace, *args) if node.target is branch else node.target(*args, **kwargs)  # type: ignore[operator]
+        return separated(value) if node.meta.get("cut") else value
+
+    values = evaluated(graph, given, call, (lambda constant: constant) if trace is None else trace.lift)
     return map(values.__getitem__, results_of(graph))
 
 

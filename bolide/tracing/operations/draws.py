@@ -20,7 +20,7 @@ from bolide.tracing.meta import TensorMeta
 from bolide.tracing.numbers import data
 from bolide.tracing.operations.handlers import dtype_and_device, handler
 from bolide.tracing.operations.refusals import refuse_negative, refuse_overlaps
-from bolide.tracing.rules import types
+from bolide.tracing.rules import kernels
 from bolide.tracing.rules.common import fresh, like_strides
 from bolide.tracing.tensor import TracedTensor
 
@@ -45,7 +45,7 @@ def _eagers(trace: Trace, func: Any, wanted: TensorMeta, *parameters: Any) -> No
 def _require(fill: str, dtype: torch.dtype, *parameters: Any) -> None:
     """Raise what eager does for numbers of this type, or with these parameters, if they are known."""
     known = all(isinstance(each, (int, float, torch.dtype)) for each in parameters)
-    refused = types.filling_refusal(fill, dtype, *(parameters if known else ()))
+    refused = kernels.filling_refusal(fill, dtype, *(parameters if known else ()))
     if refused is not None:
         raise type(refused)(*refused.args)
 

@@ -10,9 +10,11 @@ import torch.fx
 
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import hint_of
+from bolide.tracing.graph import mapped
 from bolide.tracing.meta import found_in, meta_of
-from bolide.tracing.rules import overlaps, types
-from bolide.tracing.rules.common import may_be_negative, surely
+from bolide.tracing.rules import kernels
+from bolide.tracing.rules.common import crosses, may_be_negative, repeats, surely
+from bolide.tracing.rules.kernels import Placed
 from bolide.tracing.tensor import TracedTensor
 
 
@@ -21,29 +23,23 @@ def refuse_overlaps(
 ) -> None:
     """Raises what eager does where elements of a target are one in memory, or an operand shares some with it."""
 
-    def place(arg: Any) -> str:
+    def placed(arg: TracedTensor) -> Placed:
         if any(arg is target for target in targets):
-            return overlaps.INSIDE if overlaps.inside(arg.meta) else overlaps.TARGET
+            return Placed(arg.meta, "repeated" if repeats(arg.meta) else "target")
         shares = (target for target in targets if target.__class__ is TracedTensor and target.group is arg.group)
-        return overlaps.PARTLY if any(overlaps.partly(t.meta, arg.meta) for t in shares) else overlaps.APART
+        return Placed(arg.meta, "partly" if any(crosses(t.meta, arg.meta) for t in shares) else "apart")
 
-    traced = found_in((args, kwargs), TracedTensor)
-    places = [place(tensor) for tensor in traced]
-    if overlaps.PARTLY not in places and overlaps.INSIDE not in places:
+    known = {id(tensor): placed(tensor) for tensor in found_in((args, kwargs), TracedTensor)}
+    if not any(each.place in ("partly", "repeated") for each in known.values()):
         return
-    if types.is_chosen_by_size(func):
+    if kernels.is_chosen_by_size(func):
         reason = "a product is written to an out= argument that overlaps: only some of its kernels refuse that"
         raise Unsupported(reason, where, kind="tensor_write")
-    known = {id(tensor): (tensor.meta, place) for tensor, place in zip(traced, places)}
 
-    def described(arg: Any) -> Any:
-        if isinstance(arg, (list, tuple)):
-            return [described(item) for item in arg]
-        if isinstance(arg, torch.Tensor):
-            return known.get(id(arg)) or (meta_of(arg), overlaps.APART)
-        return arg
+    def described(arg: object) -> object:
+        return known.get(id(arg)) or Placed(meta_of(arg), "apart") if isinstance(arg, torch.Tensor) else arg
 
-    refused = overlaps.refusal(func, described(args), {key: described(arg) for key, arg in kwargs.items()})
+    refused = kernels.overlap_refusal(func, mapped(args, described), mapped(kwargs, described))
     if refused is not None:
         raise type(refused)(*refused.args)
 
@@ -62,20 +58,15 @@ def refuse_types(
     if given == wanted or len(given) != len(wanted):
         return
 
-    def described(arg: Any) -> Any:
-        if isinstance(arg, (list, tuple)):
-            return [described(item) for item in arg]
-        return (
-            arg.node.meta["val"]
-            if arg.__class__ is TracedTensor
-            else meta_of(arg)
-            if isinstance(arg, torch.Tensor)
-            else arg
-        )
+    def described(arg: object) -> object:
+        if isinstance(arg, TracedTensor):
+            return arg.node.meta["val"]
+        return meta_of(arg) if isinstance(arg, torch.Tensor) else arg
 
-    options = {key: described(arg) for key, arg in kwargs.items() if key not in out}
+    options = {key: mapped(arg, described) for key, arg in kwargs.items() if key not in out}
     names = [name for name in kwargs if name in out]
-    refused = types.out_refusal(func, described(args), options, dict(zip(names, given)), dict(zip(names, wanted)))
+    written = dict(zip(names, given)), dict(zip(names, wanted))
+    refused = kernels.out_refusal(func, mapped(args, described), options, *written)
     if refused is not None:
         raise type(refused)(*refused.args)
     if not all(map(torch.can_cast, wanted, given)):

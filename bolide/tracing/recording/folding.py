@@ -13,6 +13,7 @@ import torch.fx
 
 from bolide.symbolic import hint_of
 from bolide.tracing import rng
+from bolide.tracing.graph import behind
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.tensor import TracedTensor
 from bolide.tracing.traits import traits_of
@@ -64,13 +65,9 @@ def read_tensor(trace: Trace, tensor: Any) -> torch.Tensor | None:
 def present_tensor(trace: Trace, tensor: TracedTensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The data of a traced tensor in the present call, whose `inputs` these are; None where it cannot be computed
     twice. Nothing is known of it from then on."""
-    behind, waiting = {tensor.node}, [tensor.node]
-    while waiting:
-        new = [node for node in waiting.pop().all_input_nodes if node not in behind]
-        behind.update(new)
-        waiting += new
+    needed = behind([tensor.node])
     values: dict[torch.fx.Node, Any] = {}
-    for node in filter(behind.__contains__, trace.graph.nodes):
+    for node in filter(needed.__contains__, trace.graph.nodes):
         if node.op == "placeholder" and "place" in node.meta:
             values[node] = inputs[node.meta["place"]]
         elif node.op == "placeholder" and isinstance(node.meta["val"], torch.SymInt):
@@ -175,19 +172,15 @@ _MOST_ELEMENTS, _MOST_STEPS = 1 << 16, 40  # of a value, and behind one another;
 
 def question(node: torch.fx.Node, root: torch.fx.Node) -> torch.fx.Graph | None:
     """How a value is computed from an input of whole numbers alone, as a graph of that input, if that is little."""
-    behind, waiting = {node}, [node]
-    while waiting:
-        new = [other for other in waiting.pop().all_input_nodes if other not in behind]
-        behind.update(new)
-        waiting += new
+    needed = behind([node])
     dtype = root.meta["val"].dtype
-    if dtype.is_floating_point or dtype.is_complex or len(behind) > _MOST_STEPS or not all(map(_is_cheap, behind)):
+    if dtype.is_floating_point or dtype.is_complex or len(needed) > _MOST_STEPS or not all(map(_is_cheap, needed)):
         return None
     asked = torch.fx.Graph()
     copies = {root: asked.placeholder("tensor")}
     dims = {extent.node.expr: dim for dim, extent in enumerate(root.meta["val"].shape) if type(extent) is torch.SymInt}
     for each in node.graph.nodes:
-        if each not in behind or each in copies:
+        if each not in needed or each in copies:
             continue
         if each.op == "placeholder":
             extent = each.meta["val"]

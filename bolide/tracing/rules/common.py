@@ -170,6 +170,41 @@ def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
     return is_packed(shape, stride, order)
 
 
+def repeats(meta: TensorMeta) -> bool:
+    """Whether elements of a tensor are one in memory, as far as ATen looks: it is expanded."""
+    expanded = any(hint_of(step) == 0 and hint_of(size) > 1 for size, step in zip(meta.shape, meta.stride))
+    return expanded and not is_dense(meta.shape, meta.stride)
+
+
+def overlaps(meta: TensorMeta) -> bool:
+    """Whether elements of a tensor are one in memory: it is expanded, or its windows lie across each other."""
+    steps = sorted((hint_of(step), hint_of(size)) for step, size in zip(meta.stride, meta.shape))
+    reached = 0
+    for step, size in steps:
+        if size > 1 and step <= reached:
+            return all(size for _, size in steps)
+        reached += max(size - 1, 0) * step
+    return False
+
+
+def crosses(target: TensorMeta, operand: TensorMeta) -> bool:
+    """Whether two views of one memory share some of their elements, or all in another order, as far as ATen looks: at
+    dense ones."""
+    if not (is_dense(target.shape, target.stride) and is_dense(operand.shape, operand.stride)):
+        return False
+    (low, high), (start, end) = _bytes(target), _bytes(operand)
+    if (low, high) == (start, end):
+        return [*map(hint_of, target.stride)] != [*map(hint_of, operand.stride)]
+    return low < end and start < high
+
+
+def _bytes(meta: TensorMeta) -> tuple[int, int]:
+    start, count = hint_of(meta.offset), 1
+    for size in meta.shape:
+        count *= hint_of(size)
+    return start * meta.dtype.itemsize, (start + count) * meta.dtype.itemsize
+
+
 def like_strides(meta: TensorMeta, memory_format: torch.memory_format | None = None) -> tuple[Any, ...]:
     """The strides of `empty_like(meta, memory_format=...)`."""
     if memory_format is None or memory_format is torch.preserve_format:

@@ -21,7 +21,7 @@ from bolide.symbolic import ShapeEnv
 from bolide.tracing import modes
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
 from bolide.tracing.meta import TensorMeta, found_in
-from bolide.tracing.rules import types
+from bolide.tracing.rules import kernels
 from bolide.tracing.rules.probing import by_probes
 from bolide.tracing.tables import Handle
 
@@ -113,7 +113,7 @@ def infer_from(func: Any, first: TensorMeta, args: Any, kwargs: Any, shapes: Sha
 def _infer(func: Any, operands: list[Any], options: dict[str, Any]) -> Any:
     shape_rule = RULES.get(func.name())
     told = by_torch(func, operands, options) if shape_rule is None else shape_rule(*operands, **options)
-    refused = types.refusal(func, operands, options, shape_rule is not None)
+    refused = kernels.refusal(func, operands, options, shape_rule is not None)
     if refused is not None:
         raise type(refused)(*refused.args)
     return told
@@ -205,7 +205,7 @@ def _ask(func: Any, args: Any, kwargs: Any) -> Any:
     if fits is not None and not fits(*args, **kwargs):
         raise RuntimeError(f"sizes that {func} does not check do not fit one another")
     if (
-        func.namespace not in _LIBRARIES or func._opname in types.TRUSTING
+        func.namespace not in _LIBRARIES or func._opname in kernels.TRUSTING
     ):  # a collective, or the user's: its kernel may do more than compute
         return by_meta_kernel(func, args, kwargs)
     tensors = found_in([args, kwargs], TensorMeta)
@@ -225,7 +225,7 @@ def _ask(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _ask_elsewhere(func: Any, args: Any, kwargs: Any) -> Any:
     """As `_ask`, for sizes that are not those of this run and may not fit one another."""
-    if types.trusts_sizes(func):
+    if kernels.trusts_sizes(func):
         return _of_meta_kernel(func, args, kwargs)
     return _ask(func, args, kwargs)
 

@@ -1,0 +1,250 @@
+"""What kernels refuse, asked of the kernels themselves, once for each operation and kind of arguments.
+
+- Types: a rule knows shapes, not for which types ATen has a kernel. That is asked on tensors of two elements a side (of
+  one, statistics would warn). Operations that are told sizes are asked with the real ones, if those are small.
+- Writes to memory that is shared: elements of the target that are one in memory, and operands of which some elements
+  are elements of the target. That is asked on small tensors that overlap alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+
+from bolide.symbolic import is_data
+from bolide.tracing import modes
+from bolide.tracing.fallible import checks_data
+from bolide.tracing.graph import mapped
+from bolide.tracing.meta import TensorMeta, found_in, is_symbolic
+from bolide.tracing.traits import traits_of
+
+_asked: dict[object, Exception | None] = {}
+_NO_SIZES = frozenset(  # integers that say something else
+    ["decimals", "diagonal", "dim", "dim1", "dim2", "dims", "dtype", "ignore_index", "input_dtype", "layout"]
+    + ["memory_format", "offset", "reduction", "shifts"]
+)
+TRUSTING = frozenset({"linalg_ldl_solve", "linalg_lu_solve"})
+"""Kernels that take numbers in a tensor for places in memory, unchecked: they are never run on made-up data."""
+_NUMBERS = (int, float, complex, bool, str, torch.dtype)
+_SMALL = 1 << 12
+_MOST_DIMS = 16
+
+
+def _failure(function: Callable[..., object], *args: object, **kwargs: object) -> Exception | None:
+    """What a call raises, or None."""
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
+def _key(func: OpOverload, args: Sequence[object], kwargs: dict[str, Any], *others: object) -> tuple[object, ...]:
+    return (func, *others, *map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
+
+
+def _kind(arg: object) -> object:
+    """What counts of an argument."""
+    if isinstance(arg, TensorMeta):
+        return arg.dtype, tuple([_is_known_zero(size) for size in arg.shape])
+    if isinstance(arg, Placed):
+        return arg.meta.ndim, arg.meta.dtype, arg.place
+    if isinstance(arg, (list, tuple)):
+        return tuple(map(_kind, arg))
+    return (type(arg), arg) if type(arg) in _NUMBERS else type(arg)
+
+
+def _is_known_zero(size: object) -> bool:
+    return size.__class__ is int and size == 0
+
+
+# ---- types ---------------------------------------------------------------------------------------------------------
+
+
+def refusal(func: OpOverload, args: list[Any], kwargs: dict[str, Any], ruled: bool) -> Exception | None:
+    """What eager raises for tensors (given as metas) of these types, or None. `ruled`: a rule, which has checked the
+    sizes, tells the results.
+
+    A kernel that raises may as well dislike a size or value: its types are at fault if it raises for
+    a 0 and for a 1, and says that it is not implemented for them or raises for no float32. Where it is neither the
+    sizes nor the data, a parameter is."""
+    if not _answers(func):
+        return None
+    args, kwargs = _present(args), _present(kwargs)
+    metas = found_in([args, kwargs], TensorMeta)
+    if any(meta.ndim > _MOST_DIMS for meta in metas):
+        return None  # two elements a side are too many
+    sizes = None
+    if _is_told_sizes(func) or not (ruled or torch.Tag.pointwise in func.tags):
+        sizes = tuple(meta.shape for meta in metas)
+        if not _are_known(metas) or sum(meta.numel for meta in metas) > _SMALL:
+            return None  # nothing is asked of sizes that are data
+    key = _key(func, args, kwargs, sizes)
+    if key not in _asked:
+        asks = metas and all(meta.device.type == "cpu" for meta in metas)
+        filled = sizes is not None or not any(_is_known_zero(size) for meta in metas for size in meta.shape)
+        trusted = filled and not _is_made_up([*args, *kwargs.values()]) and _is_about_parameters(func)
+        _asked[key] = _ask(func, args, kwargs, sizes is not None, trusted) if asks else None
+    return _asked[key]
+
+
+def _present(value: Any) -> Any:
+    """Arguments and metas with what symbols are in this run; those whose value is data stay."""
+
+    def present(arg: Any) -> Any:
+        if arg.__class__ is torch.SymInt:
+            return arg if is_data(arg) else arg.node.hint
+        if arg.__class__ is TensorMeta and is_symbolic(arg):
+            return TensorMeta(_present(arg.shape), *arg[1:])
+        return arg
+
+    return mapped(value, present)
+
+
+def _is_made_up(value: object) -> bool:
+    """Whether kernels are asked with another number than that of this run, which is data."""
+    return any(map(_is_made_up, value)) if type(value) in (list, tuple) else type(value) is torch.SymInt  # type: ignore
+
+
+@functools.cache
+def _is_about_parameters(func: OpOverload) -> bool:
+    """Whether a kernel that raises for any tensors does so for its parameters' sake: no data is refused, and tensors
+    of two elements a side are as good as others."""
+    name = func._opname
+    return not checks_data(func) and "backward" not in name and "scatter" not in name
+
+
+@functools.cache
+def trusts_sizes(func: OpOverload) -> bool:
+    """Whether the kernel may take it for granted that its operands' sizes fit one another, and reads or writes other
+    memory where they do not: the private part of an operation (`_fft_c2r`), whose public part has checked them, or a
+    derivative."""
+    return func._opname.startswith("_") or "backward" in func._opname
+
+
+@functools.cache
+def _answers(func: OpOverload) -> bool:
+    """Whether a kernel can be asked: it writes nothing, draws nothing and is one for all sizes."""
+    if func.namespace != "aten" or traits_of(func).seeded or is_chosen_by_size(func) or func._opname in TRUSTING:
+        return False
+    return not any(arg.alias_info for arg in func._schema.arguments)
+
+
+def is_chosen_by_size(func: OpOverload) -> bool:
+    """Whether the kernel depends on the sizes: what small tensors are refused says nothing of others."""
+    return traits_of(func).product == "matrix"
+
+
+@functools.cache
+def _is_told_sizes(func: OpOverload) -> bool:
+    return any("int" in str(arg.type) and arg.name not in _NO_SIZES for arg in func._schema.arguments)
+
+
+def _ask(func: OpOverload, args: list[Any], kwargs: dict[str, Any], whole: bool, trusted: bool) -> Exception | None:
+    ask = functools.partial(_refused, func, args, kwargs, whole)
+    failure = ask(0, None)
+    if failure is None or ask(1, None) is None:
+        return None
+    if isinstance(failure, NotImplementedError) and "not implemented for '" in str(failure):
+        return failure
+    return failure if trusted or ask(0, torch.float32) is None else None
+
+
+def out_refusal(
+    func: OpOverload,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    out: dict[str, torch.dtype],
+    wanted: dict[str, torch.dtype],
+) -> Exception | None:
+    """What eager raises for `out=` arguments of these types, where the results are of the `wanted` ones; or None."""
+    args, kwargs = _present(args), _present(kwargs)
+    key = _key(func, args, kwargs, *out.items())
+    if key not in _asked:
+        known = _are_known(found_in([args, kwargs], TensorMeta))
+        _asked[key] = None
+        for whole, value in ((False, 0), (False, 1), (True, 0), (True, 1))[: 4 if known else 2]:
+            if _refused(func, args, {**kwargs, **_empty(wanted)}, whole, value) is None:
+                _asked[key] = _refused(func, args, {**kwargs, **_empty(out)}, whole, value)
+                break
+    return _asked[key]
+
+
+def _are_known(metas: Iterable[TensorMeta]) -> bool:
+    return all(size.__class__ is int for meta in metas for size in meta.shape)
+
+
+def _empty(dtypes: dict[str, torch.dtype]) -> dict[str, torch.Tensor]:
+    return {name: torch.empty(0, dtype=dtype) for name, dtype in dtypes.items()}
+
+
+def _refused(
+    func: OpOverload, args: list[Any], kwargs: dict[str, Any], whole: bool, value: int, dtype: torch.dtype | None = None
+) -> Exception | None:
+    """What the kernel in C++ raises for tensors full of this value; small ones, or of their `whole` size."""
+
+    def real(arg: object) -> object:
+        if isinstance(arg, TensorMeta):
+            sizes = arg.shape if whole else [0 if _is_known_zero(size) else 2 for size in arg.shape]
+            return torch.full(sizes, value, dtype=dtype or arg.dtype)
+        return 1 if isinstance(arg, torch.SymInt) else arg
+
+    with torch._C._DisablePythonDispatcher():
+        return _failure(func, *mapped(args, real), **mapped(kwargs, real))
+
+
+@functools.lru_cache(1 << 10)
+def filling_refusal(fill: str, dtype: torch.dtype, *parameters: object) -> Exception | None:
+    """What eager raises where a tensor of this type is filled with random numbers (by ``uniform_``, ``normal_``, …), or
+    None. Parameters that are tensors are given by their types."""
+    values = [torch.zeros(2, dtype=each) if isinstance(each, torch.dtype) else each for each in parameters]
+    return _failure(getattr(torch.empty(2, dtype=dtype), fill), *values, generator=torch.Generator())
+
+
+# ---- writes to memory that is shared ---------------------------------------------------------------------------------
+
+
+class Placed(NamedTuple):
+    """A tensor, and how it lies in memory: it is written to (`repeated`: with elements that are one), or lies beside
+    what is, or across it."""
+
+    meta: TensorMeta
+    place: Literal["target", "repeated", "apart", "partly"]
+
+
+def overlap_refusal(func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Exception | None:
+    """What the kernel of an operation raises for tensors that are laid out so, or None. Arguments are `Placed` in place
+    of tensors."""
+    key = _key(func, args, kwargs)
+    if key not in _asked:
+        _asked[key] = _ask_overlapping(func, args, kwargs)
+    return _asked[key]
+
+
+def _ask_overlapping(func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Exception | None:
+    most = max(placed.meta.ndim for placed in found_in([args, kwargs], Placed))
+    if most > _MOST_DIMS:
+        return None
+    memory: dict[torch.dtype, torch.Tensor] = {}
+
+    def small(arg: object) -> object:
+        if not isinstance(arg, Placed):
+            return arg
+        ndim, dtype = arg.meta.ndim, arg.meta.dtype
+        if arg.place == "repeated":
+            return torch.zeros([1] * ndim, dtype=dtype).expand([2] * ndim)
+        if arg.place == "apart":
+            return torch.zeros([2] * ndim, dtype=dtype)
+        if dtype not in memory:
+            memory[dtype] = torch.zeros(2**most + 1, dtype=dtype)
+        start = arg.place == "target"
+        return memory[dtype][start : start + 2**ndim].view([2] * ndim)
+
+    with modes.random_kept() if modes.may_draw(func) else contextlib.nullcontext():
+        error = _failure(func, *mapped(args, small), **mapped(kwargs, small))
+    return error if error is not None and "unsupported operation" in str(error) else None
