@@ -43,7 +43,7 @@ class Graph(fx.Graph):
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A value with all that is in it changed, at any depth of lists, tuples and dicts; named tuples are single things."""
+    """A value with all in it changed, at any depth of lists, tuples and dicts; named tuples are single things."""
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         items = [mapped(item, change) for item in value]
         return items if isinstance(value, list) else tuple(items)
