@@ -825,7 +825,7 @@ def test_a_fault_of_capture_costs_only_speed(monkeypatch: pytest.MonkeyPatch, af
     effects = Rebuilder.effects
 
     def failing(self: Rebuilder) -> Any:
-        if any(overlay.owner is held for overlay in self.world.overlays):
+        if any(overlay.owner is held for overlay in self.world.journal.overlays):
             raise KeyError("a fault")
         return effects(self)
 

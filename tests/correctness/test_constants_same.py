@@ -22,7 +22,7 @@ from torch import nn
 import bolide
 from bolide.dynamo.config import config
 from bolide.dynamo.native.check import FIRST_RECORDING
-from bolide.dynamo.program.constants import same_constant
+from bolide.dynamo.program.kinds import same_constant
 
 
 class Name(str):

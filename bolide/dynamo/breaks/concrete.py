@@ -26,7 +26,7 @@ from bolide.dynamo.machine.callers import call_within, makes_classes, variables
 from bolide.dynamo.machine.faults import is_fault
 from bolide.dynamo.machine.interpreter import OPCODES, Handler, Machine
 from bolide.dynamo.opcodes.stack import NULL
-from bolide.dynamo.program.kinds import MISSING
+from bolide.dynamo.program.kinds import MISSING, class_attribute, contents_of
 from bolide.dynamo.world.frames import Frame
 from bolide.support.caches import on_reset
 from bolide.support.errors import HalfwayError
@@ -271,12 +271,7 @@ class _NoTrace:
         """Sizes are numbers here."""
 
 
-class _World:
-    """What the interpreter's handlers ask of a `World`, answered by the real things."""
-
-    where: Any = None
-    aliases: tuple[Any, ...] = ()  # nothing is a branch of a graph here
-
+class _Namespaces:
     def load_global(self, namespace: dict[str, Any], name: str) -> Any:
         return namespace.get(name, MISSING)
 
@@ -289,10 +284,7 @@ class _World:
             raise NameError(f"name '{name}' is not defined")
 
     def load_cell(self, cell: types.CellType, name: str) -> Any:
-        try:
-            return cell.cell_contents
-        except ValueError:
-            return MISSING
+        return contents_of(cell)
 
     def store_cell(self, cell: types.CellType, name: str, value: Any) -> None:
         if value is MISSING:
@@ -303,17 +295,28 @@ class _World:
     def new_cell(self) -> types.CellType:
         return types.CellType()
 
-    def built(self, items: Any) -> None:
+
+class _Classes:
+    def lookup(self, cls: type, name: str) -> Any:
+        return class_attribute(cls, name)
+
+
+class _World:
+    """What the interpreter's handlers ask of a `World`, in the same parts, answered by the real things."""
+
+    def __init__(self) -> None:
+        self.namespaces, self.classes = _Namespaces(), _Classes()
+        self.containers = self.functions = self
+        self.aliases = types.SimpleNamespace(all=())  # nothing is a branch of a graph here
+
+    def built(self, items: object) -> None:
         """Lists are themselves."""
 
-    def rely_on_difference(self, first: Any, second: Any) -> None:
+    def rely_on_difference(self, first: object, second: object) -> None:
         """Nothing is guarded."""
 
     def rely_on_identity(self, function: types.FunctionType) -> None:
         """Nothing is guarded."""
-
-    def lookup(self, cls: type, name: str) -> Any:
-        return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), MISSING)
 
 
 _WORLD: Any = _World()
@@ -532,7 +535,7 @@ def _unpack_ex(vm: Machine, frame: Frame, arg: int) -> None:
 def _before_with(vm: Machine, frame: Frame, arg: Any) -> None:
     manager = frame.stack.pop()
     cls = type(manager)
-    enter, leave = vm.world.lookup(cls, "__enter__"), vm.world.lookup(cls, "__exit__")
+    enter, leave = vm.world.classes.lookup(cls, "__enter__"), vm.world.classes.lookup(cls, "__exit__")
     if enter is MISSING or leave is MISSING:
         raise TypeError(f"{cls.__name__!r} object does not support the context manager protocol")
     frame.stack.append(leave.__get__(manager, cls))

@@ -27,9 +27,18 @@ from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.originals import original_of, values_of
 from bolide.dynamo.program.captured import Effect, Recipe, Source
 from bolide.dynamo.program.kinds import MISSING
-from bolide.dynamo.world.frames import Frame, Generator, dropped_generator
+from bolide.dynamo.world.frames import (
+    Frame,
+    Generator,
+    dropped_generator,
+    entries,
+    entries_of,
+    held,
+    held_by,
+    restored_trace,
+)
+from bolide.dynamo.world.parts import Seen
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
-from bolide.dynamo.world.tracebacks import entries, entries_of, held, held_by, restored
 from bolide.dynamo.world.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
@@ -170,8 +179,8 @@ class Mirrored:
         """Something of the outside world may hold the real one; where that decides what is run, it is a break. What the
         outermost frame holds at its end goes with the entry's variables."""
         self.dropped = made
-        if made.cleans_up() and not world.ended():
-            world.lose(dropped_generator(world.where()))
+        if made.cleans_up() and not world.program.has_ended():
+            world.program.lose(dropped_generator(world.guards.where()))
 
     def forget(self) -> None:
         """The capture is over."""
@@ -189,36 +198,38 @@ def unfinished_variables(world: World) -> list[Generator]:
     """The generators from before a break that were found in variables, still live, and would do something if they were
     dropped.
     """
-    mirrored = [each for each in world.generators.values() if each.source.base is None and each.dropped is None]
+    mirrored = [
+        each for each in world.lifetimes.generators.values() if each.source.base is None and each.dropped is None
+    ]
     found = [each.handle() for each in mirrored]
     return [made for made in found if made is not None and made.cleans_up()]
 
 
 def wrap_generator(world: World, real: Any, source: Source) -> Any:
     """The generator that stands for a native one. A running one gets its frame from the frame stack it is on."""
-    known = world.generators.get(id(real))
+    known = world.lifetimes.generators.get(id(real))
     if known is not None:
         if known.source is not source:
-            world.guard(source, "same", known.source)
+            world.guards.add(source, "same", known.source)
         return known.made
-    world.guard(source, "type", types.GeneratorType)
+    world.guards.add(source, "type", types.GeneratorType)
     if not is_reified(real) or real.gi_frame is None:
         return _wrap_foreign(world, real, source)
     record = record_of(real)
     made = Generator(Frame(_NOTHING, {}, []), record.name, record.kind)
-    mirrored = world.generators[id(real)] = Mirrored(world, real, source, made)
+    mirrored = world.lifetimes.generators[id(real)] = Mirrored(world, real, source, made)
     if record.running:
         made.started = made.running = True
         return made
     shape, started = state_of(real)
-    world.guard(Source("apply", source, (), state_of), "equals", (shape, started))
+    world.guards.add(Source("apply", source, (), state_of), "equals", (shape, started))
     made.started, made.done = started, shape is None
     if shape is not None:
         values = []
         _, reals = flatten([record.frame])
         for index, (value, local) in enumerate(zip(reals, is_local(shape), strict=True)):
             where = Source("apply", source, (index,), value_of)
-            values.append(world.later(value, where) if local else world.wrap(value, where))
+            values.append(world.lifetimes.later(value, where) if local else world.wrap(value, where))
         (made.frame,) = unflatten(shape, values)
     mirrored.before = _position(made.frame)
     return made
@@ -227,11 +238,11 @@ def wrap_generator(world: World, real: Any, source: Source) -> Any:
 def _wrap_foreign(world: World, real: Any, source: Source) -> Generator:
     """What stands for a generator whose body CPython runs: the program can see that it is dropped."""
     state = inspect.getgeneratorstate(real)
-    world.guard(Source("apply", source, (), inspect.getgeneratorstate), "equals", state)
+    world.guards.add(Source("apply", source, (), inspect.getgeneratorstate), "equals", state)
     made = Generator(Frame(decode(real.gi_code), {}, []), real.__qualname__)
     made.foreign, made.done = True, state == inspect.GEN_CLOSED
     made.running, made.started = state == inspect.GEN_RUNNING, state != inspect.GEN_CREATED
-    mirrored = world.generators[id(real)] = Mirrored(world, real, source, made)
+    mirrored = world.lifetimes.generators[id(real)] = Mirrored(world, real, source, made)
     mirrored.before = _position(made.frame)
     return made
 
@@ -243,7 +254,7 @@ def _position(frame: Frame) -> tuple[Any, ...]:
 def generator_effects(rebuilder: Rebuilder) -> list[Effect]:
     """What puts the generators of the outside world that the program has resumed into their new state."""
     found = []
-    for mirrored in rebuilder.world.generators.values():
+    for mirrored in rebuilder.world.lifetimes.generators.values():
         made = mirrored.made
         if made.running or mirrored.before == _position(made.frame):
             continue
@@ -271,7 +282,7 @@ def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
     if value.source is not None:
         return Recipe("source", value.source)
     if value.kind != "generator":
-        raise Unsupported("a coroutine lives across a break", rebuilder.world.where(), kind="asynchronous")
+        raise Unsupported("a coroutine lives across a break", rebuilder.world.guards.where(), kind="asynchronous")
     made = Recipe("call", make_generator, rebuilder.constants(value.name))
     if value.running:
         return made  # `unflatten` joins it with its frame
@@ -291,15 +302,15 @@ def _cleans_up(value: types.GeneratorType[Any, Any, Any]) -> bool:
 def _refuse_held(world: World, values: Iterable[Any]) -> None:
     if any(type(value) is types.GeneratorType and _cleans_up(value) for value in values):
         reason = "the traceback of an exception holds a generator that has not come to its end"
-        raise Unsupported(reason, world.where(), "close the generator", kind="iterator")
+        raise Unsupported(reason, world.guards.where(), "close the generator", kind="iterator")
 
 
 def wrap_traceback(world: World, real: types.TracebackType, source: Source) -> Any:
     """A traceback that says the same."""
     _refuse_held(world, held_by(real))
     said = entries(real)
-    world.guard(Source("apply", source, (), entries), "equals", said)
-    return world.mirror(restored(said), source)
+    world.guards.add(Source("apply", source, (), entries), "equals", said)
+    return world.identities.mirror(restored_trace(said), source)
 
 
 _GROUP = getattr(builtins, "BaseExceptionGroup", None)  # from 3.11 on
@@ -313,8 +324,8 @@ def wrap_exception(world: World, real: BaseException, source: Source) -> BaseExc
     args = world.wrap(real.args, Source("attr", source, "args"))
     made = cls.__new__(cls, *args)
     made.args = args
-    world.mirror(made, source)
-    world.seen[id(real)] = (real, made, source)  # an exception may be its own context
+    world.identities.mirror(made, source)
+    world.identities.seen[id(real)] = Seen(real, made, source)  # an exception may be its own context
     for base in cls.__mro__:
         for name, member in vars(base).items() if base is not _GROUP else ():  # a group's are its arguments
             if type(member) is types.MemberDescriptorType and name not in _LINKS and hasattr(real, name):
@@ -322,14 +333,14 @@ def wrap_exception(world: World, real: BaseException, source: Source) -> BaseExc
                 if getattr(made, name, MISSING) is not value:  # an OSError says None where it was set to None
                     setattr(made, name, value)
     namespace = Source("attr", source, "__dict__")
-    world.guard(namespace, "dict_keys", list(vars(real)))
+    world.guards.add(namespace, "dict_keys", list(vars(real)))
     for name, value in vars(real).items():
         vars(made)[name] = world.wrap(value, Source("dict_value", namespace, name))
-    world.guard(Source("apply", source, (), entries_of), "equals", entries_of(real))
-    made.__traceback__ = restored(entries_of(real))
+    world.guards.add(Source("apply", source, (), entries_of), "equals", entries_of(real))
+    made.__traceback__ = restored_trace(entries_of(real))
     for name in _LINKS:
         setattr(made, name, world.wrap(getattr(real, name), Source("attr", source, name)))
-    world.exceptions.append((made, _exception_state(made)))
+    world.journal.exceptions.append((made, _exception_state(made)))
     return made
 
 
@@ -341,7 +352,7 @@ def _exception_state(value: BaseException) -> dict[str, Any]:
 def exception_effects(rebuilder: Rebuilder) -> list[Effect]:
     """What the program has changed of exceptions of the outside world."""
     found = []
-    for made, before in rebuilder.world.exceptions:
+    for made, before in rebuilder.world.journal.exceptions:
         target = rebuilder.recipe(made)
         rebuilder.refuse_held(made)
         for name, value in _exception_state(made).items():
@@ -359,7 +370,7 @@ def _super_recipe(rebuilder: Rebuilder, value: Super) -> Recipe:
 
 def _wrap_super(world: World, real: Any, source: Source) -> Any:
     cls = world.wrap(real.__thisclass__, Source("attr", source, "__thisclass__"))
-    return world.mirror(Super(cls, world.wrap(real.__self__, Source("attr", source, "__self__"))), source)
+    return world.identities.mirror(Super(cls, world.wrap(real.__self__, Source("attr", source, "__self__"))), source)
 
 
 # ---- a generator function that is started in eager -------------------------------------------------------------------

@@ -204,6 +204,26 @@ def _lives_on(machine: Machine) -> Unsupported:
     return Unsupported(reason, machine.where(), "use it up or close it", kind="iterator")
 
 
+class _Program:
+    """What the outside world asks of the program that a machine interprets (`world.parts.Program`)."""
+
+    def __init__(self, machine: Machine, breaks: bool) -> None:
+        self.machine, self.breaks = machine, breaks
+        self.where, self.has_ended, self.appends = machine.where, machine.has_ended, machine.appends
+        self.evaluate, self.lose = machine.evaluate, machine.progress.lose
+
+    def answer(self, value: object) -> bool | None:
+        return answer(self.machine, self.breaks, value)
+
+    def fix_float(self, name: str, value: float) -> None:
+        if self.breaks:
+            refuse_float(self.machine, name, value)
+
+    def fix_count(self, source: Source, value: object, what: str = "the number of items") -> None:
+        if self.breaks:
+            refuse_many(self.machine, source, value, what)
+
+
 class _Attempt:
     """One interpretation from the start, with a world of its own."""
 
@@ -226,13 +246,10 @@ class _Attempt:
         self.world = World(self.trace, self.symbols)
         self.rebuilder: Rebuilder | None = None
         self.machine = Machine(self.world, self.trace, call)
-        self.machine.serve(self.world)
+        self.world.serve(_Program(self.machine, breaks))
         self.trace.data_of = functools.partial(data_of, self.machine, breaks)
-        self.world.answers = functools.partial(answer, self.machine, breaks)
         if breaks:
             self.trace.shapes.needed = functools.partial(refuse_value, self.machine)
-            self.world.needs = functools.partial(refuse_float, self.machine)
-            self.world.varies = functools.partial(refuse_many, self.machine)
         if not state.exporting:
             self.trace.shapes.derive = functools.partial(derive, self.world)
         self.trace.copied = functools.partial(note_copy, self.machine)
@@ -242,8 +259,8 @@ class _Attempt:
         self.trace.checked = None if self.calls is None else self.calls.check
         self.trace.draws_as_eager = record_calls
         self.machine.recorder = self.calls
-        self.world.own_functions = self.machine.own_functions
-        self.world.guard(None, "global_state", None)
+        self.world.functions.own = self.machine.own_functions
+        self.world.guards.add(None, "global_state", None)
 
     def stops(self) -> list[int]:
         """Where the segment may end after this attempt was stopped by something unsupported: in front of that
@@ -311,10 +328,10 @@ class _Attempt:
             if self.calls is not None:
                 self.calls.around = nowhere
         place = machine.where() if shape is not None else decode(self.code).frame_at(-1)
-        world.where = lambda: place  # the machine and its world, which know real tensors, are no cycle any more
+        world.guards.where = lambda: place
         if shape is None:
             ending = None
-        world.unmask()
+        world.inputs.unmask()
         rebuilder = self.rebuilder = Rebuilder(world, shape is None)
         recipe = rebuilder.recipe(result)
         written = rebuilder.effects()
@@ -327,14 +344,14 @@ class _Attempt:
         refuse_seen(machine, rebuilder.memo)
         if ending is not None and ending.kind == "inner_gradient":
             refuse_results_in_between(rebuilder.outputs, place)
-        world.refuse_aliases(rebuilder.outputs)
+        world.aliases.refuse(rebuilder.outputs)
         if any(tensor.grad_fn is not None for tensor in self.trace.renewed):
             raise Unsupported("an input whose data was assigned is written to", place, kind="tensor_write")
         effects = [*checks, *rebuilder.fills, *written, *rebuilder.positions, *effects]
         unfinished = machine.unfinished() + unfinished_variables(world)
         if any(id(generator) not in rebuilder.memo for generator in unfinished):
             raise _lives_on(machine)
-        if world.flags and self.trace.refutable:
+        if world.journal.flags and self.trace.refutable:
             reason = "requires_grad of an input is changed in a call that may be made again in eager"
             raise Unsupported(reason, place, "set it before the call", kind="tensor_method")
         _guard_aliasing(world, self.trace)
@@ -343,17 +360,17 @@ class _Attempt:
         return Captured(
             decode(self.code).qualname,
             self.trace,
-            world.inputs,
+            world.inputs.sources,
             rebuilder.outputs,
-            world.guards,
+            world.guards.all,
             recipe,
             effects,
             sizes=self.symbols.done(),
             calls=self.calls,
-            examples=world.input_tensors if self.calls else (),
+            examples=world.inputs.tensors if self.calls else (),
             generators=tuple(world.drawn_from.values()),
             draws=tuple(world.draws),
-            flags=tuple(world.flags),
+            flags=tuple(world.journal.flags),
             shape=shape,
             ending=ending,
             release=functools.partial(_forget, world, machine, rebuilder),
@@ -392,20 +409,20 @@ def _start_frames(shape: Shape, reals: tuple[Any, ...], machine: Machine) -> Non
     """The frames of an interrupted program. Cells and what is on the value stacks is there from the start, a variable
     is looked at when it is read."""
     world = machine.world
-    world.resumed = True
+    world.lifetimes.resumed = True
     values, texts = [], []
     for real, name, local, building in zip(
         reals, shape.names(), is_local(shape), is_building(shape, reals), strict=True
     ):
         source = Source("local", None, name)
-        wrap = world.later if local else world.building if building else world.wrap
+        wrap = world.lifetimes.later if local else world.containers.building if building else world.wrap
         if type(real) is str and not local:
             texts.append((real, source))
         values.append(wrap(real, source))
     machine.progress.started = True
     machine.frames += unflatten(shape, values)
     for text, source in texts:
-        world.varies(source, text, "the value")
+        world.program.fix_count(source, text, "the value")
 
 
 def _arguments(
@@ -428,7 +445,7 @@ def _arguments(
         elif code.co_flags & inspect.CO_VARARGS:
             base = Source("local", None, variadic[0])
             if i == len(names):
-                world.guard(base, "length", len(args) - len(names))
+                world.guards.add(base, "length", len(args) - len(names))
             source = Source("item", base, i - len(names))
         else:
             raise TypeError(
@@ -436,7 +453,7 @@ def _arguments(
             )
         values.append(wrap(arg, source))
     if len(args) <= len(names) and code.co_flags & inspect.CO_VARARGS:
-        world.guard(Source("local", None, variadic[0]), "length", 0)
+        world.guards.add(Source("local", None, variadic[0]), "length", 0)
     declared = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
     extra = [key for key in kwargs if key not in declared]
     keywords = {}
@@ -446,7 +463,7 @@ def _arguments(
         else None
     )
     if rest is not None:
-        world.guard(rest, "dict_keys", extra)
+        world.guards.add(rest, "dict_keys", extra)
     for key, value in kwargs.items():
         source = Source("local", None, key) if key in declared else Source("dict_value", rest, key)
         keywords[key] = wrap(value, source)
@@ -459,7 +476,7 @@ def _argument(world: World, code: types.CodeType, real: Any, source: Source) -> 
     is a tensor of which nothing can be captured (sparse, quantised, nested)."""
     plain = source.kind == "local" and source.key not in code.co_cellvars and not code.co_flags & _SUSPENDS
     if plain and type(real) in (list, tuple, range) and world.symbols.is_one_of_many(source, len(real)):
-        return world.later(real, source)
+        return world.lifetimes.later(real, source)
     try:
         return world.wrap(real, source)
     except Unsupported as error:
@@ -481,45 +498,47 @@ def _guard_defaults(world: World, function: types.FunctionType, given: tuple[str
 
 def _guard_aliasing(world: World, trace: Trace) -> None:
     """When an input is written to, no other input may share its memory."""
-    mutated = [i for i in trace.mutated_inputs() if world.input_tensors[i].numel() and not world.inputs[i].is_drawn]
+    inputs = world.inputs
+    mutated = [i for i in trace.mutated_inputs() if inputs.tensors[i].numel() and not inputs.sources[i].is_drawn]
     if not mutated:
         return
     storages: dict[int, list[int]] = {}
-    for i, tensor in enumerate(world.input_tensors):
-        if tensor.numel() and not world.inputs[i].is_drawn:
+    for i, tensor in enumerate(world.inputs.tensors):
+        if tensor.numel() and not world.inputs.sources[i].is_drawn:
             storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
-    if any(len(storages[world.input_tensors[i].untyped_storage().data_ptr()]) > 1 for i in mutated):
+    if any(len(storages[world.inputs.tensors[i].untyped_storage().data_ptr()]) > 1 for i in mutated):
         raise Unsupported(
             "an input that is written to shares its memory with another one",
-            world.where(),
+            world.guards.where(),
             "clone one of them",
             "input",
         )
     # Members of modules do not share memory with members, but an argument that is written to may be part of one.
-    every = not all(_is_member(world.inputs[i]) for i in mutated)
-    seen = [i for i, source in enumerate(world.inputs) if not source.is_drawn]
-    loose = [i for i in seen if every or i in mutated or not _is_member(world.inputs[i])]
+    every = not all(_is_member(world.inputs.sources[i]) for i in mutated)
+    seen = [i for i, source in enumerate(world.inputs.sources) if not source.is_drawn]
+    loose = [i for i in seen if every or i in mutated or not _is_member(world.inputs.sources[i])]
     families = [[i for i in family if i in loose] for family in storages.values()]
     groups = [loose]
     if any(len(family) > 1 for family in families):  # inputs that are only read share memory with each other
         groups = [[i, j] for i in mutated for j in loose if i != j]
     for group in groups:
         if len(group) > 1:
-            world.guards.append(Guard(None, "not_aliased", tuple(world.inputs[i] for i in group)))
+            world.guards.all.append(Guard(None, "not_aliased", tuple(world.inputs.sources[i] for i in group)))
 
 
 def _guard_identities(world: World) -> None:
     """An outside object that is written to must not be one of the others of its class that were read."""
-    changed = [(s.real, s.source) for s in world.snapshots.values() if s.changed()]
-    changed += [(o.owner, o.source) for o in world.overlays if id(o.owner) in world.seen and o.changes()]
-    grown = [(g.real, g.source) for g in world.lists_grown.values()]
-    read = [*((real, source) for real, _, source in world.seen.values()), *grown]
+    seen = world.identities.seen
+    changed = [(s.real, s.source) for s in world.journal.snapshots.values() if s.changed()]
+    changed += [(o.owner, o.source) for o in world.journal.overlays if id(o.owner) in seen and o.changes()]
+    grown = [(g.real, g.source) for g in world.journal.grown.values()]
+    read = [*((real, source) for real, _, source in seen.values()), *grown]
     for written, source in changed + grown:
         for real, other in read:
             if real is written or type(real) is not type(written) or type(real) in CONSTANT_TYPES:
                 continue
             if other.key not in MODULE_INTERNALS and not (other.kind == "object" and source.kind == "object"):
-                world.guards.append(Guard(None, "distinct", (other, source)))
+                world.guards.all.append(Guard(None, "distinct", (other, source)))
 
 
 def _is_member(source: Source) -> bool:

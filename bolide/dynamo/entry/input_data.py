@@ -40,20 +40,20 @@ def data_of(vm: Machine, breaks: bool, place: int) -> Data | None:
         return None
     if state.stage == "backend" or not vm.world.symbols.history.reads_data:
         return None
-    source = Source("apply", vm.world.inputs[place], (), numbers)
+    source = Source("apply", vm.world.inputs.sources[place], (), numbers)
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        real = vm.world.input_tensors[place]
+        real = vm.world.inputs.tensors[place]
         found = numbers(real)
         if not found or not (vm.world.symbols.has_stayed(source, found) or not breaks or break_is_error(vm)):
             return None
-        return real.clone(), functools.partial(vm.world.guard, source, "equals", found)
+        return real.clone(), functools.partial(vm.world.guards.add, source, "equals", found)
 
 
 def guard_offset(world: World, place: int) -> None:
     """Guard where an input lies in its storage."""
-    real, source = world.given(place)
+    real, source = world.inputs.given(place)
     if not source.is_drawn:
-        world.guard(Source("apply", source, (), storage_offset), "equals", storage_offset(real))
+        world.guards.add(Source("apply", source, (), storage_offset), "equals", storage_offset(real))
 
 
 # ---- questions -------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def answer(vm: Machine, breaks: bool, value: Any) -> bool | None:
         return None
     node, name, condition = found
     place = root.meta["place"]
-    source, real = vm.world.inputs[place], vm.world.input_tensors[place]
+    source, real = vm.world.inputs.sources[place], vm.world.inputs.tensors[place]
     if source.is_drawn or type(real) not in (torch.Tensor, torch.nn.Parameter):
         return None
     graph = folding.question(node, root)
@@ -105,7 +105,7 @@ def answer(vm: Machine, breaks: bool, value: Any) -> bool | None:
     question = Question(graph, name, condition)
     with torch._C._DisableTorchDispatch():
         holds = ask(real, question)
-    vm.world.guard(Source("apply", source, (question,), ask), "equals", holds)
+    vm.world.guards.add(Source("apply", source, (question,), ask), "equals", holds)
     trace.shapes.facts.add(condition if holds else condition.negate())
     return holds
 

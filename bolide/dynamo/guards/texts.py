@@ -19,8 +19,7 @@ from torch.nn.parameter import is_lazy
 from bolide.dynamo.config import config
 from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import ClassAttribute, GlobalState, Guard, Relation, Source, TensorGuard
-from bolide.dynamo.program.constants import same_constant
-from bolide.dynamo.program.kinds import MISSING, is_constant, ordered_keys, steering
+from bolide.dynamo.program.kinds import MISSING, is_constant, ordered_keys, same_constant, steering
 from bolide.dynamo.program.sources import Signature
 from bolide.dynamo.state import state
 from bolide.support.caches import by_class

@@ -58,7 +58,7 @@ def _type(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         return types.GeneratorType if cls is Generator else cls
     name = operations.concrete(vm, args[0]) if type(args[0]) in operations.PENDING else args[0]
     made = vm.within(type)(name, *args[1:], **kwargs)
-    vm.world.own_classes[id(made)] = made
+    vm.world.classes.own[id(made)] = made
     return made
 
 
@@ -125,7 +125,7 @@ def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if getattr(cls, "_is_protocol", False) is True:
         return _is_of_protocol(vm, value, cls)
     found = _is_of_class(value, seen, cls)
-    vm.world.rely_on_bases(seen, cls)
+    vm.world.classes.rely_on_bases(seen, cls)
     return found
 
 
@@ -139,7 +139,7 @@ def _is_of_protocol(vm: Machine, value: Any, protocol: Any) -> bool:
             raise Unsupported(reason, vm.where(), "use hasattr", "tensor_method") from None
     found = _is_of_class(value, class_of(value), protocol)
     if type(value) is Outside:
-        vm.world.guard(Source("apply", value.source, (protocol,), isinstance), "equals", found)
+        vm.world.guards.add(Source("apply", value.source, (protocol,), isinstance), "equals", found)
     return found
 
 
@@ -163,7 +163,7 @@ def _is_generator(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 @intercept(type.__instancecheck__)
 def _instance_check(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     cls, value = args
-    vm.world.rely_on_bases(class_of(value), cls)
+    vm.world.classes.rely_on_bases(class_of(value), cls)
     return type.__instancecheck__(cls, _real(value)) or (_is_faced(value) and issubclass(value.face, cls))
 
 
@@ -176,7 +176,7 @@ def _issubclass(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if method is not None:
         return Call(polyfill("truth_of_call"), [method, wanted, cls])
     found = issubclass(cls, wanted)
-    vm.world.rely_on_bases(cls, wanted)
+    vm.world.classes.rely_on_bases(cls, wanted)
     return found
 
 
@@ -184,13 +184,13 @@ def _issubclass(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 def _subclass_check(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     wanted, cls = args
     found = type.__subclasscheck__(wanted, cls)
-    vm.world.rely_on_bases(cls, wanted)
+    vm.world.classes.rely_on_bases(cls, wanted)
     return found
 
 
 @intercept(callable)
 def _callable(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    vm.world.rely_on_class(class_of(args[0]), "__call__")
+    vm.world.classes.rely_on(class_of(args[0]), "__call__")
     return callable(_real(args[0]))
 
 
@@ -232,8 +232,8 @@ def _super(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     cell = frame.locals[frame.code.locals_names.index("__class__")]
     owner = vm.local(frame, 0)
     if type(owner) is types.CellType:
-        owner = vm.world.load_cell(owner, frame.code.locals_names[0])
-    return _super_of(vm.world.load_cell(cell, "__class__"), owner)
+        owner = vm.world.namespaces.load_cell(owner, frame.code.locals_names[0])
+    return _super_of(vm.world.namespaces.load_cell(cell, "__class__"), owner)
 
 
 def _super_of(cls: Any, owner: Any) -> Any:
@@ -339,10 +339,10 @@ def _files(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(print)
 def _print(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    written = vm.world.globals.get(id(sys.__dict__))
+    written = vm.world.namespaces.globals.get(id(sys.__dict__))
     file = kwargs.get("file")
     if file is None and written is not None:  # redirected, perhaps
-        file = vm.world.load_global(sys.__dict__, "stdout")
+        file = vm.world.namespaces.load_global(sys.__dict__, "stdout")
     if type(file) is io.StringIO:
         kwargs.pop("flush", None)
         return Call(polyfill("print_to"), args, {**kwargs, "file": file})
@@ -395,7 +395,7 @@ def _asked_first(vm: Machine, cls: type, names: tuple[str, ...]) -> str | None:
     for name in names:
         if name == "__index__" and issubclass(cls, int):
             return None
-        found = vm.world.lookup(cls, name)
+        found = vm.world.classes.lookup(cls, name)
         if found is not MISSING:
             return name if type(found) is types.FunctionType else None
     return None
@@ -695,7 +695,7 @@ def _dict_method(method: Any, name: str) -> None:
         lazy = _LAZY_METHODS.get(name)
         if lazy is not None and not kwargs:
             keyed = [operations.as_key(vm, key) for key in args[1:2]]
-            with vm.world.answering():
+            with vm.world.containers.answering():
                 return lazy(owner.dict_items, *keyed, *args[2:])
         others = args[1:]
         if name in ("__or__", "__ror__", "__eq__", "__ne__"):

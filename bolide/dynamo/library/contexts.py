@@ -50,7 +50,7 @@ def _variable(vm: Machine, var: Any) -> _Variable:
         source = Source("apply", Source("object", None, None, var), (MISSING,), contextvars.ContextVar.get)
         value = var.get(MISSING)
         if value is MISSING:
-            vm.world.guard(source, "is", MISSING)
+            vm.world.guards.add(source, "is", MISSING)
         known[var] = _Variable(value if value is MISSING else vm.world.wrap(value, source))
     return known[var]
 
@@ -86,7 +86,9 @@ def _other_context(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _token(rebuilder: Rebuilder, token: _Token) -> Recipe:
-    raise Unsupported("the token of a context variable outlives the graph", rebuilder.world.where(), kind="context")
+    raise Unsupported(
+        "the token of a context variable outlives the graph", rebuilder.world.guards.where(), kind="context"
+    )
 
 
 RECIPES[_Token] = _token

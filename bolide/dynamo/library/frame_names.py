@@ -23,6 +23,7 @@ from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING, is_library_namespace
 from bolide.dynamo.world.classes import names_in_class
 from bolide.dynamo.world.outside import Outside
+from bolide.dynamo.world.parts import Seen
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
@@ -47,7 +48,7 @@ def variables(vm: Machine) -> dict[str, Any]:
     for index, name in enumerate(frame.code.locals_names):
         value = vm.local(frame, index)
         if type(value) is types.CellType and (name in frame.code.cellvars or name in frame.code.freevars):
-            value = vm.world.load_cell(value, name)
+            value = vm.world.namespaces.load_cell(value, name)
         if value is not MISSING:
             found[name] = value
     return frame.as_locals(found)
@@ -56,16 +57,16 @@ def variables(vm: Machine) -> dict[str, Any]:
 @intercept(builtins.globals)
 def _globals(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     namespace = vm.frames[-1].globals
-    if vm.world.is_own_namespace(namespace):
+    if vm.world.namespaces.is_own(namespace):
         return namespace
     if is_library_namespace(namespace):
         raise _refusal(vm, "globals() of a library")
-    known = vm.world.seen.get(id(namespace))
+    known = vm.world.identities.seen.get(id(namespace))
     if known is None:
         source = Source("object", None, None, namespace)
-        view = Outside.over(vm.world, namespace, vm.world.globals_of(namespace), source)
-        known = vm.world.seen[id(namespace)] = (namespace, view, source)
-    return known[1]
+        view = Outside.over(vm.world, namespace, vm.world.namespaces.globals_of(namespace), source)
+        known = vm.world.identities.seen[id(namespace)] = Seen(namespace, view, source)
+    return known.value
 
 
 @intercept(builtins.locals)
@@ -91,12 +92,12 @@ def _namespaces(vm: Machine, given: Args) -> tuple[dict[str, Any], Any]:
     if names is None:
         return vm.frames[-1].globals, variables(vm) if own is None else own
     if type(names) is dict:
-        if not vm.world.is_own_namespace(names):
-            vm.world.own_namespaces[id(names)] = names
+        if not vm.world.namespaces.is_own(names):
+            vm.world.namespaces.own[id(names)] = names
             builtin = builtins.__dict__
-            names.setdefault("__builtins__", vm.world.mirror(builtin, Source("object", None, None, builtin)))
+            names.setdefault("__builtins__", vm.world.identities.mirror(builtin, Source("object", None, None, builtin)))
         return names, names if own is None else own
-    if type(names) is Outside and id(names.real) in vm.world.globals:
+    if type(names) is Outside and id(names.real) in vm.world.namespaces.globals:
         return names.real, names if own is None else own
     raise _refusal(vm, "code is run among the names of an object from outside")
 
@@ -183,7 +184,7 @@ def _members(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     _rely_on_names(vm, value if isinstance(value, type) else class_of(value))
     if isinstance(value, type):
         for name in dir(value):
-            vm.world.lookup(value, name)
+            vm.world.classes.lookup(value, name)
     return NATIVE
 
 
@@ -197,18 +198,18 @@ def _dir_of_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _rely_on_names(vm: Machine, cls: type) -> None:
-    if any(base in vm.world.classes for base in cls.__mro__):
+    if any(base in vm.world.classes.written for base in cls.__mro__):
         raise Unsupported("dir() of a class that is written to", vm.where(), None, "outside_object")
-    vm.world.rely_on_answer(cls, names_in_class)
+    vm.world.classes.rely_on_answer(cls, names_in_class)
 
 
 def _of_module(vm: Machine, module: types.ModuleType) -> list[str]:
     if is_library_namespace(vars(module)):
         return dir(module)
-    written = vm.world.globals.get(id(vars(module)))
+    written = vm.world.namespaces.globals.get(id(vars(module)))
     if "__dir__" in vars(module) or (written is not None and written.changes()):
         raise Unsupported("dir() of a module that is written to, or has its own", vm.where(), None, "outside_object")
-    vm.world.guard(
+    vm.world.guards.add(
         Source("apply", Source("object", None, None, module), (), _names_in_module), "equals", _names_in_module(module)
     )
     return dir(module)
@@ -220,12 +221,12 @@ def _names_in_module(module: Any) -> tuple[str, ...]:
 
 @intercept(type.__subclasses__)
 def _subclasses(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) != 1 or kwargs or not isinstance(args[0], type) or id(args[0]) in vm.world.own_classes:
+    if len(args) != 1 or kwargs or not isinstance(args[0], type) or id(args[0]) in vm.world.classes.own:
         return NATIVE
     found = _subclasses_of(args[0])
-    if any(id(cls) in vm.world.own_classes for cls in found):
+    if any(id(cls) in vm.world.classes.own for cls in found):
         raise Unsupported("subclasses of which the program has made one", vm.where(), None, "outside_object")
-    vm.world.guard(Source("apply", Source("object", None, None, args[0]), (), _subclasses_of), "equals", found)
+    vm.world.guards.add(Source("apply", Source("object", None, None, args[0]), (), _subclasses_of), "equals", found)
     return list(found)
 
 

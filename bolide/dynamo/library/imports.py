@@ -19,7 +19,7 @@ from bolide.support.errors import Unsupported
 
 def imported(vm: Machine, known: str, load: Callable[[], Any]) -> Any:
     """What `load` answers, which imports the module that is known by a name."""
-    written = vm.world.overlay_of.get(id(sys.modules))
+    written = vm.world.journal.overlay_of.get(id(sys.modules))
     if written is not None and any(written.changes()):
         raise Unsupported("a module is imported where sys.modules is written to", vm.where(), kind="side_effect")
     try:
@@ -36,7 +36,7 @@ def rely_on_module(vm: Machine, known: str) -> None:
         name = ".".join(parts[:end])
         module = sys.modules.get(name, MISSING)
         if not (isinstance(module, types.ModuleType) and is_library_namespace(vars(module))):
-            vm.world.load_global(sys.modules, name)
+            vm.world.namespaces.load_global(sys.modules, name)
 
 
 def absolute_name(namespace: dict[str, Any], name: str, level: int) -> str:

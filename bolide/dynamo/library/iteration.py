@@ -95,7 +95,7 @@ def _reversed(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     method = operations.python_method(vm.world, cls, "__reversed__")
     if method is not None:
         return Call(method, [value])
-    if vm.world.lookup(cls, "__reversed__") is None:
+    if vm.world.classes.lookup(cls, "__reversed__") is None:
         raise TypeError(f"'{cls.__name__}' object is not reversible")
     if operations.python_method(vm.world, cls, "__getitem__") is not None and not issubclass(cls, (dict, list)):
         return Call(polyfill("reversed_items"), [value])

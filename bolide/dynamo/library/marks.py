@@ -103,7 +103,7 @@ def _present(vm: Machine, value: Any, operation: str) -> Any:
         return concrete(vm, value)
     if not isinstance(value, torch.Tensor):
         return value
-    found = vm.trace.present(value, vm.world.input_tensors) if isinstance(value, TracedTensor) else None
+    found = vm.trace.present(value, vm.world.inputs.tensors) if isinstance(value, TracedTensor) else None
     if found is None:
         reason = "the result of a function is assumed to be constant, of a tensor that cannot be computed twice"
         raise Unsupported(reason, vm.where(), "give it Python values only", "native_call", operation)

@@ -91,8 +91,8 @@ def _length_hint(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 def _left(vm: Machine, stream: Stream) -> int:
     """How much is left of an iterator from outside: it is guarded how much there was."""
     source, count = Source("apply", stream.source, (), left_in), left_in(stream.real)
-    vm.world.varies(source, count)
-    vm.world.guard(source, "equals", count)
+    vm.world.program.fix_count(source, count)
+    vm.world.guards.add(source, "equals", count)
     return max(count - stream.taken, 0)
 
 
@@ -123,7 +123,7 @@ def _call_partial(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(vars(functools.partial)["__setstate__"])
 def _set_partial(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if args and vm.world.is_outside(args[0]):
+    if args and vm.world.identities.is_outside(args[0]):
         raise Unsupported("the state of a partial from outside is replaced", vm.where(), kind="attribute_write")
     return NATIVE
 
@@ -214,7 +214,7 @@ def _new_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     else:
         memo = args[1]
         copied = _COPIED_GROUPS.of(vm).setdefault(id(memo), (memo, []))[1]
-        groups = vm.world.aliased(value.group)
+        groups = vm.world.aliases.of(value.group)
         if any(known is group for known in copied for group in groups):
             reason = "tensors that share memory are copied together"
             raise Unsupported(reason, vm.where(), "copy one of them", "tensor_method")
@@ -396,7 +396,7 @@ def _weak_reference(vm: Machine, cls: type[Any], target: Any, callback: Any = No
     if type(target) is Outside:
         return weakref.ref.__new__(cls, target.real)
     for default in (callback.__defaults__ or ()) if callback is not None else ():
-        if type(default) is weakref.ref and id(default()) in vm.world.seen:
+        if type(default) is weakref.ref and id(default()) in vm.world.identities.seen:
             reason = "a weak container of the outside world is given a new object, which may die before it"
             raise Unsupported(reason, vm.where(), kind="outside_object")
     return NATIVE
@@ -471,10 +471,9 @@ def _is_enabled_for(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     logger, level = args
     logger = logger.real if type(logger) is Outside else logger
     enabled = logger.isEnabledFor(level)
-    if (logger, level) not in vm.world.once:
-        vm.world.once.add((logger, level))
+    if vm.world.guards.first((logger, level)):
         source = Source("object", None, None, logger)
-        vm.world.guard(Source("apply", source, (level,), logging.Logger.isEnabledFor), "equals", enabled)
+        vm.world.guards.add(Source("apply", source, (level,), logging.Logger.isEnabledFor), "equals", enabled)
     return enabled
 
 
@@ -524,7 +523,7 @@ def _lock_method(method: Any) -> None:
         """A package's lock that is free guards against the package's own threads while it fills its tables: a ``with``
         block of such a lock is captured, its effects come together. Every other lock is held for real."""
         lock, name = args[0], method.__name__
-        if not vm.world.is_outside(lock):
+        if not vm.world.identities.is_outside(lock):
             return NATIVE
         if name == "__enter__" and _in_package(vm) and lock.acquire(blocking=False):
             lock.release()

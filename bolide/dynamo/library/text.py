@@ -51,7 +51,7 @@ def format_value(vm: Machine, value: Any, conversion: int, spec: Any) -> Any:
         if type(text) is Call or conversion == 3:
             return Call(polyfill("format_converted"), [value, conversion, spec]) if spec or conversion == 3 else text
         return format_value(vm, text, 0, spec)
-    method = vm.world.lookup(class_of(value), "__format__")
+    method = vm.world.classes.lookup(class_of(value), "__format__")
     if isinstance(value, torch.Tensor) and (type(value) is TracedTensor or runs_natively(method)):
         return _of_tensor(vm, value, None if value.dim() else format, spec)
     if type(method) is types.FunctionType:
@@ -81,9 +81,10 @@ def _options(module: Any) -> tuple[Any, ...]:
 
 def _rely_on_options(vm: Machine) -> None:
     """Guard the options of a text that is written while capturing."""
-    if _options not in vm.world.once:
-        vm.world.once.add(_options)
-        vm.world.guard(Source("apply", Source("object", None, None, torch), (), _options), "equals", _options(torch))
+    if vm.world.guards.first(_options):
+        vm.world.guards.add(
+            Source("apply", Source("object", None, None, torch), (), _options), "equals", _options(torch)
+        )
 
 
 def _of_tensor(vm: Machine, value: Any, function: Any, *args: Any) -> Any:
@@ -109,7 +110,7 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
     """`repr(value)` or `str(value)`, or the Call that gives it."""
     cls = class_of(value)
     if isinstance(value, type):
-        vm.world.rely_on_answer(value, name_in_texts)
+        vm.world.classes.rely_on_answer(value, name_in_texts)
     if isinstance(value, torch.Tensor) and (type(value) is TracedTensor or cls.__repr__ in _OF_TENSORS):
         return _of_tensor(vm, value, repr if as_repr else str)
     if issubclass(cls, numpy.ndarray):
@@ -123,7 +124,7 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
     if is_plain(value):
         return repr(value) if as_repr else str(value)
     if not as_repr:
-        method = vm.world.lookup(cls, "__str__")
+        method = vm.world.classes.lookup(cls, "__str__")
         if type(method) is types.FunctionType:
             return Call(polyfill("text_by_method"), [method, "__str__ returned non-string (type ", value])
         if method is BaseException.__str__:
@@ -132,7 +133,7 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
             return str(value)
         if method is str.__str__:
             return value.plain()
-    method = vm.world.lookup(cls, "__repr__")
+    method = vm.world.classes.lookup(cls, "__repr__")
     if type(value) is not Outside and (method in _SPECIAL_TEXTS or _has_names(cls, method)):
         return Call(polyfill("represent_special"), [value])
     if type(method) is types.FunctionType:

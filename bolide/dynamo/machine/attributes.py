@@ -42,10 +42,10 @@ from bolide.dynamo.program.kinds import (
     viewed,
 )
 from bolide.dynamo.program.sources import shown
-from bolide.dynamo.world import tracebacks
-from bolide.dynamo.world.frames import Generator
+from bolide.dynamo.world.frames import Generator, frame_object
 from bolide.dynamo.world.iterators import OF_ITERATORS, Stream
 from bolide.dynamo.world.outside import Outside, Overlay, attribute_source, method_of_c
+from bolide.dynamo.world.parts import Seen
 from bolide.dynamo.world.values.texts import TEXT_METHODS, TracedText
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
@@ -145,7 +145,7 @@ _OF_HISTORY |= {"register_hook", "register_post_accumulate_grad_hook"}
 
 def _refuse_history(vm: Machine, owner: Any, name: str) -> None:
     """What belongs to the history of a wrapper subclass is not that of the one that stands for it in the program."""
-    if name == "data" or (vm.world.is_outside(owner) and (owner.requires_grad or name == "requires_grad_")):
+    if name == "data" or (vm.world.identities.is_outside(owner) and (owner.requires_grad or name == "requires_grad_")):
         reason = f"{name} of a {class_of(owner).__name__}, a subclass of Tensor, is used"
         remedy = "use it outside the compiled function"
         raise Unsupported(reason, vm.where(), remedy, "tensor_method", f"Tensor.{name}")
@@ -156,7 +156,7 @@ def _of_face(vm: Machine, owner: TracedTensor, name: str) -> Any:
     face = owner.face
     assert face is not None
     own = outside_attributes(vm, owner).get(name)
-    found = vm.world.lookup(face, name)
+    found = vm.world.classes.lookup(face, name)
     if own is not MISSING and (found is MISSING or not hasattr(type(found), "__set__")):
         return own
     if found is MISSING:
@@ -168,7 +168,7 @@ def _native(vm: Machine, owner: Any, name: str) -> Any:
     if type(owner) is not types.FunctionType or id(owner) in vm.own_functions:
         value = getattr(owner, name)
         if name == "__self__":  # of `items.append`, to which the program has only appended so far
-            vm.world.built(value)
+            vm.world.containers.built(value)
         return value
     attributes = function_attributes(vm, owner)
     if attributes is not None and name not in _OF_FUNCTIONS:
@@ -178,9 +178,9 @@ def _native(vm: Machine, owner: Any, name: str) -> Any:
         return value
     value = getattr(owner, name)
     if type(value) in (dict, list, tuple):
-        return vm.world.wrap(value, attribute_source(vm.world.source_of(owner), name))
+        return vm.world.wrap(value, attribute_source(vm.world.identities.source_of(owner), name))
     if name in FUNCTION_PARTS and attributes is not None:
-        vm.world.guard(attribute_source(vm.world.source_of(owner), name), "is", value)
+        vm.world.guards.add(attribute_source(vm.world.identities.source_of(owner), name), "is", value)
     return value
 
 
@@ -188,7 +188,7 @@ def function_attributes(vm: Machine, function: types.FunctionType) -> Overlay | 
     """The attributes that an outside function has been given; None for a library's, which are trusted."""
     if is_library_namespace(function.__globals__):
         return None
-    return vm.world.overlay(function.__dict__, vm.world.source_of(function), attribute_source, function)
+    return vm.world.overlay(function.__dict__, vm.world.identities.source_of(function), attribute_source, function)
 
 
 _OF_FUNCTIONS = frozenset(dir(types.FunctionType))
@@ -202,9 +202,9 @@ def _module(vm: Machine, owner: types.ModuleType, name: str) -> Any:
             value = getattr(owner, name)  # a lazy submodule, which is there from now on, or a module's `__getattr__`
         finally:
             if name not in namespace and not trusted:
-                vm.world.load_global(namespace, name)  # guards that it is not there
+                vm.world.namespaces.load_global(namespace, name)  # guards that it is not there
     if name in namespace:
-        found = vm.world.load_global(namespace, name)
+        found = vm.world.namespaces.load_global(namespace, name)
         if found is MISSING:  # the program has deleted it
             raise AttributeError(f"module '{owner.__name__}' has no attribute '{name}'")
         return found
@@ -232,7 +232,7 @@ def _generator(vm: Machine, owner: Generator, name: str) -> Any:
             case "frame" if owner.done:
                 return None
             case "frame" if not owner.foreign:
-                return tracebacks.frame_object(owner.frame)
+                return frame_object(owner.frame)
         raise Unsupported(f"{name} of a generator", vm.where(), kind="frame_access")
     method = polyfills.BY_NAME.get(f"generator_{name.strip('_')}")
     original = original_of(owner)
@@ -267,10 +267,10 @@ def _bound_method(vm: Machine, owner: types.MethodType, name: str) -> Any:
 
 
 def _class(vm: Machine, owner: type, name: str) -> Any:
-    of_meta = MISSING if type(owner) is type else vm.world.lookup(type(owner), name)
+    of_meta = MISSING if type(owner) is type else vm.world.classes.lookup(type(owner), name)
     if type(of_meta) is property:
         return Call(of_meta.fget, [owner])
-    found = vm.world.lookup(owner, name)
+    found = vm.world.classes.lookup(owner, name)
     if type(of_meta) is types.FunctionType and (found is MISSING or name in vars(object)):
         own = MISSING if found is MISSING else next(base for base in owner.__mro__ if name in base.__dict__)
         if own in (MISSING, object):
@@ -315,7 +315,7 @@ def _class_method(method: Any, cls: type) -> Any:
 
 def _is_written(vm: Machine, cls: type, name: str) -> bool:
     """Whether the program has assigned or deleted an attribute of a class, or of one of its bases."""
-    written = vm.world.classes
+    written = vm.world.classes.written
     return bool(written) and any(base in written and name in written[base].known for base in cls.__mro__)
 
 
@@ -326,7 +326,7 @@ def _of_metaclass(vm: Machine, owner: type, name: str, found: Any) -> Any:
     if is_library_class(meta):
         return MISSING
     if found is MISSING:
-        hook = vm.world.lookup(meta, "__getattr__")
+        hook = vm.world.classes.lookup(meta, "__getattr__")
         return Call(hook, [owner, name]) if type(hook) is types.FunctionType else MISSING
     if hasattr(type(found), "__get__"):
         return MISSING
@@ -335,20 +335,20 @@ def _of_metaclass(vm: Machine, owner: type, name: str, found: Any) -> Any:
 
 def class_namespace(vm: Machine, cls: type, namespace: Any) -> Any:
     """The `__dict__` of a class: of one made by the program or by a library as it is, else with its parts guarded."""
-    if id(cls) in vm.world.own_classes:
+    if id(cls) in vm.world.classes.own:
         return namespace
     source = attribute_source(Source("object", None, None, cls), "__dict__")
     wrap = vm.world.trust if is_library_class(cls) else vm.world.wrap
-    return vm.world.mirror(vm.world.show_class(viewed(namespace), source, wrap), source)
+    return vm.world.identities.mirror(vm.world.classes.show(viewed(namespace), source, wrap), source)
 
 
 def _class_value(vm: Machine, cls: type, name: str, value: Any) -> Any:
     """A plain value stored on a class."""
     if type(value) in (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType):
         return value
-    if id(cls) in vm.world.own_classes:  # what it has from outside is found there
+    if id(cls) in vm.world.classes.own:  # what it has from outside is found there
         cls = next((base for base in cls.__mro__ if name in base.__dict__), cls)
-        if id(cls) in vm.world.own_classes:
+        if id(cls) in vm.world.classes.own:
             return value
     source = attribute_source(Source("object", None, None, cls), name)
     if is_library_class(cls):
@@ -375,7 +375,7 @@ def _instance(vm: Machine, owner: Any, cls: type, name: str) -> Any:
 
 def _hook(vm: Machine, cls: type, name: str) -> Any:
     """The special method for attributes that a class has in place of Python's own protocol, or MISSING."""
-    hook = attribute_hook(vm.world.lookup(cls, name), name)
+    hook = attribute_hook(vm.world.classes.lookup(cls, name), name)
     if hook is MISSING or type(hook) is types.FunctionType or type(hook) in C_METHODS:
         return hook
     if is_library_class(cls):
@@ -387,7 +387,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
     """`object.__getattribute__`, and with `fallback` then the class's `__getattr__`."""
     world = vm.world
     outside = type(owner) is Outside
-    found = world.lookup(cls, name)
+    found = world.classes.lookup(cls, name)
     kind = type(found)
     if kind is property:
         if found.fget is None:
@@ -404,7 +404,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
             raise AttributeError(name if VERSION == (3, 10) else f"'{cls.__name__}' object has no attribute '{name}'")
         return value
     for hook in ("__get__", "__set__") if found is not MISSING else ():
-        world.rely_on_class(kind, hook)
+        world.classes.rely_on(kind, hook)
     if (
         kind is not types.FunctionType
         and found is not MISSING
@@ -438,10 +438,10 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
             return _module_member(vm, owner, cls, name)
         if method is not MISSING:
             if outside:
-                world.rely_on_missing(owner, name)
+                owner.rely_on_missing(name)
             return Call(method, [owner, name])
     if outside:
-        world.rely_on_missing(owner, name)
+        owner.rely_on_missing(name)
     raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
 
 
@@ -463,7 +463,7 @@ def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
     """From the instance's `__dict__`, or MISSING."""
     if type(owner) is Outside:
         if name == "data" and issubclass(owner.cls, WEAK_CONTAINERS):
-            vm.world.refuse_deaths()
+            vm.world.lifetimes.refuse_deaths()
         return MISSING if owner.attrs is None else owner.attrs.peek(name)
     if is_mask(type(owner)):
         return _behind_mask(vm, owner, name)
@@ -471,18 +471,17 @@ def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if member is not None:
         return member.get(name)
     value = dict.get(own_namespace(owner), name, MISSING)
-    if value is not MISSING and is_opaque(owner) and vm.world.is_outside(owner):
+    if value is not MISSING and is_opaque(owner) and vm.world.identities.is_outside(owner):
         return vm.world.wrap(value, attribute_source(Source("object", None, None, owner), name))
     place = _place_of_copy(vm, owner)
-    if value is MISSING and place is not None and (id(owner), "namespace") not in vm.world.once:
-        vm.world.once.add((id(owner), "namespace"))
-        vm.world.guard(attribute_source(place, "__dict__"), "dict_keys", list(own_namespace(owner)))
+    if value is MISSING and place is not None and vm.world.guards.first((id(owner), "namespace")):
+        vm.world.guards.add(attribute_source(place, "__dict__"), "dict_keys", list(own_namespace(owner)))
     return value
 
 
 def _of_member(vm: Machine, owner: Any) -> Overlay | None:
     """The attributes of a member of an outside enumeration, which stands for itself; None for other values."""
-    if not issubclass(type(owner), enum.Enum) or id(type(owner)) in vm.world.own_classes:
+    if not issubclass(type(owner), enum.Enum) or id(type(owner)) in vm.world.classes.own:
         return None
     return vm.world.overlay(own_namespace(owner), Source("object", None, None, owner), attribute_source, owner)
 
@@ -492,7 +491,7 @@ def _behind_mask(vm: Machine, owner: Any, name: str) -> Any:
     if owner.attributes is not None:
         return owner.attributes.get(name, MISSING)
     given = outside_attributes(vm, owner)
-    return given.get(name) if vm.world.lookup(class_of(owner), name) is MISSING else given.peek(name)
+    return given.get(name) if vm.world.classes.lookup(class_of(owner), name) is MISSING else given.peek(name)
 
 
 def _store_behind_mask(vm: Machine, owner: Any, name: str, value: Any) -> None:
@@ -510,7 +509,7 @@ def _store_behind_mask(vm: Machine, owner: Any, name: str, value: Any) -> None:
 def _place_of_copy(vm: Machine, owner: Any) -> Source | None:
     """Where the partial, or tuple with attributes, was found of which `owner` is a copy."""
     has_attributes = issubclass(type(owner), (tuple, functools.partial)) and own_namespace(owner) is not NO_NAMESPACE
-    return vm.world.place_of(owner) if has_attributes else None
+    return vm.world.identities.place_of(owner) if has_attributes else None
 
 
 def _refuse_copy(vm: Machine, owner: Any) -> None:
@@ -532,25 +531,25 @@ def _slot(vm: Machine, owner: Any, name: str) -> Any:
             if member is not None:
                 return Outside.over(vm.world, found, member, attribute_source(member.source, name))
             _refuse_copy(vm, owner)
-            vm.world.namespaces[id(found)] = owner
+            vm.world.identities.owners[id(found)] = owner
         return found
     if name == "__dict__":
         return outside_namespace(vm, owner)
     overlay = owner.slots(vm.world)
     value = overlay.peek(name)
     if value is MISSING:
-        vm.world.guard_no_attribute(owner, name)
+        owner.guard_no_attribute(name)
     return value
 
 
 def outside_namespace(vm: Machine, owner: Outside) -> Outside:
     """The `__dict__` of an outside object as a dict that shares its overlay."""
     key = id(owner.real.__dict__)
-    known = vm.world.seen.get(key)
+    known = vm.world.identities.seen.get(key)
     if known is None:
         view = Outside.namespace_of(owner)
-        known = vm.world.seen[key] = (view.real, view, view.source)
-    found: Outside = known[1]
+        known = vm.world.identities.seen[key] = Seen(view.real, view, view.source)
+    found: Outside = known.value
     return found
 
 
@@ -560,8 +559,8 @@ def _stateful(vm: Machine, found: Any, cls: type) -> Any:
     world = vm.world
     made: list[Any] = []  # what the program has put into the classes
     for base in cls.__mro__:
-        made += vars(base).values() if id(base) in world.own_classes else ()
-        made += world.classes[base].known.values() if base in world.classes else ()
+        made += vars(base).values() if id(base) in world.classes.own else ()
+        made += world.classes.written[base].known.values() if base in world.classes.written else ()
     kind: Any = type(found)
     if is_library_class(kind) or any(found is value for value in made):
         return found
@@ -572,7 +571,7 @@ def _descriptor(vm: Machine, found: Any, owner: Any, cls: type) -> Any:
     if found is _VALUE and (member := _of_member(vm, owner)) is not None:
         value = own_namespace(owner).get("_value_", MISSING)
         return value if is_constant(value) else member.peek("_value_")
-    getter = vm.world.lookup(type(found), "__get__")
+    getter = vm.world.classes.lookup(type(found), "__get__")
     if type(getter) is types.FunctionType:
         return Call(getter, [_stateful(vm, found, cls), owner, cls])
     if type(owner) is Outside:
@@ -592,7 +591,7 @@ def _module_member(vm: Machine, owner: Outside, cls: type, name: str) -> Any:
         members = owner.namespace.peek(holder)
         if type(members) is Outside:
             members.dict_items.rely_on_absence(name)
-    vm.world.rely_on_missing(owner, name)
+    owner.rely_on_missing(name)
     raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
 
 
@@ -612,7 +611,7 @@ def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
         return super
     unbound = issubclass(type(owner), type) and issubclass(owner, cls)
     start = owner if unbound else class_of(owner)
-    found = vm.world.lookup(start, name, cls)
+    found = vm.world.classes.lookup(start, name, cls)
     kind = type(found)
     if found is MISSING:
         raise AttributeError(f"'super' object has no attribute '{name}'")
@@ -654,16 +653,16 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
             attributes.set(name, value)
             return None
     if cls is types.ModuleType:
-        vm.world.store_global(owner.__dict__, name, value)
+        vm.world.namespaces.store_global(owner.__dict__, name, value)
         return None
     if issubclass(cls, type):
-        if type(vm.world.lookup(type(owner), "__setattr__")) is types.FunctionType:
+        if type(vm.world.classes.lookup(type(owner), "__setattr__")) is types.FunctionType:
             raise Unsupported(
                 "an attribute of a class with its own __setattr__ is assigned", vm.where(), kind="attribute_write"
             )
-        vm.world.store_class_attribute(owner, name, value)
+        vm.world.classes.store(owner, name, value)
         return None
-    if cls in CONSTANT_TYPES or ((is_opaque(owner) or _is_wrapper(cls)) and vm.world.is_outside(owner)):
+    if cls in CONSTANT_TYPES or ((is_opaque(owner) or _is_wrapper(cls)) and vm.world.identities.is_outside(owner)):
         raise Unsupported(
             f"an attribute of {cls.__name__ if issubclass(cls, torch.Tensor) else shown(owner)} is assigned",
             vm.where(),
@@ -706,7 +705,7 @@ def _plain_module_store(owner: Outside, name: str, value: Any) -> bool:
 
 def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> Any:
     """`object.__setattr__`."""
-    found = vm.world.lookup(cls, name)
+    found = vm.world.classes.lookup(cls, name)
     if type(found) is property:
         if found.fset is None:
             found.__set__(owner.real if type(owner) is Outside else owner, value)  # raises
@@ -762,7 +761,7 @@ def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
 
 def default_delete(vm: Machine, owner: Any, cls: type, name: str, of_module: bool = False) -> Any:
     """`object.__delattr__`, or that of an outside module, which looks among its members first."""
-    found = vm.world.lookup(cls, name)
+    found = vm.world.classes.lookup(cls, name)
     if type(found) is property:
         if found.fdel is None:
             found.__delete__(owner.real if type(owner) is Outside else owner)  # raises
@@ -776,7 +775,7 @@ def default_delete(vm: Machine, owner: Any, cls: type, name: str, of_module: boo
             if _slot(vm, owner, name) is MISSING:
                 raise AttributeError(name)
             if slots.original[name] is MISSING:
-                vm.world.guard_no_attribute(owner, name)
+                owner.guard_no_attribute(name)
             slots.set(name, MISSING)
             return None
         if of_module and owner.attrs is not None:
@@ -790,7 +789,7 @@ def default_delete(vm: Machine, owner: Any, cls: type, name: str, of_module: boo
         overlay.set(name, MISSING)
         return None
     if issubclass(cls, type):
-        vm.world.store_class_attribute(owner, name, MISSING)
+        vm.world.classes.store(owner, name, MISSING)
         return None
     if is_mask(cls):
         if _behind_mask(vm, owner, name) is MISSING:

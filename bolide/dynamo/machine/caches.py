@@ -27,8 +27,8 @@ from bolide.dynamo.machine.interpreter import Call, Machine, Slot
 from bolide.dynamo.machine.native_calls import for_real
 from bolide.dynamo.machine.operations import SYMBOLIC, polyfill
 from bolide.dynamo.program.captured import Source
-from bolide.dynamo.program.constants import same_constant
-from bolide.dynamo.program.kinds import NO_NAMESPACE, is_constant, own_namespace
+from bolide.dynamo.program.kinds import NO_NAMESPACE, is_constant, own_namespace, same_constant
+from bolide.dynamo.world.journal import Written
 from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
@@ -112,17 +112,12 @@ def _keeps_more(function: Any) -> bool:
     return (info.maxsize is None or info.currsize < info.maxsize) and not function.cache_parameters()["typed"]
 
 
-def _written(vm: Machine) -> tuple[list[Any], ...]:
+def _written(vm: Machine) -> tuple[Written, list[int], int]:
     """What the program has written to the outside world by now, in a form that differs after another write."""
-    world = vm.world
     return (
-        [change for overlay in world.overlays for change in overlay.changes()],
-        [list(snapshot.copy) for snapshot in world.snapshots.values() if snapshot.changed()],
-        [value for _, before, value in world.cells.values() if value is not before],
-        [item for grown in world.lists_grown.values() for item in grown.items],
-        [taken for stream in world.streams for taken in range(stream.taken)],
+        vm.world.journal.so_far(),
         [group.version for tensor in vm.trace.inputs if (group := tensor.group).version],
-        list(vm.later.calls),
+        len(vm.later.calls),
     )
 
 
@@ -135,7 +130,7 @@ class Writes:
     def settled(self, vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], answer: Any) -> Any:
         """What stands for the answer of an interpreted call. Raises Unsupported where it matters whether eager would
         have called the function; containers are looked at again at the end (`refuse_seen`)."""
-        if not _same(self.before, _written(vm)):
+        if self.before != _written(vm):
             raise _refused(vm, function, "has effects")
         if _is_value(answer):
             return answer

@@ -41,7 +41,6 @@ from bolide.dynamo.program.kinds import MISSING, PROXIES, is_library_namespace
 from bolide.dynamo.state import CALLBACK, own_mark
 from bolide.dynamo.world.frames import Frame
 from bolide.dynamo.world.outside import Outside, attribute_source
-from bolide.dynamo.world.signatures import rely_on_signature
 from bolide.support.errors import Unsupported
 from bolide.tracing import masked_among, unmasked, without_wrapper
 
@@ -130,7 +129,7 @@ def _call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dic
                 return None
             handler = INTERCEPTS.get(function)
             if handler is not None:
-                masked = masked_among([*args, *(kwargs or {}).values()]) if vm.world.masked else ()
+                masked = masked_among([*args, *(kwargs or {}).values()]) if vm.world.inputs.masked else ()
                 result = _ask(vm, handler, function, args, kwargs or {}, masked)
                 if type(result) is Call:
                     function, args, kwargs = result.function, result.args, result.kwargs
@@ -191,7 +190,9 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
         inlined = own_mark(function, "_torchdynamo_inline")  # what torch.compile has wrapped
         if inlined is not None:
             if type(inlined) is not types.FunctionType:
-                inlined = vm.world.wrap(inlined, attribute_source(vm.world.source_of(function), "_torchdynamo_inline"))
+                inlined = vm.world.wrap(
+                    inlined, attribute_source(vm.world.identities.source_of(function), "_torchdynamo_inline")
+                )
             return Call(inlined, args, kwargs)
     if policy.is_refused(function.__module__):
         if f"{function.__module__}.{function.__qualname__}" not in policy.ONLY_ASKING:
@@ -201,7 +202,7 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
     if is_native(vm, function):
         if function in policy.SIGNATURES:
             for value in (*args, *(kwargs or {}).values()):
-                rely_on_signature(vm.world, value)
+                vm.world.functions.rely_on_signature(value)
         if not any(type(a) is Outside for a in args) and not (
             kwargs and any(type(a) is Outside for a in kwargs.values())
         ):
@@ -224,9 +225,9 @@ def _rely_on_cells(vm: Machine, function: types.FunctionType) -> None:
     """Guard what a library's function holds that was made for one call only (as `torch.func.vjp` makes one): it is run
     natively. Raises Unsupported where that is more than functions and constants."""
     for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars):
-        if id(cell) not in vm.world.outside_cells:
+        if id(cell) not in vm.world.namespaces.outside_cells:
             continue
-        held = vm.world.load_cell(cell, name)
+        held = vm.world.namespaces.load_cell(cell, name)
         if held is not MISSING and held is not cell.cell_contents:
             reason = f"{function.__qualname__}, which a library has made in another call, is called"
             raise Unsupported(reason, vm.where(), "make it inside the compiled function", kind="native_call")
@@ -270,7 +271,7 @@ def _instantiate(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: 
         raise refused(vm, cls)
     if issubclass(type(cls), enum.EnumMeta):
         return native(vm, frame, cls, args, kwargs)
-    meta_call = world.lookup(type(cls), "__call__")
+    meta_call = world.classes.lookup(type(cls), "__call__")
     if type(meta_call) is types.FunctionType and not runs_as_is(type(cls).__module__, type(cls).__qualname__):
         return Call(meta_call, [cls, *args], kwargs)
     return construct(vm, frame, cls, args, kwargs)
@@ -278,12 +279,12 @@ def _instantiate(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: 
 
 def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
     """`type.__call__(cls, ...)`."""
-    if type(vm.world.lookup(cls, "__del__")) is types.FunctionType:
+    if type(vm.world.classes.lookup(cls, "__del__")) is types.FunctionType:
         operation = f"{cls.__qualname__}(...)"
         raise Unsupported("an object with a method __del__ is made", vm.where(), None, "finaliser", operation)
-    new, init = vm.world.lookup(cls, "__new__"), vm.world.lookup(cls, "__init__")
+    new, init = vm.world.classes.lookup(cls, "__new__"), vm.world.classes.lookup(cls, "__init__")
     for name in ("__hash__", "__eq__"):  # native containers call these
-        vm.world.rely_on_class(cls, name)
+        vm.world.classes.rely_on(cls, name)
     new = getattr(new, "__func__", new)
     if init in _FILLING and args and type(new) is not types.FunctionType and asks_for_keys(vm, args[0]):
         return Call(polyfill("make_dict"), [cls, tuple(args), kwargs or {}])
@@ -331,9 +332,9 @@ def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwar
     if real in PROXIES:
         return Call(behind(vm, function), args, kwargs)
     if real is torch.jit.ScriptFunction and cls is Outside and hasattr(function.real, "_torchdynamo_inline"):
-        vm.world.guard(function.source, "is", function.real)
+        vm.world.guards.add(function.source, "is", function.real)
         return Call(function.real._torchdynamo_inline, args, kwargs)
-    method = vm.world.lookup(real, "__call__")
+    method = vm.world.classes.lookup(real, "__call__")
     if type(method) is types.FunctionType:
         if runs_natively(method) and cls is not Outside:
             return native(vm, frame, function, args, kwargs)
@@ -373,11 +374,11 @@ def _cached(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: A
 def referent(vm: Machine, reference: Any) -> Any:
     """What a weak reference refers to. The reference itself is guarded, and whether that still lives."""
     found = weakref.ref.__call__(reference)
-    source = vm.world.place_of(reference)
+    source = vm.world.identities.place_of(reference)
     if source is not None:
-        vm.world.refuse_deaths()
+        vm.world.lifetimes.refuse_deaths()
         return vm.world.wrap(found, Source("apply", source, (), weakref.ref.__call__))
-    known = vm.world.seen.get(id(found))
+    known = vm.world.identities.seen.get(id(found))
     return found if known is None or known[0] is not found else known[1]
 
 

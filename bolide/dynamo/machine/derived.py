@@ -101,22 +101,22 @@ def derive(world: World, text: str, value: Any) -> Any:
     """The number that `text` says of sizes and floats from outside, `value` in this call; None where it is made of
     several of them, or of data."""
     names = symbols_in(text)
-    known = world.floats | {symbol.name: symbol.source for symbol in world.symbols.found}
+    known = world.numbers.floats | {symbol.name: symbol.source for symbol in world.symbols.found}
     if len(names) != 1 or names[0] not in known or names[0] in world.trace.shapes.facts.names or not is_number(value):
         return None
     source = Source("apply", known[names[0]], (), computing(with_symbols(text, {names[0]: "n"})))
-    if source not in world.derived:
-        world.derived[source] = _number(world, source, value, names[0])
-    return world.derived[source]
+    if source not in world.numbers.derived:
+        world.numbers.derived[source] = _number(world, source, value, names[0])
+    return world.numbers.derived[source]
 
 
 def _number(world: World, source: Source, value: Number, of: str) -> Any:
     """The number at `source`, which is fixed if the program has needed its value before."""
     if world.symbols.history.is_fixed((source, None), value):
-        world.guard(source, "equals", value)
+        world.guards.add(source, "equals", value)
         return value
     if isinstance(value, float):
-        return world.float_of(source, value)
-    world.guard(source, "integer", (None, None))
+        return world.numbers.float_of(source, value)
+    world.guards.add(source, "integer", (None, None))
     marked = any(symbol.name == of and symbol.marked for symbol in world.symbols.found)
-    return world.symbols.integer(source, value, f"number{len(world.derived)}", marked)
+    return world.symbols.integer(source, value, f"number{len(world.numbers.derived)}", marked)

@@ -22,9 +22,9 @@ from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.program.kinds import MISSING, is_constant
 from bolide.dynamo.state import state
+from bolide.dynamo.world.inputs import float_tensor
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.values.arrays import TracedArray, as_tensor, layer
-from bolide.dynamo.world.world import float_tensor
 from bolide.support.errors import Unsupported
 from bolide.symbolic import as_expr
 from bolide.tracing import Trace
@@ -183,18 +183,18 @@ def _float(vm: Machine, source: Source, example: float, note: _Draw) -> Any:
         note.needed = True
         raise note.refusal
 
-    number = vm.trace.scalar(vm.world.input_made(source, float_tensor, example), None, (pin,))
-    return vm.world.mirror(number, source)
+    number = vm.trace.scalar(vm.world.inputs.make(source, float_tensor, example), None, (pin,))
+    return vm.world.identities.mirror(number, source)
 
 
 def _integer(vm: Machine, source: Source, example: int, note: _Draw) -> Any:
-    number = data.number(vm.trace, vm.world.input_made(source, _integer_tensor, example))
-    return vm.world.mirror(number, source)
+    number = data.number(vm.trace, vm.world.inputs.make(source, _integer_tensor, example))
+    return vm.world.identities.mirror(number, source)
 
 
 def _array(vm: Machine, source: Source, example: numpy.ndarray[Any, Any], note: _Draw) -> Any:
-    made = TracedArray(layer().ndarray(vm.world.input_made(source, as_tensor, example)))
-    return vm.world.mirror(made, source)
+    made = TracedArray(layer().ndarray(vm.world.inputs.make(source, as_tensor, example)))
+    return vm.world.identities.mirror(made, source)
 
 
 def _integer_tensor(value: int) -> torch.Tensor:

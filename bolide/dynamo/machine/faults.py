@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bolide.dynamo.config import config
-from bolide.dynamo.world.tracebacks import entries_of, restored
+from bolide.dynamo.world.frames import entries_of, restored_trace
 from bolide.support.caches import on_reset
 from bolide.support.errors import BolideError, Refuted, Unsupported
 from bolide.support.origins import innermost, is_ours
@@ -93,7 +93,7 @@ def release(error: BaseException) -> None:
             if isinstance(each, Unsupported) and not config.verbose:  # its text says where the program is refused
                 each.__traceback__ = None
             else:  # frames that are cleared still refer to their functions, and those to variables of outer ones
-                each.__traceback__ = restored(entries_of(each))
+                each.__traceback__ = restored_trace(entries_of(each))
         for other in (each.__cause__, each.__context__):
             if not any(other is known for known in waiting):
                 waiting.append(other)

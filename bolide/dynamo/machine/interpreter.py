@@ -27,8 +27,7 @@ from bolide.dynamo.machine.originals import LASTING
 from bolide.dynamo.polyfills import generators
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, is_opaque
-from bolide.dynamo.world import tracebacks
-from bolide.dynamo.world.frames import Frame, Generator, bind
+from bolide.dynamo.world.frames import Frame, Generator, add_entry, bind, name_tensors
 from bolide.dynamo.world.outside import Deferred, attribute_source
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported, UserFrame
@@ -179,14 +178,6 @@ class Machine:
         self.slots: dict[Slot[Any], Any] = {}
         self._dispatch = dispatch
 
-    def serve(self, world: World) -> None:
-        """Answer what a world asks of the machine that interprets."""
-        world.where = self.where
-        world.ended = self._has_ended
-        world.appends = self._appends
-        world.evaluate = self.evaluate
-        world.lose = self.progress.lose
-
     def forget(self) -> None:
         """Nobody asks any more what was met in the run: what the program has made may refer to the machine."""
         self.progress.escaping = self.progress.lost = None
@@ -266,22 +257,23 @@ class Machine:
         """A fast local, MISSING when unbound; one of a continued frame is wrapped now."""
         value = frame.locals[index]
         if type(value) is Deferred:
-            grown = self.world.grown(value.real, value.source)
+            grown = self.world.containers.grown(value.real, value.source)
             if grown is not None:
                 return grown
             value = frame.locals[index] = self.world.wrap(value.real, value.source)
         return value
 
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
+        """Whether the outermost frame has returned."""
         return len(self.frames) == 1
 
-    def _appends(self) -> bool:
+    def appends(self) -> bool:
         """Whether the present instruction pushes a value of which the next one takes the attribute `append`."""
         frame = self.frames[-1]
         code, at = frame.code, frame.pc
         if not 0 < at < len(code.ops) or code.ops[at] not in ("LOAD_METHOD", "LOAD_ATTR") or code.args[at] != "append":
             return False
-        return UNIFORM[code.ops[at - 1]].finds or (self.world.returned and code.ops[at - 1] in CALLS)
+        return UNIFORM[code.ops[at - 1]].finds or (self.world.containers.returned and code.ops[at - 1] in CALLS)
 
     def evaluate_body(self, function: types.FunctionType, namespace: Any) -> Any:
         """Run the body of a class statement on `namespace`; what it returns is the `__class__` cell or None."""
@@ -314,7 +306,7 @@ class Machine:
         code = decode(function.__code__)
         frame = Frame(code, function.__globals__, bind(function, args, kwargs), function)
         if id(function) not in self.own_functions:
-            self.world.rely_on_code(function)
+            self.world.functions.rely_on_code(function)
             if function.__defaults__ or function.__kwdefaults__:
                 self._wrap_defaults(function, frame.locals)
         if len(self.frames) > self.depth.most:
@@ -331,7 +323,7 @@ class Machine:
             raise _too_deep("the program's calls are nested as deeply as Python allows", self.where())
 
     def _wrap_defaults(self, function: types.FunctionType, slots: list[Any]) -> None:
-        base = self.world.source_of(function)
+        base = self.world.identities.source_of(function)
         holders: list[tuple[str, list[tuple[Any, Any]]]] = [
             ("__defaults__", list(enumerate(function.__defaults__ or ())))
         ]
@@ -346,12 +338,12 @@ class Machine:
 
     def run_on(self, ticks: Iterator[int]) -> bool:
         """Run until the frame stack is back at `base`, one instruction for each tick. False when the ticks ran out."""
-        frames, watched = self.frames, self.world.watched
+        frames, watched = self.frames, self.world.lifetimes.watched
         tick = 0
         while len(frames) > self.base:
             frame = frames[-1]
             if watched:
-                self.world.look_for_drops()
+                self.world.lifetimes.look_for_drops()
             try:
                 bound = frame.code.bound
                 if bound is None:
@@ -415,7 +407,7 @@ class Machine:
         if origin == "raised" and error is not self.progress.escaping:
             self._refuse_fault(error)
             self.trace.rely_on_messages()
-            tracebacks.name_tensors(error)
+            name_tensors(error)
             _set_context(error, self.handled())
         elif origin == "thrown" and frames[-1].exceptions:
             _set_context(error, frames[-1].exceptions[-1])
@@ -428,7 +420,7 @@ class Machine:
                 if entry.start <= at < entry.end:
                     chosen = entry
             if not noted:
-                tracebacks.add_entry(error, frame)
+                add_entry(error, frame)
             noted = False
             if chosen is not None:
                 del frame.stack[chosen.depth :]
@@ -535,7 +527,7 @@ class Machine:
             caller.stack.pop()
             caller.pc = then_value
             if caller.stack:
-                self.world.built(caller.stack[-1])
+                self.world.containers.built(caller.stack[-1])
         elif then == "send":
             caller.stack.append(value)
             caller.pc = then_value

@@ -92,9 +92,9 @@ def as_number(value: Any) -> Any:
 
 def _rely_on_operator(vm: Machine, op: Any) -> None:
     """Guard that the methods of tensors behind an operator stay."""
-    vm.world.once.add(op)
+    vm.world.guards.once.add(op)
     for name in filter(None, OPERATORS[op][1:] if op in OPERATORS else ()):
-        vm.world.rely_on_class(torch.Tensor, name)
+        vm.world.classes.rely_on(torch.Tensor, name)
 
 
 def class_of(value: Any) -> type:
@@ -138,7 +138,7 @@ def concrete(vm: Machine, value: Any) -> Any:
 def as_key(vm: Machine, key: Any) -> Any:
     """A key of a dict or set: hashing needs the value of symbolic numbers, and which function one is."""
     if type(key) is types.FunctionType:
-        vm.world.rely_on_identity(key)
+        vm.world.functions.rely_on_identity(key)
     if type(key) in PENDING:
         return concrete(vm, key)
     if type(key) is tuple and any(type(part) in PENDING or type(part) is tuple for part in key):
@@ -148,14 +148,14 @@ def as_key(vm: Machine, key: Any) -> Any:
 
 def python_method(world: World, cls: type, name: str) -> Any:
     """The method `name` of a class if it is written in Python, else None."""
-    found = world.lookup(cls, name)
+    found = world.classes.lookup(cls, name)
     return found if type(found) is types.FunctionType else None
 
 
 def is_stored(world: World, cls: type) -> bool:
     """Whether dicts copy from an instance what is stored in it, whatever other methods its class has: it is a dict that
     is iterated over as dicts are."""
-    return issubclass(cls, dict) and world.lookup(cls, "__iter__") is dict.__iter__
+    return issubclass(cls, dict) and world.classes.lookup(cls, "__iter__") is dict.__iter__
 
 
 def has_mapping_code(world: World, cls: type) -> bool:
@@ -213,7 +213,7 @@ def behind(vm: Machine, value: Any) -> Any:
     """What a weak proxy from outside stands for; any other value itself."""
     if type(value) is not Outside or value.cls not in PROXIES:
         return value
-    vm.world.refuse_deaths()
+    vm.world.lifetimes.refuse_deaths()
     return vm.world.wrap(_referent(value.real), Source("apply", value.source, (), _referent))
 
 
@@ -238,7 +238,7 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         return Call(polyfill("percent"), [left, right])
     if a in _PLAIN_OR_TENSOR and b in _PLAIN_OR_TENSOR:
         vm.trace.where = vm.where()
-        if op not in vm.world.once and (a is TracedTensor or b is TracedTensor):
+        if op not in vm.world.guards.once and (a is TracedTensor or b is TracedTensor):
             _rely_on_operator(vm, op)
         if op in _POWERS and TracedTensor not in (a, b) and not (a in _INTEGERS and b in _INTEGERS and right >= 0):
             left, right = _in_graph(left), _in_graph(right)
@@ -315,7 +315,7 @@ def _equal_by_identity(vm: Machine, left: Any, right: Any) -> bool | None:
 
 def _refuse_native_equality(vm: Machine, value: Outside) -> None:
     """Raises Unsupported for an object whose class compares it in native code, by what is in it."""
-    if vm.world.lookup(value.cls, "__eq__") is not object.__eq__:
+    if vm.world.classes.lookup(value.cls, "__eq__") is not object.__eq__:
         reason = f"an outside {value.cls.__name__} object is compared by native code"
         raise Unsupported(reason, vm.where(), kind="outside_object")
 
@@ -342,7 +342,7 @@ def _as_plain(value: Any) -> Any:
 
 def _declines(world: World, cls: type, name: str) -> bool:
     """Whether a class has no operator `name` for objects of other classes."""
-    found = world.lookup(cls, name)
+    found = world.classes.lookup(cls, name)
     return found is MISSING or found is vars(object).get(name) or cls in (int, float, complex, bool)
 
 
@@ -376,7 +376,7 @@ def is_same(vm: Machine, left: Any, right: Any) -> bool:
     """`left is right`."""
     if left is right:
         if type(left) is types.FunctionType:
-            vm.world.rely_on_identity(left)
+            vm.world.functions.rely_on_identity(left)
         return True
     if left is None or right is None:
         return False
@@ -391,8 +391,8 @@ def is_same(vm: Machine, left: Any, right: Any) -> bool:
         return {type(left), type(right)} <= {bool, torch.SymBool} and bool(left) is bool(right)
     if class_of(left) is class_of(right):
         vm.world.rely_on_difference(left, right)
-        if vm.world.aliases and type(left) is TracedTensor is type(right):
-            vm.world.refuse_aliases([left, right])
+        if vm.world.aliases.all and type(left) is TracedTensor is type(right):
+            vm.world.aliases.refuse([left, right])
     return False
 
 
@@ -401,7 +401,7 @@ def _is_answered(vm: Machine, left: Any, right: Any) -> bool:
     it; guarded."""
     for value, other in ((left, right), (right, left)):
         if type(value) is Outside and value.real is other:
-            vm.world.guard(value.source, "is", other)
+            vm.world.guards.add(value.source, "is", other)
             return True
     return False
 
@@ -420,7 +420,7 @@ def truth(vm: Machine, value: Any) -> Any:
     cls = class_of(value)
     if cls in (types.ModuleType, types.BuiltinFunctionType, types.MethodType) or issubclass(cls, type):
         return True
-    found = (vm.world.lookup(cls, name) for name in ("__bool__", "__len__"))
+    found = (vm.world.classes.lookup(cls, name) for name in ("__bool__", "__len__"))
     method = next((each for each in found if each is not MISSING), MISSING)
     if type(method) is types.FunctionType or method is None:
         return Call(polyfill("truth"), [value])
@@ -450,7 +450,7 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
         if container.items is None:
             return MISSING
         return container.items.get(as_key(vm, item)) is not MISSING
-    if vm.world.lookup(real, "__contains__") is MISSING and not issubclass(real, type):
+    if vm.world.classes.lookup(real, "__contains__") is MISSING and not issubclass(real, type):
         return MISSING
     vm.trace.where = vm.where()
     return item in container
@@ -586,7 +586,7 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
             return _item(owner, as_key(vm, key))
         if type(key) in SYMBOLIC:
             vm.trace.where = vm.where()
-        if type(key) is Outside and vm.world.lookup(key.cls, "__index__") is MISSING:
+        if type(key) is Outside and vm.world.classes.lookup(key.cls, "__index__") is MISSING:
             return _item(owner, key.real)  # raises
         return _item(owner, key) if (call := by_index(vm, operator.getitem, owner, key)) is MISSING else call
     if cls is TracedTensor:
@@ -722,7 +722,7 @@ def native_iterable(vm: Machine, value: Any) -> Any:
     if cls is Generator:
         return MISSING
     real = class_of(value)
-    method = vm.world.lookup(real, "__iter__")
+    method = vm.world.classes.lookup(real, "__iter__")
     if type(method) is types.FunctionType or (
         method is MISSING and python_method(vm.world, real, "__getitem__") is not None
     ):
@@ -733,7 +733,7 @@ def native_iterable(vm: Machine, value: Any) -> Any:
 def special_method(vm: Machine, value: Any, name: str) -> Any:
     """The special method `name`, looked up on the class and bound, or MISSING."""
     cls = class_of(value)
-    found = vm.world.lookup(cls, name)
+    found = vm.world.classes.lookup(cls, name)
     if found is MISSING:
         return MISSING
     if type(value) is Outside or type(found) is types.FunctionType:

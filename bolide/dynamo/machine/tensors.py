@@ -94,15 +94,15 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return _class_of(owner)
     if name in INTERCEPTED:
         return types.MethodType(getattr(torch.Tensor, name), owner)
-    if name == "grad" and (place := vm.world.input_place(owner)) is not None:
-        if not vm.world.input_tensors[place].is_leaf:
+    if name == "grad" and (place := vm.world.inputs.place(owner)) is not None:
+        if not vm.world.inputs.tensors[place].is_leaf:
             raise _refused(vm, "grad", "of a tensor that is no leaf is used")
         _refuse_masked(vm, owner, name)
         return outside_attributes(vm, owner).get("grad")
     if name in _OF_ORIGIN:
         return _of_origin(vm, owner, name)
     vm.trace.where = vm.where()
-    vm.world.rely_on_class(torch.Tensor, name)
+    vm.world.classes.rely_on(torch.Tensor, name)
     recorder = vm.recorder
     if name == "data" and recorder is not None:
         return recorder.as_one(_DATA.__get__, [owner], lambda: owner.data)
@@ -110,7 +110,7 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
         try:
             return getattr(owner, name)
         except AttributeError:
-            if vm.world.input_place(owner) is None and owner.attributes is None:
+            if vm.world.inputs.place(owner) is None and owner.attributes is None:
                 raise
     found = _own_attribute(vm, owner, name)
     if found is MISSING:
@@ -121,8 +121,8 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
 def _is_made_here(vm: Machine, owner: Any) -> bool:
     """Whether all that was ever written to the memory of a tensor is in this trace."""
     group = owner.group
-    made = group.source is None and not group.frozen and id(owner) not in vm.world.masked
-    return made and vm.world.input_place(owner) is None
+    made = group.source is None and not group.frozen and id(owner) not in vm.world.inputs.masked
+    return made and vm.world.inputs.place(owner) is None
 
 
 def _class_of(owner: Any) -> Any:
@@ -135,19 +135,19 @@ def _no_attribute(owner: Any, name: str) -> AttributeError:
 
 def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
     """What the user, or the program, has put on a tensor under a name; else MISSING."""
-    if vm.world.input_place(owner) is not None:
+    if vm.world.inputs.place(owner) is not None:
         return outside_attributes(vm, owner).get(name)
     return (owner.attributes or {}).get(name, MISSING)
 
 
 def own_attributes(vm: Machine, owner: Any) -> dict[str, Any]:
     """All that the user, or the program, has put on a tensor."""
-    place = vm.world.input_place(owner)
+    place = vm.world.inputs.place(owner)
     if place is None:
         return dict(owner.attributes or {})
-    overlay, (real, source) = outside_attributes(vm, owner), vm.world.given(place)
+    overlay, (real, source) = outside_attributes(vm, owner), vm.world.inputs.given(place)
     names = list(vars(real))
-    vm.world.guard(attribute_source(source, "__dict__"), "dict_keys", names)
+    vm.world.guards.add(attribute_source(source, "__dict__"), "dict_keys", names)
     found = {name: overlay.get(name) for name in [*names, *overlay.known] if name not in _OF_BUFFERS}
     return {name: value for name, value in found.items() if value is not MISSING and not hasattr(torch.Tensor, name)}
 
@@ -157,21 +157,21 @@ _OF_BUFFERS = ("_is_buffer", "persistent")  # a traced one has them, too
 
 def _of_origin(vm: Machine, owner: TracedTensor, name: str) -> Any:
     """What the real tensor answers for an input, guarded, if it is a constant; a tensor made here answers itself."""
-    place = vm.world.input_place(owner)
+    place = vm.world.inputs.place(owner)
     if place is None:
         found = getattr(owner, name)
         viewed = vm.trace.input_of(owner.group) if name == "_base" and found is not None else None
         if viewed is not None:  # a view of a view has the base of that
             _of_origin(vm, vm.world.trace.inputs[viewed], name)
         return found
-    changed = [known.tensor for known in vm.world.registered.values()]
+    changed = [known.tensor for known in vm.world.journal.hooks.values()]
     changed += [args[0] for function, args, _ in vm.later.calls if function is torch.Tensor.retain_grad]
-    real, source = vm.world.given(place)
+    real, source = vm.world.inputs.given(place)
     with torch._C.DisableTorchFunctionSubclass():
         found = getattr(real, name)
-    if not is_constant(found) or id(owner) in vm.world.masked or any(owner is tensor for tensor in changed):
+    if not is_constant(found) or id(owner) in vm.world.inputs.masked or any(owner is tensor for tensor in changed):
         raise _refused(vm, name, "of an input is used")
-    vm.world.guard(attribute_source(source, name), "equals", found)
+    vm.world.guards.add(attribute_source(source, name), "equals", found)
     return found
 
 
@@ -179,7 +179,7 @@ def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> No
     """`owner.name = value` of a traced tensor."""
     name = _SYNONYMS.get(name, name)
     vm.trace.where = vm.where()
-    outside = vm.world.input_place(owner) is not None
+    outside = vm.world.inputs.place(owner) is not None
     if name == "requires_grad":
         if outside and value is not owner.requires_grad:
             change_flag(vm, owner, value)
@@ -210,7 +210,7 @@ def delete_tensor_attribute(vm: Machine, owner: Any, name: str) -> None:
         raise _refused(vm, name, "is deleted")
     elif _own_attribute(vm, owner, name) is MISSING:
         raise _no_attribute(owner, name)
-    elif vm.world.input_place(owner) is not None:
+    elif vm.world.inputs.place(owner) is not None:
         _refuse_masked(vm, owner, name)
         outside_attributes(vm, owner).set(name, MISSING)
     else:
@@ -234,23 +234,23 @@ def _renew(vm: Machine, owner: Any, value: TracedTensor) -> None:
     alike = same_sizes(old.shape, new.shape) and same_sizes(old.stride, new.stride)
     if not alike or (old.dtype, old.device) != (new.dtype, new.device):
         raise _refused(vm, "data", "is assigned a tensor of another shape, type or layout")
-    place = vm.world.input_place(owner)
+    place = vm.world.inputs.place(owner)
     possible = owner.is_leaf if place is not None else not owner.requires_grad
-    if not possible or type(vm.trace) is not Trace or id(owner) in vm.world.masked or owner.face is not None:
+    if not possible or type(vm.trace) is not Trace or id(owner) in vm.world.inputs.masked or owner.face is not None:
         raise _refused(vm, "data", "of a tensor with a history is assigned")
     if value.group is owner.group and value.chain == owner.chain:
         return
     vm.trace.functional_only = "Tensor.data is assigned"
     vm.trace.renew(owner, value)
     if place is not None:
-        vm.world.places[id(vm.trace.inputs[place])] = place
-        vm.world.mirror(owner, vm.world.inputs[place])
+        vm.world.inputs.places[id(vm.trace.inputs[place])] = place
+        vm.world.identities.mirror(owner, vm.world.inputs.sources[place])
         outside_attributes(vm, owner).set("data", value.data)
 
 
 def _refuse_masked(vm: Machine, owner: Any, name: str) -> None:
     """The real tensor's class would be asked again when the call is made."""
-    if id(owner) in vm.world.masked:
+    if id(owner) in vm.world.inputs.masked:
         raise _refused(vm, name, "of an input that is of a subclass of Tensor is used")
 
 
@@ -258,28 +258,28 @@ def change_flag(vm: Machine, tensor: Any, wanted: bool) -> Any:
     """Let an input require grad, or not, from here on; the real one does before the graph runs. What was computed from
     it before has no history, which only functional graphs show."""
     world, trace = vm.world, vm.trace
-    place = world.input_place(tensor)
+    place = world.inputs.place(tensor)
     assert place is not None
-    known = world.inputs[place] in [source for source, _ in world.flags]
+    known = world.inputs.sources[place] in [source for source, _ in world.journal.flags]
     used = tensor.group.version or (not wanted and trace.leaves[place].node.users)
-    masked = id(tensor) in world.masked
-    possible = type(trace) is Trace and world.input_tensors[place].is_leaf and not masked
+    masked = id(tensor) in world.inputs.masked
+    possible = type(trace) is Trace and world.inputs.tensors[place].is_leaf and not masked
     if known or used or not possible or not (tensor.is_floating_point() or tensor.is_complex()):
         raise _refused(vm, "requires_grad", "of an input is changed")
     trace.functional_only = "requires_grad of an input is changed"
-    world.flags.append((world.inputs[place], wanted))
+    world.journal.flags.append((world.inputs.sources[place], wanted))
     return tensor.requires_grad_(wanted)
 
 
 def outside_attributes(vm: Machine, owner: Any) -> Overlay:
     """What the outside world keeps on an input: its `grad` and the attributes that the user put there."""
-    place = vm.world.input_place(owner)
+    place = vm.world.inputs.place(owner)
     assert place is not None
     known = _ATTRIBUTES.of(vm).get(place)
     if known is None:
-        real, source = vm.world.given(place)
+        real, source = vm.world.inputs.given(place)
         with torch._C.DisableTorchFunctionSubclass():
-            with_gradient = real.is_leaf and id(owner) not in vm.world.masked
+            with_gradient = real.is_leaf and id(owner) not in vm.world.inputs.masked
             present = {**vars(real), "grad": real.grad} if with_gradient else dict(vars(real))
         known = _ATTRIBUTES.of(vm)[place] = vm.world.overlay(present, source, attribute_source, real)
     return known

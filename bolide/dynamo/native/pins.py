@@ -32,8 +32,7 @@ from bolide.dynamo.native import native
 from bolide.dynamo.native.layout import KIND_MASK, Layout, word
 from bolide.dynamo.native.notes import ALL, Habits, Loose, Notes, is_immutable
 from bolide.dynamo.program.captured import GlobalState, Guard, Source, TensorGuard
-from bolide.dynamo.program.constants import same_constant
-from bolide.dynamo.program.kinds import MISSING, Watch, class_attribute, name_in_texts, steering
+from bolide.dynamo.program.kinds import MISSING, Watch, class_attribute, name_in_texts, same_constant, steering
 from bolide.dynamo.state import state
 
 MOST_APART = 4096  # tensors in one guard

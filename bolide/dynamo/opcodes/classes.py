@@ -45,16 +45,16 @@ def _build_class(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         raise Unsupported("a class statement with outside objects", vm.where(), kind="class_statement")
     _refuse_hooks(vm, [meta], ("__new__", "__init__"))
     hooked = [base for top in resolved for base in top.__mro__ if "__init_subclass__" in vars(base)]
-    _refuse_hooks(vm, [base for base in hooked if id(base) not in vm.world.own_classes], ("__init_subclass__",))
+    _refuse_hooks(vm, [base for base in hooked if id(base) not in vm.world.classes.own], ("__init_subclass__",))
     cell = vm.evaluate_body(body, namespace)
     if resolved != tuple(bases):
         namespace["__orig_bases__"] = tuple(bases)
     named = {key: value for key, value in namespace.items() if _set_name(vm, value) is not None}
     for key in named:
         namespace[key] = None
-    own = {base: vars(base)["__init_subclass__"] for base in hooked if id(base) in vm.world.own_classes}
+    own = {base: vars(base)["__init_subclass__"] for base in hooked if id(base) in vm.world.classes.own}
     made = _without_hooks(own, functools.partial(meta, name, resolved, namespace, **({} if own else keywords)))
-    vm.world.own_classes[id(made)] = made
+    vm.world.classes.own[id(made)] = made
     for key, value in named.items():
         type.__setattr__(made, key, value)
     if type(cell) is types.CellType:
@@ -83,7 +83,7 @@ def _set_name(vm: Machine, value: Any) -> Any:
 
 def _refuse_hooks(vm: Machine, classes: Iterable[Any], names: Sequence[str]) -> None:
     """Raises Unsupported where making a class would run methods of the user's natively: they may do anything."""
-    for hook in [vm.world.lookup(cls, name) for cls in classes if isinstance(cls, type) for name in names]:
+    for hook in [vm.world.classes.lookup(cls, name) for cls in classes if isinstance(cls, type) for name in names]:
         function = getattr(hook, "__func__", hook)
         if type(function) is types.FunctionType and not is_library_namespace(function.__globals__):
             raise Unsupported(

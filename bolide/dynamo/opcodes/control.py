@@ -78,10 +78,10 @@ def _fork(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool, refu
                 return
             vm.frames[:], vm.trace, vm.progress.lost, frame.pc = frames, trace, None, at
             refused.reason += f" (and no branch of the graph: {why})"
-            if vm.world.answers(value) is not None:
+            if vm.world.program.answer(value) is not None:
                 vm.world.symbols.history.learnt.apart.add((frame.code, at - 1))  # it is captured again, with guards
             raise refused
-        answer = vm.world.answers(value)
+        answer = vm.world.program.answer(value)
         if answer is None:
             raise refused
         forgive(refused)
@@ -139,7 +139,7 @@ def _for_iter(vm: Machine, frame: Frame, arg: int) -> Any:
         frame.stack.pop()
         frame.pc = arg
         if frame.stack:
-            vm.world.built(frame.stack[-1])
+            vm.world.containers.built(frame.stack[-1])
         return None
     frame.stack.append(value)
     return None

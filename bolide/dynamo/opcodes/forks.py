@@ -18,11 +18,10 @@ from bolide.dynamo.bytecode.flow import END, joins_of, live_locals
 from bolide.dynamo.machine.interpreter import Machine, part_of
 from bolide.dynamo.opcodes.undo import Contents, State, put_back, reachable_groups
 from bolide.dynamo.policy import is_python_class
-from bolide.dynamo.program.constants import same_constant
-from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, ordered_keys, own_namespace, tuple_of
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, ordered_keys, own_namespace, same_constant, tuple_of
 from bolide.dynamo.world.frames import Frame
-from bolide.dynamo.world.outside import Deferred, Write, is_finalised
-from bolide.dynamo.world.world import Alias
+from bolide.dynamo.world.outside import Deferred, is_finalised
+from bolide.dynamo.world.parts import Write
 from bolide.support.errors import Unsupported, forgive
 from bolide.symbolic import same_size, same_sizes
 from bolide.tracing import TracedTensor
@@ -49,21 +48,21 @@ def fork(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -
 
     Raises Unsupported where the ways are too different; the machine is of no use then."""
     code, at = frame.code, frame.pc - 1
-    if vm.world.forks >= _DEEPEST:
+    if vm.world.journal.forks >= _DEEPEST:
         raise Unsupported("branches in branches, too deep", vm.where(), kind="control_flow")
     if isinstance(condition, _SYMBOLIC):
         condition = vm.trace.number_tensor(condition)
     if type(condition) is not TracedTensor or condition.numel() != 1:
         raise Unsupported("a branch on what is not one number", vm.where(), kind="control_flow")
     tick, starts = frame.tick, {wanted: target, not wanted: frame.pc}
-    if not vm.world.forks:
-        vm.world.ways = 0
-    vm.world.forks += 1
+    if not vm.world.journal.forks:
+        vm.world.journal.ways = 0
+    vm.world.journal.forks += 1
     try:
         before = State(vm)
         refused: Unsupported | None = None
         for join in joins_of(code, at):
-            if refused is not None and vm.world.ways > _MOST_WAYS:
+            if refused is not None and vm.world.journal.ways > _MOST_WAYS:
                 break  # the ways between would be gone again for each branch in them
             refused = _try(vm, frame, (starts[True], starts[False]), join, before, condition)
             if refused is None:
@@ -72,10 +71,10 @@ def fork(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -
         assert refused is not None
         raise refused
     finally:
-        vm.world.forks -= 1
+        vm.world.journal.forks -= 1
         frame.tick = tick
-        if not vm.world.forks:
-            vm.world.journal.clear()
+        if not vm.world.journal.forks:
+            vm.world.journal.writes.clear()
 
 
 def _try(
@@ -128,7 +127,7 @@ class Way:
 
 def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
     """Interpret one way, from instruction `start` to where it meets the other."""
-    vm.world.ways += 1
+    vm.world.journal.ways += 1
     code, depth, base = frame.code, len(vm.frames), vm.base
     beginning, errors = Start(list(frame.stack), list(frame.locals)), list(frame.exceptions)
     bound = code.bound
@@ -371,8 +370,7 @@ class _Merge:
         alive = reachable_groups(self.vm)
         for first, second in found:
             if second.source is not None or second.frozen or id(second) in alive:
-                self.vm.world.aliases.append(Alias(first, second, place))
-                first.shared = second.shared = True
+                self.vm.world.aliases.add(first, second, place)
 
     def _aliases(self) -> Iterator[tuple[AliasGroup, AliasGroup]]:
         assert self.made is not None
@@ -380,7 +378,7 @@ class _Merge:
             known: dict[int, AliasGroup] = {}
             for key, made in self.made.items():
                 own = self.pairs[key][side].group
-                for group in self.vm.world.aliased(own):
+                for group in self.vm.world.aliases.of(own):
                     origin = way.part.origin(group)
                     if group is not own or self.pairs[key][side]._trace is not way.part or origin is not own:
                         yield made.group, origin
@@ -424,19 +422,18 @@ def note_copy(vm: Machine, of: AliasGroup, copy: AliasGroup) -> None:
     if place in vm.world.symbols.history.learnt.apart:
         reason = "this may be a view in eager, not here, and what shares its memory is written to or leaves the program"
         raise Unsupported(reason, vm.where(), "clone the tensor before, or the result", kind="data_condition")
-    vm.world.aliases.append(Alias(of, copy, place))
-    of.shared = copy.shared = True
+    vm.world.aliases.add(of, copy, place)
 
 
 def is_shared(vm: Machine, group: AliasGroup) -> bool:
     """Whether the program can see, when it writes to a storage, that another one is apart from it."""
     world = vm.world
-    if any(group is each for groups in world.storages.values() if len(groups) > 1 for each in groups):
+    if any(group is each for groups in world.inputs.storages.values() if len(groups) > 1 for each in groups):
         return True
-    others = [other for other in world.aliased(group) if other is not group]
+    others = [other for other in world.aliases.of(group) if other is not group]
     seen = any(other.source is not None or other.frozen for other in others) or _is_reachable(vm, others)
     if seen:
-        world.apart(group)
+        world.aliases.apart(group)
     return seen
 
 

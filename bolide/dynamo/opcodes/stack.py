@@ -89,7 +89,7 @@ def _load_fast_and_clear(vm: Machine, frame: Frame, arg: int) -> None:
 def _store_fast(vm: Machine, frame: Frame, arg: int) -> None:
     variables = frame.locals
     if type(variables[arg]) in _FOUND:
-        vm.world.refuse_drop(variables[arg])
+        vm.world.lifetimes.refuse_drop(variables[arg])
     variables[arg] = frame.stack.pop()
 
 
@@ -101,13 +101,13 @@ def _delete_fast(vm: Machine, frame: Frame, arg: int) -> None:
     if frame.locals[arg] is MISSING:
         raise _unbound(frame, arg)
     if type(frame.locals[arg]) in _FOUND:
-        vm.world.refuse_drop(frame.locals[arg])
+        vm.world.lifetimes.refuse_drop(frame.locals[arg])
     frame.locals[arg] = MISSING
 
 
 @opcode("MAKE_CELL")
 def _make_cell(vm: Machine, frame: Frame, arg: int) -> None:
-    cell = vm.world.new_cell()
+    cell = vm.world.namespaces.new_cell()
     if frame.locals[arg] is not MISSING:
         cell.cell_contents = frame.locals[arg]
     frame.locals[arg] = cell
@@ -117,13 +117,13 @@ def _make_cell(vm: Machine, frame: Frame, arg: int) -> None:
 def _copy_free_vars(vm: Machine, frame: Frame, arg: int) -> None:
     function = frame.function
     if id(function) not in vm.own_functions:
-        vm.world.note_cells(function.__closure__)
+        vm.world.namespaces.note_cells(function.__closure__)
     frame.locals[-arg:] = function.__closure__
 
 
 @opcode("LOAD_DEREF")
 def _load_deref(vm: Machine, frame: Frame, arg: int) -> None:
-    value = vm.world.load_cell(frame.locals[arg], frame.code.locals_names[arg])
+    value = vm.world.namespaces.load_cell(frame.locals[arg], frame.code.locals_names[arg])
     if value is MISSING:
         raise _unbound(frame, arg)
     frame.stack.append(value)
@@ -131,15 +131,15 @@ def _load_deref(vm: Machine, frame: Frame, arg: int) -> None:
 
 @opcode("STORE_DEREF")
 def _store_deref(vm: Machine, frame: Frame, arg: int) -> None:
-    vm.world.store_cell(frame.locals[arg], frame.code.locals_names[arg], frame.stack.pop())
+    vm.world.namespaces.store_cell(frame.locals[arg], frame.code.locals_names[arg], frame.stack.pop())
 
 
 @opcode("DELETE_DEREF")
 def _delete_deref(vm: Machine, frame: Frame, arg: int) -> None:
     name = frame.code.locals_names[arg]
-    if vm.world.load_cell(frame.locals[arg], name) is MISSING:
+    if vm.world.namespaces.load_cell(frame.locals[arg], name) is MISSING:
         raise _unbound(frame, arg)
-    vm.world.store_cell(frame.locals[arg], name, MISSING)
+    vm.world.namespaces.store_cell(frame.locals[arg], name, MISSING)
 
 
 @opcode("LOAD_FROM_DICT_OR_DEREF")
@@ -157,9 +157,9 @@ def _undefined(name: str) -> NameError:
 
 
 def _find_global(vm: Machine, frame: Frame, name: str) -> Any:
-    value = vm.world.load_global(frame.globals, name)
+    value = vm.world.namespaces.load_global(frame.globals, name)
     if value is MISSING:
-        value = vm.world.load_global(builtins.__dict__, name)
+        value = vm.world.namespaces.load_global(builtins.__dict__, name)
         if value is MISSING:
             raise _undefined(name)
     return value
@@ -174,14 +174,14 @@ def _load_global(vm: Machine, frame: Frame, arg: tuple[str, bool]) -> None:
 
 @opcode("STORE_GLOBAL")
 def _store_global(vm: Machine, frame: Frame, arg: str) -> None:
-    vm.world.store_global(frame.globals, arg, frame.stack.pop())
+    vm.world.namespaces.store_global(frame.globals, arg, frame.stack.pop())
 
 
 @opcode("DELETE_GLOBAL")
 def _delete_global(vm: Machine, frame: Frame, arg: str) -> None:
-    if vm.world.load_global(frame.globals, arg) is MISSING:
+    if vm.world.namespaces.load_global(frame.globals, arg) is MISSING:
         raise _undefined(arg)
-    vm.world.store_global(frame.globals, arg, MISSING)
+    vm.world.namespaces.store_global(frame.globals, arg, MISSING)
 
 
 @opcode("LOAD_NAME")
@@ -296,7 +296,9 @@ def _map_add(vm: Machine, frame: Frame, arg: int) -> None:
 
 def is_iterable(vm: Machine, value: Any) -> bool:
     cls = operations.class_of(value)
-    return cls is Generator or any(vm.world.lookup(cls, name) is not MISSING for name in ("__iter__", "__getitem__"))
+    return cls is Generator or any(
+        vm.world.classes.lookup(cls, name) is not MISSING for name in ("__iter__", "__getitem__")
+    )
 
 
 @opcode("LIST_EXTEND")

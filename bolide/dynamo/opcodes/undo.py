@@ -35,7 +35,8 @@ from bolide.dynamo.program.kinds import (
 )
 from bolide.dynamo.world.frames import Frame, Generator
 from bolide.dynamo.world.iterators import DICT_ITERATORS, REDUCIBLE, SET_ITERATOR, Stream, reduced
-from bolide.dynamo.world.outside import Deferred, Outside, Write, is_finalised
+from bolide.dynamo.world.outside import Deferred, Outside, is_finalised
+from bolide.dynamo.world.parts import Write
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor, modes
 from bolide.tracing.tensor import AliasGroup
@@ -66,7 +67,7 @@ def contents(vm: Machine, value: Any) -> Contents | None:
     if isinstance(value, torch.Tensor) and not isinstance(value, TracedTensor):
         return None  # of the outside world: what is written to it goes through an input
     if isinstance(value, type):
-        return list(vars(value).items()) if id(value) in vm.world.own_classes else None
+        return list(vars(value).items()) if id(value) in vm.world.classes.own else None
     if isinstance(value, _WITH_ITEMS):
         return _items(value)
     if cls is types.CellType:
@@ -194,15 +195,15 @@ class State:
 
     def __init__(self, vm: Machine) -> None:
         self.vm, self.world = vm, vm.world
-        if self.world.watched:
+        if self.world.lifetimes.watched:
             raise self._refused("the program holds lists of generators of the outside world")
         self.seen: dict[int, Any] = {id(vm.frames[-1]): vm.frames[-1]}
         self.kept: dict[int, tuple[Any, Contents]] = {}
-        self.mark = len(self.world.journal)
+        self.mark = len(self.world.journal.writes)
         self.around = self._around()
         self.generators = {id(generator) for generator in vm.unfinished()}
         self._walk(self._roots())
-        self.snapshots = set(map(id, self.world.snapshots.values()))
+        self.snapshots = set(map(id, self.world.journal.snapshots.values()))
 
     def _refused(self, what: str) -> Unsupported:
         return Unsupported(what, self.vm.where(), kind="control_flow")
@@ -212,28 +213,19 @@ class State:
         frame = vm.frames[-1]
         found: list[Any] = [*vm.frames[:-1], *frame.locals, *frame.stack, *frame.exceptions]
         found += [frame.snapshot, frame.then_value, frame.function]
-        for overlay in world.overlays:
-            if overlay.complete is not None:
-                found.append(overlay.complete)
-            if overlay.written:
-                found += overlay.known.values()
-        found += [snapshot.copy for snapshot in world.snapshots.values()]
-        found += [value for _, _, value in world.cells.values()]
-        found += [grown.items for grown in world.lists_grown.values()]
-        found += [error for error, _ in world.exceptions]
-        found += [*world.own_namespaces.values(), *world.own_classes.values()]
+        found += world.journal.reached()
+        found += [*world.namespaces.own.values(), *world.classes.own.values()]
         found += [table for slot, table in vm.slots.items() if slot.undone]
         return found + [generator for ref in vm.own_generators if (generator := ref()) is not None]
 
     def _around(self) -> list[Any]:
         """What is compared by value: the state of the machine, and of torch's modes."""
         vm, world = self.vm, self.world
-        of_world = (world.registered, world.flags, world.drawn_from, world.draws, world.masked)
+        of_world = (world.journal.hooks, world.journal.flags, world.drawn_from, world.draws, world.inputs.masked)
         of_run = (vm.later.calls, vm.later.checks, vm.modes.setters, world.trace.renewed, world.trace.spent)
         found: list[Any] = [len(each) for each in (*of_world, *of_run)]
-        found += [stream.taken for stream in world.streams if stream.taken]
-        found += [grown.whole for grown in world.lists_grown.values()]
-        return [*found, [id(manager) for manager in vm.modes.entered], modes.settings(), modes.stacks()]
+        found += [world.journal.progress(), [id(manager) for manager in vm.modes.entered]]
+        return [*found, modes.settings(), modes.stacks()]
 
     def _walk(self, roots: Iterable[Any]) -> None:
         waiting = list(roots)
@@ -286,16 +278,16 @@ class State:
 
     def _note_new(self) -> None:
         """What was first read of the outside world since: what it held then."""
-        for snapshot in self.world.snapshots.values():
+        for snapshot in self.world.journal.snapshots.values():
             if id(snapshot) not in self.snapshots:
                 self.snapshots.add(id(snapshot))
                 before = list(enumerate(snapshot.before))
                 self.kept.setdefault(id(snapshot.copy), (snapshot.copy, before))
                 self.seen[id(snapshot.copy)] = snapshot.copy
-        for grown in self.world.lists_grown.values():
+        for grown in self.world.journal.grown.values():
             if id(grown.items) not in self.kept:
                 self.kept[id(grown.items)] = grown.items, []
-        for overlay in self.world.overlays:
+        for overlay in self.world.journal.overlays:
             if overlay.complete is not None and id(overlay.complete) not in self.kept:
                 if overlay.changes():
                     raise self._refused("a way of a branch changes a dict of the outside world")
@@ -305,7 +297,7 @@ class State:
     def writes(self) -> dict[tuple[int, Any], tuple[Write, Any]]:
         """The places of the outside world that were written since: the first write to each, and what is there now."""
         found: dict[tuple[int, Any], tuple[Write, Any]] = {}
-        for write in self.world.journal[self.mark :]:
+        for write in self.world.journal.writes[self.mark :]:
             if write.place not in found:
                 if is_finalised(write.before):
                     raise self._refused("a way of a branch drops an object whose end can be seen")
@@ -314,11 +306,9 @@ class State:
 
     def restore(self, changed: dict[int, tuple[Any, Contents, Contents]]) -> None:
         """Put everything back."""
-        journal = self.world.journal
-        if len(journal) > self.mark:
-            self.world.mro_cache.clear()
-        while len(journal) > self.mark:
-            journal.pop().undo()
+        if len(self.world.journal.writes) > self.mark:
+            self.world.classes.cache.clear()
+            self.world.journal.undo(self.mark)
         for holder, before, _ in changed.values():
             put_back(holder, before)
 

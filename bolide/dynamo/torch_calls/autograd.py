@@ -13,6 +13,7 @@ from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.state import CALLBACK, own_mark, state
+from bolide.dynamo.world.journal import Written
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing.trace import LateWrite
 
@@ -73,7 +74,7 @@ def _caller(function: Any) -> Callable[..., Any]:
 def _interpreted(vm: Machine, function: Any, key: Any) -> Any:
     methods = {}
     for name in _METHODS:
-        vm.world.rely_on_class(function, name)
+        vm.world.classes.rely_on(function, name)
         own = getattr(function, name)
         if own is not getattr(torch.autograd.Function, name):
             text = f"{function.__name__}.{name}"
@@ -99,7 +100,7 @@ def later(vm: Machine, function: Any, name: str, key: Any = None, callable_later
             return vm.evaluate(function, list(args), kwargs)
         before = effects_so_far(vm), _held(function)
         try:
-            with vm.world.remasked():
+            with vm.world.inputs.remasked():
                 result = vm.evaluate(function, list(args), kwargs)
             if (effects_so_far(vm), _held(function)) != before:
                 raise Unsupported(
@@ -172,12 +173,6 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-def effects_so_far(vm: Machine) -> Any:
+def effects_so_far(vm: Machine) -> tuple[Written, int]:
     """What the program has done to the outside world until now, comparable by `==`."""
-    world = vm.world
-    written: list[Any] = [(id(layer), key, id(value)) for layer in world.overlays for key, value in layer.changes()]
-    written += [(key, None, id(item)) for key, s in world.snapshots.items() if s.changed() for item in s.copy]
-    written += [(key, None, id(value)) for key, (_, before, value) in world.cells.items() if value is not before]
-    written += [(key, None, id(item)) for key, grown in world.lists_grown.items() for item in grown.items]
-    written += [(id(stream), None, stream.taken) for stream in world.streams if stream.taken]
-    return written, len(vm.later.calls)
+    return vm.world.journal.so_far(), len(vm.later.calls)

@@ -36,10 +36,10 @@ def _refused(vm: Machine, operation: str, reason: str) -> Unsupported:
 
 def _wrap(world: World, real: torch.Generator, source: Source) -> torch.Generator:
     if generators.is_default(real):
-        world.guard(source, "is", real)
-        return world.mirror(real, source)  # type: ignore[no-any-return]
-    world.guard(attribute_source(source, "device"), "equals", real.device)
-    return world.mirror(_stand_in(world, real.device, Recipe("source", source)), source)  # type: ignore[no-any-return]
+        world.guards.add(source, "is", real)
+        return world.identities.mirror(real, source)  # type: ignore[no-any-return]
+    world.guards.add(attribute_source(source, "device"), "equals", real.device)
+    return world.identities.mirror(_stand_in(world, real.device, Recipe("source", source)), source)  # type: ignore[no-any-return]
 
 
 def _stand_in(world: World, device: torch.device, recipe: Recipe) -> torch.Generator:
@@ -107,7 +107,7 @@ def _initial_seed(vm: Machine, generator: torch.Generator) -> int:
         return known  # type: ignore[no-any-return]
     if generators.is_default(generator):
         return read_state(vm, torch.default_generator.initial_seed, [])  # type: ignore[no-any-return]
-    place = vm.world.place_of(generator)
+    place = vm.world.identities.place_of(generator)
     if place is None:
         return generator.initial_seed()
     raise _refused(vm, "Generator.initial_seed", "a generator from outside is asked for its seed")

@@ -57,7 +57,7 @@ def _refused(vm: Machine, operation: str, why: str, remedy: str) -> Unsupported:
 @intercept(torch.Tensor.register_hook)
 def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     tensor, hook = args
-    if vm.world.input_place(tensor) is not None:
+    if vm.world.inputs.place(tensor) is not None:
         if not tensor.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         return _register(vm, torch.Tensor.register_hook, tensor, hook)
@@ -117,15 +117,15 @@ def _register_post_accumulate(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
     if tensor.grad_fn is not None and not _is_leaf_outside(vm, tensor):
         raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
-    if vm.world.input_place(tensor) is None:
+    if vm.world.inputs.place(tensor) is None:
         operation = "Tensor.register_post_accumulate_grad_hook"
         raise _refused(vm, operation, "a hook is put on a leaf made here", "make the leaf before the call")
     return _register(vm, torch.Tensor.register_post_accumulate_grad_hook, tensor, hook)
 
 
 def _is_leaf_outside(vm: Machine, tensor: Any) -> bool:
-    place = vm.world.input_place(tensor)
-    return place is not None and vm.world.input_tensors[place].is_leaf
+    place = vm.world.inputs.place(tensor)
+    return place is not None and vm.world.inputs.tensors[place].is_leaf
 
 
 def _register(vm: Machine, method: Any, tensor: TracedTensor, hook: Any) -> RemovableHandle:
@@ -136,31 +136,31 @@ def _register(vm: Machine, method: Any, tensor: TracedTensor, hook: Any) -> Remo
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     registered = _REGISTERED.of(vm)
-    registered[id(handle)] = vm.world.registered[id(handle)] = Registration(handle, method, tensor, hook, hooks)
+    registered[id(handle)] = vm.world.journal.hooks[id(handle)] = Registration(handle, method, tensor, hook, hooks)
     return handle
 
 
 def hooks_of(vm: Machine, place: int) -> str | None:
     """Why the engine, if the program runs it, may not stop at an input: hooks of the real tensor would not be called.
     None, with guards, if it has none."""
-    tensor, real = vm.trace.inputs[place], vm.world.input_tensors[place]
+    tensor, real = vm.trace.inputs[place], vm.world.inputs.tensors[place]
     pending = _REGISTERED.of(vm).values()
     if any(known.tensor is tensor and known.hooks for known in pending):
         return "a hook has been put on an input"
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if getattr(real, name):
             return "a parameter has hooks"
-        vm.world.guard(attribute_source(vm.world.inputs[place], name), "is", getattr(real, name))
+        vm.world.guards.add(attribute_source(vm.world.inputs.sources[place], name), "is", getattr(real, name))
     return None
 
 
 def hook_effects(rebuilder: Rebuilder) -> list[Effect]:
     """The registrations that the program has not taken back."""
     effects = []
-    for known in rebuilder.world.registered.values():
+    for known in rebuilder.world.journal.hooks.values():
         if known.hooks:
             if known.tensor.group.version and known.tensor.grad_fn is not None:
-                raise Unsupported("an input with a hook is written to", rebuilder.world.where(), kind="tensor_write")
+                raise rebuilder.world.guards.refusal("tensor_write", "an input with a hook is written to")
             kept = Recipe("call", _keep, (rebuilder.recipe(known.handle),))
             effects.append(Effect("call", None, None, kept))
     return effects
@@ -187,7 +187,7 @@ def _keep(handle: RemovableHandle) -> None:
 
 
 def _recipe(rebuilder: Rebuilder, handle: RemovableHandle) -> Recipe | None:
-    known = rebuilder.world.registered.get(id(handle))
+    known = rebuilder.world.journal.hooks.get(id(handle))
     if known is None:
         return None
     if not known.hooks:

@@ -127,7 +127,7 @@ def _encode_plainly(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any
 @intercept(torch.backends.mha.get_fastpath_enabled)
 def _is_enabled(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     enabled = torch.backends.mha.get_fastpath_enabled()
-    vm.world.guard(Source("apply", Source("object", None, None, torch.backends.mha), (), _ask), "equals", enabled)
+    vm.world.guards.add(Source("apply", Source("object", None, None, torch.backends.mha), (), _ask), "equals", enabled)
     return enabled
 
 

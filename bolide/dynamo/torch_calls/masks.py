@@ -59,7 +59,7 @@ def why_not(cls: type) -> str | None:
 def _refuse(world: World, cls: type) -> None:
     refusal = why_not(cls)
     if refusal is not None:
-        raise Unsupported(f"a {cls.__name__}, a subclass of Tensor, {refusal}", world.where(), _REMEDY, "input")
+        raise Unsupported(f"a {cls.__name__}, a subclass of Tensor, {refusal}", world.guards.where(), _REMEDY, "input")
 
 
 _MASKS: Slot[dict[type, Any]] = Slot(dict)
@@ -70,7 +70,7 @@ def _mask(vm: Machine, cls: type) -> Any:
     made = _MASKS.of(vm).get(cls)
     if made is None:
         _refuse(vm.world, cls)
-        vm.world.lookup(cls, "__torch_function__")  # guards it
+        vm.world.classes.lookup(cls, "__torch_function__")  # guards it
         asked: Any = cls.__torch_function__  # type: ignore[attr-defined]
         if asked is not _DISABLED[0]:
             asked = classmethod(_asked(vm, cls, asked.__func__))
@@ -116,7 +116,7 @@ def _made(vm: Machine, tensor: TracedTensor, cls: Any) -> Any:
     """`tensor` as one of class `cls`."""
     tensor.__class__ = mask = _mask(vm, cls)
     tensor.attributes = {}
-    vm.world.masked[id(tensor)] = tensor, mask
+    vm.world.inputs.masked[id(tensor)] = tensor, mask
     return tensor
 
 
@@ -218,18 +218,18 @@ def _wrap(world: World, real: Any, source: Source) -> Any:
     _refuse(world, cls)
     described = facts(real)
     if not described[-1]:
-        raise Unsupported("DisableTorchFunctionSubclass is in force", world.where(), _REMEDY, "input")
-    world.guard(source, "type", cls)
-    world.guard(Source("apply", source, (), facts), "equals", described)
+        raise Unsupported("DisableTorchFunctionSubclass is in force", world.guards.where(), _REMEDY, "input")
+    world.guards.add(source, "type", cls)
+    world.guards.add(Source("apply", source, (), facts), "equals", described)
     shared = for_real(plain, real)
     like = for_real(as_leaf, shared) if described[0] else shared
-    traced = world.add_input(shared, Source("apply", source, (), plain), like)
+    traced = world.inputs.add(shared, Source("apply", source, (), plain), like)
     if described[1]:
         traced._is_param = True
-    world.evaluate(_put_on, [traced, cls])
+    world.program.evaluate(_put_on, [traced, cls])
     traced.attributes = None
-    world.masked_inputs[id(traced)] = real, source
-    return world.mirror(traced, source)
+    world.inputs.unmasked[id(traced)] = real, source
+    return world.identities.mirror(traced, source)
 
 
 def _put_on(tensor: TracedTensor, cls: type) -> None:
@@ -254,7 +254,7 @@ WRAPPERS[torch.Tensor] = wrap
 
 def _recipe(rebuilder: Rebuilder, value: TracedTensor) -> Recipe:
     """A tensor that the program has made; what it has put on it comes later, for it may lead back to the tensor."""
-    cls = Recipe("constant", vars(rebuilder.world.masked[id(value)][1])[STANDS_FOR])
+    cls = Recipe("constant", vars(rebuilder.world.inputs.masked[id(value)][1])[STANDS_FOR])
     if value.requires_grad and value.is_leaf:
         made = Recipe("call", _new_leaf, (rebuilder.plain_tensor(value), cls))
     else:

@@ -47,8 +47,8 @@ def _is_inference(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         return NATIVE
     group = args[0].group
     if group.source is not None and type(vm.trace) is Trace:
-        source = Source("apply", vm.world.inputs[group.source], (), torch.Tensor.is_inference)
-        vm.world.guard(source, "equals", group.inference)
+        source = Source("apply", vm.world.inputs.sources[group.source], (), torch.Tensor.is_inference)
+        vm.world.guards.add(source, "equals", group.inference)
     return group.inference
 
 
@@ -83,7 +83,7 @@ _HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_
 
 @intercept(torch.nn.Module.__call__)
 def _module_called(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    implementation = vm.world.lookup(class_of(args[0]), "_call_impl")
+    implementation = vm.world.classes.lookup(class_of(args[0]), "_call_impl")
     return _module_call(vm, args, kwargs) if implementation is _CALL_IMPL else Call(implementation, args, kwargs)
 
 
@@ -98,10 +98,9 @@ def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if type(module) is Outside and vm.world.symbols.history.called_for_real:
         refuse_for_real(vm, Watch(module.real))
     if type(module) is Outside and not _has_global_hooks(vm):
-        if "global hooks" not in vm.world.once:
-            vm.world.once.add("global hooks")
+        if vm.world.guards.first("global hooks"):
             for hooks in _GLOBAL_HOOKS:
-                vm.world.guard(Source("object", None, None, hooks), "length", 0)
+                vm.world.guards.add(Source("object", None, None, hooks), "length", 0)
         hooks = [module.namespace.peek(name) for name in _HOOKS]
         if not any(hook is MISSING or operations.truth(vm, hook) for hook in hooks):
             forward = load_attribute(vm, module, "forward")
@@ -119,7 +118,7 @@ def _unwrap_optional(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 def _has_global_hooks(vm: Machine) -> bool:
     """Whether there are hooks for all modules, those included that the program has put there."""
-    overlays = [vm.world.overlay_of.get(id(hooks)) for hooks in _GLOBAL_HOOKS]
+    overlays = [vm.world.journal.overlay_of.get(id(hooks)) for hooks in _GLOBAL_HOOKS]
     return any(hooks if known is None else known.length() for hooks, known in zip(_GLOBAL_HOOKS, overlays))
 
 
@@ -161,9 +160,8 @@ def read_state(vm: Machine, reader: Reader, args: list[Any]) -> Any:
     changed = modes.changed(vm.modes.before, modes.settings()) if READERS.get(reader) else []
     own = {setter for setter, _ in modes.own(changed, vm.modes.setters)}
     key = (reader, *args)
-    if READERS.get(reader) not in own and key not in vm.world.once:
-        vm.world.once.add(key)
-        vm.world.guard(Source("apply", Source("object", None, None, reader), tuple(args), answer), "equals", value)
+    if READERS.get(reader) not in own and vm.world.guards.first(key):
+        vm.world.guards.add(Source("apply", Source("object", None, None, reader), tuple(args), answer), "equals", value)
     return value
 
 

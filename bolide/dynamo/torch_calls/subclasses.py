@@ -74,7 +74,7 @@ def _stand_in(vm: Machine, cls: type) -> Any:
     if made is None:
         namespace: dict[str, Any] = {STANDS_FOR: cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
         for name in (*_PROTOCOL, "__torch_dispatch__", "__torch_function__"):
-            vm.world.rely_on_class(cls, name)
+            vm.world.classes.rely_on(cls, name)
         for name in ("__torch_dispatch__", "__torch_function__"):
             function = _written_in_python(cls, name)
             if function is not None:
@@ -90,7 +90,7 @@ def _asked(vm: Machine, cls: type, function: Callable[..., Any]) -> Callable[...
     def call(_: Any, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
         given: Any = args[0] if args and is_stand_in(type(args[0])) else None
         writes = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
-        if writes and torch.is_grad_enabled() and vm.world.is_outside(given) and given.requires_grad:
+        if writes and torch.is_grad_enabled() and vm.world.identities.is_outside(given) and given.requires_grad:
             raise _refused(vm, cls, "that requires grad is written to")
         seen = tuple(vars(each).get(STANDS_FOR, torch.Tensor if each is TracedTensor else each) for each in classes)
         return function(cls, func, seen, args, kwargs or {})
@@ -139,14 +139,14 @@ def facts(real: Any) -> tuple[Any, ...]:
 def wrap_parts(world: World, real: Any, source: Source) -> Any:
     """The stand-in for a wrapper from outside, around its parts, which are inputs."""
     cls: Any = type(real)
-    described, where = facts(real), world.where()
+    described, where = facts(real), world.guards.where()
     if not is_constant(described):
         raise Unsupported(f"what a {cls.__name__} says of itself is no constant", where, None, "input")
-    world.guard(source, "type", cls)
-    world.guard(Source("apply", source, (), facts), "equals", described)
+    world.guards.add(source, "type", cls)
+    world.guards.add(Source("apply", source, (), facts), "equals", described)
     names, context = real.__tensor_flatten__()
     parts = {name: world.wrap(getattr(real, name), attribute_source(source, name)) for name in names}
-    made = world.evaluate(cls.__tensor_unflatten__, [parts, context, real.size(), real.stride()])
+    made = world.program.evaluate(cls.__tensor_unflatten__, [parts, context, real.size(), real.stride()])
     if class_of(made) is not cls:
         raise Unsupported(
             f"{cls.__name__}.__tensor_unflatten__ makes a {class_of(made).__name__}", where, None, "input"
@@ -155,7 +155,7 @@ def wrap_parts(world: World, real: Any, source: Source) -> Any:
         made = _with_history(world, real, source, made)
     if isinstance(real, torch.nn.Parameter):
         made._is_param = True
-    return world.mirror(made, source)
+    return world.identities.mirror(made, source)
 
 
 def _with_history(world: World, real: Any, source: Source, made: Any) -> Any:
@@ -168,7 +168,7 @@ def _with_history(world: World, real: Any, source: Source, made: Any) -> Any:
     given: list[Any] = [None] * len(found)
     for place in places:
         leaf = for_real(as_leaf, found[place])
-        given[place] = world.add_input(found[place], Source("item", root, place), leaf)
+        given[place] = world.inputs.add(found[place], Source("item", root, place), leaf)
     return with_handles(made, form_of(made, class_of), class_of, given)
 
 
@@ -189,10 +189,10 @@ def _with_history_outside(rebuilder: Rebuilder, value: Any) -> Recipe:
     world, form = rebuilder.world, form_of(value, class_of)
     if not all(map(has_gradient, plain_parts(value))) or value.is_leaf or not is_constant(_described(form)):
         reason = f"a {form.cls.__name__}, a subclass of Tensor, that requires grad leaves the function"
-        raise Unsupported(reason, world.where(), "return what it is made of", "escape")
+        raise Unsupported(reason, world.guards.where(), "return what it is made of", "escape")
 
     def make(cls: Any, *given: Any) -> Any:
-        return world.evaluate(cls.__tensor_unflatten__, list(given))
+        return world.program.evaluate(cls.__tensor_unflatten__, list(given))
 
     parts = tuple(map(rebuilder.recipe, opened(value, form, make)))
     return Recipe("call", closed, (Recipe("constant", form), *parts))

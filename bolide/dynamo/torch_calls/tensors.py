@@ -43,7 +43,7 @@ def _requires_grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
     if type(tensor) is not TracedTensor or tensor.requires_grad is bool(wanted):
         return tensor if type(tensor) is TracedTensor else NATIVE
-    if vm.world.input_place(tensor) is not None:
+    if vm.world.inputs.place(tensor) is not None:
         return change_flag(vm, tensor, bool(wanted))
     vm.trace.where = vm.where()
     return tensor.requires_grad_(wanted)
@@ -76,13 +76,13 @@ def _storage_offset(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @intercept(torch.Tensor._is_view)
 def _is_view(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    place = vm.world.input_place(args[0])
+    place = vm.world.inputs.place(args[0])
     if place is None:
         return NATIVE
-    real, source = vm.world.given(place)
+    real, source = vm.world.inputs.given(place)
     if type(real) not in (torch.Tensor, torch.nn.Parameter):
         raise _refused(vm, "Tensor._is_view", "a subclass of Tensor is asked", "ask outside the compiled function")
-    vm.world.guard(Source("apply", source, (), torch.Tensor._is_view), "equals", real._is_view())
+    vm.world.guards.add(Source("apply", source, (), torch.Tensor._is_view), "equals", real._is_view())
     return real._is_view()
 
 
@@ -103,7 +103,7 @@ def _is_alias_of(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     first, second = args
     if first.group is second.group:
         return True
-    vm.world.refuse_aliases(args)
+    vm.world.aliases.refuse(args)
     outside = [group.frozen or vm.trace.input_of(group) is not None for group in (first.group, second.group)]
     if type(vm.trace) is not Trace or all(outside):
         raise _refused(vm, "is_alias_of", "tensors from outside are compared", "ask outside the compiled function")
@@ -243,7 +243,7 @@ def _several(value: Any) -> list[Any]:
 def _accumulate(vm: Machine, place: int, gradient: Any, create: bool) -> None:
     """Adds to the `grad` of a leaf as the engine does: in place if there is one."""
     tensor = vm.trace.inputs[place]
-    if not vm.world.input_tensors[place].is_leaf:
+    if not vm.world.inputs.tensors[place].is_leaf:
         raise _refused(vm, "Tensor.backward", "the gradient goes on outside of the function", "call backward there")
     hooked = hooks_of(vm, place)
     if hooked is not None:
@@ -299,7 +299,7 @@ def _grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     if not all(tensor.requires_grad for tensor in inputs):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
     _refuse_outer_graph(vm, outputs, inputs, "torch.autograd.grad")
-    for place in (vm.world.input_place(tensor) for tensor in inputs):
+    for place in (vm.world.inputs.place(tensor) for tensor in inputs):
         if place is not None and (hooked := hooks_of(vm, place)) is not None:
             raise _refused(vm, "torch.autograd.grad", hooked, "compile what is called outside of the hook")
     found = run_engine(
@@ -326,10 +326,10 @@ def _grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 def _refuse_outer_graph(vm: Machine, outputs: Sequence[Any], inputs: Sequence[Any], operation: str) -> None:
     """An input that is no leaf has a history outside, which may lead to other inputs."""
-    asked = [vm.world.input_place(tensor) for tensor in inputs]
+    asked = [vm.world.inputs.place(tensor) for tensor in inputs]
     others = {
         id(vm.trace.leaves[place])
-        for place, real in enumerate(vm.world.input_tensors)
+        for place, real in enumerate(vm.world.inputs.tensors)
         if real.requires_grad and not real.is_leaf and place not in asked
     }
     if others and any(place is not None for place in asked):
@@ -349,7 +349,7 @@ def _retain_grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """For gradients taken inside, and, on the real tensor, for those taken outside: these do not come to a tensor of
     which the compiled function makes others, so a segment ends where one is made.
     """
-    if vm.world.input_place(args[0]) is None:
+    if vm.world.inputs.place(args[0]) is None:
         if args[0].requires_grad and not args[0].is_leaf:
             reason, operation = "a gradient is kept of a tensor made here", "Tensor.retain_grad"
             raise Unsupported(reason, vm.where(), "return the tensor", operation=operation, kind="inner_gradient")
@@ -388,7 +388,7 @@ def float_in(vm: Machine, tensor: TracedTensor) -> TracedFloat | float:
     place = node.meta.get("place")
     if place is None:
         return vm.trace.scalar(tensor)
-    name, value = vm.world.number_in(place)
+    name, value = vm.world.numbers.in_input(place)
     vm.trace.functional_only = "numbers are computed in the graph"
     refused = functools.partial(_refuse_number, vm)
     number = vm.trace.scalar(tensor, value + added, (refused,), f"({name} + {added})")

@@ -9,14 +9,12 @@ import itertools
 import operator
 import warnings
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bolide.dynamo.program.captured import Source
+from bolide.dynamo.world.parts import Reading
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
-
-if TYPE_CHECKING:
-    from bolide.dynamo.world.world import World
 
 END: Any = type("End", (), {"__repr__": lambda self: "<end>", "__slots__": ()})()
 
@@ -185,13 +183,13 @@ class Stream:
 
     __slots__ = ("family", "items", "real", "source", "taken")
 
-    def __init__(self, world: World, real: Any, source: Source) -> None:
+    def __init__(self, world: Reading, real: Any, source: Source) -> None:
         self.real, self.source, self.taken = real, source, 0
         self.family = _family(real)
-        for other in world.streams:
+        for other in world.journal.streams:
             if any(mine is its for mine in self.family for its in other.family):
                 reason = "two iterators from before a break draw from the same one"
-                raise Unsupported(reason, world.where(), "use one of them up", kind="iterator")
+                raise world.guards.refusal("iterator", reason, "use one of them up")
         self.items = self._read(world)
 
     def __iter__(self) -> Stream:
@@ -203,17 +201,17 @@ class Stream:
     def __repr__(self) -> str:
         raise Unsupported("the text of an iterator from outside", kind="iterator")
 
-    def _read(self, world: World) -> Generator[Any, None, None]:
+    def _read(self, world: Reading) -> Generator[Any, None, None]:
         """Guards each item when it is drawn, and the end when it is found, but not how far the iterator was before."""
         while True:
-            if any(world.is_written(part) for each in self.family for part in _gone_over(each)):
+            if any(world.journal.is_written(part) for each in self.family for part in _gone_over(each)):
                 reason = "an iterator goes on over what has been written to since the break in front"
-                raise Unsupported(reason, world.where(), "iterate over a copy", kind="iterator")
+                raise world.guards.refusal("iterator", reason, "iterate over a copy")
             item = peek(self.real, self.taken)
             source = Source("apply", self.source, (self.taken,), peek)
             self.taken += 1
             if item is END:
-                world.varies(self.source, self.taken)
-                world.guard(source, "is", END)
+                world.program.fix_count(self.source, self.taken)
+                world.guards.add(source, "is", END)
                 return
             yield world.wrap(item, source)

@@ -10,13 +10,11 @@ import operator
 import types
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from bolide.dynamo.program.captured import Source
-from bolide.dynamo.program.constants import same_constant
 from bolide.dynamo.program.kinds import (
     CONSTANT_TYPES,
     MISSING,
@@ -26,26 +24,15 @@ from bolide.dynamo.program.kinds import (
     class_attribute,
     is_data_descriptor,
     is_read_by_code,
+    lacks_attribute,
     ordered_keys,
     own_namespace,
+    same_constant,
 )
 from bolide.dynamo.world.frames import Generator, refuse_drop
+from bolide.dynamo.world.parts import Reading, Write
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
-
-if TYPE_CHECKING:
-    from bolide.dynamo.world.world import World
-
-
-@dataclass(frozen=True)
-class Write:
-    """An entry of `World.journal`: what stood in a place before a write. `place` identifies it."""
-
-    place: tuple[int, Any]
-    before: Any
-    now: Callable[[], Any]
-    put: Callable[[Any], None]
-    undo: Callable[[], None]
 
 
 @fleeting
@@ -65,7 +52,7 @@ class Overlay:
     )
 
     def __init__(
-        self, world: World, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source], owner: Any
+        self, world: Reading, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source], owner: Any
     ) -> None:
         self.owner = owner
         self.world, self.real, self.source, self.child = world, real, source, child
@@ -73,9 +60,9 @@ class Overlay:
         self.computes: dict[Any, bool] | None = None  # of an instance: whether its class computes a name
         self.asks = False
         if child is attribute_source and not isinstance(owner, type):
-            known = world.class_codes.get(id(type(owner)))
+            known = world.classes.codes.get(id(type(owner)))
             if known is None:
-                known = world.class_codes[id(type(owner))] = _asks_code(type(owner)), {}
+                known = world.classes.codes[id(type(owner))] = _asks_code(type(owner)), {}
             self.asks, self.computes = known
         if child is attribute_source:
             self.itself = attribute_source(source, "__dict__")
@@ -117,12 +104,12 @@ class Overlay:
         if found is MISSING and key not in self.known:
             if dict.__contains__(self.real, key):
                 real, source = dict.__getitem__(self.real, key), self._source_of(key)
-                grown = self.world.grown(real, source)
+                grown = self.world.containers.grown(real, source)
                 if grown is not None:
                     return grown
                 found = self.world.wrap(real, source)
             else:
-                self.world.guard(self.itself, "has_key", (key, False))
+                self.world.guards.add(self.itself, "has_key", (key, False))
             self.known[key] = self.original[key] = found
         return found
 
@@ -152,10 +139,10 @@ class Overlay:
             )
         in_slots = self.owner is None and self.child in (attribute_source, slot_source)
         if value is MISSING and self.original[key] is MISSING and not in_slots:  # deleting what is there is an effect
-            self.world.guard(self.itself, "has_key", (key, False))
-        refuse_drop(self.known.get(key, self.original[key]), self.world.where)
+            self.world.guards.add(self.itself, "has_key", (key, False))
+        refuse_drop(self.known.get(key, self.original[key]), self.world.guards.where)
         self.written = True
-        if self.world.forks:
+        if self.world.journal.forks:
             self._note(key)
         if value is not MISSING and self.known.get(key, self.original[key]) is MISSING:
             self.known.pop(key, None)  # a key that is new, or new again, comes last
@@ -171,12 +158,12 @@ class Overlay:
             self.known[key], self.moved = before, moved
 
         now, put = functools.partial(self.get, key), functools.partial(self.set, key)
-        self.world.journal.append(Write((id(self), key), before, now, put, undo))
+        self.world.journal.writes.append(Write((id(self), key), before, now, put, undo))
 
     def rely_on_absence(self, key: Any) -> None:
         """Guard that `key` is not there, once."""
         if key not in self.known and self.complete is None:
-            self.world.guard(self.itself, "has_key", (key, False))
+            self.world.guards.add(self.itself, "has_key", (key, False))
             self.known[key] = self.original[key] = MISSING
 
     def length(self) -> int:
@@ -184,14 +171,14 @@ class Overlay:
         if self.complete is None and not (self.written and self.changes()):
             if not self.measured:
                 self.measured = True
-                self.world.guard(self.itself, "length", dict.__len__(self.real))
+                self.world.guards.add(self.itself, "length", dict.__len__(self.real))
             return dict.__len__(self.real)
         return len(self.materialise())
 
     def materialise(self) -> dict[Any, Any]:
         """The whole dict as a real one (of a plain dict type) that the program may use and change natively."""
         if self.complete is None:
-            self.world.guard(self.itself, "dict_keys", ordered_keys(self.real))
+            self.world.guards.add(self.itself, "dict_keys", ordered_keys(self.real))
             for key in ordered_keys(self.real):
                 if key not in self.original:
                     self.original[key] = self.world.wrap(dict.__getitem__(self.real, key), self._source_of(key))
@@ -277,7 +264,7 @@ class Outside:
 
     __slots__ = ("__weakref__", "attrs", "cls", "contents", "items", "real", "slot_values", "source", "world")
 
-    def __init__(self, world: World, real: Any, source: Source) -> None:
+    def __init__(self, world: Reading, real: Any, source: Source) -> None:
         self.real, self.source = real, source
         self.cls: Any = type(real)
         namespace = own_namespace(real)
@@ -299,7 +286,7 @@ class Outside:
         return cls.over(owner.world, owner.real.__dict__, overlay, attribute_source(owner.source, "__dict__"))
 
     @classmethod
-    def over(cls, world: World, real: dict[str, Any], items: Overlay, source: Source) -> Outside:
+    def over(cls, world: Reading, real: dict[str, Any], items: Overlay, source: Source) -> Outside:
         """A dict of names, read and written through an overlay that others use as well."""
         view = cls.__new__(cls)
         view.real, view.cls, view.attrs, view.items, view.source = real, dict, None, items, source
@@ -313,8 +300,26 @@ class Outside:
         if kind is None:
             return MISSING
         source = Source("apply", self.source, (), kind.__getnewargs__)
-        self.world.guard(source, "equals", kind.__getnewargs__(self.real))
+        self.world.guards.add(source, "equals", kind.__getnewargs__(self.real))
         return kind.__getnewargs__(self.real)[0]
+
+    def rely_on_missing(self, name: str) -> None:
+        """Guard that the object has no attribute `name` (unless the program itself has deleted it)."""
+        written = self.attrs is not None and self.attrs.original.get(name, MISSING) is not MISSING
+        if written or not self.world.guards.first((id(self), name)):
+            return
+        self.world.classes.rely_on(self.cls, name)
+        if self.attrs is None:
+            self.guard_no_attribute(name)
+        else:
+            self.attrs.rely_on_absence(name)
+
+    def guard_no_attribute(self, name: str) -> None:
+        """Guard that the object, which has no `__dict__`, has no attribute `name`; its `__getattr__` is not asked."""
+        if class_attribute(self.cls, "__getattr__") is not MISSING:
+            self.world.guards.add(Source("apply", self.source, (name,), lacks_attribute), "equals", True)
+        else:
+            self.world.guards.add(self.source, "has_attr", (name, False))
 
     def is_stale_key(self) -> bool:
         """Whether the real object does not hash as the program's does: it has been written to."""
@@ -327,9 +332,9 @@ class Outside:
 
     def __hash__(self) -> int:
         """As the object's class defines it, so that native containers find it as they would the object."""
-        method = self.world.lookup(self.cls, "__hash__")
+        method = self.world.classes.lookup(self.cls, "__hash__")
         if type(method) is types.FunctionType:
-            return int(self.world.evaluate(method, [self]))
+            return int(self.world.program.evaluate(method, [self]))
         if method is None:
             return hash(self.real)  # raises
         if method is object.__hash__:
@@ -341,9 +346,9 @@ class Outside:
     def __eq__(self, other: object) -> Any:
         if self is other:
             return True
-        return bool(self.world.evaluate(operator.eq, [self, other]))
+        return bool(self.world.program.evaluate(operator.eq, [self, other]))
 
-    def slots(self, world: World) -> Overlay:
+    def slots(self, world: Reading) -> Overlay:
         """The values of `__slots__` and of C-level attributes, as an overlay of a copy of them."""
         if self.slot_values is None:
             names = dict.fromkeys(name for base in self.cls.__mro__ for name in base.__dict__)
@@ -451,11 +456,15 @@ class Snapshot:
             return any(self.differences())
         return len(self.before) != len(self.copy) or any(a is not b for a, b in zip(self.before, self.copy))
 
+    def gone(self) -> list[Any]:
+        """What is no longer in it."""
+        now = set(map(id, self.copy))
+        return [item for item in self.before if id(item) not in now]
+
     def differences(self) -> tuple[list[Any], list[Any]]:
         """What has gone from a set, and what is new in it."""
-        before, after = {id(item) for item in self.before}, {id(item) for item in self.copy}
-        gone = [item for item in self.before if id(item) not in after]
-        return gone, [item for item in self.copy if id(item) not in before]
+        before = set(map(id, self.before))
+        return self.gone(), [item for item in self.copy if id(item) not in before]
 
 
 @fleeting
@@ -469,6 +478,16 @@ class Grown:
         self.real, self.source = real, source
         self.items: list[Any] = []
         self.whole = False  # the list has been read since: `items` stands for all of it
+
+
+@fleeting
+class Cell:
+    """A closure cell of the outside world: what was found in it, and what is in it now; MISSING if it is empty."""
+
+    __slots__ = ("before", "cell", "now")
+
+    def __init__(self, cell: types.CellType, found: Any) -> None:
+        self.cell, self.before, self.now = cell, found, found
 
 
 def attribute_source(base: Source, name: Any) -> Source:

@@ -15,14 +15,14 @@ import random
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy
 import torch
 
 from bolide.dynamo.policy import is_python_class
-from bolide.dynamo.program.captured import Effect, Recipe
+from bolide.dynamo.program.captured import Effect, Recipe, Source
 from bolide.dynamo.program.kinds import (
     BOUND_BUILTINS,
     C_METHODS,
@@ -32,6 +32,7 @@ from bolide.dynamo.program.kinds import (
     VIEWS,
     WEAK_CONTAINERS,
     class_attribute,
+    contents_of,
     descriptor_of,
     is_bound,
     is_class_namespace,
@@ -42,12 +43,13 @@ from bolide.dynamo.program.kinds import (
     viewed,
 )
 from bolide.dynamo.state import CALLBACK, own_mark
-from bolide.dynamo.world.frames import Generator, refuse_drop
+from bolide.dynamo.world.frames import Generator, entries, held, refuse_drop, restored_trace
 from bolide.dynamo.world.iterators import (
     CALLING,
     DICT_ITERATORS,
     REDUCIBLE,
     SET_ITERATOR,
+    Stream,
     advance,
     dict_iterator,
     reduced,
@@ -55,6 +57,7 @@ from bolide.dynamo.world.iterators import (
     set_iterator,
     set_position,
 )
+from bolide.dynamo.world.journal import Change
 from bolide.dynamo.world.makers import (
     bare_instance,
     dead_reference,
@@ -77,9 +80,7 @@ from bolide.dynamo.world.makers import (
     state_of,
     weak_container,
 )
-from bolide.dynamo.world.outside import Deferred, Outside, Overlay, items_of
-from bolide.dynamo.world.tracebacks import entries, held
-from bolide.dynamo.world.tracebacks import restored as restored_trace
+from bolide.dynamo.world.outside import Cell, Deferred, Grown, Outside, Overlay, Snapshot, items_of
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Ratio
@@ -121,13 +122,6 @@ def _is_self_contained(cls: type) -> bool:
 _CLASS_PARTS = frozenset({types.GetSetDescriptorType, types.MemberDescriptorType, types.BuiltinFunctionType, type})
 
 
-def _contents(cell: types.CellType) -> tuple[Any, ...]:
-    try:
-        return (cell.cell_contents,)
-    except ValueError:
-        return ()
-
-
 class Rebuilder:
     """Makes recipes. The same value always gives the same Recipe object, so identity among results is kept."""
 
@@ -143,7 +137,7 @@ class Rebuilder:
         self.unfilled: list[tuple[Any, type, Recipe]] = []
         self.fills: list[Effect] = []
         self.positions: list[Effect] = []  # of iterators, after the fills and what is written to lists
-        self.input_of = {id(t): world.inputs[i] for i, t in enumerate(world.trace.inputs)}
+        self.input_of = {id(t): world.inputs.sources[i] for i, t in enumerate(world.trace.inputs)}
 
     def release(self) -> None:
         """The capture is over: no value lives longer because it was rebuilt."""
@@ -155,9 +149,9 @@ class Rebuilder:
         cls = type(value)
         if cls is Deferred:
             return Recipe("source", value.source)
-        if self.world.own_classes:
-            self._check_class(self.world.own_classes.get(id(value)) or self.world.own_classes.get(id(cls)))
-        mirror = self.world.mirrors.get(id(value))
+        if self.world.classes.own:
+            self._check_class(self.world.classes.own.get(id(value)) or self.world.classes.own.get(id(cls)))
+        mirror = self.world.identities.mirrors.get(id(value))
         if mirror is not None:
             return Recipe("source", mirror[1])
         if (
@@ -189,16 +183,16 @@ class Rebuilder:
             return self._new(value, cls)
         except _ContainsItself:
             reason = "an object whose class has a __hash__ contains itself, and leaves the function"
-            raise Unsupported(reason, self.world.where(), kind="escape") from None
+            raise Unsupported(reason, self.world.guards.where(), kind="escape") from None
 
     def _check_class(self, cls: type | None) -> None:
         if cls is None:
             return
-        own = [base for base in cls.__mro__ if id(base) in self.world.own_classes]
+        own = [base for base in cls.__mro__ if id(base) in self.world.classes.own]
         if not all(map(_is_self_contained, own)):
             raise Unsupported(
                 f"class {cls.__name__}, made in the function, leaves it with values of this call",
-                self.world.where(),
+                self.world.guards.where(),
                 "define the class outside the function",
                 "escape",
             )
@@ -220,15 +214,15 @@ class Rebuilder:
     def _empty(self, value: Any, cls: type) -> Recipe | None:
         """A recipe of a mutable container that the program made, without its contents; None for anything else."""
         if (
-            id(value) in self.world.snapshots
-            or id(value) in self.world.namespaces
+            id(value) in self.world.journal.snapshots
+            or id(value) in self.world.identities.owners
             or cls is Outside
             or cls in RECIPES
             or isinstance(value, _VALUES)
         ):
             return None
         if cls is types.CellType:
-            return Recipe("call", types.CellType) if id(value) not in self.world.outside_cells else None
+            return Recipe("call", types.CellType) if id(value) not in self.world.namespaces.outside_cells else None
         if cls is collections.deque:
             return Recipe("call", cls, self.constants((), value.maxlen))
         if cls in (list, dict, collections.OrderedDict):
@@ -259,13 +253,13 @@ class Rebuilder:
         self.fills.append(Effect("call", None, None, Recipe("call", fill_instance, (empty, full))))
 
     def _is_outside(self, value: Any) -> bool:
-        return id(value) in self.world.snapshots or id(value) in self.world.mirrors
+        return id(value) in self.world.journal.snapshots or id(value) in self.world.identities.mirrors
 
     def constants(self, *values: Any) -> tuple[Recipe, ...]:
         return tuple(Recipe("constant", value) for value in values)
 
     def _make(self, value: Any, cls: type) -> Recipe:
-        snapshot = self.world.snapshots.get(id(value))
+        snapshot = self.world.journal.snapshots.get(id(value))
         if snapshot is not None:
             return Recipe("source", snapshot.source)
         if cls is Outside:
@@ -298,21 +292,21 @@ class Rebuilder:
         if cls is set:
             return Recipe("set", None, tuple(self._key(item) for item in value))
         if cls is dict:
-            owner = self.world.namespaces.get(id(value))
+            owner = self.world.identities.owners.get(id(value))
             if owner is not None:
                 return Recipe("call", getattr, (self.recipe(owner), *self.constants("__dict__")))
             return self._dict(value)
-        if cls is weakref.ReferenceType and id(value) not in self.world.seen:
+        if cls is weakref.ReferenceType and id(value) not in self.world.identities.seen:
             referent = self._referent(value)
             if referent is None:
                 return Recipe("call", dead_reference)
             return Recipe("call", weakref.ref, (self.recipe(referent),))
         if cls in WEAK_CONTAINERS:
             return Recipe("call", weak_container, (Recipe("constant", cls), self._held_weakly(value)))
-        if issubclass(cls, weakref.ReferenceType) and id(value) not in self.world.seen:
+        if issubclass(cls, weakref.ReferenceType) and id(value) not in self.world.identities.seen:
             reason = f"a new {cls.__module__}.{cls.__name__} leaves the function"
-            raise Unsupported(reason, self.world.where(), "use weakref.ref", kind="escape")
-        if cls in LOCK_TYPES and not self.world.is_outside(value):
+            raise Unsupported(reason, self.world.guards.where(), "use weakref.ref", kind="escape")
+        if cls in LOCK_TYPES and not self.world.identities.is_outside(value):
             return Recipe("call", threading.Lock if cls is LOCK_TYPES[0] else threading.RLock)
         if isinstance(value, (type, enum.Enum, numpy.generic)) or is_opaque(value):
             return Recipe("constant", value)
@@ -321,7 +315,7 @@ class Rebuilder:
     def _referent(self, reference: Any) -> Any:
         """What a weak reference of the program refers to, as the program sees it; None if it is no more."""
         referent = reference()
-        known = None if referent is None else self.world.seen.get(id(referent))
+        known = None if referent is None else self.world.identities.seen.get(id(referent))
         return referent if known is None else known[1]
 
     def _held_weakly(self, container: Any) -> Recipe:
@@ -329,7 +323,7 @@ class Rebuilder:
         data = vars(container).get("data")
         if data is None or vars(container).get("_iterating"):
             reason = "a weak container that is being made or iterated over leaves the function"
-            raise Unsupported(reason, self.world.where(), kind="escape")
+            raise Unsupported(reason, self.world.guards.where(), kind="escape")
         held: list[tuple[Any, ...]]
         if type(container) is weakref.WeakSet:
             held = [(item,) for reference in data if (item := self._referent(reference)) is not None]
@@ -343,18 +337,18 @@ class Rebuilder:
         if not isinstance(value, TracedTensor):
             if _is_transformed(value):
                 reason = "a tensor of a transform of torch.func leaves the transformed function"
-                raise Unsupported(reason, self.world.where(), "return it from there", "escape")
+                raise Unsupported(reason, self.world.guards.where(), "return it from there", "escape")
             made = RECIPES[torch.Tensor](self, value)
             if made is not None:
                 return made
             if computes_itself(type(value)):
                 reason = f"a {type(value).__name__}, a subclass of Tensor, leaves the function"
-                raise Unsupported(reason, self.world.where(), None, "escape")
+                raise Unsupported(reason, self.world.guards.where(), None, "escape")
             return Recipe("constant", value)
         source = self.input_of.get(id(value))
         if source is not None:
             return Recipe("source", source)
-        if id(value) in self.world.masked:
+        if id(value) in self.world.inputs.masked:
             made = RECIPES[TracedTensor](self, value)
             assert made is not None
             return made
@@ -407,7 +401,7 @@ class Rebuilder:
             if id(getattr(node, "variable", None)) in leaves:
                 raise Unsupported(
                     "a new leaf that requires grad leaves the function, and so does what was computed from it",
-                    self.world.where(),
+                    self.world.guards.where(),
                     kind="new_leaf",
                 )
             waiting += [before for before, _ in node.next_functions]
@@ -439,9 +433,9 @@ class Rebuilder:
         """A method written in C, bound to `owner`: by the descriptor `found` where the name finds another one. (A
         traced tensor's methods are not the real one's.)"""
         if type(found) in C_METHODS and not isinstance(owner, torch.Tensor):
-            snapshot = self.world.snapshots.get(id(owner))
+            snapshot = self.world.journal.snapshots.get(id(owner))
             real = owner.real if type(owner) is Outside else owner if snapshot is None else snapshot.real
-            if self.world.lookup(type(real), name) is not found:
+            if self.world.classes.lookup(type(real), name) is not found:
                 return Recipe("call", found.__get__, (self.recipe(owner),))
         return Recipe("call", getattr, (self.recipe(owner), *self.constants(name)))
 
@@ -460,7 +454,7 @@ class Rebuilder:
             args = self._dict(own_namespace(value)), *map(self.recipe, (value.func, *value.args))
             return Recipe("call", make_partial, args, tuple((k, self.recipe(v)) for k, v in value.keywords.items()))
         if cls is types.CellType:
-            if id(value) in self.world.outside_cells:
+            if id(value) in self.world.namespaces.outside_cells:
                 return self.cell(value)
             try:
                 return Recipe("call", types.CellType, (self.recipe(value.cell_contents),))
@@ -510,7 +504,7 @@ class Rebuilder:
         try:
             return reduced(value)
         except RuntimeError as error:  # its next step says the same; none can be made that does
-            raise Unsupported(f"an iterator lives on: {error}", self.world.where(), None, "iterator") from None
+            raise Unsupported(f"an iterator lives on: {error}", self.world.guards.where(), None, "iterator") from None
 
     def _over_container(self, value: Any, cls: type, pieces: tuple[Any, ...]) -> Recipe | None:
         """An iterator that notices when the dict or set changes; `reduced` only has the items that there are now."""
@@ -522,19 +516,19 @@ class Rebuilder:
                 position = self.constants(*DICT_ITERATORS[cls], len(owner) - operator.length_hint(value))
                 return Recipe("call", dict_iterator, (made, *position))
         if isinstance(owner, set) and cls is SET_ITERATOR:
-            snapshot = self.world.snapshots.get(id(owner))
+            snapshot = self.world.journal.snapshots.get(id(owner))
             if snapshot is None or not snapshot.changed():
                 return Recipe("call", set_iterator, (self.recipe(owner), *map(self.whole_list, pieces[1])))
         return None
 
     def _outside_of(self, items: dict[Any, Any]) -> Overlay | None:
         """The outside dict, if it is one, that the program has in the form of `items`."""
-        return next((overlay for overlay in self.world.overlays if overlay.complete is items), None)
+        return next((overlay for overlay in self.world.journal.overlays if overlay.complete is items), None)
 
     def _is_made_here(self, value: types.FunctionType) -> bool:
         """Whether the program has made a function, or native code has for it: one that holds values of the program
         (`torch.func.vmap(f)`, what a decorator of a library answers)."""
-        return id(value) in self.world.own_functions or self._holds_values(value, set())
+        return id(value) in self.world.functions.own or self._holds_values(value, set())
 
     def _holds_values(self, value: Any, seen: set[int], wanted: tuple[type, ...] = ()) -> bool:
         """Whether a value is, or holds, one of the program's, or of the `wanted` classes."""
@@ -542,7 +536,7 @@ class Rebuilder:
         if id(value) in seen or self._is_outside(value):
             return False
         seen.add(id(value))
-        if isinstance(value, wanted or _OF_PROGRAM) or (not wanted and id(value) in self.world.own_functions):
+        if isinstance(value, wanted or _OF_PROGRAM) or (not wanted and id(value) in self.world.functions.own):
             return True
         if isinstance(value, torch.Tensor) and _is_transformed(value):
             return True
@@ -550,7 +544,7 @@ class Rebuilder:
         if cls is types.FunctionType:
             if own_mark(value, CALLBACK) is not None:
                 return not wanted
-            parts = [held for cell in value.__closure__ or () for held in _contents(cell)]
+            parts = [held for cell in value.__closure__ or () if (held := contents_of(cell)) is not MISSING]
         elif cls in (list, tuple, set, frozenset):
             parts = value
         elif cls is dict:
@@ -565,12 +559,12 @@ class Rebuilder:
         program = own_mark(value, CALLBACK)
         if program is not None:  # what native code was given in place of a function of the program
             return self.recipe(program)
-        if self.world.is_own_namespace(value.__globals__):
+        if self.world.namespaces.is_own(value.__globals__):
             reason = "a function made by exec() leaves the function"
-            raise Unsupported(reason, self.world.where(), "define it outside", "escape")
-        if id(value) not in self.world.own_functions and self._holds_values(value, set(), _OF_GRAPH):
+            raise Unsupported(reason, self.world.guards.where(), "define it outside", "escape")
+        if id(value) not in self.world.functions.own and self._holds_values(value, set(), _OF_GRAPH):
             reason = f"{value.__qualname__}, a function of a library that holds tensors, leaves the function"
-            raise Unsupported(reason, self.world.where(), "call it here", "escape")
+            raise Unsupported(reason, self.world.guards.where(), "call it here", "escape")
         marks = {name: mark for name, mark in value.__dict__.items() if name != CALLBACK}
         attributes = {**facts_of(value), **marks}
         closure = None if value.__closure__ is None else self.recipe(value.__closure__)
@@ -599,7 +593,7 @@ class Rebuilder:
         if not is_open(cls) and cls is not collections.OrderedDict:  # an iterator, a view, a C object
             raise Unsupported(
                 f"a new {module}.{cls.__name__} leaves the function",
-                self.world.where(),
+                self.world.guards.where(),
                 "return a list, tuple or dict",
                 kind="escape",
             )
@@ -622,55 +616,41 @@ class Rebuilder:
         leave the segment with its frames."""
         if any(type(value) is Generator and value.cleans_up() for value in held(error)):
             reason = "the traceback of an exception holds a generator that has not come to its end"
-            raise Unsupported(reason, self.world.where(), "close the generator", kind="iterator")
-
-    def _refuse_drops(self) -> None:
-        """Raises Unsupported where the program has taken a generator that is still to clean up out of a list."""
-        for snapshot in self.world.snapshots.values():
-            for gone in snapshot.before:
-                if type(gone) is Generator and all(gone is not item for item in snapshot.copy):
-                    refuse_drop(gone, self.world.where)
+            raise Unsupported(reason, self.world.guards.where(), "close the generator", kind="iterator")
 
     # -- effects
 
     def effects(self) -> list[Effect]:
-        """Every write to the outside world, in the order in which its objects were first read. Iterators go first: they
-        were drawn from before what they iterate over was written to (`Stream`)."""
-        self._refuse_drops()
-        out: list[Effect] = []
-        for stream in self.world.streams:
-            if stream.taken:
-                parts = (Recipe("source", stream.source), *self.constants(stream.taken))
-                out.append(Effect("call", None, None, Recipe("call", advance, parts)))
-        for overlay in self.world.overlays:
-            for key, value in overlay.changes():
-                out.append(self._write(overlay, key, value))
-        for snapshot in self.world.snapshots.values():
-            if snapshot.changed():
-                target = Recipe("source", snapshot.source)
-                if type(snapshot.copy) is set:
-                    changes = tuple(map(self.whole_list, snapshot.differences()))
-                    out.append(Effect("call", None, None, Recipe("call", exchange, (target, *changes))))
-                elif type(snapshot.real) is list:
-                    out.append(Effect("list_assign", target, None, self.whole_list(snapshot.copy)))
+        """Every write to the outside world (`Journal.changes`)."""
+        return [effect for change in self.world.journal.changes() for effect in self._effects_of(change)]
+
+    def _effects_of(self, change: Change) -> Iterator[Effect]:
+        place, now = change.place, change.now
+        match place:
+            case Overlay():
+                yield self._write(place, change.key, now)
+            case Cell():
+                yield Effect("cell", self.cell(place.cell), None, None if now is MISSING else self.recipe(now))
+            case Stream():
+                yield self._call_on(place.source, advance, Recipe("constant", now))
+            case Grown():
+                yield self._call_on(place.source, list.extend, Recipe("list", None, tuple(map(self.recipe, now))))
+            case Snapshot():
+                for gone in place.gone():  # a generator that is still to clean up may not be taken out of a list
+                    refuse_drop(gone, self.world.guards.where)
+                if type(now) is set:
+                    yield self._call_on(place.source, exchange, *map(self.whole_list, place.differences()))
+                elif type(place.real) is list:
+                    yield Effect("list_assign", Recipe("source", place.source), None, self.whole_list(now))
                 else:
-                    made = Recipe("call", refill, (target, self.whole_list(snapshot.copy)))
-                    out.append(Effect("call", None, None, made))
-        for cell, before, value in self.world.cells.values():
-            if value is not before:
-                contents = None if value is MISSING else self.recipe(value)
-                out.append(Effect("cell", self.cell(cell), None, contents))
-        for grown in self.world.lists_grown.values():
-            if grown.items and not grown.whole:
-                fresh = Recipe("list", None, tuple(self.recipe(item) for item in grown.items))
-                out.append(
-                    Effect("call", None, None, Recipe("call", list.extend, (Recipe("source", grown.source), fresh)))
-                )
-        return out
+                    yield self._call_on(place.source, refill, self.whole_list(now))
+
+    def _call_on(self, target: Source, function: Callable[..., object], *args: Recipe) -> Effect:
+        return Effect("call", None, None, Recipe("call", function, (Recipe("source", target), *args)))
 
     def cell(self, cell: types.CellType) -> Recipe:
         """An outside cell: where it is found, or itself."""
-        mirror = self.world.mirrors.get(id(cell))
+        mirror = self.world.identities.mirrors.get(id(cell))
         return Recipe("constant", cell) if mirror is None else Recipe("source", mirror[1])
 
     def _write(self, overlay: Overlay, key: Any, value: Any) -> Effect:
@@ -687,7 +667,7 @@ class Rebuilder:
             target = Recipe("constant", overlay.real)
             if value is not MISSING:
                 return Effect("global", target, key, self.recipe(value))
-        known = self.world.seen.get(id(key))
+        known = self.world.identities.seen.get(id(key))
         place = self.recipe(known[1] if known is not None and known[0] is key else key)
         parts = (place,) if value is MISSING else (place, self.recipe(value))
         method = _native_item_method(type(overlay.real), "__delitem__" if value is MISSING else "__setitem__")

@@ -510,23 +510,23 @@ def to_scalar(tensor: torch.Tensor) -> Any:
 def _wrap(world: World, real: numpy.ndarray[Any, Any], source: Source) -> Any:
     if not config.trace_numpy:
         raise Unsupported(
-            "a NumPy array is read (trace_numpy is off)", world.where(), "pass a tensor", kind="numpy_value"
+            "a NumPy array is read (trace_numpy is off)", world.guards.where(), "pass a tensor", kind="numpy_value"
         )
     if not real.flags.writeable:
         raise Unsupported(
-            "a read-only NumPy array is read", world.where(), "pass a tensor or a copy", kind="numpy_value"
+            "a read-only NumPy array is read", world.guards.where(), "pass a tensor or a copy", kind="numpy_value"
         )
     try:
         with torch._C._DisableTorchDispatch():
             tensor = as_tensor(real)
     except (TypeError, ValueError) as error:
         raise Unsupported(
-            f"a NumPy array is read that cannot be a tensor: {error}", world.where(), kind="numpy_value"
+            f"a NumPy array is read that cannot be a tensor: {error}", world.guards.where(), kind="numpy_value"
         ) from error
-    tensor_guard(tensor, world.where())
-    world.guard(Source("attr", Source("attr", source, "flags"), "writeable"), "is", True)
+    tensor_guard(tensor, world.guards.where())
+    world.guards.add(Source("attr", Source("attr", source, "flags"), "writeable"), "is", True)
     traced = world.wrap(tensor, Source("apply", source, (), as_tensor))
-    return world.mirror(TracedArray(layer().ndarray(traced)), source)
+    return world.identities.mirror(TracedArray(layer().ndarray(traced)), source)
 
 
 def _wrap_float(world: World, real: Any, source: Source) -> Any:
@@ -541,9 +541,9 @@ def _wrap_number(world: World, real: Any, source: Source, kind: Any) -> Any:
     """A number that is a symbol, or a float of the graph, where one of Python's would be; else itself."""
     if not config.trace_numpy:
         return None
-    world.guard(source, "type", type(real))
+    world.guards.add(source, "type", type(real))
     number = world.wrap(kind(real), Source("apply", source, (), kind))
-    return world.mirror(real if type(number) is kind else SCALARS[type(real)](None, number), source)
+    return world.identities.mirror(real if type(number) is kind else SCALARS[type(real)](None, number), source)
 
 
 def _recipe(rebuilder: Rebuilder, value: TracedArray) -> Recipe:

@@ -179,7 +179,7 @@ def _at_once(rebuilder: Rebuilder, value: Any) -> Recipe:
         return Recipe("dict", None, tuple([_at_once(rebuilder, part) for item in value.items() for part in item]))
     if rebuilder.comes_later(value):
         reason = f"the text of a {cls.__name__}, beside a value that contains itself, leaves the function"
-        raise Unsupported(reason, rebuilder.world.where(), kind="escape")
+        raise Unsupported(reason, rebuilder.world.guards.where(), kind="escape")
     return rebuilder.recipe(value)
 
 
@@ -225,7 +225,7 @@ def _copied(world: World, value: Any) -> tuple[Any, Source] | None:
     """The outside object that a tuple, a function or a method stands for."""
     if type(value) not in _COPIED:
         return None
-    return next(((real, source) for real, held, source in world.seen.values() if held is value), None)
+    return next(((real, source) for real, held, source in world.identities.seen.values() if held is value), None)
 
 
 _COPIED = (tuple, types.FunctionType, types.MethodType)

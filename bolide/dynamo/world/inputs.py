@@ -1,0 +1,225 @@
+"""The inputs of the graph: tensors and numbers of the outside world, and what is known of their memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from bolide.dynamo.guards.sizes import Symbols, as_exprs
+from bolide.dynamo.guards.texts import tensor_guard
+from bolide.dynamo.program.captured import Guard, Relation, Source
+from bolide.dynamo.program.sources import symbols_in
+from bolide.dynamo.program.sources import text as path_of
+from bolide.dynamo.world.parts import Guards, Reading
+from bolide.support.errors import Unsupported
+from bolide.tracing import Trace, TracedTensor, UserFrame
+from bolide.tracing.tensor import AliasGroup
+
+
+class Inputs:
+    """The inputs of one graph: the i-th of `trace.inputs` is made of `tensors[i]`, which is found at `sources[i]`."""
+
+    def __init__(self, trace: Trace, symbols: Symbols, guards: Guards) -> None:
+        self.trace, self.symbols, self.guards = trace, symbols, guards
+        self.sources: list[Source] = []
+        self.tensors: list[torch.Tensor] = []
+        self.storages: dict[int, list[AliasGroup]] = {}  # by address
+        self.places: dict[int, int] = {}  # by id of a traced tensor: which input it is
+        self.masked: dict[int, tuple[TracedTensor, type]] = {}  # tensors of the program's own classes, by id: and masks
+        self.unmasked: dict[int, tuple[torch.Tensor, Source]] = {}  # by id of a masked input: the real tensor
+
+    def place(self, tensor: object) -> int | None:
+        """The index of the input that a traced tensor is, or None."""
+        inputs = self.trace.inputs
+        while len(self.places) < len(inputs):
+            self.places[id(inputs[len(self.places)])] = len(self.places)
+        return self.places.get(id(tensor))
+
+    def given(self, place: int) -> tuple[torch.Tensor, Source]:
+        """The real tensor that an input is, and where it is found."""
+        return self.unmasked.get(id(self.trace.inputs[place])) or (self.tensors[place], self.sources[place])
+
+    def add(self, real: torch.Tensor, source: Source, like: torch.Tensor) -> TracedTensor:
+        """A new input of the graph; in the program it is a leaf, or not, as `like` is."""
+        where = self.guards.where()
+        if torch._C._functorch.is_functorch_wrapped_tensor(real):  # it has no memory that could be looked at
+            raise self.guards.refusal("outside_object", "a tensor that a function of torch.func has wrapped is read")
+        name = source_name(source)
+        with torch._C.DisableTorchFunction():  # some twenty questions, none of them the program's
+            expected = tensor_guard(real, where)  # refuses some, which are no inputs then
+            self.sources.append(source)
+            self.tensors.append(like)
+            sizes = self.symbols.of_tensor(source, real, name)
+            strides = self.symbols.strides_of(source, real, name)
+            traced = self.trace.input(like, name, sizes, strides)
+            self._note_storage(real, traced)
+        if sizes or strides:
+            shape, stride = map(as_exprs, (traced.shape, traced.stride()))
+            expected = replace(expected, shape=shape, stride=stride, symbols=self.symbols.read_by((*shape, *stride)))
+        self.guards.all.append(Guard(source, "tensor", expected, where))
+        return traced
+
+    def _note_storage(self, real: torch.Tensor, traced: TracedTensor) -> None:
+        """Inputs that share memory may be read, not written: the trace does not know of each other."""
+        if not real.numel():
+            return
+        groups = self.storages.setdefault(real.untyped_storage().data_ptr(), [])
+        groups.append(traced.group)
+        if len(groups) > 1:
+            if any(group.version for group in groups):
+                reason = "a tensor is read whose memory was written through another"
+                raise self.guards.refusal("tensor_write", reason)
+            for group in groups:
+                group.shared = True
+
+    def make(self, source: Source, maker: Callable[[Any], torch.Tensor], real: object) -> TracedTensor:
+        """The tensor that `maker` makes of the value at `source`, of which nothing is guarded, as an input."""
+        with torch._C._DisableTorchDispatch():  # a real tensor, not one that is recorded
+            tensor = maker(real)
+        self.sources.append(Source("apply", source, (), maker))
+        self.tensors.append(tensor)
+        return self.trace.input(tensor, source_name(source))
+
+    def unmask(self) -> None:
+        """Make tensors of the program's own classes like others: nothing more is asked of the program."""
+        for tensor, _ in self.masked.values():
+            tensor.__class__ = TracedTensor
+
+    @contextlib.contextmanager
+    def remasked(self) -> Iterator[None]:
+        """While code of the program runs after that."""
+        for tensor, mask in self.masked.values():
+            tensor.__class__ = mask
+        try:
+            yield
+        finally:
+            self.unmask()
+
+
+class Numbers:
+    """Python's numbers of the outside world: fixed by guards, symbols, or numbers of the graph."""
+
+    def __init__(self, world: Reading, inputs: Inputs) -> None:
+        self.world, self.inputs, self.symbols = world, inputs, inputs.symbols
+        self.floats: dict[str, Source] = {}  # those that are numbers of the graph, by their names in conditions
+        self.derived: dict[Source, Any] = {}  # numbers that are computed of sizes at each call (`machine.derived`)
+
+    def wrap_int(self, real: int, source: Source) -> Any:
+        """An integer as it is, guarded, or a symbol."""
+        value = self.symbols.of_int(source, real, source_name(source))
+        if isinstance(value, int):
+            self.world.guards.add(source, "equals", value)
+        else:
+            self.world.guards.add(source, "integer", value.node.expr.bounds())
+        return value
+
+    def wrap_float(self, real: float, source: Source) -> Any:
+        """A float that changes from call to call is a number of the graph, given to it as a tensor."""
+        if self.symbols.changes_float(source, real):
+            return self.float_of(source, real)
+        self.world.guards.add(source, "equals", real)
+        return real
+
+    def float_of(self, source: Source, real: float) -> Any:
+        """The float at `source` as a number of the graph."""
+        self.world.guards.add(source, "type", float)
+        name = f"f{len(self.floats)}"
+        self.floats[name] = source
+        pin = functools.partial(self._pin, source, real)
+        number = self.inputs.trace.scalar(self.inputs.make(source, float_tensor, real), real, (pin,), name)
+        return self.world.identities.mirror(number, source)
+
+    def in_input(self, place: int) -> tuple[str, float]:
+        """The number in an input of one element, for conditions: its name and its value in this call."""
+        source = Source("apply", self.inputs.sources[place], (), torch.Tensor.item)
+        name = next((name for name, known in self.floats.items() if known == source), None)
+        if name is None:
+            self.floats[name := f"f{len(self.floats)}"] = source
+        with torch._C._DisableTorchDispatch():
+            return name, self.inputs.tensors[place].item()
+
+    def assume(self, condition: str, where: UserFrame | None) -> None:
+        """Guard a condition over floats from outside and sizes."""
+        known = self.floats | {symbol.name: symbol.source for symbol in self.symbols.found}
+        named = tuple((name, known[name]) for name in symbols_in(condition))
+        guards = self.world.guards
+        guards.all.append(Guard(None, "relation", Relation(condition, named), where or guards.where()))
+
+    def _pin(self, source: Source, real: float) -> None:
+        self.world.program.fix_float(path_of(source), real)
+        self.symbols.pin(source, real, self.world.guards.where())
+        self.world.guards.add(source, "equals", real)
+
+
+class Alias(NamedTuple):
+    """Two storages, apart in the graph, that may be one in eager, depending on data: by the instruction `place`, a
+    branch or what copies."""
+
+    first: AliasGroup
+    second: AliasGroup
+    place: tuple[Any, int]
+
+
+class Aliases:
+    """Which storages of the graph may be one in eager."""
+
+    def __init__(self, guards: Guards, symbols: Symbols) -> None:
+        self.guards, self.symbols = guards, symbols
+        self.all: list[Alias] = []
+
+    def add(self, first: AliasGroup, second: AliasGroup, place: tuple[Any, int]) -> None:
+        """Note that two storages may be one."""
+        self.all.append(Alias(first, second, place))
+        first.shared = second.shared = True
+
+    def of(self, group: AliasGroup) -> list[AliasGroup]:
+        """The storage, and all that may be one with it in eager."""
+        found: list[AliasGroup] = []
+        waiting = [group]
+        while waiting:
+            at = waiting.pop()
+            if not any(at is known for known in found):
+                found.append(at)
+                waiting += [each.second for each in self.all if each.first is at]
+                waiting += [each.first for each in self.all if each.second is at]
+        return found
+
+    def refuse(self, tensors: Iterable[TracedTensor]) -> None:
+        """Raises Unsupported where the program can see, at its end or in what it asks of `tensors`, whether two of them
+        share their memory, or one does with an input, and a branch decides about that: it is a break then."""
+        groups = {id(tensor.group): tensor.group for tensor in tensors} if self.all else {}
+        for group in groups.values():
+            for other in self.of(group):
+                if other is not group and (id(other) in groups or other.source is not None or other.frozen):
+                    raise self.apart(group)
+
+    def apart(self, group: AliasGroup) -> Unsupported:
+        """From now on what has made the aliases of a storage (a branch, a copy) is a break."""
+        own = [id(each) for each in self.of(group)]
+        self.symbols.history.learnt.apart.update(a.place for a in self.all if id(a.first) in own)
+        reason = "whether two tensors share their memory depends on data"
+        return self.guards.refusal("control_flow", reason, "clone the tensor that a branch leaves as it is")
+
+
+def float_tensor(value: float) -> torch.Tensor:
+    """What a float of the graph is: 0-dim and float64."""
+    return torch.scalar_tensor(value, dtype=torch.float64)
+
+
+def source_name(source: Source) -> str:
+    """A name for a graph input: the path of its source as an identifier."""
+    parts: list[str] = []
+    at: Source | None = source
+    while at is not None:
+        key = at.key[1] if at.kind == "global" else at.key
+        if at.kind not in ("object", "type") and key not in ("_parameters", "_buffers", "_modules"):
+            parts.append(type(key).__name__ if isinstance(key, (torch.Tensor, torch.nn.Module)) else str(key))
+        at = at.base
+    name = re.sub(r"\W", "_", "_".join(reversed(parts)))
+    return name if name not in ("", "self") else f"{name}input"  # the graph's own function has a `self`
