@@ -38,7 +38,7 @@ from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import CONTAINERS, Outside, Overlay
-from bolide.dynamo.world.values.texts import TracedText, has_history, id_of
+from bolide.dynamo.world.texts import TracedText, has_history, id_of
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.numbers.scalars import MATH, TracedFloat, compute

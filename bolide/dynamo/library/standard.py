@@ -40,7 +40,7 @@ from bolide.dynamo.program.kinds import CONSTANT_TYPES, LOCK_TYPES, MISSING, is_
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.iterators import CALLING, REDUCIBLE, Stream, left_in, reduced, restored
 from bolide.dynamo.world.outside import Outside
-from bolide.dynamo.world.values.texts import pictured
+from bolide.dynamo.world.texts import pictured
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedTensor
 

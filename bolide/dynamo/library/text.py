@@ -21,7 +21,7 @@ from bolide.dynamo.program.kinds import CONSTANT_TYPES, name_in_texts
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import Outside
-from bolide.dynamo.world.values.texts import TEXT_METHODS, Pictured, TracedText, joined
+from bolide.dynamo.world.texts import TEXT_METHODS, Pictured, TracedText, joined
 from bolide.support.errors import Unsupported
 from bolide.tracing import DataDependent, TracedTensor
 

@@ -46,7 +46,7 @@ from bolide.dynamo.world.frames import Generator, frame_object
 from bolide.dynamo.world.iterators import OF_ITERATORS, Stream
 from bolide.dynamo.world.outside import Outside, Overlay, attribute_source, method_of_c
 from bolide.dynamo.world.parts import Seen
-from bolide.dynamo.world.values.texts import TEXT_METHODS, TracedText
+from bolide.dynamo.world.texts import TEXT_METHODS, TracedText
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
 from bolide.tracing import STANDS_FOR, TracedTensor, is_mask

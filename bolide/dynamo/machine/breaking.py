@@ -22,7 +22,7 @@ from bolide.dynamo.program.kinds import CONSTANT_TYPES
 from bolide.dynamo.program.sources import text as path_of
 from bolide.dynamo.state import own_mark, state
 from bolide.dynamo.world.frames import Frame
-from bolide.dynamo.world.values.texts import Pictured, TracedText
+from bolide.dynamo.world.texts import Pictured, TracedText
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr
 from bolide.tracing import Trace, TracedTensor

@@ -22,9 +22,9 @@ from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.program.kinds import MISSING, is_constant
 from bolide.dynamo.state import state
+from bolide.dynamo.world.arrays import TracedArray, as_tensor, layer
 from bolide.dynamo.world.inputs import float_tensor
 from bolide.dynamo.world.outside import Outside
-from bolide.dynamo.world.values.arrays import TracedArray, as_tensor, layer
 from bolide.support.errors import Unsupported
 from bolide.symbolic import as_expr
 from bolide.tracing import Trace

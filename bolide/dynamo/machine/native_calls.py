@@ -42,7 +42,7 @@ from bolide.dynamo.state import CALLBACK
 from bolide.dynamo.world.frames import Frame, Generator
 from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import Outside
-from bolide.dynamo.world.values.texts import TracedText
+from bolide.dynamo.world.texts import TracedText
 from bolide.support.errors import Unsupported, insistent
 from bolide.tracing import TracedTensor, computes_itself, modes
 from bolide.tracing.meta import DataDependent
@@ -100,9 +100,7 @@ _OF_NAMEDTUPLES = ("._replace", "._make", "._asdict")  # they keep what they are
 @functools.cache
 def runs_as_is(module: str, name: str) -> bool:
     """Whether what has this qualified name in this module is run natively."""
-    if module.startswith(
-        ("bolide.tracing.", "bolide.dynamo.world.values.arrays")
-    ):  # what a traced tensor or array does
+    if module.startswith(("bolide.tracing.", "bolide.dynamo.world.arrays")):  # what a traced tensor or array does
         return True
     if module == "collections" and name.endswith(_OF_NAMEDTUPLES):
         return False

@@ -24,7 +24,7 @@ from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, PROXIES, name_i
 from bolide.dynamo.world.frames import Frame, Generator
 from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import Outside
-from bolide.dynamo.world.values.texts import MadeId, TracedText, joined
+from bolide.dynamo.world.texts import MadeId, TracedText, joined
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedFloat, TracedTensor

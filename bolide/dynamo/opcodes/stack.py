@@ -18,7 +18,7 @@ from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.state import is_dynamo_compiling
 from bolide.dynamo.world.frames import Frame, Generator
 from bolide.dynamo.world.outside import Deferred, Outside
-from bolide.dynamo.world.values.texts import joined
+from bolide.dynamo.world.texts import joined
 from bolide.support.errors import Unsupported
 
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>", "__slots__": ()})()

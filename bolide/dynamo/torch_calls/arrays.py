@@ -24,8 +24,8 @@ from bolide.dynamo.machine.operations import (
     is_number,
 )
 from bolide.dynamo.torch_calls.sizes import of_numbers
-from bolide.dynamo.world.values.array_results import arranged, expected
-from bolide.dynamo.world.values.arrays import (
+from bolide.dynamo.world.array_results import arranged, expected
+from bolide.dynamo.world.arrays import (
     KIND,
     SCALARS,
     TracedArray,

@@ -30,9 +30,8 @@ from bolide.dynamo.program.kinds import (
     is_derived_constant,
     is_opaque,
 )
-from bolide.dynamo.world.classes import Classes
+from bolide.dynamo.world.classes import Classes, Functions
 from bolide.dynamo.world.frames import Generator, dropped_generator
-from bolide.dynamo.world.functions import Functions
 from bolide.dynamo.world.holders import Containers, Namespaces
 from bolide.dynamo.world.inputs import Aliases, Inputs, Numbers
 from bolide.dynamo.world.iterators import OF_ITERATORS, Stream, is_readable

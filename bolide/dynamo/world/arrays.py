@@ -21,8 +21,8 @@ from bolide.dynamo import policy
 from bolide.dynamo.config import config
 from bolide.dynamo.guards.texts import tensor_guard
 from bolide.dynamo.program.captured import Recipe, Source
+from bolide.dynamo.world.array_results import Kind, Likeness, arranged, expected
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
-from bolide.dynamo.world.values.array_results import Kind, Likeness, arranged, expected
 from bolide.dynamo.world.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
