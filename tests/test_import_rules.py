@@ -45,7 +45,7 @@ ROOMS = (
 MOST_FILES = 16
 """In a folder, `__init__.py` included."""
 
-KNOWN_LARGE = {"bolide/inductor/schedule", "bolide/inductor/lowering"}  # to be split
+KNOWN_LARGE = {"bolide/inductor/schedule"}  # to be split
 
 HEAVY = ("llvmlite", "scipy", "torch._decomp", "torch._numpy")
 """Imported inside functions, when first needed: importing bolide stays fast."""

@@ -12,7 +12,6 @@ from bolide.inductor.lowering import (
     reductions,
     shapes,
     softmax_losses,
-    special,
     views,
 )
 from bolide.inductor.lowering.context import lower
@@ -30,6 +29,5 @@ __all__ = [
     "reductions",
     "shapes",
     "softmax_losses",
-    "special",
     "views",
 ]

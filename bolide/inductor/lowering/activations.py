@@ -4,17 +4,17 @@ for the 16-bit floats."""
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
-from bolide.inductor.lowering.pointwise import elementwise
+from bolide.inductor.lowering.formulas import elementwise, formula
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import TensorValue
+from bolide.inductor.lowering.values import Coords, TensorValue, replaced
 from bolide.inductor.lowering.views import sliced
+from bolide.symbolic import Expr
 
 aten = torch.ops.aten
 
@@ -23,221 +23,158 @@ _SIXTH = torch.tensor(1.0 / 6.0, dtype=torch.float32).item()  # a float32 consta
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 
-def _c(value: float, like: Node) -> Node:
-    return sc.const(value, like.dtype)
-
-
-def _times(value: float, x: Node) -> Node:
-    return sc.mul(x, _c(value, x))
-
-
-def _plus(value: float, x: Node) -> Node:
-    return sc.add(x, _c(value, x))
-
-
-def _one_minus(x: Node) -> Node:
-    return sc.sub(_c(1.0, x), x)
-
-
-def _gt(x: Node, value: float) -> Node:
-    return sc.compare("gt", x, _c(value, x))
-
-
-def _le(x: Node, value: float) -> Node:
-    return sc.compare("le", x, _c(value, x))
-
-
-def _lt(x: Node, value: float) -> Node:
-    return sc.compare("lt", x, _c(value, x))
-
-
-def _ge(x: Node, value: float) -> Node:
-    return sc.compare("ge", x, _c(value, x))
-
-
-def _zero(x: Node) -> Node:
-    return _c(0.0, x)
-
-
 # ---- gelu, silu, mish ----------------------------------------------------------------------------------------------
 
 
-def _gelu_inner(x: Node) -> Node:
+def _gelu_tanh(x: Node) -> Node:
     cube = sc.mul(sc.mul(x, x), x)
-    return _times(_SQRT_2_OVER_PI, sc.fma(_c(_KAPPA, x), cube, x))
+    return sc.tanh(sc.mul(sc.fma(_KAPPA, cube, x), _SQRT_2_OVER_PI))
 
 
-@lowering(aten.gelu.default)
-def gelu(ctx: Lowering, x: TensorValue, *, approximate: str = "none") -> TensorValue:
-    def tanh(v: Node) -> Node:
-        return sc.mul(_times(0.5, v), _plus(1.0, sc.unary("tanh", _gelu_inner(v))))
-
-    def erf(v: Node) -> Node:
-        return sc.mul(_times(0.5, v), _plus(1.0, sc.unary("erf", _times(math.sqrt(0.5), v))))
-
-    return elementwise(ctx, tanh if approximate == "tanh" else erf, x)
+def _gelu_erf(x: Node) -> Node:
+    return sc.add(sc.unary("erf", sc.mul(x, math.sqrt(0.5))), 1.0)
 
 
-@lowering(aten.gelu_backward.default)
-def gelu_backward(ctx: Lowering, grad: TensorValue, x: TensorValue, *, approximate: str = "none") -> TensorValue:
-    def tanh(g: Node, v: Node) -> Node:
-        squared, t = sc.square(v), sc.unary("tanh", _gelu_inner(v))
-        left, right = _times(0.5, v), _plus(1.0, t)
-        inner = _times(_SQRT_2_OVER_PI, _plus(1.0, _times(3.0 * _KAPPA, squared)))
-        return sc.mul(g, sc.add(_times(0.5, right), sc.mul(sc.mul(left, _one_minus(sc.square(t))), inner)))
-
-    def erf(g: Node, v: Node) -> Node:
-        cdf = _times(0.5, _plus(1.0, sc.unary("erf", _times(math.sqrt(0.5), v))))
-        pdf = _times(1.0 / math.sqrt(2.0 * math.pi), sc.unary("exp", _times(-0.5, sc.square(v))))
-        return sc.mul(g, sc.fma(v, pdf, cdf))
-
-    return elementwise(ctx, tanh if approximate == "tanh" else erf, grad, x)
+@formula(aten.gelu.default)
+def gelu(x: Node, *, approximate: str = "none") -> Node:
+    return sc.mul(sc.mul(x, 0.5), sc.add(_gelu_tanh(x), 1.0) if approximate == "tanh" else _gelu_erf(x))
 
 
-@lowering(aten.silu.default)
-def silu(ctx: Lowering, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, lambda v: sc.div(v, _plus(1.0, sc.unary("exp", sc.neg(v)))), x)
+@formula(aten.gelu_backward.default)
+def gelu_backward(g: Node, x: Node, *, approximate: str = "none") -> Node:
+    if approximate == "tanh":
+        t = _gelu_tanh(x)
+        inner = sc.mul(sc.add(sc.mul(sc.square(x), 3.0 * _KAPPA), 1.0), _SQRT_2_OVER_PI)
+        along = sc.mul(sc.mul(sc.mul(x, 0.5), sc.sub(1.0, sc.square(t))), inner)
+        return sc.mul(g, sc.add(sc.mul(sc.add(t, 1.0), 0.5), along))
+    density = sc.mul(sc.exp(sc.mul(sc.square(x), -0.5)), 1.0 / math.sqrt(2.0 * math.pi))
+    return sc.mul(g, sc.fma(x, density, sc.mul(_gelu_erf(x), 0.5)))
 
 
-@lowering(aten.silu_backward.default)
-def silu_backward(ctx: Lowering, grad: TensorValue, x: TensorValue) -> TensorValue:
-    def body(g: Node, v: Node) -> Node:
-        s = sc.unary("sigmoid", v)
-        return sc.mul(sc.mul(g, s), _plus(1.0, sc.mul(v, _one_minus(s))))
-
-    return elementwise(ctx, body, grad, x)
+@formula(aten.silu.default)
+def silu(x: Node) -> Node:
+    return sc.div(x, sc.add(sc.exp(sc.neg(x)), 1.0))
 
 
-@lowering(aten.mish.default)
-def mish(ctx: Lowering, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, lambda v: sc.mul(v, sc.unary("tanh", sc.unary("log1p", sc.unary("exp", v)))), x)
+@formula(aten.silu_backward.default)
+def silu_backward(g: Node, x: Node) -> Node:
+    s = sc.sigmoid(x)
+    return sc.mul(sc.mul(g, s), sc.add(sc.mul(x, sc.sub(1.0, s)), 1.0))
 
 
-@lowering(aten.mish_backward.default)
-def mish_backward(ctx: Lowering, grad: TensorValue, x: TensorValue) -> TensorValue:
-    def body(g: Node, v: Node) -> Node:
-        t = sc.unary("tanh", sc.unary("log1p", sc.unary("exp", v)))
-        return sc.mul(g, sc.add(t, sc.mul(sc.mul(v, sc.unary("sigmoid", v)), _one_minus(sc.square(t)))))
+def _mish_tanh(x: Node) -> Node:
+    return sc.tanh(sc.log1p(sc.exp(x)))
 
-    return elementwise(ctx, body, grad, x)
+
+@formula(aten.mish.default)
+def mish(x: Node) -> Node:
+    return sc.mul(x, _mish_tanh(x))
+
+
+@formula(aten.mish_backward.default)
+def mish_backward(g: Node, x: Node) -> Node:
+    t = _mish_tanh(x)
+    return sc.mul(g, sc.add(t, sc.mul(sc.mul(x, sc.sigmoid(x)), sc.sub(1.0, sc.square(t)))))
 
 
 # ---- saturating ----------------------------------------------------------------------------------------------------
 
 
-@lowering(aten.tanh_backward.default)
-def tanh_backward(ctx: Lowering, grad: TensorValue, out: TensorValue) -> TensorValue:
-    return elementwise(ctx, lambda g, y: sc.mul(g, sc.fma(sc.neg(y), y, _c(1.0, y))), grad, out)
+@formula(aten.tanh_backward.default)
+def tanh_backward(g: Node, out: Node) -> Node:
+    return sc.mul(g, sc.fma(sc.neg(out), out, 1.0))
 
 
-@lowering(aten.sigmoid_backward.default)
-def sigmoid_backward(ctx: Lowering, grad: TensorValue, out: TensorValue) -> TensorValue:
-    return elementwise(ctx, lambda g, y: sc.mul(sc.mul(g, _one_minus(y)), y), grad, out)
+@formula(aten.sigmoid_backward.default)
+def sigmoid_backward(g: Node, out: Node) -> Node:
+    return sc.mul(sc.mul(g, sc.sub(1.0, out)), out)
 
 
-@lowering(aten.softplus.default)
-def softplus(ctx: Lowering, x: TensorValue, beta: Any = 1, threshold: Any = 20) -> TensorValue:
-    def body(v: Node) -> Node:
-        scaled = _times(beta, v)
-        return sc.where(_gt(scaled, threshold), v, sc.div(sc.unary("log1p", sc.unary("exp", scaled)), _c(beta, v)))
-
-    return elementwise(ctx, body, x)
+@formula(aten.softplus.default)
+def softplus(x: Node, beta: sc.Number = 1, threshold: sc.Number = 20) -> Node:
+    scaled = sc.mul(x, beta)
+    return sc.where(sc.gt(scaled, threshold), x, sc.div(sc.log1p(sc.exp(scaled)), beta))
 
 
-@lowering(aten.softplus_backward.default)
-def softplus_backward(ctx: Lowering, grad: TensorValue, x: TensorValue, beta: Any, threshold: Any) -> TensorValue:
-    def body(g: Node, v: Node) -> Node:
-        scaled = _times(beta, v)
-        z = sc.unary("exp", scaled)
-        return sc.where(_gt(scaled, threshold), g, sc.div(sc.mul(g, z), _plus(1.0, z)))
+@formula(aten.softplus_backward.default)
+def softplus_backward(g: Node, x: Node, beta: sc.Number, threshold: sc.Number) -> Node:
+    scaled = sc.mul(x, beta)
+    z = sc.exp(scaled)
+    return sc.where(sc.gt(scaled, threshold), g, sc.div(sc.mul(g, z), sc.add(z, 1.0)))
 
-    return elementwise(ctx, body, grad, x)
+
+def log_sigmoid(x: Node) -> Node:
+    return sc.sub(sc.minimum(0.0, x), sc.log1p(sc.exp_of_minus_abs(x)))
 
 
 @lowering(aten.log_sigmoid_forward.default)
 def log_sigmoid_forward(ctx: Lowering, x: TensorValue) -> tuple[TensorValue, TensorValue]:
-    """(min(0, x) - log1p(z), z) with z = exp(-|x|)."""
-    dtype, compute = x.dtype, sc.compute_dtype(x.dtype)
-
-    def z_of(v: Node) -> Node:
-        return sc.unary("exp", sc.neg(sc.unary("abs", v)))
-
-    def body(v: Node) -> Node:
-        return sc.sub(sc.minimum(_zero(v), v), sc.unary("log1p", z_of(v)))
-
-    out = ctx.compute(x.shape, dtype, lambda coords: body(sc.cast(x.load(coords), compute)))
-    buffer_shape = ctx.shape_of(ctx.meta[1])  # empty where eager needs none
-    buffer = ctx.compute(buffer_shape, dtype, lambda coords: z_of(sc.cast(x.load(coords), compute)))
+    """(min(0, x) - log1p(z), z) with z = exp(-|x|); the second is empty where eager needs none."""
+    out, buffer = (
+        ctx.compute(ctx.shape_of(meta), x.dtype, ctx.each(sc.compute_dtype(x.dtype), body, x))
+        for meta, body in zip(ctx.metas, (log_sigmoid, sc.exp_of_minus_abs))
+    )
     return out, buffer
 
 
-@lowering(aten.log_sigmoid_backward.default)
-def log_sigmoid_backward(ctx: Lowering, grad: TensorValue, x: TensorValue, buffer: TensorValue) -> TensorValue:
-    def body(g: Node, v: Node) -> Node:
-        z = sc.unary("exp", sc.neg(sc.unary("abs", v)))
-        negative = _lt(v, 0.0)
-        most = sc.where(negative, _c(1.0, v), _zero(v))
-        sign = sc.where(negative, _c(1.0, v), _c(-1.0, v))
-        return sc.mul(g, sc.sub(most, sc.mul(sign, sc.div(z, _plus(1.0, z)))))
-
-    return elementwise(ctx, body, grad, x)
+@formula(aten.log_sigmoid_backward.default)
+def log_sigmoid_backward(g: Node, x: Node, buffer: Node) -> Node:
+    z, negative = sc.exp_of_minus_abs(x), sc.lt(x, 0.0)
+    one = sc.const(1.0, x.dtype)
+    most, sign = sc.where(negative, one, 0.0), sc.where(negative, one, -1.0)
+    return sc.mul(g, sc.sub(most, sc.mul(sign, sc.div(z, sc.add(z, 1.0)))))
 
 
 # ---- piecewise -----------------------------------------------------------------------------------------------------
 
 
-@lowering(aten.threshold.default)
-def threshold(ctx: Lowering, x: TensorValue, threshold: Any, value: Any) -> TensorValue:
-    return elementwise(ctx, lambda v: sc.where(_le(v, threshold), _c(value, v), v), x)
+@formula(aten.threshold.default)
+def threshold(x: Node, threshold: sc.Number, value: sc.Number) -> Node:
+    return sc.where(sc.le(x, threshold), value, x)
 
 
-@lowering(aten.threshold_backward.default)
-def threshold_backward(ctx: Lowering, grad: TensorValue, x: TensorValue, threshold: Any) -> TensorValue:
-    return elementwise(ctx, lambda g, v: sc.where(_le(v, threshold), _c(0, g), g), grad, x)
+@formula(aten.threshold_backward.default)
+def threshold_backward(g: Node, x: Node, threshold: sc.Number) -> Node:
+    return sc.where(sc.le(x, threshold), 0, g)
 
 
-@lowering(aten.elu.default)
-def elu(ctx: Lowering, x: TensorValue, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> TensorValue:
-    def body(v: Node) -> Node:
-        curved = _times(float(alpha) * float(scale), sc.unary("expm1", _times(input_scale, v)))
-        return sc.where(_lt(v, 0.0), curved, _times(scale, v))
-
-    return elementwise(ctx, body, x)
+@formula(aten.elu.default)
+def elu(x: Node, alpha: sc.Number = 1, scale: sc.Number = 1, input_scale: sc.Number = 1) -> Node:
+    curved = sc.mul(sc.unary("expm1", sc.mul(x, input_scale)), float(alpha) * float(scale))
+    return sc.where(sc.lt(x, 0.0), curved, sc.mul(x, scale))
 
 
-@lowering(aten.elu_backward.default)
-def elu_backward(
-    ctx: Lowering, grad: TensorValue, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: TensorValue
-) -> TensorValue:
+@formula(aten.elu_backward.default)
+def elu_backward(g: Node, alpha: sc.Number, scale: sc.Number, input_scale: sc.Number, is_result: bool, x: Node) -> Node:
     negative = float(alpha) * float(scale)
-
-    def body(g: Node, v: Node) -> Node:
-        if is_result:
-            curved = sc.mul(_times(input_scale, g), _plus(negative, v))
-        else:
-            curved = sc.mul(_times(float(input_scale) * negative, g), sc.unary("exp", _times(input_scale, v)))
-        return sc.where(_le(v, 0.0), curved, _times(scale, g))
-
-    return elementwise(ctx, body, grad, x)
+    if is_result:
+        curved = sc.mul(sc.mul(g, input_scale), sc.add(x, negative))
+    else:
+        curved = sc.mul(sc.mul(g, float(input_scale) * negative), sc.exp(sc.mul(x, input_scale)))
+    return sc.where(sc.le(x, 0.0), curved, sc.mul(g, scale))
 
 
-@lowering(aten.leaky_relu.default)
-def leaky_relu(ctx: Lowering, x: TensorValue, negative_slope: Any = 0.01) -> TensorValue:
-    return elementwise(ctx, lambda v: sc.where(_gt(v, 0.0), v, _times(negative_slope, v)), x)
+@formula(aten.celu.default)
+def celu(x: Node, alpha: float = 1.0) -> Node:
+    curved = sc.mul(alpha, sc.unary("expm1", sc.mul(x, 1.0 / alpha)))
+    return sc.where(sc.lt(x, 0.0), curved, x)
 
 
-@lowering(aten.leaky_relu_backward.default)
-def leaky_relu_backward(
-    ctx: Lowering, grad: TensorValue, x: TensorValue, negative_slope: Any, self_is_result: bool
-) -> TensorValue:
-    return elementwise(ctx, lambda g, v: sc.where(_gt(v, 0.0), g, _times(negative_slope, g)), grad, x)
+@formula(aten.leaky_relu.default)
+def leaky_relu(x: Node, negative_slope: sc.Number = 0.01) -> Node:
+    return sc.where(sc.gt(x, 0.0), x, sc.mul(x, negative_slope))
+
+
+@formula(aten.leaky_relu_backward.default)
+def leaky_relu_backward(g: Node, x: Node, negative_slope: sc.Number, self_is_result: bool) -> Node:
+    return sc.where(sc.gt(x, 0.0), g, sc.mul(g, negative_slope))
 
 
 @lowering(aten._prelu_kernel.default)
-def prelu(ctx: Lowering, x: TensorValue, weight: TensorValue) -> Any:
+def prelu(ctx: Lowering, x: TensorValue, weight: TensorValue) -> object:
     if not sc.is_float(x.dtype):
         return EXTERN
-    return elementwise(ctx, lambda v, w: sc.where(_gt(v, 0.0), v, sc.mul(w, v)), x, weight)
+    return elementwise(ctx, lambda v, w: sc.where(sc.gt(v, 0.0), v, sc.mul(w, v)), x, weight)
 
 
 @lowering(aten._prelu_kernel_backward.default)
@@ -245,90 +182,86 @@ def prelu_backward(
     ctx: Lowering, grad: TensorValue, x: TensorValue, weight: TensorValue
 ) -> tuple[TensorValue, TensorValue]:
     compute = sc.compute_dtype(x.dtype)
-
-    def part(other: TensorValue, is_input: bool) -> TensorValue:
-        def body(coords: Any) -> Node:
-            v, g, o = (ctx.operand(t, coords, compute) for t in (x, grad, other))
-            product = sc.mul(o, g)
-            return sc.where(_gt(v, 0.0), g if is_input else _zero(v), product)
-
-        return ctx.compute(x.shape, x.dtype, body)
-
-    return part(weight, True), part(x, False)
+    by_x = ctx.each(compute, lambda v, g, w: sc.where(sc.gt(v, 0.0), g, sc.mul(w, g)), x, grad, weight)
+    by_weight = ctx.each(compute, lambda v, g: sc.where(sc.gt(v, 0.0), 0.0, sc.mul(v, g)), x, grad)
+    return ctx.compute(x.shape, x.dtype, by_x), ctx.compute(x.shape, x.dtype, by_weight)
 
 
-@lowering(aten.hardtanh.default)
-def hardtanh(ctx: Lowering, x: TensorValue, min_val: Any = -1, max_val: Any = 1) -> TensorValue:
-    return elementwise(ctx, lambda v: sc.minimum(_c(max_val, v), sc.maximum(_c(min_val, v), v)), x)
+@formula(aten.hardtanh.default)
+def hardtanh(x: Node, min_val: sc.Number = -1, max_val: sc.Number = 1) -> Node:
+    return sc.minimum(max_val, sc.maximum(min_val, x))
 
 
-@lowering(aten.hardtanh_backward.default)
-def hardtanh_backward(ctx: Lowering, grad: TensorValue, x: TensorValue, min_val: Any, max_val: Any) -> TensorValue:
-    def body(g: Node, v: Node) -> Node:
-        return sc.where(sc.logical_or(_le(v, min_val), _ge(v, max_val)), _zero(g), g)
-
-    return elementwise(ctx, body, grad, x)
+@formula(aten.hardtanh_backward.default)
+def hardtanh_backward(g: Node, x: Node, min_val: sc.Number, max_val: sc.Number) -> Node:
+    return sc.where(sc.logical_or(sc.le(x, min_val), sc.ge(x, max_val)), 0.0, g)
 
 
-def _relu6(x: Node) -> Node:
-    return sc.minimum(sc.maximum(x, _zero(x)), _c(6.0, x))
+def _relu6_of_3_more(x: Node) -> Node:
+    return sc.minimum(sc.maximum(sc.add(x, 3.0), 0.0), 6.0)
 
 
-@lowering(aten.hardsigmoid.default)
-def hardsigmoid(ctx: Lowering, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, lambda v: sc.div(_relu6(_plus(3.0, v)), _c(6.0, v)), x)
+@formula(aten.hardsigmoid.default)
+def hardsigmoid(x: Node) -> Node:
+    return sc.div(_relu6_of_3_more(x), 6.0)
 
 
-@lowering(aten.hardsigmoid_backward.default)
-def hardsigmoid_backward(ctx: Lowering, grad: TensorValue, x: TensorValue) -> TensorValue:
-    def body(g: Node, v: Node) -> Node:
-        inside = sc.logical_and(_gt(v, -3.0), _lt(v, 3.0))
-        return sc.where(inside, _times(_SIXTH, g), _zero(g))
-
-    return elementwise(ctx, body, grad, x)
+@formula(aten.hardsigmoid_backward.default)
+def hardsigmoid_backward(g: Node, x: Node) -> Node:
+    return sc.where(sc.logical_and(sc.gt(x, -3.0), sc.lt(x, 3.0)), sc.mul(g, _SIXTH), 0.0)
 
 
-@lowering(aten.hardswish.default)
-def hardswish(ctx: Lowering, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, lambda v: sc.div(sc.mul(v, _relu6(_plus(3.0, v))), _c(6.0, v)), x)
+@formula(aten.hardswish.default)
+def hardswish(x: Node) -> Node:
+    return sc.div(sc.mul(x, _relu6_of_3_more(x)), 6.0)
 
 
-@lowering(aten.hardswish_backward.default)
-def hardswish_backward(ctx: Lowering, grad: TensorValue, x: TensorValue) -> TensorValue:
-    def body(g: Node, v: Node) -> Node:
-        middle = sc.mul(g, _plus(0.5, sc.div(v, _c(3.0, v))))
-        return sc.where(_le(v, -3.0), _zero(g), sc.where(_lt(v, 3.0), middle, g))
-
-    return elementwise(ctx, body, grad, x)
+@formula(aten.hardswish_backward.default)
+def hardswish_backward(g: Node, x: Node) -> Node:
+    middle = sc.mul(g, sc.add(sc.div(x, 3.0), 0.5))
+    return sc.where(sc.le(x, -3.0), 0.0, sc.where(sc.lt(x, 3.0), middle, g))
 
 
-@lowering(aten.softshrink.default)
-def softshrink(ctx: Lowering, x: TensorValue, lambd: Any = 0.5) -> TensorValue:
-    def body(v: Node) -> Node:
-        low = sc.where(_lt(v, -lambd), _plus(lambd, v), _times(0.0, v))
-        return sc.where(_gt(v, lambd), sc.sub(v, _c(lambd, v)), low)
-
-    return elementwise(ctx, body, x)
+@formula(aten.softshrink.default)
+def softshrink(x: Node, lambd: float = 0.5) -> Node:
+    low = sc.where(sc.lt(x, -lambd), sc.add(x, lambd), sc.mul(x, 0.0))
+    return sc.where(sc.gt(x, lambd), sc.sub(x, lambd), low)
 
 
-@lowering(aten.hardshrink.default)
-def hardshrink(ctx: Lowering, x: TensorValue, lambd: Any = 0.5) -> TensorValue:
-    def body(v: Node) -> Node:
-        return sc.where(sc.logical_and(_ge(v, -lambd), _le(v, lambd)), _zero(v), v)
-
-    return elementwise(ctx, body, x)
+@formula(aten.hardshrink.default)
+def hardshrink(x: Node, lambd: float = 0.5) -> Node:
+    return shrink_backward(x, x, lambd)
 
 
-@lowering(aten.softshrink_backward.default, aten.hardshrink_backward.default)
-def shrink_backward(ctx: Lowering, grad: TensorValue, x: TensorValue, lambd: Any) -> TensorValue:
-    def body(g: Node, v: Node) -> Node:
-        return sc.where(sc.logical_and(_ge(v, -lambd), _le(v, lambd)), _zero(g), g)
+@formula(aten.softshrink_backward.default, aten.hardshrink_backward.default)
+def shrink_backward(g: Node, x: Node, lambd: float) -> Node:
+    return sc.where(sc.logical_and(sc.ge(x, -lambd), sc.le(x, lambd)), 0.0, g)
 
-    return elementwise(ctx, body, grad, x)
+
+# ---- gated ---------------------------------------------------------------------------------------------------------
 
 
 @lowering(aten.glu.default)
 def glu(ctx: Lowering, x: TensorValue, dim: int = -1) -> TensorValue:
     length = ctx.out[0][dim]
     left, right = sliced(x, dim, length * 0, length), sliced(x, dim, length, length)
-    return elementwise(ctx, lambda a, b: sc.mul(a, sc.unary("sigmoid", b)), left, right)
+    return elementwise(ctx, lambda a, b: sc.mul(a, sc.sigmoid(b)), left, right)
+
+
+@lowering(aten.glu_backward.default)
+def glu_backward(ctx: Lowering, grad: TensorValue, x: TensorValue, dim: int) -> TensorValue:
+    """grad·sigmoid(b) for the first half a, and grad·a·sigmoid(b)·(1 - sigmoid(b)) for the second half b."""
+    shape, dtype = ctx.out
+    compute = sc.compute_dtype(dtype)
+    dim %= len(shape)
+    length = grad.shape[dim]
+    left, right = sliced(x, dim, Expr.const(0), length), sliced(x, dim, length, length)
+
+    def body(coords: Coords) -> Node:
+        half = replaced(coords, dim, coords[dim] % length)
+        g, a, b = (sc.cast(t.load(half), compute) for t in (grad, left, right))
+        s = sc.sigmoid(b)
+        slope = sc.mul(sc.mul(sc.mul(sc.sub(1.0, s), s), g), a)
+        return sc.where(sc.lt(sc.index(coords[dim]), sc.index(length)), sc.mul(s, g), slope)
+
+    return ctx.compute(shape, dtype, body)

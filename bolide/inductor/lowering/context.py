@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, TypeGuard
 
 import torch
 import torch.fx
@@ -27,19 +27,26 @@ from bolide.inductor.ir.loops import Node, ReduceOp
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.registry import EXTERN, LOWERINGS, TAKE_SIZES
 from bolide.inductor.lowering.values import (
+    ONE,
+    ZERO,
     Coords,
     Formula,
+    Operand,
+    Reader,
     TensorValue,
+    broadcast,
     contiguous,
     exprs,
     same_layout,
     strided,
 )
 from bolide.symbolic import Expr, as_expr
+from bolide.tracing import TensorMeta
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.traits import traits_of
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_AT_START = Layout((), ZERO)  # of a number
 
 
 class Lowering:
@@ -52,44 +59,51 @@ class Lowering:
         self.layouts: dict[str, Layout] = {}  # declared layouts
         self.shapes: dict[str, Coords] = {}
         self.computed: dict[str, int] = {}  # buffers whose layout may still be declared -> place in definitions
-        self.copies: dict[Any, str] = {}
-        self.checked: set[Any] = set()  # indices whose bounds are checked already
-        self.node: torch.fx.Node = None  # type: ignore[assignment]
+        self.copies: dict[object, str] = {}
+        self.checked: set[object] = set()  # indices whose bounds are checked already
+        self.node: torch.fx.Node
         self._names = 0
         self._axes = 0
-        self._sizes: dict[tuple[Any, ...], Coords] = {}
+        self._sizes: dict[tuple[object, ...], Coords] = {}
         self._symbolic: dict[Expr, Expr] = {}
 
     # ---- what is known of the node ----------------------------------------------------------------------------------
 
     @property
-    def meta(self) -> Any:
-        """The traced result of the node: TensorMeta, number, or a tuple of them."""
-        return self.node.meta["val"]
+    def meta(self) -> TensorMeta:
+        """The traced result of a node with one result."""
+        meta: TensorMeta = self.node.meta["val"]
+        return meta
 
-    def shape_of(self, meta: Any) -> Coords:
+    @property
+    def metas(self) -> tuple[TensorMeta, ...]:
+        """The traced results of a node with several."""
+        metas: tuple[TensorMeta, ...] = self.node.meta["val"]
+        return metas
+
+    def shape_of(self, meta: TensorMeta | torch.Tensor) -> Coords:
         return self.sizes(meta.shape)
 
-    def sizes(self, sizes: Sequence[Any]) -> Coords:
+    def sizes(self, sizes: Sequence[object]) -> Coords:
         """Ints or SymInts as Exprs."""
         key = tuple(sizes)
         if any(type(size) is not int for size in key):
-            return tuple(as_expr(size) if type(size) is not torch.SymInt else self._size(size) for size in key)
-        found = self._sizes.get(key)
-        if found is None:
-            found = self._sizes[key] = exprs(key)
-        return found
+            return tuple(self._size(size) if isinstance(size, torch.SymInt) else as_expr(size) for size in key)
+        known = self._sizes.get(key)
+        if known is None:
+            known = self._sizes[key] = exprs(key)
+        return known
 
     def _size(self, size: torch.SymInt) -> Expr:
         """A symbolic size as an Expr; a number where the guards say that it is 0 or 1: then it may have been broadcast,
         or left out."""
         expr = as_expr(size)
-        found = self._symbolic.get(expr)
-        if found is None:
+        known = self._symbolic.get(expr)
+        if known is None:
             assumed = size.node.env.is_assumed
-            found = _ONE if assumed(expr.eq(1)) else _ZERO if assumed(expr.eq(0)) else expr
-            self._symbolic[expr] = found
-        return found
+            known = ONE if assumed(expr.eq(1)) else ZERO if assumed(expr.eq(0)) else expr
+            self._symbolic[expr] = known
+        return known
 
     @property
     def out(self) -> tuple[Coords, torch.dtype]:
@@ -115,17 +129,21 @@ class Lowering:
     def _add(self, definition: Computed | Scatter) -> TensorValue:
         if definition.layout is None:
             self.computed[definition.name] = len(self.definitions)
-        else:
-            self.layouts[definition.name] = definition.layout
-        self.shapes[definition.name] = definition.shape
         self.definitions.append(definition)
-        return TensorValue(definition.name, definition.dtype, definition.shape)
+        return self.known(definition.name, definition.dtype, definition.shape, definition.layout)
+
+    def known(self, name: str, dtype: torch.dtype, shape: Coords, layout: Layout | None) -> TensorValue:
+        """The buffer `name` as a tensor."""
+        if layout is not None:
+            self.layouts[name] = layout
+        self.shapes[name] = shape
+        return TensorValue(name, dtype, shape)
 
     def compute(
         self,
         shape: Coords,
         dtype: torch.dtype,
-        body: Callable[[Coords], Node],
+        body: Reader,
         layout: Layout | None = None,
         hint: str = "",
     ) -> TensorValue:
@@ -144,7 +162,7 @@ class Lowering:
         reduce_shape: Coords,
         op: ReduceOp,
         body: Callable[[Coords, Coords], Node],
-        position: Callable[[Coords], Node] | None = None,
+        position: Reader | None = None,
         hint: str = "",
     ) -> TensorValue:
         """The tensor of `shape` whose element at i is `op` over r in `reduce_shape` of body(i, r), accumulated in
@@ -153,32 +171,22 @@ class Lowering:
         argmin/argmax: `position`(r) is what is returned."""
         names, coords = self.axes(shape)
         reduce_names, reduce_coords = self.axes(reduce_shape, "r")
-        ranges = tuple((name, size) for name, size in zip(reduce_names, reduce_shape) if size is not _ONE)
+        ranges = tuple((name, size) for name, size in zip(reduce_names, reduce_shape) if size is not ONE)
         value = body(coords, reduce_coords)
-        if not ranges:
-            value = sc.cast(position(reduce_coords) if position else value, dtype)
-            return self._add(Computed(self.name(hint), dtype, shape, names, value, origin=self.node))
-        return self._add(
-            Computed(
-                self.name(hint),
-                dtype,
-                shape,
-                names,
-                value,
-                op,
-                ranges,
-                position(reduce_coords) if position else None,
-                origin=self.node,
-            )
-        )
+        place = position(reduce_coords) if position else None
+        if ranges:
+            reduced = Computed(self.name(hint), dtype, shape, names, value, op, ranges, place, origin=self.node)
+        else:
+            reduced = Computed(self.name(hint), dtype, shape, names, sc.cast(place or value, dtype), origin=self.node)
+        return self._add(reduced)
 
     def scatter(
         self,
         base: TensorValue,
         extents: Coords,
         coords: Callable[[Coords], tuple[Coords, tuple[Node, ...]]],
-        value: Callable[[Coords], Node],
-        mode: str,
+        value: Reader,
+        mode: Literal["set", "add"],
     ) -> TensorValue:
         """A copy of `base` into which value(i) is written (or added) at coords(i), for i over `extents`."""
         whole = base if not base.maps else self.copy(base)
@@ -195,7 +203,7 @@ class Lowering:
                 places,
                 operands,
                 sc.cast(value(axes), base.dtype),
-                mode,  # type: ignore[arg-type]
+                mode,
                 origin=self.node,
             )
         )
@@ -205,14 +213,20 @@ class Lowering:
 
     # ---- operands ---------------------------------------------------------------------------------------------------
 
-    def operand(self, value: Any, coords: Coords, dtype: torch.dtype) -> Node:
+    def operand(self, value: Operand, coords: Coords, dtype: torch.dtype) -> Node:
         """The element of `value` (a tensor that broadcasts against `coords`, a size or a number) that meets
         `coords`, converted to `dtype`."""
-        if type(value) is TensorValue:
+        if isinstance(value, TensorValue):
             return sc.cast(value.load(broadcast(value.shape, coords)), dtype)
-        if type(value) is Expr:
-            return sc.index(value, dtype)
-        return sc.const(value, dtype)
+        return sc.index(value, dtype) if isinstance(value, Expr) else sc.const(value, dtype)
+
+    def reader(self, value: Operand, dtype: torch.dtype) -> Reader:
+        """The elements of `value`, converted to `dtype`."""
+        return lambda coords: self.operand(value, coords, dtype)
+
+    def each(self, dtype: torch.dtype, body: Callable[..., Node], *values: Operand) -> Reader:
+        """`body` of the elements of `values`, which broadcast and are converted to `dtype`."""
+        return lambda coords: body(*[self.operand(value, coords, dtype) for value in values])
 
     # ---- tensors as ATen sees them ----------------------------------------------------------------------------------
 
@@ -225,14 +239,11 @@ class Lowering:
         have."""
         if not value.maps:
             buffer = value.buffer
-            if wanted is None or same_layout(value.shape, self.layout_of(buffer).stride, wanted):
-                if wanted is not None and buffer in self.computed:
-                    self._declare(buffer, wanted)
-                return View(buffer, value.shape, None, None)
-            if buffer in self.computed:
+            if wanted is not None and buffer in self.computed:
                 self._declare(buffer, wanted)
-                return View(buffer, value.shape, None, None)
-            return View(self._copied(value, wanted), value.shape, None, None)
+            elif wanted is not None and not same_layout(value.shape, self.layout_of(buffer).stride, wanted):
+                buffer = self._copied(value, wanted)
+            return View(buffer, value.shape, None, None)
         names, axes = view_axes(value.shape)
         coords = value.at(axes)
         layout = strided(self.layout_of(value.buffer), coords, axes)
@@ -245,73 +256,60 @@ class Lowering:
         key = (value.buffer, value.maps, value.shape, wanted)
         buffer = self.copies.get(key)
         if buffer is None:
-            layout = None if wanted is None else Layout(wanted, Expr.const(0))
+            layout = None if wanted is None else Layout(wanted, ZERO)
             buffer = self.copies[key] = self.copy(value, layout).buffer
         return buffer
 
     def _declare(self, buffer: str, stride: Coords) -> None:
         """Fixes the layout of a computed buffer."""
         place = self.computed.pop(buffer)
-        layout = self.layouts[buffer] = Layout(stride, Expr.const(0))
+        layout = self.layouts[buffer] = Layout(stride, ZERO)
         definition = self.definitions[place]
         assert isinstance(definition, (Computed, Scatter))
         self.definitions[place] = replace(definition, layout=layout)
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
-    def effect(self, op: Any, *args: Any) -> None:
+    def effect(self, op: torch._ops.OpOverload, *args: object) -> None:
         """A call without results, there for the error it may raise."""
-        args = tuple(self.as_view(arg) if type(arg) is TensorValue else arg for arg in args)
-        self.definitions.append(Extern((), op, args, {}, (), (), (), origin=self.node))
+        given = tuple(self.as_view(arg) if isinstance(arg, TensorValue) else arg for arg in args)
+        self.definitions.append(Extern((), op, given, {}, (), (), (), origin=self.node))
+
+    def _argument(self, node: torch.fx.Node, any_layout: bool) -> object:
+        """What a call is given for `node`: a tensor with the strides that eager's has, unless it takes `any_layout`."""
+        value = self.values[node]
+        if not isinstance(value, TensorValue):
+            return value
+        return self.as_view(value, None if any_layout else self.sizes(node.meta["val"].stride))
 
     def bind(self, size: Expr) -> Expr:
         """The node as a call that tells the value of a size variable."""
         node = self.node
         assert isinstance(node.target, torch._ops.OpOverload)
-        args = tuple(
-            self.as_view(a) if type(a) is TensorValue else a for a in (_argument(a, self.values) for a in node.args)
-        )
-        scalar = ((torch.int64,), ((),), (Layout((), Expr.const(0)),))
+        args = _mapped(node.args, lambda source: self._argument(source, any_layout=True))
+        scalar = ((torch.int64,), ((),), (_AT_START,))
         self.definitions.append(Extern((size.text(),), node.target, args, {}, *scalar, origin=node, binds=True))
         return size
 
-    def extern(self) -> Any:
+    def extern(self) -> object:
         """The node as an ATen call; its value."""
         node = self.node
-        free = traits_of(node.target).product  # the result's layout does not depend on theirs
-
-        def convert(arg: Any) -> Any:
-            if isinstance(arg, torch.fx.Node):
-                value = self.values[arg]
-                if type(value) is not TensorValue:
-                    return value
-                return self.as_view(value, None if free else self.sizes(arg.meta["val"].stride))
-            if isinstance(arg, (list, tuple)):
-                return type(arg)(convert(item) for item in arg)
-            return as_expr(arg) if isinstance(arg, torch.SymInt) else arg
-
-        args = tuple(convert(arg) for arg in node.args)
-        kwargs = {key: convert(arg) for key, arg in node.kwargs.items()}
+        assert isinstance(node.target, torch._ops.OpOverload)
+        any_layout = bool(traits_of(node.target).product)  # the result's does not depend on theirs
+        args, kwargs = _mapped((node.args, node.kwargs), lambda source: self._argument(source, any_layout))
         meta = node.meta["val"]
         several = type(meta) in (tuple, list)  # a TensorMeta is a tuple as well
-        metas = [
-            item if hasattr(item, "dtype") else None for item in (meta if several else () if meta is None else (meta,))
-        ]
+        metas = [item if _is_tensor(item) else None for item in (meta if several else () if meta is None else (meta,))]
         names = tuple(None if item is None else self.name() for item in metas)
         shapes = tuple(() if item is None else self.shape_of(item) for item in metas)
-        layouts = tuple(
-            Layout((), Expr.const(0)) if item is None else Layout(self.sizes(item.stride), Expr.const(0))
-            for item in metas
-        )
+        layouts = tuple(_AT_START if item is None else Layout(self.sizes(item.stride), ZERO) for item in metas)
         dtypes = tuple(torch.int64 if item is None else item.dtype for item in metas)
-        assert isinstance(node.target, torch._ops.OpOverload)
         self.definitions.append(Extern(names, node.target, args, kwargs, dtypes, shapes, layouts, origin=node))
-        results: list[Any] = []
-        for name, dtype, shape, layout in zip(names, dtypes, shapes, layouts):
-            if name is not None:
-                self.layouts[name], self.shapes[name] = layout, shape
-            results.append(None if name is None else TensorValue(name, dtype, shape))
-        return tuple(results) if several else results[0] if results else None
+        results = tuple(
+            None if name is None else self.known(name, dtype, shape, layout)
+            for name, dtype, shape, layout in zip(names, dtypes, shapes, layouts)
+        )
+        return results if several else results[0] if results else None
 
 
 @lru_cache(maxsize=4096)
@@ -321,43 +319,34 @@ def view_axes(shape: Coords) -> tuple[tuple[str, ...], Coords]:
     return names, tuple(Expr.var(name, 0, size - 1) for name, size in zip(names, shape))
 
 
-def broadcast(shape: Coords, coords: Coords) -> Coords:
-    """The coordinates of an operand of `shape` that meet `coords` of the result."""
-    if len(shape) != len(coords):
-        coords = coords[len(coords) - len(shape) :]
-    for size in shape:
-        if size.is_const and size.value == 1:
-            return tuple(_ZERO if size is _ONE else coord for coord, size in zip(coords, shape))
-    return coords
+def _is_tensor(meta: object) -> TypeGuard[TensorMeta]:
+    """Whether a traced value is one tensor (of a constant the value is the tensor itself)."""
+    return hasattr(meta, "dtype")
 
 
-_ZERO, _ONE = Expr.const(0), Expr.const(1)
-
-
-def _argument(arg: Any, values: dict[torch.fx.Node, Any]) -> Any:
+def _mapped(arg: Any, value_of: Callable[[torch.fx.Node], object]) -> Any:
+    """An argument of a node with values for nodes and Exprs for sizes."""
     if isinstance(arg, torch.fx.Node):
-        return values[arg]
+        return value_of(arg)
     if isinstance(arg, (list, tuple)):
-        return type(arg)(_argument(item, values) for item in arg)
-    if isinstance(arg, torch.SymInt):
-        return as_expr(arg)
-    return arg
+        return type(arg)(_mapped(item, value_of) for item in arg)
+    if isinstance(arg, dict):
+        return {key: _mapped(item, value_of) for key, item in arg.items()}
+    return as_expr(arg) if isinstance(arg, torch.SymInt) else arg
 
 
-def _has_sized_number(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _has_sized_number(target: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     """Whether a size is given where an operation takes any number (a factor, an exponent), which lowerings look at."""
     if Expr not in map(type, args) and Expr not in map(type, kwargs.values()):
         return False
     given = dict(zip((argument.name for argument in target._schema.arguments), args)) | kwargs
-    return any(
-        type(given.get(argument.name)) is Expr and isinstance(_plain(argument.type), torch._C.NumberType)
-        for argument in target._schema.arguments
-    )
-
-
-def _plain(kind: Any) -> Any:
-    """The type of an argument that may be None."""
-    return kind.getElementType() if isinstance(kind, torch._C.OptionalType) else kind
+    for argument in target._schema.arguments:
+        kind = argument.type
+        if isinstance(kind, torch._C.OptionalType):
+            kind = kind.getElementType()
+        if isinstance(kind, torch._C.NumberType) and isinstance(given.get(argument.name), Expr):
+            return True
+    return False
 
 
 def _supported(node: torch.fx.Node) -> bool:
@@ -370,7 +359,7 @@ def _supported(node: torch.fx.Node) -> bool:
         meta = metas.pop()
         if type(meta) in (tuple, list):
             metas.extend(meta)
-        elif hasattr(meta, "dtype") and (meta.dtype not in sc.SUPPORTED_DTYPES or meta.device.type != "cpu"):
+        elif _is_tensor(meta) and (meta.dtype not in sc.SUPPORTED_DTYPES or meta.device.type != "cpu"):
             return False
     return True
 
@@ -384,44 +373,37 @@ def input_name(node: torch.fx.Node) -> str:
     return f"given_{node.name}" if _OURS.fullmatch(node.name) else node.name
 
 
-def _input(ctx: Lowering, node: torch.fx.Node, meta: Any) -> None:
-    stride = meta.stride if not callable(meta.stride) else meta.stride()
-    shape = ctx.shape_of(meta)
-    layout = Layout(ctx.sizes(stride), Expr.const(0))
-    name = input_name(node)
-    ctx.inputs.append(Input(name, meta.dtype, shape, layout))
-    ctx.layouts[name], ctx.shapes[name] = layout, shape
-    ctx.values[node] = TensorValue(name, meta.dtype, shape)
+def _input(ctx: Lowering, node: torch.fx.Node, meta: TensorMeta | torch.Tensor) -> TensorValue:
+    stride = meta.stride() if isinstance(meta, torch.Tensor) else meta.stride
+    source = Input(input_name(node), meta.dtype, ctx.shape_of(meta), Layout(ctx.sizes(stride), ZERO))
+    ctx.inputs.append(source)
+    return ctx.known(source.name, source.dtype, source.shape, source.layout)
 
 
-def _call(ctx: Lowering, node: torch.fx.Node) -> Any:
-    target = node.target
+def _call(ctx: Lowering, node: torch.fx.Node) -> object:
+    target, meta = node.target, node.meta["val"]
     if target is operator.getitem:
         return ctx.values[node.args[0]][node.args[1]]  # type: ignore[index]
-    meta = node.meta["val"]
     if binds(node):
         return ctx.bind(as_expr(meta))
     if isinstance(meta, _SYMBOLIC) or type(meta) in (int, float, bool):
         return as_expr(meta) if isinstance(meta, torch.SymInt) else meta
-    function = LOWERINGS.get(target)
-    if function is not None and _supported(node):
-        if hasattr(meta, "dtype") and any(size is _ZERO for size in ctx.shape_of(meta)):
+    if target in LOWERINGS and _supported(node):
+        assert isinstance(target, torch._ops.OpOverload)
+        if _is_tensor(meta) and any(size is ZERO for size in ctx.shape_of(meta)):
             # no element to compute: no lowering need think of it
-            return ctx.compute(ctx.shape_of(meta), meta.dtype, lambda coords: sc.const(0, meta.dtype))
-        args = tuple(_argument(arg, ctx.values) for arg in node.args)
-        kwargs = {key: _argument(arg, ctx.values) for key, arg in node.kwargs.items()}
+            return ctx.compute(*ctx.out, lambda coords: sc.const(0, meta.dtype))
+        args, kwargs = _mapped((node.args, node.kwargs), ctx.values.__getitem__)
         if target in TAKE_SIZES or not _has_sized_number(target, args, kwargs):
-            result = function(ctx, *args, **kwargs)
+            result = LOWERINGS[target](ctx, *args, **kwargs)
             if result is not EXTERN:
                 return result
     return ctx.extern()
 
 
 def lower(gm: torch.fx.GraphModule, fresh: Collection[int] = ()) -> Program:
-    """The definitions of a functional ATen graph.
-
-    Every result gets exactly the strides of its ``meta["val"]``: a caller sees
-    them, or another graph was traced with them.
+    """The definitions of a functional ATen graph. Every result gets exactly the strides of its ``meta["val"]``: a
+    caller sees them, or another graph was traced with them.
 
     Args:
         gm: as the contract of a graph in docs/inductor.md says; every node has ``meta["val"]``.
@@ -435,13 +417,13 @@ def lower(gm: torch.fx.GraphModule, fresh: Collection[int] = ()) -> Program:
         ctx.node = node
         if node.op == "placeholder":
             meta = node.meta["val"]
-            if hasattr(meta, "dtype"):
-                _input(ctx, node, meta)
+            if _is_tensor(meta):
+                ctx.values[node] = _input(ctx, node, meta)
             else:
                 ctx.values[node] = size = as_expr(meta) if isinstance(meta, torch.SymInt) else meta
                 size_vars[str(size)] = meta.node.hint if isinstance(meta, torch.SymInt) else meta
         elif node.op == "get_attr":
-            _input(ctx, node, node.meta.get("val", None) or getattr(gm, node.target))
+            ctx.values[node] = _input(ctx, node, node.meta.get("val") or getattr(gm, str(node.target)))
         elif node.op == "output":
             taken = {source.name for source in ctx.inputs}
             results = [_result(ctx, arg, taken if at in fresh else None) for at, arg in enumerate(node.args[0])]
@@ -454,18 +436,18 @@ def lower(gm: torch.fx.GraphModule, fresh: Collection[int] = ()) -> Program:
     return Program(ctx.inputs, [*ctx.definitions, *write_backs], results, size_vars)
 
 
-def _result(ctx: Lowering, arg: Any, taken: set[str] | None) -> Any:
+def _result(ctx: Lowering, arg: object, taken: set[str] | None) -> object:
     """One result; with `taken` in a buffer that is not among these, and then is."""
     if not isinstance(arg, torch.fx.Node):
         return as_expr(arg) if isinstance(arg, torch.SymInt) else arg
     value = ctx.values[arg]
-    if type(value) is not TensorValue:
+    if not isinstance(value, TensorValue):
         return value
     stride = ctx.sizes(arg.meta["val"].stride)
     view = ctx.as_view(value, stride)
     if taken is not None:
         if view.buffer in taken:
-            view = View(ctx.copy(value, Layout(stride, Expr.const(0))).buffer, value.shape, None, None)
+            view = View(ctx.copy(value, Layout(stride, ZERO)).buffer, value.shape, None, None)
         taken.add(view.buffer)
     return view
 
@@ -473,13 +455,8 @@ def _result(ctx: Lowering, arg: Any, taken: set[str] | None) -> Any:
 def _write_back(ctx: Lowering, node: torch.fx.Node) -> WriteBack:
     target, source = node.args[:2]
     assert isinstance(target, torch.fx.Node) and isinstance(source, torch.fx.Node)
-    value = ctx.values[source]
-    shape = ctx.shape_of(target.meta["val"])
-    dtype = target.meta["val"].dtype
-    if value.dtype is not dtype or value.shape != shape:
-        source_value = value
-        value = ctx.compute(shape, dtype, lambda coords: ctx.operand(source_value, coords, dtype))
+    value, meta = ctx.values[source], target.meta["val"]
+    shape = ctx.shape_of(meta)
+    if value.dtype is not meta.dtype or value.shape != shape:
+        value = ctx.compute(shape, meta.dtype, ctx.reader(value, meta.dtype))
     return WriteBack(input_name(target), ctx.as_view(value))
-
-
-__all__ = ["Lowering", "input_name", "lower"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 
@@ -10,35 +10,37 @@ from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import Coords, TensorValue, ravel
+from bolide.inductor.lowering.values import Coords, Operand, TensorValue, ravel
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import rng
 
 aten = torch.ops.aten
 
+Number = sc.Number | Expr
 
-def constant(ctx: Lowering, shape: Coords, value: Any, dtype: torch.dtype) -> TensorValue:
+
+def constant(ctx: Lowering, shape: Coords, value: Operand, dtype: torch.dtype) -> TensorValue:
     """A tensor filled with a number, a size or the element of a 0-dim tensor."""
     return ctx.compute(shape, dtype, lambda coords: ctx.operand(value, (), dtype))
 
 
-def filled(ctx: Lowering, value: Any) -> TensorValue:
+def _filled(ctx: Lowering, value: Operand) -> TensorValue:
     return constant(ctx, ctx.out[0], value, ctx.out[1])
 
 
 @lowering(aten.full.default, aten.full_like.default, takes_sizes=True)
-def full(ctx: Lowering, like: Any, value: Any, **_: Any) -> TensorValue:
-    return filled(ctx, value)
+def full(ctx: Lowering, like: object, value: Operand, **_: object) -> TensorValue:
+    return _filled(ctx, value)
 
 
 @lowering(aten.new_full.default, takes_sizes=True)
-def new_full(ctx: Lowering, like: Any, size: Any, value: Any, **_: Any) -> TensorValue:
-    return filled(ctx, value)
+def new_full(ctx: Lowering, like: object, size: object, value: Operand, **_: object) -> TensorValue:
+    return _filled(ctx, value)
 
 
 @lowering(aten.scalar_tensor.default, takes_sizes=True)
-def scalar_tensor(ctx: Lowering, value: Any, **_: Any) -> TensorValue:
-    return filled(ctx, value)
+def scalar_tensor(ctx: Lowering, value: Operand, **_: object) -> TensorValue:
+    return _filled(ctx, value)
 
 
 @lowering(
@@ -53,70 +55,55 @@ def scalar_tensor(ctx: Lowering, value: Any, **_: Any) -> TensorValue:
     aten.new_empty_strided.default,
     aten.empty_permuted.default,
 )
-def zeros(ctx: Lowering, *_: Any, **__: Any) -> TensorValue:
+def zeros(ctx: Lowering, *_: object, **__: object) -> TensorValue:
     """`empty` included: what a functional graph reads of it is arbitrary."""
-    return filled(ctx, 0)
+    return _filled(ctx, 0)
 
 
 @lowering(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def ones(ctx: Lowering, *_: Any, **__: Any) -> TensorValue:
-    return filled(ctx, 1)
+def ones(ctx: Lowering, *_: object, **__: object) -> TensorValue:
+    return _filled(ctx, 1)
 
 
 @lowering(aten.arange.default, aten.arange.start, aten.arange.start_step, takes_sizes=True)
-def arange(ctx: Lowering, first: Any, end: Any = None, step: Any = 1, **_: Any) -> Any:
+def arange(ctx: Lowering, first: Number, end: Number | None = None, step: Number = 1, **_: object) -> object:
     start = 0 if end is None else first
     shape, dtype = ctx.out
     if isinstance(start, float) or isinstance(step, float):
-        if not sc.is_float(dtype) or type(start) is Expr or type(step) is Expr:
+        if not sc.is_float(dtype) or isinstance(start, Expr) or isinstance(step, Expr):
             return EXTERN
-        compute = (
-            torch.float64 if dtype is torch.float64 else torch.float32
-        )  # eager: start + step * i in the accumulation type
-
-        def body(coords: tuple[Expr, ...]) -> Node:
-            return sc.fma(sc.const(step, compute), sc.index(coords[0], compute), sc.const(start, compute))
-
-        return ctx.compute(shape, dtype, body)
-    start, step = (int(value) if type(value) is bool else value for value in (start, step))
-    return ctx.compute(shape, dtype, lambda coords: sc.index(coords[0] * step + start, dtype))
+        compute = sc.compute_dtype(dtype)  # eager: start + step * i in the accumulation type
+        return ctx.compute(shape, dtype, lambda coords: sc.fma(step, sc.index(coords[0], compute), start))
+    whole_start, whole_step = (int(value) if isinstance(value, bool) else value for value in (start, step))
+    return ctx.compute(shape, dtype, lambda coords: sc.index(coords[0] * whole_step + whole_start, dtype))
 
 
 @lowering(aten.eye.default, aten.eye.m)
-def eye(ctx: Lowering, *_: Any, **__: Any) -> TensorValue:
-    shape, dtype = ctx.out
-    return ctx.compute(shape, dtype, lambda coords: sc.cast(sc.compare("eq", *(sc.index(c) for c in coords)), dtype))
+def eye(ctx: Lowering, *_: object, **__: object) -> TensorValue:
+    return ctx.compute(*ctx.out, lambda coords: sc.cast(sc.eq(*map(sc.index, coords)), ctx.meta.dtype))
 
 
-def _triangle(ctx: Lowering, x: TensorValue, diagonal: int | Expr, op: str) -> TensorValue:
-    def body(coords: tuple[Expr, ...]) -> Node:
+def _triangle(op: str, ctx: Lowering, x: TensorValue, diagonal: int | Expr = 0) -> TensorValue:
+    def body(coords: Coords) -> Node:
         inside = sc.compare(op, sc.index(coords[-1] - coords[-2]), sc.index(as_expr(diagonal)))
-        return sc.where(inside, x.load(coords), sc.const(0, x.dtype))
+        return sc.where(inside, x.load(coords), 0)
 
     return ctx.compute(x.shape, x.dtype, body)
 
 
-@lowering(aten.tril.default)
-def tril(ctx: Lowering, x: TensorValue, diagonal: int | Expr = 0) -> TensorValue:
-    return _triangle(ctx, x, diagonal, "le")
+lowering(aten.tril.default)(partial(_triangle, "le"))
+lowering(aten.triu.default)(partial(_triangle, "ge"))
 
 
-@lowering(aten.triu.default)
-def triu(ctx: Lowering, x: TensorValue, diagonal: int | Expr = 0) -> TensorValue:
-    return _triangle(ctx, x, diagonal, "ge")
+def _drawn(op: str, ctx: Lowering, seed: TensorValue, counter: int, size: object) -> TensorValue:
+    """The element's row-major position and the counter select the number."""
+    shape, dtype = ctx.out
+
+    def body(coords: Coords) -> Node:
+        return Node.make(op, torch.float32, (ctx.operand(seed, (), torch.int64),), (counter, ravel(coords, shape)))
+
+    return ctx.compute(shape, dtype, body)
 
 
-def _register_random(op: str, overload: Any) -> None:
-    @lowering(overload)
-    def lower(ctx: Lowering, seed: TensorValue, counter: int, size: Any) -> TensorValue:
-        """The element's row-major position and the counter select the number."""
-        shape, dtype = ctx.out
-
-        def body(coords: tuple[Expr, ...]) -> Node:
-            return Node.make(op, torch.float32, (ctx.operand(seed, (), torch.int64),), (counter, ravel(coords, shape)))
-
-        return ctx.compute(shape, dtype, body)
-
-
-_register_random("philox", rng.rand)
-_register_random("philox_normal", rng.randn)
+lowering(rng.rand)(partial(_drawn, "philox"))
+lowering(rng.randn)(partial(_drawn, "philox_normal"))

@@ -1,24 +1,23 @@
 """Gathers and scatters: embedding, index, gather, index_put, scatter and their relatives.
 
 An index read from a tensor is checked once (`bolide::check_index`, which raises IndexError as eager does), and is
-clamped where it is used, so that a kernel
-never reads or writes out of bounds even before the check has been made.
+clamped where it is used, so that a kernel never reads or writes out of bounds even before the check has been made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Literal
 
 import torch
 
 from bolide.inductor.ir.definitions import Extern
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
-from bolide.inductor.lowering.context import Lowering, broadcast
+from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.reductions import reduction
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ZERO, Coords, TensorValue, numel
+from bolide.inductor.lowering.values import ONE, Coords, Operand, Reader, TensorValue, replaced
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing.fallible import done
 
@@ -38,11 +37,12 @@ _library.impl("check_index", _check_index, "CompositeExplicitAutograd")  # type:
 
 _BOUNDS = "index is out of bounds for its dimension"
 
-IndexReader = Callable[[Coords], Node]
+Place = Callable[[Coords], tuple[Coords, tuple[Node, ...]]]
+"""From coordinates to those of another tensor, and the operands they use."""
 
 
 @lowering(done)
-def nothing(ctx: Lowering, value: TensorValue) -> Any:
+def nothing(ctx: Lowering, value: TensorValue) -> object:
     """What kernels would compute need not be: their checks are operations of their own."""
     called = any(isinstance(made, Extern) and value.buffer in made.names for made in ctx.definitions)
     return EXTERN if called else None
@@ -61,39 +61,33 @@ def checked_index(
     ignore: int | None = None,
     what: str = "index out of range in self",
     index_error: bool = True,
-) -> IndexReader:
+) -> Reader:
     """A reader of `index` as places 0 … size - 1. `wraps`: negative ones count from the end. `ignore`: this value is
     allowed and reads place 0. `what`, `index_error`: message and class (else RuntimeError) of eager's error."""
-    length, zero = sc.index(size), sc.const(0, torch.int64)
-    last = sc.index(Expr.max(size - 1, 0))
-
-    def raw(coords: Coords) -> Node:
-        return sc.cast(index.load(broadcast(index.shape, coords)), torch.int64)
-
-    def wrapped(value: Node) -> Node:
-        return sc.where(sc.compare("lt", value, zero), sc.add(value, length), value) if wraps else value
+    length, last = sc.index(size), sc.index(Expr.max(size - 1, 0))
+    raw = ctx.reader(index, torch.int64)
 
     def bad(coords: Coords) -> Node:
         value = raw(coords)
-        low = sc.index(-size) if wraps else zero
-        outside = sc.logical_or(sc.compare("lt", value, low), sc.compare("ge", value, length))
-        if ignore is not None:
-            outside = sc.logical_and(outside, sc.compare("ne", value, sc.const(ignore, torch.int64)))
-        return outside
+        outside = sc.logical_or(sc.lt(value, sc.index(-size) if wraps else 0), sc.ge(value, length))
+        return outside if ignore is None else sc.logical_and(outside, sc.ne(value, ignore))
 
     key = (index.buffer, index.maps, index.shape, size, wraps, ignore)
-    if key not in ctx.checked and not any(extent is ZERO for extent in index.shape) and not _decided(ctx, index, bad):
+    if key not in ctx.checked and not index.is_empty and not _decided(ctx, index, bad):
         ctx.checked.add(key)
         flag = reduction(ctx, index, tuple(range(len(index.shape))), "any", bad, torch.bool, hint="check")
         ctx.effect(torch.ops.bolide.check_index.default, flag, what, index_error)
 
     def read(coords: Coords) -> Node:
-        return sc.minimum(sc.maximum(wrapped(raw(coords)), zero), last)
+        value = raw(coords)
+        if wraps:
+            value = sc.where(sc.lt(value, 0), sc.add(value, length), value)
+        return sc.minimum(sc.maximum(value, 0), last)
 
     return read
 
 
-def _decided(ctx: Lowering, index: TensorValue, bad: IndexReader) -> bool:
+def _decided(ctx: Lowering, index: TensorValue, bad: Reader) -> bool:
     """Whether bounds alone tell that no index is bad."""
     outside = bad(ctx.axes(index.shape)[1])
     return outside.op == "const" and not outside.arg
@@ -103,20 +97,17 @@ def _decided(ctx: Lowering, index: TensorValue, bad: IndexReader) -> bool:
 
 
 @lowering(aten.embedding.default)
-def embedding(ctx: Lowering, weight: TensorValue, indices: TensorValue, *_: Any) -> TensorValue:
-    shape, dtype = ctx.out
+def embedding(ctx: Lowering, weight: TensorValue, indices: TensorValue, *_: object) -> TensorValue:
     rank = len(indices.shape)
     place = checked_index(ctx, indices, weight.shape[0], wraps=False)
     row = operand_var(0, weight.shape[0])
-    return ctx.compute(
-        shape, dtype, lambda coords: weight.load_indirect((row, *coords[rank:]), (place(coords[:rank]),))
-    )
+    return ctx.compute(*ctx.out, lambda coords: weight.load_indirect((row, *coords[rank:]), (place(coords[:rank]),)))
 
 
 @lowering(aten.embedding_dense_backward.default)
 def embedding_dense_backward(
-    ctx: Lowering, grad: TensorValue, indices: TensorValue, num_weights: Any, padding_idx: Any, by_freq: bool
-) -> Any:
+    ctx: Lowering, grad: TensorValue, indices: TensorValue, num_weights: object, padding_idx: object, by_freq: bool
+) -> object:
     if by_freq:
         return EXTERN
     shape, dtype = ctx.out
@@ -131,13 +122,10 @@ def embedding_dense_backward(
         if isinstance(padding_idx, int) and padding_idx < 0:
             return g
         index = sc.cast(indices.load(axes[:rank]), torch.int64)
-        skipped = sc.compare("eq", index, sc.index(as_expr(padding_idx)))
-        return sc.where(skipped, sc.const(0, compute), g)
+        return sc.where(sc.eq(index, sc.index(as_expr(padding_idx))), 0, g)
 
     total = ctx.scatter(zeros, grad.shape, lambda axes: ((row, *axes[rank:]), (place(axes[:rank]),)), value, "add")
-    if dtype is compute:
-        return total
-    return ctx.compute(shape, dtype, lambda coords: sc.cast(total.load(coords), dtype))
+    return total if dtype is compute else ctx.compute(shape, dtype, ctx.reader(total, dtype))
 
 
 # ---- index, index_put ------------------------------------------------------------------------------------------------
@@ -170,24 +158,23 @@ class _Indexed:
 
 
 def _broadcast_all(shapes: Sequence[Coords], rank: int) -> Coords:
-    one = Expr.const(1)
-    result = [one] * rank
+    result = [ONE] * rank
     for shape in shapes:
         for k, size in enumerate(shape):
-            if size is not one:
+            if size is not ONE:
                 result[rank - len(shape) + k] = size
     return tuple(result)
 
 
-def _plain(indices: Sequence[Any]) -> bool:
+def _plain(indices: Sequence[TensorValue | None]) -> bool:
     """Whether these are integer index tensors (masks have data-dependent results)."""
     given = [index for index in indices if index is not None]
     return bool(given) and all(index.dtype in (torch.int64, torch.int32) for index in given)
 
 
 @lowering(aten.index.Tensor, aten._unsafe_index.Tensor)
-def index(ctx: Lowering, x: TensorValue, indices: Sequence[TensorValue | None]) -> Any:
-    if not _plain(indices) or any(size is ZERO for size in x.shape):
+def index(ctx: Lowering, x: TensorValue, indices: Sequence[TensorValue | None]) -> object:
+    if not _plain(indices) or x.is_empty:
         return EXTERN
     pattern = _Indexed(ctx, x, indices, _BOUNDS)
     return ctx.compute(*ctx.out, lambda coords: x.load_indirect(*pattern.places(coords)))
@@ -196,27 +183,23 @@ def index(ctx: Lowering, x: TensorValue, indices: Sequence[TensorValue | None]) 
 @lowering(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(
     ctx: Lowering, x: TensorValue, indices: Sequence[TensorValue | None], values: TensorValue, accumulate: bool = False
-) -> Any:
-    if not _plain(indices) or any(size is ZERO for size in x.shape):
-        if len(indices) == 1 and indices[0] is not None and indices[0].dtype is torch.bool and not values.shape:
-            return _masked_put(ctx, x, indices[0], values, accumulate)
+) -> object:
+    if x.is_empty:
         return EXTERN
-    if accumulate and sc.compute_dtype(x.dtype) is not x.dtype:
+    if not _plain(indices):
+        mask = indices[0] if len(indices) == 1 else None
+        if mask is None or mask.dtype is not torch.bool or values.shape or accumulate:
+            return EXTERN
+        return _masked_put(ctx, x, mask, values)
+    mode: Literal["add", "set"] = "add" if accumulate else "set"
+    if _rounds(x, mode):
         return EXTERN
     pattern = _Indexed(ctx, x, indices, _BOUNDS)
-    return ctx.scatter(
-        x,
-        pattern.result_shape,
-        pattern.places,
-        lambda axes: ctx.operand(values, axes, x.dtype),
-        "add" if accumulate else "set",
-    )
+    return ctx.scatter(x, pattern.result_shape, pattern.places, ctx.reader(values, x.dtype), mode)
 
 
-def _masked_put(ctx: Lowering, x: TensorValue, mask: TensorValue, value: TensorValue, accumulate: bool) -> Any:
+def _masked_put(ctx: Lowering, x: TensorValue, mask: TensorValue, value: TensorValue) -> TensorValue:
     """x[mask] = value, for a mask over the leading dimensions and a 0-dim value: a selection."""
-    if accumulate:
-        return EXTERN
 
     def body(coords: Coords) -> Node:
         chosen = mask.load(coords[: len(mask.shape)])
@@ -225,62 +208,60 @@ def _masked_put(ctx: Lowering, x: TensorValue, mask: TensorValue, value: TensorV
     return ctx.compute(x.shape, x.dtype, body)
 
 
+def _rounds(x: TensorValue, mode: str) -> bool:
+    """Whether eager rounds at every addition to an element."""
+    return mode == "add" and sc.compute_dtype(x.dtype) is not x.dtype
+
+
 # ---- along one dimension --------------------------------------------------------------------------------------------
 
 
-@lowering(aten.index_select.default)
-def index_select(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue) -> Any:
-    if not x.shape or any(size is ZERO for size in x.shape):
-        return EXTERN
+def _one_for_each(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue) -> Place | None:
+    """Element i of a tensor of the shape of `index` is at index(i) of `dim` in `x`. None: this is ATen's."""
+    if not x.shape or len(index.shape) != len(x.shape) or x.is_empty:  # an empty index has any rank
+        return None
     dim %= len(x.shape)
-    place = checked_index(ctx, index, x.shape[dim], wraps=False)
+    reader = checked_index(ctx, index, x.shape[dim], wraps=False, what=_BOUNDS, index_error=False)
     row = operand_var(0, x.shape[dim])
+    return lambda coords: (replaced(coords, dim, row), (reader(coords),))
 
-    def body(coords: Coords) -> Node:
-        operand = place((coords[dim],) if index.shape else ())
-        return x.load_indirect((*coords[:dim], row, *coords[dim + 1 :]), (operand,))
 
-    return ctx.compute(*ctx.out, body)
+def _rows(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, wraps: bool = False) -> Place | None:
+    """Slice i of `dim` is slice index(i) of `x`; `index` is one-dimensional or a single place. None: this is ATen's."""
+    if not x.shape or x.is_empty:
+        return None
+    dim %= len(x.shape)
+    reader = checked_index(ctx, index, x.shape[dim], wraps=wraps)
+    row = operand_var(0, x.shape[dim])
+    return lambda coords: (replaced(coords, dim, row), (reader((coords[dim],) if index.shape else ()),))
+
+
+@lowering(aten.index_select.default)
+def index_select(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue) -> object:
+    place = _rows(ctx, x, dim, index)
+    return EXTERN if place is None else ctx.compute(*ctx.out, lambda coords: x.load_indirect(*place(coords)))
 
 
 @lowering(aten.gather.default)
-def gather(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, *, sparse_grad: bool = False) -> Any:
-    if not x.shape or len(index.shape) != len(x.shape) or numel(x.shape) is ZERO:  # an empty index has any rank
-        return EXTERN
-    dim %= len(x.shape)
-    place = checked_index(ctx, index, x.shape[dim], wraps=False, what=_BOUNDS, index_error=False)
-    row = operand_var(0, x.shape[dim])
-    return ctx.compute(
-        *ctx.out, lambda coords: x.load_indirect((*coords[:dim], row, *coords[dim + 1 :]), (place(coords),))
-    )
+def gather(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, *, sparse_grad: bool = False) -> object:
+    place = _one_for_each(ctx, x, dim, index)
+    return EXTERN if place is None else ctx.compute(*ctx.out, lambda coords: x.load_indirect(*place(coords)))
 
 
-def _scattered(
-    ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, value: Callable[[Coords], Node], mode: str
-) -> Any:
-    """x with value(i) at index(i) of `dim`, for i over the shape of `index`."""
-    rounds = mode == "add" and sc.compute_dtype(x.dtype) is not x.dtype
-    if not x.shape or len(index.shape) != len(x.shape) or numel(x.shape) is ZERO or rounds:
-        return EXTERN
-    dim %= len(x.shape)
-    place = checked_index(ctx, index, x.shape[dim], wraps=False, what=_BOUNDS, index_error=False)
-    row = operand_var(0, x.shape[dim])
-    return ctx.scatter(x, index.shape, lambda axes: ((*axes[:dim], row, *axes[dim + 1 :]), (place(axes),)), value, mode)
+def _register_scatter(overload: object, mode: Literal["add", "set"]) -> None:
+    """x with `source` written or added at index(i) of `dim`, for i over the shape of `index`."""
+
+    @lowering(overload)
+    def lower(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, source: Operand) -> object:
+        place = None if _rounds(x, mode) else _one_for_each(ctx, x, dim, index)
+        if place is None:
+            return EXTERN
+        return ctx.scatter(x, index.shape, place, ctx.reader(source, x.dtype), mode)
 
 
-@lowering(aten.scatter.src)
-def scatter_src(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, src: TensorValue) -> Any:
-    return _scattered(ctx, x, dim, index, src.load, "set")
-
-
-@lowering(aten.scatter.value)
-def scatter_value(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, value: Any) -> Any:
-    return _scattered(ctx, x, dim, index, lambda axes: ctx.operand(value, axes, x.dtype), "set")
-
-
-@lowering(aten.scatter_add.default)
-def scatter_add(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, src: TensorValue) -> Any:
-    return _scattered(ctx, x, dim, index, src.load, "add")
+_register_scatter(aten.scatter.src, "set")
+_register_scatter(aten.scatter.value, "set")
+_register_scatter(aten.scatter_add.default, "add")
 
 
 def _rows_written(
@@ -288,45 +269,34 @@ def _rows_written(
     x: TensorValue,
     dim: int,
     index: TensorValue,
-    value: Callable[[Coords], Node],
-    mode: str,
+    value: Reader,
+    mode: Literal["add", "set"],
     wraps: bool = False,
-) -> Any:
-    """x with value(i) at slice index(i[dim]) of `dim`; `index` is one-dimensional or a single place."""
-    rounds = mode == "add" and sc.compute_dtype(x.dtype) is not x.dtype
-    if not x.shape or numel(x.shape) is ZERO or rounds:
+) -> object:
+    """x with value(i) at slice index(i[dim]) of `dim`."""
+    place = None if _rounds(x, mode) else _rows(ctx, x, dim, index, wraps)
+    if place is None:
         return EXTERN
-    dim %= len(x.shape)
-    place = checked_index(ctx, index, x.shape[dim], wraps=wraps)
-    row = operand_var(0, x.shape[dim])
-    length = index.shape[0] if index.shape else Expr.const(1)
-    extents = (*x.shape[:dim], length, *x.shape[dim + 1 :])
-
-    def places(axes: Coords) -> tuple[Coords, tuple[Node, ...]]:
-        return (*axes[:dim], row, *axes[dim + 1 :]), (place((axes[dim],) if index.shape else ()),)
-
-    return ctx.scatter(x, extents, places, value, mode)
+    length = index.shape[0] if index.shape else ONE
+    return ctx.scatter(x, replaced(x.shape, dim % len(x.shape), length), place, value, mode)
 
 
 @lowering(aten.index_add.default)
 def index_add(
-    ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, source: TensorValue, *, alpha: Any = 1
-) -> Any:
+    ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, source: TensorValue, *, alpha: Operand = 1
+) -> object:
     if len(source.shape) != len(x.shape) or x.dtype is torch.bool:
         return EXTERN
-    scale = sc.const(alpha, x.dtype) if not isinstance(alpha, Expr) else sc.index(alpha, x.dtype)
-    return _rows_written(ctx, x, dim, index, lambda axes: sc.mul(source.load(axes), scale), "add")
+    return _rows_written(ctx, x, dim, index, ctx.each(x.dtype, sc.mul, source, alpha), "add")
 
 
 @lowering(aten.index_copy.default)
-def index_copy(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, source: TensorValue) -> Any:
+def index_copy(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, source: TensorValue) -> object:
     if len(source.shape) != len(x.shape):
         return EXTERN
     return _rows_written(ctx, x, dim, index, source.load, "set")
 
 
 @lowering(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
-def index_fill(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, value: Any) -> Any:
-    if not x.shape:
-        return EXTERN
-    return _rows_written(ctx, x, dim, index, lambda axes: ctx.operand(value, axes, x.dtype), "set", wraps=True)
+def index_fill(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, value: Operand) -> object:
+    return _rows_written(ctx, x, dim, index, ctx.reader(value, x.dtype), "set", wraps=True)

@@ -2,356 +2,327 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 
 from bolide.inductor.ir.loops import ELEMENTARY_OPS, Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
+from bolide.inductor.lowering.formulas import (
+    arithmetic,
+    arithmetic_formula,
+    elementwise,
+    formula,
+    promoted,
+    rounded,
+    truth,
+)
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import TensorValue
+from bolide.inductor.lowering.values import Coords, Operand, TensorValue, replaced
 from bolide.symbolic import Expr
 
 aten = torch.ops.aten
 
-
-def elementwise(
-    ctx: Lowering, body: Callable[..., Node], *operands: Any, compute: torch.dtype | None = None
-) -> TensorValue:
-    """out[i] = body(operands at i, each in dtype `compute`), where operands broadcast. `compute`: the computation
-    type of the result's dtype unless given."""
-    shape, dtype = ctx.out
-    compute = compute or sc.compute_dtype(dtype)
-    return ctx.compute(shape, dtype, lambda coords: body(*[ctx.operand(x, coords, compute) for x in operands]))
-
-
-def is_scalar(x: Any) -> bool:
-    """A number, a size or a 0-dim tensor."""
-    return type(x) is not TensorValue or not x.shape
-
-
-def promoted(*operands: Any) -> torch.dtype:
-    """torch's promoted dtype of tensors, 0-dim tensors and Python numbers."""
-    ranked: list[torch.dtype | None] = [None, None, None]  # tensors, 0-dim tensors, numbers
-    for x in operands:
-        if type(x) is TensorValue:
-            rank, dtype = (0, x.dtype) if x.shape else (1, x.dtype)
-        else:
-            rank = 2
-            dtype = (
-                torch.bool
-                if isinstance(x, bool)
-                else torch.get_default_dtype()
-                if isinstance(x, float)
-                else torch.int64
-            )
-        known = ranked[rank]
-        ranked[rank] = dtype if known is None else torch.promote_types(known, dtype)
-    result: torch.dtype | None = None
-    for candidate in ranked:
-        if candidate is not None and (result is None or _category(candidate) > _category(result)):
-            result = candidate
-    assert result is not None
-    return result
-
-
-def _category(dtype: torch.dtype) -> int:
-    return 0 if dtype is torch.bool else 2 if sc.is_float(dtype) else 1
-
-
-def rounded(ctx: Lowering, x: Any, common: torch.dtype) -> Callable[[tuple[Expr, ...]], Node]:
-    """`x` as eager's kernels read an operand of common dtype `common`: converted to it, then to the computation
-    type. Numbers are rounded as well (a bf16 `add` of 1.00123 adds 1)."""
-    compute = sc.compute_dtype(common)
-    return lambda coords: sc.cast(ctx.operand(x, coords, common), compute)
-
-
-def arithmetic(ctx: Lowering, body: Callable[..., Node], *operands: Any) -> TensorValue:
-    """Like `elementwise`, every operand rounded to the result's dtype first."""
-    shape, dtype = ctx.out
-    readers = [rounded(ctx, x, dtype) for x in operands]
-    return ctx.compute(shape, dtype, lambda coords: body(*[read(coords) for read in readers]))
-
+Binary = Callable[[sc.Scalar, sc.Scalar], Node]
 
 # ---- arithmetic -----------------------------------------------------------------------------------------------------
 
 
-def _scaled_add(ctx: Lowering, a: Any, b: Any, alpha: Any, sign: int) -> TensorValue:
+@lowering(aten.add.Tensor, aten.add.Scalar, takes_sizes=True)
+def add(ctx: Lowering, a: Operand, b: Operand, alpha: Expr | sc.Number = 1, sign: int = 1) -> TensorValue:
+    """a + b·alpha·sign."""
     if alpha == 1:
         return arithmetic(ctx, sc.add if sign > 0 else sc.sub, a, b)
-    if type(alpha) is Expr:
-        alpha = alpha * sign
-        return arithmetic(ctx, lambda x, y, k: sc.add(x, sc.mul(y, k)), a, b, alpha)
-    if not sc.is_float(ctx.meta.dtype):
-        return arithmetic(ctx, lambda x, y, k: sc.add(x, sc.mul(y, k)), a, b, sign * alpha)
-    return arithmetic(ctx, lambda x, y, k: sc.fma(y, k, x), a, b, sign * alpha)
-
-
-@lowering(aten.add.Tensor, aten.add.Scalar, takes_sizes=True)
-def add(ctx: Lowering, a: Any, b: Any, alpha: Any = 1) -> TensorValue:
-    return _scaled_add(ctx, a, b, alpha, 1)
+    if type(alpha) is Expr or not sc.is_float(ctx.meta.dtype):
+        return arithmetic(ctx, lambda x, y, k: sc.add(x, sc.mul(y, k)), a, b, alpha * sign)
+    return arithmetic(ctx, lambda x, y, k: sc.fma(y, k, x), a, b, alpha * sign)
 
 
 @lowering(aten.sub.Tensor, aten.sub.Scalar, takes_sizes=True)
-def sub(ctx: Lowering, a: Any, b: Any, alpha: Any = 1) -> TensorValue:
-    return _scaled_add(ctx, a, b, alpha, -1)
+def sub(ctx: Lowering, a: Operand, b: Operand, alpha: Expr | sc.Number = 1) -> TensorValue:
+    return add(ctx, a, b, alpha, -1)
 
 
 @lowering(aten.rsub.Tensor, aten.rsub.Scalar, takes_sizes=True)
-def rsub(ctx: Lowering, a: Any, b: Any, alpha: Any = 1) -> TensorValue:
-    return _scaled_add(ctx, b, a, alpha, -1)
+def rsub(ctx: Lowering, a: Operand, b: Operand, alpha: Expr | sc.Number = 1) -> TensorValue:
+    return add(ctx, b, a, alpha, -1)
 
 
-def _keeps_scalar(ctx: Lowering, body: Callable[..., Node], a: Any, b: Any) -> TensorValue:
+def _is_scalar(x: Operand) -> bool:
+    """A number, a size or a 0-dim tensor."""
+    return not isinstance(x, TensorValue) or not x.shape
+
+
+def _keeps_scalar(ctx: Lowering, body: Binary, a: Operand, b: Operand) -> TensorValue:
     """mul and div by a scalar keep it in the computation type; every other operand is rounded to the common dtype
     first."""
     shape, dtype = ctx.out
-    compute = sc.compute_dtype(dtype)
     left = rounded(ctx, a, dtype)
-    right = (lambda coords: ctx.operand(b, coords, compute)) if is_scalar(b) else rounded(ctx, b, dtype)
+    right = ctx.reader(b, sc.compute_dtype(dtype)) if _is_scalar(b) else rounded(ctx, b, dtype)
     return ctx.compute(shape, dtype, lambda coords: body(left(coords), right(coords)))
 
 
 @lowering(aten.mul.Tensor, aten.mul.Scalar, takes_sizes=True)
-def mul(ctx: Lowering, a: Any, b: Any) -> TensorValue:
-    return _keeps_scalar(ctx, sc.mul, b, a) if is_scalar(a) and not is_scalar(b) else _keeps_scalar(ctx, sc.mul, a, b)
+def mul(ctx: Lowering, a: Operand, b: Operand) -> TensorValue:
+    return _keeps_scalar(ctx, sc.mul, *((b, a) if _is_scalar(a) and not _is_scalar(b) else (a, b)))
 
 
 @lowering(aten.div.Tensor, aten.div.Scalar, takes_sizes=True)
-def div(ctx: Lowering, a: Any, b: Any) -> TensorValue:
+def div(ctx: Lowering, a: Operand, b: Operand) -> TensorValue:
     return _keeps_scalar(ctx, sc.div, a, b)
 
 
 @lowering(aten.div.Tensor_mode, aten.div.Scalar_mode, takes_sizes=True)
-def div_mode(ctx: Lowering, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
+def div_mode(ctx: Lowering, a: Operand, b: Operand, rounding_mode: str | None = None) -> object:
+    dtype = ctx.meta.dtype
     if rounding_mode is None:
         return div(ctx, a, b)
-    if not sc.is_float(ctx.meta.dtype):
-        if not _nonzero_constant(b):
-            return EXTERN
-        return arithmetic(
-            ctx, lambda x, y: sc.binary("floordiv" if rounding_mode == "floor" else "truncdiv", x, y), a, b
-        )
+    if not sc.is_float(dtype):
+        op = "floordiv" if rounding_mode == "floor" else "truncdiv"
+        return arithmetic(ctx, partial(sc.binary, op), a, b) if _is_nonzero(b) else EXTERN
     if rounding_mode == "trunc":
-        return arithmetic(ctx, lambda x, y: sc.unary("trunc", sc.rounded(sc.div(x, y), ctx.meta.dtype)), a, b)
-    return arithmetic(ctx, lambda x, y: floor_divide_floats(x, y, ctx.meta.dtype), a, b)
+        return arithmetic(ctx, lambda x, y: sc.unary("trunc", sc.rounded(sc.div(x, y), dtype)), a, b)
+    return arithmetic(ctx, lambda x, y: _floor_divide(x, y, dtype), a, b)
 
 
 @lowering(aten.floor_divide.default, aten.floor_divide.Scalar, takes_sizes=True)
-def floor_divide(ctx: Lowering, a: Any, b: Any) -> Any:
+def floor_divide(ctx: Lowering, a: Operand, b: Operand) -> object:
     return div_mode(ctx, a, b, rounding_mode="floor")
 
 
-def _nonzero_constant(x: Any) -> bool:
+def _is_nonzero(divisor: Operand) -> bool:
     """An integer divisor known not to be 0: eager raises for 0, kernels cannot."""
-    return isinstance(x, (int, bool)) and int(x) != 0
+    return isinstance(divisor, int) and divisor != 0
 
 
-def floor_divide_floats(x: Node, y: Node, dtype: torch.dtype) -> Node:
+def _rest(x: Node, y: Node, step: Callable[[Node], Node] = lambda value: value) -> tuple[Node, Node]:
+    """The rest of C's division, after a `step`, and whether it is not 0 and its sign is not the divisor's."""
+    rest = step(sc.binary("fmod", x, y))
+    return rest, sc.logical_and(sc.ne(rest, 0.0), sc.logical_xor(sc.lt(y, 0.0), sc.lt(rest, 0.0)))
+
+
+def _floor_divide(x: Node, y: Node, dtype: torch.dtype) -> Node:
     """Python's floor division, as c10::div_floor_floating: exact quotients are not rounded twice. Each step is in
     `dtype`."""
 
     def step(value: Node) -> Node:
         return sc.rounded(value, dtype)
 
-    zero, one = sc.const(0.0, x.dtype), sc.const(1.0, x.dtype)
-    rest = step(sc.binary("fmod", x, y))
+    rest, differs = _rest(x, y, step)
     quotient = step(sc.div(step(sc.sub(x, rest)), y))
-    other_sign = sc.binary("xor", sc.compare("lt", y, zero), sc.compare("lt", rest, zero))
-    differs = sc.logical_and(sc.compare("ne", rest, zero), other_sign)
-    quotient = sc.where(differs, step(sc.sub(quotient, one)), quotient)
+    quotient = sc.where(differs, step(sc.sub(quotient, 1.0)), quotient)
     floor = sc.unary("floor", quotient)
-    up = sc.compare("gt", step(sc.sub(quotient, floor)), sc.const(0.5, x.dtype))
-    exact = sc.where(up, step(sc.add(floor, one)), floor)
-    signed_zero = sc.binary("copysign", zero, sc.div(x, y))
-    result = sc.where(sc.compare("ne", quotient, zero), exact, signed_zero)
-    return sc.where(sc.compare("eq", y, zero), sc.div(x, y), result)
+    up = sc.gt(step(sc.sub(quotient, floor)), 0.5)
+    exact = sc.where(up, step(sc.add(floor, 1.0)), floor)
+    result = sc.where(sc.ne(quotient, 0.0), exact, sc.binary("copysign", 0.0, sc.div(x, y)))
+    return sc.where(sc.eq(y, 0.0), sc.div(x, y), result)
 
 
 @lowering(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, takes_sizes=True)
-def remainder(ctx: Lowering, a: Any, b: Any) -> Any:
+def remainder(ctx: Lowering, a: Operand, b: Operand) -> object:
     if not sc.is_float(ctx.meta.dtype):
-        return arithmetic(ctx, sc.mod, a, b) if _nonzero_constant(b) else EXTERN
+        return arithmetic(ctx, sc.mod, a, b) if _is_nonzero(b) else EXTERN
 
     def body(x: Node, y: Node) -> Node:
-        rest, zero = sc.binary("fmod", x, y), sc.const(0.0, x.dtype)
-        other_sign = sc.binary("xor", sc.compare("lt", y, zero), sc.compare("lt", rest, zero))
-        return sc.where(sc.logical_and(sc.compare("ne", rest, zero), other_sign), sc.add(rest, y), rest)
+        rest, differs = _rest(x, y)
+        return sc.where(differs, sc.add(rest, y), rest)
 
     return arithmetic(ctx, body, a, b)
 
 
 @lowering(aten.fmod.Tensor, aten.fmod.Scalar, takes_sizes=True)
-def fmod(ctx: Lowering, a: Any, b: Any) -> Any:
-    if not sc.is_float(ctx.meta.dtype) and not _nonzero_constant(b):
+def fmod(ctx: Lowering, a: Operand, b: Operand) -> object:
+    if not sc.is_float(ctx.meta.dtype) and not _is_nonzero(b):
         return EXTERN
-    return arithmetic(ctx, lambda x, y: sc.binary("fmod", x, y), a, b)
+    return arithmetic(ctx, partial(sc.binary, "fmod"), a, b)
 
 
-@lowering(aten.addcmul.default, takes_sizes=True)
-def addcmul(ctx: Lowering, x: Any, a: Any, b: Any, value: Any = 1) -> TensorValue:
-    if not sc.is_float(ctx.meta.dtype):
-        return elementwise(ctx, lambda x, a, b, k: sc.add(x, sc.mul(sc.mul(k, a), b)), x, a, b, value)
-    return elementwise(ctx, lambda x, a, b, k: sc.fma(sc.mul(k, a), b, x), x, a, b, value)
+@formula(aten.addcmul.default, takes_sizes=True)
+def addcmul(x: Node, a: Node, b: Node, value: sc.Scalar = 1) -> Node:
+    scaled = sc.mul(value, a)
+    return sc.fma(scaled, b, x) if sc.is_float(x.dtype) else sc.add(x, sc.mul(scaled, b))
 
 
-@lowering(aten.addcdiv.default, takes_sizes=True)
-def addcdiv(ctx: Lowering, x: Any, a: Any, b: Any, value: Any = 1) -> TensorValue:
-    return elementwise(ctx, lambda x, a, b, k: sc.add(x, sc.div(sc.mul(k, a), b)), x, a, b, value)
+@formula(aten.addcdiv.default, takes_sizes=True)
+def addcdiv(x: Node, a: Node, b: Node, value: sc.Scalar = 1) -> Node:
+    return sc.add(x, sc.div(sc.mul(value, a), b))
 
 
 @lowering(aten.lerp.Tensor, aten.lerp.Scalar, takes_sizes=True)
-def lerp(ctx: Lowering, start: Any, end: Any, weight: Any) -> TensorValue:
+def lerp(ctx: Lowering, start: Operand, end: Operand, weight: Operand) -> TensorValue:
     def body(x: Node, y: Node, w: Node) -> Node:
-        span, half, one = sc.sub(y, x), sc.const(0.5, x.dtype), sc.const(1.0, x.dtype)
-        near = sc.compare("lt", sc.unary("abs", w), half)
-        return sc.where(near, sc.fma(w, span, x), sc.fma(sc.neg(span), sc.sub(one, w), y))
+        span = sc.sub(y, x)
+        far = sc.fma(sc.neg(span), sc.sub(1.0, w), y)
+        return sc.where(sc.lt(sc.absolute(w), 0.5), sc.fma(w, span, x), far)
 
     return elementwise(ctx, body, start, end, weight)
 
 
+#: powers by other means; those for integers as well before the others
+_POWERS: dict[float, Callable[[Node, Callable[[Node], Node]], Node]] = {
+    1: lambda v, step: v,
+    2: lambda v, step: step(sc.square(v)),
+    3: lambda v, step: sc.mul(step(sc.square(v)), v),
+    0.5: lambda v, step: sc.sqrt(v),
+    -0.5: lambda v, step: sc.unary("rsqrt", v),
+    -1: lambda v, step: sc.unary("recip", v),
+    -2: lambda v, step: sc.unary("recip", step(sc.square(v))),
+}
+
+
 @lowering(aten.pow.Tensor_Scalar, takes_sizes=True)
-def pow_scalar(ctx: Lowering, x: Any, exponent: Any) -> Any:
-    if type(exponent) is Expr:
+def pow_scalar(ctx: Lowering, x: TensorValue, exponent: Expr | sc.Number) -> object:
+    shape, dtype = ctx.out
+    if isinstance(exponent, Expr):
         return EXTERN
-    dtype = ctx.meta.dtype
     if exponent == 0:
-        return ctx.compute(ctx.out[0], dtype, lambda coords: sc.const(1, dtype))
-    if exponent == 1:
-        return elementwise(ctx, lambda v: v, x)
-
-    def square_of(v: Node) -> Node:
-        return sc.rounded(sc.square(v), dtype)
-
-    if exponent in (2, 3):
-        return elementwise(ctx, square_of if exponent == 2 else lambda v: sc.mul(square_of(v), v), x)
-    if not sc.is_float(dtype):
+        return ctx.compute(shape, dtype, lambda coords: sc.const(1, dtype))
+    if not sc.is_float(dtype) and exponent not in (1, 2, 3):
         return EXTERN
-    special: dict[float, Callable[[Node], Node]] = {
-        0.5: lambda v: sc.unary("sqrt", v),
-        -0.5: lambda v: sc.unary("rsqrt", v),
-        -1.0: lambda v: sc.unary("recip", v),
-        -2.0: lambda v: sc.unary("recip", square_of(v)),
-    }
-    if float(exponent) in special:
-        return elementwise(ctx, special[float(exponent)], x)
-    return arithmetic(ctx, lambda v, e: sc.binary("pow", v, e), x, exponent)
+    power = _POWERS.get(exponent)
+    if power is None:
+        return arithmetic(ctx, partial(sc.binary, "pow"), x, exponent)
+    return elementwise(ctx, lambda v: power(v, lambda value: sc.rounded(value, dtype)), x)
 
 
 @lowering(aten.pow.Tensor_Tensor, aten.pow.Scalar, takes_sizes=True)
-def pow_tensor(ctx: Lowering, base: Any, exponent: Any) -> Any:
-    if not sc.is_float(ctx.meta.dtype) or type(base) is Expr:
+def pow_tensor(ctx: Lowering, base: Operand, exponent: Operand) -> object:
+    if not sc.is_float(ctx.meta.dtype) or isinstance(base, Expr):
         return EXTERN
-    return arithmetic(ctx, lambda x, y: sc.binary("pow", x, y), base, exponent)
+    return arithmetic(ctx, partial(sc.binary, "pow"), base, exponent)
 
 
-@lowering(aten.neg.default)
-def negate(ctx: Lowering, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, sc.neg, x)
+for _op, _overloads in {
+    "atan2": [aten.atan2.default],
+    "copysign": [aten.copysign.Tensor, aten.copysign.Scalar],
+    "hypot": [aten.hypot.default],
+    "fmin": [aten.fmin.default],
+    "fmax": [aten.fmax.default],
+}.items():
+    arithmetic_formula(*_overloads, takes_sizes=True)(partial(sc.binary, _op))
 
-
-@lowering(aten.square.default)
-def square(ctx: Lowering, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, sc.square, x)
-
-
-def _register_binary(op: str, *overloads: Any) -> None:
-    @lowering(*overloads, takes_sizes=True)
-    def lower(ctx: Lowering, a: Any, b: Any) -> Any:
-        return arithmetic(ctx, lambda x, y: sc.binary(op, x, y), a, b)
-
-
-_register_binary("atan2", aten.atan2.default)
-_register_binary("copysign", aten.copysign.Tensor, aten.copysign.Scalar)
-_register_binary("hypot", aten.hypot.default)
-_register_binary("fmin", aten.fmin.default)
-_register_binary("fmax", aten.fmax.default)
-
-
-@lowering(aten.maximum.default)
-def maximum(ctx: Lowering, a: Any, b: Any) -> TensorValue:
-    return arithmetic(ctx, sc.maximum, a, b)
-
-
-@lowering(aten.minimum.default)
-def minimum(ctx: Lowering, a: Any, b: Any) -> TensorValue:
-    return arithmetic(ctx, sc.minimum, a, b)
+arithmetic_formula(aten.maximum.default, aten.clamp_min.Tensor)(sc.maximum)
+arithmetic_formula(aten.minimum.default, aten.clamp_max.Tensor)(sc.minimum)
 
 
 @lowering(aten.clamp.default, aten.clamp.Tensor, takes_sizes=True)
-def clamp(ctx: Lowering, x: Any, min: Any = None, max: Any = None) -> TensorValue:
+def clamp(ctx: Lowering, x: TensorValue, min: Operand | None = None, max: Operand | None = None) -> TensorValue:
     bounds = [bound for bound in (min, max) if bound is not None]
+    shape, dtype = ctx.out
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):  # makes everything NaN
+        return ctx.compute(shape, dtype, lambda coords: sc.const(math.nan, sc.compute_dtype(dtype)))
 
     def body(value: Node, *limits: Node) -> Node:
         if min is not None:
             value = sc.maximum(limits[0], value)  # of equal ones, -0.0 and 0.0, the second
         return sc.minimum(limits[-1], value) if max is not None else value
 
-    nan = any(isinstance(bound, float) and bound != bound for bound in bounds)
-    if nan:  # a NaN limit makes everything NaN
-        return ctx.compute(*ctx.out, lambda coords: sc.const(float("nan"), sc.compute_dtype(ctx.meta.dtype)))
     return arithmetic(ctx, body, x, *bounds)
 
 
-lowering(aten.clamp_min.Tensor)(maximum)
-lowering(aten.clamp_max.Tensor)(minimum)
-
-
 @lowering(aten.clamp_min.default, takes_sizes=True)
-def clamp_min(ctx: Lowering, x: Any, min: Any) -> TensorValue:
+def clamp_min(ctx: Lowering, x: TensorValue, min: Operand) -> TensorValue:
     return clamp(ctx, x, min=min)
 
 
 @lowering(aten.clamp_max.default, takes_sizes=True)
-def clamp_max(ctx: Lowering, x: Any, max: Any) -> TensorValue:
+def clamp_max(ctx: Lowering, x: TensorValue, max: Operand) -> TensorValue:
     return clamp(ctx, x, max=max)
 
 
-# ---- elementary functions -------------------------------------------------------------------------------------------
+# ---- functions of one number ----------------------------------------------------------------------------------------
 
 
-def _register_unary(op: str, overload: Any) -> None:
-    @lowering(overload)
-    def lower(ctx: Lowering, x: TensorValue) -> TensorValue:
-        return elementwise(ctx, lambda v: sc.unary(op, v), x)
+def _rounding(op: str, v: Node) -> Node:
+    """To an integer; integers are some."""
+    return sc.unary(op, v) if sc.is_float(v.dtype) else v
 
 
-for _op in ELEMENTARY_OPS:
-    _register_unary(_op, getattr(aten, _op).default)
-_register_unary("recip", aten.reciprocal.default)
+_UNARY: dict[str, Callable[[Node], Node]] = {
+    **{op: partial(sc.unary, op) for op in ELEMENTARY_OPS},
+    **{op: partial(_rounding, op) for op in ("floor", "ceil", "round", "trunc")},
+    "reciprocal": partial(sc.unary, "recip"),
+    "neg": sc.neg,
+    "square": sc.square,
+    "frac": lambda v: sc.sub(v, sc.unary("trunc", v)),
+    "abs": lambda v: v if v.dtype in (torch.bool, torch.uint8) else sc.absolute(v),
+    "sign": lambda v: v if v.dtype is torch.bool else sc.unary("sign", v),
+    "sgn": lambda v: v if v.dtype is torch.bool else sc.unary("sign", v),
+    "relu": lambda v: sc.maximum(0, v),
+    "bitwise_not": partial(sc.unary, "not"),
+}
+
+for _op, _body in _UNARY.items():
+    formula(getattr(aten, _op).default)(_body)
 
 
-def _register_rounding(op: str) -> None:
-    @lowering(getattr(aten, op).default)
-    def lower(ctx: Lowering, x: TensorValue) -> TensorValue:
-        return elementwise(ctx, (lambda v: sc.unary(op, v)) if sc.is_float(x.dtype) else (lambda v: v), x)
+# ---- rarer functions ----------------------------------------------------------------------------------------------
 
 
-for _op in ("floor", "ceil", "round", "trunc"):
-    _register_rounding(_op)
+@arithmetic_formula(aten.logaddexp.default)
+def logaddexp(x: Node, y: Node) -> Node:
+    same_infinity = sc.logical_and(sc.isinf(x), sc.eq(x, y))
+    return sc.where(same_infinity, x, sc.add(sc.maximum(x, y), sc.log1p(sc.exp_of_minus_abs(sc.sub(x, y)))))
 
 
-@lowering(aten.frac.default)
-def frac(ctx: Lowering, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, lambda v: sc.sub(v, sc.unary("trunc", v)), x)
+def _times_log(log: str, x: Node, y: Node) -> Node:
+    """x * log(y), 0 where x is 0 and y is not NaN."""
+    product = sc.where(sc.eq(x, 0.0), 0.0, sc.mul(x, sc.unary(log, y)))
+    return sc.where(sc.isnan(y), math.nan, product)
 
 
-@lowering(aten.abs.default)
-def absolute(ctx: Lowering, x: TensorValue) -> TensorValue:
-    signed = x.dtype not in (torch.bool, torch.uint8)
-    return elementwise(ctx, (lambda v: sc.unary("abs", v)) if signed else (lambda v: v), x)
+arithmetic_formula(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)(partial(_times_log, "log"))
+arithmetic_formula(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar)(
+    partial(_times_log, "log1p")
+)
 
 
-@lowering(aten.sign.default, aten.sgn.default)
-def sign(ctx: Lowering, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, (lambda v: v) if x.dtype is torch.bool else (lambda v: sc.unary("sign", v)), x)
+@formula(aten.special_entr.default)
+def special_entr(x: Node) -> Node:
+    zero = sc.const(0.0, x.dtype)
+    other = sc.where(sc.eq(x, zero), zero, -math.inf)
+    return sc.where(sc.isnan(x), x, sc.where(sc.gt(x, zero), sc.mul(sc.neg(x), sc.log(x)), other))
 
 
-@lowering(aten.relu.default)
-def relu(ctx: Lowering, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, lambda v: sc.maximum(sc.const(0, v.dtype), v), x)
+@formula(aten.logit.default)
+def logit(x: Node, eps: float | None = None) -> Node:
+    if eps is not None:
+        low = sc.const(eps, x.dtype)
+        high = sc.sub(1.0, low)
+        x = sc.where(sc.lt(x, low), low, sc.where(sc.gt(x, high), high, x))
+    return sc.log(sc.div(x, sc.sub(1.0, x)))
+
+
+@formula(aten.sinc.default)
+def sinc(x: Node) -> Node:
+    product = sc.mul(x, math.pi)
+    return sc.where(sc.eq(x, 0.0), 1.0, sc.div(sc.unary("sin", product), product))
+
+
+@lowering(aten.heaviside.default)
+def heaviside(ctx: Lowering, x: TensorValue, values: TensorValue) -> object:
+    def body(v: Node, at_zero: Node) -> Node:
+        return sc.where(sc.eq(v, 0), at_zero, sc.cast(sc.gt(v, 0), v.dtype))
+
+    return EXTERN if x.dtype is torch.bool else elementwise(ctx, body, x, values)
+
+
+@lowering(aten.linalg_cross.default)
+def linalg_cross(ctx: Lowering, a: TensorValue, b: TensorValue, *, dim: int = -1) -> TensorValue:
+    shape, dtype = ctx.out
+    compute, dim = sc.compute_dtype(dtype), dim % len(shape)
+
+    def body(coords: Coords) -> Node:
+        def element(x: TensorValue, ahead: int) -> Node:
+            return ctx.operand(x, replaced(coords, dim, (coords[dim] + ahead) % 3), compute)
+
+        left, right = sc.mul(element(a, 1), element(b, 2)), sc.mul(element(a, 2), element(b, 1))
+        return sc.sub(sc.rounded(left, dtype), sc.rounded(right, dtype))
+
+    return ctx.compute(shape, dtype, body)
 
 
 # ---- comparison and logic -------------------------------------------------------------------------------------------
@@ -361,19 +332,16 @@ def _register_compare(op: str) -> None:
     packet = getattr(aten, op)
 
     @lowering(packet.Tensor, packet.Scalar, takes_sizes=True)
-    def lower(ctx: Lowering, a: Any, b: Any) -> Any:
+    def lower(ctx: Lowering, a: Operand, b: Operand) -> TensorValue:
         common = promoted(a, b)
-        if common is torch.bool:
-            return ctx.compute(
-                *ctx.out, lambda coords: _compare_bools(op, *(ctx.operand(x, coords, common) for x in (a, b)))
-            )
         left, right = rounded(ctx, a, common), rounded(ctx, b, common)
-        return ctx.compute(*ctx.out, lambda coords: sc.compare(op, left(coords), right(coords)))
+        body = partial(_compare_bools if common is torch.bool else sc.compare, op)
+        return ctx.compute(*ctx.out, lambda coords: body(left(coords), right(coords)))
 
 
 def _compare_bools(op: str, a: Node, b: Node) -> Node:
     if op in ("eq", "ne"):
-        differ = sc.binary("xor", a, b)
+        differ = sc.logical_xor(a, b)
         return differ if op == "ne" else sc.logical_not(differ)
     if op in ("gt", "ge"):
         a, b = b, a
@@ -384,100 +352,75 @@ for _op in ("eq", "ne", "lt", "le", "gt", "ge"):
     _register_compare(_op)
 
 
-def truth(x: Any, ctx: Lowering, coords: tuple[Expr, ...]) -> Node:
-    """Whether the element is not zero."""
-    dtype = x.dtype if type(x) is TensorValue else promoted(x)
-    value = ctx.operand(x, coords, sc.compute_dtype(dtype))
-    return value if dtype is torch.bool else sc.compare("ne", value, sc.const(0, value.dtype))
-
-
-def _register_logical(op: str, overload: Any) -> None:
+def _register_logical(combine: Callable[[Node, Node], Node], overload: object) -> None:
     @lowering(overload)
-    def lower(ctx: Lowering, a: Any, b: Any) -> TensorValue:
-        combine = BOOLS[op]
-        return ctx.compute(*ctx.out, lambda coords: combine(truth(a, ctx, coords), truth(b, ctx, coords)))
+    def lower(ctx: Lowering, a: TensorValue, b: TensorValue) -> TensorValue:
+        left, right = truth(ctx, a), truth(ctx, b)
+        return ctx.compute(*ctx.out, lambda coords: combine(left(coords), right(coords)))
 
 
-BOOLS: dict[str, Callable[[Node, Node], Node]] = {
+def _register_bitwise(op: str, combine: Callable[[Node, Node], Node], packet: str, *names: str) -> None:
+    @lowering(*(getattr(getattr(aten, packet), name) for name in names), takes_sizes=True)
+    def lower(ctx: Lowering, a: Operand, b: Operand) -> object:
+        dtype = ctx.meta.dtype
+        if sc.is_float(dtype):
+            return EXTERN
+        return elementwise(ctx, combine if dtype is torch.bool else partial(sc.binary, op), a, b)
+
+
+_LOGICAL: dict[str, Callable[[Node, Node], Node]] = {
     "and": sc.logical_and,
     "or": sc.logical_or,
-    "xor": lambda a, b: sc.binary("xor", a, b),
+    "xor": sc.logical_xor,
 }
-
-for _op in ("and", "or", "xor"):
-    _register_logical(_op, getattr(aten, f"logical_{_op}").default)
+for _op, _combine in _LOGICAL.items():
+    _register_logical(_combine, getattr(aten, f"logical_{_op}").default)
+    _register_bitwise(_op, _combine, f"bitwise_{_op}", "Tensor", "Scalar", "Scalar_Tensor")
+for _op, _name, _long_name in (
+    ("shl", "__lshift__", "bitwise_left_shift"),
+    ("shr", "__rshift__", "bitwise_right_shift"),
+):
+    _register_bitwise(_op, partial(sc.binary, _op), _name, "Tensor", "Scalar")
+    _register_bitwise(_op, partial(sc.binary, _op), _long_name, "Tensor", "Tensor_Scalar")
 
 
 @lowering(aten.logical_not.default)
 def logical_not(ctx: Lowering, x: TensorValue) -> TensorValue:
-    return ctx.compute(*ctx.out, lambda coords: sc.logical_not(truth(x, ctx, coords)))
+    is_true = truth(ctx, x)
+    return ctx.compute(*ctx.out, lambda coords: sc.logical_not(is_true(coords)))
 
 
-def _register_bitwise(op: str, packet: Any, *names: str) -> None:
-    @lowering(*(getattr(packet, name) for name in names), takes_sizes=True)
-    def lower(ctx: Lowering, a: Any, b: Any) -> Any:
-        if sc.is_float(ctx.meta.dtype):
-            return EXTERN
-        if ctx.meta.dtype is torch.bool:
-            return elementwise(ctx, BOOLS[op], a, b)
-        return elementwise(ctx, lambda x, y: sc.binary(op, x, y), a, b)
+def _register_predicate(op: str, body: Callable[[Node], Node]) -> None:
+    @lowering(getattr(aten, op).default)
+    def lower(ctx: Lowering, x: TensorValue) -> object:
+        if sc.is_float(x.dtype):
+            return elementwise(ctx, body, x, compute=sc.compute_dtype(x.dtype))
+        return EXTERN if op == "signbit" else ctx.compute(*ctx.out, lambda coords: sc.const(False, torch.bool))
 
 
-for _op in ("and", "or", "xor"):
-    _register_bitwise(_op, getattr(aten, f"bitwise_{_op}"), "Tensor", "Scalar", "Scalar_Tensor")
-for _op, _packets in (("shl", ("__lshift__", "bitwise_left_shift")), ("shr", ("__rshift__", "bitwise_right_shift"))):
-    _register_bitwise(_op, getattr(aten, _packets[0]), "Tensor", "Scalar")
-    _register_bitwise(_op, getattr(aten, _packets[1]), "Tensor", "Tensor_Scalar")
-
-
-@lowering(aten.bitwise_not.default)
-def bitwise_not(ctx: Lowering, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, lambda v: sc.unary("not", v), x)
-
-
-def _register_test(overload: Any, body: Callable[[Node], Node]) -> None:
-    @lowering(overload)
-    def lower(ctx: Lowering, x: TensorValue) -> TensorValue:
-        if not sc.is_float(x.dtype):
-            return ctx.compute(*ctx.out, lambda coords: sc.const(False, torch.bool))
-        return elementwise(ctx, body, x, compute=sc.compute_dtype(x.dtype))
-
-
-def _test(op: str) -> Callable[[Node], Node]:
-    return lambda v: Node.make(op, torch.bool, (v,))
-
-
-_register_test(aten.isnan.default, _test("isnan"))
-_register_test(aten.isinf.default, _test("isinf"))
-_register_test(aten.isposinf.default, lambda v: sc.compare("eq", v, sc.const(float("inf"), v.dtype)))
-_register_test(aten.isneginf.default, lambda v: sc.compare("eq", v, sc.const(float("-inf"), v.dtype)))
-
-
-@lowering(aten.signbit.default)
-def signbit(ctx: Lowering, x: TensorValue) -> Any:
-    if not sc.is_float(x.dtype):
-        return EXTERN
-    return elementwise(ctx, _test("signbit"), x, compute=sc.compute_dtype(x.dtype))
+_register_predicate("isnan", sc.isnan)
+_register_predicate("isinf", sc.isinf)
+_register_predicate("isposinf", lambda v: sc.eq(v, math.inf))
+_register_predicate("isneginf", lambda v: sc.eq(v, -math.inf))
+_register_predicate("signbit", partial(sc.predicate, "signbit"))
 
 
 @lowering(aten.nan_to_num.default)
-def nan_to_num(ctx: Lowering, x: TensorValue, nan: Any = None, posinf: Any = None, neginf: Any = None) -> TensorValue:
+def nan_to_num(
+    ctx: Lowering,
+    x: TensorValue,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> TensorValue:
     if not sc.is_float(x.dtype):
         return ctx.copy(x)
     limits = torch.finfo(x.dtype)
 
     def body(v: Node) -> Node:
-        replaced = sc.where(
-            sc.compare("eq", v, sc.const(float("-inf"), v.dtype)),
-            sc.const(limits.min if neginf is None else neginf, v.dtype),
-            v,
-        )
-        replaced = sc.where(
-            sc.compare("eq", v, sc.const(float("inf"), v.dtype)),
-            sc.const(limits.max if posinf is None else posinf, v.dtype),
-            replaced,
-        )
-        return sc.where(_test("isnan")(v), sc.const(nan or 0.0, v.dtype), replaced)
+        result = sc.where(sc.eq(v, -math.inf), limits.min if neginf is None else neginf, v)
+        result = sc.where(sc.eq(v, math.inf), limits.max if posinf is None else posinf, result)
+        return sc.where(sc.isnan(v), nan or 0.0, result)
 
     return elementwise(ctx, body, x)
 
@@ -486,17 +429,18 @@ def nan_to_num(ctx: Lowering, x: TensorValue, nan: Any = None, posinf: Any = Non
 
 
 @lowering(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, takes_sizes=True)
-def where(ctx: Lowering, condition: TensorValue, a: Any, b: Any) -> TensorValue:
+def where(ctx: Lowering, condition: TensorValue, a: Operand, b: Operand) -> TensorValue:
     shape, dtype = ctx.out
+    is_true = truth(ctx, condition)
 
-    def body(coords: tuple[Expr, ...]) -> Node:
-        return sc.where(truth(condition, ctx, coords), ctx.operand(a, coords, dtype), ctx.operand(b, coords, dtype))
+    def body(coords: Coords) -> Node:
+        return sc.where(is_true(coords), ctx.operand(a, coords, dtype), ctx.operand(b, coords, dtype))
 
     return ctx.compute(shape, dtype, body)
 
 
 @lowering(aten.masked_fill.Scalar, aten.masked_fill.Tensor, takes_sizes=True)
-def masked_fill(ctx: Lowering, x: TensorValue, mask: TensorValue, value: Any) -> TensorValue:
+def masked_fill(ctx: Lowering, x: TensorValue, mask: TensorValue, value: Operand) -> TensorValue:
     return where(ctx, mask, value, x)
 
 
@@ -512,22 +456,16 @@ def masked_fill(ctx: Lowering, x: TensorValue, mask: TensorValue, value: Any) ->
     aten.detach_copy.default,
     aten.to.dtype,
 )
-def to_copy(ctx: Lowering, x: TensorValue, *_: Any, **__: Any) -> TensorValue:
+def to_copy(ctx: Lowering, x: TensorValue, *_: object, **__: object) -> TensorValue:
     dtype = ctx.meta.dtype
-    return ctx.compute(x.shape, dtype, lambda coords: sc.cast(x.load(coords), dtype))
+    return ctx.compute(x.shape, dtype, ctx.reader(x, dtype))
 
 
-@lowering(aten.copy.default)
-def copy(ctx: Lowering, target: TensorValue, source: Any, non_blocking: bool = False) -> TensorValue:
-    shape, dtype = target.shape, target.dtype
-    return ctx.compute(shape, dtype, lambda coords: ctx.operand(source, coords, dtype))
-
-
-@lowering(aten.fill.Scalar, aten.fill.Tensor, takes_sizes=True)
-def fill(ctx: Lowering, x: TensorValue, value: Any) -> TensorValue:
-    return ctx.compute(x.shape, x.dtype, lambda coords: ctx.operand(value, coords, x.dtype))
+@lowering(aten.copy.default, aten.fill.Scalar, aten.fill.Tensor, takes_sizes=True)
+def fill(ctx: Lowering, x: TensorValue, value: Operand, non_blocking: bool = False) -> TensorValue:
+    return ctx.compute(x.shape, x.dtype, ctx.reader(value, x.dtype))
 
 
 @lowering(aten.native_dropout_backward.default)
 def native_dropout_backward(ctx: Lowering, grad: TensorValue, mask: TensorValue, scale: float) -> TensorValue:
-    return elementwise(ctx, lambda g, m, k: sc.mul(sc.mul(g, m), k), grad, mask, scale)
+    return elementwise(ctx, lambda g, m: sc.mul(sc.mul(g, m), scale), grad, mask)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -20,60 +20,72 @@ aten = torch.ops.aten
 _MOST = 25  # larger windows are ATen's
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    if isinstance(value, int):
-        return value, value
-    first, last = value[0], value[-1]
-    return first, last
+Pair = tuple[int, int]
 
 
-def _window(
-    x: TensorValue, coords: Coords, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
-) -> Iterator[tuple[Node, Node, Expr]]:
-    """(whether it is inside, element or 0, position in the plane) for the window's elements in row-major order."""
-    height, width = x.shape[-2:]
-    top, left = (c * s - p for c, s, p in zip(coords[-2:], stride, padding))
-    for i in range(kernel[0]):
-        for j in range(kernel[1]):
-            row, column = top + i, left + j
-            inside = sc.logical_and(within(row, 0, height), within(column, 0, width))
-            yield inside, x.load_if(inside, (*coords[:-2], row, column)), row * width + column
+def _pair(value: int | Sequence[int]) -> Pair:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
-def _small(kernel: Sequence[int]) -> bool:
-    return all(isinstance(size, int) for size in kernel) and kernel[0] * kernel[1] <= _MOST
+class _Window(NamedTuple):
+    """Which elements of a plane a result is made of."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+
+    @staticmethod
+    def of(
+        x: TensorValue, kernel_size: int | Sequence[int], stride: int | Sequence[int], padding: int | Sequence[int]
+    ) -> _Window | None:
+        """None: this is ATen's."""
+        kernel = _pair(kernel_size)
+        small = all(isinstance(size, int) for size in kernel) and kernel[0] * kernel[1] <= _MOST
+        step = _pair(stride) if stride else kernel
+        return _Window(kernel, step, _pair(padding)) if small and sc.is_float(x.dtype) else None
+
+    def corner(self, coords: Coords) -> list[Expr]:
+        """The first row and column, which may be padding."""
+        return [c * s - p for c, s, p in zip(coords[-2:], self.stride, self.padding)]
+
+    def elements(self, x: TensorValue, coords: Coords) -> Iterator[tuple[Node, Node, Expr]]:
+        """(whether it is inside, element or 0 in the computation type, position in the plane), in row-major order."""
+        height, width = x.shape[-2:]
+        top, left = self.corner(coords)
+        for i in range(self.kernel[0]):
+            for j in range(self.kernel[1]):
+                row, column = top + i, left + j
+                inside = sc.logical_and(within(row, 0, height), within(column, 0, width))
+                value = sc.cast(x.load_if(inside, (*coords[:-2], row, column)), sc.compute_dtype(x.dtype))
+                yield inside, value, row * width + column
 
 
 @lowering(aten.max_pool2d_with_indices.default)
 def max_pool2d_with_indices(
     ctx: Lowering,
     x: TensorValue,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
-) -> Any:
+) -> object:
     """(maxima, their positions in the plane). A NaN wins, the last one if there are several."""
-    kernel, pad = _pair(kernel_size), _pair(padding)
-    step = _pair(stride) if stride else kernel
-    if not _small(kernel) or _pair(dilation) != (1, 1) or not sc.is_float(x.dtype):
+    window = _Window.of(x, kernel_size, stride, padding)
+    if window is None or _pair(dilation) != (1, 1):
         return EXTERN
-    compute = sc.compute_dtype(x.dtype)
 
     def chain(coords: Coords) -> tuple[Node, Node]:
-        best = sc.const(float("-inf"), compute)
-        corner = [Expr.max(c * s - p, 0) for c, s, p in zip(coords[-2:], step, pad)]
-        place = sc.index(corner[0] * x.shape[-1] + corner[1])
-        for inside, loaded, position in _window(x, coords, kernel, step, pad):
-            value = sc.cast(loaded, compute)
-            wins = sc.logical_or(sc.compare("gt", value, best), Node.make("isnan", torch.bool, (value,)))
-            wins = sc.logical_and(inside, wins)
+        best = sc.const(float("-inf"), sc.compute_dtype(x.dtype))
+        row, column = (Expr.max(place, 0) for place in window.corner(coords))
+        place = sc.index(row * x.shape[-1] + column)
+        for inside, value, position in window.elements(x, coords):
+            wins = sc.logical_and(inside, sc.logical_or(sc.gt(value, best), sc.isnan(value)))
             best = sc.where(wins, value, best)
             place = sc.where(wins, sc.index(position), place)
         return best, place
 
-    shape = ctx.shape_of(ctx.meta[0])
+    shape = ctx.shape_of(ctx.metas[0])
     maxima = ctx.compute(shape, x.dtype, lambda coords: chain(coords)[0])
     return maxima, ctx.compute(shape, torch.int64, lambda coords: chain(coords)[1])
 
@@ -82,33 +94,31 @@ def max_pool2d_with_indices(
 def avg_pool2d(
     ctx: Lowering,
     x: TensorValue,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
-    divisor_override: Any = None,
-) -> Any:
-    kernel, pad = _pair(kernel_size), _pair(padding)
-    step = _pair(stride) if stride else kernel
-    plain = not ceil_mode and (pad == (0, 0) or count_include_pad)  # every window is divided by the same number
-    if not _small(kernel) or not plain or not sc.is_float(x.dtype):
+    divisor_override: int | None = None,
+) -> object:
+    window = _Window.of(x, kernel_size, stride, padding)
+    plain = not ceil_mode and (_pair(padding) == (0, 0) or count_include_pad)  # the divisor is the same everywhere
+    if window is None or not plain:
         return EXTERN
     shape, dtype = ctx.out
-    compute = sc.compute_dtype(dtype)
-    divisor = sc.const(divisor_override or kernel[0] * kernel[1], compute)
+    divisor = divisor_override or window.kernel[0] * window.kernel[1]
 
     def body(coords: Coords) -> Node:
-        total = sc.const(0.0, compute)
-        for _, loaded, _ in _window(x, coords, kernel, step, pad):
-            total = sc.add(total, sc.cast(loaded, compute))
+        total = sc.const(0.0, sc.compute_dtype(dtype))
+        for _, value, _ in window.elements(x, coords):
+            total = sc.add(total, value)
         return sc.div(total, divisor)
 
     return ctx.compute(shape, dtype, body)
 
 
 @lowering(aten._adaptive_avg_pool2d.default)
-def adaptive_avg_pool2d(ctx: Lowering, x: TensorValue, output_size: Any) -> Any:
+def adaptive_avg_pool2d(ctx: Lowering, x: TensorValue, output_size: object) -> object:
     """Where windows are equal and disjoint."""
     shape, dtype = ctx.out
     factors = whole_factors(x.shape[-2:], shape[-2:])
@@ -122,12 +132,11 @@ def adaptive_avg_pool2d(ctx: Lowering, x: TensorValue, output_size: Any) -> Any:
         return sc.cast(x.load((*kept[:-2], row, column)), compute)
 
     total = ctx.reduce(shape, compute, (Expr.const(high), Expr.const(wide)), "sum", body)
-    divisor = sc.const(high * wide, compute)
-    return ctx.compute(shape, dtype, lambda coords: sc.div(total.load(coords), divisor))
+    return ctx.compute(shape, dtype, lambda coords: sc.div(total.load(coords), high * wide))
 
 
 @lowering(aten._adaptive_avg_pool2d_backward.default)
-def adaptive_avg_pool2d_backward(ctx: Lowering, grad: TensorValue, x: TensorValue) -> Any:
+def adaptive_avg_pool2d_backward(ctx: Lowering, grad: TensorValue, x: TensorValue) -> object:
     shape, dtype = ctx.out
     factors = whole_factors(shape[-2:], grad.shape[-2:])
     if factors is None or not sc.is_float(dtype):
@@ -137,6 +146,6 @@ def adaptive_avg_pool2d_backward(ctx: Lowering, grad: TensorValue, x: TensorValu
 
     def body(coords: Coords) -> Node:
         value = sc.cast(grad.load((*coords[:-2], coords[-2] // high, coords[-1] // wide)), compute)
-        return sc.div(value, sc.const(high * wide, compute))
+        return sc.div(value, high * wide)
 
     return ctx.compute(shape, dtype, body)

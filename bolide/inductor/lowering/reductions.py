@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
+from torch._ops import OpOverloadPacket
 
 from bolide.inductor.ir.loops import Node, ReduceOp
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
+from bolide.inductor.lowering.formulas import truth
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import Coords, TensorValue, numel, ravel
+from bolide.inductor.lowering.values import ONE, Coords, Reader, TensorValue, numel, ravel
 from bolide.inductor.lowering.views import reshape
 from bolide.symbolic import Expr
+from bolide.tracing import TensorMeta
 
 aten = torch.ops.aten
 
+Dims = int | Sequence[int] | None
 
-def reduced_dims(x: TensorValue, dims: Any, empty_is_all: bool = True) -> tuple[int, ...]:
+
+def reduced_dims(x: TensorValue, dims: Dims, empty_is_all: bool = True) -> tuple[int, ...]:
     """The reduced dimensions, ascending. None (and, by ATen's habit, an empty list) means all of them."""
     rank = len(x.shape)
     if dims is None or (empty_is_all and not isinstance(dims, int) and not dims):
@@ -29,50 +34,34 @@ def reduced_dims(x: TensorValue, dims: Any, empty_is_all: bool = True) -> tuple[
     return tuple(sorted({dim % rank for dim in dims})) if rank else ()
 
 
-def kept_shape(x: TensorValue, dims: Sequence[int]) -> Coords:
-    """The shape with the reduced dimensions left out."""
-    return tuple(size for d, size in enumerate(x.shape) if d not in dims)
-
-
-def full_coords(rank: int, dims: Sequence[int], kept: Coords, reduced: Coords) -> Coords:
-    """Coordinates in the whole from those of the kept and those of the reduced dimensions, both in ascending order."""
-    kept_left, reduced_left = iter(kept), iter(reduced)
-    return tuple(next(reduced_left) if d in dims else next(kept_left) for d in range(rank))
-
-
 def reduction(
     ctx: Lowering,
     x: TensorValue,
     dims: Sequence[int],
     op: ReduceOp,
-    body: Callable[[Coords], Node],
+    body: Reader,
     dtype: torch.dtype,
     keepdim: bool = False,
-    position: Callable[[Coords], Node] | None = None,
+    position: Reader | None = None,
     hint: str = "",
 ) -> TensorValue:
-    """`op` over `dims` of body(i), i the coordinates in `x`'s shape. `keepdim`: reduced dimensions stay, with size
-    1."""
+    """`op` over `dims`, ascending, of body(i), i the coordinates in `x`'s shape. `keepdim`: reduced dimensions stay,
+    with size 1."""
     rank = len(x.shape)
-    shape = kept_shape(x, dims)
-    extents = tuple(x.shape[d] for d in dims)
-    result = ctx.reduce(
-        shape, dtype, extents, op, lambda kept, reduced: body(full_coords(rank, dims, kept, reduced)), position, hint
-    )
-    if not keepdim:
-        return result
-    return keep(result, rank, dims)
+
+    def whole(kept: Coords, reduced: Coords) -> Node:
+        kept_left, reduced_left = iter(kept), iter(reduced)
+        return body(tuple(next(reduced_left) if d in dims else next(kept_left) for d in range(rank)))
+
+    shape = tuple(size for d, size in enumerate(x.shape) if d not in dims)
+    result = ctx.reduce(shape, dtype, tuple(x.shape[d] for d in dims), op, whole, position, hint)
+    return keep(result, rank, dims) if keepdim else result
 
 
 def keep(x: TensorValue, rank: int, dims: Sequence[int]) -> TensorValue:
     """A reduced tensor with the `dims` it lost put back with size 1."""
     kept = iter(x.shape)
-    one = Expr.const(1)
-    return reshape(x, tuple(one if d in dims else next(kept) for d in range(rank)))
-
-
-def _loader(ctx: Lowering, x: TensorValue, dtype: torch.dtype) -> Callable[[Coords], Node]:
-    return lambda coords: sc.cast(x.load(coords), dtype)
+    return reshape(x, tuple(ONE if d in dims else next(kept) for d in range(rank)))
 
 
 # ---- sums -----------------------------------------------------------------------------------------------------------
@@ -82,7 +71,7 @@ def summed(
     ctx: Lowering,
     x: TensorValue,
     dims: Sequence[int],
-    body: Callable[[Coords], Node],
+    body: Reader,
     dtype: torch.dtype,
     keepdim: bool,
     hint: str = "",
@@ -91,44 +80,43 @@ def summed(
 
 
 @lowering(aten.sum.default, aten.sum.dim_IntList)
-def sum_(ctx: Lowering, x: TensorValue, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> TensorValue:
+def sum_(
+    ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> TensorValue:
     out = ctx.meta.dtype
-    load = x if dtype is None or sc.compute_dtype(out) is out else _rounded_once(ctx, x, out)
-    return summed(ctx, x, reduced_dims(x, dim), _loader(ctx, load, sc.compute_dtype(out)), out, keepdim)
-
-
-def _rounded_once(ctx: Lowering, x: TensorValue, dtype: torch.dtype) -> TensorValue:
-    """`x` converted to a 16-bit `dtype`, as eager converts the input of a sum with a narrower dtype."""
-    return (
-        x
-        if x.dtype is dtype
-        else ctx.compute(x.shape, dtype, lambda coords: sc.cast(x.load(coords), dtype), hint="narrow")
-    )
+    compute = sc.compute_dtype(out)
+    source = x
+    if dtype is not None and compute is not out and x.dtype is not out:  # eager makes the input as narrow first
+        source = ctx.compute(x.shape, out, ctx.reader(x, out), hint="narrow")
+    return summed(ctx, x, reduced_dims(x, dim), ctx.reader(source, compute), out, keepdim)
 
 
 @lowering(aten.prod.default, aten.prod.dim_int)
-def prod(ctx: Lowering, x: TensorValue, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> TensorValue:
+def prod(
+    ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> TensorValue:
     out = ctx.meta.dtype
-    return reduction(ctx, x, reduced_dims(x, dim), "prod", _loader(ctx, x, sc.compute_dtype(out)), out, keepdim)
+    return reduction(ctx, x, reduced_dims(x, dim), "prod", ctx.reader(x, sc.compute_dtype(out)), out, keepdim)
 
 
-def count(x: TensorValue, dims: Sequence[int]) -> Any:
-    """How many elements are reduced, an Expr."""
+def count(x: TensorValue, dims: Sequence[int]) -> Expr:
+    """How many elements are reduced."""
     return numel([x.shape[d] for d in dims])
 
 
 @lowering(aten.mean.default, aten.mean.dim)
-def mean(ctx: Lowering, x: TensorValue, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> TensorValue:
+def mean(
+    ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> TensorValue:
     out = ctx.meta.dtype
-    dims = reduced_dims(x, dim)
-    return averaged(ctx, x, dims, _loader(ctx, x, sc.compute_dtype(out)), out, keepdim)
+    return averaged(ctx, x, reduced_dims(x, dim), ctx.reader(x, sc.compute_dtype(out)), out, keepdim)
 
 
 def averaged(
     ctx: Lowering,
     x: TensorValue,
     dims: Sequence[int],
-    body: Callable[[Coords], Node],
+    body: Reader,
     dtype: torch.dtype,
     keepdim: bool,
     hint: str = "",
@@ -140,27 +128,46 @@ def averaged(
     return ctx.compute(total.shape, dtype, lambda coords: sc.div(total.load(coords), n), hint=hint)
 
 
+@lowering(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
+def count_nonzero(ctx: Lowering, x: TensorValue, dim: Dims = None) -> TensorValue:
+    is_true = truth(ctx, x)
+    return summed(ctx, x, reduced_dims(x, dim), lambda c: sc.cast(is_true(c), torch.int64), torch.int64, False)
+
+
+@lowering(aten.nansum.default)
+def nansum(
+    ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> object:
+    out = ctx.meta.dtype
+    if not sc.is_float(x.dtype) or dtype is not None:
+        return EXTERN
+    body = ctx.each(sc.compute_dtype(out), lambda v: sc.where(sc.isnan(v), 0.0, v), x)
+    return summed(ctx, x, reduced_dims(x, dim), body, out, keepdim)
+
+
+@lowering(aten.trace.default)
+def trace(ctx: Lowering, x: TensorValue) -> TensorValue:
+    size, out = Expr.min(x.shape[0], x.shape[1]), ctx.meta.dtype
+    return ctx.reduce((), out, (size,), "sum", lambda _, r: sc.cast(x.load((r[0], r[0])), sc.compute_dtype(out)))
+
+
 # ---- moments --------------------------------------------------------------------------------------------------------
 
 
 def moments(
-    ctx: Lowering, x: TensorValue, dims: Sequence[int], correction: Any, out: torch.dtype
+    ctx: Lowering, x: TensorValue, dims: Sequence[int], correction: Expr | sc.Number, out: torch.dtype
 ) -> tuple[TensorValue, TensorValue]:
     """(variance, mean) over `dims`, kept with size 1, in the computation type: two passes, sum((x - mean)^2) / max(n
     - correction, 0)."""
     compute = sc.compute_dtype(out)
-    load = _loader(ctx, x, compute)
-    average = averaged(ctx, x, dims, load, compute, True, "mean")
-
-    def deviation(coords: Coords) -> Node:
-        return sc.square(sc.sub(load(coords), ctx.operand(average, coords, compute)))
-
+    average = averaged(ctx, x, dims, ctx.reader(x, compute), compute, True, "mean")
+    deviation = ctx.each(compute, lambda v, m: sc.square(sc.sub(v, m)), x, average)
     total = summed(ctx, x, dims, deviation, compute, True, "sqdev")
     n = count(x, dims)
-    if type(correction) is float and not correction.is_integer():
-        freedom = sc.maximum(sc.sub(sc.index(n, compute), sc.const(correction, compute)), sc.const(0.0, compute))
+    if isinstance(correction, float) and not correction.is_integer():
+        freedom = sc.maximum(sc.sub(sc.index(n, compute), correction), 0.0)
     else:
-        whole = correction if type(correction) is Expr else int(correction)
+        whole = correction if isinstance(correction, Expr) else int(correction)
         freedom = sc.index(Expr.max(n - whole, 0), compute)
     variance = ctx.compute(
         total.shape, compute, lambda coords: sc.binary("div", total.load(coords), freedom), hint="var"
@@ -168,105 +175,105 @@ def moments(
     return variance, average
 
 
-def _finish(
-    ctx: Lowering, x: TensorValue, kept: TensorValue, dims: Sequence[int], meta: Any, body: Callable[[Node], Node]
-) -> TensorValue:
-    """A kept-dimension result in the shape and dtype of `meta`."""
-    value = reshape(kept, ctx.shape_of(meta))
-    return ctx.compute(value.shape, meta.dtype, lambda coords: body(value.load(coords)))
-
-
-def _register_moments(name: str, body: Callable[[Node], Node], with_mean: bool) -> None:
+def _register_moments(name: str, finish: Callable[[Node], Node], with_mean: bool) -> None:
     packet = getattr(aten, name)
 
-    def lower(ctx: Lowering, x: TensorValue, dims: tuple[int, ...], correction: Any) -> Any:
-        metas: Any = ctx.meta if with_mean else (ctx.meta,)
-        variance, average = moments(ctx, x, dims, correction, metas[0].dtype)
-        result = _finish(ctx, x, variance, dims, metas[0], body)
-        return (result, _finish(ctx, x, average, dims, metas[1], lambda v: v)) if with_mean else result
+    def as_result(ctx: Lowering, kept: TensorValue, meta: TensorMeta, body: Callable[[Node], Node]) -> TensorValue:
+        value = reshape(kept, ctx.shape_of(meta))
+        return ctx.compute(value.shape, meta.dtype, lambda coords: body(value.load(coords)))
+
+    def lower(ctx: Lowering, x: TensorValue, dim: Dims, correction: Expr | sc.Number) -> object:
+        metas = ctx.metas if with_mean else (ctx.meta,)
+        variance, average = moments(ctx, x, reduced_dims(x, dim), correction, metas[0].dtype)
+        result = as_result(ctx, variance, metas[0], finish)
+        return (result, as_result(ctx, average, metas[1], lambda v: v)) if with_mean else result
 
     @lowering(packet.correction, takes_sizes=True)
     def lower_correction(
-        ctx: Lowering, x: TensorValue, dim: Any = None, correction: Any = None, keepdim: bool = False
-    ) -> Any:
-        return lower(ctx, x, reduced_dims(x, dim), 1 if correction is None else correction)
+        ctx: Lowering,
+        x: TensorValue,
+        dim: Dims = None,
+        correction: Expr | sc.Number | None = None,
+        keepdim: bool = False,
+    ) -> object:
+        return lower(ctx, x, dim, 1 if correction is None else correction)
 
     @lowering(packet.default)
-    def lower_default(ctx: Lowering, x: TensorValue, unbiased: bool = True) -> Any:
-        return lower(ctx, x, reduced_dims(x, None), int(unbiased))
+    def lower_default(ctx: Lowering, x: TensorValue, unbiased: bool = True) -> object:
+        return lower(ctx, x, None, int(unbiased))
 
     @lowering(packet.dim)
-    def lower_dim(ctx: Lowering, x: TensorValue, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
-        return lower(ctx, x, reduced_dims(x, dim), int(unbiased))
+    def lower_dim(ctx: Lowering, x: TensorValue, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> object:
+        return lower(ctx, x, dim, int(unbiased))
 
 
-for _name, _root, _pair in (
-    ("var", False, False),
-    ("std", True, False),
-    ("var_mean", False, True),
-    ("std_mean", True, True),
-):
-    _register_moments(_name, (lambda v: sc.unary("sqrt", v)) if _root else (lambda v: v), _pair)
+_register_moments("var", lambda v: v, False)
+_register_moments("std", sc.sqrt, False)
+_register_moments("var_mean", lambda v: v, True)
+_register_moments("std_mean", sc.sqrt, True)
 
 
 # ---- extremes -------------------------------------------------------------------------------------------------------
 
 
-def _exact(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which elements are compared."""
-    return torch.int32 if dtype is torch.bool else sc.compute_dtype(dtype)
+class _Extreme(NamedTuple):
+    """The reductions to an extreme element, and to the place of the first such one, row-major within the reduced
+    dimensions."""
 
+    value: ReduceOp
+    place: ReduceOp
 
-def _extreme(
-    ctx: Lowering, x: TensorValue, dims: Sequence[int], op: ReduceOp, keepdim: bool, dtype: torch.dtype
-) -> TensorValue:
-    return reduction(ctx, x, dims, op, _loader(ctx, x, _exact(x.dtype)), dtype, keepdim)
+    def values(self, ctx: Lowering, x: TensorValue, dim: Dims, keepdim: bool) -> TensorValue:
+        return reduction(ctx, x, reduced_dims(x, dim), self.value, _compared(ctx, x), x.dtype, keepdim)
 
-
-def _place(ctx: Lowering, x: TensorValue, dims: Sequence[int], op: ReduceOp, keepdim: bool) -> TensorValue:
-    """The row-major position within the reduced dimensions of the first extreme element."""
-    extents = [x.shape[d] for d in dims]
-    load = _loader(ctx, x, _exact(x.dtype))
-    return reduction(ctx, x, dims, op, load, torch.int64, keepdim, lambda reduced: sc.index(ravel(reduced, extents)))
-
-
-def _register_extreme(op: ReduceOp, place: ReduceOp, full: Any, along: Any, many: Any, arg: Any) -> None:
-    @lowering(full)
-    def lower_full(ctx: Lowering, x: TensorValue) -> TensorValue:
-        return _extreme(ctx, x, reduced_dims(x, None), op, False, x.dtype)
-
-    @lowering(many)
-    def lower_many(ctx: Lowering, x: TensorValue, dim: Any = (), keepdim: bool = False) -> TensorValue:
-        return _extreme(ctx, x, reduced_dims(x, dim), op, keepdim, x.dtype)
-
-    @lowering(along)
-    def lower_along(ctx: Lowering, x: TensorValue, dim: int, keepdim: bool = False) -> tuple[TensorValue, TensorValue]:
+    def places(self, ctx: Lowering, x: TensorValue, dim: Dims, keepdim: bool) -> TensorValue:
         dims = reduced_dims(x, dim)
-        return _extreme(ctx, x, dims, op, keepdim, x.dtype), _place(ctx, x, dims, place, keepdim)
+        extents = [x.shape[d] for d in dims]
 
-    @lowering(arg)
-    def lower_arg(ctx: Lowering, x: TensorValue, dim: Any = None, keepdim: bool = False) -> TensorValue:
-        return _place(ctx, x, reduced_dims(x, dim), place, keepdim)
+        def position(reduced: Coords) -> Node:
+            return sc.index(ravel(reduced, extents))
+
+        return reduction(ctx, x, dims, self.place, _compared(ctx, x), torch.int64, keepdim, position)
 
 
-_register_extreme("max", "argmax", aten.max.default, aten.max.dim, aten.amax.default, aten.argmax.default)
-_register_extreme("min", "argmin", aten.min.default, aten.min.dim, aten.amin.default, aten.argmin.default)
+def _compared(ctx: Lowering, x: TensorValue) -> Reader:
+    """The elements in the dtype in which they are compared."""
+    return ctx.reader(x, torch.int32 if x.dtype is torch.bool else sc.compute_dtype(x.dtype))
+
+
+def _register_extreme(extreme: _Extreme, one: OpOverloadPacket, many: object, place: object) -> None:
+    @lowering(one.default, many)
+    def lower(ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False) -> TensorValue:
+        return extreme.values(ctx, x, dim, keepdim)
+
+    @lowering(one.dim)
+    def lower_along(ctx: Lowering, x: TensorValue, dim: int, keepdim: bool = False) -> tuple[TensorValue, TensorValue]:
+        return extreme.values(ctx, x, dim, keepdim), extreme.places(ctx, x, dim, keepdim)
+
+    @lowering(place)
+    def lower_place(ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False) -> TensorValue:
+        return extreme.places(ctx, x, dim, keepdim)
+
+
+_register_extreme(_Extreme("max", "argmax"), aten.max, aten.amax.default, aten.argmax.default)
+_register_extreme(_Extreme("min", "argmin"), aten.min, aten.amin.default, aten.argmin.default)
+
+
+@lowering(aten.aminmax.default)
+def aminmax(ctx: Lowering, x: TensorValue, *, dim: Dims = None, keepdim: bool = False) -> object:
+    if x.dtype is torch.bool:
+        return EXTERN
+    dims, read = reduced_dims(x, dim), ctx.reader(x, sc.compute_dtype(x.dtype))
+    return tuple(reduction(ctx, x, dims, op, read, x.dtype, keepdim) for op in ("min", "max"))
 
 
 # ---- truth ----------------------------------------------------------------------------------------------------------
 
 
-def _register_truth(op: ReduceOp, packet: Any) -> None:
+def _register_truth(op: ReduceOp, packet: OpOverloadPacket) -> None:
     @lowering(packet.default, packet.dim, packet.dims)
-    def lower(ctx: Lowering, x: TensorValue, dim: Any = None, keepdim: bool = False) -> TensorValue:
-        dims = reduced_dims(x, dim, empty_is_all=False)
-        compute = sc.compute_dtype(x.dtype)
-
-        def body(coords: Coords) -> Node:
-            value = sc.cast(x.load(coords), compute)
-            return value if compute is torch.bool else sc.compare("ne", value, sc.const(0, compute))
-
-        return reduction(ctx, x, dims, op, body, ctx.meta.dtype, keepdim)
+    def lower(ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False) -> TensorValue:
+        return reduction(ctx, x, reduced_dims(x, dim, empty_is_all=False), op, truth(ctx, x), ctx.meta.dtype, keepdim)
 
 
 _register_truth("any", aten.any)
@@ -281,53 +288,53 @@ def vector_norm(
 ) -> TensorValue:
     """(sum |x|^order)^(1/order) over `dims`, and its limits for 0 and infinities."""
     compute = sc.compute_dtype(out)
-    load = _loader(ctx, x, compute)
-
-    def magnitude(coords: Coords) -> Node:
-        return sc.unary("abs", load(coords))
-
+    magnitude = ctx.each(compute, sc.absolute, x)
     if math.isinf(order):
         return reduction(ctx, x, dims, "max" if order > 0 else "min", magnitude, out, keepdim)
     if order == 0:
-        return summed(
-            ctx, x, dims, lambda c: sc.cast(sc.compare("ne", load(c), sc.const(0, compute)), compute), out, keepdim
-        )
+        return summed(ctx, x, dims, ctx.each(compute, lambda v: sc.cast(sc.ne(v, 0), v.dtype), x), out, keepdim)
     if order == 1:
         return summed(ctx, x, dims, magnitude, out, keepdim)
     if order == 2:
-        total = summed(ctx, x, dims, lambda c: sc.square(load(c)), compute, keepdim)
-        return ctx.compute(total.shape, out, lambda c: sc.unary("sqrt", total.load(c)))
-    p, inverse = sc.const(order, compute), sc.const(1.0 / order, compute)
-    total = summed(ctx, x, dims, lambda c: sc.binary("pow", magnitude(c), p), compute, keepdim)
-    return ctx.compute(total.shape, out, lambda c: sc.binary("pow", total.load(c), inverse))
+        total = summed(ctx, x, dims, ctx.each(compute, sc.square, x), compute, keepdim)
+        return ctx.compute(total.shape, out, ctx.each(compute, sc.sqrt, total))
+    powers = ctx.each(compute, lambda v: sc.binary("pow", sc.absolute(v), order), x)
+    total = summed(ctx, x, dims, powers, compute, keepdim)
+    return ctx.compute(total.shape, out, ctx.each(compute, lambda v: sc.binary("pow", v, 1.0 / order), total))
 
 
 @lowering(aten.linalg_vector_norm.default)
 def linalg_vector_norm(
-    ctx: Lowering, x: TensorValue, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    ctx: Lowering,
+    x: TensorValue,
+    ord: sc.Number = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> TensorValue:
     return vector_norm(ctx, x, float(ord), reduced_dims(x, dim), keepdim, ctx.meta.dtype)
 
 
 @lowering(aten.norm.Scalar, aten.norm.ScalarOpt_dim)
-def norm(ctx: Lowering, x: TensorValue, p: Any = 2, dim: Any = None, keepdim: bool = False) -> TensorValue:
+def norm(
+    ctx: Lowering, x: TensorValue, p: sc.Number | None = 2, dim: Dims = None, keepdim: bool = False
+) -> TensorValue:
     return vector_norm(ctx, x, 2.0 if p is None else float(p), reduced_dims(x, dim), keepdim, ctx.meta.dtype)
 
 
 @lowering(aten.logsumexp.default)
-def logsumexp(ctx: Lowering, x: TensorValue, dim: Any, keepdim: bool = False) -> Any:
+def logsumexp(ctx: Lowering, x: TensorValue, dim: Dims, keepdim: bool = False) -> object:
     if not sc.is_float(x.dtype):
         return EXTERN
-    dims, out = reduced_dims(x, dim), ctx.meta.dtype
+    dims, (shape, out) = reduced_dims(x, dim), ctx.out
     compute = sc.compute_dtype(out)
-    load = _loader(ctx, x, compute)
-    top = reduction(ctx, x, dims, "max", load, compute, True, hint="max")
+    top = reduction(ctx, x, dims, "max", ctx.reader(x, compute), compute, True, hint="max")
 
-    def finite(coords: Coords) -> Node:
-        value = ctx.operand(top, coords, compute)
-        infinite = Node.make("isinf", torch.bool, (value,))
-        return sc.where(infinite, sc.const(0.0, compute), value)
+    def finite(value: Node) -> Node:
+        return sc.where(sc.isinf(value), 0.0, value)
 
-    total = summed(ctx, x, dims, lambda c: sc.unary("exp", sc.sub(load(c), finite(c))), compute, True)
-    whole = ctx.compute(total.shape, out, lambda c: sc.add(sc.unary("log", total.load(c)), finite(c)))
-    return reshape(whole, ctx.out[0])
+    powers = ctx.each(compute, lambda v, m: sc.exp(sc.sub(v, finite(m))), x, top)
+    total = summed(ctx, x, dims, powers, compute, True)
+    whole = ctx.each(compute, lambda v, m: sc.add(sc.log(v), finite(m)), total, top)
+    return reshape(ctx.compute(total.shape, out, whole), shape)

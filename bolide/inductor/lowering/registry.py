@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 #: overload -> f(ctx, *args, **kwargs) -> value; args are the FX node's with nodes replaced by their values. `EXTERN`
 #: as the answer: this case runs as an ATen call.
-LOWERINGS: dict[Any, Callable[..., Any]] = {}
+LOWERINGS: dict[object, Callable[..., object]] = {}
 
 EXTERN = object()
 
 #: those of them whose numbers (`Scalar` in the schema) may be sizes: `Expr`s. The others get Python's numbers only, and
 #: a call with a size for a number is ATen's.
-TAKE_SIZES: set[Any] = set()
+TAKE_SIZES: set[object] = set()
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
-def lowering(*overloads: Any, takes_sizes: bool = False) -> Callable[[F], F]:
+def lowering(*overloads: object, takes_sizes: bool = False) -> Callable[[F], F]:
     """Registers a function as the lowering of `overloads`. `takes_sizes`: whether its numbers may be `Expr`s."""
 
     def register(function: F) -> F:
@@ -26,8 +26,8 @@ def lowering(*overloads: Any, takes_sizes: bool = False) -> Callable[[F], F]:
             if overload in LOWERINGS:
                 raise ValueError(f"two lowerings for {overload}")
             LOWERINGS[overload] = function
-            if takes_sizes:
-                TAKE_SIZES.add(overload)
+        if takes_sizes:
+            TAKE_SIZES.update(overloads)
         return function
 
     return register

@@ -1,14 +1,15 @@
 """Builders of scalar nodes: the vocabulary in which lowerings are written.
 
 Each builder returns an interned `Node`; only foldings that are exact for every value (and that keep NaN, infinities
-and the sign of zero) are made here.
+and the sign of zero) are made here. Where one operand may be a number, it takes the dtype of the other.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
 
 import torch
 
@@ -16,36 +17,18 @@ from bolide.inductor.ir.loops import Node
 from bolide.symbolic import Expr
 
 Number = bool | int | float
+Scalar = Node | Number
+
+_REDUCED = frozenset({torch.bfloat16, torch.float16})
+_MANTISSAS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+_BITS = {torch.bool: 1, torch.uint8: 8, torch.int8: 8, torch.int16: 16, torch.int32: 32, torch.int64: 64}
 
 #: dtypes that kernels read and write; a tensor of any other dtype makes its op an Extern
-SUPPORTED_DTYPES = frozenset(
-    {
-        torch.float32,
-        torch.float64,
-        torch.bfloat16,
-        torch.float16,
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-    }
-)
-_REDUCED = frozenset({torch.bfloat16, torch.float16})
-_FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
-_BITS = {
-    torch.bool: 1,
-    torch.uint8: 8,
-    torch.int8: 8,
-    torch.int16: 16,
-    torch.int32: 32,
-    torch.int64: 64,
-}
+SUPPORTED_DTYPES = frozenset({*_MANTISSAS, *_BITS})
 
 
 def is_float(dtype: torch.dtype) -> bool:
-    return dtype in _FLOATS
+    return dtype in _MANTISSAS
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -60,8 +43,7 @@ def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
     if is_float(narrow):
         return wide is torch.float64 or (wide is torch.float32 and narrow in _REDUCED)
     if is_float(wide):
-        mantissa = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}[wide]
-        return _BITS[narrow] <= mantissa
+        return _BITS[narrow] <= _MANTISSAS[wide]
     return _BITS[wide] > _BITS[narrow] and not (narrow is torch.int8 and wide is torch.uint8)
 
 
@@ -102,7 +84,16 @@ def rounded(x: Node, dtype: torch.dtype) -> Node:
     return cast(cast(x, dtype), x.dtype)
 
 
-def where(condition: Node, then: Node, otherwise: Node) -> Node:
+def _alike(a: Scalar, b: Scalar) -> tuple[Node, Node]:
+    """Two operands, a number among them as a constant."""
+    if not isinstance(a, Node):
+        assert isinstance(b, Node)
+        return const(a, b.dtype), b
+    return a, b if isinstance(b, Node) else const(b, a.dtype)
+
+
+def where(condition: Node, then: Scalar, otherwise: Scalar) -> Node:
+    then, otherwise = _alike(then, otherwise)
     if condition.op == "const":
         return then if condition.arg else otherwise
     if then.op == "where" and then.src[0] is condition:
@@ -116,7 +107,8 @@ def unary(op: str, x: Node) -> Node:
     return Node.make(op, x.dtype, (x,))
 
 
-def binary(op: str, a: Node, b: Node) -> Node:
+def binary(op: str, a: Scalar, b: Scalar) -> Node:
+    a, b = _alike(a, b)
     return Node.make(op, a.dtype, (a, b))
 
 
@@ -127,29 +119,46 @@ def index_value(x: Node) -> Expr | None:
     return Expr.const(x.arg) if x.op == "const" and x.dtype is torch.int64 else None
 
 
-def _folded(op: Callable[[Expr, Expr], Expr], a: Node, b: Node) -> Node | None:
-    """op(a, b) as an index expression, if both are: bounds checks and masks made of ranges then decide themselves."""
+def _indices(a: Node, b: Node) -> tuple[Expr, Expr] | None:
+    """Both operands as index expressions, if they are some: bounds checks and masks made of ranges then decide
+    themselves."""
     if a.dtype is not torch.int64:
         return None
     left, right = index_value(a), index_value(b)
-    return None if left is None or right is None else index(op(left, right))
+    return None if left is None or right is None else (left, right)
 
 
-def compare(op: str, a: Node, b: Node) -> Node:
-    if a.dtype is torch.int64:
-        left, right = index_value(a), index_value(b)
-        if left is not None and right is not None:
-            condition = getattr(left, op)(right)
-            if condition.is_const:
-                return const(condition.value, torch.bool)
+def _folded(op: Callable[[Expr, Expr], Expr], a: Node, b: Node) -> Node | None:
+    indices = _indices(a, b)
+    return None if indices is None else index(op(*indices))
+
+
+def compare(op: str, a: Scalar, b: Scalar) -> Node:
+    a, b = _alike(a, b)
+    if indices := _indices(a, b):
+        condition = getattr(indices[0], op)(indices[1])
+        if condition.is_const:
+            return const(condition.value, torch.bool)
     return Node.make(op, torch.bool, (a, b))
+
+
+eq, ne, lt, le, gt, ge = (partial(compare, op) for op in ("eq", "ne", "lt", "le", "gt", "ge"))
+
+
+def predicate(op: str, x: Node) -> Node:
+    """A question about one number."""
+    return Node.make(op, torch.bool, (x,))
+
+
+isnan, isinf = partial(predicate, "isnan"), partial(predicate, "isinf")
 
 
 def _is(x: Node, value: Number) -> bool:
     return x.op == "const" and x.arg == value
 
 
-def add(a: Node, b: Node) -> Node:
+def add(a: Scalar, b: Scalar) -> Node:
+    a, b = _alike(a, b)
     if not is_float(a.dtype):
         if _is(b, 0):
             return a
@@ -158,13 +167,15 @@ def add(a: Node, b: Node) -> Node:
     return binary("or" if a.dtype is torch.bool else "add", a, b)
 
 
-def sub(a: Node, b: Node) -> Node:
+def sub(a: Scalar, b: Scalar) -> Node:
+    a, b = _alike(a, b)
     if _is(b, 0) and not (is_float(b.dtype) and math.copysign(1.0, b.arg) < 0):  # x - (+0) is x, also for x = -0
         return a
     return _folded(operator.sub, a, b) or binary("sub", a, b)
 
 
-def mul(a: Node, b: Node) -> Node:
+def mul(a: Scalar, b: Scalar) -> Node:
+    a, b = _alike(a, b)
     if _is(b, 1):
         return a
     if _is(a, 1):
@@ -172,48 +183,39 @@ def mul(a: Node, b: Node) -> Node:
     return _folded(operator.mul, a, b) or binary("and" if a.dtype is torch.bool else "mul", a, b)
 
 
-def div(a: Node, b: Node) -> Node:
+def div(a: Scalar, b: Scalar) -> Node:
+    a, b = _alike(a, b)
     return a if _is(b, 1) else binary("div", a, b)
 
 
-def floordiv(a: Node, b: Node) -> Node:
-    """Of integers, rounded to minus infinity; the divisor is a constant other than 0."""
-    return _folded(operator.floordiv, a, b) or binary("floordiv", a, b)
-
-
 def mod(a: Node, b: Node) -> Node:
-    """The rest of `floordiv`."""
+    """The rest of the division of integers that is rounded to minus infinity; `b` is a constant other than 0."""
     return _folded(operator.mod, a, b) or binary("mod", a, b)
 
 
-def neg(x: Node) -> Node:
-    return unary("neg", x)
-
-
-def fma(a: Node, b: Node, c: Node) -> Node:
-    """a*b + c rounded once: eager's vectorised kernels write this out for `alpha`, `addcmul` and `lerp`."""
+def fma(a: Scalar, b: Scalar, c: Scalar) -> Node:
+    """a*b + c rounded once, `b` or `c` a node: eager's vectorised kernels write this out for `alpha`, `addcmul` and
+    `lerp`."""
+    b, c = _alike(b, c)
+    a, b = _alike(a, b)
     return Node.make("fma", a.dtype, (a, b, c))
 
 
-def minimum(a: Node, b: Node) -> Node:
+def minimum(a: Scalar, b: Scalar) -> Node:
     """As torch.minimum: NaN if either is NaN."""
-    if a.dtype is torch.bool:
-        return logical_and(a, b)
-    return _folded(Expr.min, a, b) or binary("min", a, b)
+    a, b = _alike(a, b)
+    return logical_and(a, b) if a.dtype is torch.bool else _folded(Expr.min, a, b) or binary("min", a, b)
 
 
-def maximum(a: Node, b: Node) -> Node:
+def maximum(a: Scalar, b: Scalar) -> Node:
     """As torch.maximum: NaN if either is NaN."""
-    if a.dtype is torch.bool:
-        return logical_or(a, b)
-    return _folded(Expr.max, a, b) or binary("max", a, b)
+    a, b = _alike(a, b)
+    return logical_or(a, b) if a.dtype is torch.bool else _folded(Expr.max, a, b) or binary("max", a, b)
 
 
 def logical_not(x: Node) -> Node:
     """Of a bool."""
-    if x.op == "const":
-        return const(not x.arg, torch.bool)
-    return unary("not", x)
+    return const(not x.arg, torch.bool) if x.op == "const" else unary("not", x)
 
 
 def logical_and(a: Node, b: Node) -> Node:
@@ -234,12 +236,21 @@ def logical_or(a: Node, b: Node) -> Node:
     return binary("or", a, b)
 
 
-def all_of(conditions: list[Node]) -> Node:
-    result = const(True, torch.bool)
-    for condition in conditions:
-        result = logical_and(result, condition)
-    return result
+logical_xor = partial(binary, "xor")
+
+
+def all_of(conditions: Iterable[Node]) -> Node:
+    return reduce(logical_and, conditions, const(True, torch.bool))
+
+
+neg, absolute = partial(unary, "neg"), partial(unary, "abs")
+exp, log, log1p = partial(unary, "exp"), partial(unary, "log"), partial(unary, "log1p")
+sqrt, tanh, sigmoid = partial(unary, "sqrt"), partial(unary, "tanh"), partial(unary, "sigmoid")
 
 
 def square(x: Node) -> Node:
     return mul(x, x)
+
+
+def exp_of_minus_abs(x: Node) -> Node:
+    return exp(neg(absolute(x)))

@@ -6,18 +6,19 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
+import torch.fx
 
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ONE, ZERO, Coords, TensorValue
+from bolide.inductor.lowering.values import ONE, ZERO, Coords, TensorValue, replaced
 from bolide.inductor.lowering.views import index_place, reshape, start_place
 from bolide.symbolic import Expr, as_expr
 from bolide.symbolic.expr import Cond
+from bolide.tracing import TensorMeta
 from bolide.tracing.traits import traits_of
 
 aten = torch.ops.aten
@@ -38,10 +39,6 @@ def within(coord: Expr, lo: Expr | int, hi: Expr | int) -> Node:
     return sc.logical_and(holds(coord.ge(lo)), holds(coord.lt(hi)))
 
 
-def _replaced(coords: Coords, dim: int, coord: Expr) -> Coords:
-    return (*coords[:dim], coord, *coords[dim + 1 :])
-
-
 def concatenated(ctx: Lowering, parts: Sequence[TensorValue], dim: int) -> TensorValue:
     shape, dtype = ctx.out
     starts = [ZERO]
@@ -49,23 +46,27 @@ def concatenated(ctx: Lowering, parts: Sequence[TensorValue], dim: int) -> Tenso
         starts.append(starts[-1] + part.shape[dim])
 
     def body(coords: Coords) -> Node:
-        place, value = coords[dim], None
-        for part, start, end in zip(reversed(parts), reversed(starts[:-1]), reversed(starts[1:])):
-            source = _replaced(coords, dim, place - start)
-            loaded = part.load(source) if part.formula else part.load_if(within(place, start, end), source)
-            loaded = sc.cast(loaded, dtype)
-            value = loaded if value is None else sc.where(holds(place.lt(end)), loaded, value)
-        assert value is not None
+        place = coords[dim]
+
+        def loaded(part: TensorValue, start: Expr, end: Expr) -> Node:
+            source = replaced(coords, dim, place - start)
+            value = part.load(source) if part.formula else part.load_if(within(place, start, end), source)
+            return sc.cast(value, dtype)
+
+        *others, last = zip(parts, starts, starts[1:])
+        value = loaded(*last)
+        for piece in reversed(others):
+            value = sc.where(holds(place.lt(piece[2])), loaded(*piece), value)
         return value
 
     return ctx.compute(shape, dtype, body)
 
 
 @lowering(aten.cat.default)
-def cat(ctx: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> Any:
+def cat(ctx: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> object:
     shape, dtype = ctx.out
-    parts = [part for part in tensors if len(part.shape) == len(shape)]  # ATen skips empty 1-d tensors
-    parts = [part for part in parts if part.shape[dim] is not ZERO]
+    # ATen skips empty 1-d tensors
+    parts = [part for part in tensors if len(part.shape) == len(shape) and part.shape[dim] is not ZERO]
     if len(parts) > _FEW:
         return EXTERN
     if not parts:
@@ -74,7 +75,7 @@ def cat(ctx: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> Any:
 
 
 @lowering(aten.stack.default)
-def stack(ctx: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> Any:
+def stack(ctx: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> object:
     if len(tensors) > _FEW:
         return EXTERN
     dim %= len(ctx.out[0])
@@ -82,22 +83,26 @@ def stack(ctx: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> Any:
     return concatenated(ctx, parts, dim)
 
 
+def _before(rank: int, pad: Sequence[object]) -> dict[int, Expr]:
+    """How many elements are put before each of the padded dimensions, of which the last comes first in `pad`."""
+    return {rank - 1 - k: as_expr(before) for k, before in enumerate(pad[::2])}
+
+
 @lowering(aten.constant_pad_nd.default)
-def constant_pad_nd(ctx: Lowering, x: TensorValue, pad: Sequence[Any], value: Any = 0) -> TensorValue:
+def constant_pad_nd(ctx: Lowering, x: TensorValue, pad: Sequence[object], value: sc.Number = 0) -> TensorValue:
     shape, dtype = ctx.out
-    rank = len(shape)
-    before = {rank - 1 - k: as_expr(pad[2 * k]) for k in range(len(pad) // 2)}
+    before = _before(len(shape), pad)
 
     def body(coords: Coords) -> Node:
         source = tuple(coord - before[d] if d in before else coord for d, coord in enumerate(coords))
-        inside = sc.all_of([within(source[d], 0, x.shape[d]) for d in before])
+        inside = sc.all_of(within(source[d], 0, x.shape[d]) for d in before)
         return sc.where(inside, x.load_if(inside, source), sc.const(value, dtype))
 
     return ctx.compute(shape, dtype, body)
 
 
 @lowering(aten.repeat.default)
-def repeat(ctx: Lowering, x: TensorValue, repeats: Any) -> TensorValue:
+def repeat(ctx: Lowering, x: TensorValue, repeats: object) -> TensorValue:
     shape, dtype = ctx.out
     extra = len(shape) - len(x.shape)
 
@@ -108,12 +113,13 @@ def repeat(ctx: Lowering, x: TensorValue, repeats: Any) -> TensorValue:
 
 
 @lowering(aten.roll.default)
-def roll(ctx: Lowering, x: TensorValue, shifts: Any, dims: Sequence[int] = ()) -> Any:
-    if not dims or any(size is ZERO for size in x.shape):
+def roll(ctx: Lowering, x: TensorValue, shifts: Sequence[object], dims: Sequence[int] = ()) -> object:
+    if not dims or x.is_empty:
         return EXTERN
-    moves = dict.fromkeys((dim % len(x.shape) for dim in dims), ZERO)
+    moves: dict[int, Expr] = {}
     for dim, shift in zip(dims, shifts):
-        moves[dim % len(x.shape)] = moves[dim % len(x.shape)] + as_expr(shift)
+        dim %= len(x.shape)
+        moves[dim] = moves.get(dim, ZERO) + as_expr(shift)
 
     def body(coords: Coords) -> Node:
         return x.load(tuple((c - moves[d]) % x.shape[d] if d in moves else c for d, c in enumerate(coords)))
@@ -124,7 +130,7 @@ def roll(ctx: Lowering, x: TensorValue, shifts: Any, dims: Sequence[int] = ()) -
 # ---- tensors of which some elements are one in memory ------------------------------------------------------------
 
 
-def may_overlap(node: Any) -> bool:
+def may_overlap(node: torch.fx.Node) -> bool:
     """Whether elements of an FX node's result may be one in memory, one that is merely expanded excepted: copies of it
     have memory for every element, copies of the others lie as they do."""
     meta = node.meta["val"]
@@ -135,20 +141,22 @@ def may_overlap(node: Any) -> bool:
             return True
         if node.target is not operator.getitem and not _keeps_layout(node.target):
             return False
-        node = node.args[0]
+        source = node.args[0]
+        assert isinstance(source, torch.fx.Node)
+        node = source
     return hasattr(node.meta["val"], "stride") and not _apart(node.meta["val"])
 
 
-def _keeps_layout(target: Any) -> bool:
+def _keeps_layout(target: object) -> bool:
     if traits_of(target).laid_out_as_first:
         return True
     schema = getattr(target, "_schema", None)
     return schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 
-def _apart(meta: Any) -> bool:
+def _apart(meta: TensorMeta | torch.Tensor) -> bool:
     """Whether each step is known to be longer than all that the smaller steps reach."""
-    strides = meta.stride() if callable(meta.stride) else meta.stride
+    strides = meta.stride() if isinstance(meta, torch.Tensor) else meta.stride
     left = [
         (as_expr(step), as_expr(size))
         for step, size in zip(strides, meta.shape)
@@ -172,106 +180,109 @@ def _least(expr: Expr) -> float:
 # ---- writing into a view: functional forms -------------------------------------------------------------------------
 
 
-def _slice_written(
-    ctx: Lowering, base: TensorValue | None, source: TensorValue, dim: int, start: Expr, step: int, shape: Coords
-) -> TensorValue:
-    """`base` (None: zeros) of `shape` with `source` at [start : : step] of `dim`."""
-    dtype, length = source.dtype if base is None else base.dtype, source.shape[dim]
+def _written(
+    ctx: Lowering,
+    base: TensorValue | None,
+    source: TensorValue,
+    place: Callable[[Coords], tuple[Node, Coords]],
+) -> object:
+    """`base` (None: zeros) with `source` in it. place(i): whether element i is one of the source's, and which."""
+    if base is not None and may_overlap(ctx.node.all_input_nodes[0]):
+        return EXTERN
+    shape, dtype = ctx.out if base is None else (base.shape, base.dtype)
 
     def body(coords: Coords) -> Node:
-        place = coords[dim] - start
-        inside = within(place, 0, (length - 1) * step + 1)
-        if step != 1:
-            inside = sc.logical_and(inside, holds((place % step).eq(0)))
-            place = place // step
-        written = sc.cast(source.load_if(inside, _replaced(coords, dim, place)), dtype)
+        inside, at = place(coords)
+        written = sc.cast(source.load_if(inside, at), dtype)
         return written if base is None else sc.where(inside, written, base.load(coords))
 
     return ctx.compute(shape, dtype, body)
+
+
+def _slice_written(
+    ctx: Lowering, base: TensorValue | None, source: TensorValue, dim: int, start: object, step: int
+) -> object:
+    dim %= len(source.shape)
+    length = source.shape[dim]
+    first = start_place(start, ctx.out[0][dim])
+
+    def place(coords: Coords) -> tuple[Node, Coords]:
+        steps = coords[dim] - first
+        inside = within(steps, 0, (length - 1) * step + 1)
+        if step != 1:
+            inside = sc.logical_and(inside, holds((steps % step).eq(0)))
+        return inside, replaced(coords, dim, steps // step)
+
+    return _written(ctx, base, source, place)
 
 
 @lowering(aten.slice_scatter.default)
 def slice_scatter(
-    ctx: Lowering, x: TensorValue, src: TensorValue, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Any:
-    if may_overlap(ctx.node.args[0]):
-        return EXTERN
-    dim %= len(x.shape)
-    first = start_place(start, x.shape[dim])
+    ctx: Lowering,
+    x: TensorValue,
+    src: TensorValue,
+    dim: int = 0,
+    start: object = None,
+    end: object = None,
+    step: int = 1,
+) -> object:
     if src.shape[dim] is ZERO:
-        return ctx.copy(x)
-    return _slice_written(ctx, x, src, dim, first, step, x.shape)
+        return EXTERN if may_overlap(ctx.node.all_input_nodes[0]) else ctx.copy(x)
+    return _slice_written(ctx, x, src, dim, start, step)
 
 
 @lowering(aten.slice_backward.default)
 def slice_backward(
-    ctx: Lowering, grad: TensorValue, input_sizes: Any, dim: int, start: Any, end: Any, step: int
-) -> Any:
-    shape, dtype = ctx.out
-    dim %= len(shape)
-    first = start_place(start, shape[dim])
+    ctx: Lowering, grad: TensorValue, input_sizes: object, dim: int, start: object, end: object, step: int
+) -> object:
     if grad.shape[dim] is ZERO:
-        return ctx.compute(shape, dtype, lambda coords: sc.const(0, dtype))
-    return _slice_written(ctx, None, grad, dim, first, step, shape)
+        return ctx.compute(*ctx.out, lambda coords: sc.const(0, grad.dtype))
+    return _slice_written(ctx, None, grad, dim, start, step)
 
 
-def _select_written(
-    ctx: Lowering, base: TensorValue | None, source: TensorValue, dim: int, index: Any, shape: Coords
-) -> TensorValue:
-    dtype = source.dtype if base is None else base.dtype
+def _select_written(ctx: Lowering, base: TensorValue | None, source: TensorValue, dim: int, index: object) -> object:
+    shape = ctx.out[0]
     dim %= len(shape)
-    place = index_place(index, shape[dim])
-
-    def body(coords: Coords) -> Node:
-        inside = holds(coords[dim].eq(place))
-        written = sc.cast(source.load_if(inside, (*coords[:dim], *coords[dim + 1 :])), dtype)
-        return written if base is None else sc.where(inside, written, base.load(coords))
-
-    return ctx.compute(shape, dtype, body)
+    chosen = index_place(index, shape[dim])
+    return _written(ctx, base, source, lambda coords: (holds(coords[dim].eq(chosen)), replaced(coords, dim)))
 
 
 @lowering(aten.select_scatter.default)
-def select_scatter(ctx: Lowering, x: TensorValue, src: TensorValue, dim: int, index: Any) -> Any:
-    if may_overlap(ctx.node.args[0]):
-        return EXTERN
-    return _select_written(ctx, x, src, dim, index, x.shape)
+def select_scatter(ctx: Lowering, x: TensorValue, src: TensorValue, dim: int, index: object) -> object:
+    return _select_written(ctx, x, src, dim, index)
 
 
 @lowering(aten.select_backward.default)
-def select_backward(ctx: Lowering, grad: TensorValue, input_sizes: Any, dim: int, index: Any) -> TensorValue:
-    return _select_written(ctx, None, grad, dim, index, ctx.out[0])
+def select_backward(ctx: Lowering, grad: TensorValue, input_sizes: object, dim: int, index: object) -> object:
+    return _select_written(ctx, None, grad, dim, index)
+
+
+def _diagonal_written(
+    ctx: Lowering, base: TensorValue | None, source: TensorValue, offset: int, dim1: int, dim2: int
+) -> object:
+    rank = len(ctx.out[0])
+    dim1, dim2 = dim1 % rank, dim2 % rank
+
+    def place(coords: Coords) -> tuple[Node, Coords]:
+        others = tuple(coord for d, coord in enumerate(coords) if d not in (dim1, dim2))
+        along = coords[dim1] if offset >= 0 else coords[dim2]
+        return holds((coords[dim2] - coords[dim1]).eq(offset)), (*others, along)
+
+    return _written(ctx, base, source, place)
 
 
 @lowering(aten.diagonal_scatter.default)
 def diagonal_scatter(
     ctx: Lowering, x: TensorValue, src: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Any:
-    if may_overlap(ctx.node.args[0]):
-        return EXTERN
-    return _diagonal_written(ctx, x, src, offset, dim1, dim2, x.shape)
+) -> object:
+    return _diagonal_written(ctx, x, src, offset, dim1, dim2)
 
 
 @lowering(aten.diagonal_backward.default)
 def diagonal_backward(
-    ctx: Lowering, grad: TensorValue, input_sizes: Any, offset: int, dim1: int, dim2: int
-) -> TensorValue:
-    return _diagonal_written(ctx, None, grad, offset, dim1, dim2, ctx.out[0])
-
-
-def _diagonal_written(
-    ctx: Lowering, base: TensorValue | None, source: TensorValue, offset: int, dim1: int, dim2: int, shape: Coords
-) -> TensorValue:
-    dtype = source.dtype if base is None else base.dtype
-    dim1, dim2 = dim1 % len(shape), dim2 % len(shape)
-
-    def body(coords: Coords) -> Node:
-        inside = holds((coords[dim2] - coords[dim1]).eq(offset))
-        others = tuple(coord for d, coord in enumerate(coords) if d not in (dim1, dim2))
-        place = coords[dim1] if offset >= 0 else coords[dim2]
-        written = sc.cast(source.load_if(inside, (*others, place)), dtype)
-        return written if base is None else sc.where(inside, written, base.load(coords))
-
-    return ctx.compute(shape, dtype, body)
+    ctx: Lowering, grad: TensorValue, input_sizes: object, offset: int, dim1: int, dim2: int
+) -> object:
+    return _diagonal_written(ctx, None, grad, offset, dim1, dim2)
 
 
 # ---- resampling by whole factors -------------------------------------------------------------------------------------
@@ -285,12 +296,12 @@ def whole_factors(large: Coords, small: Coords) -> tuple[int, ...] | None:
     return tuple(a.value // b.value for a, b in pairs)
 
 
-def _usual(scales: Sequence[Any], factors: tuple[int, ...]) -> bool:
+def _usual(scales: Sequence[object], factors: tuple[int, ...]) -> bool:
     return all(scale is None or scale == factor for scale, factor in zip(scales, factors))
 
 
 @lowering(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default)
-def upsample_nearest(ctx: Lowering, x: TensorValue, output_size: Any, *scales: Any) -> Any:
+def upsample_nearest(ctx: Lowering, x: TensorValue, output_size: object, *scales: object) -> object:
     shape, dtype = ctx.out
     factors = whole_factors(shape[2:], x.shape[2:])
     if factors is None or not _usual(scales, factors):
@@ -305,7 +316,9 @@ def upsample_nearest(ctx: Lowering, x: TensorValue, output_size: Any, *scales: A
     aten.upsample_nearest2d_backward.default,
     aten.upsample_nearest3d_backward.default,
 )
-def upsample_nearest_backward(ctx: Lowering, grad: TensorValue, output_size: Any, input_size: Any, *scales: Any) -> Any:
+def upsample_nearest_backward(
+    ctx: Lowering, grad: TensorValue, output_size: object, input_size: object, *scales: object
+) -> object:
     shape, dtype = ctx.out
     factors = whole_factors(grad.shape[2:], shape[2:])
     if factors is None or not _usual(scales, factors):
@@ -321,12 +334,13 @@ def upsample_nearest_backward(ctx: Lowering, grad: TensorValue, output_size: Any
 # ---- padding from the tensor itself, pixel shuffling -----------------------------------------------------------------
 
 
-def _padded_like(ctx: Lowering, x: TensorValue, pad: Sequence[Any], place: Callable[[Expr, Expr], Expr]) -> TensorValue:
+def _padded_like(
+    ctx: Lowering, x: TensorValue, pad: Sequence[object], place: Callable[[Expr, Expr], Expr]
+) -> TensorValue:
     """`x` with `pad` elements before and after each of its last dimensions. place(i, size): where element i
     (negative or beyond the end in the padding) comes from."""
     shape, dtype = ctx.out
-    rank = len(shape)
-    before = {rank - 1 - k: as_expr(pad[2 * k]) for k in range(len(pad) // 2)}
+    before = _before(len(shape), pad)
 
     def body(coords: Coords) -> Node:
         return x.load(tuple(place(c - before[d], x.shape[d]) if d in before else c for d, c in enumerate(coords)))
@@ -335,12 +349,12 @@ def _padded_like(ctx: Lowering, x: TensorValue, pad: Sequence[Any], place: Calla
 
 
 @lowering(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
-def replication_pad(ctx: Lowering, x: TensorValue, padding: Sequence[Any]) -> TensorValue:
+def replication_pad(ctx: Lowering, x: TensorValue, padding: Sequence[object]) -> TensorValue:
     return _padded_like(ctx, x, padding, lambda i, size: Expr.min(Expr.max(i, 0), size - 1))
 
 
 @lowering(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
-def reflection_pad(ctx: Lowering, x: TensorValue, padding: Sequence[Any]) -> TensorValue:
+def reflection_pad(ctx: Lowering, x: TensorValue, padding: Sequence[object]) -> TensorValue:
     def mirrored(i: Expr, size: Expr) -> Expr:
         inside = Expr.max(i, -i)
         return Expr.min(inside, (size - 1) * 2 - inside)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
+from bolide.inductor.lowering.activations import log_sigmoid
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.indexing import checked_index, operand_var
 from bolide.inductor.lowering.reductions import averaged, reduced_dims, reduction, summed
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ZERO, Coords, TensorValue, numel
-from bolide.symbolic import Expr, as_expr
+from bolide.inductor.lowering.values import ONE, Coords, Reader, TensorValue, numel, replaced
+from bolide.symbolic import as_expr
 
 aten = torch.ops.aten
 
@@ -23,109 +24,84 @@ _NONE, _MEAN, _SUM = 0, 1, 2  # ATen's codes of the reductions of a loss
 # ---- softmax: maximum, exponentials, their sum, quotient -------------------------------------------------------------
 
 
-def _shifted(ctx: Lowering, x: TensorValue, dims: tuple[int, ...], compute: torch.dtype) -> Callable[[Coords], Node]:
-    """x - max(x) over `dims`."""
-    top = reduction(ctx, x, dims, "max", lambda c: sc.cast(x.load(c), compute), compute, True, hint="max")
-    return lambda coords: sc.sub(sc.cast(x.load(coords), compute), ctx.operand(top, coords, compute))
+def _exp_shifted(v: Node, top: Node) -> Node:
+    return sc.exp(sc.sub(v, top))
+
+
+def _maximum(ctx: Lowering, x: TensorValue, dim: int, compute: torch.dtype) -> TensorValue:
+    return reduction(ctx, x, reduced_dims(x, dim), "max", ctx.reader(x, compute), compute, True, hint="max")
 
 
 @lowering(aten._softmax.default)
 def softmax(ctx: Lowering, x: TensorValue, dim: int, half_to_float: bool) -> TensorValue:
+    return _quotient(ctx, x, dim, safe=False)
+
+
+@lowering(aten._safe_softmax.default)
+def safe_softmax(ctx: Lowering, x: TensorValue, dim: int, dtype: torch.dtype | None = None) -> TensorValue:
+    """Softmax with zeros for rows that are -inf throughout."""
+    return _quotient(ctx, x, dim, safe=True)
+
+
+def _quotient(ctx: Lowering, x: TensorValue, dim: int, safe: bool) -> TensorValue:
     shape, dtype = ctx.out
-    compute, dims = sc.compute_dtype(dtype), reduced_dims(x, dim)
-    shifted = _shifted(ctx, x, dims, compute)
-    power = ctx.compute(shape, compute, lambda coords: sc.unary("exp", shifted(coords)), hint="exp")
-    total = summed(ctx, power, dims, power.load, compute, True, "sum")
-    return ctx.compute(
-        shape, dtype, lambda coords: sc.div(power.load(coords), ctx.operand(total, coords, compute)), hint="softmax"
-    )
+    compute = sc.compute_dtype(dtype)
+    top = _maximum(ctx, x, dim, compute)
+    power = ctx.compute(shape, compute, ctx.each(compute, _exp_shifted, x, top), hint="exp")
+    total = summed(ctx, power, reduced_dims(x, dim), power.load, compute, True, "sum")
+
+    def body(p: Node, sum_: Node, most: Node) -> Node:
+        quotient = sc.div(p, sum_)
+        return sc.where(sc.eq(most, -torch.inf), 0.0, quotient) if safe else quotient
+
+    return ctx.compute(shape, dtype, ctx.each(compute, body, power, total, top), hint="softmax")
 
 
 @lowering(aten._log_softmax.default)
 def log_softmax(ctx: Lowering, x: TensorValue, dim: int, half_to_float: bool) -> TensorValue:
     shape, dtype = ctx.out
-    compute, dims = sc.compute_dtype(dtype), reduced_dims(x, dim)
-    shifted = _shifted(ctx, x, dims, compute)
-    total = summed(ctx, x, dims, lambda coords: sc.unary("exp", shifted(coords)), compute, True, "sumexp")
-    log = ctx.compute(total.shape, compute, lambda coords: sc.unary("log", total.load(coords)), hint="logsum")
-    return ctx.compute(
-        shape, dtype, lambda coords: sc.sub(shifted(coords), ctx.operand(log, coords, compute)), hint="log_softmax"
-    )
+    compute = sc.compute_dtype(dtype)
+    top = _maximum(ctx, x, dim, compute)
+    power = ctx.each(compute, _exp_shifted, x, top)
+    total = summed(ctx, x, reduced_dims(x, dim), power, compute, True, "sumexp")
+    log = ctx.compute(total.shape, compute, ctx.each(compute, sc.log, total), hint="logsum")
+    result = ctx.each(compute, lambda v, most, s: sc.sub(sc.sub(v, most), s), x, top, log)
+    return ctx.compute(shape, dtype, result, hint="log_softmax")
 
 
-@lowering(aten._safe_softmax.default)
-def safe_softmax(ctx: Lowering, x: TensorValue, dim: int, dtype: Any = None) -> TensorValue:
-    """Softmax with zeros for rows that are -inf throughout."""
-    shape, out = ctx.out
-    compute, dims = sc.compute_dtype(out), reduced_dims(x, dim)
-    top = reduction(ctx, x, dims, "max", lambda c: sc.cast(x.load(c), compute), compute, True, hint="max")
+def _register_softmax_backward(
+    overload: object, part: Callable[[Node, Node], Node], hint: str, slope: Callable[[Node, Node, Node], Node]
+) -> None:
+    """slope(grad, out, sum of `part`(grad, out))."""
 
-    def hidden(coords: Coords) -> Node:
-        return sc.compare("eq", ctx.operand(top, coords, compute), sc.const(float("-inf"), compute))
-
-    def power_of(coords: Coords) -> Node:
-        shifted = sc.sub(sc.cast(x.load(coords), compute), ctx.operand(top, coords, compute))
-        return sc.unary("exp", shifted)
-
-    power = ctx.compute(shape, compute, power_of, hint="exp")
-    total = summed(ctx, power, dims, power.load, compute, True, "sum")
-
-    def body(coords: Coords) -> Node:
-        quotient = sc.div(power.load(coords), ctx.operand(total, coords, compute))
-        return sc.where(hidden(coords), sc.const(0.0, compute), quotient)
-
-    return ctx.compute(shape, out, body, hint="softmax")
+    @lowering(overload)
+    def lower(ctx: Lowering, grad: TensorValue, out: TensorValue, dim: int, input_dtype: torch.dtype) -> TensorValue:
+        compute = sc.compute_dtype(grad.dtype)
+        total = summed(ctx, grad, reduced_dims(grad, dim), ctx.each(compute, part, grad, out), compute, True, hint)
+        return ctx.compute(*ctx.out, ctx.each(compute, slope, grad, out, total))
 
 
-@lowering(aten._softmax_backward_data.default)
-def softmax_backward(
-    ctx: Lowering, grad: TensorValue, out: TensorValue, dim: int, input_dtype: torch.dtype
-) -> TensorValue:
-    shape, dtype = ctx.out
-    compute = sc.compute_dtype(grad.dtype)
-
-    def product(coords: Coords) -> Node:
-        return sc.mul(ctx.operand(grad, coords, compute), ctx.operand(out, coords, compute))
-
-    total = summed(ctx, grad, reduced_dims(grad, dim), product, compute, True, "dot")
-
-    def body(coords: Coords) -> Node:
-        g, y, s = (ctx.operand(t, coords, compute) for t in (grad, out, total))
-        return sc.mul(sc.sub(g, s), y)
-
-    return ctx.compute(shape, dtype, body)
-
-
-@lowering(aten._log_softmax_backward_data.default)
-def log_softmax_backward(
-    ctx: Lowering, grad: TensorValue, out: TensorValue, dim: int, input_dtype: torch.dtype
-) -> TensorValue:
-    shape, dtype = ctx.out
-    compute = sc.compute_dtype(grad.dtype)
-    total = summed(
-        ctx, grad, reduced_dims(grad, dim), lambda c: ctx.operand(grad, c, compute), compute, True, "gradsum"
-    )
-
-    def body(coords: Coords) -> Node:
-        g, y, s = (ctx.operand(t, coords, compute) for t in (grad, out, total))
-        return sc.sub(g, sc.mul(sc.unary("exp", y), s))
-
-    return ctx.compute(shape, dtype, body)
+_register_softmax_backward(aten._softmax_backward_data.default, sc.mul, "dot", lambda g, y, s: sc.mul(sc.sub(g, s), y))
+_register_softmax_backward(
+    aten._log_softmax_backward_data.default,
+    lambda g, y: g,
+    "gradsum",
+    lambda g, y, s: sc.sub(g, sc.mul(sc.exp(y), s)),
+)
 
 
 # ---- losses of a difference ------------------------------------------------------------------------------------------
 
 
-def _reduced_loss(ctx: Lowering, shape: Coords, body: Callable[[Coords], Node], reduction_code: int) -> TensorValue:
+def _reduced_loss(ctx: Lowering, shape: Coords, body: Reader, reduction_code: int) -> TensorValue:
     """The loss of every element, or its mean or sum."""
     dtype = ctx.meta.dtype
     if reduction_code == _NONE:
         return ctx.compute(shape, dtype, body)
-    # eager makes the tensor of losses in its dtype first
-    losses = ctx.compute(shape, dtype, body, hint="loss")
-    dims, compute = tuple(range(len(shape))), sc.compute_dtype(dtype)
+    losses = ctx.compute(shape, dtype, body, hint="loss")  # as eager, which makes it first
+    read = ctx.reader(losses, sc.compute_dtype(dtype))
     finish = averaged if reduction_code == _MEAN else summed
-    return finish(ctx, losses, dims, lambda c: sc.cast(losses.load(c), compute), dtype, False)
+    return finish(ctx, losses, tuple(range(len(shape))), read, dtype, False)
 
 
 def _broadcast_shape(a: TensorValue, b: TensorValue) -> Coords:
@@ -133,29 +109,25 @@ def _broadcast_shape(a: TensorValue, b: TensorValue) -> Coords:
     if len(a.shape) < len(b.shape):
         a, b = b, a
     tail = len(a.shape) - len(b.shape)
-    one = Expr.const(1)
-    return (*a.shape[:tail], *(y if x is one else x for x, y in zip(a.shape[tail:], b.shape)))
+    return (*a.shape[:tail], *(y if x is ONE else x for x, y in zip(a.shape[tail:], b.shape)))
+
+
+Step = Callable[[Node], Node]
+"""A value after a step of a loss's formula: rounded to the result's dtype where eager stores it in between."""
 
 
 def _difference_loss(
-    ctx: Lowering, x: TensorValue, target: TensorValue, reduction_code: int, loss: Callable[[Node], Node], rounds: bool
+    ctx: Lowering, x: TensorValue, target: TensorValue, code: int, loss: Callable[[Node, Step], Node], rounds: bool
 ) -> TensorValue:
-    """`rounds`: eager stores the difference in the result's dtype."""
+    """loss(x - target, step). `rounds`: eager stores what is between two steps."""
     dtype = ctx.meta.dtype
-    compute = sc.compute_dtype(dtype)
-
-    def body(coords: Coords) -> Node:
-        difference = sc.sub(ctx.operand(x, coords, compute), ctx.operand(target, coords, compute))
-        return loss(sc.rounded(difference, dtype) if rounds else difference)
-
-    return _reduced_loss(ctx, _broadcast_shape(x, target), body, reduction_code)
+    step = partial(sc.rounded, dtype=dtype) if rounds else _unchanged
+    body = ctx.each(sc.compute_dtype(dtype), lambda v, t: loss(step(sc.sub(v, t)), step), x, target)
+    return _reduced_loss(ctx, _broadcast_shape(x, target), body, code)
 
 
-def _count(x: TensorValue, y: TensorValue) -> Expr:
-    size = Expr.const(1)
-    for extent in _broadcast_shape(x, y):
-        size = size * extent
-    return size
+def _unchanged(value: Node) -> Node:
+    return value
 
 
 def _difference_backward(
@@ -163,63 +135,54 @@ def _difference_backward(
     grad: TensorValue,
     x: TensorValue,
     target: TensorValue,
-    reduction_code: int,
-    slope: Callable[[Node, Node, Callable[[float], Node], Callable[[Node], Node]], Node],
+    code: int,
+    slope: Callable[[Node, Node, Callable[[float], Node], Step], Node],
     rounds: bool,
 ) -> TensorValue:
-    """slope(x - target, grad, scaled, step): scaled(k) is k/n for a mean and k otherwise; step(v) is v after a step
-    of the
-    formula, rounded to the result's dtype if eager `rounds` there."""
-    dtype = ctx.meta.dtype
+    """slope(x - target, grad, scaled, step): scaled(k) is k/n for a mean and k otherwise."""
+    shape, dtype = ctx.out
     compute = sc.compute_dtype(dtype)
-    count = _count(x, target)
-
-    def step(value: Node) -> Node:
-        return sc.rounded(value, dtype) if rounds else value
+    count = numel(_broadcast_shape(x, target))
+    step = partial(sc.rounded, dtype=dtype) if rounds else _unchanged
 
     def scaled(value: float) -> Node:
-        if reduction_code != _MEAN:
+        if code != _MEAN:
             return step(sc.const(value, compute))
         if count.is_const:
-            return step(sc.const(value / count.value if count.value else float("nan"), compute))
-        return step(sc.div(sc.const(value, compute), sc.index(count, compute)))
+            return step(sc.const(value / count.value if count.value else torch.nan, compute))
+        return step(sc.div(value, sc.index(count, compute)))
 
-    def body(coords: Coords) -> Node:
-        difference = step(sc.sub(ctx.operand(x, coords, compute), ctx.operand(target, coords, compute)))
-        return slope(difference, ctx.operand(grad, coords, compute), scaled, step)
+    def body(v: Node, t: Node, g: Node) -> Node:
+        return slope(step(sc.sub(v, t)), g, scaled, step)
 
-    return ctx.compute(ctx.out[0], dtype, body)
+    return ctx.compute(shape, dtype, ctx.each(compute, body, x, target, grad))
 
 
 @lowering(aten.mse_loss.default)
 def mse_loss(ctx: Lowering, x: TensorValue, target: TensorValue, reduction: int = _MEAN) -> TensorValue:
-    return _difference_loss(ctx, x, target, reduction, sc.square, True)
+    return _difference_loss(ctx, x, target, reduction, lambda d, step: sc.square(d), True)
 
 
 @lowering(aten.mse_loss_backward.default)
 def mse_loss_backward(
     ctx: Lowering, grad: TensorValue, x: TensorValue, target: TensorValue, reduction: int
 ) -> TensorValue:
-    def slope(d: Node, g: Node, scaled: Callable[[float], Node], step: Callable[[Node], Node]) -> Node:
+    def slope(d: Node, g: Node, scaled: Callable[[float], Node], step: Step) -> Node:
         return sc.mul(step(sc.mul(scaled(2.0), d)), g)
 
     return _difference_backward(ctx, grad, x, target, reduction, slope, True)
-
-
-def _absolute(x: Node) -> Node:
-    return sc.unary("abs", x)
 
 
 @lowering(aten.smooth_l1_loss.default)
 def smooth_l1_loss(
     ctx: Lowering, x: TensorValue, target: TensorValue, reduction: int = _MEAN, beta: float = 1.0
 ) -> TensorValue:
-    def loss(d: Node) -> Node:
-        size, width, half = _absolute(d), sc.const(beta, d.dtype), sc.const(0.5, d.dtype)
-        linear = sc.sub(size, sc.mul(half, width))
+    def loss(d: Node, step: Step) -> Node:
+        size, half = sc.absolute(d), sc.const(0.5, d.dtype)
         if beta == 0:
             return size
-        return sc.where(sc.compare("lt", size, width), sc.div(sc.mul(sc.mul(half, size), size), width), linear)
+        curved = sc.div(sc.mul(sc.mul(half, size), size), beta)
+        return sc.where(sc.lt(size, beta), curved, sc.sub(size, sc.mul(half, beta)))
 
     return _difference_loss(ctx, x, target, reduction, loss, False)
 
@@ -228,12 +191,11 @@ def smooth_l1_loss(
 def smooth_l1_loss_backward(
     ctx: Lowering, grad: TensorValue, x: TensorValue, target: TensorValue, reduction: int, beta: float
 ) -> TensorValue:
-    def slope(d: Node, g: Node, scaled: Callable[[float], Node], step: Callable[[Node], Node]) -> Node:
+    def slope(d: Node, g: Node, scaled: Callable[[float], Node], step: Step) -> Node:
         norm = scaled(1.0)
-        low, high = sc.const(-beta, d.dtype), sc.const(beta, d.dtype)
-        middle = sc.div(sc.mul(sc.mul(norm, d), g), high)
-        outside = sc.where(sc.compare("ge", d, high), sc.mul(norm, g), middle)
-        return sc.where(sc.compare("le", d, low), sc.mul(sc.neg(norm), g), outside)
+        middle = sc.div(sc.mul(sc.mul(norm, d), g), beta)
+        outside = sc.where(sc.ge(d, beta), sc.mul(norm, g), middle)
+        return sc.where(sc.le(d, -beta), sc.mul(sc.neg(norm), g), outside)
 
     return _difference_backward(ctx, grad, x, target, reduction, slope, False)
 
@@ -242,10 +204,10 @@ def smooth_l1_loss_backward(
 def huber_loss(
     ctx: Lowering, x: TensorValue, target: TensorValue, reduction: int = _MEAN, delta: float = 1.0
 ) -> TensorValue:
-    def loss(d: Node) -> Node:
-        size, width, half = _absolute(d), sc.rounded(sc.const(delta, d.dtype), x.dtype), sc.const(0.5, d.dtype)
-        linear = sc.mul(width, sc.rounded(sc.sub(size, sc.mul(half, width)), x.dtype))
-        return sc.where(sc.compare("lt", size, width), sc.mul(sc.mul(half, size), size), linear)
+    def loss(d: Node, step: Step) -> Node:
+        size, width, half = sc.absolute(d), step(sc.const(delta, d.dtype)), sc.const(0.5, d.dtype)
+        linear = sc.mul(width, step(sc.sub(size, sc.mul(half, width))))
+        return sc.where(sc.lt(size, width), sc.mul(sc.mul(half, size), size), linear)
 
     return _difference_loss(ctx, x, target, reduction, loss, True)
 
@@ -254,13 +216,12 @@ def huber_loss(
 def huber_loss_backward(
     ctx: Lowering, grad: TensorValue, x: TensorValue, target: TensorValue, reduction: int, delta: float
 ) -> TensorValue:
-    def slope(d: Node, g: Node, scaled: Callable[[float], Node], step: Callable[[Node], Node]) -> Node:
-        norm, low, high = scaled(1.0), sc.const(-delta, d.dtype), sc.const(delta, d.dtype)
+    def slope(d: Node, g: Node, scaled: Callable[[float], Node], step: Step) -> Node:
+        norm, low, high = scaled(1.0), step(sc.const(-delta, d.dtype)), step(sc.const(delta, d.dtype))
         inside = sc.mul(step(sc.mul(norm, d)), g)
-        above = sc.mul(step(sc.mul(norm, g)), step(high))
-        below = sc.mul(step(sc.mul(sc.neg(norm), g)), step(high))
-        upper = sc.where(sc.compare("ge", d, step(high)), above, inside)
-        return sc.where(sc.compare("le", d, step(low)), below, upper)
+        above = sc.mul(step(sc.mul(norm, g)), high)
+        below = sc.mul(step(sc.mul(sc.neg(norm), g)), high)
+        return sc.where(sc.le(d, low), below, sc.where(sc.ge(d, high), above, inside))
 
     return _difference_backward(ctx, grad, x, target, reduction, slope, True)
 
@@ -273,35 +234,34 @@ def bce_with_logits(
     ctx: Lowering,
     x: TensorValue,
     target: TensorValue,
-    weight: Any = None,
-    pos_weight: Any = None,
+    weight: TensorValue | None = None,
+    pos_weight: TensorValue | None = None,
     reduction: int = _MEAN,
-) -> Any:
+) -> object:
     if sc.compute_dtype(x.dtype) is not x.dtype:
         return EXTERN  # eager rounds between its composite's steps
 
     def body(coords: Coords) -> Node:
-        v, t = (ctx.operand(operand, coords, x.dtype) for operand in (x, target))
-        one = sc.const(1.0, v.dtype)
-        softplus = sc.neg(_log_sigmoid(v))
+        v, t = ctx.operand(x, coords, x.dtype), ctx.operand(target, coords, x.dtype)
+        softplus = sc.neg(log_sigmoid(v))
         if pos_weight is not None:
-            log_weight = sc.add(one, sc.mul(sc.sub(ctx.operand(pos_weight, coords, x.dtype), one), t))
-            softplus = sc.mul(log_weight, softplus)
-        loss = sc.add(sc.mul(sc.sub(one, t), v), softplus)
+            excess = sc.sub(ctx.operand(pos_weight, coords, x.dtype), 1.0)
+            softplus = sc.mul(sc.add(1.0, sc.mul(excess, t)), softplus)
+        loss = sc.add(sc.mul(sc.sub(1.0, t), v), softplus)
         return loss if weight is None else sc.mul(loss, ctx.operand(weight, coords, x.dtype))
 
     return _reduced_loss(ctx, _broadcast_shape(x, target), body, reduction)
 
 
-def _log_sigmoid(v: Node) -> Node:
-    tail = sc.unary("log1p", sc.unary("exp", sc.neg(_absolute(v))))
-    return sc.sub(sc.minimum(sc.const(0.0, v.dtype), v), tail)
-
-
 @lowering(aten.binary_cross_entropy_backward.default)
 def binary_cross_entropy_backward(
-    ctx: Lowering, grad: TensorValue, x: TensorValue, target: TensorValue, weight: Any = None, reduction: int = _MEAN
-) -> Any:
+    ctx: Lowering,
+    grad: TensorValue,
+    x: TensorValue,
+    target: TensorValue,
+    weight: TensorValue | None = None,
+    reduction: int = _MEAN,
+) -> object:
     """grad·(x - t) / max((1 - x)·x, 1e-12). The forward is ATen's: it refuses inputs outside [0, 1]."""
     if sc.compute_dtype(x.dtype) is not x.dtype:
         return EXTERN
@@ -309,8 +269,7 @@ def binary_cross_entropy_backward(
 
     def body(coords: Coords) -> Node:
         g, v, t = (ctx.operand(operand, coords, x.dtype) for operand in (grad, x, target))
-        one, least = sc.const(1.0, v.dtype), sc.const(1e-12, v.dtype)
-        slope = sc.div(sc.mul(g, sc.sub(v, t)), sc.maximum(sc.mul(sc.sub(one, v), v), least))
+        slope = sc.div(sc.mul(g, sc.sub(v, t)), sc.maximum(sc.mul(sc.sub(1.0, v), v), 1e-12))
         if weight is not None:
             slope = sc.mul(slope, ctx.operand(weight, coords, x.dtype))
         return sc.div(slope, sc.index(count, v.dtype)) if reduction == _MEAN else slope
@@ -321,48 +280,43 @@ def binary_cross_entropy_backward(
 # ---- negative log likelihood -----------------------------------------------------------------------------------------
 
 
-def _kept(ctx: Lowering, target: TensorValue, coords: Coords, ignore_index: Any) -> Node:
-    value = ctx.operand(target, coords, torch.int64)
-    return sc.compare("ne", value, sc.index(as_expr(ignore_index)))
-
-
-def _weight_at(ctx: Lowering, weight: Any, place: Node, compute: torch.dtype) -> Node:
-    if weight is None:
-        return sc.const(1.0, compute)
-    return sc.cast(weight.load_indirect((operand_var(0, weight.shape[0]),), (place,)), compute)
+def _kept(ctx: Lowering, target: TensorValue, coords: Coords, ignore_index: int) -> Node:
+    return sc.ne(ctx.operand(target, coords, torch.int64), sc.index(as_expr(ignore_index)))
 
 
 @lowering(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss_forward(
-    ctx: Lowering, x: TensorValue, target: TensorValue, weight: Any, reduction: int, ignore_index: Any
-) -> Any:
+    ctx: Lowering, x: TensorValue, target: TensorValue, weight: TensorValue | None, reduction: int, ignore_index: object
+) -> object:
     """(loss, total weight). The classes are dimension 1 of `x`, or its only one."""
-    if not isinstance(ignore_index, int) or any(size is ZERO for size in target.shape):
+    if not isinstance(ignore_index, int) or target.is_empty:
         return EXTERN
     class_dim = 0 if len(x.shape) == 1 else 1
     dtype, compute = x.dtype, sc.compute_dtype(x.dtype)
     classes = x.shape[class_dim]
     place = checked_index(ctx, target, classes, False, ignore_index, "Target is out of bounds.")
 
-    def weight_of(coords: Coords) -> Node:
-        value = _weight_at(ctx, weight, place(coords), compute)
-        return sc.where(_kept(ctx, target, coords, ignore_index), value, sc.const(0.0, compute))
+    def weight_at(coords: Coords) -> Node:
+        if weight is None:
+            return sc.const(1.0, compute)
+        return sc.cast(weight.load_indirect((operand_var(0, weight.shape[0]),), (place(coords),)), compute)
 
-    def loss(coords: Coords) -> Node:
+    def loss_at(coords: Coords) -> Node:
         picked = x.load_indirect((*coords[:class_dim], operand_var(0, classes), *coords[class_dim:]), (place(coords),))
-        value = sc.mul(sc.neg(sc.cast(picked, compute)), _weight_at(ctx, weight, place(coords), compute))
-        return sc.where(_kept(ctx, target, coords, ignore_index), value, sc.const(0.0, compute))
+        return sc.mul(sc.neg(sc.cast(picked, compute)), weight_at(coords))
+
+    def kept(body: Reader) -> Reader:
+        return lambda coords: sc.where(_kept(ctx, target, coords, ignore_index), body(coords), 0.0)
 
     dims = tuple(range(len(target.shape)))
     if reduction == _NONE and dims:
-        return ctx.compute(target.shape, dtype, loss), ctx.compute((), dtype, lambda coords: sc.const(0.0, dtype))
-    total = summed(ctx, target, dims, loss, compute, False, "nll")
-    total_weight = summed(ctx, target, dims, weight_of, compute, False, "weights")
-    rounded_weight = ctx.compute((), dtype, lambda coords: total_weight.load(()))
-    if reduction == _MEAN:
-        quotient = ctx.compute((), dtype, lambda coords: sc.div(total.load(()), total_weight.load(())))
-        return quotient, rounded_weight
-    return ctx.compute((), dtype, lambda coords: total.load(())), rounded_weight
+        loss = ctx.compute(target.shape, dtype, kept(loss_at))
+        return loss, ctx.compute((), dtype, lambda coords: sc.const(0.0, dtype))
+    total = summed(ctx, target, dims, kept(loss_at), compute, False, "nll")
+    total_weight = summed(ctx, target, dims, kept(weight_at), compute, False, "weights")
+    rounded_weight = ctx.compute((), dtype, total_weight.load)
+    mean = ctx.each(compute, sc.div, total, total_weight)
+    return ctx.compute((), dtype, mean if reduction == _MEAN else total.load), rounded_weight
 
 
 @lowering(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
@@ -371,28 +325,24 @@ def nll_loss_backward(
     grad: TensorValue,
     x: TensorValue,
     target: TensorValue,
-    weight: Any,
+    weight: TensorValue | None,
     reduction: int,
-    ignore_index: Any,
+    ignore_index: object,
     total_weight: TensorValue,
-) -> Any:
+) -> object:
     if not isinstance(ignore_index, int):
         return EXTERN
     class_dim = 0 if len(x.shape) == 1 else 1
-    dtype, compute = x.dtype, sc.compute_dtype(x.dtype)
-    zero = sc.const(0.0, compute)
+    compute = sc.compute_dtype(x.dtype)
 
     def body(coords: Coords) -> Node:
-        sample = (*coords[:class_dim], *coords[class_dim + 1 :]) if target.shape else ()
-        chosen = ctx.operand(target, sample, torch.int64)
-        here = sc.compare("eq", chosen, sc.index(coords[class_dim]))
-        kept = _kept(ctx, target, sample, ignore_index)
-        g = ctx.operand(grad, sample if grad.shape else (), compute)
-        value = sc.neg(g)
+        sample = replaced(coords, class_dim) if target.shape else ()
+        here = sc.eq(ctx.operand(target, sample, torch.int64), sc.index(coords[class_dim]))
+        value = sc.neg(ctx.operand(grad, sample if grad.shape else (), compute))
         if weight is not None:
             value = sc.mul(value, sc.cast(weight.load((coords[class_dim],)), compute))
         if reduction == _MEAN:
             value = sc.div(value, ctx.operand(total_weight, (), compute))
-        return sc.where(sc.logical_and(here, kept), value, zero)
+        return sc.where(sc.logical_and(here, _kept(ctx, target, sample, ignore_index)), value, 0.0)
 
-    return ctx.compute(x.shape, dtype, body)
+    return ctx.compute(x.shape, x.dtype, body)

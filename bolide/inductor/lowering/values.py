@@ -16,6 +16,9 @@ from bolide.symbolic import Expr, as_expr, contiguous_strides
 Coords = tuple[Expr, ...]
 IndexMap = Callable[[Coords], Coords]
 
+Reader = Callable[[Coords], Node]
+"""From coordinates to the element there."""
+
 ZERO = Expr.const(0)
 ONE = Expr.const(1)
 
@@ -43,6 +46,11 @@ class TensorValue:
     shape: Coords
     maps: tuple[IndexMap, ...] = ()
     formula: Formula | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a dimension has size 0."""
+        return any(size is ZERO for size in self.shape)
 
     def at(self, coords: Coords) -> Coords:
         """The coordinates in the buffer of the element `coords`."""
@@ -78,8 +86,22 @@ class TensorValue:
         return TensorValue(self.buffer, self.dtype, tuple(shape), (step, *self.maps), self.formula)
 
 
-#: anything a lowering takes or gives: a tensor, a size, a Python number, or a sequence of these
-Value = object
+Operand = TensorValue | Expr | sc.Number
+"""What an elementwise operation takes: a tensor, a size or a number."""
+
+
+def replaced(coords: Coords, dim: int, *instead: Expr) -> Coords:
+    """`coords` with `instead` at place `dim`."""
+    return (*coords[:dim], *instead, *coords[dim + 1 :])
+
+
+def broadcast(shape: Coords, coords: Coords) -> Coords:
+    """The coordinates of an operand of `shape` that meet `coords` of the result."""
+    if len(shape) != len(coords):
+        coords = coords[len(coords) - len(shape) :]
+    if any(size is ONE for size in shape):
+        return tuple(ZERO if size is ONE else coord for coord, size in zip(coords, shape))
+    return coords
 
 
 def numel(shape: Sequence[Expr]) -> Expr:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
+import torch.fx
 
-from bolide.inductor.lowering.context import Lowering, broadcast
+from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import (
     ONE,
@@ -16,8 +16,10 @@ from bolide.inductor.lowering.values import (
     Coords,
     IndexMap,
     TensorValue,
+    broadcast,
     numel,
     ravel,
+    replaced,
     unravel,
 )
 from bolide.support.caches import on_reset
@@ -54,8 +56,7 @@ def _grow(sizes: Coords, start: int, other: Coords, begin: int) -> tuple[int, in
 @lru_cache(maxsize=4096)
 def reshape_map(old: Coords, new: Coords) -> IndexMap:
     """The map of a row-major reshape: coordinates in `new` to coordinates in `old`. Runs of dimensions with equal
-    products are mapped each by itself,
-    so that a dimension that stays keeps its plain coordinate."""
+    products are mapped each by itself, so that a dimension that stays keeps its plain coordinate."""
     if any(size is ZERO for size in old):
         return lambda coords: (ZERO,) * len(old)
     olds = [d for d, size in enumerate(old) if size is not ONE]
@@ -95,8 +96,14 @@ def reshape(x: TensorValue, shape: Coords) -> TensorValue:
     aten.reshape.default,
     aten._reshape_alias.default,
     aten.view_copy.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.squeeze_copy.default,
+    aten.unsqueeze_copy.default,
 )
-def view(ctx: Lowering, x: TensorValue, *_: Any) -> TensorValue:
+def view(ctx: Lowering, x: TensorValue, *_: object) -> TensorValue:
     return reshape(x, ctx.out[0])
 
 
@@ -106,11 +113,8 @@ def alias(ctx: Lowering, x: TensorValue) -> TensorValue:
 
 
 @lowering(aten.expand.default, aten.expand_copy.default)
-def expand(ctx: Lowering, x: TensorValue, size: Any, implicit: bool = False) -> TensorValue:
-    return broadcast_to(x, ctx.out[0])
-
-
-def broadcast_to(x: TensorValue, shape: Coords) -> TensorValue:
+def expand(ctx: Lowering, x: TensorValue, size: object, implicit: bool = False) -> TensorValue:
+    shape = ctx.out[0]
     return x if shape == x.shape else x.view(shape, lambda coords: broadcast(x.shape, coords))
 
 
@@ -140,35 +144,23 @@ def t(ctx: Lowering, x: TensorValue) -> TensorValue:
     return permuted(x, (1, 0)) if len(x.shape) == 2 else x
 
 
-@lowering(
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
-    aten.squeeze_copy.default,
-    aten.unsqueeze_copy.default,
-)
-def squeeze(ctx: Lowering, x: TensorValue, *_: Any) -> TensorValue:
-    return reshape(x, ctx.out[0])
-
-
 def selected(x: TensorValue, dim: int, place: Expr) -> TensorValue:
     dim %= len(x.shape)
-    return x.view((*x.shape[:dim], *x.shape[dim + 1 :]), lambda coords: (*coords[:dim], place, *coords[dim:]))
+    return x.view(replaced(x.shape, dim), lambda coords: (*coords[:dim], place, *coords[dim:]))
 
 
 @lowering(aten.select.int, aten.select_copy.int)
-def select(ctx: Lowering, x: TensorValue, dim: int, index: Any) -> TensorValue:
+def select(ctx: Lowering, x: TensorValue, dim: int, index: object) -> TensorValue:
     return selected(x, dim, index_place(index, x.shape[dim]))
 
 
-def index_place(index: Any, size: Expr) -> Expr:
+def index_place(index: object, size: Expr) -> Expr:
     """The place that an index means. Symbols count from the front already (`tracing.places`)."""
     place = as_expr(index)
     return place + size if place.is_const and place.value < 0 else place
 
 
-def start_place(start: Any, size: Expr) -> Expr:
+def start_place(start: object, size: Expr) -> Expr:
     """The first place of a slice, as Python's rules for negative and too large bounds give it. Symbols count from the
     front already, and are within the dimension (`tracing.places`)."""
     place = as_expr(0 if start is None else start)
@@ -179,31 +171,17 @@ def start_place(start: Any, size: Expr) -> Expr:
 
 def sliced(x: TensorValue, dim: int, start: Expr, length: Expr, step: int = 1) -> TensorValue:
     dim %= len(x.shape)
-
-    def move(coords: Coords) -> Coords:
-        return (*coords[:dim], coords[dim] * step + start, *coords[dim + 1 :])
-
-    return x.view((*x.shape[:dim], length, *x.shape[dim + 1 :]), move)
+    return x.view(replaced(x.shape, dim, length), lambda coords: replaced(coords, dim, coords[dim] * step + start))
 
 
 @lowering(aten.slice.Tensor, aten.slice_copy.Tensor)
 def slice_(
-    ctx: Lowering, x: TensorValue, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    ctx: Lowering, x: TensorValue, dim: int = 0, start: object = None, end: object = None, step: int = 1
 ) -> TensorValue:
     length = ctx.out[0][dim]
     if length is x.shape[dim] and step == 1:
         return x
     return sliced(x, dim, start_place(start, x.shape[dim]), length, step)
-
-
-def _parts(ctx: Lowering, x: TensorValue, dim: int) -> tuple[TensorValue, ...]:
-    """Consecutive pieces of `x` along `dim`, with the lengths of the node's results."""
-    start, parts = ZERO, []
-    for meta in ctx.meta:
-        length = ctx.shape_of(meta)[dim]
-        parts.append(sliced(x, dim, start, length))
-        start = start + length
-    return tuple(parts)
 
 
 @lowering(
@@ -213,13 +191,19 @@ def _parts(ctx: Lowering, x: TensorValue, dim: int) -> tuple[TensorValue, ...]:
     aten.split_copy.Tensor,
     aten.split_with_sizes_copy.default,
 )
-def split(ctx: Lowering, x: TensorValue, sizes: Any, dim: int = 0) -> tuple[TensorValue, ...]:
-    return _parts(ctx, x, dim)
+def split(ctx: Lowering, x: TensorValue, sizes: object, dim: int = 0) -> tuple[TensorValue, ...]:
+    """Consecutive pieces of `x` along `dim`, with the lengths of the node's results."""
+    start, parts = ZERO, []
+    for meta in ctx.metas:
+        length = ctx.shape_of(meta)[dim]
+        parts.append(sliced(x, dim, start, length))
+        start = start + length
+    return tuple(parts)
 
 
 @lowering(aten.unbind.int, aten.unbind_copy.int)
 def unbind(ctx: Lowering, x: TensorValue, dim: int = 0) -> tuple[TensorValue, ...]:
-    return tuple(selected(x, dim, Expr.const(k)) for k in range(len(ctx.meta)))
+    return tuple(selected(x, dim, Expr.const(k)) for k in range(len(ctx.metas)))
 
 
 @lowering(aten.diagonal.default, aten.diagonal_copy.default)
@@ -262,27 +246,24 @@ def unfold(ctx: Lowering, x: TensorValue, dim: int, size: int, step: int) -> Ten
 
 
 @lowering(aten.as_strided.default, aten.as_strided_copy.default)
-def as_strided(ctx: Lowering, x: TensorValue, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+def as_strided(
+    ctx: Lowering, x: TensorValue, size: object, stride: Sequence[object], storage_offset: object = None
+) -> object:
     """Positions are counted in the storage eager would have: expressible where `x` itself fills it in row-major
     order."""
-    meta = ctx.node.args[0].meta["val"]  # type: ignore[union-attr]
+    meta = ctx.node.all_input_nodes[0].meta["val"]
     shape = ctx.out[0]
     if any(length is ZERO for length in shape):
         return x.view(shape, lambda coords: (ZERO,) * len(x.shape))
-    offset = meta.offset if storage_offset is None else storage_offset
     if meta.offset != 0 or ctx.sizes(meta.stride) != contiguous_strides(x.shape):
         return EXTERN
+    offset = as_expr(0 if storage_offset is None else storage_offset)
     strides = ctx.sizes(stride)
-    last = as_expr(offset)
-    for length, step in zip(shape, strides):
-        last = last + (length - 1) * step
-    if last.lt(numel(x.shape)).is_const is False or not last.lt(numel(x.shape)).value:
+
+    def place(coords: Sequence[Expr]) -> Expr:
+        return sum((coord * step for coord, step in zip(coords, strides)), start=offset)
+
+    last_is_inside = place([length - 1 for length in shape]).lt(numel(x.shape))
+    if not (last_is_inside.is_const and last_is_inside.value):
         return EXTERN
-
-    def move(coords: Coords) -> Coords:
-        linear = as_expr(offset)
-        for coord, step in zip(coords, strides):
-            linear = linear + coord * step
-        return unravel(linear, x.shape)
-
-    return x.view(shape, move)
+    return x.view(shape, lambda coords: unravel(place(coords), x.shape))
