@@ -47,7 +47,7 @@ from bolide.support import events
 from bolide.support.errors import BolideError, Unsupported
 from bolide.symbolic import as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
-from bolide.tracing.history import leaves_behind, takes_gradient
+from bolide.tracing.tensor import leaves_behind, takes_gradient
 
 
 def compile_trace(
@@ -72,7 +72,7 @@ def compile_trace(
 
     Raises `Unsupported` for a program without a backward, and for outputs whose history cannot be reproduced.
     """
-    signature, faults = without_underived(describe(trace, outputs), trace.leaves, trace.own_gradients)
+    signature, faults = without_underived(describe(trace, outputs), trace.leaves, trace.derivation.is_own)
     if signature.differentiable:
         run = _compile_training(trace, signature, forward_compiler, backward_compiler, partition, name, title, on_fault)
     else:
@@ -111,7 +111,7 @@ def _compile_training(
 ) -> CompiledGraph:
     started = time.perf_counter()
     behind = {id(leaf) for leaf in leaves_behind(r.tensor.grad_fn for r in signature.results if r.tensor is not None)}
-    derivable = not trace.own_gradients  # which the backward may set, too
+    derivable = not trace.derivation.is_own  # which the backward may set, too
     try:
         joint = finish_joint(trace, signature)
     except NotImplementedError as error:

@@ -20,8 +20,8 @@ from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.called.derivatives import check_phases, derivatives
 from bolide.tracing.fallible import done, may_raise
 from bolide.tracing.graph import behind
-from bolide.tracing.history import inner_leaves, takes_gradient
 from bolide.tracing.rules.common import is_dense
+from bolide.tracing.tensor import inner_leaves, takes_gradient
 
 
 def finish_inference(trace: Trace, signature: Signature) -> None:
@@ -41,15 +41,15 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     """
     differentiable = [result.tensor for result in signature.results if result.tensor is not None]
     wanted = [leaf for leaf in trace.leaves if takes_gradient(leaf)]
-    if trace.own_gradients:  # what the program does on the way to leaves that it has made is to be seen
+    if trace.derivation.is_own:  # what the program does on the way to leaves that it has made is to be seen
         wanted += inner_leaves([tensor.grad_fn for tensor in differentiable], trace.leaves)
     taken: set[fx.Node] = set()
     values: list[Any] = _results(trace, signature, taken)
     made = len(values)
     _do_what_may_raise(trace, signature, values)
-    trace.deriving = True
-    if trace.own_gradients or trace.formulas:
-        trace.past = frozenset(trace.graph.nodes)
+    trace.derivation.running = True
+    if trace.derivation.is_own or trace.derivation.formulas:
+        trace.derivation.past = frozenset(trace.graph.nodes)
     trace.differentiates = False  # what is derived once more is the forward
     with trace.recording(), torch._C._DisableAutocast(), torch.no_grad():
         tangents = [

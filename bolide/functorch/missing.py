@@ -16,8 +16,7 @@ from bolide.symbolic import contiguous_strides
 from bolide.tracing import TensorMeta, Trace
 from bolide.tracing.called.branches import Branches, branch
 from bolide.tracing.called.derivatives import derivative
-from bolide.tracing.graph import closure
-from bolide.tracing.tables import lookup
+from bolide.tracing.graph import closure, lookup
 
 
 def without_tangents(graph: fx.Graph, tangents: Iterable[fx.Node], missing: Iterable[fx.Node]) -> fx.Graph:

@@ -170,7 +170,7 @@ def _build(
 ) -> tuple[Runner, list[int]] | None:
     """The compiled gradients and which inputs they belong to; None for a program that cannot be derived twice."""
     trace = Trace()
-    trace.deriving = True
+    trace.derivation.running = True
     values = [_input(trace, value, f"x{place}") for place, value in enumerate(inputs)]
     again = [_input(trace, value, f"kept{place}") for place, value in enumerate(kept)]
     weights = [_input(trace, tangent, f"tangent{place}") for place, tangent in enumerate(tangents)]

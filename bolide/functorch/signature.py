@@ -19,8 +19,8 @@ from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.numbers.data import binds
+from bolide.tracing.recording.recorder import NonLeaf
 from bolide.tracing.rules.common import is_dense
-from bolide.tracing.trace import NonLeaf
 
 Chain = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
 
@@ -198,7 +198,7 @@ def _with_own_history(
     made = dict(aliases)
     for tensor in family if owner is not None else ():
         alias = aliases[id(tensor)]
-        asked = trace.own_gradients or not tensor.chain
+        asked = trace.derivation.is_own or not tensor.chain
         asked |= any(op is torch.ops.aten.as_strided.default for op, _, _ in alias.chain)
         if not (asked and alias.chain and alias.tracked and _is_derived_otherwise(trace, tensor, owner)):
             continue
@@ -215,7 +215,7 @@ def _is_derived_otherwise(trace: Trace, view: TracedTensor, owner: Any) -> bool:
     beyond that view, on the way from a view to its owner; or none leads there: it was detached, and then written."""
     step: Any = view.grad_fn
     while step is not None and step is not owner.grad_fn:
-        if isinstance(step, torch.autograd.function.BackwardCFunction) or step in trace.hooked:
+        if isinstance(step, torch.autograd.function.BackwardCFunction) or step in trace.derivation.hooked:
             return not isinstance(step, NonLeaf._backward_cls)  # type: ignore[attr-defined]
         before: Any = step.next_functions[0][0] if step.next_functions else None
         if step.name() == "AsStridedBackward0" and before is not owner.grad_fn and before.next_functions:

@@ -12,7 +12,7 @@ import torch
 from bolide.functorch.graphs import CompiledGraph
 from bolide.functorch.signature import Signature
 from bolide.support.errors import Unsupported
-from bolide.tracing.history import inner_leaves, reaches, takes_gradient
+from bolide.tracing.tensor import inner_leaves, reaches, takes_gradient
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -26,8 +26,9 @@ from bolide.tracing.graph import Graph
 from bolide.tracing.meta import found_in
 from bolide.tracing.numbers import data, scalars
 from bolide.tracing.operations import generators
+from bolide.tracing.recording.recorder import NonLeaf
 from bolide.tracing.tensor import TracedTensor
-from bolide.tracing.trace import NonLeaf, Trace
+from bolide.tracing.trace import Trace
 from bolide.tracing.traits import traits_of
 
 _PLAIN: tuple[Any, ...] = (bool, int, float, complex, str)

@@ -1,7 +1,10 @@
-"""Graphs: nodes made without checks that cost more than the nodes, and walks over nodes and their arguments."""
+"""Graphs: nodes made without checks that cost more than the nodes, walks over nodes and their arguments, and what nodes
+refer to by number."""
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -82,3 +85,33 @@ def evaluated(
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = call(node, args, kwargs)
     return values
+
+
+# ---- tables: graphs, and calls, that no argument of an operation can hold --------------------------------------------
+
+
+class Handle(int):
+    """The number of a table in a graph. It holds what it refers to: so that lives as long as a graph, or a plan made of
+    one, in which the number stands."""
+
+    table: Any
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
+        return self
+
+
+_tables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def enter(table: Any) -> Handle:
+    """A number under which operations find `table`."""
+    handle = Handle(next(_numbers))
+    handle.table = table
+    _tables[int(handle)] = table
+    return handle
+
+
+def lookup(number: int) -> Any:
+    """The table of that number. Raises KeyError when no graph has it any more."""
+    return _tables[number]

@@ -11,6 +11,7 @@ Generated kernels make the same words. The only impure operation is drawing the 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,32 @@ def normal(seed: int, counter: int, count: int) -> Any:
     u = ((first >> np.uint32(8)).astype(np.float32) + np.float32(1)) * np.float32(2.0**-24)
     v = (second >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
     return np.sqrt(np.float32(-2) * np.log(u)) * np.cos(np.float32(2 * np.pi) * v)
+
+
+class Slot(threading.local):
+    """Where a graph finds a generator of the user's: it is put there before the graph runs, in the thread that runs
+    it."""
+
+    generator: torch.Generator | None = None
+
+    def put(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def get(self) -> torch.Generator | None:
+        return self.generator
+
+    def manual_seed(self, seed: int) -> None:
+        self._held().manual_seed(seed)
+
+    def get_state(self) -> torch.Tensor:
+        return self._held().get_state()
+
+    def set_state(self, state: torch.Tensor) -> None:
+        self._held().set_state(state)
+
+    def _held(self) -> torch.Generator:
+        assert self.generator is not None
+        return self.generator
 
 
 _ATTENTIONS = frozenset(

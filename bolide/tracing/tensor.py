@@ -1,32 +1,35 @@
-"""The traced tensor: a wrapper without data, whose operations are recorded."""
+"""The traced tensor: a wrapper without data, whose operations are recorded; its storage and its history."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.fx
+from torch._ops import OpOverload
 
-from bolide.support.errors import Unsupported
+from bolide.support.errors import Unsupported, UserFrame
 from bolide.support.leaks import fleeting
-from bolide.symbolic import is_data
+from bolide.symbolic import ShapeEnv, is_data
 from bolide.tracing.meta import DataDependent, TensorMeta, is_symbolic
 
-if TYPE_CHECKING:
-    from bolide.tracing.trace import Trace
+#: one view operation: the overload, and its arguments after the tensor, as they stand in the graph
+ViewStep = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 
 
 class AliasGroup:
     """All traced tensors that share one storage.
 
-    `base` is the node of the storage's owner as it is now; each write makes a new one and raises `version`. `source`
-    is the position of the graph input whose storage it
-    is, or None; `frozen` says that the storage belongs to a real tensor that is not an input, which must not be
-    written; `shared`, that another storage may be the same memory (another input, or what eager does not copy);
-    `counted`, that autograd has seen a write; `inference`, that it was made in inference mode.
+    - `base`: the node of the storage's owner as it is now; each write makes a new one and raises `version`
+    - `source`: the position of the graph's input whose storage it is, or None
+    - `frozen`: it belongs to a real tensor that is no input, which must not be written
+    - `shared`: another storage may be the same memory (another input, or what eager does not copy)
+    - `counted`: autograd has seen a write
+    - `inference`: it was made in inference mode
     """
 
     __slots__ = ("base", "counted", "frozen", "inference", "shared", "source", "version")
@@ -41,13 +44,96 @@ class AliasGroup:
         self.inference = source is None and not frozen and torch.is_inference_mode_enabled()
 
 
-#: one view operation: the overload, and its arguments after the tensor
-ViewStep = tuple[Any, tuple[Any, ...], dict[str, Any]]
+Data = tuple[torch.Tensor, Callable[[], None]]  # a copy, and what to call if the program depends on it
+
+
+class Listener:
+    """What a recorder asks of whoever records a program, and tells it. These answers are nobody's: no data are known,
+    what is marked as shared counts as shared."""
+
+    def data_of(self, place: int) -> Data | None:
+        """The data of an input, None if they are unknown."""
+        return None
+
+    def is_shared(self, group: AliasGroup) -> bool:
+        """Whether the program may see what is marked as shared."""
+        return True
+
+    def copied(self, of: AliasGroup, copy: AliasGroup) -> None:
+        """These are the storages of a tensor and of its copy, which eager may not make."""
+
+    def offset_read(self, place: int) -> None:
+        """The program asks where an input lies in its storage."""
+
+    def checked(self, condition: TracedTensor) -> None:
+        """The graph checks a condition."""
+
+
+@dataclass
+class Derivation:
+    """What is known of the derivatives of a program that is recorded.
+
+    - `running`: the backward is being recorded, not the program
+    - `past`: what the program has made when code of its own derives it
+    - `formulas`: the names of the derivatives, written in Python, of operators that are called
+    - `opaque`: derivatives that cannot be recorded, and why (see `called.derivatives`)
+    - `for_real`: those that cannot be called in the backward either
+    - `is_own`: a backward of the program's own (a Function, a hook) is no derivative
+    - `hooked`: nodes of autograd's graph that hooks of the program's are on
+    - `spent`: nodes whose saved values the program has released
+    """
+
+    running: bool = False
+    past: frozenset[torch.fx.Node] = frozenset()
+    formulas: set[str] = field(default_factory=set)
+    opaque: dict[Any, str] = field(default_factory=dict)
+    for_real: dict[Any, str] = field(default_factory=dict)
+    is_own: bool = False
+    hooked: set[object] = field(default_factory=set)
+    spent: set[object] = field(default_factory=set)
+
+
+class Recording(Protocol):
+    """What a traced tensor asks of the recorder that it belongs to (see `recording.recorder`)."""
+
+    shapes: ShapeEnv
+    where: UserFrame | None
+    listener: Listener
+    derivation: Derivation
+    differentiates: bool
+    captures_numbers: bool | None
+    hashed: set[int]
+    wrappers: dict[int, tuple[TensorMeta, TracedTensor]]
+
+    @property
+    def has_symbols(self) -> bool: ...
+
+    def call(self, func: OpOverload, *args: Any, **kwargs: Any) -> Any: ...
+
+    def unwrap(self, arg: Any) -> Any: ...
+
+    def wrap(self, node: Any) -> Any: ...
+
+    def cut(self, node: torch.fx.Node) -> torch.fx.Node: ...
+
+    def replay(self, base: torch.fx.Node, chain: tuple[ViewStep, ...]) -> torch.fx.Node: ...
+
+    def known(self, tensor: torch.Tensor) -> torch.Tensor | None: ...
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor | None: ...
+
+    def is_symbol(self, tensor: torch.Tensor, captures: bool | None) -> bool: ...
+
+    def scalar(self, tensor: TracedTensor) -> torch.SymFloat: ...
+
+    def rely_on_offset(self, group: AliasGroup) -> None: ...
+
+    def dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
 _ANY_SIZE = 1 << 40  # of a storage: spares C++ a sum over symbolic sizes
 
-PHYSICAL: dict[Any, Any] = {
+PHYSICAL: dict[OpOverload, OpOverload] = {
     torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
     torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
 }
@@ -110,7 +196,9 @@ def unmasked(tensors: Sequence[TracedTensor]) -> Iterator[None]:
             tensor.__class__ = mask
 
 
-def recorded(trace: Any, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def recorded(
+    trace: Recording, func: OpOverload, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """What an operation on tensors of these classes answers; NotImplemented where a class of the program's or of
     torch's, which has a `__torch_dispatch__`, is to be asked first."""
     if types == _ONLY_TRACED:
@@ -130,7 +218,7 @@ class TracedTensor(torch.Tensor):
     """A tensor that holds no data: what is done with it is recorded in its trace. `chain` leads from the base of its
     storage to it."""
 
-    _trace: Trace
+    _trace: Recording
     group: AliasGroup
     chain: tuple[ViewStep, ...]
     _node: torch.fx.Node
@@ -144,7 +232,7 @@ class TracedTensor(torch.Tensor):
 
     @staticmethod
     def make(
-        trace: Trace,
+        trace: Recording,
         meta: TensorMeta,
         node: torch.fx.Node,
         group: AliasGroup | None = None,
@@ -158,9 +246,7 @@ class TracedTensor(torch.Tensor):
                 with torch.inference_mode(inference):
                     return TracedTensor.make(trace, meta, node, group, chain, requires_grad)
         symbolic = trace.has_symbols and is_symbolic(meta)
-        tensor: TracedTensor = (
-            _symbolic_wrapper(trace, meta, requires_grad) if symbolic else _wrapper(meta, requires_grad)
-        )
+        tensor = _symbolic_wrapper(trace, meta, requires_grad) if symbolic else _wrapper(meta, requires_grad)
         tensor._trace = trace
         tensor.group = group = group if group is not None else AliasGroup(node)
         tensor.chain = chain
@@ -188,6 +274,12 @@ class TracedTensor(torch.Tensor):
             self._seen = group.version
         return self._node
 
+    def become(self, other: TracedTensor) -> None:
+        """Be the same as another tensor from now on: its sizes, its storage and its value."""
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.group, self.chain = other.group, other.chain
+        self._node, self._seen = other._node, other._seen
+
     def separate(self) -> None:
         """No derivative goes through it, unless it gets a history."""
         self.cut = self._trace.differentiates and (self.dtype.is_floating_point or self.dtype.is_complex)
@@ -203,7 +295,7 @@ class TracedTensor(torch.Tensor):
         """As `meta`, without asking C++ where that is not needed; says nothing of `requires_grad`."""
         return self.meta if self.group.version else self._node.meta["val"]  # type: ignore[no-any-return]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         """Who asks is the program, through native code: `node` and `meta` say what it is. When it looks for the
         overload of an operator that fits, C++ writes down why others do not, for nobody to see."""
         if sys._getframe(1).f_code is torch._ops.OpOverloadPacket.__call__.__code__:
@@ -242,10 +334,10 @@ class TracedTensor(torch.Tensor):
         return made
 
     @data.setter
-    def data(self, value: Any) -> None:
+    def data(self, value: object) -> None:
         self._refuse("assigning to Tensor.data", "use copy_() under torch.no_grad()")
 
-    def backward(self, *args: Any, **kwargs: Any) -> None:
+    def backward(self, *args: object, **kwargs: object) -> None:
         self._refuse("Tensor.backward", "call backward on the result of the compiled function")
 
     def is_inference(self) -> bool:
@@ -265,7 +357,7 @@ class TracedTensor(torch.Tensor):
     def data_ptr(self) -> int:
         raise DataDependent("Tensor.data_ptr", self._trace.where, "data_pointer")
 
-    def numpy(self, *, force: bool = False) -> Any:
+    def numpy(self, *, force: bool = False) -> NoReturn:
         raise DataDependent("Tensor.numpy", self._trace.where, "data_pointer")
 
     def item(self) -> Any:
@@ -289,13 +381,13 @@ class TracedTensor(torch.Tensor):
             self._refuse(f"making a tensor a {cls.__name__}", "do this outside the compiled function")
         return self
 
-    def untyped_storage(self) -> Any:
+    def untyped_storage(self) -> NoReturn:
         raise DataDependent("Tensor.untyped_storage", self._trace.where, "data_pointer")
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
         raise DataDependent("Tensor.__array__", self._trace.where, "data_pointer")
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise DataDependent("pickling a tensor", self._trace.where, "data_pointer")
 
     def __bool__(self) -> bool:
@@ -314,38 +406,34 @@ class TracedTensor(torch.Tensor):
     def __format__(self, specification: str) -> str:
         raise DataDependent("formatting a tensor", self._trace.where, "data_text")
 
-    def _refuse(self, operation: str, remedy: str) -> None:
+    def _refuse(self, operation: str, remedy: str) -> NoReturn:
         raise Unsupported(
             f"{operation} inside a compiled function", self._trace.where, remedy, "tensor_method", operation=operation
         )
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls, func: OpOverload, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        trace = _trace_of(args) or _trace_of(tuple((kwargs or {}).values()))
+        trace = _trace_of(args) or _trace_of((kwargs or {}).values())
+        assert trace is not None
         return recorded(trace, func, types, args, kwargs or {})
 
 
 _ONLY_TRACED = (TracedTensor,)
 
 
-def _wrapper(meta: TensorMeta, requires_grad: bool, storage_size: int | None = None) -> Any:
-    return torch.Tensor._make_wrapper_subclass(
+def _wrapper(meta: TensorMeta, requires_grad: bool, storage_size: int | None = None) -> TracedTensor:
+    wrapper: TracedTensor = torch.Tensor._make_wrapper_subclass(
         TracedTensor,
-        meta[0],
-        meta[1],
-        meta[2],
-        None,
-        meta[3],
-        torch.strided,
-        meta[4],
+        *(meta[0], meta[1], meta[2], None, meta[3], torch.strided, meta[4]),
         requires_grad=requires_grad,
         storage_size=storage_size,
     )
+    return wrapper
 
 
-def _symbolic_wrapper(trace: Trace, meta: TensorMeta, requires_grad: bool) -> Any:
+def _symbolic_wrapper(trace: Recording, meta: TensorMeta, requires_grad: bool) -> TracedTensor:
     """A wrapper of symbolic sizes: taking them from Python to C++ is slow, so the first one made for this meta is
     copied there (what belongs to inference mode cannot be)."""
     if torch.is_inference_mode_enabled():
@@ -359,12 +447,50 @@ def _symbolic_wrapper(trace: Trace, meta: TensorMeta, requires_grad: bool) -> An
     return tensor
 
 
-def _trace_of(args: Any) -> Any:
+def _trace_of(args: Iterable[object]) -> Recording | None:
     for arg in args:
         if isinstance(arg, TracedTensor):
             return arg._trace
         if isinstance(arg, (list, tuple)):
-            found = _trace_of(arg)
-            if found is not None:
-                return found
+            trace = _trace_of(arg)
+            if trace is not None:
+                return trace
     return None
+
+
+# ---- histories: nodes of autograd's graph, and the leaves that they go back to ---------------------------------------
+
+
+def takes_gradient(leaf: torch.Tensor) -> bool:
+    """Whether gradients are taken with respect to an input's leaf. One without a gradient that the program writes to
+    may have a history by now: it requires grad as a result does."""
+    return leaf.requires_grad and leaf.grad_fn is None
+
+
+def nodes_behind(nodes: Iterable[Any]) -> Iterator[Any]:
+    """These nodes (None is none) and all that they go back to, each once."""
+    seen, waiting = {None}, [*nodes]
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]
+
+
+def leaves_behind(nodes: Iterable[Any]) -> list[Any]:
+    """The leaves that require grad and that the nodes go back to."""
+    variables = (getattr(node, "variable", None) for node in nodes_behind(nodes))
+    return [variable for variable in variables if variable is not None]
+
+
+def inner_leaves(nodes: Iterable[Any], leaves: Sequence[torch.Tensor]) -> list[Any]:
+    """Those behind the nodes that the program has made: nobody outside gets their gradients."""
+    outer = {id(leaf) for leaf in leaves}
+    return [leaf for leaf in leaves_behind(nodes) if id(leaf) not in outer]
+
+
+def reaches(node: Any, leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether a gradient of one of an inputs' `leaves` comes through the node."""
+    wanted = {id(leaf) for leaf in leaves if takes_gradient(leaf)}
+    return any(id(leaf) in wanted for leaf in leaves_behind([node]))

@@ -12,7 +12,7 @@ from torch import nn
 from torch._higher_order_ops import while_loop
 
 import bolide
-from bolide.tracing import tables
+from bolide.tracing import graph as graphs
 
 X = torch.randn(4, 4)
 
@@ -32,15 +32,15 @@ def repeated(x: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def test_graphs_inside_a_graph_live_as_long_as_it(program: Any, backend: str) -> None:
     gc.collect()
-    before = len(tables._tables)
+    before = len(graphs._tables)
     compiled = bolide.compile(lambda x: program(x) * 2, backend=backend, fullgraph=True)
     for x in (X, -X, X + 1):
         torch.testing.assert_close(compiled(x), program(x) * 2)
         gc.collect()
-    assert len(tables._tables) > before
+    assert len(graphs._tables) > before
     del compiled
     gc.collect()
-    assert len(tables._tables) == before
+    assert len(graphs._tables) == before
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

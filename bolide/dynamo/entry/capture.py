@@ -39,10 +39,10 @@ from bolide.dynamo.world.outside import Deferred
 from bolide.dynamo.world.rebuild import Rebuilder
 from bolide.dynamo.world.world import World
 from bolide.support.errors import CompileError, Unsupported
-from bolide.tracing import Trace, modes
+from bolide.tracing import Trace, TracedTensor, modes
 from bolide.tracing.calls import CallRecorder, nowhere
 from bolide.tracing.rules import answers
-from bolide.tracing.trace import shared, unknown, unnoted, unread
+from bolide.tracing.tensor import AliasGroup, Data, Listener
 
 _torch: Any = torch._C
 Start = Callable[[Machine], None]  # pushes the frames a run begins with
@@ -224,6 +224,29 @@ class _Program:
             refuse_many(self.machine, source, value, what)
 
 
+class _Listener(Listener):
+    """Answers the recorder for the machine that interprets the program."""
+
+    def __init__(self, machine: Machine, calls: CallRecorder | None, breaks: bool) -> None:
+        self.machine, self.calls, self.breaks = machine, calls, breaks
+
+    def data_of(self, place: int) -> Data | None:
+        return data_of(self.machine, self.breaks, place)
+
+    def is_shared(self, group: AliasGroup) -> bool:
+        return is_shared(self.machine, group)
+
+    def copied(self, of: AliasGroup, copy: AliasGroup) -> None:
+        note_copy(self.machine, of, copy)
+
+    def offset_read(self, place: int) -> None:
+        guard_offset(self.machine.world, place)
+
+    def checked(self, condition: TracedTensor) -> None:
+        if self.calls is not None:
+            self.calls.check(condition)
+
+
 class _Attempt:
     """One interpretation from the start, with a world of its own."""
 
@@ -238,7 +261,7 @@ class _Attempt:
         numbers, sizes = config.capture_scalar_outputs, config.capture_dynamic_output_shape_ops
         self.trace.captures_numbers = open_to_data if numbers is None else numbers
         self.trace.captures_sizes = open_to_data if sizes is None else sizes
-        self.trace.for_real, self.trace.opaque = history.called_for_real, history.opaque
+        self.trace.derivation.for_real, self.trace.derivation.opaque = history.called_for_real, history.opaque
         self.trace.compliant_only = config.only_allow_pt2_compliant_ops
         if config.do_not_emit_runtime_asserts:
             self.trace.shapes.require = None
@@ -247,16 +270,12 @@ class _Attempt:
         self.rebuilder: Rebuilder | None = None
         self.machine = Machine(self.world, self.trace, call)
         self.world.serve(_Program(self.machine, breaks))
-        self.trace.data_of = functools.partial(data_of, self.machine, breaks)
         if breaks:
             self.trace.shapes.needed = functools.partial(refuse_value, self.machine)
         if not state.exporting:
             self.trace.shapes.derive = functools.partial(derive, self.world)
-        self.trace.copied = functools.partial(note_copy, self.machine)
-        self.trace.is_shared = functools.partial(is_shared, self.machine)
-        self.trace.offset_read = functools.partial(guard_offset, self.world)
         self.calls = CallRecorder(self.trace, self.machine.modes.setters) if record_calls else None
-        self.trace.checked = None if self.calls is None else self.calls.check
+        self.trace.listener = _Listener(self.machine, self.calls, breaks)
         self.trace.draws_as_eager = record_calls
         self.machine.recorder = self.calls
         self.world.functions.own = self.machine.own_functions
@@ -318,13 +337,11 @@ class _Attempt:
             raise Unsupported(reason, machine.where(), None, "user_exception") from error
         finally:
             self.trace.shapes.needed = self.trace.shapes.derive = None  # the machine is no part of what is captured
-            self.trace.data_of = unknown
-            self.trace.copied, self.trace.is_shared, self.trace.offset_read = unnoted, shared, unread
+            self.trace.listener = Listener()
             open_to_data = self.trace.captures_numbers is None or self.trace.captures_sizes is None
             self.symbols.history.met_data = open_to_data and bool(self.trace.shapes.facts.names)
             self.trace.captures_numbers = bool(self.trace.captures_numbers)
             self.trace.captures_sizes = bool(self.trace.captures_sizes)
-            self.trace.checked = None
             if self.calls is not None:
                 self.calls.around = nowhere
         place = machine.where() if shape is not None else decode(self.code).frame_at(-1)

@@ -26,7 +26,7 @@ from bolide.dynamo.world.world import World
 from bolide.symbolic import Cond, Expr
 from bolide.tracing import Trace, TracedTensor
 from bolide.tracing.recording import folding
-from bolide.tracing.trace import Data
+from bolide.tracing.tensor import Data
 
 
 def data_of(vm: Machine, breaks: bool, place: int) -> Data | None:

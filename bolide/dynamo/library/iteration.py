@@ -28,6 +28,7 @@ from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import Outside
 from bolide.tracing import TracedTensor
 from bolide.tracing.meta import DataDependent
+from bolide.tracing.numbers import data
 from bolide.tracing.numbers.scalars import TracedFloat, compute
 
 Args = list[Any]
@@ -259,7 +260,7 @@ def _has_data(vm: Machine, value: Any) -> bool:
         return any(_has_data(vm, item) for item in value)
     if type(value) is TracedFloat:
         return value.formula is None
-    return type(value) in SYMBOLIC and vm.trace.is_data(value)
+    return type(value) in SYMBOLIC and data.is_computed(vm.trace, value)
 
 
 def _extreme(function: Any, name: str, symbolic: Any, better: Any) -> None:

@@ -21,6 +21,7 @@ from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.meta import found_in
+from bolide.tracing.recording import folding
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -103,7 +104,9 @@ def _present(vm: Machine, value: Any, operation: str) -> Any:
         return concrete(vm, value)
     if not isinstance(value, torch.Tensor):
         return value
-    found = vm.trace.present(value, vm.world.inputs.tensors) if isinstance(value, TracedTensor) else None
+    found = None
+    if isinstance(value, TracedTensor):
+        found = folding.present_tensor(vm.trace.constants, value, vm.world.inputs.tensors)
     if found is None:
         reason = "the result of a function is assumed to be constant, of a tensor that cannot be computed twice"
         raise Unsupported(reason, vm.where(), "give it Python values only", "native_call", operation)

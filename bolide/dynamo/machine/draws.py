@@ -28,7 +28,7 @@ from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.symbolic import as_expr
 from bolide.tracing import Trace
-from bolide.tracing.numbers import data
+from bolide.tracing.numbers import data, scalars
 
 
 @dataclass
@@ -96,7 +96,7 @@ def _copied(vm: Machine, generator: Any) -> Any:
 
 
 def _is_size(vm: Machine, value: Any) -> bool:
-    return type(value) is torch.SymInt and not vm.trace.is_data(value)
+    return type(value) is torch.SymInt and not data.is_computed(vm.trace, value)
 
 
 def _now(operand: Any) -> Any:
@@ -183,7 +183,7 @@ def _float(vm: Machine, source: Source, example: float, note: _Draw) -> Any:
         note.needed = True
         raise note.refusal
 
-    number = vm.trace.scalar(vm.world.inputs.make(source, float_tensor, example), None, (pin,))
+    number = scalars.of_tensor(vm.trace, vm.world.inputs.make(source, float_tensor, example), None, (pin,))
     return vm.world.identities.mirror(number, source)
 
 

@@ -29,7 +29,7 @@ from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedFloat, TracedTensor
 from bolide.tracing.numbers import data
-from bolide.tracing.trace import NonLeaf
+from bolide.tracing.recording.recorder import NonLeaf
 
 # Types whose operators are exact on values of the interpreter: no method of theirs is written in Python.
 PLAIN = frozenset(

@@ -26,6 +26,7 @@ from bolide.support.errors import Unsupported, forgive
 from bolide.symbolic import same_size, same_sizes
 from bolide.tracing import TracedTensor
 from bolide.tracing.called.branches import Part, choose
+from bolide.tracing.numbers import data
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.tensor import AliasGroup
 
@@ -51,7 +52,7 @@ def fork(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -
     if vm.world.journal.forks >= _DEEPEST:
         raise Unsupported("branches in branches, too deep", vm.where(), kind="control_flow")
     if isinstance(condition, _SYMBOLIC):
-        condition = vm.trace.number_tensor(condition)
+        condition = data.as_tensor(vm.trace, condition)
     if type(condition) is not TracedTensor or condition.numel() != 1:
         raise Unsupported("a branch on what is not one number", vm.where(), kind="control_flow")
     tick, starts = frame.tick, {wanted: target, not wanted: frame.pc}

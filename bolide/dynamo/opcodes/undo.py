@@ -222,7 +222,7 @@ class State:
         """What is compared by value: the state of the machine, and of torch's modes."""
         vm, world = self.vm, self.world
         of_world = (world.journal.hooks, world.journal.flags, world.drawn_from, world.draws, world.inputs.masked)
-        of_run = (vm.later.calls, vm.later.checks, vm.modes.setters, world.trace.renewed, world.trace.spent)
+        of_run = (vm.later.calls, vm.later.checks, vm.modes.setters, world.trace.renewed, world.trace.derivation.spent)
         found: list[Any] = [len(each) for each in (*of_world, *of_run)]
         found += [world.journal.progress(), [id(manager) for manager in vm.modes.entered]]
         return [*found, modes.settings(), modes.stacks()]

@@ -15,7 +15,7 @@ from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.state import CALLBACK, own_mark, state
 from bolide.dynamo.world.journal import Written
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.tracing.trace import LateWrite
+from bolide.tracing.recording.recorder import LateWrite
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -39,7 +39,7 @@ def _apply(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     interpreted = _INTERPRETED.of(vm).get(function)
     if interpreted is None:
         interpreted = _INTERPRETED.of(vm)[function] = _interpreted(vm, function, key)
-    vm.trace.where, vm.trace.own_gradients = vm.where(), True
+    vm.trace.where, vm.trace.derivation.is_own = vm.where(), True
     recorder = vm.recorder
     if recorder is None:
         return interpreted.apply(*values, **kwargs)

@@ -23,7 +23,7 @@ from bolide.dynamo.torch_calls.autograd import effects_so_far, here, refuse_for_
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
 from bolide.tracing import TensorMeta, TracedTensor, rng
-from bolide.tracing.operations import generators, writing_ops
+from bolide.tracing.operations import generators, writes
 from bolide.tracing.tensor import AliasGroup
 from bolide.tracing.traits import traits_of
 
@@ -161,7 +161,7 @@ def _result(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
-_DRAWN = frozenset({writing_ops.drawn, *generators.STATES})
+_DRAWN = frozenset({writes.drawn, *generators.STATES})
 
 
 def _written(vm: Machine, groups: Sequence[AliasGroup]) -> Any:

@@ -26,8 +26,8 @@ from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.called import branches
 from bolide.tracing.called.branches import Part, Places, Repetition, as_function, common_layout
+from bolide.tracing.graph import enter
 from bolide.tracing.rules.common import is_dense
-from bolide.tracing.tables import enter
 
 Args = list[Any]
 Kwargs = dict[str, Any]

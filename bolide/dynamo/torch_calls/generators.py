@@ -43,7 +43,7 @@ def _wrap(world: World, real: torch.Generator, source: Source) -> torch.Generato
 
 
 def _stand_in(world: World, device: torch.device, recipe: Recipe) -> torch.Generator:
-    stand_in, slot = world.trace.generator(device)
+    stand_in, slot = generators.stand_in(world.trace, device)
     world.drawn_from[id(stand_in)] = slot, recipe
     return stand_in
 

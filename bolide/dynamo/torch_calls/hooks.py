@@ -29,7 +29,7 @@ from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing import TracedTensor, modes
 from bolide.tracing.calls import CallRecorder
-from bolide.tracing.trace import NonLeaf
+from bolide.tracing.recording.recorder import NonLeaf
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -63,8 +63,8 @@ def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         return _register(vm, torch.Tensor.register_hook, tensor, hook)
     refuse_for_real(vm, here(vm), "inner_gradient")
     vm.trace.where = vm.where()
-    vm.trace.own_gradients = True
-    vm.trace.hooked.add(tensor.grad_fn)
+    vm.trace.derivation.is_own = True
+    vm.trace.derivation.hooked.add(tensor.grad_fn)
     run = later(vm, hook, "a hook of a tensor", here(vm))
     recorder = vm.recorder
     if recorder is None or recorder.trace is not vm.trace:
@@ -219,8 +219,8 @@ def _register_on_node(vm: Machine, name: str, node: Any, hook: Any) -> Any:
         why = "a hook is put on a node of the history outside"
         raise _refused(vm, f"Node.{name}", why, "put it on the tensor")
     vm.trace.where = vm.where()
-    vm.trace.functional_only, vm.trace.own_gradients = "a node of the history has a hook", True
-    vm.trace.hooked.add(node)
+    vm.trace.functional_only, vm.trace.derivation.is_own = "a node of the history has a hook", True
+    vm.trace.derivation.hooked.add(node)
     return getattr(node, name)(later(vm, hook, f"Node.{name}"))
 
 
@@ -229,7 +229,7 @@ def _backward_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """What calls the backward hooks of a module; it puts itself on nodes of the history, natively."""
     module, *hooks = args
     vm.trace.where = vm.where()
-    vm.trace.functional_only, vm.trace.own_gradients = "a module has a backward hook", True
+    vm.trace.functional_only, vm.trace.derivation.is_own = "a module has a backward hook", True
     name = "a backward hook of a module"
     key = Watch(module.real) if type(module) is Outside else None
     return BackwardHook(module, *([later(vm, hook, name, key) for hook in called] for called in hooks))

@@ -19,6 +19,7 @@ from bolide.dynamo.machine.native_calls import recorded_as
 from bolide.dynamo.machine.operations import SYMBOLIC
 from bolide.symbolic import product
 from bolide.tracing import TracedFloat, TracedTensor
+from bolide.tracing.numbers import data
 
 
 @intercept(torch._check, torch._check_index, torch._check_value, torch._check_type, torch._check_not_implemented)
@@ -261,7 +262,7 @@ def _is_traced(leaf: Any) -> bool:
 
 def _fits(vm: Machine, leaf: Any, dtype: torch.dtype) -> bool:
     """Whether a number made of sizes is one of this dtype; torch raises for others."""
-    if type(leaf) is not torch.SymInt or dtype.is_complex or dtype is torch.bool or vm.trace.is_data(leaf):
+    if type(leaf) is not torch.SymInt or dtype.is_complex or dtype is torch.bool or data.is_computed(vm.trace, leaf):
         return type(leaf) is not torch.SymFloat or dtype.is_floating_point
     limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
     return limits.max >= torch.iinfo(torch.int64).max or bool((leaf >= int(limits.min)) & (leaf <= int(limits.max)))
@@ -294,6 +295,6 @@ def _stacked(vm: Machine, values: Any, dtype: torch.dtype) -> Any:
         return values.detach().reshape(()).to(dtype)
     if type(values) is TracedFloat:
         return values.tensor.to(dtype)
-    if type(values) in SYMBOLIC and vm.trace.is_data(values):
-        return vm.trace.number_tensor(values).to(dtype)
+    if type(values) in SYMBOLIC and data.is_computed(vm.trace, values):
+        return data.as_tensor(vm.trace, values).to(dtype)
     return torch.full((), values, dtype=dtype)

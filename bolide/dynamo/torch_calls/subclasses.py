@@ -105,7 +105,7 @@ def _make_wrapper(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not is_wrapper(cls):
         raise _refused(vm, cls, "does not say what it is made of, or inherits how it computes")
     vm.trace.where = vm.where()
-    vm.world.trace.functional_only, vm.world.trace.own_gradients = "a subclass of Tensor computes", True
+    vm.world.trace.functional_only, vm.world.trace.derivation.is_own = "a subclass of Tensor computes", True
     made = torch.Tensor._make_wrapper_subclass(_stand_in(vm, cls), *others, **kwargs)
     if made.requires_grad and torch.is_grad_enabled():
         raise _refused(vm, cls, "is made that requires grad")

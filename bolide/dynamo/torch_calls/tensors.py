@@ -27,6 +27,7 @@ from bolide.dynamo.world.makers import behind
 from bolide.support.errors import Unsupported
 from bolide.symbolic import SymNode, without_zeros
 from bolide.tracing import DataDependent, Trace, TracedTensor
+from bolide.tracing.numbers import scalars
 from bolide.tracing.numbers.scalars import TracedFloat
 
 Args = list[Any]
@@ -267,13 +268,13 @@ def _mark_spent(vm: Machine, outputs: Sequence[Any], inputs: Sequence[Any] = ())
     for node in behind(outputs):
         following = [other for other, _ in node.next_functions]
         wanted = not inputs or any(
-            other in ends or other in vm.trace.spent or id(getattr(other, "variable", None)) in leaves
+            other in ends or other in vm.trace.derivation.spent or id(getattr(other, "variable", None)) in leaves
             for other in following
         )
         if wanted:
             ends.add(node)
             if any(name.startswith(("_saved", "saved_tensors")) for name in dir(node)):
-                vm.trace.spent.add(node)
+                vm.trace.derivation.spent.add(node)
 
 
 @intercept(torch.autograd.grad)
@@ -387,11 +388,11 @@ def float_in(vm: Machine, tensor: TracedTensor) -> TracedFloat | float:
         node = cast(Node, node.args[0])
     place = node.meta.get("place")
     if place is None:
-        return vm.trace.scalar(tensor)
+        return scalars.of_tensor(vm.trace, tensor)
     name, value = vm.world.numbers.in_input(place)
     vm.trace.functional_only = "numbers are computed in the graph"
     refused = functools.partial(_refuse_number, vm)
-    number = vm.trace.scalar(tensor, value + added, (refused,), f"({name} + {added})")
+    number = scalars.of_tensor(vm.trace, tensor, value + added, (refused,), f"({name} + {added})")
     if value >= 0 and added >= 0:
         number.within = added, math.inf  # a count of steps, which never becomes negative
     return number

@@ -174,7 +174,7 @@ def _in_memory(like: Any, tensor: TracedTensor, pairs: list[tuple[Any, Any]], ki
         owner = next((own for given, own in owners if numpy.may_share_memory(like, given)), None)
         if owner is not None:
             if not is_view:  # torch has no negative strides: whoever sees the difference is told
-                owner._trace.copied(owner.group, tensor.group)
+                owner._trace.listener.copied(owner.group, tensor.group)
             elif _steps(tensor.shape, tensor.stride()) != _steps(like.shape, strides):
                 raise TypeError
             return tensor

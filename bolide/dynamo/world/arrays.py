@@ -110,7 +110,7 @@ class TracedArray(NDArrayOperatorsMixin):
                 return scalar_of(found.tensor.clone())
             mine, its = self.tensor.group, found.tensor.group  # type: ignore[attr-defined]
             if dims:  # torch has no negative strides: whoever sees that this is no view is told
-                self.tensor._trace.copied(mine, its)  # type: ignore[attr-defined]
+                self.tensor._trace.listener.copied(mine, its)  # type: ignore[attr-defined]
             found.writeable = self.writeable or not (dims or its is mine)
         return found
 

@@ -19,6 +19,7 @@ from bolide.dynamo.program.sources import text as path_of
 from bolide.dynamo.world.parts import Guards, Reading
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor, UserFrame
+from bolide.tracing.numbers import scalars
 from bolide.tracing.tensor import AliasGroup
 
 
@@ -132,7 +133,7 @@ class Numbers:
         name = f"f{len(self.floats)}"
         self.floats[name] = source
         pin = functools.partial(self._pin, source, real)
-        number = self.inputs.trace.scalar(self.inputs.make(source, float_tensor, real), real, (pin,), name)
+        number = scalars.of_tensor(self.inputs.trace, self.inputs.make(source, float_tensor, real), real, (pin,), name)
         return self.world.identities.mirror(number, source)
 
     def in_input(self, place: int) -> tuple[str, float]:

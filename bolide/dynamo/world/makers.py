@@ -229,7 +229,7 @@ def behind(tensors: Iterable[Any]) -> list[Any]:
 
 def is_spent(tensor: Any) -> bool:
     """Whether the program has already released what the tensor's gradient needs, by calling backward inside."""
-    return not tensor._trace.spent.isdisjoint(behind([tensor]))
+    return not tensor._trace.derivation.spent.isdisjoint(behind([tensor]))
 
 
 def detached(tensor: Any) -> Any:

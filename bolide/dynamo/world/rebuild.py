@@ -85,6 +85,7 @@ from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Ratio
 from bolide.tracing import TracedFloat, TracedTensor, computes_itself
+from bolide.tracing.numbers import data
 
 _is_transformed: Any = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -266,8 +267,8 @@ class Rebuilder:
             return Recipe("source", value.source)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if cls in (torch.SymInt, torch.SymFloat, torch.SymBool) and self.world.trace.is_data(value):
-            return Recipe("call", torch.Tensor.item, (self.recipe(self.world.trace.number_tensor(value)),))
+        if cls in (torch.SymInt, torch.SymFloat, torch.SymBool) and data.is_computed(self.world.trace, value):
+            return Recipe("call", torch.Tensor.item, (self.recipe(data.as_tensor(self.world.trace, value)),))
         if cls is torch.SymInt:
             symbols = self.world.symbols.read_by([value.node.expr])
             return Recipe("size", value.node.expr, tuple(Recipe("source", source) for _, source in symbols))
@@ -278,7 +279,7 @@ class Rebuilder:
                 return Recipe("size", expr, tuple(Recipe("source", source) for _, source in symbols))
             if isinstance(expr, float):
                 return Recipe("constant", expr)
-            return Recipe("call", torch.Tensor.item, (self.recipe(value.node.tensor),))
+            return Recipe("call", torch.Tensor.item, (self.recipe(value.node.owner.tensor),))
         if cls is torch.SymBool:
             return Recipe("constant", value.node.value())
         if cls is torch.Size:
@@ -373,7 +374,7 @@ class Rebuilder:
             return Recipe("call", torch.nn.Buffer, (of,), (persistent,))
         if new_leaf:
             return Recipe("call", torch.Tensor.requires_grad_, (self._output(value.detach()),))
-        if self.world.trace.spent and is_spent(value):
+        if self.world.trace.derivation.spent and is_spent(value):
             return Recipe("call", released, (self._output(detached(value)),))
         group = value.group
         if group.source is None and group.inference is not self.inference and not value.requires_grad:

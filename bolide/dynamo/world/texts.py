@@ -20,7 +20,7 @@ from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
 from bolide.tracing import DataDependent, TracedFloat, TracedTensor
-from bolide.tracing.trace import NonLeaf
+from bolide.tracing.recording.recorder import NonLeaf
 
 
 @fleeting

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from bolide.support.errors import BolideWarning, Refuted, WrongResult
-from bolide.tracing.numbers.data import SIZED
-from bolide.tracing.operations.writing_ops import drawn, functional
+from bolide.tracing.graph import lookup
+from bolide.tracing.numbers.sizes import SIZED
+from bolide.tracing.operations.writes import drawn, functional
 from bolide.tracing.rng import DRAWS
-from bolide.tracing.tables import lookup
 
 _KEEP_THEIR_WORD = frozenset({"aten", "prims", "mkldnn"})
 _MOST_SIZES = 4096

@@ -18,12 +18,11 @@ import torch.fx as fx
 
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr, ShapeEnv, SymNode, contiguous_strides, same_sizes
-from bolide.tracing.graph import evaluated
+from bolide.tracing.graph import enter, evaluated, lookup
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.rules.registry import rule
-from bolide.tracing.tables import enter, lookup
-from bolide.tracing.tensor import AliasGroup, TracedTensor
+from bolide.tracing.tensor import AliasGroup, Recording, TracedTensor
 from bolide.tracing.trace import Trace
 
 aten = torch.ops.aten
@@ -42,7 +41,7 @@ class Part(Trace):
         self.generators = outer.generators
         self.has_scalars, self.draws_as_eager = outer.has_scalars, outer.draws_as_eager
         self.compliant_only = outer.compliant_only
-        self.copied, self.is_shared, self.offset_read = outer.copied, outer.is_shared, outer.offset_read
+        self.listener = outer.listener
         self.operands: list[TracedTensor] = []
         self.slots: list[fx.Node] = []
         self.symbols: list[Expr] = []
@@ -61,10 +60,7 @@ class Part(Trace):
                     reason = "a tensor that was computed in another way of a branch is used"
                     raise Unsupported(reason, self.where, kind="control_flow")
                 meta = value.meta._replace(requires_grad=False)
-                behind = self._last_input
-                node = self._last_input = self._placeholder("operand", meta, behind)
-                if behind is self._last_placeholder:
-                    self._last_placeholder = node
+                node = self.slot("operand", meta, is_input=True)
                 known = TracedTensor.make(self, meta, node, AliasGroup(node, source=len(self.operands)))
                 self._adopted[id(value)] = known
                 self.operands.append(value)
@@ -76,8 +72,8 @@ class Part(Trace):
             return [self.adopt(item) for item in value]
         return value
 
-    def _is_inside(self, trace: Trace) -> bool:
-        around: Trace = self.outer
+    def _is_inside(self, trace: Recording) -> bool:
+        around: Recording = self.outer
         while around is not trace and isinstance(around, Part):
             around = around.outer
         return around is trace
@@ -130,7 +126,7 @@ def size_operand(trace: Trace, symbol: Expr) -> torch.SymInt:
     """A placeholder for a symbol of the trace around this one, which shares its `ShapeEnv`; its size."""
     node = SymNode(trace.shapes, symbol, trace.shapes.value(symbol))
     size = torch.SymInt(node)  # type: ignore[no-untyped-call]
-    trace._size_nodes[symbol] = trace._last_placeholder = trace._placeholder("size", size)
+    trace.bind_size(size, trace.slot("size", size))
     return size
 
 
@@ -354,7 +350,7 @@ def choose(
         reason = "a branch in a way of another one decides which gradients there are"
         raise Unsupported(reason, trace.where, kind="control_flow")
     for part in parts:
-        why = "a backward of the program's own" if part.own_gradients else part.functional_only
+        why = "a backward of the program's own" if part.derivation.is_own else part.functional_only
         if wanted and why is not None:
             reason = f"a branch that depends on data is differentiated: {why}"
             raise Unsupported(reason, part.where, kind="control_flow")
@@ -413,17 +409,10 @@ def _derivative(
     slots = [node.meta["val"] for node in placeholders(graph)]
     sizes = slots[branches.operands :]
     tape.shapes = _environment(sizes) or tape.shapes
-    inputs: list[fx.Node] = []
-
-    def slot(meta: TensorMeta) -> fx.Node:
-        inputs.append(tape._placeholder("operand", meta))
-        tape._last_placeholder = inputs[-1]
-        return inputs[-1]
-
     tensors = [*slots[: branches.operands], *tangent_metas]
-    nodes = [slot(meta) for meta in tensors]
+    nodes = [tape.slot("operand", meta) for meta in tensors]
     given_sizes = [size_operand(tape, size.node.expr) for size in sizes]
-    inputs += [tape._size_nodes[size.node.expr] for size in sizes]
+    size_nodes = [tape.size_node(size.node.expr) for size in sizes]
     with tape.alone(), torch.enable_grad(), torch._C._DisableAutocast():
         made = [
             TracedTensor.make(tape, meta, node, requires_grad=place in branches.differentiable)
@@ -443,7 +432,7 @@ def _derivative(
             for gradient, meta in zip(found, wanted)
         ]
     reach = tuple([tuple([gradient is not None for gradient in gradients]) for gradients in alone])
-    return _module(tape, list(zip(inputs, [*tensors, *sizes])), results), reach
+    return _module(tape, list(zip([*nodes, *size_nodes], [*tensors, *sizes])), results), reach
 
 
 def _engine_run(pairs: Sequence[tuple[Any, Any]], leaves: tuple[Any, ...]) -> Sequence[Any]:
@@ -485,7 +474,9 @@ class Choice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: TracedTensor) -> Any:
         branches: Branches = lookup(ctx.table)
-        if not ctx.trace.deriving and not ctx.again and branches.decides():  # the program itself asks for gradients
+        if (
+            not ctx.trace.derivation.running and not ctx.again and branches.decides()
+        ):  # the program itself asks for gradients
             reason = "which gradients there are depends on data"
             raise Unsupported(reason, ctx.trace.where, kind="control_flow")
         table = enter(branches.derive())

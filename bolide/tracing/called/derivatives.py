@@ -12,7 +12,7 @@ import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction, Function
@@ -20,20 +20,18 @@ from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
 from bolide.symbolic import contiguous_strides, same_sizes
-from bolide.tracing.history import nodes_behind, reaches
+from bolide.tracing.graph import enter, lookup
 from bolide.tracing.meta import TensorMeta
+from bolide.tracing.operations.kinds import GENERATED
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.rules.registry import rule
-from bolide.tracing.tables import enter, lookup
-from bolide.tracing.tensor import TracedTensor
-
-if TYPE_CHECKING:
-    from bolide.tracing.trace import Trace
+from bolide.tracing.tensor import TracedTensor, nodes_behind, reaches
+from bolide.tracing.trace import Trace
 
 
 class Underivable(Unsupported):
     """A derivative that cannot be recorded or, where that is known already, cannot be called when the backward runs.
-    `key`: the `autograd.Function`, or the name of an operator's node in the history (see `formula_of`)."""
+    `key`: the `autograd.Function`, or the name of an operator's node in the history (`operations.kinds.formula_of`)."""
 
     def __init__(self, key: Any, name: str, cause: Exception) -> None:
         reason = cause.reason if isinstance(cause, Unsupported) else f"{type(cause).__name__}: {cause}"
@@ -41,28 +39,20 @@ class Underivable(Unsupported):
         self.key = key
 
 
-def formula_of(func: Any) -> str:
-    """The name of the history's node of an operator of other makers whose derivative is written in Python."""
-    return f"{_GENERATED}{func._namespace}_{func._opname}_{func._overloadname}Backward"
-
-
-_GENERATED = "GeneratedBackwardFor_"
-
-
 # ---- while the engine runs over a trace ------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def derivatives(trace: Trace, outputs: Iterable[torch.Tensor]) -> Iterator[None]:
-    """While the engine derives `outputs`: the derivatives that are known not to be recordable (`Trace.opaque`) become
-    calls; an operator's derivative that turns out not to be raises Underivable."""
-    changed = []
-    if trace.formulas or trace.opaque:
+    """While the engine derives `outputs`: the derivatives that are known not to be recordable (`Derivation.opaque`)
+    become calls; an operator's derivative that turns out not to be raises Underivable."""
+    changed, known = [], trace.derivation
+    if known.formulas or known.opaque:
         functions: list[Any] = [node for node in _history(outputs) if isinstance(node, BackwardCFunction)]
         for node in functions:
             name, function = type(node).__name__, node._forward_cls
-            key = name if name in trace.formulas else function.__base__
-            if key in trace.opaque:
+            key = name if name in known.formulas else function.__base__
+            if key in known.opaque:
                 called = function if key is name else key
                 node.apply = functools.partial(_recording, trace, node, called, key)
                 changed.append(node)
@@ -85,7 +75,7 @@ def _traced(derivative: Any, name: str, *tangents: Any) -> Any:
     try:
         return derivative(*tangents)
     except Exception as error:
-        raise Underivable(name, name.removeprefix(_GENERATED), error) from error
+        raise Underivable(name, name.removeprefix(GENERATED), error) from error
 
 
 def _recording(trace: Trace, node: Any, function: Any, key: Any, *tangents: Any) -> Any:

@@ -1,30 +1,27 @@
 """Floats that are computed in the graph: Python numbers that stand for 0-dim float64 tensors.
 
 A `TracedFloat` is what the program holds for a float that is data (an optimizer's step count) or that changes from
-call to call (a learning rate). Arithmetic on it is recorded. ATen takes it wherever it takes a number; operations that
-are given one are recorded with the tensor in the number's place (`with_tensors`). What must know the value (`repr`)
-asks `TracedFloat.__float__`; a comparison of numbers from outside, or their `int`, is assumed to come out as it does
-now (`TracedFloat.decide`).
+call to call (a learning rate). Arithmetic on it is recorded. ATen takes it wherever it takes a number (see
+`numbers.forms`). What must know the value (`repr`) asks `TracedFloat.__float__`; a comparison of numbers from outside,
+or their `int`, is assumed to come out as it does now (`TracedFloat.decide`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from bolide.support.leaks import fleeting, symbolic
-from bolide.symbolic import Ratio, SymNode
+from bolide.symbolic import Expr, SymNode
 from bolide.tracing.meta import DataDependent
 from bolide.tracing.numbers import data
-
-if TYPE_CHECKING:
-    from bolide.tracing.tensor import TracedTensor
-    from bolide.tracing.trace import Trace
+from bolide.tracing.recording.recorder import Recorder
 
 aten = torch.ops.aten
 Pin = Callable[[], object]
@@ -32,13 +29,12 @@ Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class ScalarNode:
-    """What C++ carries of a `TracedFloat`. `tensor` is its value, 0-dim and float64."""
+    """What C++ carries of a `TracedFloat`, its `owner`."""
 
-    __slots__ = ("owner", "tensor")
+    __slots__ = ("owner",)
 
-    def __init__(self, tensor: TracedTensor) -> None:
-        self.tensor = tensor
-        self.owner: TracedFloat
+    def __init__(self, owner: TracedFloat) -> None:
+        self.owner = owner
 
     def is_float(self) -> bool:
         return True
@@ -59,7 +55,7 @@ class ScalarNode:
     def clone(self) -> ScalarNode:
         return self
 
-    def guard_float(self, file: Any = "", line: Any = 0) -> float:
+    def guard_float(self, file: str = "", line: int = 0) -> float:
         return float(self.owner)
 
     float_ = value = guard_float
@@ -68,11 +64,11 @@ class ScalarNode:
         """The number itself (as of the nodes of sizes)."""
         return self.owner
 
-    def wrap_float(self, value: float) -> Any:
-        return _constant(self.tensor, value).node
+    def wrap_float(self, value: float) -> ScalarNode:
+        return _constant(self.owner.trace, value).node  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        return f"float({self.tensor.node.name})"
+        return f"float({self.owner.tensor.node.name})"
 
     str = __str__ = _graph_repr = __repr__  # torch calls `str`
 
@@ -82,23 +78,28 @@ symbolic(torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @fleeting
 class TracedFloat(torch.SymFloat):
-    """A float in the graph. `hint` is its value now, if it is an argument's (or computed from arguments'), and `pins`
-    are called when the program depends on that value: they guard the arguments, or refuse (draws). `formula`: how it
-    follows from numbers of the outside world, as Python over their names, where there is a simple way. `made`: the
-    Python function and the numbers (sizes as expressions) that it was computed from, None if it is a tensor's.
-    `within`: the least and the largest value that it can have, where that is known."""
+    """A float in the graph.
+
+    - `tensor`: its value, 0-dim and float64
+    - `hint`: its value now, if it is an argument's (or computed from arguments')
+    - `pins` are called when the program depends on that value: they guard the arguments, or refuse (draws)
+    - `formula`: how it follows from numbers of the outside world, as Python over their names, if there is a simple way
+    - `made`: the Python function and the numbers (sizes as expressions) it was computed from, None if it is a tensor's
+    - `within`: the least and the largest value that it can have, where that is known
+    """
 
     def __init__(
         self,
-        tensor: TracedTensor,
+        trace: Recorder,
+        tensor: Any,
         hint: float | None = None,
         pins: tuple[Pin, ...] = (),
         formula: str | None = None,
         made: Made | None = None,
     ) -> None:
-        super().__init__(ScalarNode(tensor))  # type: ignore[no-untyped-call]
-        self.node.owner = self
-        self.tensor, self.hint, self.pins, self.formula, self.made = tensor, hint, pins, formula, made
+        super().__init__(ScalarNode(self))  # type: ignore[no-untyped-call]
+        self.trace, self.tensor, self.hint = trace, tensor, hint
+        self.pins, self.formula, self.made = pins, formula, made
         self.within: tuple[float, float] | None = None
 
     def __float__(self) -> float:
@@ -106,7 +107,7 @@ class TracedFloat(torch.SymFloat):
         for pin in self.pins:
             pin()
         if self.hint is None:
-            raise DataDependent("Tensor.item", self.tensor._trace.where)
+            raise DataDependent("Tensor.item", self.trace.where)
         return self.hint
 
     def decide(self, form: str, known: Callable[..., Any], *others: Any) -> Any:
@@ -117,17 +118,16 @@ class TracedFloat(torch.SymFloat):
         if formula is None:
             return known(*[float(operand) for operand in operands])
         result = known(*map(_hint, operands))
-        trace = self.tensor._trace
-        assert trace.assume is not None
-        trace.assume(f"{formula} == {result!r}", trace.where)
+        assert self.trace.assume is not None
+        self.trace.assume(f"{formula} == {result!r}", self.trace.where)
         return result
 
     def derive(self, form: str, known: Callable[..., Any], *others: Any) -> Any:
         """As `decide`, but where that can be the result is another number in each call."""
         formula = _formula(form, (self, *others))
-        shapes, made = self.tensor._trace.shapes, None
-        if formula is not None and shapes.derive is not None:
-            made = shapes.derive(formula, known(self.hint, *others))
+        derive, made = self.trace.shapes.derive, None
+        if formula is not None and derive is not None:
+            made = derive(formula, known(self.hint, *others))
         return self.decide(form, known, *others) if made is None else made
 
     def whole(self) -> Any:
@@ -152,45 +152,90 @@ class TracedFloat(torch.SymFloat):
         return format(float(self), specification)
 
     def __round__(self, digits: int | None = None) -> Any:
-        found = None if digits is not None else self._whole(torch.round)
-        derived = f"round({{}}, {digits})"
-        return self.derive(derived, lambda value: round(value, digits)) if found is None else found
+        symbol = None if digits is not None else self._whole(torch.round)
+        form = f"round({{}}, {digits})"
+        return self.derive(form, lambda value: round(value, digits)) if symbol is None else symbol
 
     def is_integer(self) -> bool:
         return self.decide("({}).is_integer()", float.is_integer)  # type: ignore[no-any-return]
 
+    def __neg__(self) -> Any:
+        return compute(torch.neg, self, known=operator.neg, form="(-{})")
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return compute(torch.abs, self, known=abs, form="({}).__abs__()")
+
     def __trunc__(self) -> Any:
-        found = self._whole(torch.trunc)
-        return self.whole() if found is None else found
+        symbol = self._whole(torch.trunc)
+        return self.whole() if symbol is None else symbol
 
     def __floor__(self) -> Any:
-        found = self._whole(torch.floor)
-        return self.derive("({}).__floor__()", math.floor) if found is None else found
+        symbol = self._whole(torch.floor)
+        return self.derive("({}).__floor__()", math.floor) if symbol is None else symbol
 
     def __ceil__(self) -> Any:
-        found = self._whole(torch.ceil)
-        return self.derive("({}).__ceil__()", math.ceil) if found is None else found
+        symbol = self._whole(torch.ceil)
+        return self.derive("({}).__ceil__()", math.ceil) if symbol is None else symbol
 
-    def _whole(self, function: Callable[..., torch.Tensor]) -> Any:
+    def _whole(self, function: Callable[..., torch.Tensor]) -> torch.SymInt | torch.SymBool | None:
         """The integer next to a number that is data, as a symbol (one that no int64 holds is left to eager); None for
         other numbers."""
-        trace = self.tensor._trace
-        if self.hint is not None or trace.captures_numbers is False:
+        if self.hint is not None or self.trace.captures_numbers is False:
             return None
         with torch._C._DisableAutocast():
-            found: Any = function(self.tensor)
-            data.check_tensor(trace, found.abs() < 2.0**63)
-            return data.number(trace, found.to(torch.int64))
+            whole: Any = function(self.tensor)
+            data.check_tensor(self.trace, whole.abs() < 2.0**63)
+            return data.number(self.trace, whole.to(torch.int64))
+
+
+def of(value: torch.SymFloat | torch.SymInt) -> TracedFloat:
+    """The traced float that a symbolic number is: one that C++ has wrapped, or one made of sizes."""
+    number: TracedFloat = value.node.in_graph()
+    return number
+
+
+def of_tensor(
+    trace: Recorder,
+    tensor: torch.Tensor,
+    hint: float | None = None,
+    pins: tuple[Pin, ...] = (),
+    formula: str | None = None,
+    made: Made | None = None,
+) -> TracedFloat:
+    """A Python float whose value is that of a tensor of one element of the graph."""
+    trace.has_scalars = True
+    trace.reads_floats |= hint is None
+    value: Any = tensor.detach().to(torch.float64)
+    value = value.reshape(()) if value.dim() else value  # promotes as a number does
+    value = value.clone() if value.group is tensor.group else value  # type: ignore[attr-defined]  # later writes
+    return TracedFloat(trace, value, hint, pins, formula, made)
+
+
+def of_size(trace: Recorder, expr: Expr, hint: int) -> TracedFloat:
+    """A size as a float of the graph."""
+    node = trace.call(aten.full.default, [], trace.size_node(expr), dtype=torch.float64, device=torch.device("cpu"))
+    formula = None if trace.assume is None or trace.shapes.is_data(expr) else f"({expr.text()})"
+    pin = functools.partial(trace.shapes.specialise, expr, hint)
+    number = of_tensor(trace, trace.wrap(node), float(hint), (pin,), formula, (float, (expr,)))
+    number.within = float(expr.least()), 2.0**63
+    return number
 
 
 def _hint(operand: Any) -> Any:
     return operand.hint if isinstance(operand, TracedFloat) else operand
 
 
+def _tensor(operand: Any) -> Any:
+    return operand.tensor if isinstance(operand, TracedFloat) else operand
+
+
 def _safely(operand: Any) -> Any:
     """A number whose formula may be written into a guard: there nothing may raise, as roots and logarithms do."""
     if isinstance(operand, TracedFloat) and operand.formula is not None and _MAY_RAISE.search(operand.formula):
-        derive = operand.tensor._trace.shapes.derive
+        derive = operand.trace.shapes.derive
         made = None if derive is None else derive(operand.formula, operand.hint)
         return operand if made is None else made
     return operand
@@ -212,10 +257,9 @@ def _formula(form: str, operands: tuple[Any, ...]) -> str | None:
     return form.format(*parts)
 
 
-def _constant(like: TracedTensor, value: float) -> TracedFloat:
-    trace = like._trace
-    made = trace.wrap(trace.call(aten.full.default, [], value, dtype=torch.float64))
-    return TracedFloat(made, value, formula=_formula("{}", (value,)))
+def _constant(trace: Recorder, value: float) -> TracedFloat:
+    tensor = trace.wrap(trace.call(aten.full.default, [], value, dtype=torch.float64))
+    return TracedFloat(trace, tensor, value, formula=_formula("{}", (value,)))
 
 
 #: what Python computes of all floats without raising
@@ -241,13 +285,12 @@ def compute(
     made = None if known is None else (known, operands)
     formula = _formula(form, operands) if form else None
     with torch._C._DisableAutocast():
-        tensors = [operand.tensor if isinstance(operand, TracedFloat) else operand for operand in operands]
-        found: Any = function(*tensors)
-        trace = traced[0].tensor._trace
+        value: Any = function(*map(_tensor, operands))
+        trace = traced[0].trace
         unsure = hint is None or domain is not None
         if unsure and not total and trace.captures_numbers is not False:
-            data.check_tensor(trace, found.isfinite())  # else Python may raise: eager does
-        result = TracedFloat(found, hint, pins, formula, made)
+            data.check_tensor(trace, value.isfinite())  # else Python may raise: eager does
+        result = TracedFloat(trace, value, hint, pins, formula, made)
         result.within = _bounds(function, known, operands)
         return result
 
@@ -272,10 +315,10 @@ def _bounds(function: Any, known: Any, operands: tuple[Any, ...]) -> tuple[float
     if known is None or function not in _MONOTONIC or (function is operator.pow and _has_sign(operands[0])):
         return None
     try:
-        found = sorted(float(known(*end)) for end in _ends(operands))
+        ends = sorted(float(known(*end)) for end in _ends(operands))
     except ArithmeticError:
         return None
-    return (found[0], found[1]) if found and not any(map(math.isnan, found)) else None
+    return (ends[0], ends[1]) if ends and not any(map(math.isnan, ends)) else None
 
 
 def _has_sign(base: Any) -> bool:
@@ -346,6 +389,53 @@ DOMAINS: dict[Any, Callable[..., bool]] = {
 }
 
 
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
+
+def _number(value: Any) -> Any:
+    """An operand as a float, or as a number of the graph if it is one or made of sizes."""
+    return of(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else float(value)
+
+
+# ---- what C++ asks of nodes: it is decided as the program's own questions are
+
+
+def _computing(method: str) -> Callable[..., ScalarNode]:
+    def operate(self: ScalarNode, *others: ScalarNode | SymNode) -> ScalarNode:
+        number = getattr(self.owner, method)(*[other.in_graph() for other in others])
+        return (number if isinstance(number, TracedFloat) else _constant(self.owner.trace, number)).node  # type: ignore[no-any-return]
+
+    return operate
+
+
+def _comparing(method: str) -> Callable[..., SymNode]:
+    def ask(self: ScalarNode, other: ScalarNode | SymNode) -> SymNode:
+        return SymNode.truth(self.owner.trace.shapes, getattr(self.owner, method)(other.in_graph()))
+
+    return ask
+
+
+def _rounding(method: str) -> Callable[..., SymNode]:
+    def ask(self: ScalarNode) -> SymNode:
+        whole = getattr(self.owner, method)()
+        return SymNode.number(self.owner.trace.shapes, whole) if type(whole) is int else whole.node
+
+    return ask
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow", "neg", "abs"):
+    setattr(ScalarNode, _name, _computing(f"__{_name}__"))
+for _name in ("truediv", "pow"):
+    setattr(ScalarNode, f"float_{_name}", getattr(ScalarNode, _name))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(ScalarNode, _name, _comparing(f"__{_name}__"))
+for _name in ("trunc", "floor", "ceil"):
+    setattr(ScalarNode, _name, _rounding(f"__{_name}__"))
+
+
+# ---- arithmetic and comparisons of the program
+
+
 def _arithmetic(name: str, sign: str, function: Callable[..., Any]) -> None:
     form = f"({{}} {sign} {{}})"
 
@@ -364,62 +454,6 @@ def _arithmetic(name: str, sign: str, function: Callable[..., Any]) -> None:
     setattr(TracedFloat, f"__r{name}__", reflected)
 
 
-_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
-
-
-def _number(value: Any) -> Any:
-    """An operand as a float, or as a number of the graph if it is one or made of sizes."""
-    return of(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else float(value)
-
-
-def _of_nodes(name: str, method: str) -> None:
-    """torch's own `SymFloat`, which C++ makes of a node, asks the node."""
-
-    def operate(self: ScalarNode, *others: Any) -> Any:
-        found = getattr(self.owner, method)(*[other.in_graph() for other in others])
-        return (found if isinstance(found, TracedFloat) else _constant(self.tensor, found)).node
-
-    setattr(ScalarNode, name, operate)
-
-
-def _questions_of_nodes(name: str) -> None:
-    """What C++ asks of a number, as derivatives whether a factor is 1, is decided as the program's own questions."""
-
-    def ask(self: ScalarNode, other: Any) -> SymNode:
-        shapes = self.tensor._trace.shapes
-        return SymNode.truth(shapes, getattr(self.owner, f"__{name}__")(other.in_graph()))
-
-    setattr(ScalarNode, name, ask)
-
-
-def _integers_of_nodes(name: str) -> None:
-    """The integer that C++ makes of a number is decided as well."""
-
-    def ask(self: ScalarNode) -> SymNode:
-        made = getattr(self.owner, f"__{name}__")()
-        return SymNode.number(self.tensor._trace.shapes, made) if type(made) is int else made.node
-
-    setattr(ScalarNode, name, ask)
-
-
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    _questions_of_nodes(_name)
-for _name in ("trunc", "floor", "ceil"):
-    _integers_of_nodes(_name)
-for _name, _method in {
-    "add": "__add__",
-    "sub": "__sub__",
-    "mul": "__mul__",
-    "truediv": "__truediv__",
-    "float_truediv": "__truediv__",
-    "pow": "__pow__",
-    "float_pow": "__pow__",
-    "neg": "__neg__",
-    "abs": "__abs__",
-}.items():
-    _of_nodes(_name, _method)
-
-
 def _compared(name: str, sign: str, function: Callable[..., bool]) -> None:
     def compare(self: TracedFloat, other: Any) -> Any:
         if not isinstance(other, _NUMBERS):
@@ -428,12 +462,12 @@ def _compared(name: str, sign: str, function: Callable[..., bool]) -> None:
             first, last = (function(bound, other) for bound in self.within)
             if first is last:
                 return first
-        operands, trace = (self, _number(other)), self.tensor._trace
+        operands = (self, _number(other))
         is_data = any(isinstance(number, TracedFloat) and number.hint is None for number in operands)
-        if is_data and trace.captures_numbers is not False:
+        if is_data and self.trace.captures_numbers is not False:
             with torch._C._DisableAutocast():
-                found: Any = function(*[n.tensor if isinstance(n, TracedFloat) else n for n in operands])
-            return data.number(trace, found)  # a branch of the graph may depend on it
+                truth: Any = function(*map(_tensor, operands))
+            return data.number(self.trace, truth)  # a branch of the graph may depend on it
         return self.decide(f"({{}} {sign} {{}})", function, other)
 
     setattr(TracedFloat, f"__{name}__", compare)
@@ -451,207 +485,11 @@ for _name, _sign, _function in (
     _arithmetic(_name, _sign, _function)
 for _name, _sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
     _compared(_name, _sign, getattr(operator, _name))
-for _name, _unary in {
-    "__neg__": lambda self: compute(torch.neg, self, known=operator.neg, form="(-{})"),
-    "__pos__": lambda self: self,
-    "__abs__": lambda self: compute(torch.abs, self, known=abs, form="({}).__abs__()"),
-}.items():
-    setattr(TracedFloat, _name, _unary)
 
-#: functions of `math` that have one of a tensor
-MATH: dict[Callable[..., Any], Callable[..., Any]] = {
-    getattr(math, name): getattr(torch, name)
-    for name in [
-        "sqrt",
-        "exp",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "expm1",
-        "sin",
-        "cos",
-        "tan",
-        "tanh",
-        "sinh",
-        "cosh",
-        "asin",
-        "acos",
-        "atan",
-        "erf",
-        "erfc",
-        "fabs",
-    ]
-    if hasattr(torch, name)
-} | {math.fabs: torch.abs, math.pow: torch.pow}
-
-
-# ---- operations that are given one -----------------------------------------------------------------------------------
-
-
-def with_tensors(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of an operation some of whose numbers are traced floats, recorded with tensors in their place;
-    NotImplemented when none of them is."""
-    if not any(map(_has_scalar, args)) and not any(map(_has_scalar, kwargs.values())):
-        return NotImplemented
-    name, _, overload = func.name().removeprefix("aten::").partition(".")
-    if name.startswith("_foreach_"):
-        return NotImplemented  # taken apart first
-    form = None if "out" in kwargs else _FORMS.get(name.rstrip("_"))
-    with trace.recording():
-        if form is None:
-            return func(*map(_known, args), **{key: _known(value) for key, value in kwargs.items()})
-        stands_for = _alone if _is_given_numbers(func, args) else _tensor
-        result = form(overload, *map(stands_for, args), **{key: stands_for(value) for key, value in kwargs.items()})
-        return args[0].copy_(result) if name.endswith("_") else result
-
-
-#: functions whose derivatives compare numbers, which C++ cannot do with symbolic ones
-_POWERS = frozenset(("pow", "pow_", "ipow", "__rpow__"))
-
-
-def for_derivatives(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a function that C++ is going to derive: integers of a power are numbers, of which the program
-    depends, and floats are tensors."""
-    if getattr(function, "__name__", None) not in _POWERS:
-        return args
-    operands = (*args, getattr(function, "__self__", None))
-    base = next((operand for operand in operands if isinstance(operand, torch.Tensor)), None)
-    if base is None or not base.requires_grad:
-        return args
-    made = torch.result_type(base, 1.0)
-    return tuple([_for_power(arg, made) for arg in args])
-
-
-def _for_power(arg: Any, dtype: torch.dtype) -> Any:
-    if isinstance(arg, torch.SymInt):
-        return int(arg)
-    return of(arg).tensor.to(dtype) if isinstance(arg, torch.SymFloat) else arg
-
-
-def _has_scalar(value: Any) -> bool:
-    if type(value) in (list, tuple):
-        return any(map(_has_scalar, value))
-    return isinstance(value, torch.SymFloat) and (type(value.node) is ScalarNode or type(value.node.expr) is Ratio)
-
-
-def of(value: torch.SymFloat | torch.SymInt) -> TracedFloat:
-    """The traced float that a symbolic number is: one that C++ has wrapped, or one made of sizes."""
-    found: TracedFloat = value.node.in_graph()
-    return found
-
-
-def _tensor(value: Any) -> Any:
-    return of(value).tensor if _has_scalar(value) else value
-
-
-def _is_given_numbers(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether all that a function of tensors is given are numbers."""
-    return str(func._schema.arguments[0].type) == "Tensor" and not any(isinstance(arg, torch.Tensor) for arg in args)
-
-
-def _alone(value: Any) -> Any:
-    """A number that is given for a tensor, where there are only numbers, has the default type."""
-    return of(value).tensor.to(torch.get_default_dtype()) if _has_scalar(value) else value
-
-
-def _known(value: Any) -> Any:
-    return float(of(value)) if _has_scalar(value) else value
-
-
-def _like(scalar: Any, x: torch.Tensor) -> Any:
-    """A scalar's tensor in the type that the number would have next to `x`: numbers never widen it."""
-    if not isinstance(scalar, torch.Tensor) or scalar.dim() or not isinstance(x, torch.Tensor):
-        return scalar
-    if x.dtype.is_floating_point or x.dtype.is_complex:
-        return scalar.to(x.dtype) if x.dtype.itemsize >= 4 or not x.dim() else scalar
-    return scalar.to(torch.get_default_dtype())
-
-
-def _is_number_beside(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether the number among two operands is the first; it is in float64."""
-    return not x.dim() and bool(y.dim() or (x.dtype is torch.float64 and y.dtype is not torch.float64))
-
-
-def _binary(op: Callable[..., torch.Tensor], sign: int = 1) -> Callable[..., torch.Tensor]:
-    def form(overload: str, x: Any, y: Any, *rest: Any, alpha: Any = None, **options: Any) -> torch.Tensor:
-        if isinstance(alpha, torch.Tensor):
-            if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
-                kind = torch.result_type(x, y)
-                if not (kind.is_floating_point or kind.is_complex):
-                    return op(x, y, alpha=0.5)  # which raises
-                return _computed(lambda x, y: torch.addcmul(x, y, (sign * alpha).to(kind).to(x.dtype)), kind, x, y)
-            y = y * _like(alpha, y)
-        elif alpha is not None:
-            y = y * alpha
-        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
-            x, y = (_like(x, y), y) if _is_number_beside(x, y) else (x, _like(y, x))
-        return op(x, y, *rest, **options)
-
-    return form
-
-
-def _addc(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def form(overload: str, x: Any, a: Any, b: Any, value: Any = 1) -> torch.Tensor:
-        if not isinstance(value, torch.Tensor):
-            return op(x, a, b, value=value)
-        if x.dtype is a.dtype is b.dtype:
-            return _computed(lambda x, a, b: op(x, a * value.to(x.dtype), b), x.dtype, x, a, b)
-        return op(x, a * _like(value, a), b)
-
-    return form
-
-
-def _computed(op: Callable[..., torch.Tensor], kind: torch.dtype, *operands: torch.Tensor) -> torch.Tensor:
-    """An operation in the type in which eager's kernels compute results of type `kind`, rounded once. With them,
-    ``x + alpha * y`` is one fused operation, as in `addcmul`, and ``alpha * a`` is the first product of three."""
-    work = torch.float32 if kind.is_floating_point and kind.itemsize < 4 else kind
-    return op(*(operand.to(work) for operand in operands)).to(kind)
-
-
-def _lerp(overload: str, x: Any, end: Any, weight: Any) -> torch.Tensor:
-    if not (x.is_floating_point() or x.is_complex()):
-        return torch.lerp(x, end, 0.5)  # says what eager does of these
-    return torch.lerp(x, end, _like(weight, x))
-
-
-def _full(overload: str, size: Any, value: Any, **options: Any) -> torch.Tensor:
-    dtype = options.get("dtype") or torch.get_default_dtype()
-    return value.to(dtype).expand(size).clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
-
-
-def _new_full(overload: str, x: torch.Tensor, size: Any, value: Any, **options: Any) -> torch.Tensor:
-    value = torch.as_tensor(value, dtype=options.get("dtype") or x.dtype, device=options.get("device") or x.device)
-    return value.expand(size).clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
-
-
-def _clamp(overload: str, x: Any, low: Any = None, high: Any = None, **bounds: Any) -> torch.Tensor:
-    low, high = bounds.get("min", low), bounds.get("max", high)
-    for bound, op in ((low, torch.maximum), (high, torch.minimum)):
-        if bound is not None:
-            x = op(x, _like(bound, x) if isinstance(bound, torch.Tensor) else torch.full((), bound, dtype=x.dtype))
-    return x  # type: ignore[no-any-return]
-
-
-_FORMS: dict[str, Callable[..., torch.Tensor]] = {
-    "add": _binary(torch.add),
-    "sub": _binary(torch.sub, -1),
-    "rsub": lambda overload, x, y, alpha=None: _binary(torch.sub, -1)(overload, y, x, alpha=alpha),
-    "mul": _binary(torch.mul),
-    "div": _binary(torch.div),
-    "pow": _binary(torch.pow),
-    "maximum": _binary(torch.maximum),
-    "minimum": _binary(torch.minimum),
-    "addcmul": _addc(torch.addcmul),
-    "addcdiv": _addc(torch.addcdiv),
-    **{name: _binary(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod")},
-    "lerp": _lerp,
-    "full": _full,
-    "new_full": _new_full,
-    "masked_fill": lambda overload, x, mask, value: x.masked_fill(mask, _like(value, x).to(x.dtype)),
-    "scalar_tensor": lambda overload, value, **options: _full(overload, (), value, **options),
-    "fill": lambda overload, x, value: _like(value, x).to(x.dtype).expand_as(x),
-    "clamp": _clamp,
-    "clamp_min": _clamp,
-    "where": lambda overload, mask, x, y: torch.where(mask, _like(x, y), _like(y, x)),
+_OF_MATH = "sqrt exp log log2 log10 log1p expm1 sin cos tan tanh sinh cosh asin acos atan erf erfc"
+MATH: dict[Callable[..., float], Callable[..., torch.Tensor]] = {
+    **{getattr(math, name): getattr(torch, name) for name in _OF_MATH.split()},
+    math.fabs: torch.abs,
+    math.pow: torch.pow,
 }
+"""Functions of `math` that have one of a tensor."""

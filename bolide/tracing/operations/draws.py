@@ -8,36 +8,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.fx
+from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
 from bolide.symbolic import contiguous_strides, hint_of
 from bolide.tracing import rng
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.numbers import data
-from bolide.tracing.operations.handlers import dtype_and_device, handler
-from bolide.tracing.operations.refusals import refuse_negative, refuse_overlaps
+from bolide.tracing.operations.factories import dtype_and_device, refuse_negative
+from bolide.tracing.operations.registry import handler
+from bolide.tracing.operations.writes import refuse_overlaps
+from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.rules import kernels
 from bolide.tracing.rules.common import fresh, like_strides
 from bolide.tracing.tensor import TracedTensor
-
-if TYPE_CHECKING:
-    from bolide.tracing.trace import Trace
 
 aten = torch.ops.aten
 Node = torch.fx.Node
 _EXACT = 1 << 20  # a range of integers that 24 random bits cover evenly enough
 
 
-def _draw(trace: Trace, func: Any, shape: tuple[Any, ...]) -> Node:
+def _draw(trace: Recorder, func: OpOverload, shape: tuple[Any, ...]) -> Node:
     seed, counter = trace.seed()
     return trace.call(func, seed, counter, [trace.unwrap(size) for size in shape])  # type: ignore[no-any-return]
 
 
-def _eagers(trace: Trace, func: Any, wanted: TensorMeta, *parameters: Any) -> Node:
+def _eagers(trace: Recorder, func: OpOverload, wanted: TensorMeta, *parameters: Any) -> Node:
     """What eager draws, by the functional form of the operation that fills memory of the wanted layout."""
     return trace.call(func, trace.filled(wanted, 0), *parameters)  # type: ignore[no-any-return]
 
@@ -50,7 +50,7 @@ def _require(fill: str, dtype: torch.dtype, *parameters: Any) -> None:
         raise type(refused)(*refused.args)
 
 
-def _uniform(trace: Trace, wanted: TensorMeta, low: Any = 0, high: Any = 1) -> Node:
+def _uniform(trace: Recorder, wanted: TensorMeta, low: Any = 0, high: Any = 1) -> Node:
     """A node of the wanted shape and dtype, uniform in [low, high)."""
     _require("uniform_", wanted.dtype, low, high)
     if trace.draws_as_eager:
@@ -69,7 +69,7 @@ def _uniform(trace: Trace, wanted: TensorMeta, low: Any = 0, high: Any = 1) -> N
     return _converted(trace, node, wanted)
 
 
-def _normal(trace: Trace, wanted: TensorMeta, mean: Any = 0, std: Any = 1) -> Node:
+def _normal(trace: Recorder, wanted: TensorMeta, mean: Any = 0, std: Any = 1) -> Node:
     _require("normal_", wanted.dtype, mean, std)
     if trace.draws_as_eager:
         return _eagers(trace, aten.normal_functional.default, wanted, mean, std)
@@ -83,7 +83,7 @@ def _normal(trace: Trace, wanted: TensorMeta, mean: Any = 0, std: Any = 1) -> No
     return _converted(trace, node, wanted)
 
 
-def _integers(trace: Trace, wanted: TensorMeta, low: int, high: int) -> Node:
+def _integers(trace: Recorder, wanted: TensorMeta, low: int, high: int) -> Node:
     _require("random_", wanted.dtype, low, high)
     if not wanted.dtype.is_floating_point and not high - 1 <= _largest(wanted.dtype):
         _require("random_", wanted.dtype, hint_of(low), hint_of(high))
@@ -108,7 +108,7 @@ def _largest(dtype: torch.dtype) -> int:
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
-def _bernoulli(trace: Trace, wanted: TensorMeta, p: Any) -> Node:
+def _bernoulli(trace: Recorder, wanted: TensorMeta, p: Any) -> Node:
     """1 with probability `p` (a number or a node), in the wanted dtype."""
     _require("bernoulli_", wanted.dtype, p.meta["val"].dtype if isinstance(p, Node) else p)
     if trace.draws_as_eager:
@@ -121,126 +121,120 @@ def _bernoulli(trace: Trace, wanted: TensorMeta, p: Any) -> Node:
     return _converted(trace, trace.call(op, node, p), wanted)
 
 
-def _both_parts(trace: Trace, wanted: TensorMeta, drawn: Callable[[TensorMeta], Node]) -> Node:
+def _both_parts(trace: Recorder, wanted: TensorMeta, drawn: Callable[[TensorMeta], Node]) -> Node:
     """Complex numbers of the wanted shape and dtype: both their parts are drawn."""
     part = fresh(wanted.shape, wanted.dtype.to_real(), wanted.device)
     real = drawn(part)
     return trace.restride(trace.call(aten.complex.default, real, drawn(part)), wanted)
 
 
-def _converted(trace: Trace, node: Node, wanted: TensorMeta) -> Node:
+def _converted(trace: Recorder, node: Node, wanted: TensorMeta) -> Node:
     if node.meta["val"].dtype is not wanted.dtype:
         node = trace.call(aten._to_copy.default, node, dtype=wanted.dtype)
     return trace.restride(node, wanted)
 
 
-def _two(given: tuple[Any, ...]) -> tuple[Any, Any]:
-    """The two parameters of a distribution, of which the last may be left out."""
-    return (given[0] if given else 0.0, given[1] if len(given) > 1 else 1.0)
-
-
-def _target(trace: Trace, func: Any, args: Any) -> tuple[TracedTensor, TensorMeta]:
-    tensor = args[0]
+def _target(trace: Recorder, func: OpOverload, *args: Any) -> tuple[TracedTensor, TensorMeta]:
+    """The tensor that is filled with numbers, and the meta of its value."""
     refuse_overlaps(trace.where, func, args, {}, args[:1])
-    target = tensor if tensor.__class__ is TracedTensor else trace.lift(tensor)
+    target = trace.own(args[0])
     return target, target.node.meta["val"]
 
 
 @handler("bernoulli_.float", "bernoulli_.Tensor")
-def _bernoulli_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    target, meta = _target(trace, func, args)
-    trace.write(target, _bernoulli(trace, meta, trace.unwrap(args[1]) if len(args) > 1 else kwargs.get("p", 0.5)))
-    return args[0]
+def _bernoulli_(trace: Recorder, func: OpOverload, tensor: torch.Tensor, p: Any = 0.5, **_: object) -> torch.Tensor:
+    target, meta = _target(trace, func, tensor, p)
+    trace.write(target, _bernoulli(trace, meta, trace.unwrap(p)))
+    return tensor
 
 
 @handler("bernoulli", "bernoulli.p")
-def _bernoulli_of(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    node = trace.unwrap(args[0])
+def _bernoulli_of(trace: Recorder, func: OpOverload, tensor: torch.Tensor, *p: float, **_: object) -> Any:
+    node = trace.unwrap(tensor)
     like = node.meta["val"]
     wanted = fresh(like.shape, like.dtype, like.device)
-    return trace.wrap(_bernoulli(trace, wanted, args[1] if len(args) > 1 else node))
+    return trace.wrap(_bernoulli(trace, wanted, p[0] if p else node))
 
 
 @handler("uniform_")
-def _uniform_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    target, meta = _target(trace, func, args)
-    low, high = _two(args[1:])
-    trace.write(target, _uniform(trace, meta, kwargs.get("from", low), kwargs.get("to", high)))
-    return args[0]
+def _uniform_(
+    trace: Recorder, func: OpOverload, tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, **_: object
+) -> torch.Tensor:
+    target, meta = _target(trace, func, tensor, low, high)
+    trace.write(target, _uniform(trace, meta, low, high))
+    return tensor
 
 
 @handler("normal_")
-def _normal_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    target, meta = _target(trace, func, args)
-    mean, std = _two(args[1:])
-    trace.write(target, _normal(trace, meta, kwargs.get("mean", mean), kwargs.get("std", std)))
-    return args[0]
+def _normal_(
+    trace: Recorder, func: OpOverload, tensor: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: object
+) -> torch.Tensor:
+    target, meta = _target(trace, func, tensor, mean, std)
+    trace.write(target, _normal(trace, meta, mean, std))
+    return tensor
 
 
 @handler("normal_functional")
-def _normal_functional(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    meta = trace.unwrap(args[0]).meta["val"]
-    mean, std = _two(args[1:])
-    return trace.wrap(_normal(trace, meta, mean, std))
+def _normal_functional(
+    trace: Recorder, func: OpOverload, tensor: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: object
+) -> Any:
+    return trace.wrap(_normal(trace, trace.unwrap(tensor).meta["val"], mean, std))
 
 
 @handler("random_", "random_.to", "random_.from")
-def _random_(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    target, meta = _target(trace, func, args)
-    if len(args) == 1 or args[-1] is None:
-        raise Unsupported(
-            "Tensor.random_ over the whole range of its dtype", trace.where, "give it an upper bound", kind="operator"
-        )
-    low, high = (args[1], args[2]) if len(args) > 2 else (0, args[1])
+def _random_(trace: Recorder, func: OpOverload, tensor: torch.Tensor, *bounds: Any, **_: object) -> torch.Tensor:
+    target, meta = _target(trace, func, tensor, *bounds)
+    if not bounds or bounds[-1] is None:
+        reason = "Tensor.random_ over the whole range of its dtype"
+        raise Unsupported(reason, trace.where, "give it an upper bound", kind="operator")
+    low, high = bounds if len(bounds) > 1 else (0, *bounds)
     trace.write(target, _integers(trace, meta, low, high))
-    return args[0]
+    return tensor
 
 
-def _fresh(shape: Any, kwargs: dict[str, Any], dtype: torch.dtype | None = None) -> TensorMeta:
-    made, device = dtype_and_device(kwargs if kwargs.get("dtype") or dtype is None else {**kwargs, "dtype": dtype})
-    refuse_negative(shape)
-    return TensorMeta(tuple(shape), contiguous_strides(tuple(shape)), 0, made, device)
-
-
-def _like(trace: Trace, tensor: Any, kwargs: dict[str, Any]) -> TensorMeta:
-    like = trace.unwrap(tensor).meta["val"]
-    dtype, device = dtype_and_device(kwargs, like)
-    stride = like_strides(like, kwargs.get("memory_format"))
-    return TensorMeta(like.shape, stride, 0, dtype, device)
+def _wanted(trace: Recorder, given: Any, options: dict[str, Any], dtype: torch.dtype | None = None) -> TensorMeta:
+    """The meta of what is drawn in the shape of a tensor, or of these sizes (of this dtype if no other is wanted)."""
+    if isinstance(given, torch.Tensor):
+        like = trace.unwrap(given).meta["val"]
+        stride = like_strides(like, options.get("memory_format"))
+        return TensorMeta(like.shape, stride, 0, *dtype_and_device(options, like))
+    refuse_negative(given)
+    wanted, device = dtype_and_device(options)
+    wanted = wanted if options.get("dtype") or dtype is None else dtype
+    return TensorMeta(tuple(given), contiguous_strides(tuple(given)), 0, wanted, device)
 
 
 @handler("rand", "rand.generator", "rand_like")
-def _rand(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    wanted = _like(trace, args[0], kwargs) if isinstance(args[0], torch.Tensor) else _fresh(args[0], kwargs)
-    return trace.wrap(_uniform(trace, wanted))
+def _rand(trace: Recorder, func: OpOverload, given: Any, **options: Any) -> Any:
+    return trace.wrap(_uniform(trace, _wanted(trace, given, options)))
 
 
 @handler("randn", "randn.generator", "randn_like")
-def _randn(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    wanted = _like(trace, args[0], kwargs) if isinstance(args[0], torch.Tensor) else _fresh(args[0], kwargs)
-    return trace.wrap(_normal(trace, wanted))
+def _randn(trace: Recorder, func: OpOverload, given: Any, **options: Any) -> Any:
+    return trace.wrap(_normal(trace, _wanted(trace, given, options)))
 
 
 @handler("randint", "randint.low")
-def _randint(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+def _randint(trace: Recorder, func: OpOverload, *args: Any, **options: Any) -> Any:
     low, high, shape = args if len(args) == 3 else (0, *args)
-    return trace.wrap(_integers(trace, _fresh(shape, kwargs, torch.int64), low, high))
+    return trace.wrap(_integers(trace, _wanted(trace, shape, options, torch.int64), low, high))
 
 
 @handler("randint_like", "randint_like.low_dtype")
-def _randint_like(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    low, high = args[1:] if len(args) == 3 else (0, args[1])
-    return trace.wrap(_integers(trace, _like(trace, args[0], kwargs), low, high))
+def _randint_like(trace: Recorder, func: OpOverload, tensor: torch.Tensor, *bounds: int, **options: Any) -> Any:
+    low, high = bounds if len(bounds) > 1 else (0, *bounds)
+    return trace.wrap(_integers(trace, _wanted(trace, tensor, options), low, high))
 
 
 @handler("normal.float_float")
-def _normal_of_shape(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    return trace.wrap(_normal(trace, _fresh(args[2], kwargs), args[0], args[1]))
+def _normal_of_shape(
+    trace: Recorder, func: OpOverload, mean: float, std: float, shape: list[int | torch.SymInt], **options: Any
+) -> Any:
+    return trace.wrap(_normal(trace, _wanted(trace, shape, options), mean, std))
 
 
 @handler("native_dropout")
-def _native_dropout(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    x, p, train = args
+def _native_dropout(trace: Recorder, func: OpOverload, x: torch.Tensor, p: float, train: bool | None) -> Any:
     node = trace.unwrap(x)
     meta = node.meta["val"]
     if train is False or p == 0:

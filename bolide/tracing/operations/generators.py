@@ -4,45 +4,26 @@ are asked and set by operations of their own, in their places among the draws.""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
+from bolide.tracing.graph import enter, lookup
 from bolide.tracing.meta import TensorMeta
-from bolide.tracing.operations.writing_ops import call_on_copies, drawn
+from bolide.tracing.operations.writes import call_on_copies, drawn
+from bolide.tracing.recording.recorder import Recorder
+from bolide.tracing.rng import Slot
 from bolide.tracing.rules.registry import rule
-from bolide.tracing.tables import enter, lookup
-
-if TYPE_CHECKING:
-    from bolide.tracing.trace import Trace
 
 
-class Slot(threading.local):
-    """Where a graph finds a generator: it is put there before the graph runs, in the thread that runs it."""
-
-    generator: torch.Generator | None = None
-
-    def put(self, generator: torch.Generator) -> None:
-        self.generator = generator
-
-    def get(self) -> torch.Generator | None:
-        return self.generator
-
-    def manual_seed(self, seed: int) -> None:
-        self._held().manual_seed(seed)
-
-    def get_state(self) -> torch.Tensor:
-        return self._held().get_state()
-
-    def set_state(self, state: torch.Tensor) -> None:
-        self._held().set_state(state)
-
-    def _held(self) -> torch.Generator:
-        assert self.generator is not None
-        return self.generator
+def stand_in(trace: Recorder, device: torch.device) -> tuple[torch.Generator, Slot]:
+    """A stand-in for a generator of the user's, and where the graph will find the real one."""
+    made = torch.Generator(device), Slot()
+    trace.generators[made[0]._cdata] = made  # type: ignore[attr-defined]
+    return made
 
 
 def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator | None:
@@ -58,11 +39,11 @@ def is_default(generator: torch.Generator) -> bool:
     return bool(generator._cdata == torch.default_generator._cdata)  # type: ignore[attr-defined]
 
 
-def draw(trace: Trace, generator: torch.Generator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def draw(
+    trace: Recorder, generator: torch.Generator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Record an operation that draws from `generator`."""
-    replacement: Any = None
-    if not is_default(generator):
-        replacement = slot_of(trace, generator)
+    replacement = None if is_default(generator) else slot_of(trace, generator)
     args = tuple(replacement if arg is generator else arg for arg in args)
     kwargs = {name: replacement if arg is generator else arg for name, arg in kwargs.items()}
     if replacement is None:
@@ -70,7 +51,7 @@ def draw(trace: Trace, generator: torch.Generator, func: Any, args: tuple[Any, .
     return call_on_copies(trace, func, args, kwargs, drawn)
 
 
-def slot_of(trace: Trace, generator: torch.Generator) -> Slot:
+def slot_of(trace: Recorder, generator: torch.Generator) -> Slot:
     """The slot of the generator that a stand-in stands for. Raises Unsupported for any other generator."""
     known = trace.generators.get(generator._cdata)  # type: ignore[attr-defined]
     if known is None:
@@ -89,7 +70,7 @@ STATE_SIZE = torch.Generator().get_state().numel()
 _SEEDS = 1 << 64
 
 
-def seeding(seed: Callable[[int], Any]) -> Callable[[Any], None]:
+def seeding(seed: Callable[[int], object]) -> Callable[[Any], None]:
     """`seed`, which seeds a generator, as a function that stands in graphs of calls."""
     table = enter(seed)
 
@@ -109,7 +90,7 @@ def asking(ask: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     return state_of_generator
 
 
-def restoring(put: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], None]:
+def restoring(put: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], None]:
     """The same for `put`, which gives a generator a state."""
     table = enter(put)
 
@@ -124,22 +105,22 @@ def _signed(seed: Any) -> Any:
     return seed - _SEEDS if type(seed) is int and seed >= _SEEDS // 2 else seed
 
 
-def record_seed(trace: Trace, seed: Callable[[int], Any], value: Any) -> None:
+def record_seed(trace: Recorder, seed: Callable[[int], object], value: Any) -> None:
     """Record that a generator is seeded. `value`: a number of 64 bits, with a sign or without, or a symbolic one."""
     _state_changes(trace, set_seed, trace.unwrap(_signed(value)), enter(seed))
 
 
-def record_state(trace: Trace, ask: Callable[[], torch.Tensor]) -> Any:
+def record_state(trace: Recorder, ask: Callable[[], torch.Tensor]) -> Any:
     """Record that a generator is asked for its state."""
     return trace.wrap(_state_changes(trace, get_state, enter(ask)))
 
 
-def record_new_state(trace: Trace, put: Callable[[torch.Tensor], Any], state: torch.Tensor) -> None:
+def record_new_state(trace: Recorder, put: Callable[[torch.Tensor], object], state: torch.Tensor) -> None:
     """Record that a generator gets a state."""
     _state_changes(trace, set_state, trace.unwrap(state), enter(put))
 
 
-def _state_changes(trace: Trace, func: Any, *args: Any) -> Any:
+def _state_changes(trace: Recorder, func: OpOverload, *args: object) -> Any:
     """Numbers drawn from here on follow from another seed: what is drawn later must depend on the state of now, what
     was drawn earlier must not."""
     trace.forget_seed()
@@ -174,7 +155,7 @@ STATES = frozenset({set_seed, get_state, set_state})
 
 
 @rule("bolide::set_seed", "bolide::set_state")
-def _no_result(value: Any, table: int) -> None:
+def _no_result(value: object, table: int) -> None:
     return None
 
 

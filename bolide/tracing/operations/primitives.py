@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator as op
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch._C import DispatchKey
 from torch.autograd import forward_ad
 
-from bolide.tracing.operations.handlers import is_recorded_as_is
+from bolide.tracing.operations.kinds import is_recorded_as_is
 from bolide.tracing.tensor import TracedTensor
 
 _OWNERS = (torch._C.TensorBase, torch._C._VariableFunctions, torch._C._nn)  # type: ignore[attr-defined, unused-ignore]
@@ -43,7 +44,7 @@ _ASKED = frozenset(
 """Where a kernel in Python would be met on the way of a call to its recording."""
 
 
-def call(function: Any, args: Any, kwargs: Any) -> Any:
+def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call one of torch's functions, or an operator."""
     if is_primitive(function) and not (_is_transformed() or any(map(_may_answer, (*args, *kwargs.values())))):
         with torch._C._DisablePythonDispatcher():
@@ -59,11 +60,11 @@ def _may_answer(arg: Any) -> bool:
     return cls is not TracedTensor and issubclass(cls, torch.Tensor)
 
 
-def is_primitive(function: Any) -> bool:
+def is_primitive(function: Callable[..., Any]) -> bool:
     """Whether a function does nothing but operations that are recorded as they are."""
     cls = function.__class__
     if cls is types.BuiltinFunctionType:
-        owner = function.__self__
+        owner = function.__self__  # type: ignore[attr-defined]
         if owner.__class__ is TracedTensor:
             return _is_recorded(function.__name__)
         return (owner is None or owner.__class__ is types.ModuleType) and _is_listed(function)

@@ -133,7 +133,7 @@ def _copied(x: Any, copy: Any) -> Any:
     """A copy of a tensor, of which eager may have a view, or itself, if sizes that are data are 0 or 1."""
     trace = x._trace
     if trace.shapes.facts.names and any(map(is_data, (*x.shape, *copy.shape))):
-        trace.copied(x.group, copy.group)
+        trace.listener.copied(x.group, copy.group)
     return copy
 
 

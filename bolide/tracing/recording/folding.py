@@ -5,8 +5,8 @@ that whoever records promises to be the same in every run."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.fx
@@ -15,11 +15,10 @@ from bolide.symbolic import hint_of
 from bolide.tracing import rng
 from bolide.tracing.graph import behind
 from bolide.tracing.meta import TensorMeta
-from bolide.tracing.tensor import TracedTensor
+from bolide.tracing.tensor import Listener, TracedTensor
 from bolide.tracing.traits import traits_of
 
-if TYPE_CHECKING:
-    from bolide.tracing.trace import Trace
+Node = torch.fx.Node
 
 LARGEST = 1 << 20  # elements of a value worth computing
 DEEPEST = 100  # operations behind one another
@@ -35,55 +34,57 @@ _BELOW: dict[Any, tuple[Callable[[float], bool], bool]] = {
 }
 
 
-def known_tensor(trace: Trace, tensor: Any) -> torch.Tensor | None:
+Constants = Mapping[str, torch.Tensor]
+
+
+def known_tensor(constants: Constants, tensor: torch.Tensor) -> torch.Tensor | None:
     """The data of a traced tensor if no later call can change them, else None. Must not be changed."""
     if tensor.__class__ is not TracedTensor:
         return None
-    value = _known(trace, tensor.node, DEEPEST)
+    value = _known(constants, tensor.node, DEEPEST)
     return None if value is _UNKNOWN else value
 
 
-def read_tensor(trace: Trace, tensor: Any) -> torch.Tensor | None:
-    """As `known_tensor`, for a program that needs the data: it may also be computed from inputs whose data
-    `Trace.data_of` gives. From then on these are constants of the program."""
-    known = known_tensor(trace, tensor)
+def read_tensor(constants: Constants, listener: Listener, tensor: torch.Tensor) -> torch.Tensor | None:
+    """As `known_tensor`, or computed from inputs whose data `listener` gives and is asked to guard."""
+    known = known_tensor(constants, tensor)
     if known is not None or tensor.__class__ is not TracedTensor:
         return known
-    found = [(node, trace.data_of(node.meta["place"])) for node in _inputs_behind(tensor.node) or ()]
-    if not found or any(data is None for _, data in found):
+    given = [(node, listener.data_of(node.meta["place"])) for node in _inputs_behind(tensor.node) or ()]
+    if not given or any(data is None for _, data in given):
         return None
-    for node in trace.graph.nodes:
+    for node in tensor.node.graph.nodes:
         if node.meta.get("known") is _UNKNOWN:
             del node.meta["known"]
-    for node, data in found:
+    for node, data in given:
         assert data is not None
         node.meta["known"], rely = data
         rely()
-    return known_tensor(trace, tensor)
+    return known_tensor(constants, tensor)
 
 
-def present_tensor(trace: Trace, tensor: TracedTensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
+def present_tensor(constants: Constants, tensor: TracedTensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The data of a traced tensor in the present call, whose `inputs` these are; None where it cannot be computed
     twice. Nothing is known of it from then on."""
     needed = behind([tensor.node])
-    values: dict[torch.fx.Node, Any] = {}
-    for node in filter(needed.__contains__, trace.graph.nodes):
+    values: dict[Node, Any] = {}
+    for node in filter(needed.__contains__, tensor.node.graph.nodes):
         if node.op == "placeholder" and "place" in node.meta:
             values[node] = inputs[node.meta["place"]]
         elif node.op == "placeholder" and isinstance(node.meta["val"], torch.SymInt):
             values[node] = node.meta["val"].node.hint
         elif node.op == "get_attr":
-            values[node] = trace.constants[str(node.target)]
+            values[node] = constants[str(node.target)]
         elif node.op == "call_function" and _is_repeatable(node.target):
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
             with torch.no_grad(), torch._C._DisableAutocast():
-                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                values[node] = node.target(*args, **kwargs)
         else:
             return None
     return values[tensor.node]  # type: ignore[no-any-return]
 
 
-def _inputs_behind(node: torch.fx.Node) -> list[torch.fx.Node] | None:
+def _inputs_behind(node: Node) -> list[Node] | None:
     """The inputs that are not known yet and that a value is computed from; None if something else is behind it."""
     found, seen, waiting = [], {node}, [node]
     while waiting:
@@ -102,41 +103,41 @@ def _inputs_behind(node: torch.fx.Node) -> list[torch.fx.Node] | None:
     return found
 
 
-def _known(trace: Trace, value: Any, depth: int) -> Any:
+def _known(constants: Constants, value: Any, depth: int) -> Any:
     """The real value of an argument in the graph, or _UNKNOWN."""
     if isinstance(value, (list, tuple)):
-        parts = [_known(trace, part, depth) for part in value]
+        parts = [_known(constants, part, depth) for part in value]
         return _UNKNOWN if any(part is _UNKNOWN for part in parts) else type(value)(parts)
-    if value.__class__ is not torch.fx.Node:
+    if value.__class__ is not Node:
         return value
     found = value.meta.get("known")
     if found is None:
-        found = value.meta["known"] = _compute(trace, value, depth)
+        found = value.meta["known"] = _compute(constants, value, depth)
     return found
 
 
-def _compute(trace: Trace, node: torch.fx.Node, depth: int) -> Any:
+def _compute(constants: Constants, node: Node, depth: int) -> Any:
     if node.op == "get_attr":
-        return trace.constants[str(node.target)] if node.meta.get("private") else _UNKNOWN
+        return constants[str(node.target)] if node.meta.get("private") else _UNKNOWN
     if node.target in _BELOW:
         certain = _certain_of_a_draw(node)
         if certain is not None:
             return certain
     if node.op != "call_function" or not depth or not _is_repeatable(node.target) or not _is_small(node.meta["val"]):
         return _UNKNOWN
-    args = _known(trace, list(node.args), depth - 1)
-    kwargs = [(key, _known(trace, value, depth - 1)) for key, value in node.kwargs.items()]
+    args = _known(constants, list(node.args), depth - 1)
+    kwargs = [(key, _known(constants, value, depth - 1)) for key, value in node.kwargs.items()]
     if args is _UNKNOWN or any(value is _UNKNOWN for _, value in kwargs):
         return _UNKNOWN
     with torch.no_grad(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
         return node.target(*args, **dict(kwargs))  # type: ignore[operator]
 
 
-def _certain_of_a_draw(node: torch.fx.Node) -> torch.Tensor | None:
+def _certain_of_a_draw(node: Node) -> torch.Tensor | None:
     """A comparison of uniform random numbers whose result is the same for all of them, such as ``rand([]) < 0.0``:
     layers are dropped in training with a probability that is mostly 0."""
     draw, number = node.args
-    if not (isinstance(draw, torch.fx.Node) and _is_below_one(draw)) or not isinstance(number, (int, float)):
+    if not (isinstance(draw, Node) and _is_below_one(draw)) or not isinstance(number, (int, float)):
         return None
     is_below, of_below = _BELOW[node.target]
     if not is_below(number) and not number >= 1:
@@ -145,18 +146,18 @@ def _certain_of_a_draw(node: torch.fx.Node) -> torch.Tensor | None:
         return torch.full(node.meta["val"].shape, of_below is is_below(number))
 
 
-def _is_below_one(draw: torch.fx.Node) -> bool:
+def _is_below_one(draw: Node) -> bool:
     """Whether a node draws numbers in [0, 1)."""
     return draw.target is rng.rand or (draw.target is aten.uniform.default and draw.args[1:] == (0, 1))
 
 
-def _is_repeatable(target: Any) -> bool:
+def _is_repeatable(target: object) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return getattr(target, "__module__", None) == "_operator"
     return target.namespace == "aten" and not traits_of(target).seeded
 
 
-def _is_small(meta: Any) -> bool:
+def _is_small(meta: object) -> bool:
     metas = meta if isinstance(meta, (tuple, list)) else [meta]
     return all(
         all(type(size) is int for size in part.shape) and torch.Size(part.shape).numel() <= LARGEST
@@ -170,7 +171,7 @@ def _is_small(meta: Any) -> bool:
 _MOST_ELEMENTS, _MOST_STEPS = 1 << 16, 40  # of a value, and behind one another; each step costs about 2 µs a call
 
 
-def question(node: torch.fx.Node, root: torch.fx.Node) -> torch.fx.Graph | None:
+def question(node: Node, root: Node) -> torch.fx.Graph | None:
     """How a value is computed from an input of whole numbers alone, as a graph of that input, if that is little."""
     needed = behind([node])
     dtype = root.meta["val"].dtype
@@ -200,7 +201,7 @@ def question(node: torch.fx.Node, root: torch.fx.Node) -> torch.fx.Graph | None:
     return asked
 
 
-def root_of(node: torch.fx.Node) -> torch.fx.Node | None:
+def root_of(node: Node) -> Node | None:
     """The first input that is found behind a value."""
     seen, waiting = {node}, [node]
     while waiting:
@@ -213,7 +214,7 @@ def root_of(node: torch.fx.Node) -> torch.fx.Node | None:
     return None
 
 
-def _is_cheap(node: torch.fx.Node) -> bool:
+def _is_cheap(node: Node) -> bool:
     """Whether what a node gives are few numbers on the CPU."""
     value = node.meta.get("val")
     if not isinstance(value, TensorMeta):

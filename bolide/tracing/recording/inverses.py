@@ -4,17 +4,16 @@ the view."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.fx
+from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
 from bolide.support.registers import register
 from bolide.tracing.rules.registry import qualified
-
-if TYPE_CHECKING:
-    from bolide.tracing.trace import Trace
+from bolide.tracing.tensor import Recording
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -26,57 +25,43 @@ INVERSES: dict[str, Callable[..., Node]] = {}
 _inverse = register(INVERSES, qualified)
 
 
-@_inverse(
-    "view",
-    "squeeze",
-    "squeeze.dim",
-    "squeeze.dims",
-    "unsqueeze",
-)
-def _reshape(trace: Trace, operand: Node, value: Node, *_: Any) -> Node:
+@_inverse("view", "squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze")
+def _reshape(trace: Recording, operand: Node, value: Node, *_: object) -> Node:
     shape = [trace.unwrap(size) for size in operand.meta["val"].shape]
     return trace.call(aten.view.default, value, shape)  # type: ignore[no-any-return]
 
 
 @_inverse("permute")
-def _permute(trace: Trace, operand: Node, value: Node, dims: list[int]) -> Node:
-    inverse = [0] * len(dims)
-    for position, dim in enumerate(dims):
-        inverse[dim % len(dims)] = position
+def _permute(trace: Recording, operand: Node, value: Node, dims: list[int]) -> Node:
+    inverse = invert([dim % len(dims) for dim in dims])
     return trace.call(aten.permute.default, value, inverse)  # type: ignore[no-any-return]
 
 
-@_inverse("transpose.int")
-def _transpose(trace: Trace, operand: Node, value: Node, *dims: int) -> Node:
-    return trace.call(aten.transpose.int, value, *dims)  # type: ignore[no-any-return]
-
-
-@_inverse("t")
-def _t(trace: Trace, operand: Node, value: Node) -> Node:
-    return trace.call(aten.t.default, value)  # type: ignore[no-any-return]
+def invert(order: list[int]) -> list[int]:
+    """The inverse permutation."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 @_inverse("expand")
-def _expand(trace: Trace, operand: Node, value: Node, *_: Any, **__: Any) -> Node:
+def _expand(trace: Recording, operand: Node, value: Node, *_: object, **__: object) -> Node:
     if operand.meta["val"].shape != value.meta["val"].shape:
         raise Unsupported("an expanded tensor is written in place", trace.where, "clone it first", kind="tensor_write")
     return value
 
 
-def _scatter(name: str) -> Callable[..., Node]:
-    def inverse(trace: Trace, operand: Node, value: Node, *args: Any, **kwargs: Any) -> Node:
-        op = getattr(aten, name).default
+def _scatter(op: OpOverload) -> Callable[..., Node]:
+    def inverse(trace: Recording, operand: Node, value: Node, *args: object, **kwargs: object) -> Node:
         return trace.call(op, operand, value, *args, **kwargs)  # type: ignore[no-any-return]
 
     return inverse
 
 
 for _view in ("select.int", "slice.Tensor", "diagonal"):
-    _inverse(_view)(_scatter(_view.split(".")[0] + "_scatter"))
+    _inverse(_view)(_scatter(getattr(aten, _view.split(".")[0] + "_scatter").default))
 
 
 @_inverse("as_strided")
-def _as_strided(trace: Trace, operand: Node, value: Node, size: Any, stride: Any, offset: Any) -> Node:
+def _as_strided(trace: Recording, operand: Node, value: Node, size: Any, stride: Any, offset: Any) -> Node:
     sizes, steps, start = ([_number(item) for item in each] for each in (size, stride, [offset or 0]))
     reached = sum((extent - 1) * step for extent, step in zip(sizes, steps)) + start[0]
     if 0 not in sizes and reached >= operand.meta["val"].numel:
@@ -90,25 +75,25 @@ def _number(arg: Any) -> Any:
 
 
 @_inverse("view.dtype")
-def _view_dtype(trace: Trace, operand: Node, value: Node, _: torch.dtype) -> Node:
+def _view_dtype(trace: Recording, operand: Node, value: Node, _: torch.dtype) -> Node:
     return trace.call(aten.view.dtype, value, operand.meta["val"].dtype)  # type: ignore[no-any-return]
 
 
-@_inverse("view_as_real")
-def _view_as_real(trace: Trace, operand: Node, value: Node) -> Node:
-    return trace.call(aten.view_as_complex.default, value)  # type: ignore[no-any-return]
+def _by(op: OpOverload) -> Callable[..., Node]:
+    """An inverse that is an operation on the new value, with the arguments of the view."""
+
+    def inverse(trace: Recording, operand: Node, value: Node, *args: object) -> Node:
+        return trace.call(op, value, *args)  # type: ignore[no-any-return]
+
+    return inverse
 
 
-@_inverse("_conj")
-def _conjugate(trace: Trace, operand: Node, value: Node) -> Node:
-    return trace.call(aten.conj_physical.default, value)  # type: ignore[no-any-return]
-
-
-@_inverse("_neg_view")
-def _negative(trace: Trace, operand: Node, value: Node) -> Node:
-    return trace.call(aten.neg.default, value)  # type: ignore[no-any-return]
-
-
-@_inverse("view_as_complex")
-def _view_as_complex(trace: Trace, operand: Node, value: Node) -> Node:
-    return trace.call(aten.view_as_real.default, value)  # type: ignore[no-any-return]
+for _view, _op in {
+    "transpose.int": aten.transpose.int,
+    "t": aten.t.default,
+    "view_as_real": aten.view_as_complex.default,
+    "view_as_complex": aten.view_as_real.default,
+    "_conj": aten.conj_physical.default,
+    "_neg_view": aten.neg.default,
+}.items():
+    _inverse(_view)(_by(_op))

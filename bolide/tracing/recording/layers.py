@@ -16,9 +16,14 @@ from bolide.support.errors import Unsupported
 from bolide.symbolic import contiguous_strides
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.registry import rule
-from bolide.tracing.tensor import TracedTensor
+from bolide.tracing.tensor import Recording, TracedTensor
 
-_LAYERS = {"lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}
+_LAYERS: dict[str, Callable[..., Sequence[torch.Tensor]]] = {
+    "lstm": torch.lstm,
+    "gru": torch.gru,
+    "rnn_tanh": torch.rnn_tanh,
+    "rnn_relu": torch.rnn_relu,
+}
 _ARGUMENTS = "str kind, Tensor x, Tensor[] state, Tensor[] weights, bool biases, int layers, bool bidirectional"
 Tensors = Sequence[torch.Tensor]
 
@@ -33,10 +38,9 @@ def _run(
     bidirectional: bool,
     train: bool = False,
 ) -> list[torch.Tensor]:
-    start: Any = list(state) if kind == "lstm" else state[0]
-    layer: Any = _LAYERS[kind]
-    found = layer(x, start, list(weights), biases, layers, 0.0, train, bidirectional, False)
-    return [tensor.contiguous() for tensor in found]
+    start = list(state) if kind == "lstm" else state[0]
+    results = _LAYERS[kind](x, start, list(weights), biases, layers, 0.0, train, bidirectional, False)
+    return [tensor.contiguous() for tensor in results]
 
 
 def _run_backward(
@@ -54,8 +58,8 @@ def _run_backward(
     with torch.enable_grad():
         results = _run(kind, leaves[0], leaves[1:count], leaves[count:], biases, layers, bidirectional, True)
     engine = torch.autograd.Variable._execution_engine
-    found = engine.run_backward(tuple(results), tuple(tangents), False, False, tuple(leaves), True, False)
-    return [torch.zeros_like(leaf) if grad is None else grad.contiguous() for leaf, grad in zip(leaves, found)]
+    grads = engine.run_backward(tuple(results), tuple(tangents), False, False, tuple(leaves), True, False)
+    return [torch.zeros_like(leaf) if grad is None else grad.contiguous() for leaf, grad in zip(leaves, grads)]
 
 
 _library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -71,34 +75,36 @@ def _fresh(shape: tuple[Any, ...], like: TensorMeta) -> TensorMeta:
 
 
 @rule("bolide::recurrent")
-def _results(kind: str, x: TensorMeta, state: list[TensorMeta], *options: Any) -> list[TensorMeta]:
+def _results(kind: str, x: TensorMeta, state: list[TensorMeta], *options: bool) -> list[TensorMeta]:
     width = state[0].shape[2] * (2 if options[-1] else 1)
     return [_fresh((*x.shape[:2], width), x), *(_fresh(part.shape, x) for part in state)]
 
 
 @rule("bolide::recurrent_backward")
 def _gradients(
-    kind: str, x: TensorMeta, state: list[TensorMeta], weights: list[TensorMeta], *options: Any
+    kind: str, x: TensorMeta, state: list[TensorMeta], weights: list[TensorMeta], *options: object
 ) -> list[TensorMeta]:
     return [_fresh(meta.shape, meta) for meta in (x, *state, *weights)]
 
 
 class _Recurrent(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, trace: Any, kind: str, options: tuple[Any, ...], parts: int, *tensors: Any) -> Any:
+    def forward(
+        ctx: Any, trace: Recording, kind: str, options: tuple[object, ...], parts: int, *tensors: TracedTensor
+    ) -> Any:
         nodes = [trace.unwrap(tensor) for tensor in tensors]
         operands = (kind, nodes[0], nodes[1 : 1 + parts], nodes[1 + parts :], *options)
         ctx.trace, ctx.operands = trace, operands
         return trace.wrap(trace.call(_forward, *operands))
 
     @staticmethod
-    def backward(ctx: Any, *tangents: Any) -> Any:
-        trace = ctx.trace
+    def backward(ctx: Any, *tangents: TracedTensor) -> Any:
+        trace: Recording = ctx.trace
         if torch.is_grad_enabled():
             reason = "gradients of gradients of a recurrent layer over a symbolic number of steps"
             raise Unsupported(reason, trace.where, "use a fixed number of steps (dynamic=False)", "operator")
-        found = trace.call(_backward, *ctx.operands, [trace.unwrap(tangent) for tangent in tangents])
-        return (None, None, None, None, *(trace.wrap(node) for node in found))
+        gradients = trace.call(_backward, *ctx.operands, [trace.unwrap(tangent) for tangent in tangents])
+        return (None, None, None, None, *map(trace.wrap, gradients))
 
 
 def layer(kind: str, stepwise: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,9 +112,9 @@ def layer(kind: str, stepwise: Callable[..., Any]) -> Callable[..., Any]:
     between them."""
 
     def kernel(
-        x: Any,
+        x: torch.Tensor,
         state: Any,
-        weights: Any,
+        weights: Tensors,
         biases: bool,
         layers: int,
         dropout: float,

@@ -19,11 +19,11 @@ from bolide.support.errors import Unsupported
 from bolide.support.registers import register
 from bolide.symbolic import ShapeEnv
 from bolide.tracing import modes
+from bolide.tracing.graph import Handle
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
 from bolide.tracing.meta import TensorMeta, found_in
 from bolide.tracing.rules import kernels
 from bolide.tracing.rules.probing import by_probes
-from bolide.tracing.tables import Handle
 
 RULES: dict[str, Callable[..., Any]] = {}  # by the name of the overload: looking up 300 overloads costs 10 ms
 _MEMO_LIMIT = 1 << 14

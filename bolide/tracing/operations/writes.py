@@ -1,25 +1,89 @@
-"""Operations that write their arguments and have no functional form (users' operators, lists that are written): in the
-graph they are ``bolide::functional``, which lets them write to copies and gives the copies as results."""
+"""Operations that write: what eager refuses of them, and those that have no functional form (users' operators, lists).
+In the graph these are ``bolide::functional``, which lets them write to copies and gives the copies as results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.fx
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from bolide.support.errors import Unsupported
-from bolide.tracing.meta import TensorMeta
-from bolide.tracing.rules import infer
-from bolide.tracing.rules.common import like_strides
+from bolide.support.errors import Unsupported, UserFrame
+from bolide.tracing.graph import enter, lookup, mapped
+from bolide.tracing.meta import TensorMeta, found_in, meta_of
+from bolide.tracing.recording.recorder import Recorder
+from bolide.tracing.rules import infer, kernels
+from bolide.tracing.rules.common import crosses, like_strides, repeats
+from bolide.tracing.rules.kernels import Placed
 from bolide.tracing.rules.registry import rule
-from bolide.tracing.tables import enter, lookup
 from bolide.tracing.tensor import TracedTensor
 
-if TYPE_CHECKING:
-    from bolide.tracing.trace import Trace
+
+def refuse_overlaps(
+    where: UserFrame | None,
+    func: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    targets: Sequence[torch.Tensor],
+) -> None:
+    """Raises what eager does where elements of a target are one in memory, or an operand shares some with it."""
+
+    def placed(arg: TracedTensor) -> Placed:
+        if any(arg is target for target in targets):
+            return Placed(arg.meta, "repeated" if repeats(arg.meta) else "target")
+        shares = (t for t in targets if isinstance(t, TracedTensor) and t.group is arg.group)
+        return Placed(arg.meta, "partly" if any(crosses(t.meta, arg.meta) for t in shares) else "apart")
+
+    known = {id(tensor): placed(tensor) for tensor in found_in((args, kwargs), TracedTensor)}
+    if not any(each.place in ("partly", "repeated") for each in known.values()):
+        return
+    if kernels.is_chosen_by_size(func):
+        reason = "a product is written to an out= argument that overlaps: only some of its kernels refuse that"
+        raise Unsupported(reason, where, kind="tensor_write")
+
+    def described(arg: object) -> object:
+        return known.get(id(arg)) or Placed(meta_of(arg), "apart") if isinstance(arg, torch.Tensor) else arg
+
+    refused = kernels.overlap_refusal(func, mapped(args, described), mapped(kwargs, described))
+    if refused is not None:
+        raise type(refused)(*refused.args)
+
+
+def refuse_types(
+    where: UserFrame | None,
+    func: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Collection[str],
+    results: Sequence[torch.fx.Node],
+) -> None:
+    """Raises what eager does where an `out=` argument is of a type that the operation does not write."""
+    given = [kwargs[name].dtype for name in kwargs if name in out]
+    wanted = [result.meta["val"].dtype for result in results]
+    if given == wanted or len(given) != len(wanted):
+        return
+
+    def described(arg: object) -> object:
+        if isinstance(arg, TracedTensor):
+            return arg.node.meta["val"]
+        return meta_of(arg) if isinstance(arg, torch.Tensor) else arg
+
+    options = {key: mapped(arg, described) for key, arg in kwargs.items() if key not in out}
+    names = [name for name in kwargs if name in out]
+    written = dict(zip(names, given)), dict(zip(names, wanted))
+    refused = kernels.out_refusal(func, mapped(args, described), options, *written)
+    if refused is not None:
+        raise type(refused)(*refused.args)
+    if not all(map(torch.can_cast, wanted, given)):
+        reason = "an out= argument of a type to which the result is not converted"
+        raise Unsupported(reason, where, "give it the right type", kind="tensor_write")
+
+
+# ---- on copies -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -29,9 +93,9 @@ class Writing:
     among them), and the metas of all results: the operation's own `returned` ones that are no argument, then the
     copies."""
 
-    func: Any
+    func: OpOverload
     leaves: list[Any]
-    spec: Any
+    spec: pytree.TreeSpec
     places: list[int]
     numbers: list[int]
     written: list[int]
@@ -39,7 +103,9 @@ class Writing:
     metas: list[TensorMeta]
 
 
-def call_on_copies(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], op: Any = None) -> Any:
+def call_on_copies(
+    trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], op: OpOverload | None = None
+) -> Any:
     """Records a call of `func` as one of `op` (`functional`, or `drawn`); the result is as the operation's. Raises
     Unsupported where it returns what it was given, unless that is the tensor it writes."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -61,8 +127,8 @@ def call_on_copies(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[
         for place, known in (*zip(places, nodes), *[(place, leaves[place]) for place in numbers]):
             full[place] = known
         node_args, node_kwargs = pytree.tree_unflatten(full, spec)
-        found = infer(func, node_args, node_kwargs, trace.shapes if trace.shapes.hints else None)
-        metas = [found] if isinstance(found, TensorMeta) else list(found)
+        own = infer(func, node_args, node_kwargs, trace.shapes if trace.shapes.hints else None)
+        metas = [own] if isinstance(own, TensorMeta) else list(own)
     returned = len(metas)
     for position in written:
         meta = nodes[position].meta["val"]
@@ -70,15 +136,14 @@ def call_on_copies(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[
     table = enter(Writing(func, plain, spec, places, numbers, written, returned, metas))
     results = trace.call(op or functional, nodes, [trace.unwrap(leaves[place]) for place in numbers], table)
     for position, node in zip(written, results[returned:]):
-        target = tensors[position]
-        trace.write(target if target.__class__ is TracedTensor else trace.lift(target), node)
+        trace.write(trace.own(tensors[position]), node)
     if itself is not None:
         return itself
     made = [trace.wrap(node) for node in results[:returned]]
     return None if not made else made[0] if len(func._schema.returns) == 1 else tuple(made)
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     arguments = func._schema.arguments
     named = {**dict(zip([argument.name for argument in arguments], args)), **kwargs}
     return [
@@ -115,5 +180,5 @@ drawn = torch.ops.bolide.drawn.default
 
 
 @rule("bolide::functional", "bolide::drawn")
-def _metas(tensors: list[TensorMeta], numbers: list[Any], table: int) -> list[TensorMeta]:
+def _metas(tensors: list[TensorMeta], numbers: list[object], table: int) -> list[TensorMeta]:
     return list(lookup(table).metas)

@@ -1,0 +1,186 @@
+"""Tensors that are made, copied and filled: all that is made is `full`, permuted if need be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from bolide.support.errors import Unsupported
+from bolide.symbolic import contiguous_strides, hint_of, same_sizes
+from bolide.tracing.meta import TensorMeta, number_dtype
+from bolide.tracing.operations.registry import handler
+from bolide.tracing.operations.writes import refuse_overlaps
+from bolide.tracing.recording.recorder import Recorder
+from bolide.tracing.rules.common import format_strides, like_strides, may_be_negative, surely
+from bolide.tracing.tensor import TracedTensor
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+Size = int | torch.SymInt
+
+
+def dtype_and_device(options: dict[str, Any], like: TensorMeta | None = None) -> tuple[torch.dtype, torch.device]:
+    """Those of what a factory function makes."""
+    dtype = options.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
+    device = options.get("device") or (like.device if like is not None else torch.device("cpu"))
+    return dtype, torch.device(device)
+
+
+def refuse_negative(
+    shape: Iterable[int | torch.SymInt], make: Callable[[list[int]], torch.Tensor] = torch.empty
+) -> None:
+    """Raise what eager does where tensors of a negative size are made; `make` is a function that does so."""
+    if not all(surely(size >= 0) for size in shape if may_be_negative(size)):
+        with torch._C._DisableTorchDispatch():
+            make(list(map(hint_of, shape)))
+
+
+def full(
+    trace: Recorder,
+    shape: tuple[Size, ...] | list[Size],
+    value: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    stride: tuple[Size, ...] | list[Size] | None = None,
+) -> TracedTensor:
+    """A new tensor of one value, row-major or with these strides."""
+    shape = tuple(shape)
+    refuse_negative(shape)
+    if isinstance(value, complex) or (not dtype.is_floating_point and isinstance(value, (int, float))):
+        torch.full((), value, dtype=dtype)  # raises where the type has no such number
+    if isinstance(value, complex) and not dtype.is_complex:
+        value = value != 0 if dtype is torch.bool else value.real
+    wanted = TensorMeta(shape, tuple(stride) if stride is not None else contiguous_strides(shape), 0, dtype, device)
+    made: TracedTensor = trace.wrap(trace.filled(wanted, value))
+    if stride is None or same_sizes(made.stride(), wanted.stride):
+        return made
+    sizes = list(zip(shape, wanted.stride))
+    room = 0 if any(size == 0 for size in shape) else 1 + sum((size - 1) * step for size, step in sizes)
+    block = trace.wrap(trace.filled(TensorMeta((room,), (1,), 0, dtype, device), value))
+    return trace.dispatch(aten.as_strided.default, (block, shape, wanted.stride), {})  # type: ignore[no-any-return]
+
+
+def _plain(trace: Recorder, value: Any) -> Any:
+    return trace.unwrap(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
+
+
+_CONSTANT = {"zeros": 0, "empty": 0, "ones": 1, "empty_strided": 0, "_efficientzerotensor": 0}
+
+
+@handler("zeros", "ones", "empty.memory_format", "empty_strided", "full", "_efficientzerotensor")
+def _factory(trace: Recorder, func: OpOverload, shape: list[Size], *given: Any, **options: Any) -> TracedTensor:
+    name = func._schema.name.removeprefix("aten::")
+    value = given[0] if name == "full" else _CONSTANT[name]
+    dtype, device = dtype_and_device(options)
+    if name == "zeros":
+        refuse_negative(shape, torch.zeros)
+    if name == "full" and options.get("dtype") is None:
+        dtype = number_dtype(value)
+        dtype = torch.complex64 if dtype is torch.complex32 else dtype  # as eager's `full` alone has it
+    stride = given[0] if name == "empty_strided" else None
+    if options.get("memory_format") not in (None, torch.contiguous_format):
+        stride = format_strides(tuple(shape), options["memory_format"])
+    return full(trace, shape, _plain(trace, value), dtype, device, stride)
+
+
+@handler("scalar_tensor")
+def _scalar_tensor(trace: Recorder, func: OpOverload, value: object, **options: Any) -> TracedTensor:
+    return full(trace, (), _plain(trace, value), *dtype_and_device(options))
+
+
+@handler("new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided")
+def _new(
+    trace: Recorder, func: OpOverload, tensor: torch.Tensor, shape: list[Size], *given: Any, **options: Any
+) -> TracedTensor:
+    name = func._schema.name.removeprefix("aten::new_")
+    value = given[0] if name == "full" else _CONSTANT[name]
+    stride = given[0] if name == "empty_strided" else None
+    return full(trace, shape, _plain(trace, value), *dtype_and_device(options, trace.own(tensor).meta), stride)
+
+
+@handler("zeros_like", "ones_like", "empty_like", "full_like")
+def _like(trace: Recorder, func: OpOverload, tensor: torch.Tensor, *given: Any, **options: Any) -> TracedTensor:
+    name = func._schema.name.removeprefix("aten::").removesuffix("_like")
+    value = given[0] if name == "full" else _CONSTANT[name]
+    like = trace.own(tensor).meta
+    stride = like_strides(like, options.get("memory_format"))
+    return full(trace, like.shape, _plain(trace, value), *dtype_and_device(options, like), stride)
+
+
+# ---- constants, copies, new sizes ------------------------------------------------------------------------------------
+
+
+@handler("lift_fresh", "lift")
+def _lift_fresh(trace: Recorder, func: OpOverload, tensor: torch.Tensor) -> TracedTensor:
+    return tensor if tensor.__class__ is TracedTensor else trace.lift(tensor, private=True)
+
+
+@handler("copy_", "fill_.Tensor")
+def _copy_(trace: Recorder, func: OpOverload, target: torch.Tensor, source: Any, *options: bool) -> torch.Tensor:
+    own = trace.own(target)
+    refuse_overlaps(trace.where, func, (target, source, *options), {}, (target,))
+    node = trace.unwrap(source)
+    if not isinstance(source, torch.Tensor):  # a number counts as a tensor of its widest type
+        node = trace.filled(TensorMeta((), (), 0, number_dtype(source, widest=True), torch.device("cpu")), node)
+    trace.write(own, _fitted(trace, node, own.node.meta["val"]))
+    return target
+
+
+def _fitted(trace: Recorder, node: Node, wanted: TensorMeta) -> Node:
+    """`node` converted and broadcast, as copy_ does it."""
+    meta = node.meta["val"]
+    if meta.dtype is not wanted.dtype or meta.device != wanted.device:
+        node = trace.call(aten._to_copy.default, node, dtype=wanted.dtype, device=wanted.device)
+    if not same_sizes(meta.shape, wanted.shape):
+        extra = meta.ndim - wanted.ndim
+        if extra > 0 and all(size == 1 for size in meta.shape[:extra]):
+            node = trace.call(aten.view.default, node, [trace.unwrap(size) for size in meta.shape[extra:]])
+        node = trace.call(aten.expand.default, node, [trace.unwrap(size) for size in wanted.shape])
+        node = trace.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+    return node
+
+
+@handler("fill_.Scalar", "zero_")
+def _fill_(trace: Recorder, func: OpOverload, target: torch.Tensor, value: object = 0) -> torch.Tensor:
+    own = trace.own(target)
+    trace.write(own, trace.filled(own.node.meta["val"], _plain(trace, value)))
+    return target
+
+
+def refuse_of_input(trace: Recorder, func: OpOverload, tensor: torch.Tensor) -> None:
+    """Raises Unsupported where the shape of what is not made in the program is changed in place."""
+    if tensor.__class__ is not TracedTensor or trace.is_input(tensor):
+        reason = f"{func} changes the shape of an argument in place"
+        raise Unsupported(reason, trace.where, "use the function without the underscore", kind="tensor_write")
+
+
+@handler("resize_")
+def _resize_(
+    trace: Recorder,
+    func: OpOverload,
+    tensor: TracedTensor,
+    size: list[Size],
+    memory_format: torch.memory_format | None = None,
+) -> TracedTensor:
+    """Fewer elements look at the start of the storage; an empty tensor gets new memory. Other growth keeps what lies
+    behind the tensor in memory, which nothing is known of."""
+    refuse_of_input(trace, func, tensor)
+    wanted, present = math.prod(size), tensor.numel()
+    if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
+        raise Unsupported("resize_ with a memory format", trace.where, kind="tensor_write")
+    if tuple(size) == tuple(tensor.shape):
+        return tensor
+    if wanted <= present:
+        view = tensor, size, contiguous_strides(tuple(size))
+        tensor.become(trace.dispatch(aten.as_strided.default, view, {}))
+    elif present == 0:
+        tensor.become(full(trace, size, 0, tensor.dtype, tensor.device))
+    else:
+        reason = "resize_ makes a tensor with elements larger"
+        raise Unsupported(reason, trace.where, "make a new tensor", kind="tensor_write")
+    return tensor

@@ -1,0 +1,623 @@
+"""Recording: a functional graph of ATen operations under construction, its inputs, sizes and storages."""
+
+from __future__ import annotations
+
+import abc
+import bisect
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bolide.support.errors import Unsupported, UserFrame
+from bolide.symbolic import (
+    Expr,
+    ShapeEnv,
+    SymNode,
+    contiguous_strides,
+    hint_of,
+    is_one,
+    is_zero,
+    same_size,
+    same_sizes,
+    symbolic_strides,
+)
+from bolide.tracing import rng
+from bolide.tracing.graph import Graph
+from bolide.tracing.meta import TensorMeta, meta_of
+from bolide.tracing.recording import composites, folding
+from bolide.tracing.recording.inverses import INVERSES, invert
+from bolide.tracing.rules import infer
+from bolide.tracing.rules.common import dtype_name, is_dense, like_strides, overlaps
+from bolide.tracing.tensor import PHYSICAL, AliasGroup, Derivation, Listener, TracedTensor, ViewStep, recorded
+from bolide.tracing.traits import traits_of
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+_torch: Any = torch._C
+_SIZE_OPS: dict[str, Callable[[Any, Any], Any]] = {
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "min": torch.sym_min,
+    "max": torch.sym_max,
+}
+_PLAIN = {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+_LISTS = {list, tuple, torch.fx.immutable_collections.immutable_list}
+
+
+class LateWrite(Unsupported):
+    """Code that derives the program writes to what is older: that is fixed by then, and a backward runs later, not at
+    all, or several times."""
+
+    def __init__(self, where: UserFrame | None) -> None:
+        remedy = "write to a clone, or return it from the forward instead"
+        super().__init__("what is older than the backward pass is written in it", where, remedy, kind="operator")
+
+
+class Recorder(abc.ABC):
+    """One functional graph under construction, and the real values it refers to.
+
+    What stands for its inputs and sizes:
+
+    - `inputs`, `leaves`: the inputs; gradients are taken with respect to `leaves` (see `input`)
+    - `renewed`: inputs that have been given another storage
+    - `constants`: real tensors by the names of their nodes; `sizes`: the symbols
+    - `generators`: the stand-ins of the user's random generators, by the address in C++
+
+    What it is told of the program:
+
+    - `where`: the user's line that is being executed; nodes remember it
+    - `differentiates`: whether an input requires grad; more is in `derivation`
+    - `captures_numbers`: whether integers read from tensors are symbols; None: those that cannot be read; False: they
+      are refused. `captures_sizes`: the same of sizes of results
+    - `assume`: guards a condition on numbers from outside; `listener`: what else the program depends on
+    - `compliant_only`: operators must say that they keep the compiler's rules
+    - `draws_as_eager`: random numbers are drawn one operation after the other, as eager does
+
+    What it has found out:
+
+    - `answered`: what data was asked for before; `hashed`: by id, values that were asked for their hash of identity
+    - `has_scalars`, `reads_floats`: floats are in the graph, or read from tensors
+    - `refutable`: running the graph may raise Refuted
+    - `functional_only`: what the program does that only the functional graph shows
+    """
+
+    def __init__(self) -> None:
+        self.graph: torch.fx.Graph = Graph()
+        self.inputs: list[TracedTensor] = []
+        self.leaves: list[TracedTensor] = []
+        self.renewed: list[TracedTensor] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self.sizes: list[torch.SymInt] = []
+        self.generators: dict[int, tuple[torch.Generator, rng.Slot]] = {}
+        self.where: UserFrame | None = None
+        self.shapes = ShapeEnv(lambda: self.where)
+        self.listener = Listener()
+        self.assume: Callable[[str, UserFrame | None], None] | None = None
+        self.captures_numbers: bool | None = False
+        self.captures_sizes: bool | None = False
+        self.compliant_only = False
+        self.draws_as_eager = False
+        self.differentiates = False
+        self.derivation = Derivation()
+        self.answered: dict[tuple[object, ...], Any] = {}
+        self.hashed: set[int] = set()
+        self.has_scalars = False
+        self.reads_floats = False
+        self.refutable = False
+        self.functional_only: str | None = None
+        self.wrappers: dict[int, tuple[TensorMeta, TracedTensor]] = {}  # one for each meta of symbolic sizes, by id
+        self.seeds: dict[Node, TracedTensor] = {}  # as tensors, for the parts that draw
+        self._seed: Node | None = None
+        self._draws = 0
+        self._mode = RecordingMode(self)
+        self._lines: list[tuple[int, UserFrame | None]] = []  # of each call, with the number autograd goes on with
+        self._cuts: dict[Node, Node] = {}  # values, and the same without a derivative
+        self._slots: dict[int, Node] = {}  # of the inputs, and of their leaves, by id
+        self._lifted: dict[int, TracedTensor] = {}  # by id of the real tensor
+        self._size_nodes: dict[Expr, Node] = {}
+        self._last_input: Node = self.graph._root
+        self._last_slot: Node = self.graph._root
+
+    @abc.abstractmethod
+    def dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record what torch's dispatcher hands us: an operation, below autograd and autocast."""
+
+    @abc.abstractmethod
+    def scalar(self, tensor: TracedTensor) -> torch.SymFloat:
+        """A float of the graph, which is in a tensor of one element."""
+
+    # ---- what comes from outside ----------------------------------------------------------------------------------
+
+    def input(
+        self,
+        real: torch.Tensor,
+        name: str,
+        sizes: Mapping[int, int | torch.SymInt] | None = None,
+        strides: Mapping[int, int | torch.SymInt] | None = None,
+    ) -> TracedTensor:
+        """A placeholder for `real`; it requires grad when `real` does. Keeps no reference to `real`.
+
+        `sizes` gives dimensions that are symbolic (from `size`), `strides` such strides. The tensor that gradients are
+        taken with respect to is the last of `leaves`; the result is another one when `real` is not a leaf: it may be
+        written in place then.
+        """
+        meta = meta_of(real)
+        if sizes:
+            shape = tuple(sizes.get(dim, extent) for dim, extent in enumerate(meta.shape))
+            meta = meta._replace(shape=shape, stride=symbolic_strides(shape, meta.stride, meta.shape))
+        if strides:
+            meta = meta._replace(stride=tuple(strides.get(dim, step) for dim, step in enumerate(meta.stride)))
+        node = self.slot(name, meta, is_input=True)
+        node.meta["place"] = len(self.inputs)
+        group = AliasGroup(node, source=len(self.inputs))
+        group.inference = real.is_inference()
+        leaf = TracedTensor.make(self, meta, node, group, requires_grad=meta.requires_grad)
+        self.differentiates |= meta.requires_grad
+        if isinstance(real, torch.nn.Parameter):
+            leaf._is_param = True
+        tensor = leaf
+        if not real.is_leaf:  # its history is there also where the program does not record any
+            with torch.enable_grad():
+                tensor = NonLeaf.apply(leaf)  # type: ignore[no-untyped-call]
+        self.inputs.append(tensor)
+        self.leaves.append(leaf)
+        self._slots[id(leaf)] = self._slots[id(tensor)] = node
+        return tensor
+
+    def placeholder_of(self, tensor: TracedTensor) -> Node | None:
+        """The node of an input, or of the leaf that it is made of; None for other tensors."""
+        return self._slots.get(id(tensor))
+
+    def release(self) -> None:
+        """Let go of the inputs when nothing more is recorded. One with a history refers to its leaf in C++, and that to
+        this trace: a cycle that no collector finds."""
+        for tensors in (self.inputs, self.leaves, self.renewed):
+            tensors.clear()
+        for known in (self.wrappers, self._lifted, self._slots, self.seeds, self.derivation.spent):
+            known.clear()
+
+    def placeholder(self, meta: TensorMeta, name: str) -> TracedTensor:
+        """A placeholder that is not an input of the program: a tangent of the joint graph."""
+        return TracedTensor.make(self, meta, self.slot(name, meta))
+
+    def slot(self, name: str, value: TensorMeta | torch.SymInt, is_input: bool = False) -> Node:
+        """A placeholder. They come before all other nodes: inputs, then sizes and tangents in the order made."""
+        behind = self._last_input if is_input else self._last_slot
+        node = self.graph.placeholder(name)
+        node.target = node.name  # unique, as the argument of generated code must be
+        behind.append(node)
+        if is_input:
+            self._last_input = node
+        if behind is self._last_slot:
+            self._last_slot = node
+        node.meta["val"], node.meta["where"] = value, self.where
+        return node
+
+    def size(self, hint: int, name: str, lo: int | None = 2, hi: int | None = None) -> int | torch.SymInt:
+        """A symbolic size with this value now, in lo..hi, as a placeholder; a value outside of these bounds stays a
+        number (nothing is recorded)."""
+        value: int | torch.SymInt = self.shapes.size(hint, None, lo, hi)
+        if isinstance(value, torch.SymInt):
+            self.sizes.append(value)
+            self.bind_size(value, self.slot(name, value))
+            self.allow_symbols()
+        return value
+
+    @property
+    def has_symbols(self) -> bool:
+        """Whether there are symbolic sizes or numbers."""
+        return bool(self.shapes.hints)
+
+    def bind_size(self, symbol: torch.SymInt, node: Node) -> None:
+        """The node that tells the value of a symbol."""
+        self._size_nodes[symbol.node.expr] = node
+
+    def allow_symbols(self) -> None:
+        """To be called before the first symbol is made."""
+        self._mode.allow_symbols()
+
+    def lift(self, real: torch.Tensor, private: bool = False) -> TracedTensor:
+        """A real tensor that is not an input, as a constant of the graph. With `private` nobody else sees its storage,
+        so it may be written.
+
+        Raises Unsupported for a tensor that requires grad: its gradient would be lost.
+        """
+        known = self._lifted.get(id(real))
+        if known is not None:
+            return known
+        if real.requires_grad and torch.is_grad_enabled():
+            raise Unsupported(
+                "a tensor that requires grad is reached without being an input of the graph", self.where, kind="input"
+            )
+        meta = meta_of(real)._replace(requires_grad=False)
+        if private and real.dim() == 0 and real.device.type == "cpu" and not real.is_complex():
+            node = self.call(aten.full.default, [], real.item(), dtype=real.dtype, device=real.device)
+        else:
+            name = f"constant{len(self.constants)}"
+            self.constants[name] = real
+            node = self.graph.create_node("get_attr", name, name=name)
+            node.meta["val"], node.meta["where"], node.meta["private"] = meta, self.where, private
+        tensor = TracedTensor.make(self, meta, node, AliasGroup(node, frozen=not private))
+        if not private:
+            self._lifted[id(real)] = tensor
+        return tensor
+
+    def own(self, tensor: torch.Tensor) -> TracedTensor:
+        """The tensor itself if it is traced; a real one is lifted."""
+        return tensor if tensor.__class__ is TracedTensor else self.lift(tensor)  # type: ignore[return-value]
+
+    def input_of(self, group: AliasGroup) -> int | None:
+        """The input of the whole program that a storage belongs to, or None."""
+        return group.source
+
+    def rely_on_offset(self, group: AliasGroup) -> None:
+        """The program is about to see where tensors lie in this storage."""
+        place = self.input_of(group)
+        if place is not None:
+            self.listener.offset_read(place)
+
+    def is_input(self, tensor: object) -> bool:
+        return any(tensor is given for given in (*self.inputs, *self.renewed))
+
+    def renew(self, tensor: TracedTensor, value: TracedTensor) -> None:
+        """`tensor.data = value`: the tensor has the storage of `value`, and its own history, from now on. Another one
+        stands for the storage of an input then."""
+        place = next((place for place, given in enumerate(self.inputs) if given is tensor), None)
+        if place is not None:
+            others = tensor.meta, tensor.node, tensor.group, tensor.chain, tensor.requires_grad
+            self.inputs[place] = TracedTensor.make(self, *others)
+            self._slots[id(self.inputs[place])] = self._slots[id(tensor)]
+            if self.leaves[place] is not tensor:
+                del self._slots[id(tensor)]
+            self.renewed.append(tensor)
+        tensor.group, tensor.chain = value.group, value.chain
+        tensor._node, tensor._seen = value.node, value.group.version
+
+    def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The data of a tensor computed from constants of the program alone, else None. Must not be changed."""
+        return folding.known_tensor(self.constants, tensor)
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The data of a tensor that the program needs to go on: as `known`, or computed from inputs whose data
+        the listener gives. From then on these are constants of the program."""
+        return folding.read_tensor(self.constants, self.listener, tensor)
+
+    def is_symbol(self, tensor: torch.Tensor, captures: bool | None) -> bool:
+        """Whether what the program asks about the data of a tensor is answered by symbols. `captures`: numbers or
+        sizes."""
+        if captures is None:
+            return self.read(tensor) is None
+        return captures and self.known(tensor) is None
+
+    def adopt(self, value: Any) -> Any:
+        """A tensor as this trace sees it: there is no other trace around it (see `branches.Part`)."""
+        return value
+
+    def draws(self) -> bool:
+        """Whether the graph draws from torch's random generator."""
+        return any(map(rng.draws, self.graph.nodes))
+
+    def mutated_inputs(self) -> list[int]:
+        """Positions of the inputs whose storage was written."""
+        return [position for position, tensor in enumerate(self.inputs) if tensor.group.version]
+
+    def recording(self) -> AbstractContextManager[Any]:
+        """While it is active, factory functions and operations on real tensors are recorded as well."""
+        return self._mode
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """As `recording`, while another trace is being recorded: nothing goes there meanwhile, nor does what handlers
+        ask of real tensors."""
+        others = [_torch._pop_torch_dispatch_stack(None) for _ in range(_torch._len_torch_dispatch_stack())]
+        try:
+            with self.recording():
+                yield
+        finally:
+            for mode in reversed(others):
+                _torch._push_on_torch_dispatch_stack(mode)
+
+    # ---- making nodes ---------------------------------------------------------------------------------------------
+
+    def call(self, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """Record one operation on nodes; the node of its result, or a list of them when it has several (None where
+        there is no tensor)."""
+        value = infer(func, args, kwargs, self.shapes if self.shapes.hints else None)
+        node = self.graph.create_node("call_function", func, args, kwargs, _name(func))
+        if self.derivation.running:
+            self.where = self._line_derived()
+        else:
+            self._lines.append((_torch._autograd._get_sequence_nr(), self.where))
+        meta = node.meta
+        meta["val"], meta["where"] = value, self.where
+        if value.__class__ is TensorMeta:
+            return node
+        if isinstance(value, (list, tuple)):
+            return [self.element(node, position, item) for position, item in enumerate(value)]
+        return value
+
+    def _line_derived(self) -> UserFrame | None:
+        """The line whose derivative the engine computes: autograd numbers what it records."""
+        current = _torch._current_autograd_node()
+        number = getattr(current, "_sequence_nr", lambda: None)()
+        if number is None:
+            return None
+        place = bisect.bisect_right(self._lines, number, key=operator.itemgetter(0))
+        return self._lines[place][1] if place < len(self._lines) else None
+
+    def element(self, node: Node, position: int, value: Any) -> Any:
+        """The node of one of several results."""
+        if not isinstance(value, TensorMeta):
+            return value
+        element = self.graph.create_node("call_function", operator.getitem, (node, position))
+        element.meta["val"], element.meta["where"] = value, self.where
+        return element
+
+    def unwrap(self, arg: Any) -> Any:
+        """The argument as it stands in the graph: nodes for tensors and symbolic sizes."""
+        cls = arg.__class__
+        if cls is TracedTensor:
+            return arg.node
+        if cls in _PLAIN:
+            return arg
+        if cls in _LISTS:
+            return [self.unwrap(item) for item in arg]
+        if isinstance(arg, torch.Tensor):
+            return self.lift(arg).node
+        if cls is torch.SymInt:
+            return self.size_node(arg.node.expr)
+        if cls is torch.SymFloat or cls is torch.SymBool:
+            return arg.node.guard_float() if cls is torch.SymFloat else arg.node.guard_bool()
+        return arg
+
+    def size_node(self, expr: Expr) -> Any:
+        """The node that computes a size, or a number."""
+        if expr.is_const:
+            return expr.value
+        node = self._size_nodes.get(expr)
+        if node is None:
+            node = self._size_nodes[expr] = self._compute_size(expr)
+        return node
+
+    def _compute_size(self, expr: Expr) -> Any:
+        def apply(function: Any, a: Any, b: Any, value: Expr) -> Any:
+            node = self.graph.create_node("call_function", function, (a, b), {}, "size")
+            hint = self.shapes.value(value)
+            node.meta["val"] = torch.SymInt(SymNode(self.shapes, value, hint))  # type: ignore[no-untyped-call]
+            node.meta["where"] = self.where
+            return node
+
+        total, so_far = None, Expr.const(0)
+        for mono, coefficient in expr.terms:
+            product, factor = None, Expr.const(1)
+            for atom in mono:
+                whole = atom.as_expr()
+                if atom.kind == "var":
+                    part = self._size_nodes[whole]
+                else:
+                    a, b = (self.size_node(arg) for arg in atom.args)
+                    part = apply(_SIZE_OPS[atom.kind], a, b, whole)
+                factor = factor * whole
+                product = part if product is None else apply(operator.mul, product, part, factor)
+            if coefficient != 1:
+                factor = factor * coefficient
+                product = apply(operator.mul, product, coefficient, factor)
+            so_far = so_far + factor
+            total = product if total is None else apply(operator.add, total, product, so_far)
+        return apply(operator.add, total, expr.offset, expr) if expr.offset else total
+
+    def wrap(self, node: Any) -> Any:
+        """A traced tensor that owns the value of `node`; lists of nodes become tuples."""
+        if node.__class__ is Node:
+            return TracedTensor.make(self, node.meta["val"], node)
+        if isinstance(node, list):
+            return tuple(self.wrap(item) for item in node)
+        return node
+
+    def seed(self) -> tuple[Node, int]:
+        """The seed's node and the number of the next draw."""
+        if self._seed is None:
+            self._seed = self.call(rng.rng_seed)
+        self._draws += 1
+        assert self._seed is not None
+        return self._seed, self._draws - 1
+
+    def forget_seed(self) -> None:
+        """Numbers drawn from here on come from another seed."""
+        self._seed, self._draws = None, 0
+
+    # ---- functional writes ----------------------------------------------------------------------------------------
+
+    def replay(self, base: Node, chain: tuple[ViewStep, ...]) -> Node:
+        """The value of a view, from that of its storage's owner."""
+        for func, args, kwargs in chain:
+            base = self._apply_view(base, func, args, kwargs)
+            base.meta["again"] = True
+        return base
+
+    def cut(self, node: Node) -> Node:
+        """The same value, through which no derivative goes. (The derivative of the recorded program is the engine's,
+        which knows; a program that is derived once more is made from the graph.)"""
+        if node.meta.get("cut"):
+            return node
+        known = self._cuts.get(node)
+        if known is None:
+            known = self._cuts[node] = self.call(aten.detach.default, node)
+        return known
+
+    def _apply_view(self, node: Node, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.call(PHYSICAL.get(func, func), node, *args, **kwargs)
+
+    def write(self, target: TracedTensor, value: Node) -> None:
+        """Give `target` the value of a node, as an in-place operation does: through all its views, in its dtype and
+        strides."""
+        group = target.group
+        if group.shared and self.listener.is_shared(group):
+            raise Unsupported(
+                "a tensor is written that shares its memory with another one", self.where, kind="tensor_write"
+            )
+        if group.frozen:
+            raise Unsupported(
+                "a tensor that is neither an argument nor made here is written",
+                self.where,
+                "pass the tensor as an argument, or keep it on the module as a buffer",
+                kind="tensor_write",
+            )
+        if group.source is not None and overlaps(group.base.meta["val"]):
+            reason = "an argument is written of which elements are one in memory"
+            raise Unsupported(reason, self.where, "clone it", kind="tensor_write")
+        if self.derivation.past and (group.source is not None or group.base in self.derivation.past):
+            raise LateWrite(self.where)
+        old = target.node.meta["val"]
+        if overlaps(old) and _may_overlap(target):
+            reason = "a tensor is written of which elements are one in memory"
+            raise Unsupported(reason, self.where, "clone it", kind="tensor_write")
+        new = value.meta["val"]
+        if not same_sizes(new.shape, old.shape) and new.shape != old.shape:
+            raise RuntimeError(
+                f"output with shape {list(old.shape)} doesn't match the broadcast shape {list(new.shape)}"
+            )
+        if new.dtype is not old.dtype:
+            if not torch.can_cast(new.dtype, old.dtype):
+                raise RuntimeError(
+                    f"result type {dtype_name(new.dtype)} can't be cast to the desired output type "
+                    f"{dtype_name(old.dtype)}"
+                )
+            value = self.call(aten._to_copy.default, value, dtype=old.dtype)
+        self._store(target, self.restride(value, old))
+        group.counted |= target.counts
+
+    def _store(self, target: TracedTensor, value: Node) -> None:
+        group, chain = target.group, target.chain
+        parents = [group.base]
+        for func, args, kwargs in chain[:-1]:
+            parents.append(self._apply_view(parents[-1], func, args, kwargs))
+        base = value
+        for parent, (func, args, kwargs) in zip(reversed(parents), reversed(chain)):
+            inverse = INVERSES.get(func._name)
+            if inverse is None:
+                raise Unsupported(f"writing through a view made by {func}", self.where, kind="tensor_write")
+            base = self.restride(inverse(self, parent, base, *args, **kwargs), parent.meta["val"])
+        group.base = base
+        group.version += 1
+        self.derivation.is_own |= target.cut and target.grad_fn is None
+        target._node, target._seen = value, group.version
+
+    def restride(self, node: Node, wanted: TensorMeta) -> Node:
+        """The node with the strides of `wanted` (of the same shape), copied if need be; a copy has no gaps and no
+        overlaps, but dense strides in the same order."""
+        own = node.meta["val"].stride
+        stride = wanted.stride if is_dense(wanted.shape, wanted.stride) else like_strides(wanted)
+        if _same_layout(wanted.shape, own, stride) or _same_layout(wanted.shape, own, wanted.stride):
+            return node
+        order = memory_order(wanted.shape, stride)
+        moved = self.call(aten.permute.default, node, order)
+        copied = self.call(aten.clone.default, moved, memory_format=torch.contiguous_format)
+        return self.call(aten.permute.default, copied, invert(order))  # type: ignore[no-any-return]
+
+    def filled(self, wanted: TensorMeta, value: Any, shape: Any = None) -> Node:
+        """A node that is `value` everywhere, of the shape, strides, dtype and device of `wanted`; `shape`: its sizes
+        as they stand in the graph."""
+        sizes = list(shape) if shape is not None else [self.unwrap(size) for size in wanted.shape]
+        options = {"dtype": wanted.dtype, "device": wanted.device}
+        stride = wanted.stride if is_dense(wanted.shape, wanted.stride) else like_strides(wanted)
+        order = memory_order(wanted.shape, stride)
+        if same_sizes(stride, contiguous_strides(wanted.shape)) or order == list(range(len(order))):
+            return self.call(aten.full.default, sizes, value, **options)  # type: ignore[no-any-return]
+        full = self.call(aten.full.default, [sizes[dim] for dim in order], value, **options)
+        return self.call(aten.permute.default, full, invert(order))  # type: ignore[no-any-return]
+
+
+class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is active, all operations go to the recorder `trace`, whatever their arguments are."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, trace: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = trace
+        self.depth = 0
+        self.dispatcher: Any = None
+
+    def __enter__(self) -> RecordingMode:
+        self.depth += 1
+        super().__enter__()  # type: ignore[no-untyped-call]
+        if self.trace.has_symbols:
+            self.allow_symbols()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.depth -= 1
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        if self.dispatcher is not None and not self.depth:
+            self.dispatcher.__exit__(None, None, None)
+            self.dispatcher = None
+
+    def allow_symbols(self) -> None:
+        """Kernels of composite operations in C++ ask for integers; torch's Python dispatcher has others in place."""
+        if self.depth and self.dispatcher is None:
+            composites.install()
+            self.dispatcher = torch._C._EnablePythonDispatcher()  # type: ignore[attr-defined, unused-ignore]
+            self.dispatcher.__enter__()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would make torch wrap us in a function that imports torch._dynamo
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return recorded(self.trace, func, types, args, kwargs or {})
+
+
+class NonLeaf(torch.autograd.Function):
+    """The same value as a tensor with autograd history: as with real ones, it may be written in place."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: TracedTensor) -> TracedTensor:
+        ctx.set_materialize_grads(False)
+        return TracedTensor.make(leaf._trace, leaf.meta, leaf.node, leaf.group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> torch.Tensor | None:
+        return grad
+
+
+_names: dict[OpOverload, str] = {}
+
+
+def _may_overlap(tensor: TracedTensor) -> bool:
+    """Whether elements of a view can be one in memory: by the steps that it is made by, for sizes that are data have no
+    values yet to judge its strides by."""
+    steps = (traits_of(func) for func, *_ in tensor.chain)
+    return any(step.expands or step.overlaps for step in steps) or overlaps(tensor.group.base.meta["val"])
+
+
+def _name(func: OpOverload) -> str:
+    name = _names.get(func)
+    if name is None:
+        name = _names[func] = func._schema.name.split("::")[-1].strip("_") or "op"
+    return name
+
+
+def memory_order(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> list[int]:
+    """The dimensions from the outermost to the innermost in memory."""
+    return sorted(range(len(shape)), key=lambda dim: (-hint_of(stride[dim]), -hint_of(shape[dim]), dim))
+
+
+def _same_layout(shape: tuple[Any, ...], a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    """Whether strides differ only where they do not matter: at sizes of 1, or in an empty tensor."""
+    if same_sizes(a, b):
+        return True
+    return any(map(is_zero, shape)) or all(is_one(size) or same_size(x, y) for size, x, y in zip(shape, a, b))
