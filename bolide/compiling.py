@@ -32,7 +32,7 @@ from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
 from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.program.captured import Captured
 from bolide.dynamo.state import own_mark, state
-from bolide.dynamo.torch_calls.modes import nested_compile
+from bolide.dynamo.torch_calls.state import nested_compile
 from bolide.support import events
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
 

@@ -15,7 +15,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -28,9 +28,12 @@ from bolide.dynamo.machine.interpreter import OPCODES, Handler, Machine
 from bolide.dynamo.opcodes.stack import NULL
 from bolide.dynamo.program.kinds import MISSING, class_attribute, contents_of
 from bolide.dynamo.world.frames import Frame
+from bolide.dynamo.world.holders import Namespaces
+from bolide.dynamo.world.world import World
 from bolide.support.caches import on_reset
 from bolide.support.errors import HalfwayError
 from bolide.support.registers import register
+from bolide.tracing import Trace
 
 NATIVE: dict[str, Handler] = {}
 REIFIED: set[types.CodeType] = set()  # what native generators around reified frames run
@@ -44,7 +47,7 @@ class Concrete:
     """
 
     def __init__(self, frames: Sequence[Frame] = ()) -> None:
-        self.machine = Machine(_WORLD, _NO_TRACE, _call)
+        self.machine = Machine(_REAL_WORLD, _NO_TRACE, _call)
         self.machine.frames += frames
         self.way: list[tuple[int, int]] = []
         self.leaving = self.halfway = False
@@ -265,17 +268,19 @@ on_reset(_instructions.cache_clear)
 class _NoTrace:
     """Handlers say where they are before they call torch."""
 
-    where: Any = None
+    where: object = None
 
     def rely_on_messages(self) -> None:
         """Sizes are numbers here."""
 
 
-class _Namespaces:
-    def load_global(self, namespace: dict[str, Any], name: str) -> Any:
+class ReadableNamespaces(Protocol):
+    """What handlers that also run for real ask of `Namespaces`. These answers are the real things."""
+
+    def load_global(self, namespace: dict[str, Any], name: str) -> object:
         return namespace.get(name, MISSING)
 
-    def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+    def store_global(self, namespace: dict[str, Any], name: str, value: object) -> None:
         if value is not MISSING:
             namespace[name] = value
         elif name in namespace:
@@ -283,10 +288,10 @@ class _Namespaces:
         else:
             raise NameError(f"name '{name}' is not defined")
 
-    def load_cell(self, cell: types.CellType, name: str) -> Any:
+    def load_cell(self, cell: types.CellType, name: str) -> object:
         return contents_of(cell)
 
-    def store_cell(self, cell: types.CellType, name: str, value: Any) -> None:
+    def store_cell(self, cell: types.CellType, name: str, value: object) -> None:
         if value is MISSING:
             del cell.cell_contents
         else:
@@ -296,18 +301,17 @@ class _Namespaces:
         return types.CellType()
 
 
-class _Classes:
-    def lookup(self, cls: type, name: str) -> Any:
-        return class_attribute(cls, name)
+class _RealNamespaces(ReadableNamespaces):
+    _like: type[ReadableNamespaces] = Namespaces  # as type checkers see
 
 
-class _World:
-    """What the interpreter's handlers ask of a `World`, in the same parts, answered by the real things."""
+class _RealWorld:
+    """The parts of a `World` that handlers ask which also run for real. Nothing is guarded."""
 
     def __init__(self) -> None:
-        self.namespaces, self.classes = _Namespaces(), _Classes()
-        self.containers = self.functions = self
-        self.aliases = types.SimpleNamespace(all=())  # nothing is a branch of a graph here
+        self.namespaces = _RealNamespaces()
+        self.classes = self.containers = self.functions = self
+        self.aliases = types.SimpleNamespace(all=())  # nothing is a branch of a graph
 
     def built(self, items: object) -> None:
         """Lists are themselves."""
@@ -318,9 +322,11 @@ class _World:
     def rely_on_identity(self, function: types.FunctionType) -> None:
         """Nothing is guarded."""
 
+    def lookup(self, cls: type, name: str) -> object:
+        return class_attribute(cls, name)
 
-_WORLD: Any = _World()
-_NO_TRACE: Any = _NoTrace()
+
+_REAL_WORLD, _NO_TRACE = cast(World, _RealWorld()), cast(Trace, _NoTrace())
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
@@ -351,27 +357,23 @@ def _super(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def _evaluate(function: Callable[..., Any]) -> Callable[..., Any]:
     def answer(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if len(args) == 1:
-            args = [*args, frame.globals, frame.as_locals(variables(frame))]
+            args = [*args, frame.globals, _locals(frame)]
         return function(*args, **kwargs)
 
     return answer
 
 
-def _vars(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return vars(*args) if args else frame.as_locals(variables(frame))
-
-
-def _dir(frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return dir(*args) if args else sorted(frame.as_locals(variables(frame)))
+def _locals(frame: Frame) -> dict[str, Any]:
+    return frame.as_locals(variables(frame))
 
 
 # Built-in functions that look at the frame they are called from.
 _OF_THE_FRAME: dict[Any, Callable[[Frame, list[Any], dict[str, Any]], Any]] = {
     super: _super,
-    builtins.locals: lambda frame, args, kwargs: frame.as_locals(variables(frame)),
+    builtins.locals: lambda frame, args, kwargs: _locals(frame),
     builtins.globals: lambda frame, args, kwargs: frame.globals,
-    builtins.vars: _vars,
-    builtins.dir: _dir,
+    builtins.vars: lambda frame, args, kwargs: vars(*args) if args else _locals(frame),
+    builtins.dir: lambda frame, args, kwargs: dir(*args) if args else sorted(_locals(frame)),
     builtins.eval: _evaluate(eval),
     builtins.exec: _evaluate(exec),
 }
@@ -415,64 +417,41 @@ def _load_super_attr(vm: Machine, frame: Frame, arg: tuple[str, bool]) -> None:
     frame.stack.append(getattr(super(cls, owner), arg[0]))
 
 
-@_native("STORE_ATTR")
-def _store_attr(vm: Machine, frame: Frame, arg: str) -> None:
-    owner = frame.stack.pop()
-    setattr(owner, arg, frame.stack.pop())
-
-
-@_native("DELETE_ATTR")
-def _delete_attr(vm: Machine, frame: Frame, arg: str) -> None:
-    delattr(frame.stack.pop(), arg)
-
-
-@_native("BINARY_SUBSCR")
-def _binary_subscr(vm: Machine, frame: Frame, arg: Any) -> None:
-    key = frame.stack.pop()
-    frame.stack.append(operator.getitem(frame.stack.pop(), key))  # called: what it raises is the program's
-
-
-@_native("STORE_SUBSCR")
-def _store_subscr(vm: Machine, frame: Frame, arg: Any) -> None:
-    key, owner = frame.stack.pop(), frame.stack.pop()
-    owner[key] = frame.stack.pop()
-
-
-@_native("DELETE_SUBSCR")
-def _delete_subscr(vm: Machine, frame: Frame, arg: Any) -> None:
-    key = frame.stack.pop()
-    del frame.stack.pop()[key]
-
-
 @_native("BINARY_OP", "COMPARE_OP")
 def _binary_op(vm: Machine, frame: Frame, arg: Callable[[Any, Any], Any]) -> None:
     right = frame.stack.pop()
     frame.stack.append(arg(frame.stack.pop(), right))
 
 
-def _unary(name: str, function: Callable[[Any], Any]) -> None:
+_ON_VALUES: dict[str, Callable[..., object]] = {
+    "UNARY_OP": lambda value, function: function(value),
+    "UNARY_NOT": lambda value, _: not value,
+    "CONTAINS_OP": lambda item, container, negated: (item in container) != bool(negated),
+    "BINARY_SUBSCR": lambda owner, key, _: operator.getitem(owner, key),  # called: what it raises is the program's
+    "STORE_SUBSCR": lambda value, owner, key, _: operator.setitem(owner, key, value),
+    "DELETE_SUBSCR": lambda owner, key, _: operator.delitem(owner, key),
+    "STORE_ATTR": lambda value, owner, name: setattr(owner, name, value),
+    "DELETE_ATTR": delattr,
+    "GET_ITER": lambda value, _: iter(value),
+    "LIST_TO_TUPLE": lambda value, _: tuple(value),
+}
+"""What operations do with the values that they take, and with their argument."""
+
+
+def _on_values(name: str, function: Callable[..., object]) -> None:
+    count, gives = UNIFORM[name].taken(None), UNIFORM[name].gives
+
     @_native(name)
-    def answer(vm: Machine, frame: Frame, arg: Any) -> None:
-        frame.stack.append(function(frame.stack.pop()))
+    def handler(vm: Machine, frame: Frame, arg: object) -> None:
+        values = frame.stack[-count:]
+        del frame.stack[-count:]
+        result = function(*values, arg)
+        if gives:
+            frame.stack.append(result)
 
 
-for _name, _function in (
-    ("UNARY_NOT", operator.not_),
-    ("GET_ITER", iter),
-    ("LIST_TO_TUPLE", tuple),
-):
-    _unary(_name, _function)
-
-
-@_native("UNARY_OP")
-def _unary_op(vm: Machine, frame: Frame, arg: Callable[[Any], Any]) -> None:
-    frame.stack.append(arg(frame.stack.pop()))
-
-
-@_native("CONTAINS_OP")
-def _contains_op(vm: Machine, frame: Frame, arg: int) -> None:
-    container = frame.stack.pop()
-    frame.stack.append((frame.stack.pop() in container) != bool(arg))
+for _name, _function in _ON_VALUES.items():
+    _on_values(_name, _function)
 
 
 @_native("GET_LEN")

@@ -29,16 +29,19 @@ Whatever comes otherwise is answered by `Left`: the frames, as they are then, go
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from bolide.dynamo.breaks.concrete import DIRECT, LOOKING, SCALARS, iterates_natively
-from bolide.dynamo.breaks.segments import VALUED, FrameShape, Shape, Suspended
+from bolide.dynamo.breaks.concrete import DIRECT, LOOKING, SCALARS, Concrete, iterates_natively
+from bolide.dynamo.breaks.segments import Shape, Suspended, flatten, unflatten
 from bolide.dynamo.bytecode.flow import live_locals
 from bolide.dynamo.bytecode.uniform import UNIFORM
 from bolide.dynamo.machine.callers import makes_classes
 from bolide.dynamo.machine.interpreter import OPCODES
+from bolide.dynamo.opcodes.stack import NULL
+from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.program.sources import Namespace
+from bolide.dynamo.world.frames import Frame
 from bolide.dynamo.world.outside import is_finalised
 from bolide.support.registers import register
 
@@ -83,41 +86,25 @@ class _NoHop(Exception):
     """An instruction that is not written down."""
 
 
-class _Frame:
-    """A frame whose values are names of variables: None stands for an unbound local, or for NULL on the stack."""
-
-    def __init__(self, part: FrameShape, names: Iterator[str]) -> None:
-        self.part, self.code, self.pc = part, part.code, part.pc
-        self.locals: list[str | None] = [None] * len(part.code.locals_names)
-        for index in part.bound:
-            self.locals[index] = next(names)
-        self.stack = [next(names) if value else None for value in part.stack]
-        self.then_value = next(names) if part.then in VALUED else None
-
-    def names(self) -> Iterator[str]:
-        """In the order of `segments.flatten`."""
-        for name in (*self.locals, *self.stack, self.then_value):
-            if name is not None:
-                yield name
-
-    def shape(self) -> FrameShape:
-        bound = tuple([index for index, name in enumerate(self.locals) if name is not None])
-        return self.part._replace(pc=self.pc, bound=bound, stack=tuple([name is not None for name in self.stack]))
-
-
 class _Writer:
+    """The text of a hop. `running`: the frames, with names of variables for their values. `at`: the instruction that is
+    written down, `first`: whether it is the one that the segment has ended in front of, `following`: where the frame
+    went on."""
+
+    at: int
+    first: bool
+    following: int | None
+
     def __init__(self, shape: Shape) -> None:
-        self.start = shape
         self.namespace = Namespace(())
         self.fresh = (f"v{number}" for number in itertools.count())
         self.lines: list[str] = []
-        self.frames = [_Frame(part, self.fresh) for part in shape.frames]
-        self.given = [name for frame in self.frames for name in frame.names()]
-        self.result: str | None = None
+        self.running = Concrete(unflatten(shape, self.fresh))
+        self.given = self.names()
         self.left = self.namespace.reference(Left, "left")
 
     def function(self) -> Hop:
-        taken = f"    ({''.join(f'{name}, ' for name in self.given)}) = suspended.values\n" if self.given else ""
+        taken = f"    {_tuple(self.given)} = suspended.values\n" if self.given else ""
         body = "".join(f"    {line}\n" for line in self.lines)
         text = f"def hop(suspended):\n{taken}    suspended.values = None\n{body}"
         scope = self.namespace.values
@@ -125,268 +112,229 @@ class _Writer:
         hop: Hop = scope.pop("hop")
         return hop
 
+    def names(self) -> list[str]:
+        """The variables of the present point."""
+        return flatten(self.running.frames, whole=True)[1]
+
     # -- the way
 
     def write(self, way: Way, final: Shape | None, point: object) -> None:
         known = set(self.given)
         for number, (depth, pc) in enumerate(way):
-            frame = self.frames[-1]
-            if (len(self.frames) - 1, frame.pc) != (depth, pc):
+            frames = self.running.frames
+            if (len(frames) - 1, frames[-1].pc) != (depth, pc):
                 raise _NoHop
-            following = way[number + 1][1] if number + 1 < len(way) and way[number + 1][0] == depth else None
-            if following is None and final is not None and len(final.frames) == depth + 1:
-                following = final.frames[-1].pc
-            self.instruction(frame, following, first=number == 0)
-            used = {name for each in self.frames for name in each.names()} | {self.result or "None"}
+            self.following = way[number + 1][1] if number + 1 < len(way) and way[number + 1][0] == depth else None
+            if self.following is None and final is not None and len(final.frames) == depth + 1:
+                self.following = final.frames[-1].pc
+            self.at, self.first = pc, number == 0
+            self.instruction(frames[-1])
+            used = {self.running.result} if self.running.done else set(self.names())
             gone = sorted(name for name in known - used if name[0] == "v")
             if gone:
                 self.lines.append(f"del {', '.join(gone)}")
             known = used
-            if self.result is not None:
+            if self.running.done:
                 break
-        if final is None:
-            if self.result is None:
-                raise _NoHop
-            self.lines.append(f"return None, {self.result}")
-            return
-        self.arrive(final, point)
+        if final is not None:
+            self.arrive(final, point)
+        elif self.running.done:
+            self.lines.append(f"return None, {self.running.result}")
+        else:
+            raise _NoHop
+
+    def instruction(self, frame: Frame) -> None:
+        """Write the next instruction of the top frame down."""
+        name, arg = frame.code.ops[frame.pc], frame.code.args[frame.pc]
+        frame.pc += 1
+        if name in _INSTRUCTIONS:
+            _INSTRUCTIONS[name](self, frame, arg)
+        elif UNIFORM[name].asks == "nothing":
+            OPCODES[name](
+                self.running.machine, frame, self.namespace.reference(arg, "constant") if name == "LOAD_CONST" else arg
+            )
+        else:
+            raise _NoHop
 
     def arrive(self, final: Shape, point: object) -> None:
-        """Answer `point`. Variables that are not read any more are let go there, unless that could be seen."""
-        frame = self.frames[-1]
-        self.look_on(frame)
-        kept, live = list(frame.locals), live_locals(frame.code)[frame.pc]
-        dead = [index for index, name in enumerate(kept) if name is not None and not live >> index & 1]
+        """Answer `point`: the way ends here unless the next instruction works on a Python number this time. Variables
+        that are not read any more are let go there, unless that could be seen."""
+        if self.running.done:
+            raise _NoHop
+        frame = self.running.frames[-1]
+        if frame.code.ops[frame.pc] == "LOAD_FAST":
+            self.leave_if(self.are_scalars(frame.locals[frame.code.args[frame.pc]]), frame.pc)
+        live = live_locals(frame.code)[frame.pc]
+        dead = [i for i, name in enumerate(frame.locals) if name is not MISSING and not live >> i & 1]
         for index in dead:
             finalised = self.namespace.reference(is_finalised, "finalised")
-            self.lines.append(f"if {finalised}({kept[index]}): {self.leave(frame.pc)}")
+            self.leave_if(f"{finalised}({frame.locals[index]})", frame.pc)
         for index in dead:
-            frame.locals[index] = None
-        if self.shape() != final:
+            frame.locals[index] = MISSING
+        shape, names = flatten(self.running.frames, whole=True)
+        if shape != final:
             raise _NoHop
-        names = "".join(f"{name}, " for each in self.frames for name in each.names())
-        self.lines.append(f"return {self.namespace.reference(point, 'point')}, ({names})")
-
-    def look_on(self, frame: _Frame) -> None:
-        """The way ends here unless the next instruction works on a Python number this time."""
-        if frame.code.ops[frame.pc] == "LOAD_FAST":
-            name = frame.locals[frame.code.args[frame.pc]]
-            self.lines.append(f"if {self.is_scalar(name)}: {self.leave(frame.pc)}")
+        self.lines.append(f"return {self.namespace.reference(point, 'point')}, {_tuple(names)}")
 
     # -- ways out
 
-    def shape(self, pc: int | None = None, stack: list[str | None] | None = None) -> Shape:
-        """The present point, with another instruction and stack of the top frame if they are given."""
-        frame = self.frames[-1]
+    def leave(self, pc: int, stack: list[Any] | None = None, more: str = "") -> str:
+        """The statement that answers `Left`, in front of another instruction of the top frame, with another stack if it
+        is given."""
+        frames = self.running.frames
+        frame = frames[-1]
         before = frame.pc, frame.stack
-        frame.pc, frame.stack = frame.pc if pc is None else pc, frame.stack if stack is None else stack
-        shape = Shape(tuple([each.shape() for each in self.frames]), self.start.namespaces[: len(self.frames)])
+        frame.pc, frame.stack = pc, frame.stack if stack is None else stack
+        shape, names = flatten(frames, whole=True)
         frame.pc, frame.stack = before
-        return shape
+        return f"return {self.left}({self.namespace.reference(shape, 's')}, {_tuple(names)}{more})"
 
-    def leave(self, pc: int, stack: list[str | None] | None = None, more: str = "") -> str:
-        """The statement that answers `Left`."""
-        shape = self.namespace.reference(self.shape(pc, stack), "s")
-        frame = self.frames[-1]
-        before, frame.stack = frame.stack, frame.stack if stack is None else stack
-        names = "".join(f"{name}, " for each in self.frames for name in each.names())
-        frame.stack = before
-        return f"return {self.left}({shape}, ({names}){more})"
+    def leave_if(self, condition: str, pc: int | None = None) -> None:
+        """Leave where a condition holds, in front of the present instruction unless another one is given."""
+        self.lines.append(f"if {condition}: {self.leave(self.at if pc is None else pc)}")
 
-    def guarded(self, statement: str, pc: int) -> None:
-        """A statement that may raise, for the instruction at `pc`."""
-        self.lines += [
-            "try:",
-            f"    {statement}",
-            "except BaseException as error:",
-            f"    {self.leave(pc + 1, more=', error')}",
-        ]
+    def guarded(self, statement: str) -> None:
+        """A statement that may raise."""
+        raised = self.leave(self.at + 1, more=", error")
+        self.lines += ["try:", f"    {statement}", "except BaseException as error:", f"    {raised}"]
 
-    def is_scalar(self, *names: str | None) -> str:
+    # -- expressions
+
+    def are_scalars(self, *names: str) -> str:
         scalars = self.namespace.reference(SCALARS, "scalars")
         return " and ".join(f"type({name}) in {scalars}" for name in names)
 
-    # -- instructions
 
-    def instruction(self, frame: _Frame, following: int | None, first: bool) -> None:
-        """Write the next instruction of the top frame down; `following`: where the frame went on."""
-        name, arg, pc = frame.code.ops[frame.pc], frame.code.args[frame.pc], frame.pc
-        handler = _INSTRUCTIONS.get(name)
-        if handler is not None:
-            handler(self, frame, arg, following, first)
-        elif UNIFORM[name].asks == "nothing":
-            move: Any = OPCODES[name]
-            move(None, frame, arg)  # names as well as values
-        else:
-            raise _NoHop
-        if self.frames and self.frames[-1] is frame and frame.pc == pc:
-            frame.pc += 1
+def _tuple(names: Iterable[str]) -> str:
+    return f"({''.join(f'{name}, ' for name in names)})"
 
 
-_Written = Callable[[_Writer, _Frame, Any, "int | None", bool], None]
-_INSTRUCTIONS: dict[str, _Written] = {}
-
+_INSTRUCTIONS: dict[str, Callable[[_Writer, Frame, Any], None]] = {}
+"""Those that do more than move values about."""
 
 _instruction = register(_INSTRUCTIONS)
 
 
-@_instruction("PUSH_NULL")
-def _push_null(writer: _Writer, frame: _Frame, arg: Any, following: int | None, first: bool) -> None:
-    frame.stack.append(None)
-
-
-@_instruction("LOAD_CONST")
-def _load_const(writer: _Writer, frame: _Frame, arg: Any, following: int | None, first: bool) -> None:
-    frame.stack.append(writer.namespace.reference(arg, "constant"))
-
-
 @_instruction("LOAD_FAST")
-def _load_fast(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
+def _load_fast(writer: _Writer, frame: Frame, arg: int) -> None:
     name = frame.locals[arg]
-    if name is None or first:
+    if name is MISSING or writer.first:
         raise _NoHop
-    if frame.code.ops[frame.pc + 1] not in ("RETURN_VALUE", "STORE_FAST"):
-        writer.lines.append(f"if not ({writer.is_scalar(name)}): {writer.leave(frame.pc)}")
+    if frame.code.ops[frame.pc] not in ("RETURN_VALUE", "STORE_FAST"):
+        writer.leave_if(f"not ({writer.are_scalars(name)})")
     frame.stack.append(name)
 
 
-def _expression(name: str, text: str) -> None:
-    """An instruction that replaces values by that of an expression. It is light on Python numbers."""
-    count = UNIFORM[name].taken(None)
-
-    @_instruction(name)
-    def written(writer: _Writer, frame: _Frame, arg: Any, following: int | None, first: bool) -> None:
-        operands = frame.stack[-count:]
-        if None in operands:
-            raise _NoHop
-        if not first:
-            writer.lines.append(f"if not ({writer.is_scalar(*operands)}): {writer.leave(frame.pc)}")
-        made = next(writer.fresh)
-        value = text.format(*operands, arg=writer.namespace.reference(arg, "arg"))
-        writer.guarded(f"{made} = {value}", frame.pc)
-        frame.stack[-count:] = [made]
+_EXPRESSIONS = {
+    "BINARY_OP": "{arg}({0}, {1})",
+    "COMPARE_OP": "{arg}({0}, {1})",
+    "CONTAINS_OP": "({0} in {1}) != {arg}",
+    "UNARY_NOT": "not {0}",
+    "UNARY_OP": "{arg}({0})",
+}
+"""Instructions that replace values by that of an expression. They are light on Python numbers."""
 
 
-for _name, _text in (
-    ("BINARY_OP", "{arg}({0}, {1})"),
-    ("COMPARE_OP", "{arg}({0}, {1})"),
-    ("CONTAINS_OP", "({0} in {1}) != {arg}"),
-    ("UNARY_NOT", "not {0}"),
-    ("UNARY_OP", "{arg}({0})"),
-):
-    _expression(_name, _text)
+@_instruction(*_EXPRESSIONS)
+def _expression(writer: _Writer, frame: Frame, arg: Any) -> None:
+    name = frame.code.ops[writer.at]
+    count = UNIFORM[name].taken(arg)
+    operands = frame.stack[-count:]
+    if NULL in operands:
+        raise _NoHop
+    if not writer.first:
+        writer.leave_if(f"not ({writer.are_scalars(*operands)})")
+    made = next(writer.fresh)
+    value = _EXPRESSIONS[name].format(*operands, arg=writer.namespace.reference(arg, "arg"))
+    writer.guarded(f"{made} = {value}")
+    frame.stack[-count:] = [made]
 
 
 @_instruction("BINARY_SUBSCR")
-def _binary_subscr(writer: _Writer, frame: _Frame, arg: Any, following: int | None, first: bool) -> None:
-    if not first:
+def _binary_subscr(writer: _Writer, frame: Frame, arg: object) -> None:
+    if not writer.first:
         raise _NoHop
     made = next(writer.fresh)
-    writer.guarded(f"{made} = {frame.stack[-2]}[{frame.stack[-1]}]", frame.pc)
+    writer.guarded(f"{made} = {frame.stack[-2]}[{frame.stack[-1]}]")
     frame.stack[-2:] = [made]
 
 
 @_instruction("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE")
-def _pop_jump_if(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
-    value, pc = frame.stack[-1], frame.pc
-    if not first:
-        writer.lines.append(f"if not ({writer.is_scalar(value)}): {writer.leave(pc)}")
+def _pop_jump_if(writer: _Writer, frame: Frame, arg: int) -> None:
+    value = frame.stack[-1]
+    if not writer.first:
+        writer.leave_if(f"not ({writer.are_scalars(value)})")
     truth = next(writer.fresh)
-    writer.guarded(f"{truth} = not not {value}", pc)
+    writer.guarded(f"{truth} = not not {value}")
     frame.stack.pop()
-    wanted = frame.code.ops[pc].endswith("TRUE")
-    jumped = following == arg
-    writer.lines.append(f"if {truth} is not {wanted is jumped}: {writer.leave(pc + 1 if jumped else arg)}")
+    wanted = frame.code.ops[writer.at].endswith("TRUE")
+    _jump(writer, frame, arg, f"{truth} is not {wanted is (writer.following == arg)}")
     writer.lines.append(f"del {truth}")
-    frame.pc = arg if jumped else pc + 1
 
 
 @_instruction("POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE")
-def _pop_jump_if_none(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
-    value, pc = frame.stack.pop(), frame.pc
-    jumped = following == arg
-    is_none = frame.code.ops[pc].endswith("IF_NONE") is jumped
-    writer.lines.append(f"if ({value} is None) is not {is_none}: {writer.leave(pc + 1 if jumped else arg)}")
-    frame.pc = arg if jumped else pc + 1
+def _pop_jump_if_none(writer: _Writer, frame: Frame, arg: int) -> None:
+    value, on_none = frame.stack.pop(), frame.code.ops[writer.at].endswith("IF_NONE")
+    _jump(writer, frame, arg, f"({value} is None) is not {on_none is (writer.following == arg)}")
+
+
+def _jump(writer: _Writer, frame: Frame, target: int, otherwise: str) -> None:
+    """Go on where the frame went on, and leave where a condition says that this is the other way."""
+    jumped = writer.following == target
+    writer.leave_if(otherwise, frame.pc if jumped else target)
+    frame.pc = target if jumped else frame.pc
 
 
 @_instruction("FOR_ITER")
-def _for_iter(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
-    iterator, pc = frame.stack[-1], frame.pc
-    if not first:
+def _for_iter(writer: _Writer, frame: Frame, arg: int) -> None:
+    iterator, before = frame.stack[-1], frame.stack[:-1]
+    if not writer.first:
         natively = writer.namespace.reference(iterates_natively, "natively")
-        writer.lines.append(f"if not {natively}({iterator}): {writer.leave(pc)}")
+        writer.leave_if(f"not {natively}({iterator})")
     made = next(writer.fresh)
-    failed = [f"except BaseException as error: {writer.leave(pc + 1, more=', error')}"]
-    before = frame.stack[:-1]
-    if following == arg:
-        frame.stack.append(made)
-        found = writer.leave(pc + 1)
-        frame.stack.pop()
-        writer.lines += ["try:", f"    {made} = next({iterator})", "except StopIteration: pass", *failed]
-        writer.lines += [f"else: {found}"]
-        frame.stack, frame.pc = before, arg
-        return
+    failed = f"except BaseException as error: {writer.leave(frame.pc, more=', error')}"
     writer.lines += ["try:", f"    {made} = next({iterator})"]
-    writer.lines += [f"except StopIteration: {writer.leave(arg, before)}", *failed]
-    frame.stack.append(made)
+    if writer.following == arg:
+        gave = writer.leave(frame.pc, [*frame.stack, made])
+        writer.lines += ["except StopIteration: pass", failed, f"else: {gave}"]
+        frame.stack, frame.pc = before, arg
+    else:
+        writer.lines += [f"except StopIteration: {writer.leave(arg, before)}", failed]
+        frame.stack.append(made)
 
 
-@_instruction("CALL")
-def _call(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
-    _called(writer, frame, len(frame.stack) - arg - 2, 2, first, ())
+_CALLED = {"CALL": 2, "CALL_KW": 2, "CALL_FUNCTION": 1, "CALL_FUNCTION_KW": 1}
+"""How many places on the stack hold what is called, see `opcodes.control._invoke`."""
 
 
-@_instruction("CALL_KW")
-def _call_kw(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
-    _called(writer, frame, len(frame.stack) - arg - 3, 2, first, _names_of(frame))
-
-
-@_instruction("CALL_FUNCTION")
-def _call_function(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
-    _called(writer, frame, len(frame.stack) - arg - 1, 1, first, ())
-
-
-@_instruction("CALL_FUNCTION_KW")
-def _call_function_kw(writer: _Writer, frame: _Frame, arg: int, following: int | None, first: bool) -> None:
-    _called(writer, frame, len(frame.stack) - arg - 2, 1, first, _names_of(frame))
-
-
-def _names_of(frame: _Frame) -> Sequence[str]:
-    """The names of the keywords, which have been loaded just before."""
-    code, pc = frame.code, frame.pc
-    if code.ops[pc - 1] != "LOAD_CONST":
+@_instruction(*_CALLED)
+def _call(writer: _Writer, frame: Frame, arg: int) -> None:
+    """A call of a function in C. The names of keywords have been loaded just before."""
+    if not writer.first:
         raise _NoHop
-    names: Sequence[str] = code.args[pc - 1]
-    return names
-
-
-def _called(writer: _Writer, frame: _Frame, at: int, slots: int, first: bool, names: Sequence[str]) -> None:
-    """A call of a function in C: of what stands in the `slots` from `at` on, see `opcodes.control._invoke`."""
-    if not first:
+    ops, args, slots = frame.code.ops, frame.code.args, _CALLED[frame.code.ops[writer.at]]
+    has_names = ops[writer.at].endswith("KW")
+    if has_names and ops[writer.at - 1] != "LOAD_CONST":
         raise _NoHop
-    function, *owner = [name for name in frame.stack[at : at + slots] if name is not None]
-    given = owner + frame.stack[at + slots : len(frame.stack) - bool(names)]
+    names = args[writer.at - 1] if has_names else ()
+    end = len(frame.stack) - has_names
+    at = end - arg - slots
+    function, *given = [name for name in frame.stack[at:end] if name is not NULL]
     split = len(given) - len(names)
-    words = [str(name) for name in given[:split]] + [f"{key}={name}" for key, name in zip(names, given[split:])]
+    words = given[:split] + [f"{key}={name}" for key, name in zip(names, given[split:])]
     direct, looking = writer.namespace.reference(DIRECT, "direct"), writer.namespace.reference(LOOKING, "looking")
     makes = f"isinstance({function}, type) and {writer.namespace.reference(makes_classes, 'makes_classes')}({function})"
     writer.lines += [
         f"if type({function}) not in {direct} or {function} in {looking} or {makes}:",
-        f"    {writer.leave(frame.pc, more=', None, True')}",
+        f"    {writer.leave(writer.at, more=', None, True')}",
     ]
     made = next(writer.fresh)
-    writer.guarded(f"{made} = {function}({', '.join(words)})", frame.pc)
+    writer.guarded(f"{made} = {function}({', '.join(words)})")
     frame.stack[at:] = [made]
 
 
 @_instruction("RETURN_VALUE")
-def _return(writer: _Writer, frame: _Frame, arg: Any, following: int | None, first: bool) -> None:
-    if first or frame.part.then not in ("push", "drop"):
+def _return(writer: _Writer, frame: Frame, arg: object) -> None:
+    if writer.first or frame.then not in ("push", "drop"):
         raise _NoHop
-    value = frame.stack.pop()
-    writer.frames.pop()
-    if not writer.frames:
-        writer.result = value
-    elif frame.part.then == "push":
-        writer.frames[-1].stack.append(value)
+    writer.running.machine.finish(frame, frame.stack.pop())

@@ -51,6 +51,17 @@ class FrameShape(NamedTuple):
     generator: bool
     snapshot: bool
 
+    def places(self) -> list[tuple[str, int]]:
+        """Of each value of the frame, in order, what it is, and the number of the variable or of the place."""
+        return [
+            *(("variable", index) for index in self.bound),
+            *(("stack", index) for index, value in enumerate(self.stack) if value),
+            *(("error", index) for index in range(self.errors)),
+            *[("result", 0)] * (self.then in VALUED),
+            *[("generator", 0)] * self.generator,
+            *[("variables", 0)] * self.snapshot,
+        ]
+
 
 class Shape:
     """A program point: the shapes of all frames, outermost first. Equal shapes are the same point.
@@ -74,12 +85,10 @@ class Shape:
         """A distinct identifier for each value, after the user's variables."""
         found: dict[str, None] = {}
         for frame in self.frames:
-            names = [frame.code.locals_names[index] for index in frame.bound]
-            names += [f"stack{i}" for i, value in enumerate(frame.stack) if value]
-            names += [f"error{i}" for i in range(frame.errors)]
-            names += ["result"] * (frame.then in VALUED) + ["generator"] * frame.generator
-            names += ["variables"] * frame.snapshot
-            for name in names:
+            for kind, index in frame.places():
+                name = f"{kind}{index}" if kind in ("stack", "error") else kind
+                if kind == "variable":
+                    name = frame.code.locals_names[index]
                 name = name if name.isidentifier() and not keyword.iskeyword(name) else "iterable"
                 found[_distinct(name, found)] = None
         return tuple(found)
@@ -260,13 +269,13 @@ def is_building(shape: Shape, values: Sequence[Any]) -> list[bool]:
     """For each value, whether it is a list that a comprehension is making: nobody reads it before that has ended."""
     found: list[bool] = []
     for part in shape.frames:
-        found += [False] * len(part.bound)
-        stack = values[len(found) : len(found) + sum(part.stack)]
+        first = len(found) + len(part.bound)
+        stack = values[first : first + sum(part.stack)]
         below = [type(value) is list and hasattr(type(above), "__next__") for value, above in itertools.pairwise(stack)]
         loops = sum(start <= part.pc < end for start, end in _comprehensions(part.code))
         known = sum(below) == loops  # otherwise it cannot be told from a list and an iterator that are operands
-        found += [known and is_list for is_list in below] + [False] * bool(stack)
-        found += [False] * (part.errors + (part.then in VALUED) + part.generator + part.snapshot)
+        on_stack = iter([*(known and is_list for is_list in below), False])
+        found += [kind == "stack" and next(on_stack) for kind, _ in part.places()]
     return found
 
 
@@ -284,8 +293,7 @@ def is_local(shape: Shape) -> list[bool]:
     """For each value, whether it is a plain fast local (and so needs to be looked at only when it is read)."""
     found: list[bool] = []
     for part in shape.frames:
-        variables = len(part.code.code.co_varnames)
-        cells = part.code.cellvars
-        found += [i < variables and part.code.locals_names[i] not in cells for i in part.bound]
-        found += [False] * (sum(part.stack) + part.errors + (part.then in VALUED) + part.generator + part.snapshot)
+        variables = part.code.code.co_varnames
+        own = {index for index, name in enumerate(variables) if name not in part.code.cellvars}
+        found += [kind == "variable" and index in own for kind, index in part.places()]
     return found

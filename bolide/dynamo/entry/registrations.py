@@ -26,7 +26,6 @@ import bolide.dynamo.torch_calls.generators
 import bolide.dynamo.torch_calls.hooks
 import bolide.dynamo.torch_calls.layers
 import bolide.dynamo.torch_calls.masks
-import bolide.dynamo.torch_calls.modes
 import bolide.dynamo.torch_calls.optimizers
 import bolide.dynamo.torch_calls.sizes
 import bolide.dynamo.torch_calls.state

@@ -17,17 +17,11 @@ from typing import Any
 
 import torch
 
+from bolide.dynamo.library.handlers import Args, Kwargs, intercept_each, intercept_table, refuse
 from bolide.dynamo.machine import attributes, operations
 from bolide.dynamo.machine.attributes import Super, check_super, load_attribute
 from bolide.dynamo.machine.breaking import can_require
-from bolide.dynamo.machine.calls import (
-    INTERCEPTS,
-    NATIVE,
-    SWITCHED,
-    asks_for_keys,
-    construct,
-    intercept,
-)
+from bolide.dynamo.machine.calls import INTERCEPTS, NATIVE, SWITCHED, asks_for_keys, construct, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import runs_natively
 from bolide.dynamo.machine.operations import class_of, polyfill
@@ -43,14 +37,11 @@ from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.numbers.scalars import MATH, TracedFloat, compute
 
-Args = list[Any]
-Kwargs = dict[str, Any]
-
 # ---- classes and attributes ------------------------------------------------------------------------------------------
 
 
 @intercept(type)
-def _type(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _type(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 1:
         if type(args[0]) is TracedTensor:
             return load_attribute(vm, args[0], "__class__")
@@ -105,13 +96,13 @@ def _of_any(vm: Machine, check: Any, value: Any, classes: Sequence[Any]) -> Any:
 
 
 @intercept(vars(types.FunctionType)["__get__"])
-def _bind(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _bind(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     function, owner = args[0], args[1]
     return function if owner is None else types.MethodType(function, owner)
 
 
 @intercept(isinstance)
-def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     value, cls = args
     if type(value) is Generator:
         original = original_of(value)
@@ -156,19 +147,19 @@ def _is_faced(value: Any) -> bool:
 
 
 @intercept(inspect.isgenerator)
-def _is_generator(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _is_generator(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return Call(isinstance, [args[0], types.GeneratorType]) if len(args) == 1 and not kwargs else NATIVE
 
 
 @intercept(type.__instancecheck__)
-def _instance_check(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _instance_check(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     cls, value = args
     vm.world.classes.rely_on_bases(class_of(value), cls)
     return type.__instancecheck__(cls, _real(value)) or (_is_faced(value) and issubclass(value.face, cls))
 
 
 @intercept(issubclass)
-def _issubclass(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _issubclass(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     cls, wanted = args
     if parts := _apart(vm, wanted, "__subclasscheck__"):
         return _of_any(vm, issubclass, cls, parts)
@@ -181,7 +172,7 @@ def _issubclass(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(type.__subclasscheck__)
-def _subclass_check(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _subclass_check(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     wanted, cls = args
     found = type.__subclasscheck__(wanted, cls)
     vm.world.classes.rely_on_bases(cls, wanted)
@@ -189,29 +180,29 @@ def _subclass_check(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(callable)
-def _callable(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _callable(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     vm.world.classes.rely_on(class_of(args[0]), "__call__")
     return callable(_real(args[0]))
 
 
 @intercept(id)
-def _id(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _id(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return id_of(vm.world, args[0]) if len(args) == 1 and not kwargs else id(*args, **kwargs)
 
 
 @intercept(hash)
-def _hash(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _hash(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     method = operations.python_method(vm.world, class_of(args[0]), "__hash__")
     return hash(args[0]) if method is None else Call(polyfill("hash_of"), args)
 
 
 @intercept(object.__hash__)
-def _object_hash(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _object_hash(vm: Machine, args: Args, kwargs: Kwargs) -> int:
     return object.__hash__(args[0])
 
 
 @intercept(float.is_integer)
-def _is_integer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _is_integer(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs or type(args[0]) is not TracedFloat:
         return NATIVE
     vm.trace.where = vm.where()
@@ -219,7 +210,7 @@ def _is_integer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(super)
-def _super(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _super(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 2:
         return _super_of(*args)
     if args:
@@ -242,7 +233,7 @@ def _super_of(cls: Any, owner: Any) -> Any:
 
 
 @intercept(getattr)
-def _getattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _getattr(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     try:
         result = load_attribute(vm, args[0], _named(args))
     except AttributeError:
@@ -255,7 +246,7 @@ def _getattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(hasattr)
-def _hasattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _hasattr(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     try:
         result = load_attribute(vm, args[0], _named(args))
     except AttributeError:
@@ -263,46 +254,45 @@ def _hasattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return Call(polyfill("has_attribute"), args) if type(result) is Call else True
 
 
-@intercept(setattr)
-def _setattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return attributes.store_attribute(vm, args[0], _named(args), args[2])
+_CHANGES: dict[object, Callable[..., object]] = {
+    setattr: attributes.store_attribute,
+    delattr: attributes.delete_attribute,
+}
 
 
-@intercept(delattr)
-def _delattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return attributes.delete_attribute(vm, args[0], _named(args))
+@intercept_table(_CHANGES)
+def _change(function: object, change: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return change(vm, args[0], _named(args), *args[2:])
 
 
 _BUILT_IN = (object, *CONTAINERS, tuple, dict, collections.defaultdict, int, float, str, bytes, BaseException)
 
 
 @intercept(*{cls.__getattribute__ for cls in _BUILT_IN})
-def _object_getattribute(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _object_getattribute(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return attributes.default_attribute(vm, args[0], class_of(args[0]), _named(args), False)
 
 
-@intercept(object.__setattr__)
-def _object_setattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return attributes.default_store(vm, args[0], class_of(args[0]), _named(args), args[2])
+@intercept_table({object.__setattr__: attributes.default_store, object.__delattr__: attributes.default_delete})
+def _change_plainly(function: object, change: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return change(vm, args[0], class_of(args[0]), _named(args), *args[2:])
 
 
-@intercept(object.__delattr__)
-def _object_delattr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return attributes.default_delete(vm, args[0], class_of(args[0]), _named(args))
+_ORDERS = dict.fromkeys([vars(object)[name] for name in ("__lt__", "__le__", "__gt__", "__ge__")], NotImplemented)
 
 
-@intercept(object.__init__)
-def _object_init(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return None
+@intercept_table({object.__init__: None, **_ORDERS})
+def _object_method(function: object, result: object, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return result
 
 
 @intercept(object.__eq__)
-def _object_eq(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _object_eq(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return True if args[0] is args[1] else NotImplemented
 
 
 @intercept(object.__ne__)
-def _object_ne(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _object_ne(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return Call(polyfill("object_unequal"), args)
 
 
@@ -314,13 +304,8 @@ def _named(args: Args) -> str:
     return args[1]
 
 
-@intercept(*[vars(object)[name] for name in ("__lt__", "__le__", "__gt__", "__ge__")])
-def _object_order(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return NotImplemented
-
-
 @intercept(type.__call__)
-def _type_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _type_call(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if not args:
         return NATIVE
     frame = vm.frames[-1]
@@ -330,15 +315,16 @@ def _type_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return result if type(result) is Call else frame.stack.pop()
 
 
-@intercept(builtins.open, builtins.input)
-def _files(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported(
-        "files and terminals are outside", vm.where(), "do this outside the compiled function", "side_effect"
-    )
+refuse(
+    *(builtins.open, builtins.input),
+    reason="files and terminals are outside",
+    kind="side_effect",
+    remedy="do this outside the compiled function",
+)
 
 
 @intercept(print)
-def _print(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _print(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     written = vm.world.namespaces.globals.get(id(sys.__dict__))
     file = kwargs.get("file")
     if file is None and written is not None:  # redirected, perhaps
@@ -348,20 +334,15 @@ def _print(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         return Call(polyfill("print_to"), args, {**kwargs, "file": file})
     if can_require(vm) and any(map(has_history, args)):
         return Call(polyfill("print_texts"), [args, kwargs])
-    raise Unsupported(
-        "print writes to the outside world",
-        vm.where(),
-        "print outside the compiled function",
-        operation="print(...)",
-        kind="side_effect",
-    )
+    reason, remedy = "print writes to the outside world", "print outside the compiled function"
+    raise Unsupported(reason, vm.where(), remedy, "side_effect", "print(...)")
 
 
 # ---- conversions -----------------------------------------------------------------------------------------------------
 
 
 @intercept(bool)
-def _bool(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _bool(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return operations.truth(vm, args[0]) if len(args) == 1 else bool(*args)
 
 
@@ -401,61 +382,57 @@ def _asked_first(vm: Machine, cls: type, names: tuple[str, ...]) -> str | None:
     return None
 
 
-def _by_special_method(function: Any, names: tuple[str, ...], kind: Any) -> None:
-    """`function` of an object with one of these special methods is a call of it, whose result must be a `kind`."""
-
-    @intercept(function)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if len(args) == 1 and type(args[0]) in operations.SYMBOLIC:
-            return _converted(vm, function, args[0])
-        if len(args) == 1 and operations.is_number(args[0]) and function in (int, float, operator.index):
-            vm.trace.where = vm.where()
-            return Call(function, [operations.as_number(args[0])])
-        if args and type(args[0]) is TracedTensor and function in (int, float, operator.index):
-            return _number_of(vm, function, args[0])
-        if args and type(args[0]) is TracedTensor and function in (math.floor, math.ceil):
-            return Call(polyfill("on_floats"), [function, args])
-        if args and type(args[0]) not in operations.PLAIN and type(args[0]) is not TracedTensor:
-            name = _asked_first(vm, class_of(args[0]), names)
-            if name is not None:
-                return Call(polyfill("via_special"), [name, function, args, kind])
-        return NATIVE
+_NUMBERS = (int, float, operator.index)
+_BY_SPECIAL_METHOD: dict[Any, tuple[tuple[str, ...], type | None]] = {
+    abs: (("__abs__",), None),
+    round: (("__round__",), None),
+    math.floor: (("__floor__",), None),
+    math.ceil: (("__ceil__",), None),
+    math.trunc: (("__trunc__",), None),
+    int: (("__int__", "__index__"), int),
+    float: (("__float__", "__index__"), float),
+    complex: (("__complex__", "__float__", "__index__"), complex),
+    bytes: (("__bytes__",), bytes),
+    **dict.fromkeys((operator.index, bin, oct, hex), (("__index__",), int)),
+}
 
 
-for _function, _names, _kind in [
-    (abs, ("__abs__",), None),
-    (round, ("__round__",), None),
-    (math.floor, ("__floor__",), None),
-    (math.ceil, ("__ceil__",), None),
-    (math.trunc, ("__trunc__",), None),
-    (int, ("__int__", "__index__"), int),
-    (float, ("__float__", "__index__"), float),
-    (complex, ("__complex__", "__float__", "__index__"), complex),
-    (bytes, ("__bytes__",), bytes),
-    (operator.index, ("__index__",), int),
-    (bin, ("__index__",), int),
-    (oct, ("__index__",), int),
-    (hex, ("__index__",), int),
-]:
-    _by_special_method(_function, _names, _kind)
+@intercept_table(_BY_SPECIAL_METHOD)
+def _by_special_method(
+    function: Any, by: tuple[tuple[str, ...], type | None], vm: Machine, args: Args, kwargs: Kwargs
+) -> object:
+    """`function` of an object with one of these special methods is a call of it, whose result must be of this class."""
+    value = args[0] if args else None
+    if len(args) == 1 and type(value) in operations.SYMBOLIC:
+        return _converted(vm, function, value)
+    if len(args) == 1 and operations.is_number(value) and function in _NUMBERS:
+        vm.trace.where = vm.where()
+        return Call(function, [operations.as_number(value)])
+    if type(value) is TracedTensor:
+        if function in _NUMBERS:
+            return _number_of(vm, function, value)
+        return Call(polyfill("on_floats"), [function, args]) if function in (math.floor, math.ceil) else NATIVE
+    names, kind = by
+    if args and type(value) not in operations.PLAIN:
+        name = _asked_first(vm, class_of(value), names)
+        if name is not None:
+            return Call(polyfill("via_special"), [name, function, args, kind])
+    return NATIVE
 
 
-def _converting(function: Any, name: str, by: str) -> None:
+def _convert(function: Any, name: str, by: str, vm: Machine, args: Args) -> object:
     """`function` converts its arguments by the special method `name`: where that is the program's, `by` does it. Of
     symbolic numbers it is computed in the graph."""
-    form = f"math.{function.__name__}({{}})"
-
-    @intercept(function)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if function in MATH and any(type(arg) in operations.SYMBOLIC for arg in args):
-            vm.trace.where = vm.where()
-            if function is math.log and len(args) == 2:
-                return operator.truediv(*[_of_number(function, arg, form=form) for arg in args])
-            return _of_number(function, *args, form=form.format(", ".join(["{}"] * len(args))))
-        tensors = name == "__float__" and any(type(arg) is TracedTensor for arg in args)
-        if tensors or any(operations.python_method(vm.world, class_of(arg), name) is not None for arg in args):
-            return Call(polyfill(by), [function, args])
-        return Call(function, list(map(operations.as_number, args))) if any(map(operations.is_number, args)) else NATIVE
+    if function in MATH and any(type(arg) in operations.SYMBOLIC for arg in args):
+        vm.trace.where = vm.where()
+        form = f"math.{function.__name__}({{}})"
+        if function is math.log and len(args) == 2:
+            return operator.truediv(*[_of_number(function, arg, form=form) for arg in args])
+        return _of_number(function, *args, form=form.format(", ".join(["{}"] * len(args))))
+    tensors = name == "__float__" and any(type(arg) is TracedTensor for arg in args)
+    if tensors or any(operations.python_method(vm.world, class_of(arg), name) is not None for arg in args):
+        return Call(polyfill(by), [function, args])
+    return Call(function, list(map(operations.as_number, args))) if any(map(operations.is_number, args)) else NATIVE
 
 
 def _of_number(function: Any, *args: Any, form: str) -> Any:
@@ -469,27 +446,27 @@ def _in_graph(value: Any) -> Any:
     return value.node.in_graph() if type(value) in (torch.SymInt, torch.SymFloat) else value
 
 
-for _function in (range, math.isqrt, math.comb, math.perm, math.factorial, math.gcd, math.lcm):
-    _converting(_function, "__index__", "on_indices")
+_OF_INTEGERS = (range, math.isqrt, math.comb, math.perm, math.factorial, math.gcd, math.lcm)
+_OF_ITERABLES = (math.prod, math.fsum, math.dist)
 
 
-for _function in vars(math).values():
-    if callable(_function) and _function not in INTERCEPTS and _function not in (math.prod, math.fsum, math.dist):
-        _converting(_function, "__float__", "on_floats")
+@intercept_each(_OF_INTEGERS)
+def _of_integers(function: object, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return _convert(function, "__index__", "on_indices", vm, args)
 
 
-@intercept(operator.is_)
-def _is(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return operations.is_same(vm, *args) if len(args) == 2 else NATIVE
+@intercept_each([f for f in vars(math).values() if callable(f) and f not in INTERCEPTS and f not in _OF_ITERABLES])
+def _of_floats(function: object, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return _convert(function, "__float__", "on_floats", vm, args)
 
 
-@intercept(operator.is_not)
-def _is_not(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return not operations.is_same(vm, *args) if len(args) == 2 else NATIVE
+@intercept_table({operator.is_: True, operator.is_not: False})
+def _is(function: object, same: bool, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return operations.is_same(vm, *args) is same if len(args) == 2 else NATIVE
 
 
 @intercept(divmod)
-def _divmod(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _divmod(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if any(operations.python_method(vm.world, class_of(arg), "__divmod__") is not None for arg in args):
         return Call(polyfill("binary"), [*args, None, "__divmod__", "__rdivmod__", "divmod()"])
     if any(type(arg) in operations.SYMBOLIC for arg in args):
@@ -499,7 +476,7 @@ def _divmod(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(pow)
-def _pow(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _pow(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 2:
         return operations.binary(vm, operator.pow, *args)
     method = operations.python_method(vm.world, class_of(args[0]), "__pow__") if args else None
@@ -509,45 +486,37 @@ def _pow(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 # ---- lists of objects with an `__eq__` of their own, lazy iterables --------------------------------------------------
 
 
-def _searching(method: Any, name: str) -> None:
-    @intercept(method)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if len(args) > 1 and type(args[0]) is not Outside and operations.has_python_eq(vm, args[0], args[1]):
-            return Call(polyfill(name), args, kwargs)
-        return NATIVE
+@intercept_table(
+    {
+        **dict.fromkeys((list.index, tuple.index), "list_index"),
+        **dict.fromkeys((list.count, tuple.count), "list_count"),
+        list.remove: "list_remove",
+    }
+)
+def _search(method: object, name: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    compares = len(args) > 1 and type(args[0]) is not Outside and operations.has_python_eq(vm, args[0], args[1])
+    return Call(polyfill(name), args, kwargs) if compares else NATIVE
 
 
-for _method, _name in [
-    (list.index, "list_index"),
-    (tuple.index, "list_index"),
-    (list.count, "list_count"),
-    (tuple.count, "list_count"),
-    (list.remove, "list_remove"),
-]:
-    _searching(_method, _name)
+_ITERATING: dict[object, tuple[Any, ...]] = {
+    **dict.fromkeys((list.extend, collections.deque.extend), ("list_extend",)),
+    **dict.fromkeys((list.__iadd__, collections.deque.__iadd__), ("list_iadd",)),
+    collections.deque.extendleft: ("deque_extendleft",),
+    **dict.fromkeys((set.isdisjoint, frozenset.isdisjoint), ("has_items", False)),
+    **dict.fromkeys((set.issuperset, frozenset.issuperset), ("has_items", True)),
+}
+"""Methods that go over their argument: the polyfills, and what these are told first."""
 
 
-def _extending(method: Any, name: str) -> None:
-    @intercept(method)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if len(args) == 2 and operations.native_iterable(vm, args[1]) is MISSING:
-            return Call(polyfill(name), args)
-        return NATIVE
-
-
-_extending(list.extend, "list_extend")
-_extending(collections.deque.extend, "list_extend")
-_extending(collections.deque.extendleft, "deque_extendleft")
-_extending(list.__iadd__, "list_iadd")
-_extending(collections.deque.__iadd__, "list_iadd")
-for _method in (set.isdisjoint, frozenset.isdisjoint):
-    _extending(_method, "is_disjoint")
-for _method in (set.issuperset, frozenset.issuperset):
-    _extending(_method, "is_superset")
+@intercept_table(_ITERATING)
+def _iterate(method: object, by: tuple[Any, ...], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    name, *told = by
+    lazy = len(args) == 2 and operations.native_iterable(vm, args[1]) is MISSING
+    return Call(polyfill(name), [*told, *args]) if lazy else NATIVE
 
 
 @intercept(list.__setitem__, bytearray.__setitem__)
-def _set_slice(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _set_slice(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 3:
         return NATIVE
     base = list if issubclass(class_of(args[0]), list) else bytearray
@@ -558,58 +527,47 @@ def _set_slice(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return NATIVE
 
 
-def _at_an_index(method: Any, count: int) -> None:
+_INDEXED = (list, tuple, str, bytes, bytearray, range, torch.Tensor)
+
+
+@intercept_table(
+    {
+        **dict.fromkeys([cls.__getitem__ for cls in _INDEXED], 2),
+        **dict.fromkeys((list.__delitem__, bytearray.__delitem__), 2),
+        torch.Tensor.__setitem__: 3,
+    }
+)
+def _at_an_index(method: Any, count: int, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """A method of a sequence or of tensors that is given a place, called by name with `count` arguments."""
-
-    @intercept(method)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        call = operations.by_index(vm, method, *args) if len(args) == count and not kwargs else MISSING
-        return NATIVE if call is MISSING else call
-
-
-for _base in (list, tuple, str, bytes, bytearray, range, torch.Tensor):
-    _at_an_index(_base.__getitem__, 2)
-for _holder in (list, bytearray):
-    _at_an_index(_holder.__delitem__, 2)
-_at_an_index(torch.Tensor.__setitem__, 3)
+    call = operations.by_index(vm, method, *args) if len(args) == count and not kwargs else MISSING
+    return NATIVE if call is MISSING else call
 
 
 @intercept(slice.indices)
-def _slice_indices(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _slice_indices(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     converted = len(args) == 2 and any(operations.is_converted(vm, arg) for arg in args)
     return Call(polyfill("slice_indices"), args) if converted else NATIVE
 
 
-def _from_keys(cls: Any) -> None:
-    @intercept(cls.fromkeys)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        whole = args and type(args[0]) in (dict, set, frozenset)  # their keys are not hashed again
-        return NATIVE if whole and cls is dict else Call(polyfill("from_keys"), [cls, *args], kwargs)
-
-
-for _cls in (dict, collections.OrderedDict, collections.defaultdict):
-    _from_keys(_cls)
+@intercept_table({cls.fromkeys: cls for cls in (dict, collections.OrderedDict, collections.defaultdict)})
+def _from_keys(method: object, cls: type, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    whole = args and type(args[0]) in (dict, set, frozenset)  # their keys are not hashed again
+    return NATIVE if whole and cls is dict else Call(polyfill("from_keys"), [cls, *args], kwargs)
 
 
 @intercept(generic.is_stored)
-def _is_stored(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _is_stored(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return operations.is_stored(vm.world, class_of(args[0]))
 
 
-@intercept(dict.__init__)
-def _dict_init(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@intercept_table({dict.__init__: "dict_update", collections.OrderedDict.__init__: "ordered_update"})
+def _dict_init(method: object, name: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     asks = len(args) == 2 and asks_for_keys(vm, args[1])
-    return Call(polyfill("dict_update"), [args[0], tuple(args[1:]), kwargs]) if asks else NATIVE
-
-
-@intercept(collections.OrderedDict.__init__)
-def _ordered_init(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    asks = len(args) == 2 and asks_for_keys(vm, args[1])
-    return Call(polyfill("ordered_update"), [args[0], tuple(args[1:]), kwargs]) if asks else NATIVE
+    return Call(polyfill(name), [args[0], tuple(args[1:]), kwargs]) if asks else NATIVE
 
 
 @intercept(collections.defaultdict)
-def _default_dict(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _default_dict(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 2 and (type(args[1]) is Outside or _lazy_or_mapping(vm, args[1])):
         return Call(polyfill("make_default_dict"), args, kwargs)
     return NATIVE
@@ -644,7 +602,7 @@ _LAZY_METHODS: dict[str, Callable[..., Any]] = {
 
 
 @intercept(dict.__getitem__)
-def _dict_getitem(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _dict_getitem(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 2 or kwargs:
         dict.__getitem__({}, *args[1:], **kwargs)  # raises: it has no signature to check
     owner, key = args[0], operations.as_key(vm, args[1])
@@ -666,50 +624,44 @@ def _lazy_or_mapping(vm: Machine, value: Any) -> bool:
     return asks_for_keys(vm, value) or operations.native_iterable(vm, value) is MISSING
 
 
-def _dict_method(method: Any, name: str) -> None:
-    """A method of dict on an outside one: lazily where one key is concerned, else on the whole."""
-
-    @intercept(method)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        owner = args[0]
-        ordered = method.__objclass__ is collections.OrderedDict
-        if name in ("update", "__ior__") and (
-            type(owner) is Outside or any(_lazy_or_mapping(vm, arg) for arg in args[1:])
-        ):  # that of an OrderedDict asks the subclass
-            if name == "update":
-                update = polyfill("ordered_update" if ordered else "dict_update")
-                return Call(update, [owner, tuple(args[1:]), kwargs])
-            return Call(polyfill("dict_ior"), args)
-        if name == "copy" and not kwargs and operations.has_mapping_code(vm.world, class_of(owner)):
-            return Call(polyfill("ordered_copy"), args) if ordered else Call(dict, args)
-        if type(owner) is not Outside:
-            if name in _KEEPING and len(args) == 3 and not kwargs and type(args[2]) in operations.PENDING:
-                return method(owner, operations.as_key(vm, args[1]), args[2])
-            return NATIVE
-        if (
-            name == "setdefault"
-            and ordered
-            and operations.python_method(vm.world, owner.cls, "__setitem__") is not None
-        ):
-            return Call(polyfill("ordered_setdefault"), args, kwargs)
-        lazy = _LAZY_METHODS.get(name)
-        if lazy is not None and not kwargs:
-            keyed = [operations.as_key(vm, key) for key in args[1:2]]
-            with vm.world.containers.answering():
-                return lazy(owner.dict_items, *keyed, *args[2:])
-        others = args[1:]
-        if name in ("__or__", "__ror__", "__eq__", "__ne__"):
-            others = [operations.native_view(vm, other) for other in others]
-        view = owner.dict_items.materialise()
-        bound = method.__get__(view) if isinstance(view, method.__objclass__) else getattr(view, name)
-        return bound(*others, **kwargs)
-
-
 _DICT_METHODS = (
     "get __contains__ __len__ __setitem__ update keys values items pop popitem setdefault clear copy "
     "__iter__ __delitem__ __reversed__ __eq__ __ne__ __or__ __ror__ __ior__ move_to_end"
 )
-for _name in _DICT_METHODS.split():
-    for _cls in (dict, collections.OrderedDict):
-        if _name in vars(_cls):
-            _dict_method(vars(_cls)[_name], _name)
+
+
+@intercept_table(
+    {
+        vars(cls)[name]: name
+        for cls in (dict, collections.OrderedDict)
+        for name in _DICT_METHODS.split()
+        if name in vars(cls)
+    }
+)
+def _dict_method(method: Any, name: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """A method of dict on an outside one: lazily where one key is concerned, else on the whole."""
+    owner = args[0]
+    ordered = method.__objclass__ is collections.OrderedDict  # it asks a subclass
+    if name in ("update", "__ior__") and (type(owner) is Outside or any(_lazy_or_mapping(vm, arg) for arg in args[1:])):
+        if name == "__ior__":
+            return Call(polyfill("dict_ior"), args)
+        return Call(polyfill("ordered_update" if ordered else "dict_update"), [owner, tuple(args[1:]), kwargs])
+    if name == "copy" and not kwargs and operations.has_mapping_code(vm.world, class_of(owner)):
+        return Call(polyfill("ordered_copy"), args) if ordered else Call(dict, args)
+    if type(owner) is not Outside:
+        if name in _KEEPING and len(args) == 3 and not kwargs and type(args[2]) in operations.PENDING:
+            return method(owner, operations.as_key(vm, args[1]), args[2])
+        return NATIVE
+    if name == "setdefault" and ordered and operations.python_method(vm.world, owner.cls, "__setitem__") is not None:
+        return Call(polyfill("ordered_setdefault"), args, kwargs)
+    lazy = _LAZY_METHODS.get(name)
+    if lazy is not None and not kwargs:
+        keyed = [operations.as_key(vm, key) for key in args[1:2]]
+        with vm.world.containers.answering():
+            return lazy(owner.dict_items, *keyed, *args[2:])
+    others = args[1:]
+    if name in ("__or__", "__ror__", "__eq__", "__ne__"):
+        others = [operations.native_view(vm, other) for other in others]
+    view = owner.dict_items.materialise()
+    bound = method.__get__(view) if isinstance(view, method.__objclass__) else getattr(view, name)
+    return bound(*others, **kwargs)

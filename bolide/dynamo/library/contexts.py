@@ -6,6 +6,7 @@ import contextvars
 import warnings
 from typing import Any
 
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, refuse
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.operations import is_plain
@@ -15,8 +16,7 @@ from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
 
-Args = list[Any]
-Kwargs = dict[str, Any]
+_Var = contextvars.ContextVar[Any]
 
 # ---- context variables -----------------------------------------------------------------------------------------------
 
@@ -27,7 +27,7 @@ class _Token:
 
     __slots__ = ("before", "used", "var")
 
-    def __init__(self, var: Any, before: Any) -> None:
+    def __init__(self, var: _Var, before: object) -> None:
         self.var, self.before, self.used = var, before, False
 
 
@@ -36,14 +36,14 @@ class _Variable:
 
     __slots__ = ("at_first", "now")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.at_first = self.now = value
 
 
-_VARIABLES: Slot[dict[Any, _Variable]] = Slot(dict, undone=True)
+_VARIABLES: Slot[dict[_Var, _Variable]] = Slot(dict, undone=True)
 
 
-def _variable(vm: Machine, var: Any) -> _Variable:
+def _variable(vm: Machine, var: _Var) -> _Variable:
     """What is known of a context variable; its value is guarded when it is first asked for."""
     known = _VARIABLES.of(vm)
     if var not in known:
@@ -55,34 +55,34 @@ def _variable(vm: Machine, var: Any) -> _Variable:
     return known[var]
 
 
-@intercept(contextvars.ContextVar.get)
-def _get(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    value = _variable(vm, args[0]).now
-    return args[0].get(*args[1:]) if value is MISSING else value  # its default, or a LookupError
+@answers(contextvars.ContextVar.get)
+def _get(vm: Machine, var: _Var, *default: object) -> object:
+    value = _variable(vm, var).now
+    return var.get(*default) if value is MISSING else value  # its default, or a LookupError
 
 
-@intercept(contextvars.ContextVar.set)
-def _set(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    var, value = args
+@answers(contextvars.ContextVar.set)
+def _set(vm: Machine, var: _Var, value: object) -> _Token:
     variable = _variable(vm, var)
     token = _Token(var, variable.now)
     variable.now = value
     return token
 
 
-@intercept(contextvars.ContextVar.reset)
-def _reset(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    var, token = args
+@answers(contextvars.ContextVar.reset)
+def _reset(vm: Machine, var: _Var, token: object) -> None:
     if type(token) is not _Token or token.var is not var or token.used:
         raise Unsupported("a context variable is reset by a token from elsewhere", vm.where(), kind="context")
     token.used = True
     _variable(vm, var).now = token.before
-    return None
 
 
-@intercept(contextvars.copy_context, contextvars.Context.run)
-def _other_context(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported("another context is used", vm.where(), "do this outside the compiled function", kind="context")
+refuse(
+    *(contextvars.copy_context, contextvars.Context.run),
+    reason="another context is used",
+    kind="context",
+    remedy="do this outside the compiled function",
+)
 
 
 def _token(rebuilder: Rebuilder, token: _Token) -> Recipe:
@@ -112,7 +112,7 @@ def _filters_are_own(vm: Machine) -> bool:
 
 
 @intercept(warnings.warn)
-def _warn(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _warn(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """A warning waits until the graph has run, unless filters of the program's own say what becomes of it."""
     warn = vm.within(warnings.warn)
     if not _filters_are_own(vm):
@@ -131,7 +131,7 @@ def _warn(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings)
-def _filter(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _filter(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if _filters_are_own(vm):
         return NATIVE
     raise Unsupported("the filters of warnings are changed", vm.where(), "use warnings.catch_warnings()", "side_effect")

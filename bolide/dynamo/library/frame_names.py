@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from bolide.dynamo.library.handlers import Args, Kwargs, intercept_table
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import class_namespace, function_attributes, load_attribute
 from bolide.dynamo.machine.calls import NATIVE, intercept
@@ -26,9 +27,6 @@ from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.parts import Seen
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
-
-Args = list[Any]
-Kwargs = dict[str, Any]
 
 _FUTURE: int = functools.reduce(
     operator.or_, [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names]
@@ -55,7 +53,7 @@ def variables(vm: Machine) -> dict[str, Any]:
 
 
 @intercept(builtins.globals)
-def _globals(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _globals(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     namespace = vm.frames[-1].globals
     if vm.world.namespaces.is_own(namespace):
         return namespace
@@ -70,7 +68,7 @@ def _globals(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(builtins.locals)
-def _locals(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _locals(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return variables(vm)
 
 
@@ -102,39 +100,31 @@ def _namespaces(vm: Machine, given: Args) -> tuple[dict[str, Any], Any]:
     raise _refusal(vm, "code is run among the names of an object from outside")
 
 
-def _run(vm: Machine, mode: str, args: Args, kwargs: Kwargs) -> Any:
+@intercept_table({builtins.eval: "eval", builtins.exec: "exec"})
+def _run(function: object, mode: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     given = [*args[1:], *(kwargs[name] for name in ("globals", "locals") if name in kwargs)]
     code = _code(vm, args[0], mode)
     namespace, own = _namespaces(vm, given)
     if type(own) is not dict:
         raise _refusal(vm, "code is run among the names of an object")
-    function = types.FunctionType(code, namespace)
-    vm.note_function(function)
-    return vm.evaluate_body(function, own)
-
-
-@intercept(builtins.eval)
-def _eval(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return _run(vm, "eval", args, kwargs)
-
-
-@intercept(builtins.exec)
-def _exec(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    _run(vm, "exec", args, {name: value for name, value in kwargs.items() if name != "closure"})
+    made = types.FunctionType(code, namespace)
+    vm.note_function(made)
+    result = vm.evaluate_body(made, own)
+    return result if mode == "eval" else None
 
 
 # ---- what objects and classes have: each list is guarded as a whole, so that a name that comes later is seen ---------
 
 
 @intercept(vars)
-def _vars(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _vars(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) > 1 or kwargs:
         return NATIVE  # raises its own error
     return load_attribute(vm, args[0], "__dict__") if args else variables(vm)
 
 
 @intercept(vars(type)["__dict__"].__get__)
-def _namespace_of_class(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _namespace_of_class(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """As `inspect` asks for it."""
     if not args or kwargs or not isinstance(args[0], type):
         return NATIVE
@@ -142,7 +132,7 @@ def _namespace_of_class(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(vars(type)["__mro__"].__get__)
-def _order_of_class(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _order_of_class(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """Likewise; it says of what is no class that it is none."""
     if len(args) != 1 or kwargs or isinstance(args[0], type):
         return NATIVE
@@ -151,7 +141,7 @@ def _order_of_class(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(dir)
-def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) > 1 or kwargs:
         return NATIVE
     if not args:
@@ -179,7 +169,7 @@ def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(inspect.getmembers)
-def _members(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _members(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     value = args[0]
     _rely_on_names(vm, value if isinstance(value, type) else class_of(value))
     if isinstance(value, type):
@@ -189,7 +179,7 @@ def _members(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(torch.Tensor.__dir__)
-def _dir_of_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _dir_of_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     value = args[0]
     if type(value) is not TracedTensor or value.face is not None:
         return NATIVE
@@ -220,7 +210,7 @@ def _names_in_module(module: Any) -> tuple[str, ...]:
 
 
 @intercept(type.__subclasses__)
-def _subclasses(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _subclasses(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs or not isinstance(args[0], type) or id(args[0]) in vm.world.classes.own:
         return NATIVE
     found = _subclasses_of(args[0])

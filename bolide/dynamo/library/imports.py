@@ -5,11 +5,13 @@ from __future__ import annotations
 import builtins
 import importlib
 import importlib.util
+import itertools
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
+from bolide.dynamo.library.handlers import Args, Kwargs
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.native_calls import for_real
@@ -31,9 +33,7 @@ def imported(vm: Machine, known: str, load: Callable[[], Any]) -> Any:
 def rely_on_module(vm: Machine, known: str) -> None:
     """Guard which modules are known by a name and by those of its packages; also that there is none, where it cannot be
     imported. Libraries' modules are trusted to stay."""
-    parts = known.split(".")
-    for end in range(1, len(parts) + 1):
-        name = ".".join(parts[:end])
+    for name in itertools.accumulate(known.split("."), "{}.{}".format):
         module = sys.modules.get(name, MISSING)
         if not (isinstance(module, types.ModuleType) and is_library_namespace(vars(module))):
             vm.world.namespaces.load_global(sys.modules, name)
@@ -52,7 +52,7 @@ def absolute_name(namespace: dict[str, Any], name: str, level: int) -> str:
 
 
 @intercept(builtins.__import__)
-def _import(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _import(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if kwargs or not args or type(args[0]) is not str or any(args[4:]):
         raise Unsupported("a call of __import__ with a level", vm.where(), "use importlib.import_module", "native_call")
     names = args[3] if len(args) > 3 else ()
@@ -60,7 +60,7 @@ def _import(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 @intercept(importlib.import_module)
-def _import_module(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _import_module(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     name, package = [*args, *kwargs.values(), None][:2]
     if type(name) is not str or type(package) not in (str, type(None)) or "name" in kwargs:
         return NATIVE

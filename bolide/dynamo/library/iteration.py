@@ -12,17 +12,19 @@ import itertools
 import math
 import operator
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_table
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.calls import SWITCHED, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import setting_modes
 from bolide.dynamo.machine.operations import SYMBOLIC, class_of, polyfill
 from bolide.dynamo.policy import is_python_class
-from bolide.dynamo.polyfills import generic
+from bolide.dynamo.polyfills import generic, iteration
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import Outside
@@ -31,15 +33,12 @@ from bolide.tracing.meta import DataDependent
 from bolide.tracing.numbers import data
 from bolide.tracing.numbers.scalars import TracedFloat, compute
 
-Args = list[Any]
-Kwargs = dict[str, Any]
-
 _SEQUENCES = (list, tuple, set, frozenset, dict)
 _TEXTS = (str, bytes, range)
 
 
 @intercept(len)
-def _len(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _len(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     value = args[0]
     cls = class_of(value)
     if cls in operations.PLAIN and type(value) is not Outside:
@@ -52,18 +51,17 @@ def _len(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return len(operations.native_view(vm, value))
 
 
-@intercept(generic.as_length)
-def _as_length(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    value = args[0]
+@answers(generic.as_length)
+def _as_length(vm: Machine, value: Any) -> object:
     if type(value) in operations.SYMBOLIC:
         return value
     if type(value) is int:
         return generic.as_length(value)
-    return Call(polyfill("length_by_index"), args) if type(value) is not bool else int(value)
+    return int(value) if type(value) is bool else Call(polyfill("length_by_index"), [value])
 
 
 @intercept(iter)
-def _iter(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _iter(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     value = args[0]
     if len(args) == 2:
         return Call(polyfill("iter_until"), args)
@@ -77,10 +75,11 @@ def _iter(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(next)
-def _next(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _next(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     iterator = args[0]
     if type(iterator) is Generator:
-        return _resume(vm, iterator, None, *(("default", args[1]) if len(args) == 2 else ("stop", None)))
+        then, value = ("default", args[1]) if len(args) == 2 else ("stop", None)
+        return SWITCHED if vm.resume(iterator, None, then, value) else vm.frames[-1].stack.pop()
     if operations.python_method(vm.world, class_of(iterator), "__next__") is not None:
         return Call(polyfill("next_item"), args)
     if type(iterator) is types.GeneratorType:  # of a context manager of torch's
@@ -90,7 +89,7 @@ def _next(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(reversed)
-def _reversed(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _reversed(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     value = args[0]
     cls = class_of(value)
     method = operations.python_method(vm.world, cls, "__reversed__")
@@ -104,15 +103,9 @@ def _reversed(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return reversed(operations.native_view(vm, value))
 
 
-def _resume(vm: Machine, generator: Generator, value: Any, then: str, then_value: Any) -> Any:
-    if vm.resume(generator, value, then, then_value):
-        return SWITCHED
-    return vm.frames[-1].stack.pop()
-
-
-@intercept(generic.is_lazy)
-def _is_lazy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return operations.is_lazy(vm, args[0])
+@answers(generic.is_lazy)
+def _is_lazy(vm: Machine, value: object) -> bool:
+    return operations.is_lazy(vm, value)
 
 
 # ---- functions over iterables ----------------------------------------------------------------------------------------
@@ -139,27 +132,58 @@ def _plain_argument(value: Any) -> bool:
     return type(value) in CONSTANT_TYPES and not callable(value)
 
 
-def _over_iterables(function: Any, name: str) -> None:
-    """`function` only iterates over its arguments, or makes integers of them: it is native if that is."""
-
-    @intercept(function)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        views = [operations.native_iterable(vm, arg) for arg in args]
-        if any(view is MISSING for view in views) or any(operations.is_converted(vm, arg) for arg in args):
-            return Call(polyfill(name), args, kwargs)
-        return function(*views, **kwargs)
+_LAZY = "chain cycle islice pairwise tee zip_longest batched"
+_OVER_ITERABLES: dict[Any, str] = {
+    enumerate: "enumerate_items",
+    zip: "zip_items",
+    **{getattr(itertools, name): name for name in _LAZY.split() if hasattr(itertools, name)},
+}
 
 
-def _over_items(function: Any, name: str) -> None:
-    """`function` calls, tests or compares what it is given: it is native if all of that is plain."""
-
-    @intercept(function)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        plain = all(map(_plain_argument, args)) and all(map(_plain_argument, kwargs.values()))
-        if plain and not (any(isinstance(arg, type) for arg in args) and any(map(_has_tensors, args))):
-            vm.trace.where = vm.where()
-            return function(*args, **kwargs)
+@intercept_table(_OVER_ITERABLES)
+def _over_iterables(function: Callable[..., object], name: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """These only iterate over their arguments, or make integers of them: they are native if that is."""
+    views = [operations.native_iterable(vm, arg) for arg in args]
+    if any(view is MISSING for view in views) or any(operations.is_converted(vm, arg) for arg in args):
         return Call(polyfill(name), args, kwargs)
+    return function(*views, **kwargs)
+
+
+_ITERTOOLS = "accumulate compress groupby"
+_HEAPQ = "heappush heappop heapify heapreplace heappushpop"
+_OVER_ITEMS: dict[Any, tuple[Any, ...]] = {
+    any: ("any_item",),
+    all: ("all_items",),
+    map: ("map_items",),
+    functools.reduce: ("reduce_items",),
+    itertools.chain.from_iterable: ("chain_from_iterable",),
+    math.prod: ("product",),
+    filter: ("begin", generic._filter),
+    itertools.dropwhile: ("begin", iteration._dropwhile),
+    itertools.takewhile: ("begin", iteration._takewhile),
+    itertools.filterfalse: ("begin", iteration._filterfalse),
+    itertools.starmap: ("begin", iteration._starmap),
+    bisect.bisect_left: ("bisect", True),
+    bisect.bisect_right: ("bisect", False),
+    bisect.insort_left: ("insort", True),
+    bisect.insort_right: ("insort", False),
+    **{getattr(itertools, name): (name,) for name in _ITERTOOLS.split()},
+    **{getattr(heapq, name): (name,) for name in _HEAPQ.split()},
+}
+"""The names of polyfills, and what they are told first."""
+
+
+@intercept_table(_OVER_ITEMS)
+def _over_items(
+    function: Callable[..., object], by: tuple[Any, ...], vm: Machine, args: Args, kwargs: Kwargs
+) -> object:
+    """These call, test or compare what they are given: they are native if all of that is plain."""
+    plain = all(map(_plain_argument, args)) and all(map(_plain_argument, kwargs.values()))
+    if plain and not (any(isinstance(arg, type) for arg in args) and any(map(_has_tensors, args))):
+        vm.trace.where = vm.where()
+        return function(*args, **kwargs)
+    name, *told = by
+    return Call(polyfill(name), [*told, *args], kwargs)
 
 
 def _has_tensors(value: Any) -> bool:
@@ -167,51 +191,8 @@ def _has_tensors(value: Any) -> bool:
     return type(value) in _SEQUENCES and any(type(item) is TracedTensor for item in value)
 
 
-for _function, _name in {
-    enumerate: "enumerate_items",
-    zip: "zip_items",
-    itertools.chain: "chain",
-    itertools.cycle: "cycle",
-    itertools.islice: "islice",
-    itertools.pairwise: "pairwise",
-    itertools.tee: "tee",
-    itertools.zip_longest: "zip_longest",
-}.items():
-    _over_iterables(_function, _name)
-
-for _function, _name in {
-    any: "any_item",
-    all: "all_items",
-    map: "map_items",
-    filter: "filter_items",
-    functools.reduce: "reduce_items",
-    itertools.accumulate: "accumulate",
-    itertools.chain.from_iterable: "chain_from_iterable",
-    itertools.compress: "compress",
-    itertools.dropwhile: "dropwhile",
-    itertools.takewhile: "takewhile",
-    itertools.filterfalse: "filterfalse",
-    itertools.groupby: "groupby",
-    itertools.starmap: "starmap",
-    bisect.bisect_left: "bisect_left",
-    bisect.bisect_right: "bisect_right",
-    bisect.insort_left: "insort_left",
-    bisect.insort_right: "insort_right",
-    heapq.heappush: "heappush",
-    heapq.heappop: "heappop",
-    heapq.heapify: "heapify",
-    heapq.heapreplace: "heapreplace",
-    heapq.heappushpop: "heappushpop",
-    math.prod: "product",
-}.items():
-    _over_items(_function, _name)
-
-if hasattr(itertools, "batched"):
-    _over_iterables(itertools.batched, "batched")
-
-
 @intercept(itertools.count)
-def _count(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _count(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if all(type(arg) in (int, float, complex) for arg in [*args, *kwargs.values()]):
         return itertools.count(*args, **kwargs)
     return Call(polyfill("count"), args, kwargs)
@@ -221,24 +202,23 @@ def _count(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(sorted)
-def _sorted(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _sorted(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if kwargs.get("key") is None and len(args) == 1 and _plain_iterable(args[0]):
         return sorted(args[0], **kwargs)
     return Call(polyfill("sorted_items"), args, kwargs)
 
 
 @intercept(list.sort)
-def _sort(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _sort(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if kwargs.get("key") is None and len(args) == 1 and all(map(_plain, args[0])):
         return args[0].sort(**kwargs)
     return Call(polyfill("sort_list"), args, kwargs)
 
 
-@intercept(generic.sort_by)
-def _sort_by(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(generic.sort_by)
+def _sort_by(vm: Machine, items: Any, keys: Args, reverse: Any) -> object:
     """Sort by plain keys; None when comparing them runs code of the program, or is about sizes. Keys that are data are
     asked for all at once: after a break in each comparison there would be versions for each order."""
-    items, keys, reverse = args
     if not all(map(_plain, keys)):
         if len(keys) > 1 and all(map(_is_number, keys)) and any(_has_data(vm, key) for key in keys):
             raise DataDependent("Tensor.item", vm.where())
@@ -263,24 +243,29 @@ def _has_data(vm: Machine, value: Any) -> bool:
     return type(value) in SYMBOLIC and data.is_computed(vm.trace, value)
 
 
-def _extreme(function: Any, name: str, symbolic: Any, better: Any) -> None:
-    def choose(best: Any, other: Any) -> Any:
-        """What Python chooses, in the graph."""
-        return compute(lambda a, b: torch.where(better(b, a), b, a), best, other)
+def _choose(better: Callable[[Any, Any], Any], best: Any, other: Any) -> object:
+    """What Python chooses, in the graph."""
+    return compute(lambda a, b: torch.where(better(b, a), b, a), best, other)
 
-    @intercept(function)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        items = args[0] if len(args) == 1 else args
-        if len(args) > 1 and not kwargs and {torch.SymInt} <= {type(arg) for arg in args} <= {torch.SymInt, int}:
-            vm.trace.where = vm.where()
-            return functools.reduce(symbolic, args)
-        if len(args) > 1 and not kwargs and _are_data(args):
-            vm.trace.where = vm.where()
-            return functools.reduce(choose, args)
-        if kwargs.get("key") is None and (not args or (_plain_iterable(items) and not _has_tensor(items))):
-            vm.trace.where = vm.where()
-            return function(*args, **kwargs)
-        return Call(polyfill(name), [items], kwargs)
+
+_EXTREMES: dict[object, tuple[bool, Callable[..., object], Callable[..., object]]] = {
+    min: (False, torch.sym_min, functools.partial(_choose, operator.lt)),
+    max: (True, torch.sym_max, functools.partial(_choose, operator.gt)),
+}
+
+
+@intercept_table(_EXTREMES)
+def _extreme(function: Any, facts: tuple[bool, Any, Any], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    items = args[0] if len(args) == 1 else args
+    largest, symbolic, choose = facts
+    vm.trace.where = vm.where()
+    if len(args) > 1 and not kwargs and {torch.SymInt} <= set(map(type, args)) <= {torch.SymInt, int}:
+        return functools.reduce(symbolic, args)
+    if len(args) > 1 and not kwargs and _are_data(args):
+        return functools.reduce(choose, args)
+    if kwargs.get("key") is None and (not args or (_plain_iterable(items) and not _has_tensor(items))):
+        return function(*args, **kwargs)
+    return Call(polyfill("extreme_item"), [largest, items], kwargs)
 
 
 def _has_tensor(items: Any) -> bool:
@@ -294,12 +279,8 @@ def _are_data(numbers: Args) -> bool:
     return unknown and all(type(number) in (int, float, TracedFloat) for number in numbers)
 
 
-_extreme(min, "min_item", torch.sym_min, operator.lt)
-_extreme(max, "max_item", torch.sym_max, operator.gt)
-
-
 @intercept(builtins.sum)
-def _sum(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _sum(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if args and _plain_iterable(args[0]) and all(map(_plain, [*args[1:], *kwargs.values()])):
         vm.trace.where = vm.where()
         return sum(*args, **kwargs)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch.overrides import handle_torch_function
 
+from bolide.dynamo.library.handlers import Args, Kwargs
 from bolide.dynamo.machine.calls import INTERCEPTS, Intercept, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import refuse_wrapper
@@ -48,7 +49,7 @@ def nonstrict_trace(traceable_fn: T) -> T:
     return traceable_fn
 
 
-def _in_graph(fn: Callable[..., Any], vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _in_graph(fn: Callable[..., Any], vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     given = [*args, *kwargs.values()]
     if any(type(value) is Outside for value in given):
         raise Unsupported(
@@ -79,7 +80,7 @@ def assume_constant_result(fn: T) -> T:
     return fn
 
 
-def constant_result(fn: Callable[..., Any], vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def constant_result(fn: Callable[..., Any], vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """The result of a call whose result is assumed to be constant."""
     operation = f"{getattr(fn, '__qualname__', fn)}(...)"
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
@@ -133,7 +134,7 @@ def substitute_in_graph(
         if not skip_signature_check:
             _check_signatures(original_fn, traceable_fn)
 
-        def substitute(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        def substitute(vm: Machine, args: Args, kwargs: Kwargs) -> object:
             return Call(traceable_fn, args, kwargs)
 
         _intercept(original_fn, substitute)
@@ -184,7 +185,7 @@ def _refusing(fn: Any, reason: str, final: bool) -> Any:
         return [_refusing(each, reason, final) for each in fn]
     _check(fn)
 
-    def refuse(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def refuse(vm: Machine, args: Args, kwargs: Kwargs) -> object:
         name = f"{getattr(fn, '__qualname__', fn)}(...)"
         error = Unsupported(reason, vm.where(), "remove the mark", "disabled", name)
         error.final = final
@@ -195,7 +196,7 @@ def _refusing(fn: Any, reason: str, final: bool) -> Any:
 
 
 @intercept(is_exporting, torch.compiler.is_exporting)
-def _is_exporting(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _is_exporting(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return state.exporting
 
 

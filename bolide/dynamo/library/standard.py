@@ -25,6 +25,7 @@ import torch
 from bolide.dynamo import policy
 from bolide.dynamo.bytecode.instructions import VERSION
 from bolide.dynamo.bytecode.uniform import OPERATORS
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, by_polyfill, intercept_each, intercept_table, refuse
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.caches import Writes
@@ -44,45 +45,50 @@ from bolide.dynamo.world.texts import pictured
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedTensor
 
-Args = list[Any]
-Kwargs = dict[str, Any]
+
+@answers(typing.cast)
+def _cast(vm: Machine, typ: object, val: object) -> object:
+    return val
 
 
-@intercept(typing.cast)
-def _cast(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return args[1]
+by_polyfill(
+    {
+        functools.update_wrapper: "update_wrapper",
+        functools.lru_cache: "lru_cache",
+        functools.cache: "cache",
+        copy.deepcopy: "copy_deep",
+    }
+)
 
 
 # ---- operator --------------------------------------------------------------------------------------------------------
 
 
-def _operator(function: Any, answer: Callable[..., Any]) -> None:
-    @intercept(function)
-    def handler(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        return answer(vm, *args)
+@intercept_each(OPERATORS)
+def _binary(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return operations.binary(vm, function, *args)
 
 
-def _binary(function: Any) -> Callable[..., Any]:
-    return lambda vm, left, right: operations.binary(vm, function, left, right)
+@intercept_each((operator.neg, operator.pos, operator.invert))
+def _unary(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return operations.unary(vm, function, *args)
 
 
-def _unary(function: Any) -> Callable[..., Any]:
-    return lambda vm, value: operations.unary(vm, function, value)
+_OPERATIONS: dict[object, Callable[..., object]] = {
+    operator.getitem: operations.get_item,
+    operator.setitem: operations.set_item,
+    operator.delitem: operations.delete_item,
+    operator.truth: operations.truth,
+}
 
 
-_UNARY: tuple[Any, ...] = (operator.neg, operator.pos, operator.invert)
-for _function in OPERATORS:
-    _operator(_function, _binary(_function))
-for _function in _UNARY:
-    _operator(_function, _unary(_function))
-_operator(operator.getitem, operations.get_item)
-_operator(operator.setitem, operations.set_item)
-_operator(operator.delitem, operations.delete_item)
-_operator(operator.truth, operations.truth)
+@intercept_table(_OPERATIONS)
+def _operation(function: object, operation: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return operation(vm, *args)
 
 
 @intercept(operator.length_hint)
-def _length_hint(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _length_hint(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if type(args[0]) is Stream and hasattr(type(args[0].real), "__length_hint__"):
         return _left(vm, args[0])
     return Call(polyfill("length_hint"), args)
@@ -97,13 +103,13 @@ def _left(vm: Machine, stream: Stream) -> int:
 
 
 @intercept(operator.contains)
-def _contains(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _contains(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     found = operations.contains(vm, *args)
     return Call(polyfill("contains"), args) if found is MISSING else found
 
 
 @intercept(operator.not_)
-def _not(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _not(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     value = operations.truth(vm, args[0])
     return Call(polyfill("negation"), args) if type(value) is Call else not value
 
@@ -111,84 +117,52 @@ def _not(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 # ---- functools -------------------------------------------------------------------------------------------------------
 
 
-@intercept(functools.update_wrapper)
-def _update_wrapper(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return Call(polyfill("update_wrapper"), args, kwargs)
-
-
 @intercept(functools.partial.__call__)
-def _call_partial(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _call_partial(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return Call(args[0], args[1:], kwargs)
 
 
 @intercept(vars(functools.partial)["__setstate__"])
-def _set_partial(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _set_partial(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if args and vm.world.identities.is_outside(args[0]):
         raise Unsupported("the state of a partial from outside is replaced", vm.where(), kind="attribute_write")
     return NATIVE
 
 
-@intercept(functools.lru_cache)
-def _lru_cache(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return Call(polyfill("lru_cache"), args, kwargs)
-
-
-@intercept(functools.cache)
-def _cache(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return Call(polyfill("cache"), args, kwargs)
-
-
-@intercept(library.writes)
-def _writes(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(library.writes)
+def _writes(vm: Machine) -> Writes:
     return Writes(vm)
 
 
-@intercept(library.settled)
-def _settled(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    before, *call = args
+@answers(library.settled)
+def _settled(vm: Machine, before: Writes, *call: Any) -> object:
     return before.settled(vm, *call)
-
-
-def _cache_method(method: Any) -> None:
-    @intercept(method)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        raise refused(vm, method)
-
-
-_cache_method(functools._lru_cache_wrapper.cache_info)
-_cache_method(functools._lru_cache_wrapper.cache_clear)
 
 
 # ---- copy ------------------------------------------------------------------------------------------------------------
 
 
 @intercept(copy.copy)
-def _copy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _copy(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 1:
-        _copies_itself(vm, args, kwargs)  # refuses what cannot be copied, in front of the call
+        _copies_itself(vm, args[0])  # refuses what cannot be copied, in front of the call
     of_tensor = type(args[0]) is TracedTensor and args[0].face is None
     return Call(polyfill("copy_tensor_shallow" if of_tensor else "copy_shallow"), args, kwargs)
-
-
-@intercept(copy.deepcopy)
-def _deepcopy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return Call(polyfill("copy_deep"), args, kwargs)
 
 
 _MEMOS: Slot[list[dict[Any, Any]]] = Slot(list)
 _COPIED_GROUPS: Slot[dict[int, tuple[object, list[Any]]]] = Slot(dict)  # by the id of a memo, with that
 
 
-@intercept(library.new_memo)
-def _new_memo(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    made: dict[Any, Any] = {}
+@answers(library.new_memo)
+def _new_memo(vm: Machine) -> object:
+    made: dict[object, object] = {}
     _MEMOS.of(vm).append(made)
     return made
 
 
-@intercept(library.memo_key)
-def _memo_key(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    value, memo = args
+@answers(library.memo_key)
+def _memo_key(vm: Machine, value: object, memo: object) -> object:
     if not any(memo is known for known in _MEMOS.of(vm)):
         return Call(id, [value])
     found = vm.world.real_of(value)
@@ -197,22 +171,20 @@ def _memo_key(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(torch.Tensor.__deepcopy__)
-def _deepcopy_of_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _deepcopy_of_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     vm.trace.where = vm.where()
     if type(args[0]) is TracedTensor and args[0].face is None:
         return Call(polyfill("copy_tensor_deep"), args)
     return args[0].__deepcopy__(*args[1:])
 
 
-@intercept(library.new_tensor)
-def _new_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(library.new_tensor, recorded=True)
+def _new_tensor(vm: Machine, value: TracedTensor, memo: dict[int, object] | None = None) -> torch.Tensor:
     """Copies of tensors that share memory share theirs in eager: a second one of the same memory is refused."""
-    vm.trace.where = vm.where()
-    value = args[0]
-    if len(args) == 1:
+    made: Any
+    if memo is None:
         made = copy.copy(value)
     else:
-        memo = args[1]
         copied = _COPIED_GROUPS.of(vm).setdefault(id(memo), (memo, []))[1]
         groups = vm.world.aliases.of(value.group)
         if any(known is group for known in copied for group in groups):
@@ -222,21 +194,19 @@ def _new_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
         made = value.__deepcopy__(memo)
     if isinstance(value, torch.nn.Buffer):  # type: ignore[arg-type, unused-ignore]
         made._is_buffer, made.persistent = True, value.persistent
-    return made
+    return made  # type: ignore[no-any-return]
 
 
-@intercept(library.beside_tensor)
-def _beside_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    value = args[0]
-    if isinstance(value, torch.nn.Parameter) and len(args) == 1:
+@answers(library.beside_tensor)
+def _beside_tensor(vm: Machine, value: TracedTensor, shallow: bool = False) -> object:
+    if isinstance(value, torch.nn.Parameter) and not shallow:
         return None, {}
-    gradient = load_attribute(vm, value, "grad") if value.is_leaf and len(args) == 1 else None
+    gradient = load_attribute(vm, value, "grad") if value.is_leaf and not shallow else None
     return gradient, own_attributes(vm, value)
 
 
-@intercept(library.copies_itself)
-def _copies_itself(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    value = args[0]
+@answers(library.copies_itself)
+def _copies_itself(vm: Machine, value: Any) -> bool:
     if type(value) is slice or type(value) in CONSTANT_TYPES or isinstance(value, (type, enum.Enum)):
         return True
     if type(value) in operations.SYMBOLIC or is_opaque(value):
@@ -257,16 +227,15 @@ def _is_copied_iterator(value: Any) -> bool:
     return type(value) in REDUCIBLE | CALLING and (VERSION < (3, 12) or type(value).__module__ != "itertools")
 
 
-@intercept(library.iterator_parts)
-def _iterator_parts(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if type(args[0]) is Generator:
-        return (*remaking(args[0]), None)
-    return reduced(args[0]) if type(args[0]) in REDUCIBLE | CALLING else None
+@answers(library.iterator_parts)
+def _iterator_parts(vm: Machine, value: Any) -> object:
+    if type(value) is Generator:
+        return (*remaking(value), None)
+    return reduced(value) if type(value) in REDUCIBLE | CALLING else None
 
 
-@intercept(library.made_of_parts)
-def _made_of_parts(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    function, parts, state = args
+@answers(library.made_of_parts)
+def _made_of_parts(vm: Machine, function: Any, parts: Any, state: object) -> object:
     return Call(function, list(parts)) if type(function) is types.FunctionType else restored(function, parts, state)
 
 
@@ -280,7 +249,7 @@ _COPIED = frozenset(
 
 
 @intercept(json.dumps)
-def _dumps(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _dumps(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     data = concrete_data(vm, args[0])
     return json.dumps(data, **kwargs) if is_plain([data, *kwargs.values()]) else NATIVE
 
@@ -288,89 +257,58 @@ def _dumps(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 # ---- files in memory -------------------------------------------------------------------------------------------------
 
 _IN_MEMORY: tuple[Any, ...] = (io.StringIO, io.BytesIO)
+_OF_FILES = "write writelines getvalue read readline readlines seek tell truncate close __enter__ __exit__ __iter__"
 
 
-def _in_memory(cls: Any) -> None:
+@intercept_each(_IN_MEMORY)
+def _make_in_memory(cls: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """A file in memory that the program made is a value like others."""
-
-    @intercept(cls)
-    def make(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if kwargs or not (len(args) < 2 and is_plain(args)):
-            raise refused(vm, cls)
-        return cls(*args)
+    if kwargs or not (len(args) < 2 and is_plain(args)):
+        raise refused(vm, cls)
+    return cls(*args)
 
 
-def _method_in_memory(function: Any) -> None:
-    @intercept(function)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if type(args[0]) not in _IN_MEMORY or not is_plain(args[1:]):
-            raise refused(vm, function)
-        return function(*args, **kwargs)
+_METHODS_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
+_methods = {getattr(cls, name) for cls in _IN_MEMORY for name in (*_OF_FILES.split(), "__next__")}
 
 
-_OF_FILES = [
-    "write",
-    "writelines",
-    "getvalue",
-    "read",
-    "readline",
-    "readlines",
-    "seek",
-    "tell",
-    "truncate",
-    "close",
-] + ["__enter__", "__exit__", "__iter__", "__next__"]
-for _file in _IN_MEMORY:
-    _in_memory(_file)
-for _function in {getattr(_file, name) for _file in _IN_MEMORY for name in _OF_FILES}:
-    if type(_function) in (types.MethodDescriptorType, types.WrapperDescriptorType):
-        _method_in_memory(_function)
+@intercept_each([method for method in _methods if type(method) in _METHODS_IN_C])
+def _use_in_memory(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    if type(args[0]) not in _IN_MEMORY or not is_plain(args[1:]):
+        raise refused(vm, function)
+    return function(*args, **kwargs)
 
 
 # ---- what is of the moment -------------------------------------------------------------------------------------------
 
+_cached: Any = functools._lru_cache_wrapper
 
-def _moment(function: Any) -> None:
-    @intercept(function)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+
+@intercept_each([*policy.MOMENT, _cached.cache_info, _cached.cache_clear])
+def _moment(function: object, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    raise refused(vm, function)
+
+
+@intercept_each(policy.ASKED_AGAIN)
+def _asked_again(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    if kwargs or not all(type(arg) in (str, bytes, int) for arg in args):
         raise refused(vm, function)
-
-
-for _function in policy.MOMENT:
-    _moment(_function)
-
-
-def _asked_again(function: Any) -> None:
-    @intercept(function)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if kwargs or not all(type(arg) in (str, bytes, int) for arg in args):
-            raise refused(vm, function)
-        source = Source("apply", Source("object", None, None, function), tuple(args), _ask)
-        return vm.world.wrap(function(*args), source)
+    source = Source("apply", Source("object", None, None, function), tuple(args), _ask)
+    return vm.world.wrap(function(*args), source)
 
 
 def _ask(function: Any, *args: Any) -> Any:
     return function(*args)
 
 
-for _function in policy.ASKED_AGAIN:
-    _asked_again(_function)
-
-
-def _environment(function: Any) -> None:
-    @intercept(function)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        """Python reads `os.environ`, which is written as any dict; what C code reads is written with it."""
-        vm.later.calls.append((function, args, kwargs))
-        return None
-
-
-for _written in (os.putenv, os.unsetenv):
-    _environment(_written)
+@intercept_each((os.putenv, os.unsetenv))
+def _environment(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> None:
+    """Python reads `os.environ`, which is written as any dict; what C code reads is written with it."""
+    vm.later.calls.append((function, args, kwargs))
 
 
 @intercept(sys.getsizeof)
-def _getsizeof(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _getsizeof(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if type(args[0]) not in (int, float, complex, str, bytes):
         raise refused(vm, sys.getsizeof)
     return NATIVE
@@ -380,14 +318,15 @@ def _getsizeof(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 
 @intercept(weakref.proxy)
-def _proxy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _proxy(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """Only of an outside object without a callback: that is a real one."""
     if len(args) != 1 or kwargs or type(args[0]) is not Outside:
         raise Unsupported("a weak proxy is made", vm.where(), "use weakref.ref", "outside_object")
     return vm.world.wrap(weakref.proxy(args[0].real), Source("apply", args[0].source, (), weakref.proxy))
 
 
-def _weak_reference(vm: Machine, cls: type[Any], target: Any, callback: Any = None) -> Any:
+@answers(weakref.ref.__new__)
+def _new_ref(vm: Machine, cls: type[weakref.ref[Any]], target: Any, callback: Any = None) -> object:
     """A reference to an outside object is a real one to the real object; a library's callback, which would tidy up
     when that dies, is left out: what this run makes does not outlive it."""
     tidies_up = type(callback) is types.FunctionType and is_library_namespace(callback.__globals__)
@@ -403,29 +342,24 @@ def _weak_reference(vm: Machine, cls: type[Any], target: Any, callback: Any = No
 
 
 @intercept(weakref.getweakrefcount, weakref.getweakrefs)
-def _weak_references(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _weak_references(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if any(type(arg) is Outside for arg in args):
         raise Unsupported("what refers weakly to an outside object is asked for", vm.where(), kind="outside_object")
     return NATIVE
 
 
 @intercept(weakref.ref)
-def _ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return _weak_reference(vm, weakref.ref, *args)
-
-
-@intercept(weakref.ref.__new__)
-def _new_ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return _weak_reference(vm, *args)
+def _ref(vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return _new_ref(vm, weakref.ref, *args)
 
 
 @intercept(weakref.ref.__init__)
-def _init_ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _init_ref(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return None
 
 
 @intercept(weakref.ref.__call__)
-def _call_ref(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _call_ref(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return referent(vm, args[0])
 
 
@@ -440,52 +374,55 @@ setattr(_SeededRandom, STANDS_FOR, random.Random)
 
 
 @intercept(random.Random)
-def _random(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _random(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     seeded = len(args) == 1 and type(args[0]) in (int, float, str, bytes)
     return _SeededRandom(*args) if seeded else NATIVE
 
 
-def _random_method(name: str, method: Any) -> None:
-    @intercept(method)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        if type(args[0]) is _SeededRandom and is_plain([*args[1:], *kwargs.values()]):
-            return getattr(args[0], name)(*args[1:], **kwargs)
-        return drawn_or_refused(vm, method, args, kwargs)
+_draws = [getattr(random.Random, name) for name in dir(random.Random) if name[0] != "_"]
 
 
-for _name in dir(random.Random):
-    if _name[0] != "_" and callable(getattr(random.Random, _name)):
-        _random_method(_name, getattr(random.Random, _name))
+@intercept_each(filter(callable, _draws))
+def _draw(method: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    if type(args[0]) is _SeededRandom and is_plain([*args[1:], *kwargs.values()]):
+        return getattr(args[0], method.__name__)(*args[1:], **kwargs)
+    return drawn_or_refused(vm, method, args, kwargs)
 
 
 # ---- logging ---------------------------------------------------------------------------------------------------------
 
 
 @intercept(logging.getLogger)
-def _get_logger(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _get_logger(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return logging.getLogger(*args, **kwargs)
 
 
-@intercept(logging.Logger.isEnabledFor)
-def _is_enabled_for(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    logger, level = args
+@answers(logging.Logger.isEnabledFor)
+def _is_enabled_for(vm: Machine, logger: Any, level: Any) -> bool:
     logger = logger.real if type(logger) is Outside else logger
-    enabled = logger.isEnabledFor(level)
+    enabled: bool = logger.isEnabledFor(level)
     if vm.world.guards.first((logger, level)):
         source = Source("object", None, None, logger)
         vm.world.guards.add(Source("apply", source, (level,), logging.Logger.isEnabledFor), "equals", enabled)
     return enabled
 
 
-def _logging(method: Any, level: int | None) -> None:
-    @intercept(method)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        logger = args[0].real if type(args[0]) is Outside else args[0]
-        if _is_enabled_for(vm, [logger, args[1] if level is None else level], {}):
-            vm.later.calls.append(
-                (vm.within(getattr(logger, method.__name__)), list(map(pictured, args[1:])), _of_now(vm, kwargs))
-            )
-        return None
+_LEVELS = {
+    logging.Logger.debug: logging.DEBUG,
+    logging.Logger.info: logging.INFO,
+    logging.Logger.warning: logging.WARNING,
+    logging.Logger.error: logging.ERROR,
+    logging.Logger.critical: logging.CRITICAL,
+    logging.Logger.log: None,
+}
+
+
+@intercept_table(_LEVELS)
+def _log(method: Callable[..., object], level: int | None, vm: Machine, args: Args, kwargs: Kwargs) -> None:
+    logger = args[0].real if type(args[0]) is Outside else args[0]
+    if _is_enabled_for(vm, logger, args[1] if level is None else level):
+        log = vm.within(getattr(logger, method.__name__))
+        vm.later.calls.append((log, list(map(pictured, args[1:])), _of_now(vm, kwargs)))
 
 
 def _of_now(vm: Machine, kwargs: Kwargs) -> Kwargs:
@@ -499,17 +436,6 @@ def _of_now(vm: Machine, kwargs: Kwargs) -> Kwargs:
     return {**kwargs, "exc_info": handled}
 
 
-for _method, _level in [
-    (logging.Logger.debug, logging.DEBUG),
-    (logging.Logger.info, logging.INFO),
-    (logging.Logger.warning, logging.WARNING),
-    (logging.Logger.error, logging.ERROR),
-    (logging.Logger.critical, logging.CRITICAL),
-    (logging.Logger.log, None),
-]:
-    _logging(_method, _level)
-
-
 # ---- locks and frames ------------------------------------------------------------------------------------------------
 
 
@@ -517,22 +443,23 @@ HELD_LOCKS: Slot[list[Any]] = Slot(list)
 """The locks that the program has entered and not left."""
 
 
-def _lock_method(method: Any) -> None:
-    @intercept(method)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        """A package's lock that is free guards against the package's own threads while it fills its tables: a ``with``
-        block of such a lock is captured, its effects come together. Every other lock is held for real."""
-        lock, name = args[0], method.__name__
-        if not vm.world.identities.is_outside(lock):
-            return NATIVE
-        if name == "__enter__" and _in_package(vm) and lock.acquire(blocking=False):
-            lock.release()
-            HELD_LOCKS.of(vm).append(lock)
-            return True
-        if name == "__exit__" and lock in HELD_LOCKS.of(vm):
-            HELD_LOCKS.of(vm).remove(lock)
-            return None
-        raise refused(vm, method)
+@intercept_each(
+    [getattr(lock, name) for lock in LOCK_TYPES for name in ("acquire", "release", "__enter__", "__exit__")]
+)
+def _lock_method(method: Any, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """A package's lock that is free guards against the package's own threads while it fills its tables: a ``with``
+    block of such a lock is captured, its effects come together. Every other lock is held for real."""
+    lock, name = args[0], method.__name__
+    if not vm.world.identities.is_outside(lock):
+        return NATIVE
+    if name == "__enter__" and _in_package(vm) and lock.acquire(blocking=False):
+        lock.release()
+        HELD_LOCKS.of(vm).append(lock)
+        return True
+    if name == "__exit__" and lock in HELD_LOCKS.of(vm):
+        HELD_LOCKS.of(vm).remove(lock)
+        return None
+    raise refused(vm, method)
 
 
 def _in_package(vm: Machine) -> bool:
@@ -540,11 +467,4 @@ def _in_package(vm: Machine) -> bool:
     return "site-packages" in filename or "dist-packages" in filename
 
 
-for _lock in LOCK_TYPES:
-    for _name in ("acquire", "release", "__enter__", "__exit__"):
-        _lock_method(getattr(_lock, _name))
-
-
-@intercept(sys._getframe, inspect.currentframe, inspect.stack)
-def _getframe(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported("a frame object is asked for", vm.where(), None, "frame_access")
+refuse(*(sys._getframe, inspect.currentframe, inspect.stack), reason="a frame object is asked for", kind="frame_access")

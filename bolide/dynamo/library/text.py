@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import types
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 import torch
 
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_each, intercept_table
 from bolide.dynamo.machine.breaking import can_require
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
@@ -24,9 +26,6 @@ from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import TEXT_METHODS, Pictured, TracedText, joined
 from bolide.support.errors import Unsupported
 from bolide.tracing import DataDependent, TracedTensor
-
-Args = list[Any]
-Kwargs = dict[str, Any]
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _PLAIN_TEXTS: tuple[Any, ...] = (int.__repr__, float.__repr__, str.__repr__, bytes.__repr__)
@@ -172,61 +171,50 @@ def _has_names(cls: type, method: Any) -> bool:
 
 
 @intercept(str)
-def _str(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _str(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs:
         return str(*args, **kwargs)
     return format_value(vm, args[0], 1, "")
 
 
-@intercept(repr)
-def _repr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return format_value(vm, args[0], 2, "")
-
-
-@intercept(ascii)
-def _ascii(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return format_value(vm, args[0], 3, "")
+@intercept_table({repr: 2, ascii: 3, object.__str__: 2})
+def _convert(function: object, conversion: int, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return format_value(vm, args[0], conversion, "")
 
 
 @intercept(format)
-def _format(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _format(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return format_value(vm, args[0], 0, args[1] if len(args) > 1 else "")
 
 
-@intercept(object.__str__)
-def _object_str(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return format_value(vm, args[0], 2, "")
-
-
 @intercept(object.__repr__)
-def _object_repr(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _object_repr(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if type(args[0]) in (Outside, Stream, Generator):
         raise Unsupported("the text of an outside object or an iterator", vm.where(), None, "outside_object")
     return object.__repr__(concrete(vm, args[0]) if type(args[0]) in PENDING else args[0])
 
 
 @intercept(str.format)
-def _str_format(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _str_format(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if all(map(is_plain, args)) and all(map(is_plain, kwargs.values())):
         return str.format(*args, **kwargs)
     return Call(polyfill("format_string"), [args[0], tuple(args[1:]), kwargs, [0]])
 
 
 @intercept(str.format_map)
-def _str_format_map(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _str_format_map(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if is_plain(args[1]):
         return str.format_map(*args)
     return Call(polyfill("format_string"), [args[0], (), args[1], [0]])
 
 
 @intercept(str.__mod__)
-def _str_mod(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _str_mod(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return str.__mod__(*args) if is_plain(args[1]) else Call(polyfill("percent"), args)
 
 
-@intercept(library.percent_of)
-def _percent_of(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    template, values = args
+@answers(library.percent_of)
+def _percent_of(vm: Machine, template: str, values: tuple[Any, ...]) -> object:
     *sizes, value = values
     if type(value) is TracedTensor:
         return _of_tensor(vm, value, _percent, template, tuple(sizes))
@@ -241,34 +229,22 @@ def _percent(value: Any, template: str, sizes: tuple[Any, ...]) -> str:
 
 
 @intercept(str.join)
-def _join(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if type(args[1]) in (list, tuple) and any(type(part) is TracedText for part in args):
-        return joined(list(args[1]), args[0])
-    if type(args[1]) in (list, tuple) and any(type(part) is TracedText for part in args[1]):
-        return joined(list(args[1]), args[0])
+def _join(vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    separator, parts = args
+    if type(parts) in (list, tuple) and any(type(part) is TracedText for part in (separator, *parts)):
+        return joined(list(parts), separator)
     return NATIVE
 
 
-def _method(function: Any) -> None:
-    @intercept(function)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        """Of a text that is known when the graph has run."""
-        if type(args[0]) is not TracedText or kwargs:
-            return NATIVE
-        function("text", *args[1:])  # raises what is wrong with the arguments
-        return TracedText(function, *args, has_any=False)
+@intercept_each([getattr(str, name) for name in TEXT_METHODS if hasattr(str, name)])
+def _method(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """Of a text that is known when the graph has run."""
+    if type(args[0]) is not TracedText or kwargs:
+        return NATIVE
+    function("text", *args[1:])  # raises what is wrong with the arguments
+    return TracedText(function, *args, has_any=False)
 
 
-for _name in TEXT_METHODS:
-    if hasattr(str, _name):
-        _method(getattr(str, _name))
-
-
-@intercept(library.percent_pieces)
-def _percent_pieces(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return library.percent_pieces(*args)
-
-
-@intercept(library.format_pieces)
-def _format_pieces(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return library.format_pieces(*args)
+@intercept_each((library.percent_pieces, library.format_pieces))
+def _pieces(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return function(*args)

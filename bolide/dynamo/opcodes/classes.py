@@ -19,7 +19,7 @@ from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.machine.interpreter import Machine, opcode
 from bolide.dynamo.machine.native_calls import for_real
-from bolide.dynamo.polyfills import statements
+from bolide.dynamo.polyfills import generic
 from bolide.dynamo.program.kinds import MISSING, is_library_namespace
 from bolide.dynamo.world.frames import Frame
 from bolide.dynamo.world.outside import Outside
@@ -62,7 +62,7 @@ def _build_class(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     for key, value in named.items():
         vm.evaluate(_set_name(vm, value), [value, made, key])
     if own:
-        vm.evaluate(statements.init_subclass, [made, keywords])
+        vm.evaluate(generic.init_subclass, [made, keywords])
     return made
 
 

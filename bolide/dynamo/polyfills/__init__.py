@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import types
 
-from bolide.dynamo.polyfills import generators, generic, iteration, library, statements, torch_functions
+from bolide.dynamo.polyfills import generators, generic, iteration, library, torch_functions
 
 #: Code that is not gone on with behind a break: it relies on `id()` of what is made anew, or has notes of the run.
 WHOLE = {
@@ -16,7 +16,7 @@ WHOLE = {
 
 BY_NAME: dict[str, types.FunctionType] = {
     name: value
-    for module in (generators, generic, iteration, library, statements, torch_functions)
+    for module in (generators, generic, iteration, library, torch_functions)
     for name, value in vars(module).items()
     if isinstance(value, types.FunctionType)
 }

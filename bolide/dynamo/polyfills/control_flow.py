@@ -50,10 +50,10 @@ def scan(combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = F
         dim += leaves[0].dim()
     slices, spec = _slices(xs, dim)
     carry, made = init, []
-    for position in _positions(len(slices), reverse):
+    for position in range(len(slices))[:: -1 if reverse else 1]:
         carry, result = applied(combine_fn, carry, pytree.tree_unflatten(slices[position], spec))
         made.append(result)
-    results = _stacked(made, 0, reverse)
+    results = _stacked(made[::-1] if reverse else made)
     if dim and MOVES_RESULTS:
         results = pytree.tree_map(lambda result: result.movedim(0, dim) if dim < result.dim() else result, results)
     return carry, results
@@ -102,7 +102,7 @@ def _interleaved(even: Any, odd: Any) -> Any:
 def map_over(f: Any, xs: Any, *args: Any) -> Any:
     """`map`: f of every slice along the first dimension, stacked."""
     slices, spec = _slices(xs, 0)
-    return _stacked([applied(f, pytree.tree_unflatten(leaves, spec), *args) for leaves in slices], 0, False)
+    return _stacked([applied(f, pytree.tree_unflatten(leaves, spec), *args) for leaves in slices])
 
 
 def _slices(xs: Any, dim: int) -> Any:
@@ -110,13 +110,7 @@ def _slices(xs: Any, dim: int) -> Any:
     return [list(items) for items in zip(*[leaf.unbind(dim) for leaf in leaves], strict=True)], spec
 
 
-def _positions(count: int, reverse: bool) -> Any:
-    return range(count - 1, -1, -1) if reverse else range(count)
-
-
-def _stacked(made: Any, dim: int, reverse: bool) -> Any:
-    if reverse:
-        made = made[::-1]
+def _stacked(made: Any) -> Any:
     flat = [pytree.tree_flatten(item) for item in made]
     spec = flat[0][1]
-    return pytree.tree_unflatten([torch.stack(items, dim) for items in zip(*[leaves for leaves, _ in flat])], spec)
+    return pytree.tree_unflatten([torch.stack(items) for items in zip(*[leaves for leaves, _ in flat])], spec)

@@ -30,7 +30,7 @@ def drain(iterable: Any) -> Any:
 def iterate(iterable: Any) -> Any:
     if hasattr(type(iterable), "__iter__"):
         iterator = iterator_by_method(type(iterable).__iter__, iterable)
-        if not hasattr(type(iterator), "__next__") or not is_lazy(iterator):
+        if not is_lazy(iterator):
             yield from iterator
             return
         while True:
@@ -126,8 +126,9 @@ def _map(function: Any, iterators: Any) -> Any:
         yield function(*args)
 
 
-def filter_items(function: Any, iterable: Any) -> Any:
-    return _filter(function, iter(iterable))
+def begin(body: Any, function: Any, iterable: Any) -> Any:
+    """A generator over the items of an iterable."""
+    return body(function, iter(iterable))
 
 
 def _filter(function: Any, iterator: Any) -> Any:
@@ -207,30 +208,18 @@ def sort_list(items: Any, *, key: Any = None, reverse: Any = False) -> Any:
 _MISSING = object()
 
 
-def min_item(iterable: Any, *, key: Any = None, default: Any = _MISSING) -> Any:
+def extreme_item(largest: bool, iterable: Any, *, key: Any = None, default: Any = _MISSING) -> Any:
+    """`max` or `min`."""
     best = best_key = _MISSING
     for item in iterable:
         item_key = item if key is None else key(item)
-        if best_key is _MISSING or item_key < best_key:
+        if best_key is _MISSING or (item_key > best_key if largest else item_key < best_key):
             best, best_key = item, item_key
-    if best is _MISSING:
-        if default is _MISSING:
-            return min(())  # raises as this version of Python does
+    if best is not _MISSING:
+        return best
+    if default is not _MISSING:
         return default
-    return best
-
-
-def max_item(iterable: Any, *, key: Any = None, default: Any = _MISSING) -> Any:
-    best = best_key = _MISSING
-    for item in iterable:
-        item_key = item if key is None else key(item)
-        if best_key is _MISSING or item_key > best_key:
-            best, best_key = item, item_key
-    if best is _MISSING:
-        if default is _MISSING:
-            return max(())
-        return default
-    return best
+    return max(()) if largest else min(())  # raises as this version of Python does
 
 
 def attribute_or(find: Any, args: Any, fallback: Any, owner: Any, name: Any) -> Any:
@@ -311,13 +300,10 @@ def equal(left: Any, right: Any) -> Any:
     a: Any = type(left)
     b: Any = type(right)
     if a is not b and issubclass(b, a):
+        a, b, left, right = b, a, right, left
+    result = a.__eq__(left, right)
+    if result is NotImplemented:
         result = b.__eq__(right, left)
-        if result is NotImplemented:
-            result = a.__eq__(left, right)
-    else:
-        result = a.__eq__(left, right)
-        if result is NotImplemented:
-            result = b.__eq__(right, left)
     return left is right if result is NotImplemented else result
 
 
@@ -372,13 +358,9 @@ def compare(left: Any, right: Any, forward: Any, reflected: Any, symbol: Any) ->
     """`<`, `<=`, `>` or `>=` by its special methods."""
     a, b = type(left), type(right)
     right_first = a is not b and issubclass(b, a)
-    if right_first:
-        result = getattr(b, reflected)(right, left)
-        if result is not NotImplemented:
-            return result
-    result = getattr(a, forward)(left, right)
-    if result is NotImplemented and not right_first:
-        result = getattr(b, reflected)(right, left)
+    result = getattr(b, reflected)(right, left) if right_first else getattr(a, forward)(left, right)
+    if result is NotImplemented:
+        result = getattr(a, forward)(left, right) if right_first else getattr(b, reflected)(right, left)
     if result is NotImplemented:
         raise TypeError(f"'{symbol}' not supported between instances of '{a.__name__}' and '{b.__name__}'")
     return result
@@ -425,20 +407,13 @@ _SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set
 def match_class(subject: Any, cls: Any, count: Any, names: Any) -> Any:
     if not isinstance(subject, cls):
         return None
-    values = []
+    positional: Any = ()
     if count:
         positional = getattr(cls, "__match_args__", None)
-        if positional is None:
-            if count == 1 and issubclass(cls, _SELF_MATCHING):
-                values.append(subject)
-                count = 0
-            else:
-                raise TypeError(f"{cls.__name__}() accepts 0 positional sub-patterns ({count} given)")
-        for name in (positional or ())[:count]:
-            if not hasattr(subject, name):
-                return None
-            values.append(getattr(subject, name))
-    for name in names:
+        if positional is None and (count > 1 or not issubclass(cls, _SELF_MATCHING)):
+            raise TypeError(f"{cls.__name__}() accepts 0 positional sub-patterns ({count} given)")
+    values = [subject] if positional is None else []
+    for name in (*(positional or ())[:count], *names):
         if not hasattr(subject, name):
             return None
         values.append(getattr(subject, name))
@@ -462,3 +437,52 @@ def holds_for_any(check: Any, value: Any, classes: Any) -> Any:
         if check(value, cls):
             return True
     return False
+
+
+# ---- parts of statements and calls: unpacking, `**keywords` ----------------------------------------------------------
+
+
+def take(iterable: Any, count: Any) -> Any:
+    """The first `count` items, None for all."""
+    items = []
+    if count != 0:
+        for item in iterable:
+            items.append(item)
+            if len(items) == count:
+                break
+    return items
+
+
+def merge(target: Any, mapping: Any) -> Any:
+    """``{**target, **mapping}``: where it raises AttributeError, that is no mapping."""
+    try:
+        for key in list(mapping.keys()):
+            target[key] = mapping[key]
+        return
+    except AttributeError:
+        pass
+    raise TypeError(f"'{type(mapping).__name__}' object is not a mapping")
+
+
+def merge_keywords(target: Any, mapping: Any, function: Any, misread: Any) -> Any:
+    """``function(**target, **mapping)``. With `misread`, a KeyError of the mapping's is taken for that of a key that is
+    there already."""
+    message = f"{function} argument after ** must be a mapping, not {type(mapping).__name__}"
+    try:
+        for key in list(mapping.keys()):
+            if key in target:
+                raise TypeError(f"{function} got multiple values for keyword argument '{key}'")
+            target[key] = mapping[key]
+        return
+    except AttributeError:
+        pass
+    except KeyError as error:
+        if not misread or len(error.args) != 1:
+            raise
+        message = f"{function} got multiple values for keyword argument '{error.args[0]!s}'"
+    raise TypeError(message)
+
+
+def init_subclass(made: Any, keywords: Any) -> None:
+    """What making a class does last."""
+    super(made, made).__init_subclass__(**keywords)

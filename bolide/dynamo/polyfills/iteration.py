@@ -119,10 +119,6 @@ def _cycle(iterator: Any, saved: Any, again: Any) -> Any:
         iterator = iter(saved)
 
 
-def dropwhile(predicate: Any, iterable: Any) -> Any:
-    return _dropwhile(predicate, iter(iterable))
-
-
 def _dropwhile(predicate: Any, iterator: Any) -> Any:
     for item in iterator:
         if not predicate(item):
@@ -137,19 +133,11 @@ def never(item: Any) -> Any:
     return False
 
 
-def takewhile(predicate: Any, iterable: Any) -> Any:
-    return _takewhile(predicate, iter(iterable))
-
-
 def _takewhile(predicate: Any, iterator: Any) -> Any:
     for item in iterator:
         if not predicate(item):
             return
         yield item
-
-
-def filterfalse(predicate: Any, iterable: Any) -> Any:
-    return _filterfalse(predicate, iter(iterable))
 
 
 def _filterfalse(predicate: Any, iterator: Any) -> Any:
@@ -245,10 +233,6 @@ def pairwise(iterable: Any) -> Any:
         left = right
 
 
-def starmap(function: Any, iterable: Any) -> Any:
-    return _starmap(function, iter(iterable))
-
-
 def _starmap(function: Any, iterator: Any) -> Any:
     for args in iterator:
         yield function(*args)
@@ -306,34 +290,22 @@ def _range(a: Any, lo: Any, hi: Any) -> Any:
     return lo, len(a) if hi == -1 else hi
 
 
-def bisect_right(a: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
+def bisect(left: Any, a: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
+    """`bisect_left` or `bisect_right`."""
     lo, hi = _range(a, lo, hi)
     while lo < hi:
         middle = (lo + hi) // 2
-        if x < (a[middle] if key is None else key(a[middle])):
-            hi = middle
-        else:
-            lo = middle + 1
-    return lo
-
-
-def bisect_left(a: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
-    lo, hi = _range(a, lo, hi)
-    while lo < hi:
-        middle = (lo + hi) // 2
-        if (a[middle] if key is None else key(a[middle])) < x:
+        item = a[middle] if key is None else key(a[middle])
+        if item < x if left else not x < item:
             lo = middle + 1
         else:
             hi = middle
     return lo
 
 
-def insort_right(a: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
-    a.insert(bisect_right(a, x if key is None else key(x), lo, hi, key=key), x)
-
-
-def insort_left(a: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
-    a.insert(bisect_left(a, x if key is None else key(x), lo, hi, key=key), x)
+def insort(left: Any, a: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
+    """`insort_left` or `insort_right`."""
+    a.insert(bisect(left, a, x if key is None else key(x), lo, hi, key=key), x)
 
 
 def _rise(heap: Any, start: Any, position: Any) -> None:

@@ -201,12 +201,10 @@ def list_index(items: Any, value: Any, start: Any = 0, stop: Any = None) -> Any:
     for index in range(*slice(start, stop).indices(len(items))):
         if items[index] is value or items[index] == value:
             return index
-    if isinstance(items, tuple):
-        raise ValueError("tuple.index(x): x not in tuple")
-    raise ValueError(f"{value!r} is not in list")
+    raise ValueError("tuple.index(x): x not in tuple" if isinstance(items, tuple) else f"{value!r} is not in list")
 
 
-def list_count(items: Any, value: Any) -> Any:
+def list_count(items: Any, value: Any) -> int:
     found = 0
     for item in items:
         if item is value or item == value:
@@ -214,7 +212,7 @@ def list_count(items: Any, value: Any) -> Any:
     return found
 
 
-def list_remove(items: Any, value: Any) -> Any:
+def list_remove(items: Any, value: Any) -> None:
     for index in range(len(items)):
         if items[index] is value or items[index] == value:
             del items[index]
@@ -259,9 +257,9 @@ def default_item(owner: Any, key: Any) -> Any:
     return value
 
 
-def dict_update(target: Any, args: Any, kwargs: Any) -> Any:
+def dict_update(target: Any, args: Any, kwargs: Any) -> None:
     """`dict.update`."""
-    for source in args:
+    for source in (*args, kwargs):
         if is_stored(source):
             for key, value in dict.items(source):
                 dict.__setitem__(target, key, value)
@@ -271,21 +269,17 @@ def dict_update(target: Any, args: Any, kwargs: Any) -> Any:
         else:
             for key, value in source:
                 dict.__setitem__(target, key, value)
-    for key, value in kwargs.items():
-        dict.__setitem__(target, key, value)
 
 
-def ordered_update(target: Any, args: Any, kwargs: Any) -> Any:
+def ordered_update(target: Any, args: Any, kwargs: Any) -> None:
     """`OrderedDict.update`: it asks every mapping for its keys, and a subclass to put items in."""
-    for source in args:
+    for source in (*args, kwargs):
         if hasattr(source, "keys"):
             for key in source.keys():  # noqa: SIM118
                 target[key] = source[key]
         else:
             for key, value in source:
                 target[key] = value
-    for key, value in kwargs.items():
-        target[key] = value
 
 
 def ordered_copy(source: Any) -> Any:
@@ -298,10 +292,8 @@ def ordered_copy(source: Any) -> Any:
 
 def dict_ior(target: Any, source: Any) -> Any:
     """`target |= source`."""
-    if isinstance(target, collections.OrderedDict):
-        ordered_update(target, (source,), {})
-    else:
-        dict_update(target, (source,), {})
+    update = ordered_update if isinstance(target, collections.OrderedDict) else dict_update
+    update(target, (source,), {})
     return target
 
 
@@ -369,20 +361,11 @@ def on_floats(function: Any, args: Any) -> Any:
     return function(*[arg if isinstance(arg, (int, float)) else float(arg) for arg in args])
 
 
-def is_disjoint(owner: Any, items: Any) -> Any:
-    """`set.isdisjoint`, which asks for no more items than it needs."""
+def has_items(wanted: Any, owner: Any, items: Any) -> Any:
+    """`set.issuperset`, or, where none is `wanted`, `set.isdisjoint`, which ask for no more items than they need."""
     has = set.__contains__ if isinstance(owner, set) else frozenset.__contains__
     for item in items:  # noqa: SIM110
-        if has(owner, item):
-            return False
-    return True
-
-
-def is_superset(owner: Any, items: Any) -> Any:
-    """`set.issuperset`, likewise."""
-    has = set.__contains__ if isinstance(owner, set) else frozenset.__contains__
-    for item in items:  # noqa: SIM110
-        if not has(owner, item):
+        if has(owner, item) is not wanted:
             return False
     return True
 

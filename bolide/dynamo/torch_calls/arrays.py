@@ -11,6 +11,7 @@ import numpy
 import torch
 from torch.utils import _pytree as pytree
 
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_each, intercept_table
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.operations import (
@@ -50,17 +51,12 @@ for _kind, _class in SCALARS.items():
     if issubclass(_kind, numpy.integer):
         AS_INDEX[_class] = TracedScalar.item
 
-Args = list[Any]
-Kwargs = dict[str, Any]
 
-
-@intercept(torch.Tensor.numpy)
-def _numpy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    tensor = args[0]
+@answers(torch.Tensor.numpy, recorded=True)
+def _numpy(vm: Machine, tensor: torch.Tensor, *, force: bool = False) -> object:
     if type(tensor) is not TracedTensor:
         return NATIVE
-    vm.trace.where = vm.where()
-    if kwargs.get("force", False):
+    if force:
         tensor = tensor.detach().cpu()
     if tensor.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
@@ -69,13 +65,11 @@ def _numpy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return TracedArray(layer().ndarray(tensor))
 
 
-@intercept(torch.from_numpy)
-def _from_numpy(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if not args or not isinstance(args[0], TracedArray):
-        return NATIVE
-    if isinstance(args[0], TracedScalar):
-        raise TypeError(f"expected np.ndarray (got {args[0].kind.__module__}.{args[0].kind.__name__})")
-    return args[0].tensor
+@answers(torch.from_numpy)
+def _from_numpy(vm: Machine, array: object) -> object:
+    if isinstance(array, TracedScalar):
+        raise TypeError(f"expected np.ndarray (got {array.kind.__module__}.{array.kind.__name__})")
+    return array.tensor if isinstance(array, TracedArray) else NATIVE
 
 
 def _with_tensors(values: Any) -> Any:
@@ -85,114 +79,85 @@ def _with_tensors(values: Any) -> Any:
     return values.tensor if isinstance(values, TracedScalar) else values
 
 
-@intercept(torch.as_tensor, torch.asarray)
-def _as_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """A tensor in the memory of an array, or of numbers of the graph."""
-    made = of_numbers(vm, _with_tensors(args[0]), kwargs.get("dtype"), kwargs.get("device")) if args else None
+@answers(torch.as_tensor, torch.asarray, recorded=True)
+def _as_tensor(vm: Machine, data: object, /, **options: Any) -> object:
+    return _tensor_of_data(vm, data, options, copy=False)
+
+
+@answers(torch.tensor, recorded=True)
+def _tensor(vm: Machine, data: object, *, requires_grad: bool = False, **options: Any) -> object:
+    made = _tensor_of_data(vm, data, options, copy=True)
+    return made.requires_grad_() if requires_grad and made is not NATIVE else made
+
+
+def _tensor_of_data(vm: Machine, data: Any, options: Kwargs, copy: bool) -> Any:
+    """A tensor of numbers of the graph, or in the memory of an array or, with `copy`, of what is in it."""
+    made = of_numbers(vm, _with_tensors(data), options.get("dtype"), options.get("device"))
     if made is not None:
         return made
-    if not args or not isinstance(args[0], (TracedArray, TracedFloat)):
-        return NATIVE
-    return _made(vm, args[0], dict(kwargs), copy=False)
+    return _converted(data, options, copy) if isinstance(data, (TracedArray, TracedFloat)) else NATIVE
 
 
-@intercept(torch.tensor)
-def _tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """A new tensor of an array, or of numbers of the graph."""
-    made = of_numbers(vm, _with_tensors(args[0]), kwargs.get("dtype"), kwargs.get("device")) if args else None
-    if made is not None:
-        return made.requires_grad_() if kwargs.get("requires_grad") else made
-    if not args or not isinstance(args[0], (TracedArray, TracedFloat)):
-        return NATIVE
-    options = dict(kwargs)
-    wanted = options.pop("requires_grad", False)
-    made = _made(vm, args[0], options, copy=True)
-    return made.requires_grad_() if wanted else made
-
-
-@intercept(torch.scalar_tensor)
-def _scalar_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(torch.scalar_tensor, recorded=True)
+def _scalar_tensor(vm: Machine, s: object, *, dtype: torch.dtype | None = None, **options: Any) -> object:
     """As `torch.tensor` of one number, but of the default type."""
-    if not args or type(args[0]) not in SYMBOLIC:
+    if type(s) not in SYMBOLIC:
         return NATIVE
-    return _tensor(vm, args, {**kwargs, "dtype": kwargs.get("dtype") or torch.get_default_dtype()})
+    return _tensor(vm, s, dtype=dtype or torch.get_default_dtype(), **options)
 
 
-@intercept(torch.Tensor.new_tensor)
-def _new_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) < 2:
-        return NATIVE
-    return _tensor(vm, args[1:], {"dtype": args[0].dtype, "device": args[0].device, **kwargs})
+@answers(torch.Tensor.new_tensor, recorded=True)
+def _new_tensor(vm: Machine, owner: torch.Tensor, data: object, **options: Any) -> object:
+    return _tensor(vm, data, **{"dtype": owner.dtype, "device": owner.device, **options})
 
 
-_CONSTRUCTORS: dict[Any, torch.dtype] = {
-    torch.Tensor: torch.float32,
-    **{cls: cls.dtype for cls in (getattr(torch, f"{name}Tensor") for name in ("Float", "Double", "Half", "BFloat16"))},
-    **{
-        cls: cls.dtype for cls in (getattr(torch, f"{name}Tensor") for name in ("Long", "Int", "Short", "Char", "Byte"))
-    },
-    torch.BoolTensor: torch.bool,
+_NAMES = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+_CONSTRUCTORS: dict[type, torch.dtype] = {
+    cls: cls.dtype for cls in (getattr(torch, f"{name}Tensor") for name in _NAMES)
 }
 
 
-def _constructor(dtype: torch.dtype) -> Callable[[Machine, Args, Kwargs], Any]:
-    def make(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        """A tensor in the memory of an array, if that has the same type."""
-        if len(args) != 1 or kwargs or not isinstance(args[0], TracedArray):
-            return NATIVE
-        if isinstance(args[0], TracedScalar):
-            raise Unsupported("a number of NumPy's is given to a class of tensors", vm.where(), kind="numpy_value")
-        return _made(vm, args[0], {"dtype": dtype}, copy=False)
-
-    return make
-
-
-for _class, _dtype in _CONSTRUCTORS.items():
-    intercept(_class)(_constructor(_dtype))
-
-
-def _made(vm: Machine, value: Any, options: Kwargs, copy: bool) -> Any:
+@intercept_table({torch.Tensor: torch.float32, **_CONSTRUCTORS})
+def _construct(cls: type, dtype: torch.dtype, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """A tensor in the memory of an array, if that has the same type."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], TracedArray):
+        return NATIVE
+    if isinstance(args[0], TracedScalar):
+        raise Unsupported("a number of NumPy's is given to a class of tensors", vm.where(), kind="numpy_value")
     vm.trace.where = vm.where()
+    return _converted(args[0], {"dtype": dtype}, copy=False)
+
+
+def _converted(value: TracedArray | TracedFloat, options: Kwargs, copy: bool) -> torch.Tensor:
     if type(value) is TracedFloat:
         options["dtype"] = options.get("dtype") or torch.get_default_dtype()
-    made = value.tensor.clone() if copy else value.tensor
+    made: torch.Tensor = value.tensor.clone() if copy else value.tensor
     return made.to(**options) if options else made
 
 
-def _converter(function: Callable[..., Any], copies: bool | None) -> Callable[[Machine, Args, Kwargs], Any]:
-    def convert(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        """These are asked for before any protocol of NumPy's."""
-        value = args[0] if args else None
-        if type(value) is TracedTensor:
-            value = _numpy(vm, [value], {})
-        if type(value) in (int, float, complex, list, tuple) and chosen_defaults():
-            vm.trace.where = vm.where()
-            return call("", "array", args, kwargs)
-        if not isinstance(value, TracedArray):
-            return NATIVE
-        vm.trace.where = vm.where()
-        options = dict(zip(("dtype", "order"), args[1:])) | kwargs
-        dtype, copy = options.pop("dtype", None), options.pop("copy", copies)
-        name = function.__name__
-        if options.pop("order", None) is not None or options or len(args) > 3:
-            text = f"an option of numpy.{name} is not captured"
-            raise Unsupported(text, vm.where(), operation=f"numpy.{name}(...)", kind="numpy_value")
-        like = expected(function, [value, *args[1:]], kwargs, KIND)
-        if like is None:
-            raise refused(name)
-        made = value.array.astype(_type_in_layer(dtype)) if dtype is not None else value.array
-        tensor = made.tensor.clone() if copy and made.tensor is value.tensor else made.tensor
-        return arranged(like, TracedArray(layer().ndarray(tensor)), KIND, {}, [value])
-
-    return convert
-
-
-def _type_in_layer(dtype: Any) -> Any:
-    return into(numpy.dtype(dtype))
-
-
-for _function in (numpy.asarray, numpy.asanyarray, numpy.ascontiguousarray, numpy.array):
-    intercept(_function)(_converter(_function, True if _function is numpy.array else None))
+@intercept_each((numpy.asarray, numpy.asanyarray, numpy.ascontiguousarray, numpy.array))
+def _as_array(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """These are asked for before any protocol of NumPy's."""
+    value = args[0] if args else None
+    vm.trace.where = vm.where()
+    if type(value) is TracedTensor:
+        value = _numpy(vm, value)
+    if type(value) in (int, float, complex, list, tuple) and chosen_defaults():
+        return call("", "array", args, kwargs)
+    if not isinstance(value, TracedArray):
+        return NATIVE
+    options = dict(zip(("dtype", "order"), args[1:])) | kwargs
+    dtype, copy = options.pop("dtype", None), options.pop("copy", function is numpy.array)
+    name = function.__name__
+    if options.pop("order", None) is not None or options or len(args) > 3:
+        text = f"an option of numpy.{name} is not captured"
+        raise Unsupported(text, vm.where(), operation=f"numpy.{name}(...)", kind="numpy_value")
+    like = expected(function, [value, *args[1:]], kwargs, KIND)
+    if like is None:
+        raise refused(name)
+    made = value.array.astype(into(numpy.dtype(dtype))) if dtype is not None else value.array
+    tensor = made.tensor.clone() if copy and made.tensor is value.tensor else made.tensor
+    return arranged(like, TracedArray(layer().ndarray(tensor)), KIND, {}, [value])
 
 
 _UFUNCS = {
@@ -227,55 +192,42 @@ for _class in (numpy.ndarray, TracedArray, *SCALARS.values()):
     WITH_TENSORS[_class] = _with_tensor
 
 
-def _converted(kind: Any) -> Callable[[Machine, Args, Kwargs], Any]:
-    def convert(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        """A number of NumPy's as one of another type."""
-        if len(args) != 1 or kwargs or not isinstance(args[0], TracedScalar):
-            return NATIVE
-        vm.trace.where = vm.where()
-        value = args[0]
-        if value.number is not None and kind is value.kind:
-            return value
-        return scalar_of(value.array.astype(into(numpy.dtype(kind))).tensor)
-
-    return convert
+@intercept_each(SCALARS)
+def _as_scalar(kind: type, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """A number of NumPy's as one of another type."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], TracedScalar):
+        return NATIVE
+    vm.trace.where = vm.where()
+    value = args[0]
+    if value.number is not None and kind is value.kind:
+        return value
+    return scalar_of(value.array.astype(into(numpy.dtype(kind))).tensor)
 
 
-for _kind in SCALARS:
-    intercept(_kind)(_converted(_kind))
+@answers(numpy.isscalar)
+def _is_scalar(vm: Machine, element: object) -> object:
+    return True if isinstance(element, TracedScalar) else NATIVE
 
 
-@intercept(numpy.isscalar)
-def _is_scalar(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return True if len(args) == 1 and isinstance(args[0], TracedScalar) else NATIVE
+_COPIES = [vars(cls)[name] for cls in (numpy.ndarray, numpy.generic) for name in ("__copy__", "__deepcopy__")]
 
 
-def _copier(method: Any) -> Callable[[Machine, Args, Kwargs], Any]:
-    def copied(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        vm.trace.where = vm.where()
-        return args[0].__copy__() if args and isinstance(args[0], TracedArray) else NATIVE
-
-    return copied
+@intercept(*_COPIES)
+def _copy(vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    vm.trace.where = vm.where()
+    return args[0].__copy__() if args and isinstance(args[0], TracedArray) else NATIVE
 
 
-for _owner in (numpy.ndarray, numpy.generic):
-    for _name in ("__copy__", "__deepcopy__"):
-        intercept(vars(_owner)[_name])(_copier(_name))
+_MAKERS = ("zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "eye", "identity")
 
 
-def _maker(name: str) -> Callable[[Machine, Args, Kwargs], Any]:
-    def make(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-        """NumPy makes the array itself unless the configuration chooses other default types."""
-        if not chosen_defaults():
-            return NATIVE
-        vm.trace.where = vm.where()
-        return call("", name, args, kwargs)
-
-    return make
-
-
-for _name in ("zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "eye", "identity"):
-    intercept(getattr(numpy, _name))(_maker(_name))
+@intercept_table({getattr(numpy, name): name for name in _MAKERS})
+def _make(function: object, name: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """NumPy makes the array itself unless the configuration chooses other default types."""
+    if not chosen_defaults():
+        return NATIVE
+    vm.trace.where = vm.where()
+    return call("", name, args, kwargs)
 
 
 # ---- NumPy functions of tensors --------------------------------------------------------------------------------------
@@ -303,11 +255,11 @@ def tensor_of(array: Any) -> torch.Tensor:
     return torch.as_tensor(array)
 
 
-@intercept(array_of)
-def _array_of(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return TracedArray(layer().ndarray(args[0])) if type(args[0]) is TracedTensor else NATIVE
+@answers(array_of)
+def _array_of(vm: Machine, tensor: object) -> object:
+    return TracedArray(layer().ndarray(tensor)) if type(tensor) is TracedTensor else NATIVE
 
 
-@intercept(tensor_of)
-def _tensor_of(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return args[0].tensor if isinstance(args[0], TracedArray) else NATIVE
+@answers(tensor_of)
+def _tensor_of(vm: Machine, array: object) -> object:
+    return array.tensor if isinstance(array, TracedArray) else NATIVE

@@ -4,21 +4,18 @@ reaches it."""
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from bolide.dynamo.library.handlers import answers
 from bolide.dynamo.machine.attributes import load_attribute
-from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.state import CALLBACK, own_mark, state
-from bolide.dynamo.world.journal import Written
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing.recording.recorder import LateWrite
-
-Args = list[Any]
-Kwargs = dict[str, Any]
 
 # The methods of an autograd.Function that torch calls, each as a static method.
 _METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
@@ -27,11 +24,10 @@ _METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
 _INTERPRETED: Slot[dict[Any, Any]] = Slot(dict)  # by the class of the program
 
 
-@intercept(vars(torch.autograd.Function)["apply"].__func__)
-def _apply(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(vars(torch.autograd.Function)["apply"].__func__)
+def _apply(vm: Machine, function: Any, *values: Any, **kwargs: Any) -> object:
     """`Function.apply`: torch's own machinery runs on a subclass whose methods are interpreted. So `forward` is
     recorded below autograd, and the engine records `backward` when it comes to it."""
-    function, *values = args
     made_here = id(function.backward) in vm.own_functions
     key = here(vm) if made_here else function  # a class that the program makes is another one in each capture
     refuse_for_real(vm, key)
@@ -103,13 +99,11 @@ def later(vm: Machine, function: Any, name: str, key: Any = None, callable_later
             with vm.world.inputs.remasked():
                 result = vm.evaluate(function, list(args), kwargs)
             if (effects_so_far(vm), _held(function)) != before:
-                raise Unsupported(
+                reason, remedy = (
                     "something outside is written in the backward pass",
-                    _definition(function),
                     "return it from the forward instead",
-                    operation=name,
-                    kind="operator",
                 )
+                raise Unsupported(reason, _definition(function), remedy, "operator", name)
             return result
         except Unsupported as error:
             error.where = error.where or _definition(function)
@@ -154,7 +148,7 @@ def _held(function: Any) -> list[Any]:
     it already."""
     found: list[Any] = []
     seen: set[int] = set()
-    waiting = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
+    waiting = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != types.CellType()]
     while waiting:
         value = waiting.pop()
         if id(value) not in seen and type(value) in (list, tuple, set, dict):
@@ -165,14 +159,6 @@ def _held(function: Any) -> list[Any]:
     return found
 
 
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
-
-
-def effects_so_far(vm: Machine) -> tuple[Written, int]:
+def effects_so_far(vm: Machine) -> Any:
     """What the program has done to the outside world until now, comparable by `==`."""
     return vm.world.journal.so_far(), len(vm.later.calls)

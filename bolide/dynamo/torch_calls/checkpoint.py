@@ -14,6 +14,7 @@ import torch
 import torch.fx as fx
 from torch.utils import checkpoint
 
+from bolide.dynamo.library.handlers import Args, Kwargs
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine, Slot
 from bolide.dynamo.machine.tensors import refuse_in_reentrant
@@ -26,9 +27,6 @@ from bolide.tracing import TensorMeta, TracedTensor, rng
 from bolide.tracing.operations import generators, writes
 from bolide.tracing.tensor import AliasGroup
 from bolide.tracing.traits import traits_of
-
-Args = list[Any]
-Kwargs = dict[str, Any]
 
 
 class Policy(NamedTuple):
@@ -69,7 +67,7 @@ _OPTIONS = {
 
 
 @intercept(checkpoint.checkpoint)
-def _checkpoint(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _checkpoint(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     given = {**_OPTIONS, **kwargs}
     reentrant, context_fn, same_draws, check, debug, _ = [given.pop(name) for name in _OPTIONS]
     own = context_fn is not checkpoint.noop_context_fn
@@ -104,7 +102,7 @@ def _refused(vm: Machine, reason: str, remedy: str | None) -> Unsupported:
 
 
 @intercept(checkpoint.create_selective_checkpoint_contexts)
-def _selective(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _selective(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return Policy(args[0] if args else kwargs["policy_fn_or_list"]), None
 
 
@@ -135,13 +133,13 @@ def refuse_gradients(vm: Machine) -> None:
 
 
 @intercept(torch.is_grad_enabled)
-def _is_grad_enabled(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _is_grad_enabled(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     refuse_in_reentrant(vm, "grad mode is asked for")
     return NATIVE
 
 
 @intercept(torch_functions.region_result)
-def _result(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _result(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """What a checkpointed call gives. What eager's reentrant one makes otherwise is refused: it lets no gradients
     through to what is in lists, gives new tensors, and gives a history to all of floating point."""
     region, result = args
@@ -171,7 +169,7 @@ def _written(vm: Machine, groups: Sequence[AliasGroup]) -> Any:
 
 
 @intercept(torch_functions.end_region)
-def _end(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _end(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     region: Region = args[0]
     vm.depth.reentrant -= region.given is not None
     if torch.is_grad_enabled() and region.written != _written(vm, region.given or ()):

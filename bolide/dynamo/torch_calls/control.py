@@ -8,7 +8,6 @@ In captured code that is a break in front of the operator, so that eager says it
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import _higher_order_ops as operators
 from torch._higher_order_ops import while_loop
 from torch.utils import _pytree as pytree
 
-from bolide.dynamo.machine.calls import intercept
+from bolide.dynamo.library.handlers import answers
 from bolide.dynamo.machine.interpreter import Call, Machine, part_of
 from bolide.dynamo.machine.operations import class_of
 from bolide.dynamo.opcodes.undo import State
@@ -29,16 +28,11 @@ from bolide.tracing.called.branches import Part, Places, Repetition, as_function
 from bolide.tracing.graph import enter
 from bolide.tracing.rules.common import is_dense
 
-Args = list[Any]
-Kwargs = dict[str, Any]
 
-
-@intercept(torch.cond)
-def _cond(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(torch.cond)
+def _cond(vm: Machine, pred: Any, true_fn: object, false_fn: object, operands: object = ()) -> object:
     """A condition that is known chooses now; one that is data becomes an operation on the graphs of both branches."""
-    given = {**dict(zip(("pred", "true_fn", "false_fn", "operands"), args)), **kwargs}
-    pred, operands = given["pred"], _arguments(vm, given.get("operands", ()))
-    functions = [given["true_fn"], given["false_fn"]]
+    operands, functions = _arguments(vm, operands), [true_fn, false_fn]
     if not issubclass(class_of(pred), (bool, int, float, torch.Tensor, torch.SymBool)):
         raise refused(vm, f"the condition of torch.cond is a {class_of(pred).__name__}")
     if isinstance(pred, torch.Tensor) and torch._C._functorch.is_batchedtensor(pred):
@@ -79,22 +73,21 @@ def _record(vm: Machine, function: Any, operands: Sequence[Any]) -> tuple[Part, 
     return part, results, spec
 
 
-@intercept(while_loop)
-def _while(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(while_loop)
+def _while(vm: Machine, cond_fn: object, body_fn: object, carried_inputs: object) -> object:
     """A loop on data is an operation; with gradients it is a loop of the program."""
-    given = {**dict(zip(("cond_fn", "body_fn", "carried_inputs"), args)), **kwargs}
-    goes_on, step, inputs = given["cond_fn"], given["body_fn"], _arguments(vm, given["carried_inputs"])
+    inputs = _arguments(vm, carried_inputs)
     leaves = leaves_of(vm, inputs)
     if not all(type(value) is TracedTensor for value in leaves):
-        return Call(control_flow.while_loop, [goes_on, step, inputs, inputs])
+        return Call(control_flow.while_loop, [cond_fn, body_fn, inputs, inputs])
     vm.trace.where = vm.where()
     inside = vm.evaluate(pytree.tree_map, [torch.Tensor.detach, inputs])  # the functions may close over what is carried
-    condition = _condition(vm, goes_on, inside)
-    part, results, spec = _record(vm, step, inside)
+    condition = _condition(vm, cond_fn, inside)
+    part, results, spec = _record(vm, body_fn, inside)
     check_alike(vm, leaves, results)
     operands = [*leaves, *part.operands, *(condition[0].operands if condition else ())]
     if condition is None or (torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)):
-        return Call(control_flow.while_loop, [goes_on, step, inputs, pytree.tree_unflatten(leaves, spec)])
+        return Call(control_flow.while_loop, [cond_fn, body_fn, inputs, pytree.tree_unflatten(leaves, spec)])
     vm.world.trace.functional_only = "control flow depends on data"
     return pytree.tree_unflatten(_repeated(vm, leaves_of(vm, inside), [condition, (part, results)]), spec)
 
@@ -196,52 +189,43 @@ def check_slices(vm: Machine, leaves: Sequence[Any], dim: int = 0) -> None:
 # ---- operators of known length ---------------------------------------------------------------------------------------
 
 
-def _given(polyfill: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-    """The arguments of a call by name. Raises TypeError where they do not fit."""
-    bound = inspect.signature(polyfill).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
-
-
-@intercept(operators.map)
-def _map(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    given = _given(control_flow.map_over, args, kwargs)
-    leaves = leaves_of(vm, given["xs"])
+@answers(operators.map)
+def _map(vm: Machine, f: object, xs: object, *args: object) -> object:
+    leaves = leaves_of(vm, xs)
     check_slices(vm, leaves)
-    check_operands(vm, [*leaves, *leaves_of(vm, given["args"])])
+    check_operands(vm, [*leaves, *leaves_of(vm, args)])
     with without_effects(vm):
-        return vm.evaluate(control_flow.map_over, args, kwargs)
+        return vm.evaluate(control_flow.map_over, [f, xs, *args])
 
 
-@intercept(operators.scan)
-def _scan(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    given = _given(control_flow.scan, args, kwargs)
-    leaves, init = leaves_of(vm, given["xs"]), leaves_of(vm, given["init"])
+@answers(operators.scan)
+def _scan(vm: Machine, combine_fn: object, init: object, xs: object, *, dim: int = 0, reverse: bool = False) -> object:
+    leaves, carried_first = leaves_of(vm, xs), leaves_of(vm, init)
     if leaves:
-        check_slices(vm, leaves, given["dim"])
-        if not init or not all(type(value) is TracedTensor for value in init) or type(given["reverse"]) is not bool:
+        check_slices(vm, leaves, dim)
+        tensors = bool(carried_first) and all(type(value) is TracedTensor for value in carried_first)
+        if not tensors or type(reverse) is not bool:
             raise refused(vm, "a scan begins with something that is no tensor")
     with without_effects(vm):
-        carry, made = vm.evaluate(control_flow.scan, args, kwargs)
+        options = {"dim": dim, "reverse": reverse}
+        carry, made = vm.evaluate(control_flow.scan, [combine_fn, init, xs], options)
     if leaves:
-        check_alike(vm, init, pytree.tree_leaves(carry))
+        check_alike(vm, carried_first, pytree.tree_leaves(carry))
     return carry, made
 
 
-@intercept(operators.associative_scan)
-def _associative_scan(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    given = _given(control_flow.associative_scan, args, kwargs)
-    check_slices(vm, leaves_of(vm, given["xs"]), given["dim"])
-    return Call(control_flow.associative_scan, args, kwargs)
+@answers(operators.associative_scan)
+def _associative_scan(vm: Machine, combine_fn: object, xs: object, dim: int, *rest: object, **options: object) -> Call:
+    check_slices(vm, leaves_of(vm, xs), dim)
+    return Call(control_flow.associative_scan, [combine_fn, xs, dim, *rest], options)
 
 
-@intercept(control_flow.applied)
-def _applied(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(control_flow.applied)
+def _applied(vm: Machine, function: object, *given: object) -> object:
     """A step of a loop that is unrolled."""
-    function, *given = args
     graph = vm.trace.graph
     before = graph._root._prev
-    result = vm.evaluate(function, given)
+    result = vm.evaluate(function, list(given))
     node, made = graph._root._prev, set()
     while node is not before and node is not graph._root:
         made.add(node)

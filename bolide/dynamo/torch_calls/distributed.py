@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import distributed
 
-from bolide.dynamo.machine.calls import NATIVE, intercept
+from bolide.dynamo.library.handlers import answers
+from bolide.dynamo.machine.calls import NATIVE
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.tracing import TracedTensor
 
-Args = list[Any]
-Kwargs = dict[str, Any]
 _REDUCTIONS = {"SUM": "sum", "AVG": "avg", "PRODUCT": "product", "MIN": "min", "MAX": "max"}
 
 
@@ -23,8 +22,8 @@ def _collective(function: Any, results: str, compute: Callable[[Any, str, int], 
     gives what is to be written to the argument `results`."""
     signature = inspect.signature(function)
 
-    @intercept(function)
-    def answer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+    @answers(function)
+    def answer(vm: Machine, *args: object, **kwargs: object) -> object:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments

@@ -16,6 +16,7 @@ import torch
 from torch.autograd import graph
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_table, refuse
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.native_calls import callback
@@ -31,8 +32,6 @@ from bolide.tracing import TracedTensor, modes
 from bolide.tracing.calls import CallRecorder
 from bolide.tracing.recording.recorder import NonLeaf
 
-Args = list[Any]
-Kwargs = dict[str, Any]
 _native_autograd: Any = torch._C._autograd
 
 
@@ -50,13 +49,13 @@ class Registration:
 _REGISTERED: Slot[dict[int, Registration]] = Slot(dict, undone=True)  # by the ids of their handles
 
 
-def _refused(vm: Machine, operation: str, why: str, remedy: str) -> Unsupported:
-    return Unsupported(why, vm.where(), remedy, operation=operation, kind="tensor_method")
+def refused_method(vm: Machine, operation: str, why: str, remedy: str) -> Unsupported:
+    """The refusal of a method of tensors."""
+    return Unsupported(why, vm.where(), remedy, "tensor_method", operation)
 
 
-@intercept(torch.Tensor.register_hook)
-def _register_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    tensor, hook = args
+@answers(torch.Tensor.register_hook)
+def _register_hook(vm: Machine, tensor: Any, hook: Any) -> object:
     if vm.world.inputs.place(tensor) is not None:
         if not tensor.requires_grad:
             raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
@@ -110,16 +109,15 @@ def _refusal(own_functions: Mapping[int, Any], hook: Any, handle: RemovableHandl
     return None
 
 
-@intercept(torch.Tensor.register_post_accumulate_grad_hook)
-def _register_post_accumulate(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    tensor, hook = args
+@answers(torch.Tensor.register_post_accumulate_grad_hook)
+def _register_post_accumulate(vm: Machine, tensor: Any, hook: object) -> object:
     if not tensor.requires_grad:
         raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
     if tensor.grad_fn is not None and not _is_leaf_outside(vm, tensor):
         raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
     if vm.world.inputs.place(tensor) is None:
         operation = "Tensor.register_post_accumulate_grad_hook"
-        raise _refused(vm, operation, "a hook is put on a leaf made here", "make the leaf before the call")
+        raise refused_method(vm, operation, "a hook is put on a leaf made here", "make the leaf before the call")
     return _register(vm, torch.Tensor.register_post_accumulate_grad_hook, tensor, hook)
 
 
@@ -128,11 +126,11 @@ def _is_leaf_outside(vm: Machine, tensor: Any) -> bool:
     return place is not None and vm.world.inputs.tensors[place].is_leaf
 
 
-def _register(vm: Machine, method: Any, tensor: TracedTensor, hook: Any) -> RemovableHandle:
+def _register(vm: Machine, method: object, tensor: TracedTensor, hook: object) -> RemovableHandle:
     if tensor.group.version and not _is_leaf_outside(vm, tensor):
-        operation = "Tensor.register_hook"
-        raise _refused(vm, operation, "a hook is put on an input that has been written to", "register it first")
-    hooks: dict[int, Any] = collections.OrderedDict()
+        why = "a hook is put on an input that has been written to"
+        raise refused_method(vm, "Tensor.register_hook", why, "register it first")
+    hooks: dict[int, object] = collections.OrderedDict()
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     registered = _REGISTERED.of(vm)
@@ -203,58 +201,46 @@ def _spent() -> RemovableHandle:
 RECIPES[RemovableHandle] = _recipe
 
 
-@intercept(node_hook)
-def _node_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return _register_on_node(vm, "register_hook", *args)
-
-
-@intercept(node_prehook)
-def _node_prehook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return _register_on_node(vm, "register_prehook", *args)
-
-
-def _register_on_node(vm: Machine, name: str, node: Any, hook: Any) -> Any:
+@intercept_table({node_hook: "register_hook", node_prehook: "register_prehook"})
+def _register_on_node(function: object, name: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """A hook on a node of the recorded history; those of the history outside are not at hand."""
+    node, hook = args
     if node.name().endswith("AccumulateGrad") or isinstance(node, NonLeaf._backward_cls):
         why = "a hook is put on a node of the history outside"
-        raise _refused(vm, f"Node.{name}", why, "put it on the tensor")
+        raise refused_method(vm, f"Node.{name}", why, "put it on the tensor")
     vm.trace.where = vm.where()
     vm.trace.functional_only, vm.trace.derivation.is_own = "a node of the history has a hook", True
     vm.trace.derivation.hooked.add(node)
     return getattr(node, name)(later(vm, hook, f"Node.{name}"))
 
 
-@intercept(BackwardHook)
-def _backward_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(BackwardHook, recorded=True)
+def _backward_hook(vm: Machine, module: object, *hooks: list[Any]) -> BackwardHook:
     """What calls the backward hooks of a module; it puts itself on nodes of the history, natively."""
-    module, *hooks = args
-    vm.trace.where = vm.where()
-    vm.trace.functional_only, vm.trace.derivation.is_own = "a module has a backward hook", True
+    vm.trace.functional_only, vm.trace.own_gradients = "a module has a backward hook", True
     name = "a backward hook of a module"
     key = Watch(module.real) if type(module) is Outside else None
     return BackwardHook(module, *([later(vm, hook, name, key) for hook in called] for called in hooks))
 
 
-@intercept(graph.saved_tensors_hooks)
-def _saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(graph.saved_tensors_hooks)
+def _saved_tensors_hooks(vm: Machine, pack_hook: Any, unpack_hook: Any) -> object:
     """Functions that saved tensors go through: natively called, with the program's own behind."""
-    pack, unpack = [*args, *kwargs.values()]
-    return graph.saved_tensors_hooks(*_through(vm, pack, kwargs.get("unpack_hook", unpack)))
+    return graph.saved_tensors_hooks(*_through(vm, pack_hook, unpack_hook))
 
 
-@intercept(graph.saved_tensors_hooks.__init__)
-def _init_saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    owner, *hooks = args
-    owner.pack_hook, owner.unpack_hook = _through(vm, *hooks, **kwargs)
+@answers(graph.saved_tensors_hooks.__init__)
+def _init_saved_tensors_hooks(vm: Machine, owner: graph.saved_tensors_hooks, pack_hook: Any, unpack_hook: Any) -> None:
+    owner.pack_hook, owner.unpack_hook = _through(vm, pack_hook, unpack_hook)
 
 
-@intercept(_native_autograd._push_saved_tensors_default_hooks)
-def _push_saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    _native_autograd._push_saved_tensors_default_hooks(*_through(vm, *args))
+@answers(_native_autograd._push_saved_tensors_default_hooks)
+def _push_saved_tensors_hooks(vm: Machine, pack_hook: Any, unpack_hook: Any) -> None:
+    _native_autograd._push_saved_tensors_default_hooks(*_through(vm, pack_hook, unpack_hook))
 
 
 @intercept(_native_autograd._pop_saved_tensors_default_hooks)
-def _pop_saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _pop_saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if modes.saved_tensor_hooks() is None:
         raise Unsupported("hooks of saved tensors from before are left", vm.where(), kind="context")
     return NATIVE
@@ -264,15 +250,17 @@ def _through(vm: Machine, pack_hook: Any, unpack_hook: Any) -> tuple[Any, Any]:
     return callback(vm, pack_hook), later(vm, unpack_hook, "a function that saved tensors go through")
 
 
-@intercept(graph.allow_mutation_on_saved_tensors)
-def _allow_mutation(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise _refused(
-        vm, "allow_mutation_on_saved_tensors", "tensors are copied before they are written to", "enter it outside"
-    )
-
-
-@intercept(graph.register_multi_grad_hook)
-def _register_multi_grad_hook(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    why = "a hook on several tensors counts those that get a gradient"
-    remedy = "put a hook on each tensor"
-    raise Unsupported(why, vm.where(), remedy, operation="register_multi_grad_hook", kind="inner_gradient")
+refuse(
+    graph.allow_mutation_on_saved_tensors,
+    reason="tensors are copied before they are written to",
+    kind="tensor_method",
+    remedy="enter it outside",
+    operation="allow_mutation_on_saved_tensors",
+)
+refuse(
+    graph.register_multi_grad_hook,
+    reason="a hook on several tensors counts those that get a gradient",
+    kind="inner_gradient",
+    remedy="put a hook on each tensor",
+    operation="register_multi_grad_hook",
+)

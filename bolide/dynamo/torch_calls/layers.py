@@ -13,26 +13,21 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, by_polyfill
 from bolide.dynamo.machine.breaking import can_require, require
 from bolide.dynamo.machine.calls import NATIVE, SWITCHED, intercept
-from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.native_calls import for_real, recorded_as
-from bolide.dynamo.machine.operations import polyfill
 from bolide.dynamo.polyfills import torch_functions
 from bolide.dynamo.program.captured import Source
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
-# ---- losses ----------------------------------------------------------------------------------------------------------
-
-
-Args = list[Any]
-Kwargs = dict[str, Any]
 _LENGTHS = {"input_lengths": 2, "target_lengths": 3}
 
 
 @intercept(functional.ctc_loss)
-def _ctc_loss(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _ctc_loss(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """Lengths are given as tensors: from lists the native code would make tensors past the recording."""
     for name, place in _LENGTHS.items():
         given: Any = kwargs if name in kwargs else args
@@ -43,33 +38,42 @@ def _ctc_loss(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return NATIVE
 
 
-@intercept(functional.one_hot)
-def _one_hot(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(functional.one_hot)
+def _one_hot(vm: Machine, labels: object, num_classes: int | torch.SymInt = -1) -> object:
     """Classes are in 0 … num_classes - 1: the graph checks it."""
-    given = dict(zip(("tensor", "num_classes"), args)) | kwargs
-    labels, classes = given.get("tensor"), given.get("num_classes", -1)
     if type(labels) is not TracedTensor or labels.dtype is not torch.int64:
         return NATIVE
-    if isinstance(classes, (int, torch.SymInt)) and labels.numel() == 0 and classes <= 0:
-        for_real(lambda: functional.one_hot(torch.empty(0, dtype=torch.int64), int(classes)))  # raises
-    if isinstance(classes, (int, torch.SymInt)) and classes >= 0 and labels.numel() != 0:
-        known = vm.trace.known(labels)
-        if known is not None:
-            with torch._C._DisableTorchDispatch():  # nothing of the program: not recorded
-                least, most = int(known.min()), int(known.max())
-            if least < 0 or most >= classes:
-                for_real(functional.one_hot, known, int(classes))  # raises
-            return _marked(vm, labels, classes)
-        if not can_require(vm):
-            raise Unsupported("one_hot looks at its classes", vm.where(), kind="data_value")
-        vm.trace.where = vm.where()
-        require(vm, ((labels < 0) | (labels >= classes)).any().logical_not())
-        return _marked(vm, labels, classes)
-    return NATIVE
+    if not isinstance(num_classes, (int, torch.SymInt)):
+        return NATIVE
+    if labels.numel() == 0:
+        if num_classes <= 0:
+            for_real(lambda: functional.one_hot(torch.empty(0, dtype=torch.int64), int(num_classes)))  # raises
+        return NATIVE
+    if not num_classes >= 0:
+        return NATIVE
+    known = vm.trace.known(labels)
+    vm.trace.where = vm.where()
+    if known is not None:
+        with torch._C._DisableTorchDispatch():  # nothing of the program: not recorded
+            least, most = int(known.min()), int(known.max())
+        if least < 0 or most >= num_classes:
+            for_real(functional.one_hot, known, int(num_classes))  # raises
+    elif can_require(vm):
+        require(vm, ((labels < 0) | (labels >= num_classes)).any().logical_not())
+    else:
+        raise Unsupported("one_hot looks at its classes", vm.where(), kind="data_value")
+    if isinstance(num_classes, int):
+        return NATIVE
+
+    def mark() -> torch.Tensor:
+        """Its kernel takes no symbols."""
+        return (labels.unsqueeze(-1) == torch.arange(num_classes)).long()  # type: ignore[call-overload,no-any-return]
+
+    return recorded_as(vm, functional.one_hot, [labels, num_classes], mark)
 
 
 @intercept(torch.tensor_split, torch.Tensor.tensor_split)
-def _tensor_split(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _tensor_split(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """Places that are given by a tensor are numbers that are data."""
     places = args[1] if len(args) > 1 else kwargs.get("tensor_indices_or_sections")
     if type(places) is not TracedTensor or places.dtype is not torch.int64 or places.dim() != 1:
@@ -82,20 +86,8 @@ def _tensor_split(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return NATIVE
 
 
-def _marked(vm: Machine, labels: torch.Tensor, classes: int | torch.SymInt) -> Any:
-    """`one_hot`, whose kernel takes no symbols."""
-    if isinstance(classes, int):
-        return NATIVE
-    vm.trace.where = vm.where()
-
-    def mark() -> torch.Tensor:
-        return (labels.unsqueeze(-1) == torch.arange(classes)).long()  # type: ignore[call-overload,no-any-return]
-
-    return recorded_as(vm, functional.one_hot, [labels, classes], mark)
-
-
 @intercept(functional.max_pool1d, torch.max_pool1d)
-def _max_pool1d(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _max_pool1d(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """Where no gradient is wanted eager has a kernel whose result is row-major; traced tensors take the other way."""
     x = args[0] if args else kwargs.get("input")
     if type(x) is not TracedTensor or x.device.type != "cpu" or (x.requires_grad and torch.is_grad_enabled()):
@@ -113,19 +105,17 @@ def _max_pool1d(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
 _FORWARD = torch.nn.TransformerEncoder.forward
 
 
-@intercept(_FORWARD)
-def _encode(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Call(polyfill("encode"), args, kwargs)
+by_polyfill({_FORWARD: "encode"})
 
 
 @intercept(torch_functions.encode_plainly)
-def _encode_plainly(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _encode_plainly(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     vm.enter(_FORWARD, args, kwargs)  # type: ignore[arg-type]
     return SWITCHED
 
 
-@intercept(torch.backends.mha.get_fastpath_enabled)
-def _is_enabled(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@answers(torch.backends.mha.get_fastpath_enabled)
+def _is_enabled(vm: Machine) -> bool:
     enabled = torch.backends.mha.get_fastpath_enabled()
     vm.world.guards.add(Source("apply", Source("object", None, None, torch.backends.mha), (), _ask), "equals", enabled)
     return enabled
@@ -144,13 +134,13 @@ def require_valid(valid: torch.Tensor, what: str) -> None:
         raise ValueError(f"Expected {what} to satisfy its constraint, but found invalid values")
 
 
-@intercept(torch._is_all_true)
-def _is_all_true(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@answers(torch._is_all_true)
+def _is_all_true(vm: Machine, holds: torch.Tensor) -> object:
     frame = vm.frames[-1]
-    if type(args[0]) is not TracedTensor or not str(frame.globals.get("__name__")).startswith("torch.distributions"):
+    if type(holds) is not TracedTensor or not str(frame.globals.get("__name__")).startswith("torch.distributions"):
         return NATIVE
     vm.trace.where = vm.where()
-    valid = torch._is_all_true(args[0])
+    valid = torch._is_all_true(holds)
     if vm.trace.known(valid) is not None:
         return valid
     if can_require(vm):

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 
 from bolide.dynamo.guards.texts import is_plain_subclass
-from bolide.dynamo.machine.calls import NATIVE, intercept
+from bolide.dynamo.library.handlers import answers
+from bolide.dynamo.machine.calls import NATIVE
 from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.native_calls import for_real
 from bolide.dynamo.machine.tensors import load_tensor_attribute, store_tensor_attribute
 from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.torch_calls.autograd import later
-from bolide.dynamo.torch_calls.subclasses import as_leaf, is_wrapper, wrap_parts
+from bolide.dynamo.torch_calls.subclasses import as_leaf, as_program_sees, is_wrapper, wrap_parts
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
@@ -90,8 +91,8 @@ def _asked(vm: Machine, cls: type, function: Any) -> Callable[..., Any]:
     """What torch calls: `function`, of the user's class, is told of the classes that the program knows."""
     interpreted = later(vm, function, f"{cls.__name__}.__torch_function__")
 
-    def call(_: Any, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
-        seen = [vars(each).get(STANDS_FOR, torch.Tensor if each is TracedTensor else each) for each in classes]
+    def call(_: object, func: object, classes: Any, args: Any = (), kwargs: Any = None) -> object:
+        seen = as_program_sees(classes)
         if type(func) is types.FunctionType and torch.Tensor not in seen:
             seen += [torch.Tensor] * _has_plain(args)
         return interpreted(cls, func, tuple(seen), args, kwargs or {})
@@ -130,34 +131,31 @@ def _aliased(tensor: Any) -> Any:
         return torch.ops.aten.alias.default(tensor)
 
 
-@intercept(torch.Tensor.as_subclass)
-def _as_subclass(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    tensor, cls = (*args, *kwargs.values())
+@answers(torch.Tensor.as_subclass, recorded=True)
+def _as_subclass(vm: Machine, tensor: TracedTensor, cls: object) -> object:
     if not _as_real(tensor) or not isinstance(cls, type):
         raise Unsupported("as_subclass of no plain tensor", vm.where(), _REMEDY, "input", "a tensor subclass is made")
-    vm.trace.where = vm.where()
     alias = _aliased(tensor)
     return alias if cls is torch.Tensor else _made(vm, alias, cls)
 
 
-@intercept(torch.Tensor._make_subclass)
-def _make_subclass(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    cls, tensor = args[:2]
-    if not _as_real(tensor) or len(args) > 3 or kwargs.keys() - {"require_grad"} or cls is torch.nn.Parameter:
+@answers(torch.Tensor._make_subclass, recorded=True)
+def _make_subclass(
+    vm: Machine, cls: type, tensor: TracedTensor, require_grad: object = False, *more: object, **others: object
+) -> object:
+    if not _as_real(tensor) or more or others or cls is torch.nn.Parameter:
         reason = f"a tensor is made a {cls.__name__}, a subclass of Tensor"
         raise Unsupported(reason, vm.where(), _REMEDY, "input", "a tensor subclass is made")
-    vm.trace.where = vm.where()
     with torch._C.DisableTorchFunctionSubclass():
-        made = tensor.detach().requires_grad_(bool(args[2]) if len(args) > 2 else kwargs.get("require_grad", False))
+        made: Any = tensor.detach().requires_grad_(bool(require_grad))
     return made if cls is torch.Tensor else _made(vm, made, cls)
 
 
-@intercept(torch.Tensor.__new__)
-def _new(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@answers(torch.Tensor.__new__)
+def _new(vm: Machine, given_cls: type, *given: Any, **others: object) -> object:
     """`Tensor.__new__(cls, data)`: a tensor is shared, with its history; numbers are of the default type."""
-    cls, *given = args
-    cls = vars(cls).get(STANDS_FOR, cls)
-    if cls is torch.Tensor or kwargs or len(given) > 1:
+    cls = vars(given_cls).get(STANDS_FOR, given_cls)
+    if cls is torch.Tensor or others or len(given) > 1:
         return NATIVE
     vm.trace.where = vm.where()
     made: Any = _aliased(given[0]) if given and _as_real(given[0]) else torch.Tensor(*given)
@@ -167,31 +165,28 @@ def _new(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 # ---- what torch asks in the program ----------------------------------------------------------------------------------
 
 
-def _attribute(vm: Machine, descriptor: Any, args: list[Any], run: Callable[[], Any]) -> Any:
-    """Reads or writes an attribute of torch's own of a traced tensor, unless its class is to be asked."""
-    owner: Any = args[0] if args else None
-    of_tensors = issubclass(torch.Tensor, descriptor.__objclass__)
-    if not of_tensors or not _as_real(owner) or (is_mask(type(owner)) and torch._C._is_torch_function_enabled()):
+def _is_at_hand(descriptor: Any, owner: object) -> bool:
+    """Whether an attribute is torch's own of a traced tensor whose class is not to be asked."""
+    if not issubclass(torch.Tensor, descriptor.__objclass__) or not _as_real(owner):
+        return False
+    return not is_mask(type(owner)) or not torch._C._is_torch_function_enabled()
+
+
+@answers(types.GetSetDescriptorType.__get__)
+def _get(vm: Machine, descriptor: types.GetSetDescriptorType, owner: Any = None, cls: object = None) -> object:
+    if not _is_at_hand(descriptor, owner):
         return NATIVE
     with unmasked([owner] if is_mask(type(owner)) else []):
-        return run()
+        return load_tensor_attribute(vm, owner, descriptor.__name__)
 
 
-@intercept(types.GetSetDescriptorType.__get__)
-def _get(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    descriptor, *given = args
-    return _attribute(vm, descriptor, given, lambda: load_tensor_attribute(vm, given[0], descriptor.__name__))
-
-
-@intercept(types.GetSetDescriptorType.__set__)
-def _set(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    descriptor, *given = args
-    return _attribute(vm, descriptor, given, lambda: store_tensor_attribute(vm, *_named(given, descriptor.__name__)))
-
-
-def _named(given: list[Any], name: str) -> tuple[Any, str, Any]:
-    owner, value = given
-    return owner, name, value
+@answers(types.GetSetDescriptorType.__set__)
+def _set(vm: Machine, descriptor: types.GetSetDescriptorType, owner: Any, value: object) -> object:
+    if not _is_at_hand(descriptor, owner):
+        return NATIVE
+    with unmasked([owner] if is_mask(type(owner)) else []):
+        store_tensor_attribute(vm, owner, descriptor.__name__, value)
+    return None
 
 
 # ---- in and out ------------------------------------------------------------------------------------------------------
@@ -236,9 +231,7 @@ def _put_on(tensor: TracedTensor, cls: type) -> None:
     """Give a traced tensor the mask of a class."""
 
 
-@intercept(_put_on)
-def _answer_put_on(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return _made(vm, *args)
+answers(_put_on)(_made)
 
 
 def wrap(world: World, real: Any, source: Source) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.autograd import forward_ad
 
 from bolide.dynamo.config import config
 from bolide.dynamo.guards import sizes
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_table
 from bolide.dynamo.machine.breaking import can_require, require, supposed
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
@@ -23,7 +23,7 @@ from bolide.tracing.numbers import data
 
 
 @intercept(torch._check, torch._check_index, torch._check_value, torch._check_type, torch._check_not_implemented)
-def _check(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _check(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """A condition that holds, guarded if it is about sizes, checked in the graph if it is about data. One that does
     not raises what torch raises; torch's own functions import sympy even to find that all is well."""
     condition = args[0] if args else kwargs.get("cond")
@@ -33,7 +33,7 @@ def _check(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 @intercept(torch._assert_async, torch._assert, torch._check_tensor_all)
-def _assert(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _assert(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """A tensor that has to be true (all of it, for the last one): looked at in the graph."""
     condition = args[0] if args else None
     if type(condition) is not TracedTensor or vm.trace.known(condition) is not None or not can_require(vm):
@@ -44,7 +44,7 @@ def _assert(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 @intercept(torch._check_is_size)
-def _check_is_size(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _check_is_size(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     size, most = args[0] if args else kwargs.get("i"), kwargs.get("max")
     for condition in (size >= 0, most is None or size <= most):  # type: ignore[operator]
         if not (supposed(vm, condition) if type(condition) is torch.SymBool else condition):
@@ -55,37 +55,38 @@ def _check_is_size(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 @intercept(
     sizes.mark_dynamic, sizes.maybe_mark_dynamic, sizes.mark_static, sizes.mark_static_address, sizes.mark_unbacked
 )
-def _mark(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> None:
+def _mark(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """Marks are for what comes from outside; inside a program they say nothing."""
 
 
 # ---- functions that make tensors of numbers --------------------------------------------------------------------------
 
 
-def _of_numbers(function: Callable[..., Any], overloads: Any) -> None:
-    """Calls of `function` with symbols are nodes with sizes in place of its integers, and, where there is an overload
-    for them, with tensors in place of its floats. (The parser of torch's arguments would ask for their values.)"""
-
-    @intercept(function)
-    def answer(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        given = [*args, *kwargs.values()]
-        if not any(type(value) in SYMBOLIC for value in given) or kwargs.get("out") is not None:
-            return NATIVE
-        vm.trace.where = vm.where()
-        found = _overload(overloads, args, kwargs)
-        if found is None or kwargs.get("requires_grad"):
-            return NATIVE
-        op, operands = found
-        options = {name: kwargs.get(name) for name in ("dtype", "device")}
-
-        def make() -> Any:
-            nodes = [vm.trace.unwrap(_operand(vm, value)) for value in operands]
-            return vm.trace.wrap(vm.trace.call(op, *nodes, **options))
-
-        return recorded_as(vm, function, args, make, **kwargs)
+_WINDOWS = ("hann", "hamming", "blackman", "bartlett", "kaiser")
+_MAKERS = ("linspace", "logspace", "tril_indices", "triu_indices", *(f"{name}_window" for name in _WINDOWS))
 
 
-def _overload(overloads: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]] | None:
+@intercept_table({getattr(torch, name): getattr(torch.ops.aten, name) for name in _MAKERS})
+def _of_sizes(function: object, overloads: object, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """Calls with symbols are nodes with sizes in place of integers, and, where there is an overload for them, with
+    tensors in place of floats. (The parser of torch's arguments would ask for their values.)"""
+    given = [*args, *kwargs.values()]
+    if not any(type(value) in SYMBOLIC for value in given) or kwargs.get("out") is not None:
+        return NATIVE
+    vm.trace.where = vm.where()
+    found = _overload(overloads, args, kwargs)
+    if found is None or kwargs.get("requires_grad"):
+        return NATIVE
+    op, operands = found
+
+    def make() -> object:
+        nodes = [vm.trace.unwrap(_operand(value)) for value in operands]
+        return vm.trace.wrap(vm.trace.call(op, *nodes, dtype=kwargs.get("dtype"), device=kwargs.get("device")))
+
+    return recorded_as(vm, function, args, make, **kwargs)
+
+
+def _overload(overloads: Any, args: Args, kwargs: Kwargs) -> tuple[Any, list[Any]] | None:
     """The overload that takes these numbers, and they in its order."""
     for name in overloads.overloads():
         op = getattr(overloads, name)
@@ -116,19 +117,12 @@ def _kind(value: Any) -> str | None:
     return "int" if type(value) is torch.SymInt else type(value).__name__ if type(value) in (bool, int, float) else None
 
 
-def _operand(vm: Machine, value: Any) -> Any:
+def _operand(value: Any) -> object:
     return value.node.in_graph().tensor if isinstance(value, torch.SymFloat) else value
 
 
-for _name in (
-    *("linspace", "logspace", "hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window"),
-    *("tril_indices", "triu_indices"),
-):
-    _of_numbers(getattr(torch, _name), getattr(torch.ops.aten, _name))
-
-
 @intercept(torch.arange)
-def _arange(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _arange(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """A range between floats that are made of sizes, or change."""
     names = ("end",) if len(args) == 1 and "end" not in kwargs else ("start", "end", "step")
     given: dict[str, Any] = dict(zip(names, args)) | kwargs
@@ -149,22 +143,15 @@ def _arange(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return recorded_as(vm, torch.arange, args, make, **kwargs)
 
 
-_UNFOLD = ("self", "dimension", "size", "step")
-
-
-@intercept(torch.Tensor.unfold)
-def _unfold(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@answers(torch.Tensor.unfold)
+def _unfold(vm: Machine, x: object, dimension: object, size: Any, step: Any) -> object:
     """Windows whose size or step is a symbol, as the view that they are."""
-    given: dict[str, Any] = dict(zip(_UNFOLD, args)) | kwargs
-    size: Any
-    step: Any
-    x, dim, size, step = [given.get(name) for name in _UNFOLD]
-    if type(x) is not TracedTensor or torch.SymInt not in (type(size), type(step)) or type(dim) is not int:
+    if type(x) is not TracedTensor or torch.SymInt not in (type(size), type(step)) or type(dimension) is not int:
         return NATIVE
+    dim = dimension
     vm.trace.where = vm.where()
     if not x.dim() or not -x.dim() <= dim < x.dim() or not (0 <= size <= x.shape[dim] and step > 0):
         return NATIVE  # which raises
-
     if forward_ad._current_level >= 0:
         return NATIVE
     derives = x.requires_grad and torch.is_grad_enabled()
@@ -198,11 +185,10 @@ class _Windows(torch.autograd.Function):
         return gradient.new_zeros(shape).index_add(dim, places, parts), None, None, None
 
 
-@intercept(torch.adaptive_avg_pool1d)
-def _adaptive_avg_pool1d(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@answers(torch.adaptive_avg_pool1d)
+def _adaptive_avg_pool1d(vm: Machine, input: object, output_size: object) -> object:
     """To a size that is a symbol: that of images of one row, which takes sizes."""
-    given: dict[str, Any] = dict(zip(("input", "output_size"), args)) | kwargs
-    x, size = given.get("input"), given.get("output_size")
+    x, size = input, output_size
     if isinstance(size, (list, tuple)) and len(size) == 1:
         (size,) = size
     if type(x) is not TracedTensor or type(size) is not torch.SymInt or x.dim() not in (2, 3):
@@ -214,9 +200,9 @@ def _adaptive_avg_pool1d(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -
     return recorded_as(vm, torch.adaptive_avg_pool1d, [x, size], pool)
 
 
-@intercept(torch.Size.numel)
-def _numel(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return product(args[0])
+@answers(torch.Size.numel)
+def _numel(vm: Machine, size: torch.Size) -> object:
+    return product(size)
 
 
 # ---- `torch.tensor` of lists that hold values of the graph: tensors of one element, numbers made of sizes or data ----

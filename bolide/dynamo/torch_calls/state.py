@@ -1,5 +1,5 @@
 """State of torch and of the interpreter that is no value of the program's: how many threads there are, which kernels
-may be used, how deep recursion may go; and calls of modules. The answer is guarded.
+may be used, how deep recursion may go; calls of modules; function modes. The answer is guarded.
 
 What all programs depend on (grad mode, the default dtype, …) is in the guard of the global state; what may not change
 inside of captured code is refused where it is set.
@@ -12,12 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode, handle_torch_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_each, intercept_table, refuse
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.calls import NATIVE, SWITCHED, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.operations import class_of
+from bolide.dynamo.machine.overrides import overridden, overrides
+from bolide.dynamo.polyfills import torch_functions
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING, Watch
 from bolide.dynamo.torch_calls.autograd import refuse_for_real
@@ -25,76 +30,51 @@ from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor, modes
 
-Args = list[Any]
-Kwargs = dict[str, Any]
 
-
-@intercept(torch.nn.Parameter)
-def _parameter(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@intercept_each((torch.nn.Parameter, torch.nn.Buffer))
+def _make(cls: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
     vm.trace.where = vm.where()
-    return torch.nn.Parameter(*args, **kwargs)
+    return cls(*args, **kwargs)
 
 
-@intercept(torch.nn.Buffer)
-def _buffer(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    vm.trace.where = vm.where()
-    return torch.nn.Buffer(*args, **kwargs)
-
-
-@intercept(torch.is_inference, torch.Tensor.is_inference, TracedTensor.is_inference)
-def _is_inference(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) != 1 or type(args[0]) is not TracedTensor:
+@answers(torch.is_inference, torch.Tensor.is_inference, TracedTensor.is_inference)
+def _is_inference(vm: Machine, tensor: object) -> object:
+    if type(tensor) is not TracedTensor:
         return NATIVE
-    group = args[0].group
+    group = tensor.group
     if group.source is not None and type(vm.trace) is Trace:
         source = Source("apply", vm.world.inputs.sources[group.source], (), torch.Tensor.is_inference)
         vm.world.guards.add(source, "equals", group.inference)
     return group.inference
 
 
-@intercept(
+refuse(
     *(getattr(torch.cuda, name) for name in ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all")),
-    torch.set_default_device,
-    torch.set_num_threads,
-    torch.use_deterministic_algorithms,
-    torch.save,
-    torch.load,
+    *(torch.set_default_device, torch.set_num_threads, torch.use_deterministic_algorithms, torch.save, torch.load),
+    reason="torch's global state is read or changed",
+    kind="global_state",
+    remedy="do this outside the compiled function",
 )
-def _torch_state(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    raise Unsupported(
-        "torch's global state is read or changed",
-        vm.where(),
-        "do this outside the compiled function",
-        kind="global_state",
-    )
 
-
-_GLOBAL_HOOKS = [
-    getattr(torch.nn.modules.module, name)
-    for name in (
-        "_global_backward_pre_hooks",
-        "_global_backward_hooks",
-        "_global_forward_hooks",
-        "_global_forward_pre_hooks",
-    )
-]
 _HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+_GLOBAL_HOOKS = [getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS]
+_CALL_IMPL: Any = torch.nn.Module._call_impl
 
 
 @intercept(torch.nn.Module.__call__)
-def _module_called(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _module_called(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     implementation = vm.world.classes.lookup(class_of(args[0]), "_call_impl")
     return _module_call(vm, args, kwargs) if implementation is _CALL_IMPL else Call(implementation, args, kwargs)
 
 
 @intercept(torch.nn.Module._call_impl)
-def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """`Module.__call__` without hooks is a call of `forward`; with hooks, torch's own code is interpreted."""
     module = args[0]
     if type(module) is Outside and issubclass(module.cls, torch.jit.ScriptModule):
         name = module.cls.__name__
         reason, remedy = f"a call of an outside {name} object", "compile the module that it was made from"
-        raise Unsupported(reason, vm.where(), remedy, kind="outside_object", operation=f"{name}(...)")
+        raise Unsupported(reason, vm.where(), remedy, "outside_object", f"{name}(...)")
     if type(module) is Outside and vm.world.symbols.history.called_for_real:
         refuse_for_real(vm, Watch(module.real))
     if type(module) is Outside and not _has_global_hooks(vm):
@@ -110,10 +90,10 @@ def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     return SWITCHED
 
 
-@intercept(torch.jit._script._unwrap_optional)
-def _unwrap_optional(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(torch.jit._script._unwrap_optional)
+def _unwrap_optional(vm: Machine, x: object) -> object:
     """What TorchScript takes as no longer None; None itself is refused, in eager."""
-    return args[0] if args and args[0] is not None else NATIVE
+    return NATIVE if x is None else x
 
 
 def _has_global_hooks(vm: Machine) -> bool:
@@ -122,13 +102,9 @@ def _has_global_hooks(vm: Machine) -> bool:
     return any(hooks if known is None else known.length() for hooks, known in zip(_GLOBAL_HOOKS, overlays))
 
 
-_CALL_IMPL: Any = torch.nn.Module._call_impl
-
-
 Reader = Callable[..., Any]
 
-_sdp = torch.backends.cuda
-# How a state is read, and what a program sets it with (None: it cannot).
+#: How a state is read, and what a program sets it with (None: it cannot).
 READERS: dict[Reader, Reader | None] = {
     sys.getrecursionlimit: None,
     torch.get_num_threads: None,
@@ -139,13 +115,14 @@ READERS: dict[Reader, Reader | None] = {
     torch.is_autocast_cache_enabled: torch.set_autocast_cache_enabled,
     **dict(modes.FLAGS),
 }
-# The functions of torch that only ask one of these.
+_SDP = ("flash", "mem_efficient", "math", "cudnn")
+#: The functions of torch that only ask one of these.
 BEHIND: dict[Reader, Reader] = {
     torch.get_float32_matmul_precision: torch._C._get_float32_matmul_precision,
-    _sdp.flash_sdp_enabled: torch._C._get_flash_sdp_enabled,
-    _sdp.mem_efficient_sdp_enabled: torch._C._get_mem_efficient_sdp_enabled,
-    _sdp.math_sdp_enabled: torch._C._get_math_sdp_enabled,
-    _sdp.cudnn_sdp_enabled: torch._C._get_cudnn_sdp_enabled,
+    **{
+        getattr(torch.backends.cuda, f"{name}_sdp_enabled"): getattr(torch._C, f"_get_{name}_sdp_enabled")
+        for name in _SDP
+    },
 }
 
 
@@ -165,35 +142,60 @@ def read_state(vm: Machine, reader: Reader, args: list[Any]) -> Any:
     return value
 
 
-def _serve(function: Reader, reader: Reader) -> None:
-    @intercept(function)
-    def read(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        return read_state(vm, reader, [*args, *kwargs.values()])
-
-
-for _reader in READERS:
-    _serve(_reader, _reader)
-for _function, _reader in BEHIND.items():
-    _serve(_function, _reader)
+@intercept_table({**{reader: reader for reader in READERS}, **BEHIND})
+def _read(function: object, reader: Reader, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return read_state(vm, reader, [*args, *kwargs.values()])
 
 
 @intercept(torch.backends.ContextProp.__get__)
-def _property(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _property(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """An attribute such as `torch.backends.cudnn.deterministic`."""
     return read_state(vm, args[0].getter, [])
 
 
-@intercept(torch.autocast)
-def _autocast(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@answers(torch.autocast)
+def _autocast(vm: Machine, device_type: object = None, dtype: object = None, *_: object, **options: object) -> object:
     """Without a dtype, autocast takes the one that is set for the device."""
-    device, dtype, *_ = [*args, None, None]
-    device, dtype = kwargs.get("device_type", device), kwargs.get("dtype", dtype)
-    if dtype is None and type(device) is str:
-        read_state(vm, torch.get_autocast_dtype, [device])
+    if dtype is None and type(device_type) is str:
+        read_state(vm, torch.get_autocast_dtype, [device_type])
     return NATIVE
 
 
 @intercept(torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack)
-def _no_modes(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _no_modes(vm: Machine, args: Args, kwargs: Kwargs) -> int:
     """Compiled code runs under no modes, and the program enters its own outside of what is captured."""
     return 0
+
+
+# ---- modes, nested compilation: what would be compiled inside is captured with the rest ------------------------------
+
+
+@intercept_each([getattr(torch._C, f"_has_torch_function{name}") for name in ("", "_unary", "_variadic")])
+def _asks(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """The recorder of calls is no mode of the program's: it would have the interpreted function called anew."""
+    if any(map(overrides, args)):
+        return True
+    recorder = vm.recorder
+    return NATIVE if recorder is None else recorder.aside(function, args)
+
+
+@answers(handle_torch_function)
+def _handle(vm: Machine, function: object, relevant: Any, *given: Any, **kwargs: Any) -> object:
+    return overridden(function, relevant, list(given), kwargs) if overrides(relevant) else NATIVE
+
+
+@intercept(TorchFunctionMode.__enter__, TorchDispatchMode.__enter__)
+def _enter_mode(vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """Torch's own modes run natively; the program's would, too, and what they do outside would be seen once."""
+    if type(args[0]).__module__.partition(".")[0] != "torch":
+        name = f"{class_of(args[0]).__qualname__}.__enter__"
+        raise Unsupported("a mode of the program's own is entered", vm.where(), kind="context", operation=name)
+    return NATIVE
+
+
+@intercept(vars(torch)["compile"])  # recognised, never called
+def nested_compile(vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """`compile(model)` is the model itself; without one, a decorator that changes nothing. (`bolide.compile` registers
+    this for itself.)"""
+    model = args[0] if args else kwargs.get("model")
+    return torch_functions.identity if model is None else model

@@ -17,13 +17,13 @@ together for real (`Closed`) likewise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from bolide.dynamo.machine.calls import intercept
+from bolide.dynamo.library.handlers import answers
 from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.native_calls import for_real, runs_as_is
 from bolide.dynamo.machine.operations import class_of
@@ -87,26 +87,28 @@ def _stand_in(vm: Machine, cls: type) -> Any:
 def _asked(vm: Machine, cls: type, function: Callable[..., Any]) -> Callable[..., Any]:
     """What torch calls: `function`, of the user's class, is told of the classes that the program knows."""
 
-    def call(_: Any, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(_: object, func: object, classes: Any, args: Any = (), kwargs: Any = None) -> object:
         given: Any = args[0] if args and is_stand_in(type(args[0])) else None
         writes = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
         if writes and torch.is_grad_enabled() and vm.world.identities.is_outside(given) and given.requires_grad:
             raise _refused(vm, cls, "that requires grad is written to")
-        seen = tuple(vars(each).get(STANDS_FOR, torch.Tensor if each is TracedTensor else each) for each in classes)
-        return function(cls, func, seen, args, kwargs or {})
+        return function(cls, func, tuple(as_program_sees(classes)), args, kwargs or {})
 
     return call
 
 
-@intercept(torch.Tensor._make_wrapper_subclass)
-def _make_wrapper(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    cls, *others = args
-    cls = vars(cls).get(STANDS_FOR, cls)
+def as_program_sees(classes: Iterable[type]) -> list[Any]:
+    """The classes that the program knows, for those of traced tensors."""
+    return [vars(cls).get(STANDS_FOR, torch.Tensor if cls is TracedTensor else cls) for cls in classes]
+
+
+@answers(torch.Tensor._make_wrapper_subclass, recorded=True)
+def _make_wrapper(vm: Machine, cls: type, *others: Any, **options: Any) -> object:
+    (cls,) = as_program_sees([cls])
     if not is_wrapper(cls):
         raise _refused(vm, cls, "does not say what it is made of, or inherits how it computes")
-    vm.trace.where = vm.where()
-    vm.world.trace.functional_only, vm.world.trace.derivation.is_own = "a subclass of Tensor computes", True
-    made = torch.Tensor._make_wrapper_subclass(_stand_in(vm, cls), *others, **kwargs)
+    vm.world.trace.functional_only, vm.world.trace.own_gradients = "a subclass of Tensor computes", True
+    made = torch.Tensor._make_wrapper_subclass(_stand_in(vm, cls), *others, **options)
     if made.requires_grad and torch.is_grad_enabled():
         raise _refused(vm, cls, "is made that requires grad")
     return made
@@ -148,9 +150,8 @@ def wrap_parts(world: World, real: Any, source: Source) -> Any:
     parts = {name: world.wrap(getattr(real, name), attribute_source(source, name)) for name in names}
     made = world.program.evaluate(cls.__tensor_unflatten__, [parts, context, real.size(), real.stride()])
     if class_of(made) is not cls:
-        raise Unsupported(
-            f"{cls.__name__}.__tensor_unflatten__ makes a {class_of(made).__name__}", where, None, "input"
-        )
+        reason = f"{cls.__name__}.__tensor_unflatten__ makes a {class_of(made).__name__}"
+        raise Unsupported(reason, where, None, "input")
     if real.requires_grad:
         made = _with_history(world, real, source, made)
     if isinstance(real, torch.nn.Parameter):
@@ -181,7 +182,7 @@ def _recipe(rebuilder: Rebuilder, value: Any) -> Recipe | None:
     names, context = value.__tensor_flatten__()
     parts = rebuilder.recipe({name: getattr(value, name) for name in names})
     layout = map(rebuilder.recipe, (tuple(value.shape), value.stride()))
-    return Recipe("call", _put_together, (Recipe("constant", cls), parts, rebuilder.recipe(context), *layout))
+    return Recipe("call", unflatten, (Recipe("constant", cls), parts, rebuilder.recipe(context), *layout))
 
 
 def _with_history_outside(rebuilder: Rebuilder, value: Any) -> Recipe:
@@ -202,10 +203,6 @@ def _described(form: Form) -> Any:
     """What a form says, as far as it may have to be a constant."""
     known = tuple(form.context.items()) if type(form.context) is dict else form.context
     return (known, form.size, form.stride, *(_described(part) for part in form.parts if part is not None))
-
-
-def _put_together(cls: Any, parts: dict[str, Any], context: Any, size: Any, stride: Any) -> Any:
-    return cls.__tensor_unflatten__(parts, context, torch.Size(size), stride)
 
 
 RECIPES[torch.Tensor] = _recipe
@@ -256,8 +253,8 @@ def put_together(form: Form, plain: Iterator[Any], make: Callable[..., Any]) -> 
     return make(form.cls, parts, form.context, torch.Size(form.size), form.stride)
 
 
-def unflatten(cls: Any, parts: dict[str, Any], context: Any, size: Any, stride: Any) -> Any:
-    return cls.__tensor_unflatten__(parts, context, size, stride)
+def unflatten(cls: Any, parts: dict[str, Any], context: object, size: Sequence[int], stride: object) -> Any:
+    return cls.__tensor_unflatten__(parts, context, torch.Size(size), stride)
 
 
 def has_gradient(tensor: Any) -> bool:

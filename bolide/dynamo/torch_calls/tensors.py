@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from bolide.dynamo.config import config
 from bolide.dynamo.guards.sizes import as_exprs
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_table
 from bolide.dynamo.machine import masked_writes
 from bolide.dynamo.machine.breaking import in_optimizer
 from bolide.dynamo.machine.calls import NATIVE, intercept
@@ -22,7 +23,7 @@ from bolide.dynamo.machine.operations import OUTSIDE_NODE, is_lazy, polyfill
 from bolide.dynamo.machine.tensors import change_flag, outside_attributes, refuse_in_reentrant
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.torch_calls.checkpoint import refuse_gradients
-from bolide.dynamo.torch_calls.hooks import hooks_of
+from bolide.dynamo.torch_calls.hooks import hooks_of, refused_method
 from bolide.dynamo.world.makers import behind
 from bolide.support.errors import Unsupported
 from bolide.symbolic import SymNode, without_zeros
@@ -30,101 +31,86 @@ from bolide.tracing import DataDependent, Trace, TracedTensor
 from bolide.tracing.numbers import scalars
 from bolide.tracing.numbers.scalars import TracedFloat
 
-Args = list[Any]
-Kwargs = dict[str, Any]
+_ASK_OUTSIDE = "ask outside the compiled function"
 
 
-def _refused(vm: Machine, operation: str, why: str, remedy: str) -> Unsupported:
-    return Unsupported(why, vm.where(), remedy, operation=operation, kind="tensor_method")
-
-
-@intercept(torch.Tensor.requires_grad_)
-def _requires_grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    tensor = args[0]
-    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
-    if type(tensor) is not TracedTensor or tensor.requires_grad is bool(wanted):
-        return tensor if type(tensor) is TracedTensor else NATIVE
-    if vm.world.inputs.place(tensor) is not None:
-        return change_flag(vm, tensor, bool(wanted))
-    vm.trace.where = vm.where()
-    return tensor.requires_grad_(wanted)
-
-
-@intercept(torch.Tensor.stride)
-def _stride(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    """Strides made of sizes that are data, which may be 0."""
-    if type(args[0]) is not TracedTensor or not vm.trace.shapes.facts.names:
+@answers(torch.Tensor.requires_grad_, recorded=True)
+def _requires_grad(vm: Machine, tensor: object, requires_grad: object = True) -> object:
+    if type(tensor) is not TracedTensor:
         return NATIVE
-    env, strides = vm.trace.shapes, args[0].stride()
-    shown = without_zeros(as_exprs(args[0].shape), as_exprs(strides))
+    if tensor.requires_grad is bool(requires_grad):
+        return tensor
+    if vm.world.inputs.place(tensor) is not None:
+        return change_flag(vm, tensor, bool(requires_grad))
+    return tensor.requires_grad_(requires_grad)  # type: ignore[arg-type]
+
+
+@answers(torch.Tensor.stride)
+def _stride(vm: Machine, tensor: object, dim: int | None = None) -> object:
+    """Strides made of sizes that are data, which may be 0."""
+    if type(tensor) is not TracedTensor or not vm.trace.shapes.facts.names:
+        return NATIVE
+    env, strides = vm.trace.shapes, tensor.stride()
+    shown = without_zeros(as_exprs(tensor.shape), as_exprs(strides))
     found = [
         stride if expr.is_const else torch.SymInt(SymNode(env, expr, env.value(expr)))  # type: ignore[no-untyped-call]
         for stride, expr in zip(strides, shown)
     ]
-    dim = args[1] if len(args) > 1 else kwargs.get("dim")
     return tuple(found) if dim is None else found[dim]
 
 
-@intercept(torch.Tensor.storage_offset, TracedTensor.storage_offset)
-def _storage_offset(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(torch.Tensor.storage_offset, TracedTensor.storage_offset)
+def _storage_offset(vm: Machine, tensor: object) -> object:
     """Guarded where it is an input's; a wrapper of a transform may hold any."""
-    if isinstance(args[0], TracedTensor):
-        return args[0].storage_offset()
-    for tensor in vm.world.trace.inputs:
-        vm.world.trace.rely_on_offset(tensor.group)
+    if isinstance(tensor, TracedTensor):
+        return tensor.storage_offset()
+    for given in vm.world.trace.inputs:
+        vm.world.trace.rely_on_offset(given.group)
     return NATIVE
 
 
-@intercept(torch.Tensor._is_view)
-def _is_view(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    place = vm.world.inputs.place(args[0])
+@answers(torch.Tensor._is_view)
+def _is_view(vm: Machine, tensor: torch.Tensor) -> object:
+    place = vm.world.inputs.place(tensor)
     if place is None:
         return NATIVE
     real, source = vm.world.inputs.given(place)
     if type(real) not in (torch.Tensor, torch.nn.Parameter):
-        raise _refused(vm, "Tensor._is_view", "a subclass of Tensor is asked", "ask outside the compiled function")
+        raise refused_method(vm, "Tensor._is_view", "a subclass of Tensor is asked", _ASK_OUTSIDE)
     vm.world.guards.add(Source("apply", source, (), torch.Tensor._is_view), "equals", real._is_view())
     return real._is_view()
 
 
 @intercept(torch.autograd.graph.get_gradient_edge)
-def _gradient_edge(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _gradient_edge(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """A node that the history outside has made is not at hand."""
     for tensor in (*args, *kwargs.values()):
         if isinstance(tensor, TracedTensor) and type(tensor.grad_fn) is OUTSIDE_NODE:
-            raise _refused(vm, "get_gradient_edge", "an input with a history is asked", "return the tensor")
+            raise refused_method(vm, "get_gradient_edge", "an input with a history is asked", "return the tensor")
     return NATIVE
 
 
-@intercept(torch._C._is_alias_of)  # type: ignore[attr-defined]
-def _is_alias_of(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(torch._C._is_alias_of)  # type: ignore[attr-defined]
+def _is_alias_of(vm: Machine, first: object, second: object) -> object:
     """Whether two tensors share a storage: known of those that are made here, or of views of one tensor."""
-    if kwargs or len(args) != 2 or not all(isinstance(arg, TracedTensor) for arg in args):
+    if not isinstance(first, TracedTensor) or not isinstance(second, TracedTensor):
         return NATIVE
-    first, second = args
     if first.group is second.group:
         return True
-    vm.world.aliases.refuse(args)
+    vm.world.aliases.refuse((first, second))
     outside = [group.frozen or vm.trace.input_of(group) is not None for group in (first.group, second.group)]
     if type(vm.trace) is not Trace or all(outside):
-        raise _refused(vm, "is_alias_of", "tensors from outside are compared", "ask outside the compiled function")
+        raise refused_method(vm, "is_alias_of", "tensors from outside are compared", _ASK_OUTSIDE)
     return False
 
 
 _PUT = ("self", "indices", "values", "accumulate")
+_IN_PLACE = dict.fromkeys((torch.Tensor.index_put_, torch.index_put_), torch.Tensor.index_put_)
+_COPYING = dict.fromkeys((torch.Tensor.index_put, torch.index_put), torch.Tensor.index_put)
 
 
-@intercept(torch.Tensor.index_put_, torch.index_put_)
-def _index_put_(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return _masked_put(vm, torch.Tensor.index_put_, args, kwargs)
-
-
-@intercept(torch.Tensor.index_put, torch.index_put)
-def _index_put(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return _masked_put(vm, torch.Tensor.index_put, args, kwargs)
-
-
-def _masked_put(vm: Machine, function: Any, args: Args, kwargs: Kwargs) -> Any:
+@intercept_table({**_IN_PLACE, **_COPYING})
+def _masked_put(asked: object, function: object, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """Differentiable values that are put where a mask says."""
     given: Kwargs = dict(zip(_PUT, args)) | kwargs
     owner: Any
@@ -147,87 +133,80 @@ def _masked_put(vm: Machine, function: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def run_engine(
-    vm: Machine, outputs: Sequence[Any], gradients: Sequence[Any] | None, inputs: Sequence[Any], **options: Any
+    vm: Machine, outputs: Sequence[Any], gradients: Any, inputs: Sequence[Any], options: tuple[bool, bool, bool, bool]
 ) -> Sequence[Any]:
     """The autograd engine over traced tensors; what it computes is recorded. (`torch.autograd` itself would import
-    sympy.) `options`: keep_graph, create_graph, allow_unreachable, accumulate_grad."""
+    sympy.) `gradients`: of the outputs, or None. `options`: those of `differentiate`."""
     refuse_in_reentrant(vm, "gradients are computed")
     vm.trace.where = vm.where()
+    given = [None] * len(outputs) if gradients is None else _several(gradients)
     tangents = []
     for index, output in enumerate(outputs):
-        given = gradients[index] if gradients is not None else None
-        if given is None and output.requires_grad:
+        tangent = given[index]
+        if tangent is None and output.requires_grad:
             if output.numel() != 1:
                 raise RuntimeError("grad can be implicitly created only for scalar outputs")
-            given = torch.ones_like(output, memory_format=torch.preserve_format)
-        tangents.append(given)
-    for output in outputs:
-        if not output.requires_grad:
-            raise RuntimeError(
-                "element 0 of tensors does not require grad and does not have a grad_fn"
-                if len(outputs) == 1
-                else "one of the differentiated Tensors does not require grad"
-            )
-    order = ("keep_graph", "create_graph", "allow_unreachable", "accumulate_grad")
-    arguments = [list(outputs), tangents, list(inputs), *(options[name] for name in order)]
-    recorder = vm.recorder
-    if recorder is not None and not options["accumulate_grad"]:
-        found: Sequence[Any] = recorder.as_one(differentiate, arguments, functools.partial(differentiate, *arguments))
-        return found
+            tangent = torch.ones_like(output, memory_format=torch.preserve_format)
+        tangents.append(tangent)
+    if not all(output.requires_grad for output in outputs):
+        raise RuntimeError(
+            "element 0 of tensors does not require grad and does not have a grad_fn"
+            if len(outputs) == 1
+            else "one of the differentiated Tensors does not require grad"
+        )
+    run = functools.partial(differentiate, list(outputs), tangents, list(inputs), *options)
+    recorder, accumulates = vm.recorder, options[-1]
+    if recorder is not None and not accumulates:
+        return recorder.as_one(differentiate, run.args, run)  # type: ignore[no-any-return]
     vm.trace.functional_only = "gradients are accumulated inside"
-    return differentiate(*arguments)
+    return run()
 
 
 def differentiate(
-    outputs: Sequence[Any], tangents: Sequence[Any], inputs: Sequence[Any], *options: bool
+    outputs: Sequence[Any], tangents: Sequence[Any], inputs: Sequence[Any], keep: bool, create: bool, *rest: bool
 ) -> Sequence[Any]:
-    """What the engine answers; `options` are its own, in its order."""
-    keep, create, unreachable, accumulate = options
-    engine = torch.autograd.Variable._execution_engine
-    found: Sequence[Any] = engine.run_backward(
-        tuple(outputs), tuple(tangents), keep, create, tuple(inputs), unreachable, accumulate
-    )
-    return found
+    """What the engine answers. `rest`: allow_unreachable, accumulate_grad."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    return engine.run_backward(tuple(outputs), tuple(tangents), keep, create, tuple(inputs), *rest)  # type: ignore[no-any-return]
 
 
-@intercept(torch.Tensor.backward)
-def _tensor_backward(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    names = ("tensors", "grad_tensors", "retain_graph", "create_graph")
-    return _backward(vm, [], {**dict(zip(names, args)), **{_RENAMED.get(k, k): v for k, v in kwargs.items()}})
+@answers(torch.Tensor.backward)
+def _tensor_backward(
+    vm: Machine,
+    tensor: object,
+    gradient: object = None,
+    retain_graph: object = None,
+    create_graph: object = False,
+    inputs: object = None,
+) -> object:
+    return _backward(vm, tensor, gradient, retain_graph, create_graph, None, inputs)
 
 
-_RENAMED = {"gradient": "grad_tensors"}
-
-
-@intercept(torch.autograd.backward)
-def _backward(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(torch.autograd.backward)
+def _backward(
+    vm: Machine,
+    tensors: object,
+    grad_tensors: object = None,
+    retain_graph: object = None,
+    create_graph: object = False,
+    grad_variables: object = None,
+    inputs: object = None,
+) -> object:
     """Gradients are recorded, and accumulated in the `grad` of the leaves."""
-    names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
-    if any(is_lazy(vm, value) for value in (*args, *kwargs.values())):
-        return Call(polyfill("drained_call"), [torch.autograd.backward, args, kwargs])
-    given = {**dict(zip(names, args)), **kwargs}
-    outputs, tangents = _several(given["tensors"]), given.get("grad_tensors")
-    create = bool(given.get("create_graph"))
-    keep = create if given.get("retain_graph") is None else bool(given["retain_graph"])
-    inputs = given.get("inputs")
-    if inputs is not None:
-        inputs = _several(inputs)
+    given = [tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs]
+    if any(is_lazy(vm, value) for value in given):
+        return Call(polyfill("drained_call"), [torch.autograd.backward, given, {}])
+    outputs, create = _several(tensors), bool(create_graph)
+    keep = create if retain_graph is None else bool(retain_graph)
+    leaves_asked = None if inputs is None else _several(inputs)
+    if leaves_asked is not None:
         refuse_gradients(vm)
-        _refuse_outer_graph(vm, outputs, inputs, "torch.autograd.backward")
-    leaves = [leaf for leaf in vm.trace.leaves if leaf.requires_grad]
+        _refuse_outer_graph(vm, outputs, leaves_asked, "torch.autograd.backward")
     with torch.no_grad():
-        for leaf in leaves:
-            leaf.grad = None
-    run_engine(
-        vm,
-        outputs,
-        None if tangents is None else _several(tangents),
-        inputs or (),
-        keep_graph=keep,
-        create_graph=create,
-        allow_unreachable=True,
-        accumulate_grad=True,
-    )
+        for leaf in vm.trace.leaves:
+            if leaf.requires_grad:
+                leaf.grad = None
+    run_engine(vm, outputs, grad_tensors, leaves_asked or (), (keep, create, True, True))
     for place, leaf in enumerate(vm.trace.leaves):
         gradient, leaf.grad = leaf.grad, None
         if gradient is not None:
@@ -245,10 +224,12 @@ def _accumulate(vm: Machine, place: int, gradient: Any, create: bool) -> None:
     """Adds to the `grad` of a leaf as the engine does: in place if there is one."""
     tensor = vm.trace.inputs[place]
     if not vm.world.inputs.tensors[place].is_leaf:
-        raise _refused(vm, "Tensor.backward", "the gradient goes on outside of the function", "call backward there")
+        raise refused_method(
+            vm, "Tensor.backward", "the gradient goes on outside of the function", "call backward there"
+        )
     hooked = hooks_of(vm, place)
     if hooked is not None:
-        raise _refused(vm, "Tensor.backward", hooked, "call backward outside the function")
+        raise refused_method(vm, "Tensor.backward", hooked, "call backward outside the function")
     attributes = outside_attributes(vm, tensor)
     before = attributes.get("grad")
     if before is None:
@@ -277,51 +258,47 @@ def _mark_spent(vm: Machine, outputs: Sequence[Any], inputs: Sequence[Any] = ())
                 vm.trace.derivation.spent.add(node)
 
 
-@intercept(torch.autograd.grad)
-def _grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
-    names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused")
-    if any(is_lazy(vm, value) for value in (*args, *kwargs.values())):
-        return Call(polyfill("drained_call"), [torch.autograd.grad, args, kwargs])
-    given = {**dict(zip(names, args)), **kwargs}
-    outputs, inputs = _several(given["outputs"]), _several(given["inputs"])
-    if (
-        given.get("is_grads_batched")
-        or len(args) > len(names)
-        or torch._C._are_functorch_transforms_active()
-        or not all(type(tensor) is TracedTensor for tensor in (*outputs, *inputs))
-    ):
+@answers(torch.autograd.grad)
+def _grad(
+    vm: Machine,
+    outputs: object,
+    inputs: object,
+    grad_outputs: object = None,
+    retain_graph: object = None,
+    create_graph: object = False,
+    only_inputs: object = True,
+    allow_unused: object = None,
+    is_grads_batched: object = False,
+    materialize_grads: object = False,
+) -> object:
+    given = [outputs, inputs, grad_outputs, retain_graph, create_graph, only_inputs, allow_unused]
+    given += [is_grads_batched, materialize_grads]
+    if any(is_lazy(vm, value) for value in given):
+        return Call(polyfill("drained_call"), [torch.autograd.grad, given, {}])
+    ends, starts = _several(outputs), _several(inputs)
+    traced = all(type(tensor) is TracedTensor for tensor in (*ends, *starts))
+    if is_grads_batched or torch._C._are_functorch_transforms_active() or not traced:
         return NATIVE
-    tangents = given.get("grad_outputs")
-    create = bool(given.get("create_graph"))
-    keep = create if given.get("retain_graph") is None else bool(given["retain_graph"])
-    materialize = bool(given.get("materialize_grads"))
-    unused = materialize or bool(given.get("allow_unused"))
+    create = bool(create_graph)
+    keep = create if retain_graph is None else bool(retain_graph)
+    unused = bool(materialize_grads or allow_unused)
     refuse_gradients(vm)
-    if not all(tensor.requires_grad for tensor in inputs):
+    if not all(tensor.requires_grad for tensor in starts):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
-    _refuse_outer_graph(vm, outputs, inputs, "torch.autograd.grad")
-    for place in (vm.world.inputs.place(tensor) for tensor in inputs):
+    _refuse_outer_graph(vm, ends, starts, "torch.autograd.grad")
+    for place in (vm.world.inputs.place(tensor) for tensor in starts):
         if place is not None and (hooked := hooks_of(vm, place)) is not None:
-            raise _refused(vm, "torch.autograd.grad", hooked, "compile what is called outside of the hook")
-    found = run_engine(
-        vm,
-        outputs,
-        None if tangents is None else _several(tangents),
-        inputs,
-        keep_graph=keep,
-        create_graph=create,
-        allow_unreachable=unused,
-        accumulate_grad=False,
-    )
+            raise refused_method(vm, "torch.autograd.grad", hooked, "compile what is called outside of the hook")
+    found = run_engine(vm, ends, grad_outputs, starts, (keep, create, unused, False))
     if not unused and any(gradient is None for gradient in found):
         raise RuntimeError(
             "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if "
             "this is the desired behavior."
         )
-    if materialize:
-        found = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(inputs, found)]
+    if materialize_grads:
+        found = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(starts, found)]
     if not keep:
-        _mark_spent(vm, outputs, inputs)
+        _mark_spent(vm, ends, starts)
     return tuple(found)
 
 
@@ -336,37 +313,35 @@ def _refuse_outer_graph(vm: Machine, outputs: Sequence[Any], inputs: Sequence[An
     if others and any(place is not None for place in asked):
         for node in behind(outputs):
             if any(id(getattr(other, "variable", None)) in others for other, _ in node.next_functions):
-                raise _refused(vm, operation, "the gradient goes on outside of the function", "compile that, too")
+                raise refused_method(vm, operation, "the gradient goes on outside of the function", "compile that, too")
 
 
 @intercept(forward_ad.make_dual)
-def _make_dual(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+def _make_dual(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     vm.trace.functional_only = "derivatives are taken forward"
     return NATIVE
 
 
-@intercept(torch.Tensor.retain_grad)
-def _retain_grad(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(torch.Tensor.retain_grad)
+def _retain_grad(vm: Machine, tensor: torch.Tensor) -> object:
     """For gradients taken inside, and, on the real tensor, for those taken outside: these do not come to a tensor of
     which the compiled function makes others, so a segment ends where one is made.
     """
-    if vm.world.inputs.place(args[0]) is None:
-        if args[0].requires_grad and not args[0].is_leaf:
-            reason, operation = "a gradient is kept of a tensor made here", "Tensor.retain_grad"
-            raise Unsupported(reason, vm.where(), "return the tensor", operation=operation, kind="inner_gradient")
+    if vm.world.inputs.place(tensor) is None:
+        if tensor.requires_grad and not tensor.is_leaf:
+            reason, remedy = "a gradient is kept of a tensor made here", "return the tensor"
+            raise Unsupported(reason, vm.where(), remedy, "inner_gradient", "Tensor.retain_grad")
         return NATIVE
-    vm.later.calls.append((torch.Tensor.retain_grad, [args[0]], {}))
+    vm.later.calls.append((torch.Tensor.retain_grad, [tensor], {}))
     return None
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 
 
-@intercept(torch.Tensor.item)
-def _item(vm: Machine, args: Args, kwargs: Kwargs) -> Any:
+@answers(torch.Tensor.item, recorded=True)
+def _item(vm: Machine, tensor: object) -> object:
     """The number in a tensor: known, or in the graph where the configuration allows it."""
-    tensor = args[0]
-    vm.trace.where = vm.where()
     if type(tensor) is not TracedTensor:
         return NATIVE
     if tensor.dtype.is_floating_point and in_optimizer(vm.frames[-1]):
