@@ -217,7 +217,7 @@ def _register_on_node(function: object, name: str, vm: Machine, args: Args, kwar
 @answers(BackwardHook, recorded=True)
 def _backward_hook(vm: Machine, module: object, *hooks: list[Any]) -> BackwardHook:
     """What calls the backward hooks of a module; it puts itself on nodes of the history, natively."""
-    vm.trace.functional_only, vm.trace.own_gradients = "a module has a backward hook", True
+    vm.trace.functional_only, vm.trace.derivation.is_own = "a module has a backward hook", True
     name = "a backward hook of a module"
     key = Watch(module.real) if type(module) is Outside else None
     return BackwardHook(module, *([later(vm, hook, name, key) for hook in called] for called in hooks))

@@ -107,7 +107,7 @@ def _make_wrapper(vm: Machine, cls: type, *others: Any, **options: Any) -> objec
     (cls,) = as_program_sees([cls])
     if not is_wrapper(cls):
         raise _refused(vm, cls, "does not say what it is made of, or inherits how it computes")
-    vm.world.trace.functional_only, vm.world.trace.own_gradients = "a subclass of Tensor computes", True
+    vm.world.trace.functional_only, vm.world.trace.derivation.is_own = "a subclass of Tensor computes", True
     made = torch.Tensor._make_wrapper_subclass(_stand_in(vm, cls), *others, **options)
     if made.requires_grad and torch.is_grad_enabled():
         raise _refused(vm, cls, "is made that requires grad")
