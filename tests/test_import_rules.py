@@ -45,8 +45,6 @@ ROOMS = (
 MOST_FILES = 16
 """In a folder, `__init__.py` included."""
 
-KNOWN_LARGE = {"bolide/inductor/schedule"}  # to be split
-
 HEAVY = ("llvmlite", "scipy", "torch._decomp", "torch._numpy")
 """Imported inside functions, when first needed: importing bolide stays fast."""
 
@@ -118,7 +116,7 @@ def test_direction_of_imports_between_rooms(module: str) -> None:
 def test_folders_are_small() -> None:
     folders = Counter(path.parent for path in MODULES.values())
     large = {str(folder.relative_to(ROOT)): count for folder, count in folders.items() if count > MOST_FILES}
-    assert not large.keys() - KNOWN_LARGE, large
+    assert not large, large
 
 
 @pytest.mark.parametrize("module", MODULES)

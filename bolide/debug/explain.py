@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from bolide.compiling import compile as compile_function
 from bolide.dynamo.state import own_mark
-from bolide.inductor.compile_graph import CompiledGraph
+from bolide.inductor import CompiledGraph
 from bolide.inductor.ir.printer import kernel_text
 from bolide.inductor.plan import Call, Launch
 from bolide.support import events

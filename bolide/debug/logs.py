@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 
 from bolide.dynamo.config import config
-from bolide.inductor.compile_graph import CompiledGraph
+from bolide.inductor import CompiledGraph
 from bolide.inductor.ir.printer import kernel_text
 from bolide.support import events, log
 from bolide.support.errors import UserFrame, describe

@@ -41,7 +41,7 @@ from bolide.dynamo.entry.module import CompiledModule
 from bolide.dynamo.state import own_mark
 from bolide.dynamo.switches import set_stance
 from bolide.functorch import GraphInfo
-from bolide.inductor.compile_graph import CompiledGraph
+from bolide.inductor import CompiledGraph
 from bolide.support import events
 from bolide.support.caches import reset
 from bolide.support.errors import BolideError, BolideWarning, UserFrame

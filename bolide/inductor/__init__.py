@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bolide.inductor.compile_graph import CompiledGraph, compile_graph
+from bolide.inductor.compiled_graph import CompiledGraph, compile_graph
 from bolide.inductor.config import config
 from bolide.support.errors import unknown_name
 

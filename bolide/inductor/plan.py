@@ -1,20 +1,18 @@
 """The Plan: what running a compiled graph does, as plain serialisable data.
 
-A plan is a list of steps over named values. A value is a tensor (a buffer or a view of one) or an integer size. The
-Python driver (`runtime.driver`)
-is generated from it; a cache stores it; an ahead-of-time build links it. Sizes are ints or `Expr`s over the plan's
-size variables.
+A plan is a list of steps over named values. A value is a tensor (a buffer or a view of one) or an integer size; sizes
+are ints or `Expr`s over the plan's size variables. `runtime.driver` makes a Python function of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.ir.walks import map_leaves
 from bolide.symbolic import Expr
 
 Dim = int | Expr
@@ -46,7 +44,7 @@ class Reuse:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class AsStrided:
     """`name` is `base` seen as (shape, stride, offset), counted in elements from the first element of `base`, which
     need not be the first of its storage."""
 
@@ -108,7 +106,7 @@ class Free:
     names: tuple[str, ...]
 
 
-Step = Alloc | Reuse | View | Launch | Call | Copy | Free
+Step = Alloc | Reuse | AsStrided | Launch | Call | Copy | Free
 
 
 @dataclass(slots=True)
@@ -117,7 +115,7 @@ class Plan:
 
     inputs: tuple[str, ...]
     steps: list[Step]
-    results: tuple[Any, ...]
+    results: tuple[Ref | Dim | None, ...]
     kernels: list[Kernel]
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -128,29 +126,16 @@ class Plan:
         return "\n".join([*lines, f"  return {', '.join(_value_text(r) for r in self.results)}"])
 
 
-def map_refs(value: Any, leaf: type, replace: Callable[[Any], Any]) -> Any:
-    """`value` with every instance of `leaf`, at any depth of lists, tuples and dicts, replaced."""
-    if isinstance(value, leaf):
-        return replace(value)
-    if isinstance(value, list):
-        return [map_refs(v, leaf, replace) for v in value]
-    if isinstance(value, tuple):
-        return tuple(map_refs(v, leaf, replace) for v in value)
-    if isinstance(value, dict):
-        return {k: map_refs(v, leaf, replace) for k, v in value.items()}
-    return value
-
-
 def used_names(step: Step) -> list[str]:
     """The tensors a step reads, writes or looks at (a Free uses nothing; results of a step are not among them)."""
-    if isinstance(step, (View, Reuse)):
+    if isinstance(step, (AsStrided, Reuse)):
         return [step.base]
     if isinstance(step, Launch):
         return list(step.arguments)
     if isinstance(step, Call):
-        found: list[str] = []
-        map_refs((step.args, step.kwargs), Ref, lambda ref: found.append(ref.name))
-        return found
+        refs: list[Ref] = []
+        map_leaves((step.args, step.kwargs), Ref, refs.append)
+        return [ref.name for ref in refs]
     if isinstance(step, Copy):
         return [step.target, step.source]
     return []
@@ -158,14 +143,14 @@ def used_names(step: Step) -> list[str]:
 
 def defined_names(step: Step) -> list[str]:
     """The tensors a step makes."""
-    if isinstance(step, (Alloc, Reuse, View)):
+    if isinstance(step, (Alloc, Reuse, AsStrided)):
         return [step.name]
     if isinstance(step, Call):
         return [name for name in step.names if name is not None]
     return []
 
 
-def _value_text(value: Any) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, Ref):
         return value.name
     if isinstance(value, (list, tuple)):
@@ -178,7 +163,7 @@ def _step_text(step: Step, kernels: list[Kernel]) -> str:
         return f"{step.name} = alloc {step.dtype} {_value_text(step.shape)} strides {_value_text(step.stride)}"
     if isinstance(step, Reuse):
         return f"{step.name} = reuse {step.base}"
-    if isinstance(step, View):
+    if isinstance(step, AsStrided):
         shape, stride, offset = map(_value_text, (step.shape, step.stride, step.offset))
         return f"{step.name} = view {step.base} {shape} strides {stride} offset {offset}"
     if isinstance(step, Launch):

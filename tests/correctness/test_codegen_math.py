@@ -14,9 +14,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "ir"))
 from kernel_tools import f32, load, loop, op, param, run, store, var
 
-from bolide.inductor.codegen.library import FUNCTIONS
+from bolide.inductor.codegen.instructions import INSTRUCTIONS
 from bolide.inductor.codegen.math32 import INLINE
+from bolide.inductor.codegen.math_calls import MATH_CALLS
 from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.ir.scalar_ops import DRAWS, SCALAR_OPS
 
 SEED = int(os.environ["BOLIDE_TEST_SEED"])
 #: Largest error in units in the last place of float32; 1 unless named.
@@ -64,6 +66,10 @@ SPECIAL = (
 )
 
 
+def test_every_scalar_operation_has_code() -> None:
+    assert INSTRUCTIONS.keys() | {"const", "index", "load", "acc", "cast", *DRAWS} == SCALAR_OPS.keys()
+
+
 def apply(name: str, x: torch.Tensor) -> torch.Tensor:
     """The compiled function of every element of `x`."""
     n = x.numel()
@@ -90,7 +96,7 @@ def ulps(y: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     return torch.where(same, 0.0, torch.where(y.isfinite() & rounded.isfinite(), error, torch.inf))
 
 
-@pytest.mark.parametrize("name", sorted((set(INLINE) | set(FUNCTIONS)) - BINARY))
+@pytest.mark.parametrize("name", sorted((set(INLINE) | set(MATH_CALLS)) - BINARY))
 def test_error_bound(name: str) -> None:
     step = 1021
     bits = torch.arange(SEED % step, 1 << 32, step) - (1 << 31)
@@ -105,7 +111,7 @@ def test_error_bound(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted((set(INLINE) | set(FUNCTIONS)) - BINARY))
+@pytest.mark.parametrize("name", sorted((set(INLINE) | set(MATH_CALLS)) - BINARY))
 @pytest.mark.parametrize("dtype", [f32, torch.float64], ids=str)
 def test_special_values(name: str, dtype: torch.dtype) -> None:
     x = torch.tensor(SPECIAL, dtype=dtype)

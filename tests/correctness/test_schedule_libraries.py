@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bolide.inductor.runtime import externs
-from bolide.inductor.schedule import libraries
+from bolide.inductor.schedule import products as product_pass
 from tests.schedule_tools import check
 
 
@@ -22,7 +22,7 @@ def test_weight_gradient_as_a_product(stride: int, padding: int, dilation: int) 
 
 
 def test_products_of_every_orientation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "FEWEST_PRODUCTS", 1)
+    monkeypatch.setattr(product_pass, "FEWEST_PRODUCTS", 1)
     monkeypatch.setattr(externs, "prefers_onednn", lambda: True)
     a, b, bias = torch.randn(20, 30), torch.randn(30, 40), torch.randn(40)
 
@@ -38,14 +38,14 @@ def test_products_of_every_orientation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_weight_with_gaps_stays_with_aten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "FEWEST_PRODUCTS", 1)
+    monkeypatch.setattr(product_pass, "FEWEST_PRODUCTS", 1)
     monkeypatch.setattr(externs, "prefers_onednn", lambda: True)
     graph = check(lambda a, b: a @ b[:, :5], torch.randn(6, 7), torch.randn(7, 9), rtol=1e-4, atol=1e-4)
     assert [str(step.op) for step in graph.plan.steps if hasattr(step, "op")] == ["aten.mm.default"]
 
 
 def test_convolution_backward_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "FEWEST_WEIGHTS", 1)
+    monkeypatch.setattr(product_pass, "FEWEST_WEIGHTS", 1)
 
     def backward(grad, x, w):
         return torch.ops.aten.convolution_backward.default(

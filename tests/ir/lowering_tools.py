@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from bolide.inductor.ir.definitions import Extern, Program
 from bolide.inductor.ir.evaluate import evaluate
-from bolide.inductor.ir.program_text import check_program
+from bolide.inductor.ir.program_check import check_program
 from bolide.inductor.lowering import lower
 from bolide.tracing.meta import meta_of
 

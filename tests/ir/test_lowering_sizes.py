@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bolide.inductor.ir.definitions import Extern
 from bolide.inductor.ir.evaluate import evaluate
-from bolide.inductor.ir.program_text import check_program
+from bolide.inductor.ir.program_check import check_program
 from bolide.inductor.lowering import lower
 from bolide.symbolic import ShapeEnv, contiguous_strides
 from bolide.tracing.meta import TensorMeta, meta_of

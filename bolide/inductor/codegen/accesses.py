@@ -7,9 +7,9 @@ from typing import Literal
 
 import torch
 
-from bolide.inductor.codegen.builder import BITS, FLOATS, Value, llvm_type, mangle
-from bolide.inductor.codegen.names import Names, Term, fits
-from bolide.inductor.codegen.scalars import MEMORY, cast
+from bolide.inductor.codegen.builder import BITS, FLOATS, Builder, Value, llvm_type, mangle
+from bolide.inductor.codegen.instructions import MEMORY, cast
+from bolide.inductor.codegen.scope import Scope, Term, fits
 from bolide.inductor.ir.loops import Access, Node, Store
 from bolide.symbolic import Expr
 
@@ -31,7 +31,7 @@ class Place:
     stride: int = 1
 
 
-def resolve(names: Names, access: Access, src: tuple[Node, ...], values: tuple[Value, ...]) -> Expr:
+def resolve(scope: Scope, access: Access, src: tuple[Node, ...], values: tuple[Value, ...]) -> Expr:
     """The access's index with names in place of ``$0, $1 …``."""
     operands = len(src) - access.masked
     if not operands:
@@ -42,43 +42,43 @@ def resolve(names: Names, access: Access, src: tuple[Node, ...], values: tuple[V
         variable = known.get(f"${position}")
         if variable is not None:
             low, high = variable.bounds()
-            stand_ins[f"${position}"] = Expr.var(names.operand(src[position], values[position]), low, high)
+            stand_ins[f"${position}"] = Expr.var(scope.operand(src[position], values[position]), low, high)
     return access.index.subs(stand_ins)
 
 
-def pointer(names: Names, buffer: str, terms: tuple[Term, ...], offset: int) -> Value:
+def pointer(scope: Scope, buffer: str, terms: tuple[Term, ...], offset: int) -> Value:
     """The address of an element, the same in all lanes; the part that belongs to outer loops is an address of its
     own.
     """
-    base = names.buffers[buffer]
+    base = scope.buffers[buffer]
     if not terms and not offset:
         return base
     key = ("pointer", buffer, terms, offset)
-    found = names.recall(key)
-    if found is not None:
-        return found
-    outer, inner = names.split(terms) if terms else ((), ())
+    known = scope.recall(key)
+    if known is not None:
+        return known
+    outer, inner = scope.split(terms) if terms else ((), ())
     if outer or (terms and offset):
-        base, offset = pointer(names, buffer, outer, offset), 0
-    kind = MEMORY[names.types[buffer]]
-    step = names.sum(inner, offset)
-    return names.remember(key, names.b.emit(f"getelementptr {kind}, {base}, {step}", "ptr"))
+        base, offset = pointer(scope, buffer, outer, offset), 0
+    kind = MEMORY[scope.types[buffer]]
+    step = scope.sum(inner, offset)
+    return scope.remember(key, scope.b.emit(f"getelementptr {kind}, {base}, {step}", "ptr"))
 
 
-def place(names: Names, buffer: str, index: Expr) -> Place:
+def place(scope: Scope, buffer: str, index: Expr) -> Place:
     """How `index` runs over the lanes."""
-    varying = names.varying & index.free_vars
+    varying = scope.varying & index.free_vars
     if not varying:
-        return Place("one", pointer(names, buffer, index.terms, index.offset), False)
-    stride = index.coefficient(names.vector) if names.vector is not None and varying == {names.vector} else None
-    if stride is not None and stride.is_const and _is_near(stride.value, names.lanes):
-        return Place("run", pointer(names, buffer, index.terms, index.offset), True, stride.value)
-    same = tuple(t for t in index.terms if all(names.varying.isdisjoint(atom.free_vars) for atom in t[0]))
+        return Place("one", pointer(scope, buffer, index.terms, index.offset), False)
+    stride = index.coefficient(scope.vector) if scope.vector is not None and varying == {scope.vector} else None
+    if stride is not None and stride.is_const and _is_near(stride.value, scope.lanes):
+        return Place("run", pointer(scope, buffer, index.terms, index.offset), True, stride.value)
+    same = tuple(filter(scope.is_same, index.terms))
     rest = tuple(t for t in index.terms if t not in same)
-    base = pointer(names, buffer, same, index.offset)
-    offsets = names.lane_sum(rest, 0, "i32" if fits(rest, 0) else "i64")
-    kind = MEMORY[names.types[buffer]]
-    addresses = names.b.emit(f"getelementptr {kind}, {base}, {offsets}", "ptr", names.lanes)
+    base = pointer(scope, buffer, same, index.offset)
+    offsets = scope.lane_sum(rest, 0, "i32" if fits(rest, 0) else "i64")
+    kind = MEMORY[scope.types[buffer]]
+    addresses = scope.b.emit(f"getelementptr {kind}, {base}, {offsets}", "ptr", scope.lanes)
     return Place("lanes", addresses, stride is not None and stride.is_const)
 
 
@@ -86,88 +86,88 @@ def _is_near(stride: int, lanes: int) -> bool:
     return stride in (1, -1) or (1 < stride <= NEAR and stride * lanes <= SPAN)
 
 
-def prepare(names: Names, access: Access, changing: frozenset[str]) -> None:
+def prepare(scope: Scope, access: Access, changing: frozenset[str]) -> None:
     """Compute the part of a direct access's address that does not change in a loop."""
     terms = tuple(t for t in access.index.terms if all(changing.isdisjoint(atom.free_vars) for atom in t[0]))
     if terms and not any(name.startswith("$") for name in access.index.free_vars):
         outer = terms if len(terms) < len(access.index.terms) else ()
-        if outer and all(names.varying.isdisjoint(atom.free_vars) for mono, _ in outer for atom in mono):
-            pointer(names, access.buffer, outer, access.index.offset)
+        if outer and all(map(scope.is_same, outer)):
+            pointer(scope, access.buffer, outer, access.index.offset)
 
 
-def _active(names: Names, mask: Value | None) -> Value | None:
+def _active(scope: Scope, mask: Value | None) -> Value | None:
     """The lanes that take part: those switched on in this loop and by the access's own mask."""
     if mask is None:
-        return names.mask
-    mask = names.wide(mask)
-    return mask if names.mask is None else mask & names.mask
+        return scope.mask
+    mask = scope.wide(mask)
+    return mask if scope.mask is None else mask & scope.mask
 
 
-def _nowhere(names: Names) -> Value:
+def _spare(b: Builder, name: str, kind: str) -> Value:
+    """The address of eight bytes of 0, for lanes that are off."""
+    b.declarations.setdefault(name, f"@{name} = internal {kind} [8 x i8] zeroinitializer, align 8")
+    return Value(b, f"@{name}", "ptr", 1)
+
+
+def _nowhere(scope: Scope) -> Value:
     """An address that may be read, and written to without effect on anything."""
-    names.b.declarations.setdefault("nowhere", "@nowhere = internal global [8 x i8] zeroinitializer, align 8")
-    return Value(names.b, "@nowhere", "ptr", 1)
+    return _spare(scope.b, "nowhere", "global")
 
 
-def _zeros(names: Names) -> Value:
-    names.b.declarations.setdefault("zeros", "@zeros = internal constant [8 x i8] zeroinitializer, align 8")
-    return Value(names.b, "@zeros", "ptr", 1)
-
-
-def load(names: Names, node: Node, values: tuple[Value, ...]) -> Value:
+def load(scope: Scope, node: Node, values: tuple[Value, ...]) -> Value:
     """The value of a ``load`` node, whose operands have `values`."""
     access: Access = node.arg
-    b = names.b
+    b = scope.b
     mask = values[-1] if access.masked else None
-    where = place(names, access.buffer, resolve(names, access, node.src, values))
-    kind = MEMORY[names.types[access.buffer]]
+    where = place(scope, access.buffer, resolve(scope, access, node.src, values))
+    kind = MEMORY[scope.types[access.buffer]]
     if where.shape == "one":
-        result = _load_one(names, where.pointer, mask, kind)
+        result = _load_one(scope, where.pointer, mask, kind)
     else:
-        result = _read(names, where, _active(names, mask), kind)
+        result = _read(scope, where, _active(scope, mask), kind)
     return b.compare("icmp ne", result, 0) if node.dtype == torch.bool else result
 
 
-def _load_one(names: Names, address: Value, mask: Value | None, kind: str) -> Value:
+def _load_one(scope: Scope, address: Value, mask: Value | None, kind: str) -> Value:
     """One element for all lanes; 0 where `mask` is off, and no access where it is off in all lanes."""
-    b, align = names.b, BITS[kind] // 8
+    b, align = scope.b, BITS[kind] // 8
     if mask is None:
         return b.emit(f"load {kind}, {address}, align {align}", kind)
     some = mask if mask.lanes == 1 else b.call(f"llvm.vector.reduce.or.{mangle('i1', mask.lanes)}", (mask,), "i1")
-    value = b.emit(f"load {kind}, {b.select(some, address, _zeros(names))}, align {align}", kind)
+    value = b.emit(f"load {kind}, {b.select(some, address, _spare(b, 'zeros', 'constant'))}, align {align}", kind)
     if mask.lanes == 1:
         return value
-    return b.select(mask, names.wide(value), Value(b, "zeroinitializer", kind, mask.lanes))
+    return b.select(mask, scope.wide(value), Value(b, "zeroinitializer", kind, mask.lanes))
 
 
-def store(names: Names, statement: Store, value: Value, values: tuple[Value, ...]) -> None:
+def store(scope: Scope, statement: Store, value: Value, values: tuple[Value, ...]) -> None:
     """Write a `Store`; `values` are those of its `src`."""
     access = statement.access
-    b = names.b
+    b = scope.b
     mask = values[-1] if access.masked else None
-    where = place(names, access.buffer, resolve(names, access, statement.src, values))
-    dtype = names.types[access.buffer]
+    where = place(scope, access.buffer, resolve(scope, access, statement.operands, values))
+    dtype = scope.types[access.buffer]
     kind = MEMORY[dtype]
     if dtype == torch.bool:
         value = b.convert("zext", value, "i8")
-    active = mask if where.shape == "one" and statement.mode == "set" else _active(names, mask)
+    active = mask if where.shape == "one" and statement.mode == "set" else _active(scope, mask)
     if statement.mode == "set" or (statement.mode == "add" and where.distinct):
         if where.shape != "one":
-            value = names.wide(value)
+            value = scope.wide(value)
         if statement.mode == "add":
-            value = _add(_read(names, where, active, kind), value, dtype)
-        _write(names, where, value, active, kind)
+            value = _add(_read(scope, where, active, kind), value, dtype)
+        _write(scope, where, value, active, kind)
         return
-    _add_by_lane(names, where, value, active, dtype, statement.mode == "atomic_add")
+    _add_by_lane(scope, where, value, active, dtype, statement.mode == "atomic_add")
 
 
-def _read(names: Names, where: Place, active: Value | None, kind: str) -> Value:
+def _read(scope: Scope, where: Place, active: Value | None, kind: str) -> Value:
     """One element per lane; 0 where a lane is off."""
-    b, lanes = names.b, names.lanes
+    b, lanes = scope.b, scope.lanes
     if where.shape == "run" and where.stride == 1 and active is None:
         return b.emit(f"load {llvm_type(kind, lanes)}, {where.pointer}, align {BITS[kind] // 8}", kind, lanes)
     if where.shape == "run" and where.stride != 1:
-        address, order, mask = _spread(names, where, active, kind)
+        address, order, mask = _spread(scope, where, active, kind)
         return b.shuffle(_masked_read(address, mask, kind), order)
     return _masked_read(where.pointer, active or b.const(1, "i1", lanes), kind)
 
@@ -175,15 +175,18 @@ def _read(names: Names, where: Place, active: Value | None, kind: str) -> Value:
 def _masked_read(address: Value, mask: Value, kind: str) -> Value:
     """A masked load (one address) or gather (an address per lane)."""
     b = address.b
-    name = f"llvm.masked.{'load' if address.lanes == 1 else 'gather'}"
-    suffix = f"{mangle(kind, mask.lanes)}.{mangle('ptr', address.lanes)}"
     arguments = (address, b.const(BITS[kind] // 8, "i32"), mask, Value(b, "zeroinitializer", kind, mask.lanes))
-    return b.call(f"{name}.{suffix}", arguments, kind, mask.lanes)
+    return b.call(_masked_name("load", "gather", address, mask, kind), arguments, kind, mask.lanes)
 
 
-def _spread(names: Names, where: Place, active: Value | None, kind: str) -> tuple[Value, list[int], Value]:
+def _masked_name(one: str, many: str, address: Value, mask: Value, kind: str) -> str:
+    operation = one if address.lanes == 1 else many
+    return f"llvm.masked.{operation}.{mangle(kind, mask.lanes)}.{mangle('ptr', address.lanes)}"
+
+
+def _spread(scope: Scope, where: Place, active: Value | None, kind: str) -> tuple[Value, list[int], Value]:
     """(address of the lowest element, position of each lane from there on, mask over all elements in between)."""
-    b, lanes, stride = names.b, names.lanes, where.stride
+    b, lanes, stride = scope.b, scope.lanes, where.stride
     if stride == -1:
         order = list(range(lanes - 1, -1, -1))
         address = b.emit(f"getelementptr {kind}, {where.pointer}, i64 {1 - lanes}", "ptr")
@@ -193,26 +196,24 @@ def _spread(names: Names, where: Place, active: Value | None, kind: str) -> tupl
     return where.pointer, order, b.apart(active, stride)
 
 
-def _write(names: Names, where: Place, value: Value, active: Value | None, kind: str) -> None:
-    b, align = names.b, BITS[kind] // 8
+def _write(scope: Scope, where: Place, value: Value, active: Value | None, kind: str) -> None:
+    b, align = scope.b, BITS[kind] // 8
     address = where.pointer
     if where.shape == "one":
         if value.lanes > 1:
             raise ValueError("a value that differs between lanes is stored to one element")
         if active is not None:
-            address = b.select(active, address, _nowhere(names))
+            address = b.select(active, address, _nowhere(scope))
         b.do(f"store {value}, {address}, align {align}")
         return
     if where.shape == "run" and where.stride == 1 and active is None:
         b.do(f"store {value}, {address}, align {align}")
         return
-    mask = active or b.const(1, "i1", names.lanes)
+    mask = active or b.const(1, "i1", scope.lanes)
     if where.shape == "run" and where.stride != 1:
-        address, order, mask = _spread(names, where, active, kind)
+        address, order, mask = _spread(scope, where, active, kind)
         value = b.shuffle(value, order) if where.stride < 0 else b.apart(value, where.stride)
-    suffix = f"{mangle(kind, mask.lanes)}.{mangle('ptr', address.lanes)}"
-    name = f"llvm.masked.{'store' if address.lanes == 1 else 'scatter'}.{suffix}"
-    b.call_void(name, (value, address, b.const(align, "i32"), mask))
+    b.call_void(_masked_name("store", "scatter", address, mask, kind), (value, address, b.const(align, "i32"), mask))
 
 
 def _add(old: Value, new: Value, dtype: torch.dtype) -> Value:
@@ -223,20 +224,20 @@ def _add(old: Value, new: Value, dtype: torch.dtype) -> Value:
 
 
 def _add_by_lane(
-    names: Names, where: Place, value: Value, active: Value | None, dtype: torch.dtype, atomic: bool
+    scope: Scope, where: Place, value: Value, active: Value | None, dtype: torch.dtype, atomic: bool
 ) -> None:
     """Read-modify-write one lane after the other, as lanes may meet in one element. Lanes that are off add to
     nowhere.
     """
-    b, kind = names.b, MEMORY[dtype]
-    lanes = max(value.lanes, where.pointer.lanes, 1 if active is None else active.lanes, names.lanes)
+    b, kind = scope.b, MEMORY[dtype]
+    lanes = max(value.lanes, where.pointer.lanes, 1 if active is None else active.lanes, scope.lanes)
     align = BITS[kind] // 8
     for lane in range(lanes):
         address = where.pointer if where.shape != "lanes" else b.extract(where.pointer, lane)
         if where.shape == "run" and lane:
             address = b.emit(f"getelementptr {kind}, {address}, i64 {lane * where.stride}", "ptr")
         if active is not None:
-            address = b.select(b.extract(active, lane), address, _nowhere(names))
+            address = b.select(b.extract(active, lane), address, _nowhere(scope))
         element = b.extract(value, lane)
         if atomic:
             operation = "fadd" if kind in FLOATS else "add"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from bolide.inductor.codegen.builder import FLOATS, Builder, Value
-from bolide.inductor.codegen.scalars import REGISTER, UNSIGNED, minimum
+from bolide.inductor.codegen.instructions import INSTRUCTIONS, REGISTER, compare
 from bolide.inductor.ir.loops import ReduceOp
+from bolide.inductor.ir.scalar_ops import JOINED_BY, identity
 
 NO_POSITION = (1 << 63) - 1
 
@@ -34,45 +34,19 @@ class Accumulator:
         return self.op == "sum" and self.dtype.is_floating_point
 
 
-def identity(b: Builder, op: ReduceOp, dtype: torch.dtype, lanes: int) -> Parts:
-    """What a reduction over nothing gives (for min, max, argmin, argmax: what everything else beats)."""
-    kind = REGISTER[dtype]
-    if op in ("sum", "xor", "any"):
-        return (b.const(0, kind, lanes),)
-    if op in ("prod", "all"):
-        return (b.const(1, kind, lanes),)
-    largest: float
-    smallest: float
-    if kind in FLOATS:
-        largest, smallest = math.inf, -math.inf
-    elif dtype in UNSIGNED:
-        largest, smallest = (1 << _bits(kind)) - 1, 0
-    else:
-        largest, smallest = (1 << (_bits(kind) - 1)) - 1, -(1 << (_bits(kind) - 1))
-    start = b.const(largest if op.endswith("min") else smallest, kind, lanes)
-    if op in ("argmin", "argmax"):
-        return (start, b.const(NO_POSITION, "i64", lanes))
-    return (start,)
-
-
-def _bits(kind: str) -> int:
-    return int(kind[1:])
+def initial(b: Builder, op: ReduceOp, dtype: torch.dtype, lanes: int) -> Parts:
+    """What a reduction over nothing gives."""
+    start = b.const(identity(op, dtype), REGISTER[dtype], lanes)
+    return (start, b.const(NO_POSITION, "i64", lanes)) if op in ("argmin", "argmax") else (start,)
 
 
 def join(op: ReduceOp, dtype: torch.dtype, left: Parts, right: Parts) -> Parts:
     """Both together; `right` comes later in order."""
     a, c = left[0], right[0]
-    b = a.b
-    if op == "sum":
-        return (a + c,)
-    if op == "prod":
-        return (a * c,)
-    if op in ("any", "all", "xor"):
-        return (b.binary({"any": "or", "all": "and", "xor": "xor"}[op], a, c),)
-    if op in ("min", "max"):
-        return (minimum(op, a, c, dtype),)
+    if op in JOINED_BY:
+        return (INSTRUCTIONS[JOINED_BY[op]](dtype, a, c),)
     chosen = _wins(op, dtype, left, right)
-    return (b.select(chosen, c, a), b.select(chosen, right[1], left[1]))
+    return (a.b.select(chosen, c, a), a.b.select(chosen, right[1], left[1]))
 
 
 def _wins(op: ReduceOp, dtype: torch.dtype, left: Parts, right: Parts) -> Value:
@@ -82,15 +56,13 @@ def _wins(op: ReduceOp, dtype: torch.dtype, left: Parts, right: Parts) -> Value:
     a, c = left[0], right[0]
     b = a.b
     earlier = b.compare("icmp slt", right[1], left[1])
+    order = "lt" if op == "argmin" else "gt"
     if c.scalar in FLOATS:
         nan_a, nan_c = b.compare("fcmp uno", a, a), b.compare("fcmp uno", c, c)
-        better = b.compare(f"fcmp {'olt' if op == 'argmin' else 'ogt'}", c, a)
-        better = better | (nan_c & (nan_a ^ -1))
+        better = compare(order, dtype, c, a) | (nan_c & (nan_a ^ -1))
         equal = b.compare("fcmp oeq", a, c) | (nan_a & nan_c)
     else:
-        sign = "u" if dtype in UNSIGNED else "s"
-        better = b.compare(f"icmp {sign}{'lt' if op == 'argmin' else 'gt'}", c, a)
-        equal = b.compare("icmp eq", a, c)
+        better, equal = compare(order, dtype, c, a), b.compare("icmp eq", a, c)
     return better | (equal & earlier)
 
 

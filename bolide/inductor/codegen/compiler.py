@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from bolide.inductor.codegen.emit import emit_kernel
-from bolide.inductor.codegen.structure import structure
+from bolide.inductor.codegen.statements import kernel_code
+from bolide.inductor.codegen.structure import Structure, structure_of
 from bolide.inductor.codegen.target import Target, host_target
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.ir.verify import verify
@@ -28,31 +27,31 @@ class _Code:
     library: Library
 
 
-_known: dict[tuple[Any, ...], _Code] = {}
+_known: dict[tuple[Target, Structure], _Code] = {}
 
 
 def compile_kernels(
-    kernels: Sequence[Kernel], target: Target | None = None, real: Mapping[str, int] | None = None
+    kernels: Sequence[Kernel], target: Target | None = None, sizes: Mapping[str, int] | None = None
 ) -> list[CompiledKernel]:
     """Machine code for `kernels`, in order. All that are new (equal ones count once) go through LLVM as one module.
-    `real`: the sizes of the call that they are made for, where those are known, for the check of accesses.
+    `sizes`: those of the call that they are made for, where those are known, for the check of accesses.
     May be called from any thread. Raises InvalidKernel for one that breaks a rule of loop IR."""
     target = target or host_target()
-    keys = [(target, structure(kernel)) for kernel in kernels]
+    keys = [(target, structure_of(kernel)) for kernel in kernels]
     with compiling:
         missing = {key: kernel for key, kernel in zip(keys, kernels) if key not in _known}
         if missing:
             for kernel in missing.values():
-                verify(kernel, real)  # 40 µs; LLVM ends the process over text that it cannot make sense of
+                verify(kernel, sizes)  # 40 µs; LLVM ends the process over text that it cannot make sense of
             texts = [module_text(kernel, target) for kernel in missing.values()]
             names = [f"k{number}" for number in range(len(texts))]
             library = load(_joined(texts, names), names, target.cpu, target.features)
             for key, text, name in zip(missing, texts, names):
                 _known[key] = _Code(text, library.addresses[name], library)
-        found = [_known[key] for key in keys]
+        codes = [_known[key] for key in keys]
     return [
         CompiledKernel(kernel, code.address, code.text, target.cpu, target.features, code.library)
-        for kernel, code in zip(kernels, found)
+        for kernel, code in zip(kernels, codes)
     ]
 
 
@@ -66,7 +65,7 @@ def reset() -> None:
 def module_text(kernel: Kernel, target: Target) -> str:
     """A complete LLVM module for one kernel, whose entry is @kernel: declarations, one a line, then functions."""
     declarations: dict[str, str] = {}
-    functions = emit_kernel(kernel, ENTRY, target, declarations)
+    functions = kernel_code(kernel, ENTRY, target, declarations)
     return "\n".join((*declarations.values(), functions))
 
 

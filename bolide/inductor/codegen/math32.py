@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from bolide.inductor.codegen.builder import Value, to_float32
-from bolide.inductor.codegen.library import call_library
+from bolide.inductor.codegen.math_calls import call_math
 
 EXP = (0.5, 0.16666509211063385, 0.041666366159915924, 0.008370100520551205, 0.0013943960657343268)
 LOG = (
@@ -250,7 +250,7 @@ def cosh(x: Value) -> Value:
     """Hyperbolic cosine; 1 ulp: Sleef's, which is infinite too early, but for large numbers."""
     b = x.b
     size = b.intrinsic("fabs", x)
-    return b.select(b.compare("fcmp ogt", size, 80.0), _half_exp(size), call_library("cosh", (x,)))
+    return b.select(b.compare("fcmp ogt", size, 80.0), _half_exp(size), call_math("cosh", (x,)))
 
 
 def sinh(x: Value) -> Value:
@@ -258,7 +258,7 @@ def sinh(x: Value) -> Value:
     b = x.b
     size = b.intrinsic("fabs", x)
     large = b.intrinsic("copysign", _half_exp(size), x)
-    return b.select(b.compare("fcmp ogt", size, 80.0), large, call_library("sinh", (x,)))
+    return b.select(b.compare("fcmp ogt", size, 80.0), large, call_math("sinh", (x,)))
 
 
 INLINE = {

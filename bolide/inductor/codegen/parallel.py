@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from bolide.inductor.codegen.analysis import Dependences, cost, inputs_of, lanes_for, postorder, walk
+from bolide.inductor.codegen.analysis import Dependences, cost, lanes_for
 from bolide.inductor.codegen.builder import Builder, Value
-from bolide.inductor.codegen.region import Region
+from bolide.inductor.codegen.function_values import FunctionValues
 from bolide.inductor.codegen.target import Target
+from bolide.inductor.ir.definitions import volume
 from bolide.inductor.ir.loops import Axis, Kernel, Loop, Stmt
 from bolide.symbolic import Expr
 
@@ -20,47 +21,42 @@ UNKNOWN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Top-level statements that become one region: the body of a nest of parallel `axes`; or a parallel `vector` loop
+class Region:
+    """Top-level statements that become one function: the body of a nest of parallel `axes`; or a parallel `vector` loop
     (then body is that loop alone); or serial code.
     """
 
+    name: str
     axes: tuple[Axis, ...]
-    vector: Loop | None
     body: tuple[Stmt, ...]
+    vector: Loop | None = None
 
     @property
-    def loaded(self) -> set[str]:
-        """Buffers read in it."""
-        roots = [node for statement in walk(self.body) for node in inputs_of(statement)]
-        return {node.arg.buffer for node in postorder(roots, lambda node: False) if node.op == "load"}
+    def is_spread(self) -> bool:
+        """Whether it may run on several threads."""
+        return bool(self.axes) or self.vector is not None
 
 
-def groups(body: Sequence[Stmt]) -> list[Group]:
-    """The regions of a kernel, in order."""
-    result: list[Group] = []
-    serial: list[Stmt] = []
-
-    def flush() -> None:
-        if serial:
-            result.append(Group((), None, tuple(serial)))
-            serial.clear()
-
+def regions_of(body: Sequence[Stmt], name: str) -> list[Region]:
+    """The regions of the kernel `name`, in order."""
+    regions: list[Region] = []
     for statement in body:
-        if isinstance(statement, Loop) and statement.axis.kind == "parallel":
-            flush()
-            result.append(_nest(statement))
-        elif isinstance(statement, Loop) and statement.axis.kind == "vector":
-            flush()
-            result.append(Group((), statement, (statement,)))
+        label = f"{name}.{len(regions)}"
+        kind = statement.axis.kind if isinstance(statement, Loop) else "serial"
+        if isinstance(statement, Loop) and kind == "parallel":
+            regions.append(Region(label, *_nest(statement)))
+        elif isinstance(statement, Loop) and kind == "vector":
+            regions.append(Region(label, (), (statement,), statement))
+        elif regions and not regions[-1].is_spread:
+            regions[-1] = replace(regions[-1], body=(*regions[-1].body, statement))
         else:
-            serial.append(statement)
-    flush()
-    return result
+            regions.append(Region(label, (), (statement,)))
+    return regions
 
 
-def _nest(loop: Loop) -> Group:
-    """The perfect nest of parallel loops from here inwards, as long as extents do not depend on its own axes."""
+def _nest(loop: Loop) -> tuple[tuple[Axis, ...], tuple[Stmt, ...]]:
+    """The axes and the body of the perfect nest of parallel loops from here inwards, as long as extents do not depend
+    on its own axes."""
     axes = [loop.axis]
     body = loop.body
     while len(body) == 1 and isinstance(body[0], Loop) and body[0].axis.kind == "parallel":
@@ -69,13 +65,13 @@ def _nest(loop: Loop) -> Group:
             break
         axes.append(inner.axis)
         body = inner.body
-    return Group(tuple(axes), None, body)
+    return tuple(axes), body
 
 
-def _elements(statements: Iterable[Stmt], known: frozenset[str]) -> Expr:
+def _elements(body: Sequence[Stmt], known: frozenset[str]) -> Expr:
     """Iterations of the innermost loops, all in all; `known` are the kernel's sizes."""
     total = Expr.const(0)
-    for statement in statements:
+    for statement in body:
         if isinstance(statement, Loop):
             extent = statement.axis.extent
             if not extent.free_vars <= known:
@@ -84,40 +80,26 @@ def _elements(statements: Iterable[Stmt], known: frozenset[str]) -> Expr:
     return total if total.terms or total.offset else Expr.const(1)
 
 
-def entry(
-    kernel: Kernel, name: str, regions: Sequence[tuple[str, Group]], target: Target, declarations: dict[str, str]
-) -> str:
+def entry(kernel: Kernel, name: str, regions: Sequence[Region], target: Target, declarations: dict[str, str]) -> str:
     """The text of the function that a launch calls, and of what it hands to the threads."""
     b = Builder(declarations, target)
-    r = Region(b, Dependences(kernel))
-    for position, size in enumerate(kernel.sizes, len(kernel.params)):
-        word = b.emit(f"getelementptr i64, ptr %args, i64 {position}", "ptr")
-        r.env[size], r.depth[size] = b.emit(f"load i64, {word}", "i64"), 0
+    values = FunctionValues(b, Dependences(kernel))
+    values.load_sizes(kernel)
     shares = []
-    for region_name, group in regions:
-        total = _total(r, group, target)
-        weight = 1 + cost(group.body) // 8
-        work = _elements(group.body, frozenset(kernel.sizes)) * weight
-        for axis in group.axes:
-            work = work * axis.extent
-        if not (group.axes or group.vector) or (work.bounds()[1] or 2 * GRAIN) < 2 * GRAIN:
-            _call(b, region_name, total)
+    for region in regions:
+        points = volume(axis.extent for axis in region.axes)
+        work = _elements(region.body, frozenset(kernel.sizes)) * (1 + cost(region.body) // 8) * points
+        total = values.scalar(points)
+        if region.vector is not None:
+            total = values.scalar(region.vector.axis.extent.ceildiv(lanes_for(region.vector, target.vector_bits)))
+        if not region.is_spread or (work.bounds()[1] or 2 * GRAIN) < 2 * GRAIN:
+            _call(b, region.name, total)
         else:
-            _spread(r, region_name, total, work)
-            shares.append(_share(region_name, target))
+            _spread(values, region.name, total, work)
+            shares.append(_share(region.name, target))
     b.do("ret void")
     text = "\n".join(b.lines)
     return "\n".join((*shares, f"define void @{name}(ptr %args) {target.attributes} {{\nentry:\n{text}\n}}"))
-
-
-def _total(r: Region, group: Group, target: Target) -> Value:
-    """The length of a region's range: points of the parallel nest, or vectors of the vector loop."""
-    if group.vector is not None:
-        return r.scalar(group.vector.axis.extent.ceildiv(lanes_for(group.vector, target.vector_bits)))
-    total = Expr.const(1)
-    for axis in group.axes:
-        total = total * axis.extent
-    return r.scalar(total)
 
 
 def _call(b: Builder, region: str, total: Value) -> None:
@@ -134,13 +116,13 @@ def _call(b: Builder, region: str, total: Value) -> None:
     b.label(after)
 
 
-def _spread(r: Region, region: str, total: Value, work: Expr) -> None:
+def _spread(values: FunctionValues, region: str, total: Value, work: Expr) -> None:
     """Run a region on as many threads as its work is worth, at most torch's number."""
-    b = r.b
+    b = values.b
     for text in ("void @GOMP_parallel(ptr, ptr, i32, i32)", "i32 @omp_get_thread_num()", "i32 @omp_get_num_threads()"):
         b.declarations.setdefault(text[text.index("@") + 1 : text.index("(")], f"declare {text}")
     most = b.convert("sext", b.call("_ZN2at15get_num_threadsEv", (), "i32"), "i64")
-    worth = b.binary("sdiv", r.scalar(work), b.const(GRAIN, "i64"))
+    worth = b.binary("sdiv", values.scalar(work), b.const(GRAIN, "i64"))
     threads = b.intrinsic("smin", b.intrinsic("smin", worth, most), total)
     many, one, after = b.new_label("many"), b.new_label("one"), b.new_label("after")
     b.branch(b.compare("icmp sgt", threads, 1), many, one)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from bolide.inductor.codegen.analysis import postorder
 from bolide.inductor.ir.loops import Access, Init, Kernel, Loop, Node, Stmt, Update
+from bolide.inductor.ir.walks import nodes_below, roots_of
 from bolide.symbolic import Expr
 from bolide.symbolic.expr import Atom
 
+Structure = tuple[object, ...]
 
-def structure(kernel: Kernel) -> tuple[Any, ...]:
+
+def structure_of(kernel: Kernel) -> Structure:
     """A hashable description in which names are numbers, given in order of first declaration. Kernels with equal
     descriptions differ in a one-to-one renaming at most, so they have the same machine code."""
     return _Describer(kernel).description()
@@ -24,27 +25,24 @@ class _Describer:
         self.variables: dict[str, int] = {}
         self.accumulators: dict[str, int] = {}
         self.nodes: dict[Node, int] = {}
-        self.values: list[tuple[Any, ...]] = []
-        self.exprs: dict[Expr, tuple[Any, ...]] = {}
+        self.values: list[Structure] = []
+        self.exprs: dict[Expr, Structure] = {}
 
-    def description(self) -> tuple[Any, ...]:
+    def description(self) -> Structure:
         kernel = self.kernel
         for size in kernel.sizes:
             _number(self.variables, size)
         buffers = []
-        declared = [(p.name, p.dtype, p.numel) for p in kernel.params]
-        declared.extend((local.name, local.dtype, local.numel) for local in kernel.locals)
-        for name, dtype, numel in declared:
-            _number(self.buffers, name)
-            buffers.append((dtype, self.expr(numel)))
+        for buffer in kernel.buffers:
+            _number(self.buffers, buffer.name)
+            buffers.append((buffer.dtype, self.expr(buffer.numel)))
         counts = (len(kernel.params), len(kernel.locals), len(kernel.sizes))
-        body = self.body(kernel.body)
-        return counts, tuple(buffers), body, tuple(self.values)
+        return counts, tuple(buffers), self.body(kernel.body), tuple(self.values)
 
-    def body(self, statements: Sequence[Stmt]) -> tuple[Any, ...]:
+    def body(self, statements: Sequence[Stmt]) -> Structure:
         return tuple(map(self.statement, statements))
 
-    def statement(self, statement: Stmt) -> tuple[Any, ...]:
+    def statement(self, statement: Stmt) -> Structure:
         if isinstance(statement, Loop):
             axis = statement.axis
             extent = self.expr(axis.extent)
@@ -52,22 +50,20 @@ class _Describer:
         if isinstance(statement, Init):
             return statement.op, statement.dtype, _number(self.accumulators, statement.name)
         if isinstance(statement, Update):
-            position = None if statement.position is None else self.node(statement.position)
-            return self.accumulators[statement.name], self.node(statement.value), position
-        src = tuple(map(self.node, statement.src))
-        return statement.mode, self.access(statement.access), self.node(statement.value), src
+            return self.accumulators[statement.name], *map(self.node, roots_of(statement))
+        return statement.mode, self.access(statement.access), *map(self.node, roots_of(statement))
 
-    def access(self, access: Access) -> tuple[Any, ...]:
+    def access(self, access: Access) -> Structure:
         return self.buffers[access.buffer], self.expr(access.index), access.masked
 
     def node(self, root: Node) -> int:
-        for node in postorder((root,), self.nodes.__contains__):
+        for node in nodes_below((root,), self.nodes.__contains__):
             src = tuple(self.nodes[operand] for operand in node.src)
             self.values.append((node.op, node.dtype, src, self.argument(node)))
             self.nodes[node] = len(self.nodes)
         return self.nodes[root]
 
-    def argument(self, node: Node) -> Any:
+    def argument(self, node: Node) -> object:
         arg = node.arg
         if isinstance(arg, Access):
             return self.access(arg)
@@ -79,14 +75,13 @@ class _Describer:
             return arg[0], self.expr(arg[1])
         return type(arg), repr(arg)  # told apart as nodes are: 0.0 from -0.0, 1 from True
 
-    def expr(self, expr: Expr) -> tuple[Any, ...]:
-        found = self.exprs.get(expr)
-        if found is None:
+    def expr(self, expr: Expr) -> Structure:
+        if expr not in self.exprs:
             terms = sorted((tuple(map(self.atom, mono)), coefficient) for mono, coefficient in expr.terms)
-            found = self.exprs[expr] = (expr.offset, *terms)
-        return found
+            self.exprs[expr] = (expr.offset, *terms)
+        return self.exprs[expr]
 
-    def atom(self, atom: Atom) -> tuple[Any, ...]:
+    def atom(self, atom: Atom) -> Structure:
         """The atom as what can be sorted. The bounds belong to it: the code for a division depends on them."""
         if atom.kind == "var":
             known = self.variables.get(atom.key)

@@ -1,25 +1,24 @@
 """The tensor level of inductor's IR: each computed buffer is one definition over its own index space.
 
-Lowering turns every ATen node into definitions; it takes no decision about memory or fusion. Views are never
-buffers: they are index maps, folded into the coordinates
-of the loads that read through them. Scheduling then inlines, fuses, orders and lays out definitions, and emits loop
-IR (`ir.loops`).
+Lowering turns every ATen node into definitions; it takes no decision about memory or fusion. Views are never buffers:
+they are index maps, folded into the coordinates of the loads that read through them. Scheduling then inlines, fuses,
+orders and lays out definitions, and emits loop IR (`ir.loops`).
 
 At this level a ``load`` node's `arg` is an `Element` (buffer and one coordinate per dimension), not yet an `Access`
 (linear address): the layout is not decided yet.
-Inlining a definition into a reader is substituting its axes by the reader's coordinates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.fx
 
 from bolide.inductor.ir.loops import Node, ReduceOp
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, contiguous_strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,15 @@ class Element:
     coords: tuple[Expr, ...]
     masked: bool = False
 
+    @property
+    def free_vars(self) -> frozenset[str]:
+        return frozenset().union(*[coord.free_vars for coord in self.coords])
+
+    def subs(self, axes: Mapping[str, Expr]) -> Element:
+        """The element with index variables replaced; the same object if there are none."""
+        coords = tuple([coord.subs(axes) for coord in self.coords])
+        return self if coords == self.coords else Element(self.buffer, coords, self.masked)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -38,6 +46,34 @@ class Layout:
 
     stride: tuple[Expr, ...]
     offset: Expr
+
+    @staticmethod
+    def row_major(shape: Sequence[Expr]) -> Layout:
+        return Layout(contiguous_strides(shape), Expr.const(0))
+
+    def address(self, coords: Iterable[Expr]) -> Expr:
+        """The distance in elements of an element from the buffer's start."""
+        total = self.offset
+        for coord, stride in zip(coords, self.stride):
+            total = total + coord * stride
+        return total
+
+
+def axis_var(name: str, extent: Expr) -> Expr:
+    """The index variable of an axis, with its bounds."""
+    return Expr.var(name, 0, extent - 1)
+
+
+def axis_vars(space: Iterable[tuple[str, Expr]]) -> tuple[Expr, ...]:
+    return tuple([axis_var(name, extent) for name, extent in space])
+
+
+def volume(extents: Iterable[Expr]) -> Expr:
+    """How many points a space has."""
+    points = Expr.const(1)
+    for extent in extents:
+        points = points * extent
+    return points
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +91,10 @@ class Computed:
     """buffer[axes] = value, or, with `reduce_op`, the reduction of value over `reduce_axes`.
 
     `axes[i]` names the index variable of dimension i with extent `shape[i]` (bounds 0 … extent - 1; an axis of
-    constant extent 1 does not occur in the coordinates);
-    `reduce_axes` are (name, extent). Axis names are unique in a Program. A reduction accumulates in `value.dtype`,
-    and its result is converted to `dtype`. For argmin/argmax
-    `value` is what is compared and `position` the int64 node that is returned. `layout` is the layout the consumer
-    must see (visible results, arguments of calls whose result
-    depends on it), or None: the scheduler's choice.
+    constant extent 1 does not occur in the coordinates); `reduce_axes` are (name, extent). Axis names are unique in a
+    Program. A reduction accumulates in `value.dtype`, and its result is converted to `dtype`. For argmin/argmax `value`
+    is what is compared and `position` the int64 node that is returned. `layout` is the layout the consumer must see
+    (visible results, arguments of calls whose result depends on it), or None: the scheduler's choice.
     """
 
     name: str
@@ -74,6 +108,12 @@ class Computed:
     layout: Layout | None = None
     origin: torch.fx.Node | None = None
     absorbed: tuple[torch.fx.Node, ...] = ()  # whose work was substituted into this definition
+    operands: ClassVar[tuple[Node, ...]] = ()
+
+    @property
+    def coords(self) -> tuple[Expr, ...]:
+        """The element that is computed."""
+        return axis_vars(zip(self.axes, self.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +138,7 @@ class Scatter:
     layout: Layout | None = None
     origin: torch.fx.Node | None = None
     absorbed: tuple[torch.fx.Node, ...] = ()
+    position: ClassVar[None] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +146,8 @@ class View:
     """A strided view of a buffer as a tensor handed to an Extern, or returned: index `axes` ↦ element `coords` of
     `buffer`, a plain strided map.
 
-    `stride` and `offset` hold for a buffer in its declared layout (`layout`; row-major where that is None); None:
-    the whole buffer as it is."""
+    `stride` and `offset` hold for a buffer in its declared layout (row-major where that is None); None: the whole
+    buffer as it is."""
 
     buffer: str
     shape: tuple[Expr, ...]
@@ -118,12 +159,11 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Extern:
-    """One ATen call run as it is. `args`/`kwargs` are the FX node's with tensors replaced by `View`s. `names[i]` is
-    the buffer of result i (None: not a tensor or unused).
-    `shapes`, `dtypes`, `layouts` describe the results as ATen makes them. A call that mutates writes the buffers in
-    `mutates`. A call without results is there for
-    its effect (an error it may raise) and is never dropped. Symbolic integers among the arguments are Exprs. With
-    `binds` the call gives an integer, the value of the size variable that is its only name."""
+    """One ATen call run as it is. `args`/`kwargs` are the FX node's, with `View`s for tensors and Exprs for symbolic
+    integers. `names[i]` is the buffer of result i (None: not a tensor or unused). `shapes`, `dtypes`, `layouts`
+    describe the results as ATen makes them. A call that mutates writes the buffers in `mutates`. A call without results
+    is there for its effect (an error it may raise) and is never dropped. With `binds` the call gives an integer, the
+    value of the size variable that is its only name."""
 
     names: tuple[str | None, ...]
     op: torch._ops.OpOverload
@@ -146,6 +186,8 @@ class WriteBack:
 
 
 Definition = Computed | Scatter | Extern | WriteBack
+Result = View | Expr | int | None
+Described = tuple[torch.dtype, tuple[Expr, ...], Layout | None]  # a buffer: its dtype, shape, declared layout
 
 
 @dataclass(slots=True)
@@ -159,18 +201,22 @@ class Program:
 
     inputs: list[Input]
     definitions: list[Definition]
-    results: list[Any]
+    results: list[Result]
     size_vars: dict[str, int]
 
-    def named(self) -> dict[str, tuple[torch.dtype, tuple[Expr, ...], Layout | None]]:
-        """Every buffer: (dtype, shape, declared layout)."""
-        buffers: dict[str, tuple[torch.dtype, tuple[Expr, ...], Layout | None]] = {}
-        for source in self.inputs:
-            buffers[source.name] = (source.dtype, source.shape, source.layout)
+    def buffers(self) -> dict[str, Described]:
+        """Every buffer by name."""
+        known: dict[str, Described] = {given.name: (given.dtype, given.shape, given.layout) for given in self.inputs}
         for definition in self.definitions:
-            if isinstance(definition, (Computed, Scatter)):
-                buffers[definition.name] = (definition.dtype, definition.shape, definition.layout)
-            elif isinstance(definition, Extern):
-                results = zip(definition.names, definition.dtypes, definition.shapes, definition.layouts)
-                buffers.update({name: (dtype, shape, layout) for name, dtype, shape, layout in results if name})
-        return buffers
+            known.update(described(definition))
+        return known
+
+
+def described(definition: Definition) -> dict[str, Described]:
+    """The buffers that a definition makes."""
+    if isinstance(definition, Extern):
+        made = zip(definition.names, definition.dtypes, definition.shapes, definition.layouts)
+        return {name: (dtype, shape, layout) for name, dtype, shape, layout in made if name is not None}
+    if isinstance(definition, WriteBack):
+        return {}
+    return {definition.name: (definition.dtype, definition.shape, definition.layout)}

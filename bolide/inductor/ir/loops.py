@@ -1,14 +1,14 @@
 """Loop IR: interned scalar expressions under a few statements.
 
-A `Kernel` is what one launch runs. Its body is a tuple of statements; scalar values are `Node`s, shared by identity
-(equal nodes are the same object),
-so common subexpressions are common by construction. Index arithmetic uses `symbolic.Expr`, whose variables are the
-axes' names, the kernel's
-size parameters, and ``$0, $1 …`` for the integer operands of an indirect access.
+A `Kernel` is what one launch runs. Its body is a tuple of statements; scalar values are `Node`s, whose operations
+`ir.scalar_ops` lists. Equal nodes are the same object, so common subexpressions are common by construction. Index
+arithmetic uses `symbolic.Expr`, whose variables are the axes' names, the kernel's size parameters, and ``$0, $1 …`` for
+the integer operands of an indirect access.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 from weakref import WeakValueDictionary
@@ -16,44 +16,6 @@ from weakref import WeakValueDictionary
 import torch
 
 from bolide.symbolic import Expr
-
-# ---- scalar expressions
-# ---------------------------------------------------------------------------------------------------------------------
-
-BINARY_OPS = (
-    *("add", "sub", "mul", "div", "floordiv", "truncdiv", "mod", "fmod", "pow", "min", "max", "fmin", "fmax"),
-    *("atan2", "copysign", "hypot", "nextafter", "and", "or", "xor", "shl", "shr"),
-    *("eq", "ne", "lt", "le", "gt", "ge"),
-)
-ELEMENTARY_OPS = (  # of floating-point numbers
-    *("sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan"),
-    *("asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma", "sigmoid"),
-)
-UNARY_OPS = (
-    *("neg", "abs", "sign", "not", "recip", "erfinv", "digamma"),
-    *ELEMENTARY_OPS,
-    *("floor", "ceil", "round", "trunc", "isnan", "isinf", "signbit"),
-)
-
-#: op -> (number of operands, kind of `arg`). The verifier and the docs read this table.
-SCALAR_OPS: dict[str, tuple[int, str]] = {
-    "const": (0, "number"),  # arg: Python bool/int/float
-    "index": (0, "Expr"),  # the value of an index expression, dtype int64
-    # src: integer operands of an indirect access ($0, $1 …), then a bool mask if Access.masked (false: no access, 0)
-    "load": (-1, "Access"),
-    "acc": (0, "str"),  # the value of an accumulator after its loops; arg: name
-    "cast": (1, ""),  # to this node's dtype, with torch's conversion rules
-    "bitcast": (1, ""),
-    "where": (3, ""),
-    # Arithmetic: operands and result have one dtype (comparisons, isnan, isinf, signbit give bool). Not on bf16 and
-    # f16: cast to float32 first. min and max give NaN if either operand is NaN.
-    **dict.fromkeys(BINARY_OPS, (2, "")),
-    **dict.fromkeys(UNARY_OPS, (1, "")),
-    "fma": (3, ""),
-    # src: seed (int64); arg: (counter, element index): float32, uniform in [0, 1) or standard normal
-    "philox": (1, "tuple[int, Expr]"),
-    "philox_normal": (1, "tuple[int, Expr]"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +26,28 @@ class Access:
     index: Expr
     masked: bool = False
 
+    @property
+    def free_vars(self) -> frozenset[str]:
+        return self.index.free_vars
+
+    def subs(self, axes: Mapping[str, Expr]) -> Access:
+        """The access with index variables replaced; the same object if there are none."""
+        index = self.index.subs(axes)
+        return self if index is self.index else Access(self.buffer, index, self.masked)
+
 
 class Node:
     """An interned scalar expression. Compare by identity. Make with `Node.make` only."""
 
     __slots__ = ("__weakref__", "arg", "dtype", "op", "src")
-    _table: ClassVar[WeakValueDictionary[Any, Node]] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[tuple[object, ...], Node]] = WeakValueDictionary()
     op: str
     dtype: torch.dtype
     src: tuple[Node, ...]
     arg: Any
 
     @staticmethod
-    def make(op: str, dtype: torch.dtype, src: tuple[Node, ...] = (), arg: Any = None) -> Node:
+    def make(op: str, dtype: torch.dtype, src: tuple[Node, ...] = (), arg: object = None) -> Node:
         """The node with these parts. Constants are told apart by type and bits (0.0 and -0.0, 1 and True differ)."""
         key = (op, dtype, src, type(arg), repr(arg) if isinstance(arg, float) else arg)
         node = Node._table.get(key)
@@ -90,6 +61,7 @@ class Node:
 # ---- statements ------------------------------------------------------------------------------------------------
 
 AxisKind = Literal["parallel", "serial", "vector", "reduce", "reduce_vector"]
+VECTOR_KINDS: frozenset[AxisKind] = frozenset(("vector", "reduce_vector"))
 ReduceOp = Literal["sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "xor"]
 
 
@@ -129,18 +101,19 @@ class Update:
     name: str
     value: Node
     position: Node | None = None
+    operands: ClassVar[tuple[Node, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
     """buffer[index] = value (mode ``set``) or += (``add``: plain read-modify-write, ``atomic_add``: safe across
-    parallel iterations). `src`: operands for $0, $1 … and,
-    when access.masked, a last bool mask."""
+    parallel iterations). `operands`: those for $0, $1 … and, when access.masked, a last bool mask."""
 
     access: Access
     value: Node
-    src: tuple[Node, ...] = ()
+    operands: tuple[Node, ...] = ()
     mode: Literal["set", "add", "atomic_add"] = "set"
+    position: ClassVar[None] = None
 
 
 Stmt = Loop | Init | Update | Store
@@ -168,8 +141,8 @@ class Local:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One launch. Top-level loops of kind ``parallel`` are spread over threads; top-level statements run one after the
-    other with a barrier between them.
-    `sizes`: names of int64 size parameters. `origins`: names of the ATen ops fused here, for people."""
+    other with a barrier between them. `sizes`: names of int64 size parameters. `origins`: names of the ATen ops fused
+    here, for people."""
 
     name: str
     params: tuple[Param, ...]
@@ -177,3 +150,7 @@ class Kernel:
     sizes: tuple[str, ...] = ()
     locals: tuple[Local, ...] = ()
     origins: tuple[str, ...] = ()
+
+    @property
+    def buffers(self) -> tuple[Param | Local, ...]:
+        return self.params + self.locals

@@ -1,13 +1,27 @@
-"""Loop IR as text for people, golden files and error messages."""
+"""Programs and kernels as text for people, golden files and error messages."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.definitions import (
+    Definition,
+    Element,
+    Extern,
+    Layout,
+    Program,
+    Scatter,
+    View,
+    WriteBack,
+    described,
+)
+from bolide.inductor.ir.loops import Access, Init, Kernel, Loop, Node, Stmt, Update
+from bolide.inductor.ir.scalar_ops import JOINED_BY, SCALAR_OPS
+from bolide.inductor.ir.walks import nodes_below, roots_in
+from bolide.symbolic import Expr
 
 SHORT = {
     torch.float32: "f32",
@@ -21,27 +35,54 @@ SHORT = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
-INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
-    "shl": "<<",
-    "shr": ">>",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-}
-JOIN = {"sum": "+=", "prod": "*=", "any": "|=", "all": "&=", "xor": "^="}
 
 #: A line of text and the statement that it stands for.
 Line = tuple[Stmt | None, str]
+
+
+# ---- scalars --------------------------------------------------------------------------------------------------------
+
+
+def node_text(node: Node, names: Mapping[Node, str] | None = None) -> str:
+    """A scalar expression, written out in full but for nodes that have names."""
+    if names and node in names:
+        return names[node]
+    if node.op == "const":
+        return repr(node.arg)
+    if node.op == "index":
+        return f"({node.arg})"
+    if node.op == "acc":
+        return str(node.arg)
+    args = [node_text(operand, names) for operand in node.src]
+    if node.op == "load":
+        return _place(node.arg, args)
+    known = SCALAR_OPS.get(node.op)
+    if known is not None and known.sign and len(args) == 2:
+        return f"({args[0]} {known.sign} {args[1]})"
+    if node.op == "cast":
+        return f"{_short(node.dtype)}({args[0]})"
+    if node.op.startswith("philox"):
+        args.extend(str(part) for part in node.arg)
+    return f"{node.op}({', '.join(args)})"
+
+
+def _place(place: Access | Element, args: list[str]) -> str:
+    """`args`: texts of the operands, which are used up."""
+    mask = f" if {args.pop()}" if place.masked else ""
+    operands = "; " + ", ".join(f"${k} = {arg}" for k, arg in enumerate(args)) if args else ""
+    index = str(place.index) if isinstance(place, Access) else _list(place.coords)
+    return f"{place.buffer}[{index}{operands}{mask}]"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return SHORT.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def _list(items: Iterable[object]) -> str:
+    return ", ".join(map(str, items))
+
+
+# ---- kernels --------------------------------------------------------------------------------------------------------
 
 
 def kernel_text(kernel: Kernel) -> str:
@@ -57,126 +98,105 @@ def kernel_lines(kernel: Kernel) -> list[Line]:
     if kernel.origins:
         lines.append((None, "  # " + ", ".join(kernel.origins)))
     lines.extend((None, f"  local {local.name}: {_short(local.dtype)}[{local.numel}]") for local in kernel.locals)
-    _Printer(kernel, lines).body(kernel.body, "  ")
+    _KernelPrinter(kernel, lines).body(kernel.body, "  ")
     return lines
 
 
-def node_text(node: Node) -> str:
-    """One scalar expression, written out in full."""
-    return _Printer(None, []).inline(node)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return SHORT.get(dtype, str(dtype).removeprefix("torch."))
-
-
-class _Printer:
-    def __init__(self, kernel: Kernel | None, lines: list[Line]) -> None:
+class _KernelPrinter:
+    def __init__(self, kernel: Kernel, lines: list[Line]) -> None:
         self.lines = lines
-        self.uses = _uses(kernel.body) if kernel is not None else Counter()
         self.names: dict[Node, str] = {}
-        self.ops: dict[str, str] = {}
+        self.signs: dict[str, str] = {}  # of accumulators
         self.count = 0
+        roots = list(roots_in(kernel.body))
+        self.uses = Counter(roots)
+        for node in nodes_below(roots):
+            self.uses.update(node.src)
 
     def body(self, statements: Iterable[Stmt], indent: str) -> None:
         """Statements of one block; names given to values there end with the block."""
         outer = dict(self.names)
         for statement in statements:
             if isinstance(statement, Loop):
-                axis: Axis = statement.axis
+                axis = statement.axis
                 self.lines.append((statement, f"{indent}{axis.kind} {axis.name} < {axis.extent}:"))
                 self.body(statement.body, indent + "  ")
                 continue
             if isinstance(statement, Init):
-                self.ops[statement.name] = statement.op
+                joining = SCALAR_OPS.get(JOINED_BY.get(statement.op, ""))
+                self.signs[statement.name] = (joining and joining.sign) or statement.op
                 text = f"{statement.name}: {statement.op} {_short(statement.dtype)}"
             elif isinstance(statement, Update):
-                text = self._update(statement, indent)
+                value = self.value(statement.value, statement, indent)
+                position = f" @ {self.value(statement.position, statement, indent)}" if statement.position else ""
+                text = f"{statement.name} {self.signs.get(statement.name, '?')}= {value}{position}"
             else:
-                text = self._store(statement, indent)
+                operands = [self.value(node, statement, indent) for node in statement.operands]
+                op = {"set": "=", "add": "+=", "atomic_add": "atomic +="}[statement.mode]
+                place = _place(statement.access, operands)
+                text = f"{place} {op} {self.value(statement.value, statement, indent)}"
             self.lines.append((statement, indent + text))
         self.names = outer
 
-    def _update(self, statement: Update, indent: str) -> str:
-        value = self.value(statement.value, statement, indent)
-        position = f" @ {self.value(statement.position, statement, indent)}" if statement.position else ""
-        op = self.ops.get(statement.name, "?")
-        return f"{statement.name} {JOIN.get(op, f'{op}=')} {value}{position}"
-
-    def _store(self, statement: Store, indent: str) -> str:
-        where = self.access(statement.access, statement.src, statement, indent)
-        op = {"set": "=", "add": "+=", "atomic_add": "atomic +="}[statement.mode]
-        return f"{where} {op} {self.value(statement.value, statement, indent)}"
-
     def value(self, node: Node, statement: Stmt, indent: str) -> str:
         """The text of an operand; shared values below it are named on lines of their own first."""
-        stack, order = [(node, False)], []
-        seen: set[Node] = set()
-        while stack:
-            inner, ready = stack.pop()
-            if ready:
-                order.append(inner)
-            elif inner not in seen and inner not in self.names:
-                seen.add(inner)
-                stack.append((inner, True))
-                stack.extend((operand, False) for operand in reversed(inner.src))
-        for inner in order:
+        for inner in nodes_below((node,), self.names.__contains__):
             if inner is not node and self.uses[inner] > 1 and inner.src:
-                text = f"{indent}t{self.count} = {self.inline(inner)}"
-                self.lines.append((statement, text))
-                self.names[inner] = f"t{self.count}"
+                name = f"t{self.count}"
+                self.lines.append((statement, f"{indent}{name} = {node_text(inner, self.names)}"))
+                self.names[inner] = name
                 self.count += 1
-        return self.inline(node)
-
-    def inline(self, node: Node) -> str:
-        """An expression; named values as their names."""
-        if node in self.names:
-            return self.names[node]
-        if node.op == "const":
-            return repr(node.arg)
-        if node.op == "index":
-            return f"({node.arg})"
-        if node.op == "acc":
-            return str(node.arg)
-        args = [self.inline(operand) for operand in node.src]
-        if node.op == "load":
-            return _access_text(node.arg, args)
-        if node.op in INFIX and len(args) == 2:
-            return f"({args[0]} {INFIX[node.op]} {args[1]})"
-        if node.op in ("cast", "bitcast"):
-            return f"{_short(node.dtype)}{'.bits' if node.op == 'bitcast' else ''}({args[0]})"
-        if node.op.startswith("philox"):
-            args.extend(str(part) for part in node.arg)
-        return f"{node.op}({', '.join(args)})"
-
-    def access(self, access: Access, src: tuple[Node, ...], statement: Stmt, indent: str) -> str:
-        return _access_text(access, [self.value(node, statement, indent) for node in src])
+        return node_text(node, self.names)
 
 
-def _access_text(access: Access, args: list[str]) -> str:
-    mask = f" if {args.pop()}" if access.masked else ""
-    operands = "; " + ", ".join(f"${k} = {arg}" for k, arg in enumerate(args)) if args else ""
-    return f"{access.buffer}[{access.index}{operands}{mask}]"
+# ---- programs -------------------------------------------------------------------------------------------------------
 
 
-def _uses(statements: Iterable[Stmt]) -> Counter[Node]:
-    """How often each node is used by others and by statements."""
-    uses: Counter[Node] = Counter()
-    stack: list[Node] = []
+def program_text(program: Program) -> str:
+    """One line a definition: ``b2_sum: f32[4] = sum(b1_exp[i0, r1] for r1 < 8)``."""
+    lines = [f"sizes {_list(program.size_vars)}"] if program.size_vars else []
+    lines += [f"input {given.name}: {_type(given.dtype, given.shape, given.layout)}" for given in program.inputs]
+    lines += map(definition_text, program.definitions)
+    return "\n".join([*lines, f"return {', '.join(map(_argument, program.results))}"])
 
-    def visit(body: Iterable[Stmt]) -> None:
-        for statement in body:
-            if isinstance(statement, Loop):
-                visit(statement.body)
-            elif isinstance(statement, Store):
-                stack.extend((statement.value, *statement.src))
-            elif isinstance(statement, Update):
-                stack.extend((statement.value, *([statement.position] if statement.position else [])))
 
-    visit(statements)
-    while stack:
-        node = stack.pop()
-        uses[node] += 1
-        if uses[node] == 1:
-            stack.extend(node.src)
-    return uses
+def definition_text(definition: Definition) -> str:
+    """One definition as a line of text."""
+    if isinstance(definition, WriteBack):
+        return f"{definition.target} <- {_argument(definition.source)}"
+    if isinstance(definition, Extern):
+        results = ", ".join(f"{name}: {_type(*parts)}" for name, parts in described(definition).items())
+        args = [
+            *map(_argument, definition.args),
+            *(f"{key}={_argument(arg)}" for key, arg in definition.kwargs.items()),
+        ]
+        return f"{results or '_'} = call {definition.op}({', '.join(args)})"
+    value = node_text(definition.value)
+    if isinstance(definition, Scatter):
+        place = _place(Element("", definition.coords), [node_text(operand) for operand in definition.operands])
+        sign = "=" if definition.mode == "set" else "+="
+        value = f"{definition.base} with {place} {sign} {value} for {_ranges(zip(definition.axes, definition.extents))}"
+        return f"{definition.name}: {_type(definition.dtype, definition.shape, None)} = {value}"
+    if definition.reduce_op is not None:
+        place = "" if definition.position is None else f" at {node_text(definition.position)}"
+        value = f"{definition.reduce_op}({value}{place} for {_ranges(definition.reduce_axes)})"
+    kind = _type(definition.dtype, definition.shape, definition.layout)
+    return f"{definition.name}[{_list(definition.axes)}]: {kind} = {value}"
+
+
+def _ranges(axes: Iterable[tuple[str, Expr]]) -> str:
+    return ", ".join(f"{name} < {extent}" for name, extent in axes)
+
+
+def _type(dtype: torch.dtype, shape: Sequence[Expr], layout: Layout | None) -> str:
+    return f"{_short(dtype)}[{_list(shape)}]" + (f" @({_list(layout.stride)})" if layout is not None else "")
+
+
+def _argument(arg: object) -> str:
+    if isinstance(arg, View):
+        if arg.stride is None:
+            return arg.buffer
+        return f"{arg.buffer}.view(({_list(arg.shape)}), ({_list(arg.stride)}), {arg.offset})"
+    if isinstance(arg, (list, tuple)):
+        return f"[{', '.join(map(_argument, arg))}]"
+    return repr(arg)

@@ -36,10 +36,10 @@ def _sign(index: Expr, axis: Axis, facts: Sequence[Expr]) -> bool | None:
     return True if is_at_least_0(stride, facts) else False if is_at_least_0(-stride, facts) else None
 
 
-def is_within(index: Expr, numel: Expr, axes: Sequence[Axis], real: Mapping[str, int] | None = None) -> bool | None:
+def is_within(index: Expr, numel: Expr, axes: Sequence[Axis], sizes: Mapping[str, int] | None = None) -> bool | None:
     """Whether an index into a buffer of `numel` elements stays within it wherever the loops run. False if it leaves
     the buffer for the sizes that are tried; None if neither is known: what the program assumes of its sizes is not
-    known here. `real`: sizes for which all that holds; no others are tried then."""
+    known here. `sizes`: some for which all that holds; no others are tried then."""
     least, most = index.bounds()
     if least is not None and least >= 0 and most is not None and numel.is_const and most < numel.value:
         return True
@@ -47,12 +47,12 @@ def is_within(index: Expr, numel: Expr, axes: Sequence[Axis], real: Mapping[str,
     found = extremes(index, axes, facts)
     if found is not None and is_at_least_0(found[0], facts) and is_at_least_0(numel - 1 - found[1], facts):
         return True
-    verdicts = [_at(values, index, numel, axes) for values in _trials(index, numel, axes, real)]
+    verdicts = [_at(values, index, numel, axes) for values in _trials(index, numel, axes, sizes)]
     return False if False in verdicts and True not in verdicts else None
 
 
 def _trials(
-    index: Expr, numel: Expr, axes: Sequence[Axis], real: Mapping[str, int] | None
+    index: Expr, numel: Expr, axes: Sequence[Axis], sizes: Mapping[str, int] | None
 ) -> Sequence[Mapping[str, int]]:
     """Values of the sizes to try, and of numbers without a lower bound, which may be negative."""
     variables: dict[str, Expr] = {}
@@ -62,8 +62,8 @@ def _trials(
         variables.pop(axis.name, None)
     if not variables:
         return [{}]
-    if real is not None:
-        return [real] if variables.keys() <= real.keys() else []
+    if sizes is not None:
+        return [sizes] if variables.keys() <= sizes.keys() else []
     least = {name: variable.bounds()[0] for name, variable in sorted(variables.items())}
     signs = (1, -1) if None in least.values() else (1,)
     return [

@@ -7,29 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from bolide.inductor.ir.loops import (
-    BINARY_OPS,
-    ELEMENTARY_OPS,
-    SCALAR_OPS,
-    Access,
-    Axis,
-    Init,
-    Kernel,
-    Loop,
-    Node,
-    Stmt,
-    Store,
-    Update,
-)
+from bolide.inductor.ir.loops import VECTOR_KINDS, Access, Axis, Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.printer import kernel_lines
 from bolide.inductor.ir.ranges import extremes, is_within
+from bolide.inductor.ir.scalar_ops import NARROW_FLOATS, fault_of
+from bolide.inductor.ir.walks import nodes_below, roots_of
 from bolide.symbolic import Expr
 
-OF_FLOATS = frozenset((*ELEMENTARY_OPS, "recip", "erfinv", "digamma"))
-SAME = frozenset((*BINARY_OPS, "fma"))
-BOOLEAN_RESULT = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit"])
-FREE_RESULT = frozenset(("cast", "bitcast", "load", "const", "index", "acc", "philox", "philox_normal", "where"))
-NARROW_FLOATS = (torch.bfloat16, torch.float16)
 #: Scratch memory lives on the stacks of torch's OpenMP threads.
 MOST_LOCAL_BYTES = 256 << 10
 
@@ -42,10 +26,10 @@ class InvalidKernel(ValueError):
 class _State:
     kernel: Kernel
     dtypes: dict[str, torch.dtype]
-    roles: Mapping[str, str]
     numels: dict[str, Expr]
+    inputs: set[str]  # buffers that are only read
     names: set[str]
-    real: Mapping[str, int] | None
+    sizes: Mapping[str, int] | None
     accumulators: dict[str, Init] = field(default_factory=dict)
     parallel_outside: set[str] = field(default_factory=set)  # accumulators declared outside the current parallel loop
     checked: set[Node] = field(default_factory=set)
@@ -61,19 +45,19 @@ class _State:
         return InvalidKernel(f"kernel {self.kernel.name}: {reason}\n" + "\n".join(shown))
 
 
-def verify(kernel: Kernel, real: Mapping[str, int] | None = None) -> None:
+def verify(kernel: Kernel, sizes: Mapping[str, int] | None = None) -> None:
     """Raise InvalidKernel unless `kernel` keeps the rules that `loops` states: names in scope, operand counts and
-    types, kinds of loops that may contain each other, accesses within their buffers (`real`: the sizes of the call
+    types, kinds of loops that may contain each other, accesses within their buffers (`sizes`: those of the call
     that it is made for)."""
     state = _State(
         kernel,
-        {p.name: p.dtype for p in kernel.params} | {local.name: local.dtype for local in kernel.locals},
-        {p.name: p.role for p in kernel.params} | {local.name: "inout" for local in kernel.locals},
-        {p.name: p.numel for p in kernel.params} | {local.name: local.numel for local in kernel.locals},
+        {buffer.name: buffer.dtype for buffer in kernel.buffers},
+        {buffer.name: buffer.numel for buffer in kernel.buffers},
+        {param.name for param in kernel.params if param.role == "in"},
         set(kernel.sizes),
-        real,
+        sizes,
     )
-    if len(state.dtypes) != len(kernel.params) + len(kernel.locals):
+    if len(state.dtypes) != len(kernel.buffers):
         raise state.fail("two buffers have one name")
     for name, numel in state.numels.items():
         if not numel.free_vars <= state.names:
@@ -113,8 +97,7 @@ def _loop(state: _State, loop: Loop, kinds: tuple[str, ...]) -> None:
         raise state.fail(f"the extent of {axis.name} uses {_list(axis.extent.free_vars - state.names)}, not in scope")
     if axis.name in state.names:
         raise state.fail(f"the name {axis.name} is already in scope")
-    vectors = ("vector", "reduce_vector")
-    if axis.kind in vectors and any(kind in vectors for kind in kinds):
+    if axis.kind in VECTOR_KINDS and not VECTOR_KINDS.isdisjoint(kinds):
         raise state.fail(f"vector loop {axis.name} stands inside another vector loop")
     if axis.kind == "parallel" and any(kind != "parallel" for kind in kinds):
         raise state.fail(f"parallel loop {axis.name} stands inside a {kinds[-1]} loop")
@@ -139,26 +122,22 @@ def _update(state: _State, statement: Update, kinds: tuple[str, ...]) -> None:
         raise state.fail(f"no accumulator {statement.name} is in scope")
     if statement.name in state.parallel_outside:
         raise state.fail(f"iterations that run side by side update one accumulator, {statement.name}")
-    _value(state, statement.value)
+    _values(state, statement)
     if statement.value.dtype != init.dtype:
         raise state.fail(f"{statement.name} holds {init.dtype}, the value is {statement.value.dtype}")
     if init.dtype in NARROW_FLOATS:
         raise state.fail(f"{statement.name} accumulates in {init.dtype}; use float32")
     if (init.op in ("argmin", "argmax")) != (statement.position is not None):
         raise state.fail(f"{init.op} {'needs a' if statement.position is None else 'takes no'} position")
-    if statement.position is not None:
-        _value(state, statement.position)
-        if statement.position.dtype != torch.int64:
-            raise state.fail("a position has dtype int64")
+    if statement.position is not None and statement.position.dtype != torch.int64:
+        raise state.fail("a position has dtype int64")
 
 
 def _store(state: _State, statement: Store) -> None:
-    _value(state, statement.value)
-    for node in statement.src:
-        _value(state, node)
+    _values(state, statement)
     access = statement.access
-    _access(state, access, statement.src)
-    if state.roles[access.buffer] == "in":
+    _access(state, access, statement.operands)
+    if access.buffer in state.inputs:
         raise state.fail(f"{access.buffer} is an input and cannot be stored to")
     if statement.value.dtype != state.dtypes[access.buffer]:
         raise state.fail(f"{access.buffer} holds {state.dtypes[access.buffer]}, the value is {statement.value.dtype}")
@@ -183,57 +162,29 @@ def _check_range(state: _State, access: Access) -> None:
     """Refuse an access that leaves its buffer. Where the loops run depends on the sizes, as do strides: what cannot be
     told is allowed."""
     numel = state.numels[access.buffer]
-    if state.idle_loops or is_within(access.index, numel, state.axes, state.real) is not False:
+    if state.idle_loops or is_within(access.index, numel, state.axes, state.sizes) is not False:
         return
     low, high = extremes(access.index, state.axes) or access.index.bounds()
     raise state.fail(f"index {access.index} goes from {low} to {high}, {access.buffer} has {numel} elements")
 
 
-def _value(state: _State, root: Node) -> None:
-    """Check all nodes under `root`, once each."""
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if node not in state.checked:
-            state.checked.add(node)
-            _node(state, node)
-            stack.extend(node.src)
-
-
-def _node(state: _State, node: Node) -> None:
-    known = SCALAR_OPS.get(node.op)
-    if known is None:
-        raise state.fail(f"there is no scalar operation {node.op}")
-    if known[0] not in (-1, len(node.src)):
-        raise state.fail(f"{node.op} takes {known[0]} operands, not {len(node.src)}")
-    types = [operand.dtype for operand in node.src]
-    if node.op == "load":
-        _access(state, node.arg, node.src)
-        if node.dtype != state.dtypes[node.arg.buffer]:
-            raise state.fail(f"{node.arg.buffer} holds {state.dtypes[node.arg.buffer]}, the load is {node.dtype}")
-    elif node.op == "index":
-        if not node.arg.free_vars <= state.names or node.dtype != torch.int64:
-            raise state.fail(f"index value {node.arg} uses names not in scope, or is not int64")
-    elif node.op == "acc":
-        init = state.accumulators.get(node.arg)
-        if init is None:
-            raise state.fail(f"no accumulator {node.arg} is in scope")
-        if node.dtype != (torch.int64 if init.op.startswith("arg") else init.dtype):
-            raise state.fail(f"{node.arg} read as {node.dtype}")
-    elif node.op == "where":
-        if types[0] != torch.bool or types[1:] != [node.dtype, node.dtype]:
-            raise state.fail(f"where on {_types(types)} gives {node.dtype}")
-    elif node.op in SAME and any(dtype != types[0] for dtype in types):
-        raise state.fail(f"{node.op} on different types: {_types(types)}")
-    if node.op not in FREE_RESULT:
-        if node.op in OF_FLOATS and not node.dtype.is_floating_point:
-            raise state.fail(f"{node.op} on {_types(types)}: cast to a floating-point type first")
-        if any(dtype in NARROW_FLOATS for dtype in types):
-            raise state.fail(f"{node.op} on {_types(types)}: cast to float32 first")
-        expected = torch.bool if node.op in BOOLEAN_RESULT else types[0]
-        if node.dtype != expected:
-            raise state.fail(f"{node.op} on {_types(types)} gives {expected}, not {node.dtype}")
-
-
-def _types(types: Sequence[torch.dtype]) -> str:
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in types)
+def _values(state: _State, statement: Store | Update) -> None:
+    """Check all nodes of a statement, once each in a loop."""
+    for node in nodes_below(roots_of(statement), state.checked.__contains__):
+        state.checked.add(node)
+        fault = fault_of(node.op, [operand.dtype for operand in node.src], node.dtype)
+        if fault is not None:
+            raise state.fail(fault)
+        if node.op == "load":
+            _access(state, node.arg, node.src)
+            if node.dtype != state.dtypes[node.arg.buffer]:
+                raise state.fail(f"{node.arg.buffer} holds {state.dtypes[node.arg.buffer]}, the load is {node.dtype}")
+        elif node.op == "index":
+            if not node.arg.free_vars <= state.names or node.dtype != torch.int64:
+                raise state.fail(f"index value {node.arg} uses names not in scope, or is not int64")
+        elif node.op == "acc":
+            init = state.accumulators.get(node.arg)
+            if init is None:
+                raise state.fail(f"no accumulator {node.arg} is in scope")
+            if node.dtype != (torch.int64 if init.op.startswith("arg") else init.dtype):
+                raise state.fail(f"{node.arg} read as {node.dtype}")

@@ -8,7 +8,8 @@ from functools import partial
 
 import torch
 
-from bolide.inductor.ir.loops import ELEMENTARY_OPS, Node
+from bolide.inductor.ir.loops import Node
+from bolide.inductor.ir.scalar_ops import ELEMENTARY_OPS
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.formulas import (

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bolide.inductor.plan import Alloc, Call, Copy, Dim, Free, Launch, Plan, Ref, Reuse, Step, View, defined_names
+from bolide.inductor.plan import Alloc, AsStrided, Call, Copy, Dim, Free, Launch, Plan, Ref, Reuse, Step, defined_names
 from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.results import Check, Proofs, asked_for, keeps_its_word
 from bolide.symbolic import Expr
@@ -30,7 +30,7 @@ among the callable's arguments)."""
 
 
 @dataclass(slots=True)
-class _Writer:
+class _Driver:
     """The function being written: lines of its body and the objects it refers to. Names that are not the plan's begin
     with `mark`, which no name of the plan's does: those are the user's."""
 
@@ -73,48 +73,48 @@ def build(
 
     With `clock`, every launch and call runs by itself and appends (what it is, seconds) to it.
     """
-    writer = _Writer(plan, bind, _mark(plan))
-    writer.names.update(plan.constants)
-    writer.filled = {step.name for step in plan.steps if isinstance(step, Alloc)}
-    _prologue(writer)
-    now = writer.constant("now", time.perf_counter)
-    tick = "" if clock is None else writer.constant("tick", clock.append)
+    driver = _Driver(plan, bind, _mark(plan))
+    driver.names.update(plan.constants)
+    driver.filled = {step.name for step in plan.steps if isinstance(step, Alloc)}
+    _prologue(driver)
+    now = driver.constant("now", time.perf_counter)
+    tick = "" if clock is None else driver.constant("tick", clock.append)
     for chunk in _chunks(plan.steps, clock is not None):
         if clock is not None and isinstance(chunk, (list, Call)):
             label = plan.kernels[chunk[0].kernel].name if isinstance(chunk, list) else str(chunk.op)
-            writer.lines.append(f"{writer.own('start')} = {now}()")
+            driver.lines.append(f"{driver.own('start')} = {now}()")
         if isinstance(chunk, list):
-            _launches(writer, chunk)
+            _launches(driver, chunk)
         else:
-            _step(writer, chunk)
+            _step(driver, chunk)
         if clock is not None and isinstance(chunk, (list, Call)):
-            writer.lines.append(f"{tick}(({label!r}, {now}() - {writer.own('start')}))")
-    if writer.sizes:
-        writer.lines.append(f"if {writer.own('doubt')}: {writer.constant('proofs', writer.proofs)}.add({writer.sizes})")
-    results = "".join(f"{_value(writer, r)}, " for r in plan.results)
-    writer.lines.append(f"return ({results})")
-    source = f"def {writer.own('call')}({writer.own('inputs')}):\n" + "".join(f"    {line}\n" for line in writer.lines)
+            driver.lines.append(f"{tick}(({label!r}, {now}() - {driver.own('start')}))")
+    if driver.sizes:
+        driver.lines.append(f"if {driver.own('doubt')}: {driver.constant('proofs', driver.proofs)}.add({driver.sizes})")
+    results = "".join(f"{_value(driver, r)}, " for r in plan.results)
+    driver.lines.append(f"return ({results})")
+    source = f"def {driver.own('call')}({driver.own('inputs')}):\n" + "".join(f"    {line}\n" for line in driver.lines)
     filename = f"<bolide driver {name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    exec(compile(source, filename, "exec"), writer.names)
-    call = writer.names[writer.own("call")]
+    exec(compile(source, filename, "exec"), driver.names)
+    call = driver.names[driver.own("call")]
     weakref.finalize(call, linecache.cache.pop, filename, None).atexit = False
     return call, source
 
 
-def _prologue(writer: _Writer) -> None:
-    plan = writer.plan
+def _prologue(driver: _Driver) -> None:
+    plan = driver.plan
     if plan.inputs:
-        writer.lines.append(f"{', '.join(plan.inputs)}, = {writer.own('inputs')}")
-        writer.lines.append(f"{writer.own('inputs')}.clear()")
+        driver.lines.append(f"{', '.join(plan.inputs)}, = {driver.own('inputs')}")
+        driver.lines.append(f"{driver.own('inputs')}.clear()")
     names: set[str] = set()
-    once = [step for step in plan.steps if isinstance(step, Call) and _is_checked_once(writer, step)]
+    once = [step for step in plan.steps if isinstance(step, Call) and _is_checked_once(driver, step)]
     for step in once:
         names.update(*(dim.free_vars for dim in _dims_made(step)))
     if once:
-        writer.sizes = "(" + "".join(f"{name}, " for name in sorted(names)) + ")"
-        proofs = writer.constant("proofs", writer.proofs)
-        writer.lines.append(f"{writer.own('doubt')} = {writer.sizes} not in {proofs}.sizes")
+        driver.sizes = "(" + "".join(f"{name}, " for name in sorted(names)) + ")"
+        proofs = driver.constant("proofs", driver.proofs)
+        driver.lines.append(f"{driver.own('doubt')} = {driver.sizes} not in {proofs}.sizes")
 
 
 def _dims_made(step: Call) -> list[Expr]:
@@ -123,10 +123,10 @@ def _dims_made(step: Call) -> list[Expr]:
     return [dim for dim in dims if isinstance(dim, Expr) and not dim.is_const]
 
 
-def _is_checked_once(writer: _Writer, step: Call) -> bool:
+def _is_checked_once(driver: _Driver, step: Call) -> bool:
     """Whether the results of a call are checked once for the same sizes: those of torch's operations, unless sizes come
     up only while the plan runs."""
-    given = set(writer.plan.inputs)
+    given = set(driver.plan.inputs)
     known = all(given.issuperset(dim.free_vars) for dim in _dims_made(step))
     return known and any(step.made) and keeps_its_word(step.op)
 
@@ -161,58 +161,58 @@ def _chunks(steps: list[Step], single: bool) -> list[Step | list[Launch]]:
     return chunks
 
 
-def _launches(writer: _Writer, run: list[Launch]) -> None:
+def _launches(driver: _Driver, run: list[Launch]) -> None:
     arguments: dict[str, int] = {}
     calls = []
     for launch in run:
         texts = [f"{argument}.data_ptr()" for argument in launch.arguments]
         texts += [_dim(size) for size in launch.sizes]
         calls.append((launch.kernel, tuple([arguments.setdefault(text, len(arguments)) for text in texts])))
-    function = writer.bind(calls)
-    writer.lines.append(f"{writer.constant('run', function)}({', '.join(arguments)})")
+    function = driver.bind(calls)
+    driver.lines.append(f"{driver.constant('run', function)}({', '.join(arguments)})")
 
 
-def _step(writer: _Writer, step: Step) -> None:
+def _step(driver: _Driver, step: Step) -> None:
     if isinstance(step, Alloc):
-        empty, dtype = writer.constant("empty", _empty_strided_cpu), writer.constant("dtype", step.dtype)
-        writer.lines.append(f"{step.name} = {empty}({_dims(step.shape)}, {_dims(step.stride)}, {dtype})")
+        empty, dtype = driver.constant("empty", _empty_strided_cpu), driver.constant("dtype", step.dtype)
+        driver.lines.append(f"{step.name} = {empty}({_dims(step.shape)}, {_dims(step.stride)}, {dtype})")
     elif isinstance(step, Reuse):
-        writer.lines.append(f"{step.name} = {step.base}")
-    elif isinstance(step, View):
-        view = writer.constant("view", torch.as_strided)
+        driver.lines.append(f"{step.name} = {step.base}")
+    elif isinstance(step, AsStrided):
+        view = driver.constant("view", torch.as_strided)
         offset = _dim(step.offset)
-        if step.base not in writer.filled:  # what others have made need not begin where its storage does
+        if step.base not in driver.filled:  # what others have made need not begin where its storage does
             offset = f"{step.base}.storage_offset() + {offset}"
-        writer.lines.append(f"{step.name} = {view}({step.base}, {_dims(step.shape)}, {_dims(step.stride)}, {offset})")
+        driver.lines.append(f"{step.name} = {view}({step.base}, {_dims(step.shape)}, {_dims(step.stride)}, {offset})")
     elif isinstance(step, Call):
-        _call(writer, step)
+        _call(driver, step)
     elif isinstance(step, Copy):
-        writer.lines.append(f"{step.target}.copy_({step.source})")
+        driver.lines.append(f"{step.target}.copy_({step.source})")
     elif isinstance(step, Free):
-        names = [name for name in step.names if name not in writer.plan.constants]
+        names = [name for name in step.names if name not in driver.plan.constants]
         if names:
-            writer.lines.append(f"del {', '.join(names)}")
+            driver.lines.append(f"del {', '.join(names)}")
     else:
         raise AssertionError(f"a launch outside a run: {step}")
 
 
-def _call(writer: _Writer, step: Call) -> None:
-    function = writer.constant("op", externs.function_of(step.op))
-    arguments = [_value(writer, a) for a in step.args] + [f"{k}={_value(writer, v)}" for k, v in step.kwargs.items()]
+def _call(driver: _Driver, step: Call) -> None:
+    function = driver.constant("op", externs.function_of(step.op))
+    arguments = [_value(driver, a) for a in step.args] + [f"{k}={_value(driver, v)}" for k, v in step.kwargs.items()]
     call = f"{function}({', '.join(arguments)})"
     if step.single and step.names:
         call = f"{step.names[0]} = {call}" if step.names[0] else call
     elif any(step.names):
-        unused = writer.own("unused")
+        unused = driver.own("unused")
         call = f"{', '.join(name or unused for name in step.names)}, = {call}"
         call += f"; del {unused}" if None in step.names else ""
-    writer.lines.append(call)
-    once = f"if {writer.own('doubt')}: " if _is_checked_once(writer, step) else ""
+    driver.lines.append(call)
+    once = f"if {driver.own('doubt')}: " if _is_checked_once(driver, step) else ""
     op = asked_for(step.op, step.args)
     for place, (name, made) in enumerate(zip(step.names, step.made)):
         if made is not None:
-            check = writer.constant("check", Check(op, place, step.where, made.dtype, writer.proofs))
-            writer.lines.append(f"{once}{name} = {check}({name}, {_dims(made.shape)}, {_dims(made.stride)})")
+            check = driver.constant("check", Check(op, place, step.where, made.dtype, driver.proofs))
+            driver.lines.append(f"{once}{name} = {check}({name}, {_dims(made.shape)}, {_dims(made.stride)})")
 
 
 def _dim(value: Dim) -> str:
@@ -223,18 +223,18 @@ def _dims(values: tuple[Dim, ...]) -> str:
     return "(" + "".join(f"{_dim(v)}, " for v in values) + ")"
 
 
-def _value(writer: _Writer, value: Any) -> str:
+def _value(driver: _Driver, value: Any) -> str:
     """Python source of an argument or a result."""
     if isinstance(value, Ref):
         return value.name
     if isinstance(value, Expr):
         return value.text()
     if isinstance(value, list):
-        return "[" + ", ".join(_value(writer, v) for v in value) + "]"
+        return "[" + ", ".join(_value(driver, v) for v in value) + "]"
     if isinstance(value, tuple):
-        return "(" + "".join(f"{_value(writer, v)}, " for v in value) + ")"
+        return "(" + "".join(f"{_value(driver, v)}, " for v in value) + ")"
     if value is None or isinstance(value, (bool, int, str)):
         return repr(value)
     if isinstance(value, float):
         return repr(value) if value == value and abs(value) != float("inf") else f"float('{value}')"
-    return writer.constant("const", value)
+    return driver.constant("const", value)

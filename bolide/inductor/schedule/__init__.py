@@ -1,8 +1,7 @@
-"""Scheduling: from definitions to kernels and a plan. `schedule` runs the passes in order; every pass is one function
-in one file."""
+"""Scheduling: from definitions to kernels and a plan. `schedule_program` runs the passes in order."""
 
 from __future__ import annotations
 
-from bolide.inductor.schedule.pipeline import Schedule, schedule
+from bolide.inductor.schedule.pipeline import Schedule, schedule_program
 
-__all__ = ["Schedule", "schedule"]
+__all__ = ["Schedule", "schedule_program"]

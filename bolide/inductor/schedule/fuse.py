@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 
-from bolide.inductor.ir.definitions import Element
-from bolide.inductor.ir.loops import Node
-from bolide.inductor.schedule.stages import (
-    Buffer,
-    Group,
-    Space,
-    Stage,
-    loads_of,
-    product,
-    rewrite,
-    stage_roots,
-    substitution,
-)
+from bolide.inductor.ir.definitions import Element, volume
+from bolide.inductor.ir.walks import is_indirect, loads_of, roots_of, substitute, with_roots
+from bolide.inductor.schedule.stages import Buffer, Group, Stage, is_one
 from bolide.inductor.schedule.unify import Unifier
 from bolide.symbolic import Expr
 
@@ -28,25 +17,16 @@ MOST_STAGES = 40
 MOST_BUFFERS = 48
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """One way in which a group reads a buffer."""
-
-    element: Element
-    indirect: bool
+#: (element, whether its place depends on data), by buffer
+Reads = dict[str, list[tuple[Element, bool]]]
 
 
-def reads_by_buffer(stages: Iterable[Stage]) -> dict[str, list[Read]]:
-    """What the stages read, in the order of first use."""
-    found: dict[str, dict[Read, None]] = {}
-    for node in loads_of([root for stage in stages for root in stage_roots(stage)]):
-        read = Read(node.arg, len(node.src) > (1 if node.arg.masked else 0))
-        found.setdefault(node.arg.buffer, {})[read] = None
-    return {name: list(reads) for name, reads in found.items()}
-
-
-def defined(group: Group) -> dict[str, Stage]:
-    return {stage.name: stage for stage in group.stages}
+def reads_by_buffer(stages: Iterable[Stage]) -> Reads:
+    """The ways in which stages read buffers, in the order of first use."""
+    reads: dict[str, dict[tuple[Element, bool], None]] = {}
+    for node in loads_of([root for stage in stages for root in roots_of(stage)]):
+        reads.setdefault(node.arg.buffer, {})[node.arg, is_indirect(node)] = None
+    return {name: list(ways) for name, ways in reads.items()}
 
 
 def fuse(left: Group, right: Group, buffers: dict[str, Buffer]) -> Group | str:
@@ -58,79 +38,55 @@ def fuse(left: Group, right: Group, buffers: dict[str, Buffer]) -> Group | str:
     left_reads, right_reads = reads_by_buffer(left.stages), reads_by_buffer(right.stages)
     if len(left_reads.keys() | right_reads.keys()) > MOST_BUFFERS:
         return "the kernel would have too many arguments"
-    unifier = Unifier((*left.outer, *left.inner), (*right.outer, *right.inner))
+    unifier = Unifier(left.space, right.space)
     reason = (
-        _relate(left, left_reads, right_reads, buffers, unifier, _are_numbers(left, right))
+        _relate(left, right, left_reads, right_reads, buffers, unifier)
         or _cover(left, right, unifier)
         or _profit(left, right, buffers)
     )
-    if reason:
-        return reason
-    return _join(left, right, unifier)
+    return reason or _join(left, right, unifier)
 
 
 def _relate(
-    left: Group,
-    left_reads: dict[str, list[Read]],
-    right_reads: dict[str, list[Read]],
-    buffers: dict[str, Buffer],
-    unifier: Unifier,
-    are_numbers: bool,
+    left: Group, right: Group, left_reads: Reads, right_reads: Reads, buffers: dict[str, Buffer], unifier: Unifier
 ) -> str | None:
     """Tells the unifier what follows from the data: the right reads what the left defines at the same points, or both
     read an input at the same points. Numbers are computed together whatever they read."""
-    made = defined(left)
-    related = False
-    for name, reads in right_reads.items():
-        stage = made.get(name)
-        if stage is None:
-            continue
-        for read in reads:
-            if read.indirect:
+    made = {stage.name: stage for stage in left.stages}
+    handed = [name for name in right_reads if name in made]
+    for name in handed:
+        for element, indirect in right_reads[name]:
+            if indirect:
                 return f"{name} is read at places that depend on data"
-            if not unifier.equate(stage.coords, read.element.coords):
+            if not unifier.equate(made[name].coords, element.coords):
                 return f"{name} is read at other points than it is computed at"
-            related = True
-    if related or are_numbers:
+    if handed or not (left.space or right.space):
         return None
     shared = [name for name in left_reads if name in right_reads]
-    shared.sort(key=lambda name: -_count(product(buffers[name].shape)))
-    for name in shared:
-        for a in left_reads[name]:
-            for b in right_reads[name]:
-                plain = not (a.indirect or b.indirect or a.element.masked or b.element.masked)
-                if plain and unifier.equate(a.element.coords, b.element.coords):
-                    return None
-                return f"both read {name}, at points that do not correspond"
-    return "they share no data"
-
-
-def _are_numbers(left: Group, right: Group) -> bool:
-    return not (left.outer or left.inner or right.outer or right.inner)
+    if not shared:
+        return "they share no data"
+    name = max(shared, key=lambda name: _count(volume(buffers[name].shape)))
+    (a, a_indirect), (b, b_indirect) = left_reads[name][0], right_reads[name][0]
+    if a_indirect or b_indirect or a.masked or b.masked or not unifier.equate(a.coords, b.coords):
+        return f"both read {name}, at points that do not correspond"
+    return None
 
 
 def _cover(left: Group, right: Group, unifier: Unifier) -> str | None:
     """Pairs the axes that data did not decide, in row-major order, and checks that rows meet rows."""
     if left.inner and right.inner:
         fits = unifier.equate_axes(left.outer, right.outer) and unifier.equate_axes(left.inner, right.inner)
-        if not fits or {unifier.name(a) for a, _ in unifier.leaves(right.outer)} != {
-            a for a, _ in unifier.leaves(left.outer)
-        }:
-            return "they reduce over different axes"
-        return None
-    whole_left, whole_right = (*left.outer, *left.inner), (*right.outer, *right.inner)
-    free_right = [d for d in unifier.leaves(whole_right) if d[0] not in unifier.pairs]
-    paired = set(unifier.pairs.values())
-    free_left = [d for d in unifier.leaves(whole_left) if d[0] not in paired]
+        same = fits and {unifier.name(a) for a in unifier.axes(right.outer)} == unifier.axes(left.outer)
+        return None if same else "they reduce over different axes"
+    free_right = unifier.axes(right.space) - unifier.pairs.keys()
+    free_left = unifier.axes(left.space) - set(unifier.pairs.values())
     if not free_left and not free_right:
         return None
-    if left.inner and not free_right and {a for a, _ in free_left} == {a for a, _ in unifier.leaves(left.inner)}:
+    if left.inner and not free_right and free_left == unifier.axes(left.inner):
         return None  # the right works on rows only
-    if right.inner and not free_left and {a for a, _ in free_right} == {a for a, _ in unifier.leaves(right.inner)}:
+    if right.inner and not free_left and free_right == unifier.axes(right.inner):
         return None  # the left works on rows only
-    if not unifier.equate_axes(whole_left, whole_right):
-        return "their index spaces differ"
-    return None
+    return None if unifier.equate_axes(left.space, right.space) else "their index spaces differ"
 
 
 def _profit(left: Group, right: Group, buffers: dict[str, Buffer]) -> str | None:
@@ -138,7 +94,7 @@ def _profit(left: Group, right: Group, buffers: dict[str, Buffer]) -> str | None
     for reduction, other in ((left, right), (right, left)):
         if not reduction.inner:
             continue
-        rows, length = product(e for _, e in reduction.outer), product(e for _, e in reduction.inner)
+        rows, length = volume(e for _, e in reduction.outer), volume(e for _, e in reduction.inner)
         pointwise = not other.inner and len(other.outer) > len(reduction.outer)
         if pointwise and _count(rows) < FEW_ROWS and _count(length) > LONG_ROW:
             return f"{rows} rows are too few for all threads"
@@ -154,22 +110,20 @@ def contiguous_inside(group: Group, buffers: dict[str, Buffer]) -> bool:
     along a row axis."""
     votes = 0
     inner, outer = {name for name, _ in group.inner}, {name for name, _ in group.outer}
-    for name, reads in reads_by_buffer(group.stages).items():
-        strides = buffers[name].layout.stride
-        for read in reads:
-            used = set().union(*(coord.free_vars for coord in read.element.coords))
+    for name, ways in reads_by_buffer(group.stages).items():
+        for element, _ in ways:
+            used = element.free_vars
             weight = 4 if not (used.isdisjoint(inner) or used.isdisjoint(outer)) else 1
-            for coord, stride in zip(read.element.coords, strides):
-                if stride.is_const and stride.value == 1:
-                    votes += weight * (
-                        sum(_moves(coord, axis) for axis in inner) - sum(_moves(coord, axis) for axis in outer)
-                    )
+            for coord, stride in zip(element.coords, buffers[name].layout.stride):
+                if is_one(stride):
+                    along = sum(_moves(coord, axis) for axis in inner) - sum(_moves(coord, axis) for axis in outer)
+                    votes += weight * along
     return votes >= 0
 
 
 def _moves(coord: Expr, axis: str) -> bool:
     coefficient = coord.coefficient(axis)
-    return coefficient is not None and coefficient.is_const and coefficient.value == 1
+    return coefficient is not None and is_one(coefficient)
 
 
 def _count(extent: Expr) -> int:
@@ -181,40 +135,29 @@ def _join(left: Group, right: Group, unifier: Unifier) -> Group | str:
     stages = [*_moved(left, unifier), *_moved(right, unifier)]
     made: dict[str, Stage] = {}
     for stage in stages:
-        for name, reads in reads_by_buffer((stage,)).items():
-            if name in made and any(read.element.coords != made[name].coords for read in reads):
+        for name, ways in reads_by_buffer((stage,)).items():
+            if name in made and any(element.coords != made[name].coords for element, _ in ways):
                 return f"{name} is read at other points than it is computed at"
         made[stage.name] = stage
-    inner = left.inner or right.inner
-    whole = (
-        unifier.leaves(left.outer + left.inner)
-        if left.inner or not right.inner
-        else [(unifier.name(a), e) for a, e in unifier.leaves(right.outer + right.inner)]
-    )
-    inner_names = {unifier.name(a) for a, _ in unifier.leaves(inner)}
-    outer = tuple([d for d in whole if d[0] not in inner_names])
-    return Group(tuple(stages), outer, tuple([d for d in whole if d[0] in inner_names]))
+    whole = unifier.leaves((left if left.inner or not right.inner else right).space)
+    inner = unifier.leaves(left.inner or right.inner)
+    outer = tuple([axis for axis in whole if axis not in inner])
+    return Group(tuple(stages), outer, tuple([axis for axis in whole if axis in inner]))
 
 
-def _moved(group: Group, unifier: Unifier) -> list[Stage]:
-    """The stages of a group over the axes that the unifier found."""
-    axes = unifier.substitution((*group.outer, *group.inner))
-
-    def space(old: Space) -> Space:
-        return tuple([(unifier.name(a), e) for a, e in unifier.leaves(old)])
-
+def _moved(group: Group, unifier: Unifier) -> Sequence[Stage]:
+    """The stages of a group over the axes that the unifier gives it."""
+    axes = unifier.substitution(group.space)
     if not axes:
-        return list(group.stages)
-    rule = substitution(axes)
-    memo: dict[Node, Node] = {}
+        return group.stages
+    new = substitute(axes)
     return [
-        replace(
+        with_roots(
             stage,
-            axes=space(stage.axes),
-            reduce_axes=space(stage.reduce_axes),
+            new,
+            axes=unifier.leaves(stage.axes),
+            reduce_axes=unifier.leaves(stage.reduce_axes),
             coords=tuple([coord.subs(axes) for coord in stage.coords]),
-            value=rewrite(stage.value, rule, memo),
-            position=None if stage.position is None else rewrite(stage.position, rule, memo),
         )
         for stage in group.stages
     ]

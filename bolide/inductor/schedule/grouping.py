@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from bolide.inductor.ir.definitions import Computed, Definition, Element, Extern, Program, Scatter, WriteBack
-from bolide.inductor.ir.loops import Node
+from bolide.inductor.ir.definitions import Extern, Program, WriteBack
 from bolide.inductor.schedule.fuse import fuse
-from bolide.inductor.schedule.prune import reads, writes
-from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit, axis_var, reads_of, scatter_stage, stage_of
+from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit, stage_of, unit_reads, unit_writes
 from bolide.tracing.numbers.data import require
 
 REACH = 48  # a group is only joined with groups this many units back
@@ -37,60 +34,18 @@ class _Graph:
     barrier: int | None = None  # the last vertex that tells or checks a size, which all later ones come after
 
 
-def expand_scatters(program: Program) -> Program:
-    """Every Scatter becomes the copy of its base, under its own name, and the update of that copy."""
-    done: list[Definition] = []
-    for definition in program.definitions:
-        if isinstance(definition, Scatter) and definition.base != definition.name:
-            axes = tuple([f"{definition.name}_c{i}" for i in range(len(definition.shape))])
-            coords = tuple([axis_var(name, extent) for name, extent in zip(axes, definition.shape)])
-            value = Node.make("load", definition.dtype, (), Element(definition.base, coords))
-            done.append(
-                Computed(
-                    definition.name,
-                    definition.dtype,
-                    definition.shape,
-                    axes,
-                    value,
-                    layout=definition.layout,
-                    origin=definition.origin,
-                )
-            )
-            done.append(replace(definition, base=definition.name))
-        else:
-            done.append(definition)
-    return Program(program.inputs, done, program.results, program.size_vars)
-
-
-def group(program: Program, ctx: Context, fusion: bool = True) -> list[Unit]:
-    """The units of a program in a valid order of execution."""
+def group(program: Program, ctx: Context, fusion: bool) -> list[Unit]:
+    """The units of a program, in a valid order of execution."""
     graph = _Graph(ctx)
     for definition in program.definitions:
-        if isinstance(definition, Computed):
-            stage = stage_of(definition)
-            _add(graph, Group((stage,), stage.axes, stage.reduce_axes), fusion)
-        elif isinstance(definition, Scatter):
-            update = scatter_stage(definition)
-            _add(graph, Group((update,), update.axes), fusion)
+        unit: Unit
+        if isinstance(definition, (Extern, WriteBack)):
+            unit = definition
         else:
-            _add(graph, definition, fusion)
+            stage = stage_of(definition)
+            unit = Group((stage,), stage.axes, stage.reduce_axes)
+        _add(graph, unit, fusion)
     return _ordered(graph)
-
-
-def unit_reads(unit: Unit) -> set[str]:
-    """The buffers a unit reads from memory or updates."""
-    if not isinstance(unit, Group):
-        return reads(unit)
-    made: set[str] = set()
-    found: set[str] = set()
-    for stage in unit.stages:
-        found |= reads_of(stage) - made
-        (made if stage.mode == "define" else found).add(stage.name)
-    return found
-
-
-def unit_writes(unit: Unit) -> Iterable[str]:
-    return [stage.name for stage in unit.stages] if isinstance(unit, Group) else writes(unit)
 
 
 def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
@@ -174,23 +129,14 @@ def _replace(graph: _Graph, kept: int, gone: int, unit: Group) -> None:
 
 def _ordered(graph: _Graph) -> list[Unit]:
     """A topological order that stays close to the order of the program."""
-    done: set[int] = set()
-    order: list[Unit] = []
-
-    def visit(index: int) -> None:
-        stack = [index]
-        while stack:
-            top = stack[-1]
-            missing = [i for i in graph.vertices[top].needs if i not in done]
-            if top in done or not missing:
-                stack.pop()
-                if top not in done:
-                    done.add(top)
-                    order.append(graph.vertices[top].unit)
-            else:
-                stack.extend(missing)
-
+    order: dict[int, Unit] = {}
     alive = [index for index, vertex in enumerate(graph.vertices) if vertex.alive]
-    for index in sorted(alive, key=lambda i: graph.vertices[i].last):
-        visit(index)
-    return order
+    stack = sorted(alive, key=lambda i: graph.vertices[i].last, reverse=True)
+    while stack:
+        top = stack[-1]
+        missing = [i for i in graph.vertices[top].needs if i not in order]
+        if missing:
+            stack.extend(missing)
+        else:
+            order.setdefault(stack.pop(), graph.vertices[top].unit)
+    return list(order.values())

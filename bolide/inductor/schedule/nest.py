@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bolide.inductor.schedule.stages import Group, Space, axis_var
+from bolide.inductor.ir.definitions import axis_var
+from bolide.inductor.schedule.stages import Group, Space
 from bolide.symbolic import Expr
 
 LANES = 16  # an axis shorter than this leaves lanes of a vector idle

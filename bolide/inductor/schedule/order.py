@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from math import prod
 
 from bolide.inductor.ir.definitions import Extern, WriteBack
-from bolide.inductor.schedule.grouping import unit_reads, unit_writes
-from bolide.inductor.schedule.prune import impure, viewed
-from bolide.inductor.schedule.stages import Buffer, Context, Unit
+from bolide.inductor.ir.walks import is_impure, viewed
+from bolide.inductor.schedule.stages import Buffer, Context, Unit, unit_reads, unit_writes
 
 #: Gains below this many bytes are not worth another order.
 FEWEST_BYTES = 1 << 16
@@ -37,7 +36,7 @@ def order_for_memory(units: list[Unit], ctx: Context, kept: Collection[str]) -> 
     held = {*kept, *viewed(ctx.results)}
     items = [(unit, _uses(unit, known)) for unit in units]
     for _ in range(ROUNDS):
-        readers = _last_readers(items)
+        readers = {name: i for i, (_, uses) in enumerate(items) for name in uses.reads}  # the last ones
         changed = False
         for i in range(len(items) - 1):
             first, second = items[i][1], items[i + 1][1]
@@ -54,12 +53,8 @@ def order_for_memory(units: list[Unit], ctx: Context, kept: Collection[str]) -> 
 
 def _uses(unit: Unit, known: dict[str, int]) -> _Uses:
     reads, writes = frozenset(unit_reads(unit)), frozenset(unit_writes(unit))
-    fixed = isinstance(unit, WriteBack) or (isinstance(unit, Extern) and impure(unit))
+    fixed = isinstance(unit, WriteBack) or (isinstance(unit, Extern) and is_impure(unit))
     return _Uses(reads, writes, sum(known.get(name, 0) for name in writes - reads), fixed)
-
-
-def _last_readers(items: list[tuple[Unit, _Uses]]) -> dict[str, int]:
-    return {name: i for i, (_, uses) in enumerate(items) for name in uses.reads}
 
 
 def _independent(first: _Uses, second: _Uses) -> bool:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from bolide.inductor.config import config
-from bolide.inductor.ir.definitions import Extern, Program, View
+from bolide.inductor.ir.definitions import Extern, Program, Result, View
+from bolide.inductor.ir.walks import viewed
 from bolide.inductor.plan import Plan
-from bolide.inductor.schedule.accumulate import accumulate_products
-from bolide.inductor.schedule.emit import emit
-from bolide.inductor.schedule.grouping import expand_scatters, group, unit_reads
-from bolide.inductor.schedule.inline import inline
+from bolide.inductor.schedule.grouping import group
+from bolide.inductor.schedule.inline import inline, prune
 from bolide.inductor.schedule.layouts import decide_layouts
-from bolide.inductor.schedule.libraries import choose_libraries
+from bolide.inductor.schedule.loop_writer import kernel_of
 from bolide.inductor.schedule.order import order_for_memory
-from bolide.inductor.schedule.prune import prune, viewed
-from bolide.inductor.schedule.split import split_reductions
-from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit
+from bolide.inductor.schedule.products import accumulate_products, choose_libraries
+from bolide.inductor.schedule.split import expand_scatters, split_reductions
+from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit, unit_reads
 from bolide.inductor.schedule.steps import StepWriter
 from bolide.symbolic import Expr
 
@@ -32,7 +30,7 @@ class Schedule:
     plan: Plan
     strides: list[tuple[Expr, ...] | None]  # of every result that is a whole buffer
     refusals: list[Refusal]
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float]
 
 
 PROGRAM_PASSES: list[tuple[str, Callable[[Program], Program]]] = [
@@ -45,7 +43,7 @@ PROGRAM_PASSES: list[tuple[str, Callable[[Program], Program]]] = [
 ]
 
 
-def schedule(program: Program, inputs: tuple[str, ...], kind: str, static: Collection[str] = ()) -> Schedule:
+def schedule_program(program: Program, inputs: tuple[str, ...], static: Collection[str]) -> Schedule:
     """Kernels and plan of a program. `inputs` are the names of the call's arguments, tensors and sizes, in order;
     `static` those whose memory lives anyway."""
     seconds: dict[str, float] = {}
@@ -54,23 +52,22 @@ def schedule(program: Program, inputs: tuple[str, ...], kind: str, static: Colle
             continue
         with _timed(seconds, name):
             program = run(program)
-    ctx = Context(kind, program.results)
     with _timed(seconds, "layouts"):
-        ctx.buffers = decide_layouts(program)
+        ctx = Context(program.results, decide_layouts(program))
     with _timed(seconds, "group"):
         units = group(program, ctx, config.fusion)
     with _timed(seconds, "order"):
         units = order_for_memory(units, ctx, static)
     with _timed(seconds, "emit"):
-        plan = _emit_all(units, ctx, inputs)
+        plan = _plan_of(units, ctx, inputs)
     return Schedule(plan, [_stride(result, ctx) for result in program.results], ctx.refusals, seconds)
 
 
-def _stride(result: Any, ctx: Context) -> tuple[Expr, ...] | None:
+def _stride(result: Result, ctx: Context) -> tuple[Expr, ...] | None:
     return ctx.buffers[result.buffer].layout.stride if isinstance(result, View) and result.stride is None else None
 
 
-def _emit_all(units: list[Unit], ctx: Context, inputs: tuple[str, ...]) -> Plan:
+def _plan_of(units: list[Unit], ctx: Context, inputs: tuple[str, ...]) -> Plan:
     writer = StepWriter(ctx, inputs)
     readers = _outside_readers(units, ctx.results)
     for unit in units:
@@ -78,7 +75,7 @@ def _emit_all(units: list[Unit], ctx: Context, inputs: tuple[str, ...]) -> Plan:
             stored = frozenset(
                 s.name for s in unit.stages if s.mode != "define" or readers.get(s.name, set()) - {id(unit)}
             )
-            writer.launch(emit(unit, stored, ctx, f"k{len(writer.kernels)}_{unit.stages[-1].name}"))
+            writer.launch(kernel_of(unit, stored, ctx.buffers, f"k{len(writer.kernels)}_{unit.stages[-1].name}"))
         elif isinstance(unit, Extern):
             writer.call(unit)
         else:
@@ -86,7 +83,7 @@ def _emit_all(units: list[Unit], ctx: Context, inputs: tuple[str, ...]) -> Plan:
     return writer.finish(ctx.results)
 
 
-def _outside_readers(units: list[Unit], results: list[Any]) -> dict[str, set[int]]:
+def _outside_readers(units: list[Unit], results: list[Result]) -> dict[str, set[int]]:
     """For every buffer the units that read it from memory; 0 stands for the results."""
     readers: dict[str, set[int]] = {name: {0} for name in viewed(results)}
     for unit in units:
@@ -99,4 +96,4 @@ def _outside_readers(units: list[Unit], results: list[Any]) -> dict[str, set[int
 def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
-    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+    seconds[name] = time.perf_counter() - start

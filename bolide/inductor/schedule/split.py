@@ -1,12 +1,13 @@
-"""Long reductions to few results are done in two steps, so that all threads have work."""
+"""Definitions that become two: a Scatter becomes a copy of its base and an update of the copy; a long reduction to few
+results becomes partial results and their reduction, so that all threads have work."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from bolide.inductor.ir.definitions import Computed, Definition, Element, Program
+from bolide.inductor.ir.definitions import Computed, Definition, Element, Program, Scatter, axis_var, axis_vars, volume
 from bolide.inductor.ir.loops import Node
-from bolide.inductor.schedule.stages import axis_var, loads_of, product, rewrite, substitution
+from bolide.inductor.ir.walks import loads_of, substitute
 from bolide.symbolic import Expr
 
 FEW_ROWS = 16  # fewer results of reductions along memory
@@ -15,6 +16,21 @@ LONG = 1 << 15  # elements to reduce for one result
 MOST_PARTS = 64
 FEWEST_PARTS = 4
 SPLITTABLE = ("sum", "prod", "min", "max", "any", "all")
+
+
+def expand_scatters(program: Program) -> Program:
+    """Every Scatter becomes the copy of its base, under its own name, and the update of that copy."""
+    done: list[Definition] = []
+    for definition in program.definitions:
+        if isinstance(definition, Scatter) and definition.base != definition.name:
+            name, dtype, shape = definition.name, definition.dtype, definition.shape
+            axes = tuple([f"{name}_c{i}" for i in range(len(shape))])
+            value = Node.make("load", dtype, (), Element(definition.base, axis_vars(zip(axes, shape))))
+            copy = Computed(name, dtype, shape, axes, value, layout=definition.layout, origin=definition.origin)
+            done += [copy, replace(definition, base=name)]
+        else:
+            done.append(definition)
+    return replace(program, definitions=done)
 
 
 def split_reductions(program: Program) -> Program:
@@ -28,11 +44,11 @@ def split_reductions(program: Program) -> Program:
             done += _split(definition) or [definition]
         else:
             done.append(definition)
-    return Program(program.inputs, done, program.results, program.size_vars)
+    return replace(program, definitions=done)
 
 
 def _split(definition: Computed) -> list[Definition] | None:
-    results, length = product(definition.shape), product(extent for _, extent in definition.reduce_axes)
+    results, length = volume(definition.shape), volume(extent for _, extent in definition.reduce_axes)
     if not (results.is_const and length.is_const and length.value >= LONG):
         return None
     if results.value >= (FEW_ROWS if _along_memory(definition) else FEW_COLUMNS):
@@ -44,7 +60,7 @@ def _split(definition: Computed) -> list[Definition] | None:
     part, within = f"{name}s", f"{name}w"
     size = Expr.const(extent.value // parts)
     count = Expr.const(parts)
-    value = rewrite(definition.value, substitution({name: axis_var(part, count) * size + axis_var(within, size)}), {})
+    value = substitute({name: axis_var(part, count) * size + axis_var(within, size)})(definition.value)
     partial = replace(
         definition,
         name=f"{definition.name}_parts",
@@ -57,7 +73,7 @@ def _split(definition: Computed) -> list[Definition] | None:
     )
     last = f"{name}p"
     axes = tuple([f"{axis}p" for axis in definition.axes])
-    coords = (axis_var(last, count), *[axis_var(axis, extent) for axis, extent in zip(axes, definition.shape)])
+    coords = (axis_var(last, count), *axis_vars(zip(axes, definition.shape)))
     load = Node.make("load", value.dtype, (), Element(partial.name, coords))
     return [partial, replace(definition, axes=axes, value=load, reduce_axes=((last, count),), absorbed=())]
 

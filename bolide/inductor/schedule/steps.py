@@ -3,12 +3,12 @@ one."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from bolide.inductor.ir.definitions import Extern, View, WriteBack
+from bolide.inductor.ir.definitions import Extern, Result, View, WriteBack, described
 from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.ir.walks import map_leaves
 from bolide.inductor.plan import (
     Alloc,
+    AsStrided,
     Call,
     Copy,
     Free,
@@ -18,13 +18,11 @@ from bolide.inductor.plan import (
     Ref,
     Step,
     defined_names,
-    map_refs,
     used_names,
 )
-from bolide.inductor.plan import View as ViewStep
-from bolide.inductor.schedule.memory import reuse_in_place
+from bolide.inductor.schedule.reuse import reuse_in_place
 from bolide.inductor.schedule.stages import Buffer, Context
-from bolide.symbolic import Expr, as_expr, without_zeros
+from bolide.symbolic import Expr, without_zeros
 
 
 class StepWriter:
@@ -53,11 +51,8 @@ class StepWriter:
 
     def call(self, extern: Extern) -> None:
         """Runs a library call."""
-        args = tuple(map_refs(extern.args, View, self.ref))
-        kwargs = map_refs(extern.kwargs, View, self.ref)
-        single = extern.binds or (
-            len(extern.op._schema.returns) == 1 and str(extern.op._schema.returns[0].type) == "Tensor"
-        )
+        args, kwargs = map_leaves((extern.args, extern.kwargs), View, self.ref)
+        single = extern.binds or [str(result.type) for result in extern.op._schema.returns] == ["Tensor"]
         frame = None if extern.origin is None else extern.origin.meta.get("where")
         where = "" if frame is None else str(frame)
         self.steps.append(Call(extern.op, args, kwargs, extern.names, self._made(extern), single, where))
@@ -68,13 +63,12 @@ class StepWriter:
     def _made(self, extern: Extern) -> tuple[Made | None, ...]:
         """What the results have to be; None for what is no tensor, and where a size is told by the result itself."""
         known = self._sizes.union(self.inputs)
-        results = zip(extern.names, extern.dtypes, extern.shapes, extern.layouts)
-        return tuple(
-            None
-            if name is None or extern.binds or not all(known.issuperset(as_expr(size).free_vars) for size in shape)
-            else Made(dtype, shape, layout.stride)
-            for name, dtype, shape, layout in results
-        )
+        made = {
+            name: Made(dtype, shape, layout.stride)
+            for name, (dtype, shape, layout) in described(extern).items()
+            if layout is not None and not extern.binds and all(known.issuperset(size.free_vars) for size in shape)
+        }
+        return tuple([None if name is None else made.get(name) for name in extern.names])
 
     def write_back(self, unit: WriteBack) -> None:
         """Copies a value into an input."""
@@ -88,7 +82,7 @@ class StepWriter:
         if name is None:
             name = self._views[view] = f"{view.buffer}_v{len(self._views)}"
             offset = Expr.const(0) if view.offset is None else view.offset
-            self.steps.append(ViewStep(name, view.buffer, view.shape, view.stride, offset))
+            self.steps.append(AsStrided(name, view.buffer, view.shape, view.stride, offset))
         return Ref(name)
 
     @staticmethod
@@ -96,9 +90,9 @@ class StepWriter:
         same = view.shape == buffer.shape and view.stride == buffer.layout.stride
         return same and (view.offset is None or view.offset == buffer.layout.offset)
 
-    def finish(self, results: list[Any]) -> Plan:
+    def finish(self, results: list[Result]) -> Plan:
         """The plan, with Free steps."""
-        returned = tuple(map_refs(tuple(results), View, self.ref))
+        returned = map_leaves(tuple(results), View, self.ref)
         steps = free_early(self.steps, self.inputs, {r.name for r in returned if isinstance(r, Ref)} | self._sizes)
         return Plan(self.inputs, reuse_in_place(steps, self.kernels, self.ctx.buffers), returned, self.kernels)
 

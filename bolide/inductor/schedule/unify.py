@@ -1,15 +1,16 @@
 """Which axes of two index spaces are the same, given that certain coordinates are equal.
 
 A coordinate such as ``128*b + t`` is a number written in mixed radix; its digits are the axes b and t. Two equal
-coordinates have equal digits once axes are split so that
-the radices agree. The result is a renaming of the right space's axes, and splits of axes on both sides.
+coordinates have equal digits once axes are split so that the radices agree. The result is a
+renaming of the right space's axes, and splits of axes on both sides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bolide.inductor.schedule.stages import Space, axis_var
+from bolide.inductor.ir.definitions import axis_var
+from bolide.inductor.schedule.stages import Space, is_one
 from bolide.symbolic import Expr
 
 ZERO = Expr.const(0)
@@ -42,18 +43,18 @@ class Unifier:
         free_right = [d for axis in right for d in self._leaves(axis) if d[0] not in self.pairs]
         return self._match(free_left, free_right)
 
-    def leaves(self, space: Space) -> list[Digit]:
+    def axes(self, space: Space) -> set[str]:
         """The axes that a space consists of after splitting."""
-        return [digit for axis in space for digit in self._leaves(axis)]
+        return {name for axis in space for name, _ in self._leaves(axis)}
+
+    def leaves(self, space: Space) -> Space:
+        """A space after splitting, under the left's names."""
+        return tuple([(self.name(name), extent) for axis in space for name, extent in self._leaves(axis)])
 
     def substitution(self, space: Space) -> dict[str, Expr]:
         """What replaces the axes of a space: splits, then the left's names."""
-        found = {}
-        for name, extent in space:
-            value = self._value(name, extent)
-            if value is not axis_var(name, extent):
-                found[name] = value
-        return found
+        values = {name: self._value(name, extent) for name, extent in space}
+        return {name: values[name] for name, extent in space if values[name] is not axis_var(name, extent)}
 
     def name(self, axis: str) -> str:
         """The left's name of a digit."""
@@ -68,7 +69,7 @@ class Unifier:
 
     def _leaves(self, axis: Digit) -> list[Digit]:
         name, extent = axis
-        if extent.is_const and extent.value == 1:
+        if is_one(extent):
             return []
         split = self._splits.get(name)
         return [axis] if split is None else [*self._leaves(split[0]), *self._leaves(split[1])]

@@ -1,4 +1,4 @@
-"""Names, integers and scopes of one LLVM function under construction.
+"""The names, integers and blocks of one LLVM function under construction.
 
 A value is computed once, where it is first needed, and remembered until the scope (block) that computed it is left.
 Sums are computed as partial sums by loop depth, so that what belongs to an outer loop is found there.
@@ -6,13 +6,14 @@ Sums are computed as partial sums by loop depth, so that what belongs to an oute
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import torch
 
 from bolide.inductor.codegen.analysis import READS, Dependences
 from bolide.inductor.codegen.builder import Builder, Value
-from bolide.inductor.ir.loops import Node
+from bolide.inductor.codegen.instructions import floor_division
+from bolide.inductor.ir.loops import Kernel, Node
 from bolide.symbolic import Expr
 from bolide.symbolic.expr import Atom
 
@@ -20,7 +21,7 @@ Term = tuple[tuple[Atom, ...], int]
 _NARROW = 1 << 31
 
 
-class Names:
+class Scope:
     """One function's names and the integers made of them.
 
     `env` maps axes, sizes and operands of indirect accesses (as ``#n``) to integer values (i64); those in `varying`
@@ -39,11 +40,22 @@ class Names:
         self.lanes = 1
         self.mask: Value | None = None
         self.varying: set[str] = set()
-        self._cache: dict[Any, Value] = {}
-        self._journal: list[list[Any]] = [[]]
+        self._cache: dict[Hashable, Value] = {}
+        self._journal: list[list[Hashable]] = [[]]
         self._operands: dict[Node, str] = {}
 
-    # ---- scopes ----
+    # ---- arguments of the function ----
+
+    def argument(self, position: int, kind: str) -> Value:
+        """One of the words that the function is given."""
+        word = self.b.emit(f"getelementptr i64, ptr %args, i64 {position}", "ptr")
+        return self.b.emit(f"load {kind}, {word}", kind)
+
+    def load_sizes(self, kernel: Kernel) -> None:
+        for position, size in enumerate(kernel.sizes, len(kernel.params)):
+            self.env[size], self.depth[size] = self.argument(position, "i64"), 0
+
+    # ---- blocks ----
 
     def push(self) -> None:
         """Enter a block: what is computed from now on is forgotten by the matching `pop`."""
@@ -53,10 +65,10 @@ class Names:
         for key in self._journal.pop():
             self._cache.pop(key, None)
 
-    def recall(self, key: Any) -> Value | None:
+    def recall(self, key: Hashable) -> Value | None:
         return self._cache.get(key)
 
-    def remember(self, key: Any, value: Value) -> Value:
+    def remember(self, key: Hashable, value: Value) -> Value:
         self._cache[key] = value
         self._journal[-1].append(key)
         return value
@@ -88,9 +100,7 @@ class Names:
         return name
 
     def _name_depth(self, name: str) -> int:
-        if name == READS:
-            return 0
-        return self.depth.get(name, self.level)
+        return 0 if name == READS else self.depth.get(name, self.level)
 
     def index(self, expr: Expr) -> Value:
         """The value of an index expression, i64: one lane if no lane differs."""
@@ -112,68 +122,52 @@ class Names:
         depths = [max(map(self.atom_depth, mono)) for mono, _ in terms]
         deepest = max(depths)
         outer = tuple(term for term, depth in zip(terms, depths) if depth < deepest)
-        inner = tuple(term for term, depth in zip(terms, depths) if depth == deepest)
-        return outer, inner
+        return outer, tuple(term for term, depth in zip(terms, depths) if depth == deepest)
 
     def sum(self, terms: tuple[Term, ...], offset: int) -> Value:
         """The sum as one i64; varying names count as in the first lane."""
         if not terms:
             return self.b.const(offset, "i64")
         key = ("sum", terms, offset)
-        found = self.recall(key)
-        if found is not None:
-            return found
+        known = self.recall(key)
+        if known is not None:
+            return known
         outer, inner = self.split(terms)
-        total = self.sum(outer, offset) if outer or offset else None
-        for mono, coefficient in inner:
-            product = self.atom(mono[0])
-            for atom in mono[1:]:
-                product = product * self.atom(atom)
-            if coefficient != 1:
-                product = product * coefficient
-            total = product if total is None else total + product
-        assert total is not None
-        return self.remember(key, total)
+        return self.remember(key, _added(self.sum(outer, offset) if outer or offset else None, inner, self.atom))
 
     def atom(self, atom: Atom) -> Value:
         if atom.kind == "var":
             return self.env[atom.key]
-        found = self.recall(("atom", atom))
-        if found is not None:
-            return found
+        known = self.recall(("atom", atom))
+        if known is not None:
+            return known
         left, right = (self.scalar(arg) for arg in atom.args)
         return self.remember(("atom", atom), integer_atom(atom, left, right))
 
     def lane_sum(self, terms: tuple[Term, ...], offset: int, kind: str) -> Value:
         """The sum in every lane. `kind` may be i32 when the caller knows that all of it fits (`fits`)."""
         key = ("lanes", terms, offset, kind)
-        found = self.recall(key)
-        if found is not None:
-            return found
-        same = tuple(term for term in terms if all(self.varying.isdisjoint(atom.free_vars) for atom in term[0]))
+        known = self.recall(key)
+        if known is not None:
+            return known
+        same = tuple(term for term in terms if self.is_same(term))
         base = self.sum(same, offset) if same or offset or not terms else None
         total = None if base is None else self.wide(self._as(base, kind))
-        for mono, coefficient in terms:
-            if (mono, coefficient) in same:
-                continue
-            product = self.lane_atom(mono[0], kind)
-            for atom in mono[1:]:
-                product = product * self.lane_atom(atom, kind)
-            if coefficient != 1:
-                product = product * coefficient
-            total = product if total is None else total + product
-        if total is None:
-            total = self.b.const(offset, kind, self.lanes)
-        return self.remember(key, total)
+        rest = tuple(term for term in terms if term not in same)
+        return self.remember(key, _added(total, rest, lambda atom: self.lane_atom(atom, kind)))
+
+    def is_same(self, term: Term) -> bool:
+        """Whether a term is the same in all lanes."""
+        return all(self.varying.isdisjoint(atom.free_vars) for atom in term[0])
 
     def _as(self, value: Value, kind: str) -> Value:
         return value if value.scalar == kind else self.b.convert("trunc", value, kind)
 
     def lane_atom(self, atom: Atom, kind: str) -> Value:
         key = ("lane atom", atom, kind)
-        found = self.recall(key)
-        if found is not None:
-            return found
+        known = self.recall(key)
+        if known is not None:
+            return known
         if self.varying.isdisjoint(atom.free_vars):
             result = self.wide(self._as(self.atom(atom), kind))
         elif atom.kind == "var":
@@ -184,6 +178,19 @@ class Names:
             left, right = (self.lane_sum(arg.terms, arg.offset, kind) for arg in atom.args)
             result = integer_atom(atom, left, right)
         return self.remember(key, result)
+
+
+def _added(total: Value | None, terms: tuple[Term, ...], value_of: Callable[[Atom], Value]) -> Value:
+    """The sum of terms and, if there is one, a total."""
+    for mono, coefficient in terms:
+        product = value_of(mono[0])
+        for atom in mono[1:]:
+            product = product * value_of(atom)
+        if coefficient != 1:
+            product = product * coefficient
+        total = product if total is None else total + product
+    assert total is not None
+    return total
 
 
 def fits(terms: tuple[Term, ...], offset: int) -> bool:
@@ -210,8 +217,4 @@ def integer_atom(atom: Atom, left: Value, right: Value) -> Value:
         right = b.select(b.compare("icmp eq", right, 0), b.like(1, right), right)
     if low is not None and low >= 0 and high is not None and high >= 0:
         return b.binary("udiv" if atom.kind == "//" else "urem", left, right)
-    rest = b.binary("srem", left, right)
-    wrong = b.compare("icmp slt", rest ^ right, 0) & b.compare("icmp ne", rest, 0)
-    if atom.kind == "%":
-        return b.select(wrong, rest + right, rest)
-    return b.binary("sdiv", left, right) - b.convert("zext", wrong, left.scalar)
+    return floor_division(atom.kind == "%", left, right)

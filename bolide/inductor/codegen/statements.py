@@ -13,21 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from bolide.inductor.codegen import parallel
 from bolide.inductor.codegen.accesses import prepare, store
-from bolide.inductor.codegen.accumulators import Accumulator, identity, join
-from bolide.inductor.codegen.analysis import (
-    Dependences,
-    cost,
-    defined_in,
-    inputs_of,
-    lanes_for,
-    updated_in,
-    walk,
-)
+from bolide.inductor.codegen.accumulators import Accumulator, initial, join
+from bolide.inductor.codegen.analysis import Dependences, changed_by, cost, lanes_for, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
-from bolide.inductor.codegen.region import Region
-from bolide.inductor.codegen.scalars import MEMORY
+from bolide.inductor.codegen.function_values import FunctionValues
+from bolide.inductor.codegen.instructions import MEMORY
 from bolide.inductor.codegen.target import Target
-from bolide.inductor.ir.loops import Init, Kernel, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.loops import VECTOR_KINDS, Init, Kernel, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of, statements
 
 #: Sums of floats over more iterations than this are added up in blocks of so many, these again, and so on up to so many
 #: levels: then the rounding error is near that of pairwise summation.
@@ -36,42 +29,36 @@ BLOCK, LEVELS = 32, 3
 # rest).
 TWICE = 30
 
-VECTOR_KINDS = ("vector", "reduce_vector")
 Body = Callable[[], None]
 
 
-def emit_kernel(kernel: Kernel, name: str, target: Target, declarations: dict[str, str]) -> str:
+def kernel_code(kernel: Kernel, name: str, target: Target, declarations: dict[str, str]) -> str:
     """The text of the functions of `kernel`, whose entry is @`name`."""
     dependences = Dependences(kernel)
-    functions, regions = [], []
-    for number, group in enumerate(parallel.groups(kernel.body)):
-        writer = _Writer(kernel, dependences, target, declarations)
-        region_name = f"{name}.{number}"
-        functions.append(writer.region(region_name, group))
-        regions.append((region_name, group))
-    functions.append(parallel.entry(kernel, name, regions, target, declarations))
-    return "\n".join(functions)
+    regions = parallel.regions_of(kernel.body, name)
+    functions = [_RegionWriter(kernel, dependences, target, declarations).region(region) for region in regions]
+    return "\n".join((*functions, parallel.entry(kernel, name, regions, target, declarations)))
 
 
-class _Writer:
+class _RegionWriter:
     """Writes one region's function."""
 
     def __init__(self, kernel: Kernel, dependences: Dependences, target: Target, declarations: dict[str, str]) -> None:
         self.kernel, self.target = kernel, target
         self.b = Builder(declarations, target)
-        self.r = Region(self.b, dependences)
+        self.r = FunctionValues(self.b, dependences)
         self._lanes: dict[int, int] = {}
 
     # ---- the function ----
 
-    def region(self, name: str, group: parallel.Group) -> str:
+    def region(self, region: parallel.Region) -> str:
         b, r = self.b, self.r
-        self._parameters(group)
+        self._parameters(region.body)
         begin, end = Value(b, "%begin", "i64", 1), Value(b, "%end", "i64", 1)
-        if group.axes:
-            self._parallel(group, begin, end)
-        elif group.vector is not None:
-            loop = group.vector
+        if region.axes:
+            self._parallel(region, begin, end)
+        elif region.vector is not None:
+            loop = region.vector
             lanes = self.lanes(loop)
             stop = end * lanes
             extent = r.scalar(loop.axis.extent)
@@ -79,35 +66,31 @@ class _Writer:
             stop = stop if divides else b.intrinsic("smin", stop, extent)
             self._vector(loop, begin * lanes, stop, divides)
         else:
-            self.statements(group.body)
+            self.statements(region.body)
         b.do("ret void")
-        head = f"define internal void @{name}(ptr %args, i64 %begin, i64 %end) {self.target.attributes}"
+        head = f"define internal void @{region.name}(ptr %args, i64 %begin, i64 %end) {self.target.attributes}"
         return "\n".join((f"{head} {{", "entry:", *b.lines, "}"))
 
-    def _parameters(self, group: parallel.Group) -> None:
+    def _parameters(self, body: Sequence[Stmt]) -> None:
         """Load the addresses and sizes from the argument words, and make room for scratch memory."""
         b, r = self.b, self.r
-        used = {s.access.buffer for s in walk(group.body) if isinstance(s, Store)}
-        used |= group.loaded
+        used = {s.access.buffer for s in statements(body) if isinstance(s, Store)}
+        used |= {node.arg.buffer for node in nodes_below(roots_in(body)) if node.op == "load"}
         for position, param in enumerate(self.kernel.params):
             r.types[param.name] = param.dtype
             if param.name in used:
-                word = b.emit(f"getelementptr i64, ptr %args, i64 {position}", "ptr")
-                r.buffers[param.name] = b.emit(f"load ptr, {word}", "ptr")
-        for position, size in enumerate(self.kernel.sizes, len(self.kernel.params)):
-            word = b.emit(f"getelementptr i64, ptr %args, i64 {position}", "ptr")
-            r.env[size] = b.emit(f"load i64, {word}", "i64")
-            r.depth[size] = 0
+                r.buffers[param.name] = r.argument(position, "ptr")
+        r.load_sizes(self.kernel)
         for local in self.kernel.locals:
             r.types[local.name] = local.dtype
             if local.name in used:
                 room = r.scalar(local.numel)
                 r.buffers[local.name] = b.emit(f"alloca {MEMORY[local.dtype]}, {room}, align 64", "ptr")
 
-    def _parallel(self, group: parallel.Group, begin: Value, end: Value) -> None:
+    def _parallel(self, region: parallel.Region, begin: Value, end: Value) -> None:
         """A loop over the linear range of a nest of parallel axes; the axes count along like the digits of a clock."""
         b, r = self.b, self.r
-        extents = [r.scalar(axis.extent) for axis in group.axes]
+        extents = [r.scalar(axis.extent) for axis in region.axes]
         starts: list[Value] = []
         rest = begin
         for extent in reversed(extents[1:]):
@@ -116,8 +99,7 @@ class _Writer:
         starts.append(rest)
         starts.reverse()
 
-        changing = frozenset(axis.name for axis in group.axes).union(*(_changes(s) for s in group.body))
-        self.hoist(group.body, changing)
+        self.hoist(region.body, changed_by(region.body).union(axis.name for axis in region.axes))
         before, label, done = b.block, b.new_label("range"), b.new_label("done")
         b.jump(label)
         b.label(label)
@@ -125,9 +107,9 @@ class _Writer:
         digits = [b.phi("i64", 1, start, before) for start in starts]
         r.level += 1
         r.push()
-        for axis, (digit, _) in zip(group.axes, digits):
+        for axis, (digit, _) in zip(region.axes, digits):
             r.env[axis.name], r.depth[axis.name] = digit, r.level
-        self.statements(group.body)
+        self.statements(region.body)
         r.pop()
         r.level -= 1
         carry: Value | None = None
@@ -153,7 +135,7 @@ class _Writer:
             elif isinstance(statement, Update):
                 self.update(statement)
             else:
-                values = tuple(self.r.value(node) for node in statement.src)
+                values = tuple(self.r.value(node) for node in statement.operands)
                 store(self.r, statement, self.r.value(statement.value), values)
                 self.r.forget((f"buf:{statement.access.buffer}",))
         for name in declared:
@@ -173,19 +155,17 @@ class _Writer:
                     widths[lanes] = None
 
         visit(following, r.lanes)
-        parts = {lanes: identity(self.b, statement.op, statement.dtype, lanes) for lanes in widths or (r.lanes,)}
+        parts = {lanes: initial(self.b, statement.op, statement.dtype, lanes) for lanes in widths or (r.lanes,)}
         r.accumulators[statement.name] = Accumulator(statement.op, statement.dtype, r.lanes, parts)
         r.depth[f"acc:{statement.name}"] = r.level
 
     def update(self, statement: Update) -> None:
         r, b = self.r, self.b
         accumulator = r.accumulators[statement.name]
-        nodes = (statement.value,) if statement.position is None else (statement.value, statement.position)
-        new = tuple(r.wide(r.value(node)) for node in nodes)
+        new = tuple(r.wide(r.value(node)) for node in roots_of(statement))
         old = accumulator.parts[r.lanes]
         result = join(accumulator.op, accumulator.dtype, old, new)
-        if r.mask is not None:
-            mask = r.mask
+        if (mask := r.mask) is not None:
             result = tuple(b.select(mask, changed, kept) for changed, kept in zip(result, old))
         accumulator.parts[r.lanes] = result
         r.forget((f"acc:{statement.name}",))
@@ -193,10 +173,9 @@ class _Writer:
     # ---- loops ----
 
     def lanes(self, loop: Loop) -> int:
-        found = self._lanes.get(id(loop))
-        if found is None:
-            found = self._lanes[id(loop)] = lanes_for(loop, self.target.vector_bits)
-        return found
+        if id(loop) not in self._lanes:
+            self._lanes[id(loop)] = lanes_for(loop, self.target.vector_bits)
+        return self._lanes[id(loop)]
 
     def hoist(self, body: Sequence[Stmt], changing: frozenset[str]) -> None:
         """Compute what `body` needs and what does not change in it."""
@@ -210,8 +189,8 @@ class _Writer:
                     if changing.isdisjoint(statement.axis.extent.free_vars):
                         r.scalar(statement.axis.extent)
                     visit(statement.body, inner_safe)
-                else:
-                    nodes.extend(inputs_of(statement))
+                elif not isinstance(statement, Init):
+                    nodes.extend(roots_of(statement))
                     if isinstance(statement, Store):
                         prepare(r, statement.access, changing)
             r.hoist(nodes, changing, safe, lambda node: prepare(r, node.arg, changing))
@@ -227,7 +206,7 @@ class _Writer:
 
     def _serial(self, loop: Loop, start: Value, stop: Value) -> None:
         def run() -> None:
-            self.hoist(loop.body, defined_in(loop))
+            self.hoist(loop.body, changed_by((loop,)))
             self._counted(loop, start, stop, 1, lambda: self.statements(loop.body))
 
         self._unless_empty(loop, start, stop, run)
@@ -257,7 +236,7 @@ class _Writer:
             return b.compare("icmp ult", b.lane_numbers("i32", lanes), b.splat(left, lanes))
 
         def run() -> None:
-            self.hoist(loop.body, defined_in(loop))
+            self.hoist(loop.body, changed_by((loop,)))
             if whole:
                 self._counted(loop, start, stop, lanes, inside(None))
             elif cost(loop.body) > TWICE:
@@ -293,7 +272,7 @@ class _Writer:
         r.level += 1
         r.push()
         r.env[loop.axis.name], r.depth[loop.axis.name] = position, r.level
-        r.forget(name for name in defined_in(loop) if name.startswith(("acc:", "buf:")))
+        r.forget(changed_by(loop.body))
         body()
         r.pop()
         r.level -= 1
@@ -353,7 +332,7 @@ class _Writer:
             for name in sums:
                 accumulator = r.accumulators[name]
                 for lanes in accumulator.parts:
-                    accumulator.parts[lanes] = identity(b, accumulator.op, accumulator.dtype, lanes)
+                    accumulator.parts[lanes] = initial(b, accumulator.op, accumulator.dtype, lanes)
             self._blocks(loop, first, last, inner, sums, body)
             for name in sums:
                 accumulator = r.accumulators[name]
@@ -392,16 +371,7 @@ class _Writer:
         b.label(done)
         if outer[0] is not None:
             r.env[loop.axis.name], r.depth[loop.axis.name] = outer[0], outer[1] or 0
-        r.forget(name for name in defined_in(loop) if name.startswith(("acc:", "buf:")))
-
-
-def _changes(statement: Stmt) -> frozenset[str]:
-    """The names whose value changes when `statement` runs."""
-    if isinstance(statement, Loop):
-        return defined_in(statement)
-    if isinstance(statement, Store):
-        return frozenset((f"buf:{statement.access.buffer}",))
-    return frozenset((f"acc:{statement.name}",))
+        r.forget(changed_by(loop.body))
 
 
 def _at_most(start: Value, stop: Value, count: int) -> bool:

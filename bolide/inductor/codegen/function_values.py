@@ -1,7 +1,7 @@
 """The values of one LLVM function under construction: nodes of loop IR, accumulators, and the code motion there is.
 
-Before a loop starts, `Region.hoist` asks for the values that do not change in it. Values that depend on memory or on
-accumulators are forgotten when these change.
+Before a loop starts, `FunctionValues.hoist` asks for the values that do not change in it. Values that depend on memory
+or on accumulators are forgotten when these change.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import torch
 
 from bolide.inductor.codegen.accesses import load
 from bolide.inductor.codegen.accumulators import Accumulator, Parts, across_lanes, join
-from bolide.inductor.codegen.analysis import READS, Dependences, postorder
+from bolide.inductor.codegen.analysis import READS, Dependences
 from bolide.inductor.codegen.builder import Builder, Value
-from bolide.inductor.codegen.names import Names, fits
+from bolide.inductor.codegen.instructions import COMPARISONS, compare, computed, constant
 from bolide.inductor.codegen.philox import philox_normal, philox_uniform
-from bolide.inductor.codegen.scalars import COMPARISONS, compare, constant, scalar_op
+from bolide.inductor.codegen.scope import Scope, fits
 from bolide.inductor.ir.loops import Node
+from bolide.inductor.ir.walks import nodes_below
 from bolide.symbolic import as_expr
 
 
-class Region(Names):
-    """`Names`, the values of nodes, and the accumulators in scope."""
+class FunctionValues(Scope):
+    """`Scope`, the values of nodes, and the accumulators in scope."""
 
     def __init__(self, b: Builder, dependences: Dependences) -> None:
         super().__init__(b, dependences)
@@ -40,7 +41,7 @@ class Region(Names):
         found = self._cache.get(node)
         if found is not None:
             return found
-        for inner in postorder((node,), self._cache.__contains__):
+        for inner in nodes_below((node,), self._cache.__contains__):
             result = self._compute(inner)
             self.remember(inner, result)
             for name in self.dependences.names(inner):
@@ -51,13 +52,13 @@ class Region(Names):
     def _compute(self, node: Node) -> Value:
         if node.op == "const":
             return constant(self.b, node.arg, node.dtype)
-        if node.op == "load":
-            return load(self, node, tuple(self._cache[operand] for operand in node.src))
         if node.op == "index":
             return self.index(node.arg)
         if node.op == "acc":
             return self.read(node.arg)
         args = tuple(self._cache[operand] for operand in node.src)
+        if node.op == "load":
+            return load(self, node, args)
         if node.op in ("philox", "philox_normal"):
             counter, element = node.arg
             draw = philox_uniform if node.op == "philox" else philox_normal
@@ -68,8 +69,7 @@ class Region(Names):
                 return narrow
         if any(arg.lanes > 1 for arg in args):
             args = tuple(self.wide(arg) for arg in args)
-        operand_type = node.src[-1].dtype
-        return scalar_op(node.op, args, operand_type, node.dtype)
+        return computed(node.op, args, node.src[-1].dtype, node.dtype)
 
     def _compare_places(self, node: Node) -> Value | None:
         """A comparison of index values (the edge of a padding, a causal mask) in 32 bits per lane, if that is
@@ -81,7 +81,7 @@ class Region(Names):
         if self.varying.isdisjoint(difference.free_vars) or not fits(difference.terms, difference.offset):
             return None
         lanes = self.lane_sum(difference.terms, difference.offset, "i32")
-        return compare(node.op, lanes, self.b.like(0, lanes), torch.int32)
+        return compare(node.op, torch.int32, lanes, self.b.like(0, lanes))
 
     # ---- accumulators ----
 
@@ -113,6 +113,6 @@ class Region(Names):
             stays.add(node)
             return False
 
-        for node in postorder(roots, is_done):
+        for node in nodes_below(roots, is_done):
             if node in stays and node.op == "load":
                 pointers(node)

@@ -12,17 +12,19 @@ Sound only if no element is overwritten before its last read. A load of the oper
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Loop, Node, Stmt, Store
-from bolide.inductor.plan import Alloc, Call, Free, Launch, Reuse, Step, View, defined_names, used_names
+from bolide.inductor.ir.definitions import axis_var
+from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Loop, Stmt, Store
+from bolide.inductor.ir.walks import nodes_below, roots_of
+from bolide.inductor.plan import Alloc, AsStrided, Call, Free, Launch, Reuse, Step, defined_names, used_names
 from bolide.inductor.runtime.results import gives_new_memory
-from bolide.inductor.schedule.stages import Buffer, axis_var
+from bolide.inductor.schedule.stages import Buffer
 
 
-class _Place(NamedTuple):
+class _Position(NamedTuple):
     """A statement: its position in each body from the outermost inwards, and the axes of the loops around it."""
 
     positions: tuple[int, ...]
@@ -34,7 +36,7 @@ class _Use:
     """One load or store. `direct`: neither masked nor at a place that data decide."""
 
     access: Access
-    place: _Place
+    place: _Position
     direct: bool
 
 
@@ -58,7 +60,7 @@ def _memory_of_its_own(steps: list[Step]) -> set[str]:
     gave them, that may have kept them or given something else in their memory."""
     own: set[str] = set()
     for step in steps:
-        if isinstance(step, View) or (isinstance(step, Call) and not gives_new_memory(step.op)):
+        if isinstance(step, AsStrided) or (isinstance(step, Call) and not gives_new_memory(step.op)):
             own.difference_update(used_names(step))
         elif isinstance(step, (Alloc, Call)):
             own.update(defined_names(step))
@@ -73,7 +75,7 @@ def _reuse(steps: list[Step], position: int, kernel: Kernel, dying: list[str], b
     while before >= 0 and isinstance(step := steps[before], (Alloc, Reuse)):
         if isinstance(step, Alloc) and step.name in used_names(launch):
             for name in dying:
-                if not _alike(buffers[name], buffers[step.name]):
+                if buffers[name] != buffers[step.name]:
                     continue
                 if uses is None:
                     uses = _uses(kernel)
@@ -82,10 +84,6 @@ def _reuse(steps: list[Step], position: int, kernel: Kernel, dying: list[str], b
                     dying.remove(name)
                     break
         before -= 1
-
-
-def _alike(left: Buffer, right: Buffer) -> bool:
-    return (left.dtype, left.shape, left.layout) == (right.dtype, right.shape, right.layout)
 
 
 def _harmless(loads: list[_Use], stores: list[_Use]) -> bool:
@@ -120,35 +118,20 @@ def _same_places(load: _Use, store: _Use, shared: int) -> bool:
 
 def _uses(kernel: Kernel) -> dict[str, list[_Use]]:
     """Loads and stores by buffer."""
-    found: dict[str, list[_Use]] = {}
-    for use in _walk(kernel.body, (), ()):
-        found.setdefault(use.access.buffer, []).append(use)
-    return found
+    uses: dict[str, list[_Use]] = {}
+    for use in _uses_in(kernel.body, (), ()):
+        uses.setdefault(use.access.buffer, []).append(use)
+    return uses
 
 
-def _walk(body: tuple[Stmt, ...], positions: tuple[int, ...], axes: tuple[Axis, ...]) -> Iterator[_Use]:
+def _uses_in(body: tuple[Stmt, ...], positions: tuple[int, ...], axes: tuple[Axis, ...]) -> Iterator[_Use]:
     for position, statement in enumerate(body):
-        here = (*positions, position)
+        place = _Position((*positions, position), axes)
         if isinstance(statement, Loop):
-            yield from _walk(statement.body, here, (*axes, statement.axis))
+            yield from _uses_in(statement.body, place.positions, (*axes, statement.axis))
         elif not isinstance(statement, Init):
-            place = _Place(here, axes)
-            roots = [statement.value]
             if isinstance(statement, Store):
-                yield _Use(statement.access, place, not statement.src and statement.mode == "set")
-                roots += statement.src
-            elif statement.position is not None:
-                roots.append(statement.position)
-            yield from _loads(roots, place)
-
-
-def _loads(roots: Iterable[Node], place: _Place) -> Iterator[_Use]:
-    pending = list(roots)
-    seen: set[int] = set()
-    while pending:
-        node = pending.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            if node.op == "load":
-                yield _Use(node.arg, place, not node.src)
-            pending += node.src
+                yield _Use(statement.access, place, not statement.operands and statement.mode == "set")
+            for node in nodes_below(roots_of(statement)):
+                if node.op == "load":
+                    yield _Use(node.arg, place, not node.src)

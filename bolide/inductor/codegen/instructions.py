@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from bolide.inductor.codegen import math32
-from bolide.inductor.codegen.builder import FLOATS, Builder, Value
-from bolide.inductor.codegen.library import call_library, has_library
+from bolide.inductor.codegen.builder import BITS, FLOATS, Builder, Value
+from bolide.inductor.codegen.math_calls import MATH_CALLS, call_math
+from bolide.inductor.ir.scalar_ops import NARROW_FLOATS
 
 REGISTER = {
     torch.float32: "float",
@@ -33,7 +35,7 @@ UNSIGNED = frozenset((torch.uint8, torch.bool))
 
 def constant(b: Builder, value: float, dtype: torch.dtype) -> Value:
     """A number as a value of one lane, rounded as torch rounds it."""
-    if dtype in (torch.bfloat16, torch.float16):
+    if dtype in NARROW_FLOATS:
         bits = int(torch.tensor(value, dtype=dtype).view(torch.int16))
         return b.const(bits, "i16") if dtype == torch.bfloat16 else Value(b, f"0xH{bits & 0xFFFF:04X}", "half", 1)
     return b.const(value, REGISTER[dtype])
@@ -53,9 +55,9 @@ def cast(value: Value, source: torch.dtype, target: torch.dtype) -> Value:
         if source == torch.bfloat16:  # both zeros are false
             return b.compare("icmp ne", value & 0x7FFF, 0)
         return b.compare("fcmp une" if value.scalar in FLOATS else "icmp ne", value, 0)
-    if source in (torch.bfloat16, torch.float16):
+    if source in NARROW_FLOATS:
         return cast(_widen(value, source), torch.float32, target)
-    if target in (torch.bfloat16, torch.float16):
+    if target in NARROW_FLOATS:
         return _narrow(cast(value, source, torch.float32), target)
     kind = REGISTER[target]
     if source == torch.bool and kind in FLOATS:
@@ -98,20 +100,19 @@ def _float_to_integer(value: Value, target: torch.dtype) -> Value:
 
 
 def _resize(value: Value, kind: str, unsigned: bool) -> Value:
-    order = ("i1", "i8", "i16", "i32", "i64")
     if value.scalar == kind:
         return value
-    if order.index(kind) < order.index(value.scalar):
+    if BITS[kind] < BITS[value.scalar]:
         return value.b.convert("trunc", value, kind)
     return value.b.convert("zext" if unsigned else "sext", value, kind)
 
 
-# ---- arithmetic -----------------------------------------------------------------------------------------------------
+# ---- two operands ---------------------------------------------------------------------------------------------------
 
 COMPARISONS = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
 
-def compare(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
+def compare(op: str, dtype: torch.dtype, a: Value, b: Value) -> Value:
     """`op` is a key of `COMPARISONS`; `dtype` that of the operands."""
     if a.scalar in FLOATS:
         return a.b.compare(f"fcmp {COMPARISONS[op]}", a, b)
@@ -119,19 +120,18 @@ def compare(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
     return a.b.compare(f"icmp {signed}{op}", a, b)
 
 
-def minimum(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
+def minimum(op: str, dtype: torch.dtype, a: Value, b: Value) -> Value:
     """``min``/``max``: NaN if either is NaN; of equal ones (0.0 and -0.0) the second. ``fmin``/``fmax``: NaN only if
     both are; of equal ones the first."""
     if op.startswith("f"):
         a, b = b, a
-    better = compare("lt" if op.endswith("min") else "gt", a, b, dtype)
+    better = compare("lt" if op.endswith("min") else "gt", dtype, a, b)
     result = a.b.select(better, a, b)
     if a.scalar not in FLOATS:
         return result
     # `result` is b whenever either is NaN.
-    if op.startswith("f"):
-        return a.b.select(a.b.compare("fcmp uno", b, b), a, result)
-    return a.b.select(a.b.compare("fcmp uno", a, a), a, result)
+    suspect = b if op.startswith("f") else a
+    return a.b.select(a.b.compare("fcmp uno", suspect, suspect), a, result)
 
 
 def _safe_divisor(a: Value, d: Value, unsigned: bool) -> Value:
@@ -141,23 +141,28 @@ def _safe_divisor(a: Value, d: Value, unsigned: bool) -> Value:
     b = d.b
     bad = b.compare("icmp eq", d, 0)
     if not unsigned:
-        smallest = -1 << (int(d.scalar[1:]) - 1)
+        smallest = -1 << (BITS[d.scalar] - 1)
         bad = bad | (b.compare("icmp eq", d, -1) & b.compare("icmp eq", a, smallest))
     return b.select(bad, b.like(1, d), d)
 
 
-def _integer_division(op: str, a: Value, d: Value, dtype: torch.dtype) -> Value:
+def _integer_division(op: str, unsigned: bool, a: Value, d: Value) -> Value:
     b = a.b
-    unsigned = dtype in UNSIGNED
     d = _safe_divisor(a, d, unsigned)
     if unsigned:
         return b.binary("udiv" if op in ("floordiv", "truncdiv") else "urem", a, d)
     if op in ("truncdiv", "fmod"):
         return b.binary("sdiv" if op == "truncdiv" else "srem", a, d)
+    return floor_division(op == "mod", a, d)
+
+
+def floor_division(rest_only: bool, a: Value, d: Value) -> Value:
+    """The quotient of integers with signs, rounded to minus infinity, or its rest."""
+    b = a.b
     rest = b.binary("srem", a, d)
     # The signs of remainder and divisor differ, and the remainder is not zero: one more towards minus infinity.
     wrong = b.compare("icmp slt", rest ^ d, 0) & b.compare("icmp ne", rest, 0)
-    if op == "mod":
+    if rest_only:
         return b.select(wrong, rest + d, rest)
     return b.binary("sdiv", a, d) - b.convert("zext", wrong, a.scalar)
 
@@ -167,12 +172,11 @@ def _float_division(op: str, a: Value, d: Value) -> Value:
     b = a.b
     if op == "truncdiv":
         return b.intrinsic("trunc", a / d)
-    rest = call_library("fmod", (a, d))
+    rest = call_math("fmod", (a, d))
     if op == "fmod":
         return rest
-    wrong = b.compare("fcmp une", rest, 0.0) & b.binary(
-        "xor", b.compare("fcmp olt", d, 0.0), b.compare("fcmp olt", rest, 0.0)
-    )
+    signs_differ = b.binary("xor", b.compare("fcmp olt", d, 0.0), b.compare("fcmp olt", rest, 0.0))
+    wrong = b.compare("fcmp une", rest, 0.0) & signs_differ
     if op == "mod":
         return b.select(wrong, rest + d, rest)
     quotient = (a - rest) / d
@@ -183,137 +187,112 @@ def _float_division(op: str, a: Value, d: Value) -> Value:
     return b.select(b.compare("fcmp oeq", d, 0.0), a / d, floor)
 
 
-def _divide(op: str, a: Value, d: Value, dtype: torch.dtype) -> Value:
+def _divide(op: str, dtype: torch.dtype, a: Value, d: Value) -> Value:
     if a.scalar in FLOATS:
         return a / d if op == "div" else _float_division(op, a, d)
-    return _integer_division(op, a, d, dtype)
+    return _integer_division(op, dtype in UNSIGNED, a, d)
 
 
-def _shift(op: str, a: Value, n: Value, dtype: torch.dtype) -> Value:
+def _shift(op: str, dtype: torch.dtype, a: Value, n: Value) -> Value:
     """torch's shifts: by a negative count or one of at least the width, 0 (or -1 for a negative number shifted
     right).
     """
     b = a.b
-    bits = int(a.scalar[1:])
+    bits = BITS[a.scalar]
     outside = b.compare("icmp uge", n, bits)
-    if op == "shl":
-        return b.select(outside, 0, b.binary("shl", a, b.select(outside, 0, n)))
-    if dtype in UNSIGNED:
-        return b.select(outside, 0, b.binary("lshr", a, b.select(outside, 0, n)))
-    return b.binary("ashr", a, b.select(outside, bits - 1, n))
+    if op == "shr" and dtype not in UNSIGNED:
+        return b.binary("ashr", a, b.select(outside, bits - 1, n))
+    return b.select(outside, 0, b.binary("shl" if op == "shl" else "lshr", a, b.select(outside, 0, n)))
 
 
-# ---- one argument ----------------------------------------------------------------------------------------------------
+# ---- one operand ----------------------------------------------------------------------------------------------------
 
 
-def _sign(x: Value, dtype: torch.dtype) -> Value:
+def _sign(dtype: torch.dtype, x: Value) -> Value:
     b = x.b
     if x.scalar == "i1":
         return x
     if x.scalar in FLOATS:
-        one = b.like(1.0, x)
-        up = b.select(b.compare("fcmp ogt", x, 0.0), one, 0.0)
+        up = b.select(b.compare("fcmp ogt", x, 0.0), b.like(1.0, x), 0.0)
         return b.select(b.compare("fcmp olt", x, 0.0), -1.0, up)
     positive = b.select(b.compare("icmp ne", x, 0), b.like(1, x), 0)
     return positive if dtype in UNSIGNED else b.select(b.compare("icmp slt", x, 0), -1, positive)
 
 
-def _abs(x: Value, dtype: torch.dtype) -> Value:
+def _abs(dtype: torch.dtype, x: Value) -> Value:
     if x.scalar in FLOATS:
         return x.b.intrinsic("fabs", x)
     return x if dtype in UNSIGNED else x.b.select(x.b.compare("icmp slt", x, 0), -x, x)
 
 
-def _not(x: Value, dtype: torch.dtype) -> Value:
-    return x ^ -1
-
-
-def _signbit(x: Value, dtype: torch.dtype) -> Value:
+def _signbit(dtype: torch.dtype, x: Value) -> Value:
     b = x.b
     if x.scalar in FLOATS:
         x = b.bitcast(x, "i32" if x.scalar == "float" else "i64")
     return b.like(0, x) if dtype in UNSIGNED else b.compare("icmp slt", x, 0)
 
 
-def _rounding(name: str) -> Callable[[Value, torch.dtype], Value]:
-    return lambda x, dtype: x.b.intrinsic(name, x) if x.scalar in FLOATS else x
-
-
-UNARY: dict[str, Callable[[Value, torch.dtype], Value]] = {
-    "neg": lambda x, dtype: -x,
-    "abs": _abs,
-    "sign": _sign,
-    "not": _not,
-    "sqrt": lambda x, dtype: x.b.intrinsic("sqrt", x),
-    "rsqrt": lambda x, dtype: 1.0 / x.b.intrinsic("sqrt", x),
-    "recip": lambda x, dtype: 1.0 / x,
-    "floor": _rounding("floor"),
-    "ceil": _rounding("ceil"),
-    "trunc": _rounding("trunc"),
-    "round": _rounding("roundeven"),
-    "isnan": lambda x, dtype: x.b.compare("fcmp uno", x, x),
-    "isinf": lambda x, dtype: x.b.compare("fcmp oeq", x.b.intrinsic("fabs", x), math.inf),
-    "signbit": _signbit,
-}
-BINARY: dict[str, tuple[str, str]] = {  # integer and float instruction
-    "add": ("add", "fadd"),
-    "sub": ("sub", "fsub"),
-    "mul": ("mul", "fmul"),
-    "and": ("and", ""),
-    "or": ("or", ""),
-    "xor": ("xor", ""),
-}
+# ---- mathematics ----------------------------------------------------------------------------------------------------
 
 
 class Unsupported(NotImplementedError):
     """An operation and type that code generation has no code for; the lowering must not have made it."""
 
 
-def supports(op: str, dtype: torch.dtype) -> bool:
-    """Whether `scalar_op` can write `op` on operands of `dtype` (lowering asks before it makes a node)."""
-    if op in UNARY or op in BINARY or op in COMPARISONS or op in ("where", "cast", "bitcast", "fma"):
-        return True
-    if op in ("min", "max", "fmin", "fmax", "div", "floordiv", "truncdiv", "mod", "fmod", "shl", "shr", "copysign"):
-        return True
+def _function(op: str, dtype: torch.dtype, *args: Value) -> Value:
     if dtype == torch.float32 and op in math32.INLINE:
-        return True
-    return dtype in (torch.float32, torch.float64) and (op == "sigmoid" or has_library(op))
+        return math32.INLINE[op](*args)
+    if dtype not in (torch.float32, torch.float64):
+        raise Unsupported(f"no code for {op} on {dtype}")
+    return 1.0 / (call_math("exp", (-args[0],)) + 1.0) if op == "sigmoid" else call_math(op, args)
 
 
-def scalar_op(op: str, args: tuple[Value, ...], dtype: torch.dtype, result: torch.dtype) -> Value:
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def _intrinsic(name: str) -> Callable[..., Value]:
+    return lambda dtype, x, *more: x.b.intrinsic(name, x, *more)
+
+
+def _rounding(name: str) -> Callable[..., Value]:
+    return lambda dtype, x: x.b.intrinsic(name, x) if x.scalar in FLOATS else x
+
+
+#: What writes an operation: a function of the operands' dtype and the operands.
+INSTRUCTIONS: dict[str, Callable[..., Value]] = {
+    **{op: partial(_function, op) for op in (*math32.INLINE, *MATH_CALLS)},
+    "where": lambda dtype, condition, yes, no: condition.b.select(condition, yes, no),
+    "neg": lambda dtype, x: -x,
+    "abs": _abs,
+    "sign": _sign,
+    "not": lambda dtype, x: x ^ -1,
+    "sqrt": _intrinsic("sqrt"),
+    "rsqrt": lambda dtype, x: 1.0 / x.b.intrinsic("sqrt", x),
+    "recip": lambda dtype, x: 1.0 / x,
+    "floor": _rounding("floor"),
+    "ceil": _rounding("ceil"),
+    "trunc": _rounding("trunc"),
+    "round": _rounding("roundeven"),
+    "isnan": lambda dtype, x: x.b.compare("fcmp uno", x, x),
+    "isinf": lambda dtype, x: x.b.compare("fcmp oeq", x.b.intrinsic("fabs", x), math.inf),
+    "signbit": _signbit,
+    "add": lambda dtype, a, b: a + b,
+    "sub": lambda dtype, a, b: a - b,
+    "mul": lambda dtype, a, b: a * b,
+    "and": lambda dtype, a, b: a & b,
+    "or": lambda dtype, a, b: a | b,
+    "xor": lambda dtype, a, b: a ^ b,
+    "fma": _intrinsic("fma"),
+    "copysign": _intrinsic("copysign"),
+    **{op: partial(compare, op) for op in COMPARISONS},
+    **{op: partial(minimum, op) for op in ("min", "max", "fmin", "fmax")},
+    **{op: partial(_divide, op) for op in ("div", "floordiv", "truncdiv", "mod", "fmod")},
+    **{op: partial(_shift, op) for op in ("shl", "shr")},
+}
+
+
+def computed(op: str, args: tuple[Value, ...], dtype: torch.dtype, result: torch.dtype) -> Value:
     """The value of `op` on operands of `dtype`, all with the same number of lanes (a condition of ``where`` may be one
     i1).
     """
-    first = args[0]
-    b: Builder = first.b
-    if op in BINARY:
-        integer, floating = BINARY[op]
-        return b.binary(floating if first.scalar in FLOATS else integer, first, args[1])
-    if op in COMPARISONS:
-        return compare(op, first, args[1], dtype)
-    if op == "cast":
-        return cast(first, dtype, result)
-    if op == "where":
-        return b.select(first, args[1], args[2])
-    if op in UNARY:
-        return UNARY[op](first, dtype)
-    if op in ("min", "max", "fmin", "fmax"):
-        return minimum(op, first, args[1], dtype)
-    if op in ("div", "floordiv", "truncdiv", "mod", "fmod"):
-        return _divide(op, first, args[1], dtype)
-    if op == "fma":
-        return b.fma(first, args[1], args[2])
-    if op in ("shl", "shr"):
-        return _shift(op, first, args[1], dtype)
-    if op == "copysign":
-        return b.intrinsic("copysign", first, args[1])
-    if op == "bitcast":
-        return b.bitcast(first, REGISTER[result]) if first.scalar != REGISTER[result] else first
-    if op in math32.INLINE and dtype == torch.float32:
-        return math32.INLINE[op](first)
-    if dtype in (torch.float32, torch.float64):
-        if op == "sigmoid":
-            return 1.0 / (call_library("exp", (-first,)) + 1.0)
-        if has_library(op):
-            return call_library(op, args)
-    raise Unsupported(f"no code for {op} on {dtype}")
+    return cast(args[0], dtype, result) if op == "cast" else INSTRUCTIONS[op](dtype, *args)

@@ -18,7 +18,7 @@ from bolide.inductor.lowering.context import input_name
 from bolide.inductor.plan import Plan
 from bolide.inductor.runtime import driver
 from bolide.inductor.runtime.kernels import CompiledKernel, sequence
-from bolide.inductor.schedule import schedule
+from bolide.inductor.schedule import schedule_program
 from bolide.inductor.schedule.stages import Refusal
 from bolide.support import events
 from bolide.symbolic import Expr, as_expr
@@ -89,7 +89,7 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
     program = lower(gm, fresh)
     seconds = {"lower": time.perf_counter() - start}
     names = argument_names(gm)
-    scheduled = schedule(program, names, info.kind, [names[position] for position in info.static_inputs])
+    scheduled = schedule_program(program, names, [names[position] for position in info.static_inputs])
     seconds.update(scheduled.seconds)
     plan = scheduled.plan
     plan.constants = {
@@ -98,8 +98,8 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
     _record_layouts(gm, scheduled.strides)
     start = time.perf_counter()
     sizes = program.size_vars.keys() - _data(gm)
-    real = {name: program.size_vars[name] for name in names if name in sizes}
-    compiled = compile_kernels(plan.kernels, real=real)
+    known = {name: program.size_vars[name] for name in names if name in sizes}
+    compiled = compile_kernels(plan.kernels, sizes=known)
     seconds["codegen"] = time.perf_counter() - start
 
     def bind(calls: Sequence[tuple[int, tuple[int, ...]]]) -> Callable[..., None]:

@@ -1,0 +1,203 @@
+"""From a group of stages to one loop IR kernel.
+
+A group becomes nested loops over its outer axes; inside, *passes* over its inner axes. The level of a value is the
+number of reductions that must be complete before it can be computed; pass k computes what has level k: reductions are
+updated and full-space values stored in the loop over the inner axes, row values behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from bolide.inductor.ir.definitions import Element
+from bolide.inductor.ir.loops import Access, Axis, AxisKind, Init, Kernel, Local, Loop, Node, Param, Stmt, Store, Update
+from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
+from bolide.inductor.schedule.inline import select
+from bolide.inductor.schedule.nest import Nest, choose_nest
+from bolide.inductor.schedule.scratch import Pass, save_across_passes
+from bolide.inductor.schedule.stages import Buffer, Group, Stage
+from bolide.symbolic import Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stage whose loads have addresses in place of coordinates, and the address that it is stored at (None: it stays
+    inside the kernel)."""
+
+    stage: Stage
+    target: Expr | None
+
+
+def kernel_of(group: Group, stored: frozenset[str], buffers: dict[str, Buffer], name: str) -> Kernel:
+    """The kernel of `group`; of the buffers it defines only those in `stored` get memory."""
+    pieces = _resolve(group, stored, buffers)
+    nest = choose_nest(group, _index_expressions(pieces))
+    if nest.rename:
+        new = substitute(nest.rename)
+        pieces = [
+            Piece(with_roots(piece.stage, new), None if piece.target is None else piece.target.subs(nest.rename))
+            for piece in pieces
+        ]
+    inside, scratch = _passes(pieces, nest)
+    body = _outer_loops(nest, inside)
+    params = _params(pieces, buffers)
+    sizes = sorted(_size_names(pieces, nest).union(*(param.numel.free_vars for param in params)))
+    origins = tuple(dict.fromkeys(origin for stage in group.stages for origin in stage.origins))
+    return Kernel(name, params, body, tuple(sizes), tuple(scratch), origins)
+
+
+def _resolve(group: Group, stored: frozenset[str], buffers: dict[str, Buffer]) -> list[Piece]:
+    """Values of earlier stages in place of the loads that read them; addresses in place of coordinates."""
+    inside: dict[str, Node] = {}
+
+    def resolve(node: Node, src: tuple[Node, ...]) -> Node | None:
+        if node.op != "load":
+            return None
+        element: Element = node.arg
+        value = inside.get(element.buffer)
+        if value is not None:
+            return select(src[-1], value) if element.masked else value
+        address = buffers[element.buffer].layout.address(element.coords)
+        return Node.make("load", node.dtype, src, Access(element.buffer, address, element.masked))
+
+    new = rewriter(resolve)
+    pieces = []
+    for stage in group.stages:
+        stage = with_roots(stage, new)
+        target = buffers[stage.name].layout.address(stage.coords) if stage.name in stored else None
+        pieces.append(Piece(stage, target))
+        if stage.mode == "define":
+            inside[stage.name] = _result(stage)
+    return pieces
+
+
+def _result(stage: Stage) -> Node:
+    """What a reader inside the kernel sees: the accumulator of a reduction, rounded to the buffer's dtype."""
+    value = stage.value
+    if stage.reduce_op is not None:
+        dtype = stage.dtype if stage.position is not None else value.dtype
+        value = Node.make("acc", dtype, (), stage.name)
+    return value if value.dtype == stage.dtype else Node.make("cast", stage.dtype, (value,))
+
+
+def _nodes(pieces: Iterable[Piece]) -> Iterable[Node]:
+    """All nodes, once each: the last piece's first, from its value down."""
+    seen: dict[Node, None] = {}
+    stack = [root for piece in pieces for root in roots_of(piece.stage)]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen[node] = None
+            stack.extend(node.src)
+    return seen
+
+
+def _index_expressions(pieces: list[Piece]) -> list[tuple[Expr, bool]]:
+    """Every address and index expression of the pieces, and whether it is the address of an access."""
+    found: dict[tuple[Expr, bool], None] = {(p.target, True): None for p in pieces if p.target is not None}
+    for node in _nodes(pieces):
+        if node.op == "load":
+            found[node.arg.index, True] = None
+        elif node.op == "index":
+            found[node.arg, False] = None
+        elif node.op in ("philox", "philox_normal"):
+            found[node.arg[1], False] = None
+    return list(found)
+
+
+# ---- statements ----------------------------------------------------------------------------------------------------
+
+
+def _passes(pieces: list[Piece], nest: Nest) -> tuple[tuple[Stmt, ...], list[Local]]:
+    """The statements inside the outer loops, and the scratch memory that they use."""
+    level_of = _leveller({piece.stage.name: piece.stage for piece in pieces})
+    body: list[Stmt] = []
+    passes: dict[int, Pass] = {}
+
+    def run(level: int) -> Pass:
+        return passes.setdefault(level, Pass([], [], []))
+
+    for piece in pieces:
+        stage, level = piece.stage, level_of(piece.stage.value)
+        store = [] if piece.target is None else [_store(stage, piece.target)]
+        if stage.reduce_op is not None:
+            run(level).inits.append(Init(stage.name, stage.reduce_op, stage.value.dtype))
+            run(level).inside.append(Update(stage.name, stage.value, stage.position))
+            run(level).behind += store
+        elif store:
+            if nest.inner and len(stage.axes) == nest.full_rank:
+                run(level).inside += store
+            elif level == 0:
+                body += store
+            else:
+                run(level - 1).behind += store
+    ordered = [passes[level] for level in sorted(passes)]
+    scratch = save_across_passes(ordered, nest.inner, nest.vector) if len(ordered) > 1 else []
+    for current in ordered:
+        body += current.inits
+        if current.inside:
+            body += _inner_loops(nest, current.inside, reducing=bool(current.inits))
+        body += current.behind
+    return tuple(body), scratch
+
+
+def _leveller(by_name: dict[str, Stage]) -> Callable[[Node], int]:
+    memo: dict[Node, int] = {}
+
+    def level(node: Node) -> int:
+        if node not in memo:
+            is_accumulator = node.op == "acc"
+            memo[node] = level(by_name[node.arg].value) + 1 if is_accumulator else max(map(level, node.src), default=0)
+        return memo[node]
+
+    return level
+
+
+def _store(stage: Stage, target: Expr) -> Store:
+    return Store(Access(stage.name, target), _result(stage), stage.operands, "add" if stage.mode == "add" else "set")
+
+
+def _inner_loops(nest: Nest, body: list[Stmt], reducing: bool) -> list[Stmt]:
+    """`body` in the loops over the inner axes."""
+    statements: tuple[Stmt, ...] = tuple(body)
+    for position, (name, extent) in enumerate(reversed(nest.inner)):
+        vector = position == 0 and nest.vector == name
+        kind: AxisKind = ("reduce_vector" if vector else "reduce") if reducing else ("vector" if vector else "serial")
+        statements = (Loop(Axis(name, extent, kind), statements),)
+    return list(statements)
+
+
+def _outer_loops(nest: Nest, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    for name, extent in reversed(nest.outer):
+        kind: AxisKind = "vector" if name == nest.vector else "serial" if name in nest.serial else "parallel"
+        body = (Loop(Axis(name, extent, kind), body),)
+    if not nest.outer and any(isinstance(statement, Init) for statement in body):
+        body = (Loop(Axis("once", Expr.const(1), "parallel"), body),)  # accumulators live inside a top-level loop
+    return body
+
+
+# ---- parameters ----------------------------------------------------------------------------------------------------
+
+
+def _params(pieces: list[Piece], buffers: dict[str, Buffer]) -> tuple[Param, ...]:
+    read = dict.fromkeys(node.arg.buffer for node in _nodes(pieces) if node.op == "load")
+    written: dict[str, bool] = {}
+    for piece in pieces:
+        if piece.target is not None:
+            written[piece.stage.name] = written.get(piece.stage.name, False) or piece.stage.mode != "define"
+    params = []
+    for name in dict.fromkeys([*written, *reversed(read)]):
+        role: Literal["in", "out", "inout"] = "in"
+        if name in written:
+            role = "inout" if name in read or written[name] else "out"
+        params.append(Param(name, buffers[name].dtype, role, buffers[name].span))
+    return tuple(params)
+
+
+def _size_names(pieces: list[Piece], nest: Nest) -> set[str]:
+    space = (*nest.outer, *nest.inner)
+    expressions = [*(extent for _, extent in space), *(expr for expr, _ in _index_expressions(pieces))]
+    names = {name for expr in expressions for name in expr.free_vars}
+    return {name for name in names - {name for name, _ in space} if not name.startswith("$")}
