@@ -209,6 +209,16 @@ class Effect:
     where: UserFrame | None = None
 
 
+def call_of(function: Callable[..., object], *args: Recipe) -> Recipe:
+    """The recipe of what a call gives."""
+    return Recipe("call", function, args)
+
+
+def effect_of(function: Callable[..., object], *args: Recipe) -> Effect:
+    """An effect that is a call."""
+    return Effect("call", None, None, Recipe("call", function, args))
+
+
 @dataclass(frozen=True, slots=True)
 class Break:
     """Why a segment ends before the program does: the operation that comes next is run in eager.

@@ -6,6 +6,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from bolide.support.origins import is_ours
 _GENERATORS_HAVE_CALLERS = VERSION >= (3, 12)  # whether the frame of a generator that has ended knows who resumed it
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Frame:
     """One frame of the interpreted program.
 
@@ -34,40 +36,21 @@ class Frame:
     is the same dict each time.
     """
 
-    __slots__ = (
-        "back",
-        "code",
-        "ended",
-        "exceptions",
-        "function",
-        "generator",
-        "globals",
-        "locals",
-        "namespace",
-        "pc",
-        "snapshot",
-        "stack",
-        "then",
-        "then_value",
-        "tick",
-    )
-
-    def __init__(self, code: Code, namespace: dict[str, Any], local_values: list[Any], function: Any = None) -> None:
-        self.code = code
-        self.globals = namespace
-        self.locals = local_values
-        self.function = function
-        self.pc = 0
-        self.stack: list[Any] = []
-        self.exceptions: list[Any] = []
-        self.generator: Generator | None = None
-        self.namespace: dict[str, Any] | None = None
-        self.then = "push"
-        self.then_value: Any = None
-        self.tick = 0
-        self.back: Frame | types.FrameType | None = None
-        self.ended = False
-        self.snapshot: dict[str, Any] | None = None
+    code: Code
+    globals: dict[str, Any]
+    locals: list[Any]
+    function: Any = None
+    pc: int = 0
+    stack: list[Any] = field(default_factory=list)
+    exceptions: list[Any] = field(default_factory=list)
+    generator: Generator | None = None
+    namespace: dict[str, Any] | None = None
+    then: str = "push"
+    then_value: Any = None
+    tick: int = 0
+    back: Frame | types.FrameType | None = None
+    ended: bool = False
+    snapshot: dict[str, Any] | None = None
 
     def end(self, caller: Frame) -> None:
         """The frame has returned to `caller`, or raised there."""
@@ -119,16 +102,7 @@ class Generator:
     """
 
     __slots__ = (
-        "__weakref__",
-        "abandon",
-        "done",
-        "foreign",
-        "frame",
-        "kind",
-        "name",
-        "native",
-        "running",
-        "source",
+        *("__weakref__", "abandon", "done", "foreign", "frame", "kind", "name", "native", "running", "source"),
         "started",
     )
 

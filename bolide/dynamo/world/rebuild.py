@@ -15,14 +15,14 @@ import random
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy
 import torch
 
 from bolide.dynamo.policy import is_python_class
-from bolide.dynamo.program.captured import Effect, Recipe, Source
+from bolide.dynamo.program.captured import Effect, Recipe, call_of, effect_of
 from bolide.dynamo.program.kinds import (
     BOUND_BUILTINS,
     C_METHODS,
@@ -60,6 +60,7 @@ from bolide.dynamo.world.iterators import (
 from bolide.dynamo.world.journal import Change
 from bolide.dynamo.world.makers import (
     bare_instance,
+    behind,
     dead_reference,
     detached,
     exchange,
@@ -80,10 +81,10 @@ from bolide.dynamo.world.makers import (
     state_of,
     weak_container,
 )
-from bolide.dynamo.world.outside import Cell, Deferred, Grown, Outside, Overlay, Snapshot, items_of
+from bolide.dynamo.world.outside import Cell, Deferred, Grown, Outside, Overlay, items_of
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
-from bolide.symbolic import Ratio
+from bolide.symbolic import Expr, Ratio
 from bolide.tracing import TracedFloat, TracedTensor, computes_itself
 from bolide.tracing.numbers import data
 
@@ -184,19 +185,15 @@ class Rebuilder:
             return self._new(value, cls)
         except _ContainsItself:
             reason = "an object whose class has a __hash__ contains itself, and leaves the function"
-            raise Unsupported(reason, self.world.guards.where(), kind="escape") from None
+            raise self._refusal(reason) from None
 
     def _check_class(self, cls: type | None) -> None:
         if cls is None:
             return
         own = [base for base in cls.__mro__ if id(base) in self.world.classes.own]
         if not all(map(_is_self_contained, own)):
-            raise Unsupported(
-                f"class {cls.__name__}, made in the function, leaves it with values of this call",
-                self.world.guards.where(),
-                "define the class outside the function",
-                "escape",
-            )
+            reason = f"class {cls.__name__}, made in the function, leaves it with values of this call"
+            raise self._refusal(reason, "define the class outside the function")
 
     def _new(self, value: Any, cls: type) -> Recipe:
         if id(value) in self.active:
@@ -223,15 +220,15 @@ class Rebuilder:
         ):
             return None
         if cls is types.CellType:
-            return Recipe("call", types.CellType) if id(value) not in self.world.namespaces.outside_cells else None
+            return None if id(value) in self.world.namespaces.outside_cells else call_of(types.CellType)
         if cls is collections.deque:
-            return Recipe("call", cls, self.constants((), value.maxlen))
+            return call_of(cls, *self.constants((), value.maxlen))
         if cls in (list, dict, collections.OrderedDict):
-            return Recipe("call", cls)
+            return call_of(cls)
         if type(cls.__hash__) is types.FunctionType:  # it may be a key of what is filled before it
             return None
         if is_open(cls) and not isinstance(value, (tuple, frozenset, type, enum.Enum, BaseException)):
-            return Recipe("call", bare_instance, (Recipe("constant", cls),))
+            return call_of(bare_instance, Recipe("constant", cls))
         return None
 
     def comes_later(self, value: Any) -> bool:
@@ -245,13 +242,11 @@ class Rebuilder:
             return
         if cls is TracedTensor:
             for name, item in (value.attributes or {}).items():
-                parts = (empty, *self.constants(name), self.recipe(item))
-                self.fills.append(Effect("call", None, None, Recipe("call", object.__setattr__, parts)))
+                self.fills.append(effect_of(object.__setattr__, empty, Recipe("constant", name), self.recipe(item)))
             if value.is_leaf and value.grad is not None:
                 self.fills.append(Effect("setattr", empty, "grad", self.recipe(value.grad)))
             return
-        full = self._make(value, cls)
-        self.fills.append(Effect("call", None, None, Recipe("call", fill_instance, (empty, full))))
+        self.fills.append(effect_of(fill_instance, empty, self._make(value, cls)))
 
     def _is_outside(self, value: Any) -> bool:
         return id(value) in self.world.journal.snapshots or id(value) in self.world.identities.mirrors
@@ -261,57 +256,68 @@ class Rebuilder:
 
     def _make(self, value: Any, cls: type) -> Recipe:
         snapshot = self.world.journal.snapshots.get(id(value))
-        if snapshot is not None:
-            return Recipe("source", snapshot.source)
-        if cls is Outside:
-            return Recipe("source", value.source)
+        if snapshot is not None or cls is Outside:
+            return Recipe("source", (snapshot or value).source)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if cls in (torch.SymInt, torch.SymFloat, torch.SymBool) and data.is_computed(self.world.trace, value):
-            return Recipe("call", torch.Tensor.item, (self.recipe(data.as_tensor(self.world.trace, value)),))
-        if cls is torch.SymInt:
-            symbols = self.world.symbols.read_by([value.node.expr])
-            return Recipe("size", value.node.expr, tuple(Recipe("source", source) for _, source in symbols))
-        if cls is torch.SymFloat or cls is TracedFloat:
-            expr = getattr(value.node, "expr", None)
-            if isinstance(expr, Ratio):
-                symbols = self.world.symbols.read_by([expr.over])
-                return Recipe("size", expr, tuple(Recipe("source", source) for _, source in symbols))
-            if isinstance(expr, float):
-                return Recipe("constant", expr)
-            return Recipe("call", torch.Tensor.item, (self.recipe(value.node.owner.tensor),))
-        if cls is torch.SymBool:
-            return Recipe("constant", value.node.value())
-        if cls is torch.Size:
-            return Recipe("call", torch.Size, (self.recipe(tuple(value)),))
-        if cls is slice:
-            return Recipe("call", slice, (self.recipe(value.start), self.recipe(value.stop), self.recipe(value.step)))
-        if cls is list:
-            return self.whole_list(value)
-        if cls is tuple:
-            return Recipe("tuple", None, tuple(self.recipe(item) for item in value))
-        if cls is set:
-            return Recipe("set", None, tuple(self._key(item) for item in value))
-        if cls is dict:
-            owner = self.world.identities.owners.get(id(value))
-            if owner is not None:
-                return Recipe("call", getattr, (self.recipe(owner), *self.constants("__dict__")))
-            return self._dict(value)
-        if cls is weakref.ReferenceType and id(value) not in self.world.identities.seen:
-            referent = self._referent(value)
-            if referent is None:
-                return Recipe("call", dead_reference)
-            return Recipe("call", weakref.ref, (self.recipe(referent),))
-        if cls in WEAK_CONTAINERS:
-            return Recipe("call", weak_container, (Recipe("constant", cls), self._held_weakly(value)))
-        if issubclass(cls, weakref.ReferenceType) and id(value) not in self.world.identities.seen:
-            reason = f"a new {cls.__module__}.{cls.__name__} leaves the function"
-            raise Unsupported(reason, self.world.guards.where(), "use weakref.ref", kind="escape")
-        if cls in LOCK_TYPES and not self.world.identities.is_outside(value):
-            return Recipe("call", threading.Lock if cls is LOCK_TYPES[0] else threading.RLock)
+        for table in (RECIPES, _OWN_RECIPES):
+            special = table.get(cls)
+            if special is not None and (made := special(self, value)) is not None:
+                return made
+        if issubclass(cls, weakref.ReferenceType) and not self._is_seen(value):
+            raise self._refusal(f"a new {cls.__module__}.{cls.__name__} leaves the function", "use weakref.ref")
         if isinstance(value, (type, enum.Enum, numpy.generic)) or is_opaque(value):
             return Recipe("constant", value)
-        return self._object(value, cls)
+        return self._exception(value, cls) if isinstance(value, BaseException) else self._instance(value, cls)
+
+    def _refusal(self, reason: str, remedy: str | None = None) -> Unsupported:
+        return self.world.guards.refusal("escape", reason, remedy)
+
+    def _is_seen(self, value: object) -> bool:
+        return id(value) in self.world.identities.seen
+
+    def _integer(self, value: torch.SymInt) -> Recipe:
+        if data.is_computed(self.world.trace, value):
+            return self._number_in(data.as_tensor(self.world.trace, value))
+        return self._size(value.node.expr, value.node.expr)
+
+    def _float(self, value: torch.SymFloat | TracedFloat) -> Recipe:
+        if type(value) is torch.SymFloat and data.is_computed(self.world.trace, value):
+            return self._number_in(data.as_tensor(self.world.trace, value))
+        expr = getattr(value.node, "expr", None)
+        if isinstance(expr, Ratio):
+            return self._size(expr, expr.over)
+        return Recipe("constant", expr) if isinstance(expr, float) else self._number_in(value.node.owner.tensor)
+
+    def _truth(self, value: torch.SymBool) -> Recipe:
+        if data.is_computed(self.world.trace, value):
+            return self._number_in(data.as_tensor(self.world.trace, value))
+        return Recipe("constant", value.node.value())
+
+    def _number_in(self, tensor: torch.Tensor) -> Recipe:
+        return call_of(torch.Tensor.item, self.recipe(tensor))
+
+    def _size(self, expr: Expr | Ratio, symbolic: Expr) -> Recipe:
+        symbols = self.world.symbols.read_by([symbolic])
+        return Recipe("size", expr, tuple(Recipe("source", source) for _, source in symbols))
+
+    def _plain_dict(self, value: dict[Any, Any]) -> Recipe:
+        owner = self.world.identities.owners.get(id(value))
+        return self._dict(value) if owner is None else self._attribute(owner, "__dict__")
+
+    def _attribute(self, owner: Any, name: str) -> Recipe:
+        return call_of(getattr, self.recipe(owner), Recipe("constant", name))
+
+    def _reference(self, value: weakref.ReferenceType[Any]) -> Recipe | None:
+        if self._is_seen(value):
+            return None
+        referent = self._referent(value)
+        return call_of(dead_reference) if referent is None else call_of(weakref.ref, self.recipe(referent))
+
+    def _lock(self, value: object) -> Recipe | None:
+        if self.world.identities.is_outside(value):
+            return None
+        return call_of(threading.Lock if type(value) is LOCK_TYPES[0] else threading.RLock)
 
     def _referent(self, reference: Any) -> Any:
         """What a weak reference of the program refers to, as the program sees it; None if it is no more."""
@@ -319,12 +325,11 @@ class Rebuilder:
         known = None if referent is None else self.world.identities.seen.get(id(referent))
         return referent if known is None else known[1]
 
-    def _held_weakly(self, container: Any) -> Recipe:
-        """A list of what is in a weak container that the program has made."""
+    def _weak_container(self, container: Any) -> Recipe:
+        """A weak container that the program has made, of a list of what is in it."""
         data = vars(container).get("data")
         if data is None or vars(container).get("_iterating"):
-            reason = "a weak container that is being made or iterated over leaves the function"
-            raise Unsupported(reason, self.world.guards.where(), kind="escape")
+            raise self._refusal("a weak container that is being made or iterated over leaves the function")
         held: list[tuple[Any, ...]]
         if type(container) is weakref.WeakSet:
             held = [(item,) for reference in data if (item := self._referent(reference)) is not None]
@@ -332,27 +337,23 @@ class Rebuilder:
             held = [(key, item) for reference, item in data.items() if (key := self._referent(reference)) is not None]
         else:
             held = [(key, item) for key, reference in data.items() if (item := self._referent(reference)) is not None]
-        return Recipe("list", None, tuple(self.recipe(pair) for pair in held))
+        return call_of(weak_container, Recipe("constant", type(container)), self.whole_list(held))
 
     def _tensor(self, value: torch.Tensor) -> Recipe:
         if not isinstance(value, TracedTensor):
             if _is_transformed(value):
                 reason = "a tensor of a transform of torch.func leaves the transformed function"
-                raise Unsupported(reason, self.world.guards.where(), "return it from there", "escape")
-            made = RECIPES[torch.Tensor](self, value)
-            if made is not None:
+                raise self._refusal(reason, "return it from there")
+            if (made := RECIPES[torch.Tensor](self, value)) is not None:
                 return made
             if computes_itself(type(value)):
-                reason = f"a {type(value).__name__}, a subclass of Tensor, leaves the function"
-                raise Unsupported(reason, self.world.guards.where(), None, "escape")
+                raise self._refusal(f"a {type(value).__name__}, a subclass of Tensor, leaves the function")
             return Recipe("constant", value)
         source = self.input_of.get(id(value))
         if source is not None:
             return Recipe("source", source)
         if id(value) in self.world.inputs.masked:
-            made = RECIPES[TracedTensor](self, value)
-            assert made is not None
-            return made
+            return RECIPES[TracedTensor](self, value)  # type: ignore[return-value]
         made = self.plain_tensor(value)
         if value.attributes or (value.is_leaf and value.grad is not None):
             self.unfilled.append((value, TracedTensor, made))
@@ -364,21 +365,19 @@ class Rebuilder:
         if new_leaf:
             self.leaves.append(value)
         if isinstance(value, torch.nn.Parameter):
-            return Recipe(
-                "call", torch.nn.Parameter, (self._output(value.detach()), *self.constants(value.requires_grad))
-            )
+            return call_of(torch.nn.Parameter, self._output(value.detach()), Recipe("constant", value.requires_grad))
         if isinstance(value, torch.nn.Buffer):  # type: ignore[arg-type, unused-ignore]
             persistent = ("persistent", Recipe("constant", value.persistent))
             of = self._output(value.detach())
-            of = Recipe("call", torch.Tensor.requires_grad_, (of,)) if value.requires_grad else of
+            of = call_of(torch.Tensor.requires_grad_, of) if value.requires_grad else of
             return Recipe("call", torch.nn.Buffer, (of,), (persistent,))
         if new_leaf:
-            return Recipe("call", torch.Tensor.requires_grad_, (self._output(value.detach()),))
+            return call_of(torch.Tensor.requires_grad_, self._output(value.detach()))
         if self.world.trace.derivation.spent and is_spent(value):
-            return Recipe("call", released, (self._output(detached(value)),))
+            return call_of(released, self._output(detached(value)))
         group = value.group
         if group.source is None and group.inference is not self.inference and not value.requires_grad:
-            return Recipe("call", made_in_mode, (self._output(value), *self.constants(group.inference)))
+            return call_of(made_in_mode, self._output(value), Recipe("constant", group.inference))
         return self._output(value)
 
     def _is_new_leaf(self, value: Any) -> bool:
@@ -392,20 +391,9 @@ class Rebuilder:
         """Raises Unsupported where a new leaf leaves the graph together with a result that was computed from it: the
         real leaf would get no gradient."""
         leaves = {id(leaf) for leaf in self.leaves}
-        seen: set[Any] = set()
-        waiting = [value.grad_fn for value in self.outputs] if leaves else []
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if id(getattr(node, "variable", None)) in leaves:
-                raise Unsupported(
-                    "a new leaf that requires grad leaves the function, and so does what was computed from it",
-                    self.world.guards.where(),
-                    kind="new_leaf",
-                )
-            waiting += [before for before, _ in node.next_functions]
+        if leaves and any(id(getattr(node, "variable", None)) in leaves for node in behind(self.outputs)):
+            reason = "a new leaf that requires grad leaves the function, and so does what was computed from it"
+            raise self.world.guards.refusal("new_leaf", reason)
 
     def _output(self, value: Any) -> Recipe:
         self.outputs.append(value)
@@ -437,75 +425,71 @@ class Rebuilder:
             snapshot = self.world.journal.snapshots.get(id(owner))
             real = owner.real if type(owner) is Outside else owner if snapshot is None else snapshot.real
             if self.world.classes.lookup(type(real), name) is not found:
-                return Recipe("call", found.__get__, (self.recipe(owner),))
-        return Recipe("call", getattr, (self.recipe(owner), *self.constants(name)))
+                return call_of(found.__get__, self.recipe(owner))
+        return self._attribute(owner, name)
 
-    def _object(self, value: Any, cls: type) -> Recipe:
-        if cls is types.FunctionType:
-            return self._function(value)
-        special = RECIPES.get(cls)
-        if special is not None and (made := special(self, value)) is not None:
-            return made
-        if cls is types.MethodType:
-            found = value.__func__
-            if type(found) in C_METHODS or type(value.__self__) is TracedTensor:
-                return self._bound(value.__self__, found.__name__, found)
-            return Recipe("call", types.MethodType, (self.recipe(value.__func__), self.recipe(value.__self__)))
-        if cls is functools.partial:
-            args = self._dict(own_namespace(value)), *map(self.recipe, (value.func, *value.args))
-            return Recipe("call", make_partial, args, tuple((k, self.recipe(v)) for k, v in value.keywords.items()))
-        if cls is types.CellType:
-            if id(value) in self.world.namespaces.outside_cells:
-                return self.cell(value)
-            try:
-                return Recipe("call", types.CellType, (self.recipe(value.cell_contents),))
-            except ValueError:
-                return Recipe("call", types.CellType)
-        if cls is bytearray:
-            return Recipe("call", bytearray, self.constants(bytes(value)))
-        if cls is collections.deque:
-            return Recipe("call", collections.deque, (self.whole_list(value), *self.constants(value.maxlen)))
-        if cls is collections.OrderedDict and not vars(value):
-            return Recipe("call", collections.OrderedDict, (self._dict(value),))
-        if cls is collections.defaultdict:
-            return Recipe("call", collections.defaultdict, (self.recipe(value.default_factory), self._dict(value)))
-        if isinstance(value, BaseException):
-            self.refuse_held(value)
-            links = (value.__cause__, value.__context__, value.__suppress_context__, value.__traceback__)
-            given = OSError.__reduce__(value)[1] if isinstance(value, OSError) else value.args  # with its file names
-            made = self.recipe(given)
-            if self.split and isinstance(value, _GROUP):  # it cannot be made of a list that is filled later
-                made = Recipe("tuple", None, (self.recipe(value.message), self.whole_list(value.exceptions)))
-            parts = (made, self._dict(value.__dict__), self.recipe(links))
-            return Recipe("call", make_exception, (Recipe("constant", cls), *parts))
-        if cls is types.TracebackType:
-            return Recipe("call", restored_trace, self.constants(entries(value)))
-        if cls in REDUCIBLE or cls in CALLING:
-            pieces = self._reduced(value)
-            made = self._over_container(value, cls, pieces)
-            if made is not None:
-                return made
-            function, inner, state = map(self.recipe, pieces)
-            # an iterator cannot be put behind what it iterates over has now: that may still be filled or grow
-            if pieces[2] is not None and (self.split or any(map(self._is_outside, pieces[1]))):
-                made = Recipe("call", restored, (function, inner, Recipe("constant", None)))
-                self.positions.append(Effect("call", None, None, Recipe("call", set_position, (made, state))))
-                return made
-            return Recipe("call", restored, (function, inner, state))
-        if cls in _LOOK_AT and not is_class_namespace(viewed(value)):
-            owner = viewed(value)
-            outside = self._outside_of(owner)
-            made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
-            return Recipe("call", _LOOK_AT[cls], (made,))
-        if cls is frozenset:
-            return Recipe("call", frozenset, (self._keys(value),))
-        return self._instance(value, cls)
+    def _method(self, value: types.MethodType) -> Recipe:
+        function: Any = value.__func__
+        if type(function) in C_METHODS or type(value.__self__) is TracedTensor:
+            return self._bound(value.__self__, function.__name__, function)
+        return call_of(types.MethodType, self.recipe(function), self.recipe(value.__self__))
 
-    def _reduced(self, value: Any) -> tuple[Any, ...]:
+    def _partial(self, value: functools.partial[Any]) -> Recipe:
+        args = self._dict(own_namespace(value)), *map(self.recipe, (value.func, *value.args))
+        return Recipe("call", make_partial, args, tuple((k, self.recipe(v)) for k, v in value.keywords.items()))
+
+    def _cell(self, value: types.CellType) -> Recipe:
+        if id(value) in self.world.namespaces.outside_cells:
+            return Recipe("constant", value)
+        held = contents_of(value)
+        return call_of(types.CellType) if held is MISSING else call_of(types.CellType, self.recipe(held))
+
+    def _deque(self, value: collections.deque[Any]) -> Recipe:
+        return call_of(collections.deque, self.whole_list(value), Recipe("constant", value.maxlen))
+
+    def _ordered_dict(self, value: collections.OrderedDict[Any, Any]) -> Recipe | None:
+        return None if vars(value) else call_of(collections.OrderedDict, self._dict(value))
+
+    def _default_dict(self, value: collections.defaultdict[Any, Any]) -> Recipe:
+        return call_of(collections.defaultdict, self.recipe(value.default_factory), self._dict(value))
+
+    def _file(self, value: io.StringIO | io.BytesIO) -> Recipe | None:
+        return None if value.closed else call_of(file_in_memory, *self.constants(type(value), value.__getstate__()))
+
+    def _exception(self, value: Any, cls: type) -> Recipe:
+        self.refuse_held(value)
+        links = (value.__cause__, value.__context__, value.__suppress_context__, value.__traceback__)
+        given = OSError.__reduce__(value)[1] if isinstance(value, OSError) else value.args  # with its file names
+        args = self.recipe(given)
+        if self.split and isinstance(value, _GROUP):  # it cannot be made of a list that is filled later
+            args = Recipe("tuple", None, (self.recipe(value.message), self.whole_list(value.exceptions)))
+        parts = (args, self._dict(value.__dict__), self.recipe(links))
+        return call_of(make_exception, Recipe("constant", cls), *parts)
+
+    def _iterator(self, value: Any) -> Recipe:
         try:
-            return reduced(value)
+            pieces = reduced(value)
         except RuntimeError as error:  # its next step says the same; none can be made that does
-            raise Unsupported(f"an iterator lives on: {error}", self.world.guards.where(), None, "iterator") from None
+            raise self.world.guards.refusal("iterator", f"an iterator lives on: {error}") from None
+        made = self._over_container(value, type(value), pieces)
+        if made is not None:
+            return made
+        function, inner, state = map(self.recipe, pieces)
+        # an iterator cannot be put behind what it iterates over has now: that may still be filled or grow
+        if pieces[2] is None or not (self.split or any(map(self._is_outside, pieces[1]))):
+            return call_of(restored, function, inner, state)
+        made = call_of(restored, function, inner, Recipe("constant", None))
+        self.positions.append(effect_of(set_position, made, state))
+        return made
+
+    def _view(self, value: Any) -> Recipe | None:
+        """A view of a dict, or a read-only one."""
+        owner = viewed(value)
+        if is_class_namespace(owner):
+            return None
+        outside = self._outside_of(owner)
+        made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
+        return call_of(_LOOK_AT[type(value)], made)
 
     def _over_container(self, value: Any, cls: type, pieces: tuple[Any, ...]) -> Recipe | None:
         """An iterator that notices when the dict or set changes; `reduced` only has the items that there are now."""
@@ -515,11 +499,11 @@ class Rebuilder:
             if outside is None or len(outside.real) == len(owner):
                 made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
                 position = self.constants(*DICT_ITERATORS[cls], len(owner) - operator.length_hint(value))
-                return Recipe("call", dict_iterator, (made, *position))
+                return call_of(dict_iterator, made, *position)
         if isinstance(owner, set) and cls is SET_ITERATOR:
             snapshot = self.world.journal.snapshots.get(id(owner))
             if snapshot is None or not snapshot.changed():
-                return Recipe("call", set_iterator, (self.recipe(owner), *map(self.whole_list, pieces[1])))
+                return call_of(set_iterator, self.recipe(owner), *map(self.whole_list, pieces[1]))
         return None
 
     def _outside_of(self, items: dict[Any, Any]) -> Overlay | None:
@@ -561,98 +545,70 @@ class Rebuilder:
         if program is not None:  # what native code was given in place of a function of the program
             return self.recipe(program)
         if self.world.namespaces.is_own(value.__globals__):
-            reason = "a function made by exec() leaves the function"
-            raise Unsupported(reason, self.world.guards.where(), "define it outside", "escape")
+            raise self._refusal("a function made by exec() leaves the function", "define it outside")
         if id(value) not in self.world.functions.own and self._holds_values(value, set(), _OF_GRAPH):
             reason = f"{value.__qualname__}, a function of a library that holds tensors, leaves the function"
-            raise Unsupported(reason, self.world.guards.where(), "call it here", "escape")
+            raise self._refusal(reason, "call it here")
         marks = {name: mark for name, mark in value.__dict__.items() if name != CALLBACK}
-        attributes = {**facts_of(value), **marks}
-        closure = None if value.__closure__ is None else self.recipe(value.__closure__)
-        args = (
-            *self.constants(value.__code__, value.__globals__, value.__name__),
-            self.recipe(value.__defaults__),
-            closure or Recipe("constant", None),
-            self._dict(attributes),
-        )
-        return Recipe("call", make_function, args)
+        parts = map(self.recipe, (value.__defaults__, value.__closure__))
+        facts = self._dict({**facts_of(value), **marks})
+        return call_of(make_function, *self.constants(value.__code__, value.__globals__, value.__name__), *parts, facts)
 
     def _instance(self, value: Any, cls: type) -> Recipe:
-        module = cls.__module__
         if issubclass(cls, tuple) and not is_python_class(cls):  # a structseq, as torch.max returns
-            return Recipe("call", cls, (Recipe("tuple", None, tuple(self.recipe(item) for item in value)),))
-        if isinstance(value, (int, float, str, bytes)):
-            base: Any = next(kind for kind in (int, float, str, bytes) if isinstance(value, kind))
-            state = self._dict(state_of(value))
-            return Recipe("call", make_derived, (*self.constants(cls, base, base.__getnewargs__(value)[0]), state))
-        if cls is types.SimpleNamespace:
-            return Recipe("call", cls, (), tuple((key, self.recipe(item)) for key, item in vars(value).items()))
-        if cls in (io.StringIO, io.BytesIO) and not value.closed:
-            return Recipe("call", file_in_memory, self.constants(cls, value.__getstate__()))
+            return call_of(cls, Recipe("tuple", None, tuple(self.recipe(item) for item in value)))
+        base: Any = next((kind for kind in (int, float, str, bytes) if isinstance(value, kind)), None)
+        if base is not None:
+            plain = self.constants(cls, base, base.__getnewargs__(value)[0])
+            return call_of(make_derived, *plain, self._dict(state_of(value)))
         if isinstance(value, random.Random):
-            return Recipe("call", random_generator, self.constants(value.getstate()))
+            return call_of(random_generator, Recipe("constant", value.getstate()))
         if not is_open(cls) and cls is not collections.OrderedDict:  # an iterator, a view, a C object
-            raise Unsupported(
-                f"a new {module}.{cls.__name__} leaves the function",
-                self.world.guards.where(),
-                "return a list, tuple or dict",
-                kind="escape",
-            )
-        items: Recipe = Recipe("constant", None)
+            reason = f"a new {cls.__module__}.{cls.__name__} leaves the function"
+            raise self._refusal(reason, "return a list, tuple or dict")
+        items = Recipe("constant", None)
         if isinstance(value, dict):
             items = self._dict(dict(dict.items(value)))
-        elif isinstance(value, tuple):
-            items = Recipe("list", None, tuple(self.recipe(item) for item in tuple.__iter__(value)))
         elif isinstance(value, (set, frozenset)):
             items = self._keys(items_of(value))
-        elif isinstance(value, list):
-            items = self.whole_list(list(value))
         elif isinstance(value, collections.deque):
-            items = Recipe("call", collections.deque, (self.whole_list(list(value)), *self.constants(value.maxlen)))
+            items = self._deque(value)
+        elif isinstance(value, (tuple, list)):
+            items = self.whole_list(items_of(value))
         state = Recipe("constant", None) if own_namespace(value) is value else self._dict(state_of(value))
-        return Recipe("call", make_instance, (Recipe("constant", cls), state, items))
+        return call_of(make_instance, Recipe("constant", cls), state, items)
 
     def refuse_held(self, error: BaseException) -> None:
         """Raises Unsupported for an exception whose traceback holds a generator that is still to clean up: it cannot
         leave the segment with its frames."""
         if any(type(value) is Generator and value.cleans_up() for value in held(error)):
             reason = "the traceback of an exception holds a generator that has not come to its end"
-            raise Unsupported(reason, self.world.guards.where(), "close the generator", kind="iterator")
+            raise self.world.guards.refusal("iterator", reason, "close the generator")
 
     # -- effects
 
     def effects(self) -> list[Effect]:
         """Every write to the outside world (`Journal.changes`)."""
-        return [effect for change in self.world.journal.changes() for effect in self._effects_of(change)]
+        return list(map(self._effect, self.world.journal.changes()))
 
-    def _effects_of(self, change: Change) -> Iterator[Effect]:
+    def _effect(self, change: Change) -> Effect:
         place, now = change.place, change.now
-        match place:
-            case Overlay():
-                yield self._write(place, change.key, now)
-            case Cell():
-                yield Effect("cell", self.cell(place.cell), None, None if now is MISSING else self.recipe(now))
-            case Stream():
-                yield self._call_on(place.source, advance, Recipe("constant", now))
-            case Grown():
-                yield self._call_on(place.source, list.extend, Recipe("list", None, tuple(map(self.recipe, now))))
-            case Snapshot():
-                for gone in place.gone():  # a generator that is still to clean up may not be taken out of a list
-                    refuse_drop(gone, self.world.guards.where)
-                if type(now) is set:
-                    yield self._call_on(place.source, exchange, *map(self.whole_list, place.differences()))
-                elif type(place.real) is list:
-                    yield Effect("list_assign", Recipe("source", place.source), None, self.whole_list(now))
-                else:
-                    yield self._call_on(place.source, refill, self.whole_list(now))
-
-    def _call_on(self, target: Source, function: Callable[..., object], *args: Recipe) -> Effect:
-        return Effect("call", None, None, Recipe("call", function, (Recipe("source", target), *args)))
-
-    def cell(self, cell: types.CellType) -> Recipe:
-        """An outside cell: where it is found, or itself."""
-        mirror = self.world.identities.mirrors.get(id(cell))
-        return Recipe("constant", cell) if mirror is None else Recipe("source", mirror[1])
+        if isinstance(place, Overlay):
+            return self._write(place, change.key, now)
+        if isinstance(place, Cell):
+            return Effect("cell", self.recipe(place.cell), None, None if now is MISSING else self.recipe(now))
+        source = Recipe("source", place.source)
+        if isinstance(place, Stream):
+            return effect_of(advance, source, Recipe("constant", now))
+        if isinstance(place, Grown):
+            return effect_of(list.extend, source, self.whole_list(now))
+        for gone in place.gone():  # a generator that is still to clean up may not be taken out of a list
+            refuse_drop(gone, self.world.guards.where)
+        if type(now) is set:
+            return effect_of(exchange, source, *map(self.whole_list, place.differences()))
+        if type(place.real) is list:
+            return Effect("list_assign", source, None, self.whole_list(now))
+        return effect_of(refill, source, self.whole_list(now))
 
     def _write(self, overlay: Overlay, key: Any, value: Any) -> Effect:
         target = Recipe("source", overlay.source)
@@ -673,7 +629,7 @@ class Rebuilder:
         parts = (place,) if value is MISSING else (place, self.recipe(value))
         method = _native_item_method(type(overlay.real), "__delitem__" if value is MISSING else "__setitem__")
         if method is not None:
-            return Effect("call", None, None, Recipe("call", method, (target, *parts)))
+            return effect_of(method, target, *parts)
         return Effect("delitem" if value is MISSING else "setitem", target, *parts)
 
 
@@ -691,3 +647,37 @@ def _steers(owner: Any, name: str) -> bool:
         return False
     own_setter = cls.__setattr__ not in (object.__setattr__, torch.nn.Module.__setattr__)
     return own_setter or is_data_descriptor(type(class_attribute(cls, name)))
+
+
+_OWN_RECIPES: dict[type, Callable[[Rebuilder, Any], Recipe | None]] = {
+    torch.SymInt: Rebuilder._integer,
+    torch.SymFloat: Rebuilder._float,
+    TracedFloat: Rebuilder._float,
+    torch.SymBool: Rebuilder._truth,
+    torch.Size: lambda own, value: call_of(torch.Size, own.recipe(tuple(value))),
+    slice: lambda own, value: call_of(slice, *map(own.recipe, (value.start, value.stop, value.step))),
+    list: Rebuilder.whole_list,
+    tuple: lambda own, value: Recipe("tuple", None, tuple(own.recipe(item) for item in value)),
+    set: lambda own, value: Recipe("set", None, tuple(own._key(item) for item in value)),
+    frozenset: lambda own, value: call_of(frozenset, own._keys(value)),
+    dict: Rebuilder._plain_dict,
+    collections.OrderedDict: Rebuilder._ordered_dict,
+    collections.defaultdict: Rebuilder._default_dict,
+    collections.deque: Rebuilder._deque,
+    bytearray: lambda own, value: call_of(bytearray, Recipe("constant", bytes(value))),
+    weakref.ReferenceType: Rebuilder._reference,
+    **dict.fromkeys(WEAK_CONTAINERS, Rebuilder._weak_container),
+    **dict.fromkeys(LOCK_TYPES, Rebuilder._lock),
+    **dict.fromkeys(REDUCIBLE | CALLING, Rebuilder._iterator),
+    **dict.fromkeys(_LOOK_AT, Rebuilder._view),
+    **dict.fromkeys((io.StringIO, io.BytesIO), Rebuilder._file),
+    types.FunctionType: Rebuilder._function,
+    types.MethodType: Rebuilder._method,
+    functools.partial: Rebuilder._partial,
+    types.CellType: Rebuilder._cell,
+    types.TracebackType: lambda own, value: call_of(restored_trace, Recipe("constant", entries(value))),
+    types.SimpleNamespace: lambda own, value: Recipe(
+        "call", types.SimpleNamespace, (), tuple((name, own.recipe(item)) for name, item in vars(value).items())
+    ),
+}
+"""How values of classes that everybody knows are made; None where an instance is made as any other."""
