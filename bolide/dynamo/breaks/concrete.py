@@ -304,6 +304,10 @@ class ReadableNamespaces(Protocol):
 class _RealNamespaces(ReadableNamespaces):
     _like: type[ReadableNamespaces] = Namespaces  # as type checkers see
 
+    def python_method(self, cls: type, name: str) -> types.FunctionType | None:
+        found = class_attribute(cls, name)
+        return found if type(found) is types.FunctionType else None
+
 
 class _RealWorld:
     """The parts of a `World` that handlers ask which also run for real. Nothing is guarded."""

@@ -22,10 +22,20 @@ from bolide.dynamo.machine import attributes, operations
 from bolide.dynamo.machine.attributes import Super, check_super, load_attribute
 from bolide.dynamo.machine.breaking import can_require
 from bolide.dynamo.machine.calls import INTERCEPTS, NATIVE, SWITCHED, asks_for_keys, construct, intercept
-from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.interpreter import Call, Machine, polyfill
+from bolide.dynamo.machine.items import by_index, is_converted, is_lazy_slice
 from bolide.dynamo.machine.native_calls import runs_natively
-from bolide.dynamo.machine.operations import class_of, polyfill
 from bolide.dynamo.machine.originals import original_of
+from bolide.dynamo.machine.stand_ins import (
+    PENDING,
+    PLAIN,
+    STAND_INS,
+    SYMBOLIC,
+    as_number,
+    class_of,
+    concrete,
+    is_number,
+)
 from bolide.dynamo.polyfills import generic
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING
@@ -47,7 +57,7 @@ def _type(vm: Machine, args: Args, kwargs: Kwargs) -> object:
             return load_attribute(vm, args[0], "__class__")
         cls = class_of(args[0])
         return types.GeneratorType if cls is Generator else cls
-    name = operations.concrete(vm, args[0]) if type(args[0]) in operations.PENDING else args[0]
+    name = concrete(vm, args[0]) if type(args[0]) in PENDING else args[0]
     made = vm.within(type)(name, *args[1:], **kwargs)
     vm.world.classes.own[id(made)] = made
     return made
@@ -55,8 +65,8 @@ def _type(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 
 def _real(value: Any) -> Any:
     """Something of the class that the program sees."""
-    if type(value) in operations.PENDING:
-        return operations.PENDING[type(value)]()
+    if type(value) in PENDING:
+        return PENDING[type(value)]()
     return value.real if type(value) in (Outside, Stream) else value
 
 
@@ -66,7 +76,7 @@ def _class_check(vm: Machine, cls: Any, name: str) -> Any:
     kind = class_of(cls)
     if kind in (type, abc.ABCMeta):
         return None
-    method = operations.python_method(vm.world, kind, name)
+    method = vm.world.classes.python_method(kind, name)
     return None if method is None or runs_natively(method) else method
 
 
@@ -137,8 +147,8 @@ def _is_of_protocol(vm: Machine, value: Any, protocol: Any) -> bool:
 def _is_of_class(value: Any, seen: type, cls: Any) -> bool:
     if type(cls) is type and issubclass(seen, cls):
         return True
-    if type(value) in operations.SEEN_AS and type(value) not in operations.PENDING:
-        return issubclass(operations.SEEN_AS[type(value)], cls)
+    if type(value) in STAND_INS and type(value) not in PENDING:
+        return issubclass(STAND_INS[type(value)].seen, cls)
     return isinstance(_real(value), cls) or (_is_faced(value) and issubclass(value.face, cls))
 
 
@@ -192,7 +202,7 @@ def _id(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 
 @intercept(hash)
 def _hash(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    method = operations.python_method(vm.world, class_of(args[0]), "__hash__")
+    method = vm.world.classes.python_method(class_of(args[0]), "__hash__")
     return hash(args[0]) if method is None else Call(polyfill("hash_of"), args)
 
 
@@ -351,7 +361,7 @@ def _converted(vm: Machine, function: Any, value: Any) -> Any:
     vm.trace.where = vm.where()
     if type(value) is torch.SymBool:
         return function(bool(value))
-    is_int = operations.SYMBOLIC[type(value)] is int
+    is_int = SYMBOLIC[type(value)] is int
     if is_int and function in (int, operator.index):
         return value
     if function is float:
@@ -367,7 +377,7 @@ def _number_of(vm: Machine, function: Any, tensor: TracedTensor) -> Any:
         return NATIVE
     vm.trace.where = vm.where()
     value = tensor.item()
-    return _converted(vm, function, value) if type(value) in operations.SYMBOLIC else function(value)
+    return _converted(vm, function, value) if type(value) in SYMBOLIC else function(value)
 
 
 def _asked_first(vm: Machine, cls: type, names: tuple[str, ...]) -> str | None:
@@ -403,17 +413,17 @@ def _by_special_method(
 ) -> object:
     """`function` of an object with one of these special methods is a call of it, whose result must be of this class."""
     value = args[0] if args else None
-    if len(args) == 1 and type(value) in operations.SYMBOLIC:
+    if len(args) == 1 and type(value) in SYMBOLIC:
         return _converted(vm, function, value)
-    if len(args) == 1 and operations.is_number(value) and function in _NUMBERS:
+    if len(args) == 1 and is_number(value) and function in _NUMBERS:
         vm.trace.where = vm.where()
-        return Call(function, [operations.as_number(value)])
+        return Call(function, [as_number(value)])
     if type(value) is TracedTensor:
         if function in _NUMBERS:
             return _number_of(vm, function, value)
         return Call(polyfill("on_floats"), [function, args]) if function in (math.floor, math.ceil) else NATIVE
     names, kind = by
-    if args and type(value) not in operations.PLAIN:
+    if args and type(value) not in PLAIN:
         name = _asked_first(vm, class_of(value), names)
         if name is not None:
             return Call(polyfill("via_special"), [name, function, args, kind])
@@ -423,21 +433,21 @@ def _by_special_method(
 def _convert(function: Any, name: str, by: str, vm: Machine, args: Args) -> object:
     """`function` converts its arguments by the special method `name`: where that is the program's, `by` does it. Of
     symbolic numbers it is computed in the graph."""
-    if function in MATH and any(type(arg) in operations.SYMBOLIC for arg in args):
+    if function in MATH and any(type(arg) in SYMBOLIC for arg in args):
         vm.trace.where = vm.where()
         form = f"math.{function.__name__}({{}})"
         if function is math.log and len(args) == 2:
             return operator.truediv(*[_of_number(function, arg, form=form) for arg in args])
         return _of_number(function, *args, form=form.format(", ".join(["{}"] * len(args))))
     tensors = name == "__float__" and any(type(arg) is TracedTensor for arg in args)
-    if tensors or any(operations.python_method(vm.world, class_of(arg), name) is not None for arg in args):
+    if tensors or any(vm.world.classes.python_method(class_of(arg), name) is not None for arg in args):
         return Call(polyfill(by), [function, args])
-    return Call(function, list(map(operations.as_number, args))) if any(map(operations.is_number, args)) else NATIVE
+    return Call(function, list(map(as_number, args))) if any(map(is_number, args)) else NATIVE
 
 
 def _of_number(function: Any, *args: Any, form: str) -> Any:
     """A function of `MATH` of numbers."""
-    if not any(type(arg) in operations.SYMBOLIC for arg in args):
+    if not any(type(arg) in SYMBOLIC for arg in args):
         return function(*args)
     return compute(MATH[function], *map(_in_graph, args), known=function, form=form)
 
@@ -467,9 +477,9 @@ def _is(function: object, same: bool, vm: Machine, args: Args, kwargs: Kwargs) -
 
 @intercept(divmod)
 def _divmod(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    if any(operations.python_method(vm.world, class_of(arg), "__divmod__") is not None for arg in args):
+    if any(vm.world.classes.python_method(class_of(arg), "__divmod__") is not None for arg in args):
         return Call(polyfill("binary"), [*args, None, "__divmod__", "__rdivmod__", "divmod()"])
-    if any(type(arg) in operations.SYMBOLIC for arg in args):
+    if any(type(arg) in SYMBOLIC for arg in args):
         vm.trace.where = vm.where()
         return (args[0] // args[1], args[0] % args[1])
     return NATIVE
@@ -479,7 +489,7 @@ def _divmod(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 def _pow(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 2:
         return operations.binary(vm, operator.pow, *args)
-    method = operations.python_method(vm.world, class_of(args[0]), "__pow__") if args else None
+    method = vm.world.classes.python_method(class_of(args[0]), "__pow__") if args else None
     return NATIVE if method is None else Call(method, args, kwargs)
 
 
@@ -520,9 +530,9 @@ def _set_slice(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 3:
         return NATIVE
     base = list if issubclass(class_of(args[0]), list) else bytearray
-    if (call := operations.by_index(vm, base.__setitem__, *args)) is not MISSING:
+    if call := by_index(vm, base.__setitem__, *args):
         return call
-    if operations.is_lazy_slice(vm, args[1], args[2]):
+    if is_lazy_slice(vm, args[1], args[2]):
         return Call(polyfill("assign_slice"), [base.__setitem__, *args])
     return NATIVE
 
@@ -539,13 +549,13 @@ _INDEXED = (list, tuple, str, bytes, bytearray, range, torch.Tensor)
 )
 def _at_an_index(method: Any, count: int, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """A method of a sequence or of tensors that is given a place, called by name with `count` arguments."""
-    call = operations.by_index(vm, method, *args) if len(args) == count and not kwargs else MISSING
-    return NATIVE if call is MISSING else call
+    call = by_index(vm, method, *args) if len(args) == count and not kwargs else None
+    return NATIVE if call is None else call
 
 
 @intercept(slice.indices)
 def _slice_indices(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    converted = len(args) == 2 and any(operations.is_converted(vm, arg) for arg in args)
+    converted = len(args) == 2 and any(is_converted(vm, arg) for arg in args)
     return Call(polyfill("slice_indices"), args) if converted else NATIVE
 
 
@@ -609,7 +619,7 @@ def _dict_getitem(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     found = owner.dict_items.get(key) if type(owner) is Outside else dict.get(owner, key, MISSING)
     if found is not MISSING:
         return found
-    missing = operations.python_method(vm.world, class_of(owner), "__missing__")
+    missing = vm.world.classes.python_method(class_of(owner), "__missing__")
     if missing is not None:
         return Call(missing, args)
     if issubclass(class_of(owner), collections.defaultdict):
@@ -649,10 +659,10 @@ def _dict_method(method: Any, name: str, vm: Machine, args: Args, kwargs: Kwargs
     if name == "copy" and not kwargs and operations.has_mapping_code(vm.world, class_of(owner)):
         return Call(polyfill("ordered_copy"), args) if ordered else Call(dict, args)
     if type(owner) is not Outside:
-        if name in _KEEPING and len(args) == 3 and not kwargs and type(args[2]) in operations.PENDING:
+        if name in _KEEPING and len(args) == 3 and not kwargs and type(args[2]) in PENDING:
             return method(owner, operations.as_key(vm, args[1]), args[2])
         return NATIVE
-    if name == "setdefault" and ordered and operations.python_method(vm.world, owner.cls, "__setitem__") is not None:
+    if name == "setdefault" and ordered and vm.world.classes.python_method(owner.cls, "__setitem__") is not None:
         return Call(polyfill("ordered_setdefault"), args, kwargs)
     lazy = _LAZY_METHODS.get(name)
     if lazy is not None and not kwargs:

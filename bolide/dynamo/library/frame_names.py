@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from bolide.dynamo.library.handlers import Args, Kwargs, intercept_table
-from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import class_namespace, function_attributes, load_attribute
 from bolide.dynamo.machine.calls import NATIVE, intercept
-from bolide.dynamo.machine.interpreter import Call, Machine
-from bolide.dynamo.machine.operations import class_of, polyfill
+from bolide.dynamo.machine.interpreter import Call, Machine, polyfill
+from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.machine.tensors import own_attributes
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING, is_library_namespace
@@ -149,7 +148,7 @@ def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     value = args[0]
     if type(value) is TracedTensor and value.face is None:
         return Call(torch.Tensor.__dir__, [value])
-    method = operations.python_method(vm.world, class_of(value), "__dir__")
+    method = vm.world.classes.python_method(class_of(value), "__dir__")
     if method is not None:
         return Call(polyfill("sorted_call"), [method, value])
     if type(value) is types.ModuleType:

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from bolide.dynamo.machine.calls import NATIVE, intercept
-from bolide.dynamo.machine.interpreter import Call, Machine
-from bolide.dynamo.machine.operations import polyfill
+from bolide.dynamo.machine.interpreter import Call, Machine, polyfill
 from bolide.support.errors import Unsupported
 
 Args = list[Any]

@@ -20,9 +20,10 @@ import torch
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_table
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.calls import SWITCHED, intercept
-from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.interpreter import Call, Machine, polyfill
+from bolide.dynamo.machine.items import is_converted
 from bolide.dynamo.machine.native_calls import setting_modes
-from bolide.dynamo.machine.operations import SYMBOLIC, class_of, polyfill
+from bolide.dynamo.machine.stand_ins import PLAIN, SYMBOLIC, class_of
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.polyfills import generic, iteration
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING
@@ -41,9 +42,9 @@ _TEXTS = (str, bytes, range)
 def _len(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     value = args[0]
     cls = class_of(value)
-    if cls in operations.PLAIN and type(value) is not Outside:
+    if cls in PLAIN and type(value) is not Outside:
         return len(value)
-    method = operations.python_method(vm.world, cls, "__len__")
+    method = vm.world.classes.python_method(cls, "__len__")
     if method is not None:
         return Call(polyfill("length_by_method"), [method, value])
     if type(value) is Outside and value.items is not None:
@@ -53,7 +54,7 @@ def _len(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 
 @answers(generic.as_length)
 def _as_length(vm: Machine, value: Any) -> object:
-    if type(value) in operations.SYMBOLIC:
+    if type(value) in SYMBOLIC:
         return value
     if type(value) is int:
         return generic.as_length(value)
@@ -67,7 +68,7 @@ def _iter(vm: Machine, args: Args, kwargs: Kwargs) -> object:
         return Call(polyfill("iter_until"), args)
     if type(value) is Generator:
         return value
-    method = operations.python_method(vm.world, class_of(value), "__iter__")
+    method = vm.world.classes.python_method(class_of(value), "__iter__")
     if method is not None:
         return Call(polyfill("iterator_by_method"), [method, value])
     items = operations.native_iterable(vm, value)
@@ -80,7 +81,7 @@ def _next(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if type(iterator) is Generator:
         then, value = ("default", args[1]) if len(args) == 2 else ("stop", None)
         return SWITCHED if vm.resume(iterator, None, then, value) else vm.frames[-1].stack.pop()
-    if operations.python_method(vm.world, class_of(iterator), "__next__") is not None:
+    if vm.world.classes.python_method(class_of(iterator), "__next__") is not None:
         return Call(polyfill("next_item"), args)
     if type(iterator) is types.GeneratorType:  # of a context manager of torch's
         with setting_modes(vm):
@@ -92,12 +93,12 @@ def _next(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 def _reversed(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     value = args[0]
     cls = class_of(value)
-    method = operations.python_method(vm.world, cls, "__reversed__")
+    method = vm.world.classes.python_method(cls, "__reversed__")
     if method is not None:
         return Call(method, [value])
     if vm.world.classes.lookup(cls, "__reversed__") is None:
         raise TypeError(f"'{cls.__name__}' object is not reversible")
-    if operations.python_method(vm.world, cls, "__getitem__") is not None and not issubclass(cls, (dict, list)):
+    if vm.world.classes.python_method(cls, "__getitem__") is not None and not issubclass(cls, (dict, list)):
         return Call(polyfill("reversed_items"), [value])
     vm.trace.where = vm.where()
     return reversed(operations.native_view(vm, value))
@@ -144,7 +145,7 @@ _OVER_ITERABLES: dict[Any, str] = {
 def _over_iterables(function: Callable[..., object], name: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """These only iterate over their arguments, or make integers of them: they are native if that is."""
     views = [operations.native_iterable(vm, arg) for arg in args]
-    if any(view is MISSING for view in views) or any(operations.is_converted(vm, arg) for arg in args):
+    if any(view is MISSING for view in views) or any(is_converted(vm, arg) for arg in args):
         return Call(polyfill(name), args, kwargs)
     return function(*views, **kwargs)
 

@@ -14,7 +14,7 @@ from bolide.dynamo.library.handlers import Args, Kwargs
 from bolide.dynamo.machine.calls import INTERCEPTS, Intercept, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import refuse_wrapper
-from bolide.dynamo.machine.operations import SYMBOLIC, concrete
+from bolide.dynamo.machine.stand_ins import SYMBOLIC, concrete
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES
 from bolide.dynamo.state import is_exporting, state

@@ -30,10 +30,12 @@ from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.caches import Writes
 from bolide.dynamo.machine.calls import NATIVE, intercept, referent
-from bolide.dynamo.machine.interpreter import Call, Machine, Slot
+from bolide.dynamo.machine.interpreter import Call, Machine, Slot, polyfill
+from bolide.dynamo.machine.items import delete_item, get_item, set_item
 from bolide.dynamo.machine.native_calls import concrete_data, drawn_or_refused, refused
-from bolide.dynamo.machine.operations import class_of, is_plain, polyfill
+from bolide.dynamo.machine.operations import is_plain
 from bolide.dynamo.machine.originals import original_of, remaking
+from bolide.dynamo.machine.stand_ins import STAND_INS, SYMBOLIC, class_of
 from bolide.dynamo.machine.tensors import own_attributes
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.program.captured import Source
@@ -75,9 +77,9 @@ def _unary(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwa
 
 
 _OPERATIONS: dict[object, Callable[..., object]] = {
-    operator.getitem: operations.get_item,
-    operator.setitem: operations.set_item,
-    operator.delitem: operations.delete_item,
+    operator.getitem: get_item,
+    operator.setitem: set_item,
+    operator.delitem: delete_item,
     operator.truth: operations.truth,
 }
 
@@ -209,12 +211,12 @@ def _beside_tensor(vm: Machine, value: TracedTensor, shallow: bool = False) -> o
 def _copies_itself(vm: Machine, value: Any) -> bool:
     if type(value) is slice or type(value) in CONSTANT_TYPES or isinstance(value, (type, enum.Enum)):
         return True
-    if type(value) in operations.SYMBOLIC or is_opaque(value):
+    if type(value) in SYMBOLIC or is_opaque(value):
         return True
     cls = class_of(value)
     if type(value) is Generator and original_of(value) is None and not value.frame.code.ours:
         raise TypeError(f"cannot pickle '{value.kind}' object")
-    known = cls in _COPIED or type(value) in operations.SEEN_AS or _is_copied_iterator(value)
+    known = cls in _COPIED or type(value) in STAND_INS or _is_copied_iterator(value)
     if not known and (type(value) is Generator or not policy.is_python_class(cls)):
         raise Unsupported(f"a copy of a {cls.__name__}", vm.where(), None, "native_call")
     return False

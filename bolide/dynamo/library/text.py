@@ -13,10 +13,11 @@ import torch
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_each, intercept_table
 from bolide.dynamo.machine.breaking import can_require
 from bolide.dynamo.machine.calls import NATIVE, intercept
-from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.interpreter import Call, Machine, polyfill
 from bolide.dynamo.machine.native_calls import for_real, runs_natively
-from bolide.dynamo.machine.operations import PENDING, class_of, concrete, is_number, is_plain, native_view, polyfill
+from bolide.dynamo.machine.operations import is_plain, native_view
 from bolide.dynamo.machine.originals import original_of
+from bolide.dynamo.machine.stand_ins import PENDING, class_of, concrete, is_number
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, name_in_texts

@@ -13,8 +13,8 @@ import torch
 from bolide.dynamo import polyfills
 from bolide.dynamo.bytecode.instructions import VERSION
 from bolide.dynamo.machine.interpreter import Call, Machine
-from bolide.dynamo.machine.operations import OUTSIDE_NODE, PENDING, SEEN_AS, behind, class_of, concrete
 from bolide.dynamo.machine.originals import original_of
+from bolide.dynamo.machine.stand_ins import OUTSIDE_NODE, PENDING, STAND_INS, behind, class_of, concrete
 from bolide.dynamo.machine.tensors import (
     NODE_METHODS,
     delete_tensor_attribute,
@@ -47,7 +47,6 @@ from bolide.dynamo.world.iterators import OF_ITERATORS, Stream
 from bolide.dynamo.world.outside import Outside, Overlay, attribute_source, method_of_c
 from bolide.dynamo.world.parts import Seen
 from bolide.dynamo.world.texts import TEXT_METHODS, TracedText
-from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
 from bolide.tracing import STANDS_FOR, TracedTensor, is_mask
 
@@ -92,21 +91,21 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if cls is types.MethodType:
         return _bound_method(vm, owner, name)
     if cls is types.FrameType and name not in ("f_code", "__class__"):
-        raise Unsupported(f"{name} of a frame object", vm.where(), kind="frame_access")
+        raise vm.unsupported(f"{name} of a frame object", "frame_access")
     if cls is TracedText and name in TEXT_METHODS:
         return types.MethodType(getattr(str, name), owner)
     if cls in PENDING:
         return PENDING[cls] if name == "__class__" else _of_number(vm, owner, name)
-    if cls in SEEN_AS:  # of ours: its attributes are no code of the program's
+    if cls in STAND_INS:  # of ours: its attributes are no code of the program's
         vm.trace.where = vm.where()
-        return SEEN_AS[cls] if name == "__class__" else _of_stand_in(owner, SEEN_AS[cls], name)
+        return STAND_INS[cls].seen if name == "__class__" else _of_stand_in(owner, STAND_INS[cls].seen, name)
     if cls in CONSTANT_TYPES or cls in (list, dict, set, tuple, frozenset):
         return _native(vm, owner, name)
     if is_mask(cls):
         vm.trace.where = vm.where()
         if name == "__dict__":
             reason = f"the __dict__ of a {class_of(owner).__name__}, a subclass of Tensor"
-            raise Unsupported(reason, vm.where(), "use its attributes", kind="tensor_method")
+            raise vm.unsupported(reason, "tensor_method", "use its attributes")
     if issubclass(cls, type):
         return _class(vm, owner, name)
     if name in _OF_HISTORY and STANDS_FOR in vars(cls) and not is_mask(cls):
@@ -148,7 +147,7 @@ def _refuse_history(vm: Machine, owner: Any, name: str) -> None:
     if name == "data" or (vm.world.identities.is_outside(owner) and (owner.requires_grad or name == "requires_grad_")):
         reason = f"{name} of a {class_of(owner).__name__}, a subclass of Tensor, is used"
         remedy = "use it outside the compiled function"
-        raise Unsupported(reason, vm.where(), remedy, "tensor_method", f"Tensor.{name}")
+        raise vm.unsupported(reason, "tensor_method", remedy, f"Tensor.{name}")
 
 
 def _of_face(vm: Machine, owner: TracedTensor, name: str) -> Any:
@@ -233,7 +232,7 @@ def _generator(vm: Machine, owner: Generator, name: str) -> Any:
                 return None
             case "frame" if not owner.foreign:
                 return frame_object(owner.frame)
-        raise Unsupported(f"{name} of a generator", vm.where(), kind="frame_access")
+        raise vm.unsupported(f"{name} of a generator", "frame_access")
     method = polyfills.BY_NAME.get(f"generator_{name.strip('_')}")
     original = original_of(owner)
     if name == "__class__":
@@ -242,7 +241,7 @@ def _generator(vm: Machine, owner: Generator, name: str) -> Any:
     if original is not None and not hasattr(original.cls, name):
         raise AttributeError(f"'{name_in_c(original.cls)}' object has no attribute '{name}'")
     if method is None and hasattr(types.GeneratorType if original is None else original.cls, name):
-        raise Unsupported(f"{name} of an iterator", vm.where(), kind="iterator")
+        raise vm.unsupported(f"{name} of an iterator", "iterator")
     if method is None:
         raise AttributeError(f"'generator' object has no attribute '{name}'")
     return types.MethodType(method, owner)
@@ -257,7 +256,7 @@ def _of_stream(vm: Machine, owner: Stream, name: str) -> Any:
         raise AttributeError(f"'{name_in_c(cls)}' object has no attribute '{name}'")
     if name == "__class__":
         return cls
-    raise Unsupported(f"{name} of a {cls.__name__} from outside", vm.where(), "draw from it only", "iterator")
+    raise vm.unsupported(f"{name} of a {cls.__name__} from outside", "iterator", "draw from it only")
 
 
 def _bound_method(vm: Machine, owner: types.MethodType, name: str) -> Any:
@@ -370,7 +369,7 @@ def _instance(vm: Machine, owner: Any, cls: type, name: str) -> Any:
     fallback = _hook(vm, cls, "__getattr__")  # it is asked for what raises AttributeError, too
     if fallback is MISSING or found.function is fallback:
         return found
-    return Call(polyfills.BY_NAME["attribute_or"], [found.function, found.args, fallback, owner, name])
+    return Call.polyfill("attribute_or", found.function, found.args, fallback, owner, name)
 
 
 def _hook(vm: Machine, cls: type, name: str) -> Any:
@@ -380,7 +379,7 @@ def _hook(vm: Machine, cls: type, name: str) -> Any:
         return hook
     if is_library_class(cls):
         return MISSING
-    raise Unsupported(f"{name} of {cls.__name__} is no function", vm.where(), None, "outside_object")
+    raise vm.unsupported(f"{name} of {cls.__name__} is no function", "outside_object")
 
 
 def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: bool) -> Any:
@@ -426,7 +425,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         if kind is classmethod:
             return _class_method(found, cls)
         if kind is functools.cached_property:
-            return Call(polyfills.BY_NAME["cached_property_get"], [owner, found.func, found.attrname])
+            return Call.polyfill("cached_property_get", owner, found.func, found.attrname)
         if hasattr(kind, "__get__"):
             if outside and kind in _METHOD_TYPES:
                 return method_of_c(found, owner)
@@ -516,7 +515,7 @@ def _refuse_copy(vm: Machine, owner: Any) -> None:
     """Raises Unsupported where attributes are written that are only a copy of those outside."""
     if _place_of_copy(vm, owner) is not None:
         reason = f"the attributes of a {type(owner).__name__} from outside are written"
-        raise Unsupported(reason, vm.where(), "do this outside the compiled function", "attribute_write")
+        raise vm.unsupported(reason, "attribute_write", "do this outside the compiled function")
 
 
 def _slot(vm: Machine, owner: Any, name: str) -> Any:
@@ -575,7 +574,7 @@ def _descriptor(vm: Machine, found: Any, owner: Any, cls: type) -> Any:
     if type(getter) is types.FunctionType:
         return Call(getter, [_stateful(vm, found, cls), owner, cls])
     if type(owner) is Outside:
-        raise Unsupported(f"a descriptor of type {type(found).__name__}", vm.where(), kind="outside_object")
+        raise vm.unsupported(f"a descriptor of type {type(found).__name__}", "outside_object")
     return getter(found, owner, cls)
 
 
@@ -657,17 +656,14 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
         return None
     if issubclass(cls, type):
         if type(vm.world.classes.lookup(type(owner), "__setattr__")) is types.FunctionType:
-            raise Unsupported(
-                "an attribute of a class with its own __setattr__ is assigned", vm.where(), kind="attribute_write"
-            )
+            raise vm.unsupported("an attribute of a class with its own __setattr__ is assigned", "attribute_write")
         vm.world.classes.store(owner, name, value)
         return None
     if cls in CONSTANT_TYPES or ((is_opaque(owner) or _is_wrapper(cls)) and vm.world.identities.is_outside(owner)):
-        raise Unsupported(
+        raise vm.unsupported(
             f"an attribute of {cls.__name__ if issubclass(cls, torch.Tensor) else shown(owner)} is assigned",
-            vm.where(),
+            "attribute_write",
             "assign it outside the compiled function",
-            kind="attribute_write",
         )
     hook = _hook(vm, cls, "__setattr__")
     if hook is _MODULE_SETATTR and type(owner) is Outside and _plain_module_store(owner, name, value):
@@ -716,7 +712,7 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
         if name in ("__class__", "__dict__") and type(found) in _SLOT_TYPES:
             if name == "__dict__" and type(value) is Outside and value is outside_namespace(vm, owner):
                 return None  # `thing.__dict__ |= names`
-            raise Unsupported(f"the {name.strip('_')} of an object is replaced", vm.where(), None, "attribute_write")
+            raise vm.unsupported(f"the {name.strip('_')} of an object is replaced", "attribute_write")
         if type(found) in _SLOT_TYPES and name != "__dict__":
             owner.slots(vm.world).set(name, value)
         elif owner.attrs is not None:
@@ -725,9 +721,7 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
             suffix = " and no __dict__ for setting new attributes" if sys.version_info >= (3, 13) else ""
             raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'{suffix}")
         else:
-            raise Unsupported(
-                f"an attribute of a {cls.__name__} object is assigned", vm.where(), kind="attribute_write"
-            )
+            raise vm.unsupported(f"an attribute of a {cls.__name__} object is assigned", "attribute_write")
         return None
     if is_mask(type(owner)):
         if type(found) in _SLOT_TYPES:

@@ -110,7 +110,7 @@ def refuse_changing(vm: Machine, what: str, loop: Location | None = None) -> Non
         vm.world.symbols.history.learnt.loops.add(loop)
     kind = "size_value" if loop is None else "size_loop"
     reason = f"{what} is needed here, which is another one in each call"
-    raise Unsupported(reason, vm.where(), kind=kind)
+    raise vm.unsupported(reason, kind)
 
 
 _THEIR_BREAKS = ("graph_break", "skip_frame", "step_unsupported")
@@ -146,7 +146,7 @@ def refuse_disabled(vm: Machine, function: types.FunctionType) -> None:
     if mark:
         name = f"{function.__qualname__}(...)"
         reason = "a function that is never compiled is called" + (f": {mark}" if isinstance(mark, str) else "")
-        raise Unsupported(reason, vm.where(), kind="disabled", operation=name)
+        raise vm.unsupported(reason, "disabled", operation=name)
 
 
 def waits(vm: Machine, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any] | None) -> bool:

@@ -25,7 +25,7 @@ import torch
 
 from bolide.dynamo.machine.interpreter import Call, Machine, Slot
 from bolide.dynamo.machine.native_calls import for_real
-from bolide.dynamo.machine.operations import SYMBOLIC, polyfill
+from bolide.dynamo.machine.stand_ins import SYMBOLIC
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import NO_NAMESPACE, is_constant, own_namespace, same_constant
 from bolide.dynamo.world.journal import Written
@@ -41,14 +41,14 @@ def held(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any]) ->
     """The value that a cached function of the outside answers, or the Call that computes it."""
     refusal = vm.world.symbols.history.called_for_real.get(function)
     if refusal is not None:
-        raise Unsupported(refusal, vm.where(), kind="side_effect")
+        raise vm.unsupported(refusal, "side_effect")
     results = _RESULTS.of(vm)
     real = _RealCall.of(function, args, kwargs)
     if real is not None and real.source in results:
         return results[real.source]
     if real is None or any(_written(vm)):
         key = (function, _named(tuple(args)), _named(tuple(kwargs.items())))
-        return Call(polyfill("call_cached"), [function, results, key, args, kwargs])
+        return Call.polyfill("call_cached", function, results, key, args, kwargs)
     return real.answer(vm, results)
 
 
@@ -160,7 +160,7 @@ def refuse_seen(vm: Machine, leaving: Container[int]) -> None:
 def _refused(vm: Machine, function: Any, does: str, final: bool = False) -> Unsupported:
     reason = f"{function.__wrapped__.__qualname__}, whose results are cached, {does}"
     vm.world.symbols.history.called_for_real[function] = reason  # the break belongs in front of the call
-    refusal = Unsupported(reason, vm.where(), kind="side_effect")
+    refusal = vm.unsupported(reason, "side_effect")
     refusal.final = final
     return refusal
 

@@ -22,7 +22,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.machine import caches
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.breaking import is_disabled, refuse_disabled, skipped_function, waits
-from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.interpreter import Call, Machine, polyfill
 from bolide.dynamo.machine.native_calls import (
     BUILTIN_TYPES,
     HASHABLE,
@@ -34,8 +34,8 @@ from bolide.dynamo.machine.native_calls import (
     runs_natively,
     shown,
 )
-from bolide.dynamo.machine.operations import PENDING, PLAIN, behind, class_of, has_mapping_code, polyfill
-from bolide.dynamo.machine.overrides import goes_to_class
+from bolide.dynamo.machine.operations import has_mapping_code
+from bolide.dynamo.machine.stand_ins import PENDING, PLAIN, behind, class_of, goes_to_class
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING, PROXIES, is_library_namespace
 from bolide.dynamo.state import CALLBACK, own_mark
@@ -230,7 +230,7 @@ def _rely_on_cells(vm: Machine, function: types.FunctionType) -> None:
         held = vm.world.namespaces.load_cell(cell, name)
         if held is not MISSING and held is not cell.cell_contents:
             reason = f"{function.__qualname__}, which a library has made in another call, is called"
-            raise Unsupported(reason, vm.where(), "make it inside the compiled function", kind="native_call")
+            raise vm.unsupported(reason, "native_call", "make it inside the compiled function")
         if type(held) is types.FunctionType:
             _rely_on_cells(vm, held)
 
@@ -251,7 +251,7 @@ def _refuse_in_skipped(vm: Machine, frame: Frame, function: Any) -> None:
         function = function.__func__
     is_module = type(function) is Outside and issubclass(function.cls, torch.nn.Module)
     if not is_module and (type(function) is not types.FunctionType or is_native(vm, function)):
-        raise Unsupported(frame.code.skipped, vm.where(), kind="disabled")
+        raise vm.unsupported(frame.code.skipped, "disabled")
 
 
 def _real(value: Any) -> Any:
@@ -281,17 +281,17 @@ def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dic
     """`type.__call__(cls, ...)`."""
     if type(vm.world.classes.lookup(cls, "__del__")) is types.FunctionType:
         operation = f"{cls.__qualname__}(...)"
-        raise Unsupported("an object with a method __del__ is made", vm.where(), None, "finaliser", operation)
+        raise vm.unsupported("an object with a method __del__ is made", "finaliser", operation=operation)
     new, init = vm.world.classes.lookup(cls, "__new__"), vm.world.classes.lookup(cls, "__init__")
     for name in ("__hash__", "__eq__"):  # native containers call these
         vm.world.classes.rely_on(cls, name)
     new = getattr(new, "__func__", new)
     if init in _FILLING and args and type(new) is not types.FunctionType and asks_for_keys(vm, args[0]):
-        return Call(polyfill("make_dict"), [cls, tuple(args), kwargs or {}])
+        return Call.polyfill("make_dict", cls, tuple(args), kwargs or {})
     python_new, python_init = type(new) is types.FunctionType, type(init) is types.FunctionType
     of_program = new is torch.Tensor.__new__ and cls.__module__.partition(".")[0] != "torch"
     if of_program or (python_new and not runs_natively(new)) or (python_new and python_init):
-        return Call(polyfill("instantiate"), [cls, tuple(args), kwargs or {}])
+        return Call.polyfill("instantiate", cls, tuple(args), kwargs or {})
     if not python_init or (runs_natively(init) and not any(type(a) is Outside for a in args)):
         return native(vm, frame, cls, args, kwargs)
     if cls.__flags__ & (1 << 20):  # abstract
@@ -344,7 +344,7 @@ def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwar
             if policy.is_refused(getattr(function.real, "__module__", None)):
                 frame.stack.append(drawn_or_refused(vm, function.real, args, kwargs or {}))
                 return None
-            raise Unsupported(f"a call of an outside {real.__name__} object", vm.where(), None, "outside_object")
+            raise vm.unsupported(f"a call of an outside {real.__name__} object", "outside_object")
         raise TypeError(f"'{real.__name__}' object is not callable")
     return native(vm, frame, function, args, kwargs)
 

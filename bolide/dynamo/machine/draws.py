@@ -70,7 +70,7 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
         return MISSING
     reason = f"the program needs to know what {name} draws, which differs from call to call"
     remedy = "draw it outside the compiled function and pass it"
-    refusal = Unsupported(reason, vm.where(), remedy, "moment", operation=f"{name}(...)")
+    refusal = vm.unsupported(reason, "moment", remedy, f"{name}(...)")
     note = _Draw(refusal, vm.progress.present(), wrap is _integer)
     _DRAWS.of(vm).append(note)
     source = Source("drawn", None, len(vm.world.draws))

@@ -15,10 +15,11 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 import torch
 
+from bolide.dynamo import polyfills
 from bolide.dynamo.bytecode.instructions import Code, decode
 from bolide.dynamo.bytecode.uniform import CALLS, UNIFORM
 from bolide.dynamo.machine.callers import Within, callers_of
@@ -36,7 +37,7 @@ from bolide.tracing import Trace, modes
 from bolide.tracing.called.branches import Part
 from bolide.tracing.calls import CallRecorder
 
-Handler = Callable[["Machine", Frame, Any], Any]
+Handler = Callable[["Machine", Frame, Any], "bool | None"]
 
 OPCODES: dict[str, Handler] = {}
 
@@ -44,6 +45,11 @@ OPCODES: dict[str, Handler] = {}
 opcode = register(OPCODES)
 """Registers the handler of operations (uniform names of `bytecode.decode`). A handler returns True when it changed the
 top of the frame stack."""
+
+
+def polyfill(name: str) -> types.FunctionType:
+    """The polyfill of this name: a Python function that is interpreted."""
+    return polyfills.BY_NAME[name]
 
 
 class Call:
@@ -54,13 +60,18 @@ class Call:
     def __init__(self, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
 
+    @classmethod
+    def polyfill(cls, name: str, *args: Any) -> Call:
+        """The call of a polyfill."""
+        return cls(polyfill(name), list(args))
+
 
 T = TypeVar("T")
 
 Origin = Literal["raised", "thrown", "passed", "reraised"]
 """How an exception has come to a frame."""
 
-Dispatch = Callable[["Machine", Frame, Any, list[Any], "dict[str, Any] | None"], Any]
+Dispatch = Callable[["Machine", Frame, Any, list[Any], "dict[str, Any] | None"], "bool | None"]
 
 
 def _bound(code: Code) -> list[tuple[Handler, Any]]:
@@ -79,9 +90,9 @@ def _bound(code: Code) -> list[tuple[Handler, Any]]:
     return out
 
 
-def _skipped(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _skipped(vm: Machine, frame: Frame, arg: object) -> NoReturn:
     """Any instruction, but for calls, of code that is run for real."""
-    raise Unsupported(frame.code.skipped, vm.where(), kind="disabled")
+    raise vm.unsupported(frame.code.skipped, "disabled")
 
 
 _SCRATCH = decode((lambda: None).__code__)
@@ -206,12 +217,12 @@ class Machine:
 
     # -- running
 
-    def call(self, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
+    def call(self, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> bool | None:
         """Call `function`; its result will be pushed onto `frame`, which is the top one. True when a frame was
         pushed."""
         return self._dispatch(self, frame, function, args, kwargs)
 
-    def answer(self, frame: Frame, result: Any) -> Any:
+    def answer(self, frame: Frame, result: object) -> bool | None:
         """Push an operation's result, making the call first that it asks for."""
         if type(result) is Call:
             return self._dispatch(self, frame, result.function, result.args, result.kwargs)
@@ -461,10 +472,10 @@ class Machine:
             raise _too_deep("native code that the program calls goes deeper than Python allows here", self.where())
         if is_fault(error):
             reason = f"capture met {type(error).__name__}: {error}"
-            raise Unsupported(reason, self.where(), kind="bug") from error
+            raise self.unsupported(reason, "bug") from error
         if names_stand_in(error):
             reason = f"native code is given what stands for another value: {error}"
-            raise Unsupported(reason, self.where(), kind="native_call") from error
+            raise self.unsupported(reason, "native_call") from error
 
     # -- generators
 
@@ -498,7 +509,7 @@ class Machine:
         """Raises Unsupported for a generator whose body is CPython's."""
         if generator.foreign:
             reason = "a generator of the outside world is resumed"
-            raise Unsupported(reason, self.where(), "make it inside the compiled function", kind="iterator")
+            raise self.unsupported(reason, "iterator", "make it inside the compiled function")
 
     def throw(self, generator: Generator, error: BaseException) -> None:
         """Raise `error` where a generator is suspended: in the generator of the program that it yields from, if any.
@@ -519,7 +530,7 @@ class Machine:
             frame = inner.frame
             inner = frame.delegate()
         if inner is not None and not isinstance(error, GeneratorExit) and hasattr(inner, "throw"):
-            raise Unsupported("throw into an iterator of the outside", self.where(), kind="iterator")
+            raise self.unsupported("throw into an iterator of the outside", "iterator")
         self.unwind(error, "thrown")
 
     def _return_of_generator(self, caller: Frame, then: str, then_value: Any, value: Any) -> None:
@@ -556,7 +567,7 @@ class Machine:
             self.progress.lose(error)
         except Exception as error:
             reason = f"a generator that is dropped raises {type(error).__name__}"
-            self.progress.lose(Unsupported(reason, self.where(), "use it up or close it", kind="iterator"))
+            self.progress.lose(self.unsupported(reason, "iterator", "use it up or close it"))
 
 
 def _too_deep(reason: str, where: UserFrame | None) -> Unsupported:

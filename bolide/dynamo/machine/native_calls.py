@@ -24,8 +24,7 @@ from bolide.dynamo.machine.derived import derived
 from bolide.dynamo.machine.draws import drawn
 from bolide.dynamo.machine.faults import names_stand_in
 from bolide.dynamo.machine.interpreter import Call, Machine
-from bolide.dynamo.machine.operations import (
-    AS_NUMBER,
+from bolide.dynamo.machine.stand_ins import (
     PENDING,
     PLAIN,
     SYMBOLIC,
@@ -33,10 +32,10 @@ from bolide.dynamo.machine.operations import (
     class_of,
     concrete,
     is_number,
-    polyfill,
-    python_method,
+    is_overridable,
+    overridden,
+    overrides,
 )
-from bolide.dynamo.machine.overrides import is_overridable, overridden, overrides
 from bolide.dynamo.program.kinds import LOCK_TYPES, MISSING
 from bolide.dynamo.state import CALLBACK
 from bolide.dynamo.world.frames import Frame, Generator
@@ -159,7 +158,7 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
                 return overridden(function, [*args, *(kwargs or {}).values()], args, kwargs or {})
             value = _prepare(vm, function, arg, i == 0 and type(function) in _METHODS)
             if type(value) is Call:
-                return Call(polyfill("drained_call"), [function, args, kwargs or {}])
+                return Call.polyfill("drained_call", function, args, kwargs or {})
             if value is not arg:
                 prepared = prepared or list(args)
                 prepared[i] = value
@@ -169,7 +168,7 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
             return overridden(function, [*args, *words.values()], args, words)
         words = {key: arg if type(arg) in _SIMPLE else _prepare(vm, function, arg) for key, arg in words.items()}
         if any(type(value) is Call for value in words.values()):
-            return Call(polyfill("drained_call"), [function, args, kwargs])
+            return Call.polyfill("drained_call", function, args, kwargs)
     if policy.is_refused(_module_of(function)) or not _only_computes(function):
         frame.stack.append(drawn_or_refused(vm, function, args, words))
         return None
@@ -196,9 +195,7 @@ def refuse_wrapper(vm: Machine, function: Any, result: Any) -> None:
     """What native code has made around traced tensors would compute on them without being interpreted."""
     if issubclass(type(result), torch.Tensor) and computes_itself(type(result)):
         reason = f"{shown(function)} makes a {type(result).__name__}, a subclass of Tensor"
-        raise Unsupported(
-            reason, vm.where(), "make it outside the compiled function", "input", f"{shown(function)}(...)"
-        )
+        raise vm.unsupported(reason, "input", "make it outside the compiled function", f"{shown(function)}(...)")
 
 
 @contextlib.contextmanager
@@ -294,7 +291,7 @@ def refused(vm: Machine, function: Any) -> Unsupported:
     """The refusal of a function whose result or effect is of the moment."""
     name = shown(function)
     reason = f"what {name} returns or does differs from call to call"
-    return Unsupported(reason, vm.where(), "call it outside the compiled function", "moment", operation=f"{name}(...)")
+    return vm.unsupported(reason, "moment", "call it outside the compiled function", f"{name}(...)")
 
 
 def drawn_or_refused(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -318,8 +315,8 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
         return _outside(vm, function, arg, is_owner)
     if cls is Stream and is_owner:
         raise _given(vm, function, "an iterator from outside")
-    if cls in AS_NUMBER:
-        return AS_NUMBER[cls](arg) if _is_of_torch(function) else arg
+    if is_number(arg):
+        return as_number(arg) if _is_of_torch(function) else arg
     if cls in _CALLABLES:
         return callback(vm, arg) if _calls(function) and not is_owner else arg
     if cls is Generator:
@@ -333,7 +330,7 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
     if cls is torch.Size and _is_of_numpy(function):
         return concrete_data(vm, tuple(arg))
     if not isinstance(arg, (type, list, tuple)) and _iterates(function):
-        return Call(None, []) if python_method(vm.world, class_of(arg), "__iter__") is not None else arg
+        return Call(None, []) if vm.world.classes.python_method(class_of(arg), "__iter__") is not None else arg
     return arg
 
 
@@ -373,7 +370,7 @@ def _makes_record(function: Any) -> bool:
 def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:
     if keeps_objects(function) and not is_owner and not _is_index(vm, function, arg):
         return arg
-    if python_method(vm.world, arg.cls, "__iter__") is not None and _iterates(function):
+    if vm.world.classes.python_method(arg.cls, "__iter__") is not None and _iterates(function):
         return Call(None, [])
     container = arg.container()
     if container is not None:
@@ -410,7 +407,7 @@ _WITHOUT_DATA = "The tensor has a non-zero number of elements, but its data is n
 
 def _given(vm: Machine, function: Any, what: str) -> Unsupported:
     name = f"{shown(function)}(...)"
-    return Unsupported(f"{what} is given to native code", vm.where(), None, "native_call", operation=name)
+    return vm.unsupported(f"{what} is given to native code", "native_call", operation=name)
 
 
 def concrete_data(vm: Machine, value: Any) -> Any:
@@ -439,7 +436,7 @@ def _is_index(vm: Machine, function: Any, arg: Outside) -> bool:
     owner = getattr(function, "__objclass__", None) or type(getattr(function, "__self__", None))
     return not issubclass(owner, (dict, set, frozenset)) and (
         function.__name__ in ("__getitem__", "__setitem__", "__delitem__", "insert", "pop")
-        and python_method(vm.world, arg.cls, "__index__") is not None
+        and vm.world.classes.python_method(arg.cls, "__index__") is not None
     )
 
 

@@ -1,62 +1,49 @@
-"""Operators, items, truth, iteration and formatting on values: natively where that is exact, else as a call of a
-polyfill or of the object's own method."""
+"""Operators, truth, iteration and the like on values: natively where that is exact, else as a call of a polyfill or of
+the object's own method."""
 
 from __future__ import annotations
 
 import collections
-import functools
 import operator
 import types
-from collections.abc import Callable, Iterable
-from typing import Any, SupportsIndex
+from collections.abc import Callable
+from typing import Any
 
-import numpy
 import torch
 
-from bolide.dynamo import polyfills
 from bolide.dynamo.bytecode.uniform import COMPARISONS, OPERATORS
-from bolide.dynamo.machine import masked_writes
 from bolide.dynamo.machine.interpreter import Call, Machine
-from bolide.dynamo.machine.originals import original_of
-from bolide.dynamo.machine.overrides import asked_by, overridden, overrides
-from bolide.dynamo.program.captured import Source
-from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, PROXIES, name_in_c
-from bolide.dynamo.world.frames import Frame, Generator
-from bolide.dynamo.world.iterators import Stream
-from bolide.dynamo.world.outside import Outside
-from bolide.dynamo.world.texts import MadeId, TracedText, joined
-from bolide.dynamo.world.world import World
-from bolide.support.errors import Unsupported
-from bolide.tracing import STANDS_FOR, TracedFloat, TracedTensor
-from bolide.tracing.numbers import data
-from bolide.tracing.recording.recorder import NonLeaf
-
-# Types whose operators are exact on values of the interpreter: no method of theirs is written in Python.
-PLAIN = frozenset(
-    {int, float, complex, bool, str, bytes, type(None), tuple, list, dict, set, frozenset, range, slice, type(Ellipsis)}
-    | {torch.Size, torch.dtype, torch.device, types.FunctionType}
+from bolide.dynamo.machine.stand_ins import (
+    PENDING,
+    PLAIN,
+    STAND_INS,
+    SYMBOLIC,
+    as_number,
+    asked_by,
+    behind,
+    class_of,
+    concrete,
+    is_number,
+    overridden,
+    overrides,
+    settled,
 )
-_NATIVELY_SEARCHED = (dict, set, frozenset, str, bytes)
-SYMBOLIC: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, TracedFloat: float}
-"""Symbolic numbers, and what the program takes them for."""
-PENDING: dict[type, type] = {**SYMBOLIC, TracedText: str}
-"""As `SYMBOLIC`, with texts that are known when the graph has run."""
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, name_in_c
+from bolide.dynamo.world.frames import Frame, Generator
+from bolide.dynamo.world.outside import Outside
+from bolide.dynamo.world.texts import TracedText, joined
+from bolide.dynamo.world.world import World
+from bolide.tracing import TracedTensor
 
+_NATIVELY_SEARCHED = (dict, set, frozenset, str, bytes)
 _POWERS = (operator.pow, operator.ipow)
 _UNIONS = (operator.or_, operator.ior)
 _FILL_IN = (operator.mod, operator.imod)  # of a text
 _INTEGERS = (int, torch.SymInt)
+SEQUENCES = (list, tuple, str, bytes)
 _REPEATS = (operator.mul, operator.imul)
-_SEQUENCES = (list, tuple, str, bytes)
-_INDEXED = (*_SEQUENCES, bytearray, range, collections.deque)
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
 _NO_WORDS: dict[str, Any] = {}
-
-OUTSIDE_NODE = NonLeaf._backward_cls  # type: ignore[attr-defined]  # stands for nodes of the history outside
-SEEN_AS: dict[type, type] = {**PENDING, MadeId: int}  # the class that the program sees of values of other classes
-
-AS_NUMBER: dict[type, Callable[[Any], Any]] = {}
-"""What makes a number of Python's, perhaps a symbolic one, of values of other classes that are numbers."""
 
 WITH_TENSORS: dict[type, Callable[[Machine, Any, Any, Any], Any]] = {}
 """The operators of tensors with values of these classes: given the operator, and both in their order."""
@@ -74,22 +61,6 @@ _SEQUENCE_EQUALITY: dict[Any, str] = {
 }
 
 
-def polyfill(name: str) -> types.FunctionType:
-    """The polyfill of this name: a Python function that is interpreted."""
-    found: types.FunctionType = polyfills.BY_NAME[name]
-    return found
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value stands for a number of another library's class."""
-    return type(value) in AS_NUMBER
-
-
-def as_number(value: Any) -> Any:
-    """Such a value as a number of Python's; any other itself."""
-    return AS_NUMBER[type(value)](value) if type(value) in AS_NUMBER else value
-
-
 def _rely_on_operator(vm: Machine, op: Any) -> None:
     """Guard that the methods of tensors behind an operator stay."""
     vm.world.guards.once.add(op)
@@ -97,42 +68,9 @@ def _rely_on_operator(vm: Machine, op: Any) -> None:
         vm.world.classes.rely_on(torch.Tensor, name)
 
 
-def class_of(value: Any) -> type:
-    """The class the program sees."""
-    cls = type(value)
-    if cls is Outside:
-        outside: type = value.cls
-        return outside
-    if cls is TracedTensor and value.face is not None:
-        face: type = value.face
-        return face
-    if cls is Stream:
-        return type(value.real)
-    if cls is Generator:
-        original = original_of(value)
-        return cls if original is None else original.cls
-    if cls is OUTSIDE_NODE:
-        raise Unsupported("a node of the history outside is looked at", None, "use the tensor", "tensor_method")
-    return SEEN_AS.get(cls) or vars(cls).get(STANDS_FOR, cls)
-
-
 def _in_graph(value: Any) -> Any:
     """A number made of sizes as one of the graph (torch's own power of those imports sympy)."""
     return value.node.in_graph() if type(value) in (torch.SymInt, torch.SymFloat) else value
-
-
-def settled(value: Any) -> Any:
-    """A symbolic number that torch has made, as the program holds it: truths are known, floats of the graph have their
-    operators."""
-    if type(value) is torch.SymBool and value.node.has_hint():
-        return bool(value)
-    return getattr(value.node, "owner", value)
-
-
-def concrete(vm: Machine, value: Any) -> Any:
-    """A symbolic number as the number that it is in this call, which is guarded; a text likewise."""
-    vm.trace.where = vm.where()
-    return PENDING[type(value)](value)
 
 
 def as_key(vm: Machine, key: Any) -> Any:
@@ -146,12 +84,6 @@ def as_key(vm: Machine, key: Any) -> Any:
     return key
 
 
-def python_method(world: World, cls: type, name: str) -> Any:
-    """The method `name` of a class if it is written in Python, else None."""
-    found = world.classes.lookup(cls, name)
-    return found if type(found) is types.FunctionType else None
-
-
 def is_stored(world: World, cls: type) -> bool:
     """Whether dicts copy from an instance what is stored in it, whatever other methods its class has: it is a dict that
     is iterated over as dicts are."""
@@ -160,7 +92,7 @@ def is_stored(world: World, cls: type) -> bool:
 
 def has_mapping_code(world: World, cls: type) -> bool:
     """Whether a class has a method in Python that may be asked for its keys and items."""
-    return any(python_method(world, cls, name) is not None for name in ("keys", "__getitem__", "__iter__"))
+    return any(world.classes.python_method(cls, name) is not None for name in ("keys", "__getitem__", "__iter__"))
 
 
 def _merging(vm: Machine, op: Any, left: Any, right: Any) -> Call | None:
@@ -170,7 +102,7 @@ def _merging(vm: Machine, op: Any, left: Any, right: Any) -> Call | None:
         return None
     if not any(cls not in PLAIN and has_mapping_code(vm.world, cls) for cls in sides):
         return None
-    return Call(polyfill("dict_or" if op is operator.or_ else "dict_ior"), [left, right])
+    return Call.polyfill("dict_or" if op is operator.or_ else "dict_ior", left, right)
 
 
 def _unlike(op: Any, left: Any, right: Any, a: type, b: type) -> Any:
@@ -203,22 +135,10 @@ def native_view(vm: Machine, value: Any) -> Any:
         plain = value.plain()
         if plain is not MISSING:
             return plain
-        raise Unsupported(
-            f"an outside {value.cls.__name__} object is used by a built-in operation", vm.where(), kind="outside_object"
+        raise vm.unsupported(
+            f"an outside {value.cls.__name__} object is used by a built-in operation", "outside_object"
         )
     return value
-
-
-def behind(vm: Machine, value: Any) -> Any:
-    """What a weak proxy from outside stands for; any other value itself."""
-    if type(value) is not Outside or value.cls not in PROXIES:
-        return value
-    vm.world.lifetimes.refuse_deaths()
-    return vm.world.wrap(_referent(value.real), Source("apply", value.source, (), _referent))
-
-
-def _referent(proxy: Any) -> Any:
-    return proxy.__init__.__self__
 
 
 def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
@@ -226,16 +146,16 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     a, b = type(left), type(right)
     if a in PLAIN and b in PLAIN:
         if a is str and op in _FILL_IN and not is_plain(right):
-            return Call(polyfill("percent"), [left, right])
+            return Call.polyfill("percent", left, right)
         if op is operator.eq or op is operator.ne:
             if a is types.FunctionType is b:
                 return is_same(vm, left, right) is (op is operator.eq)
             name = _SEQUENCE_EQUALITY.get((a, b))
             if name is not None and left is not right and (has_python_eq(vm, left) or has_python_eq(vm, right)):
-                return Call(polyfill(name if op is operator.eq else name.replace("equal", "unequal")), [left, right])
+                return Call.polyfill(name if op is operator.eq else name.replace("equal", "unequal"), left, right)
         return op(left, right)
     if a is str and op in _FILL_IN and b is not str:
-        return Call(polyfill("percent"), [left, right])
+        return Call.polyfill("percent", left, right)
     if a in _PLAIN_OR_TENSOR and b in _PLAIN_OR_TENSOR:
         vm.trace.where = vm.where()
         if op not in vm.world.guards.once and (a is TracedTensor or b is TracedTensor):
@@ -250,30 +170,30 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
         return WITH_TENSORS[b](vm, op, left, right)
     if b is TracedTensor and a in WITH_TENSORS:
         return WITH_TENSORS[a](vm, op, left, right)
-    if op in _REPEATS and ((is_number(left) and b in _SEQUENCES) or (is_number(right) and a in _SEQUENCES)):
+    if op in _REPEATS and ((is_number(left) and b in SEQUENCES) or (is_number(right) and a in SEQUENCES)):
         return binary(vm, op, as_number(left), as_number(right))
     left, right = behind(vm, left), behind(vm, right)
     a, b = class_of(left), class_of(right)
     symbol, in_place, forward, reflected = OPERATORS[op]
     look = vm.world
     if (
-        (in_place and python_method(look, a, in_place))
-        or python_method(look, a, forward)
-        or python_method(look, b, reflected)
-        or (op is operator.ne and (python_method(look, a, "__eq__") or python_method(look, b, "__eq__")))
+        (in_place and look.classes.python_method(a, in_place))
+        or look.classes.python_method(a, forward)
+        or look.classes.python_method(b, reflected)
+        or (op is operator.ne and (look.classes.python_method(a, "__eq__") or look.classes.python_method(b, "__eq__")))
     ):
         if op is operator.eq or op is operator.ne:
-            return Call(polyfill("equal" if op is operator.eq else "unequal"), [left, right])
+            return Call.polyfill("equal" if op is operator.eq else "unequal", left, right)
         if symbol in COMPARISONS:
-            return Call(polyfill("compare"), [left, right, forward, reflected, symbol])
-        return Call(polyfill("binary"), [left, right, in_place, forward, reflected, symbol])
+            return Call.polyfill("compare", left, right, forward, reflected, symbol)
+        return Call.polyfill("binary", left, right, in_place, forward, reflected, symbol)
     if op is operator.eq or op is operator.ne:
         left, right = _as_plain(left), _as_plain(right)
         same = _equal_by_identity(vm, left, right)
         if same is not None:
             return same is (op is operator.eq)
     elif op is operator.ior and type(left) is Outside and left.items is not None:
-        return Call(polyfill("dict_ior"), [left, right])
+        return Call.polyfill("dict_ior", left, right)
     elif op in _UNIONS and (request := _merging(vm, op, left, right)) is not None:
         return request
     elif all(_declines(look, cls, name) for cls, name in ((a, forward), (b, reflected))):
@@ -289,9 +209,9 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
             return Call(extended[base], [left, right])
     vm.trace.where = vm.where()
     view, other = native_view(vm, left), native_view(vm, right)
-    if type(other) in SYMBOLIC and not _knows_symbols(view):
+    if type(other) in SYMBOLIC and not knows_symbols(view):
         other = concrete(vm, other)
-    if type(view) in SYMBOLIC and not _knows_symbols(other):
+    if type(view) in SYMBOLIC and not knows_symbols(other):
         view = concrete(vm, view)
     plainly = view is left and other is right
     result = op(view, other) if plainly else _unlike(op, view, other, a, b)
@@ -317,13 +237,13 @@ def _refuse_native_equality(vm: Machine, value: Outside) -> None:
     """Raises Unsupported for an object whose class compares it in native code, by what is in it."""
     if vm.world.classes.lookup(value.cls, "__eq__") is not object.__eq__:
         reason = f"an outside {value.cls.__name__} object is compared by native code"
-        raise Unsupported(reason, vm.where(), kind="outside_object")
+        raise vm.unsupported(reason, "outside_object")
 
 
-def _knows_symbols(value: Any) -> bool:
+def knows_symbols(value: Any) -> bool:
     """Whether operators of this value, which is no plain number, take symbolic numbers for such: those of what stands
     for a tensor or an array, but not those of enumerations, fractions, time differences or NumPy's own arrays."""
-    return type(value) is TracedTensor or type(value) in SEEN_AS
+    return type(value) is TracedTensor or type(value) in STAND_INS
 
 
 def _of_text(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
@@ -360,7 +280,7 @@ def unary(vm: Machine, op: Callable[[Any], Any], value: Any) -> Any:
     value = behind(vm, value)
     cls = class_of(value)
     if cls not in PLAIN:
-        method = python_method(vm.world, cls, name)
+        method = vm.world.classes.python_method(cls, name)
         if method is not None:
             return Call(method, [value])
         vm.trace.where = vm.where()
@@ -423,7 +343,7 @@ def truth(vm: Machine, value: Any) -> Any:
     found = (vm.world.classes.lookup(cls, name) for name in ("__bool__", "__len__"))
     method = next((each for each in found if each is not MISSING), MISSING)
     if type(method) is types.FunctionType or method is None:
-        return Call(polyfill("truth"), [value])
+        return Call.polyfill("truth", value)
     if type(value) is Outside:
         if value.items is not None:
             return value.items.length() > 0
@@ -442,7 +362,7 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
             return MISSING
         return (as_key(vm, item) if cls in _NATIVELY_SEARCHED else item) in container
     real = class_of(container)
-    if cls is Generator or python_method(vm.world, real, "__contains__") is not None:
+    if cls is Generator or vm.world.classes.python_method(real, "__contains__") is not None:
         return MISSING
     if cls is Outside:
         if container.contents is not None:
@@ -463,216 +383,9 @@ def has_python_eq(vm: Machine, container: Any, item: Any = None) -> bool:
         if cls in (list, tuple, dict):
             if has_python_eq(vm, value):
                 return True
-        elif cls not in _PLAIN_OR_TENSOR and python_method(vm.world, class_of(value), "__eq__") is not None:
+        elif cls not in _PLAIN_OR_TENSOR and vm.world.classes.python_method(class_of(value), "__eq__") is not None:
             return True
     return False
-
-
-def _stacked(index: Any) -> Any:
-    """A sequence of numbers, an index of a tensor, as a tensor if traced ones are among them."""
-    if not any(type(item) is TracedTensor for item in index):
-        return index
-    return torch.stack([torch.as_tensor(item) for item in index])
-
-
-def _numbered(bounds: slice) -> slice:
-    """A slice with numbers, which may be symbols, for the tensors of one integer that its bounds are: C++ would ask for
-    their values."""
-    if all(type(bound) in _BOUNDS for bound in (bounds.start, bounds.stop)):
-        return bounds
-    return slice(_number_in(bounds.start), _number_in(bounds.stop), bounds.step)
-
-
-def _number_in(bound: Any) -> Any:
-    bound = as_number(bound)
-    if type(bound) is not TracedTensor or bound.dtype not in _INTEGER_TYPES:
-        return bound
-    return bound.item() if all(type(size) is int and size == 1 for size in bound.shape) else bound
-
-
-_ASSIGNED = (float, SupportsIndex)  # torch takes no other numbers as items, of NumPy's float32 say
-_BOUNDS = frozenset({int, type(None), torch.SymInt})
-_INTEGER_TYPES = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
-
-
-def _selecting(index: TracedTensor) -> Any:
-    """The number, which may be a symbol, in a tensor that selects one place: C++ would ask for its value. (One of bytes
-    is a mask.)"""
-    selects = not index.dim() and index.dtype in _INTEGER_TYPES and index.dtype is not torch.uint8
-    return index.item() if selects else index
-
-
-#: what is made of an index of a tensor, or of a part of it, by its class
-AS_INDEX: dict[type, Callable[[Any], Any]] = {
-    list: _stacked,
-    tuple: _stacked,
-    slice: _numbered,
-    TracedTensor: _selecting,
-}
-
-
-def _tensor_index(key: Any) -> Any:
-    """An index of a tensor, with tensors in place of arrays and of sequences of tensors, and numbers in place of
-    tensors that are bounds of slices."""
-    if type(key) is tuple:
-        if AS_INDEX.keys().isdisjoint(map(type, key)):
-            return key
-        return tuple([AS_INDEX[type(part)](part) if type(part) in AS_INDEX else part for part in key])
-    if type(key) is list:  # torch decides whether this is a sequence of indices or of numbers
-        return key
-    return AS_INDEX[type(key)](key) if type(key) in AS_INDEX else key
-
-
-def _has_symbols(key: Any) -> bool:
-    """Whether there are symbolic integers in an index of a tensor."""
-    return type(key) is torch.SymInt or (type(key) is tuple and any(type(part) is torch.SymInt for part in key))
-
-
-def is_index_of_program(world: World, cls: type) -> bool:
-    """Whether the program's own code makes an integer of instances of a class. What is an int is not asked."""
-    return not issubclass(cls, int) and python_method(world, cls, "__index__") is not None
-
-
-_PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    slice: lambda key: (key.start, key.stop, key.step),
-    tuple: iter,
-}
-_NEVER_CONVERTED = (PLAIN - {slice, tuple}) | {TracedTensor, *SYMBOLIC}
-
-
-def is_converted(vm: Machine, key: Any) -> bool:
-    """Whether the program's own code makes integers of an index, or of parts of it."""
-    cls = type(key)
-    if cls in _NEVER_CONVERTED:
-        return False
-    if cls in _PARTS:
-        return any(is_converted(vm, part) for part in _PARTS[cls](key))
-    return is_index_of_program(vm.world, class_of(key))
-
-
-def by_index(vm: Machine, operation: Any, owner: Any, key: Any, *rest: Any) -> Any:
-    """The Call that does an operation on an item after the program's code has made integers of its place, as tensors
-    and sequences have it; else MISSING."""
-    if type(key) in _NEVER_CONVERTED or not (is_converted(vm, key) or _names_objects(key)):
-        return MISSING
-    real = class_of(owner)
-    if issubclass(real, (torch.Tensor, numpy.ndarray)):
-        if _is_sequence(vm, key):
-            return MISSING  # an index of several places, not asked for an integer
-        return Call(polyfill("by_tensor_index"), [operation, owner, key, *rest])
-    return Call(polyfill("by_index"), [operation, owner, key, *rest]) if issubclass(real, _INDEXED) else MISSING
-
-
-def _is_sequence(vm: Machine, key: Any) -> bool:
-    """Whether an index of a tensor, or a part of it, is an object of the program's that has items."""
-    if type(key) is tuple:
-        return any(_is_sequence(vm, part) for part in key)
-    return type(key) not in _NEVER_CONVERTED and python_method(vm.world, class_of(key), "__getitem__") is not None
-
-
-def _names_objects(key: Any) -> bool:
-    """Whether a bound of a slice is an object from outside: native code would refuse what stands for it."""
-    return type(key) is slice and any(type(part) is Outside for part in _PARTS[slice](key))
-
-
-_item = operator.getitem  # what that raises is the program's exception (see `faults`)
-
-
-def get_item(vm: Machine, owner: Any, key: Any) -> Any:
-    """`owner[key]`."""
-    cls = type(owner)
-    if cls in PLAIN:
-        if cls is dict:
-            return _item(owner, as_key(vm, key))
-        if type(key) in SYMBOLIC:
-            vm.trace.where = vm.where()
-        if type(key) is Outside and vm.world.classes.lookup(key.cls, "__index__") is MISSING:
-            return _item(owner, key.real)  # raises
-        return _item(owner, key) if (call := by_index(vm, operator.getitem, owner, key)) is MISSING else call
-    if cls is TracedTensor:
-        if (call := by_index(vm, operator.getitem, owner, key)) is not MISSING:
-            return call
-        vm.trace.where = vm.where()
-        key = _tensor_index(key)
-        if vm.trace.has_symbols and _has_symbols(key):
-            owner, key = data.with_selected(owner, key)
-            return _item(owner, key) if key else owner
-        owner, key = data.with_wide_mask(vm.trace, owner, key)
-        return _item(owner, key)
-    real = class_of(owner)
-    method = python_method(vm.world, real, "__getitem__")
-    if method is not None:
-        return Call(method, [owner, key])
-    if cls is Outside:
-        if owner.contents is not None:
-            return get_item(vm, owner.contents, key)
-        if owner.items is None and (plain := owner.plain()) is not MISSING:
-            return get_item(vm, plain, key)
-        if owner.items is None:
-            raise Unsupported(f"an item of an outside {real.__name__} object", vm.where(), kind="outside_object")
-        key = as_key(vm, key)
-        found = owner.items.get(key)
-        if found is MISSING:
-            missing = python_method(vm.world, real, "__missing__")
-            if missing is not None:
-                return Call(missing, [owner, key])
-            if issubclass(real, collections.defaultdict):
-                return Call(polyfill("default_item"), [owner, key])
-            raise KeyError(key)
-        return found
-    if issubclass(real, collections.defaultdict) and key not in owner:
-        return Call(polyfill("default_item"), [owner, key])
-    if (call := by_index(vm, operator.getitem, owner, key)) is not MISSING:
-        return call
-    return _item(owner, key if _knows_symbols(owner) else as_key(vm, key))
-
-
-def _assign(value: Any, owner: Any, key: Any) -> None:
-    owner[key] = value
-
-
-def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Any:
-    """`owner[key] = value`; None, or the Call that does it."""
-    cls = type(owner)
-    if cls in PLAIN or cls is TracedTensor:
-        if (call := by_index(vm, operator.setitem, owner, key, value)) is not MISSING:
-            return call
-        vm.trace.where = vm.where()
-        if cls is TracedTensor:
-            key = _tensor_index(key)
-            if vm.trace.has_symbols and _has_symbols(key):
-                owner, key = data.with_selected(owner, key)
-            parts = key if type(key) is tuple else (key,)
-            if masked_writes.concerns(parts, value):
-                assign = functools.partial(_assign, value)
-                masked_writes.write(vm, operator.setitem, [owner, key, value], parts, assign)
-                return None
-            owner, key = data.with_wide_mask(vm.trace, owner, key)
-            if type(value) in AS_NUMBER and issubclass(SEEN_AS[type(value)], _ASSIGNED):
-                value = as_number(value)
-        if cls is list and is_lazy_slice(vm, key, value):
-            return Call(polyfill("assign_slice"), [operator.setitem, owner, key, value])
-        owner[as_key(vm, key) if cls is dict else key] = value
-        return None
-    real = class_of(owner)
-    method = python_method(vm.world, real, "__setitem__")
-    if method is not None:
-        return Call(method, [owner, key, value])
-    if cls is not Outside and (call := by_index(vm, operator.setitem, owner, key, value)) is not MISSING:
-        return call
-    if issubclass(real, (list, bytearray)) and is_lazy_slice(vm, key, value):
-        return Call(polyfill("assign_slice"), [operator.setitem, owner, key, value])
-    if cls is Outside:
-        if owner.contents is not None:
-            return set_item(vm, owner.contents, key, value)
-        if owner.items is None:
-            raise Unsupported(
-                f"an item of an outside {real.__name__} object is assigned", vm.where(), kind="outside_object"
-            )
-        owner.items.set(as_key(vm, key), value)
-    else:
-        owner[key] = value
-    return None
 
 
 def is_lazy(vm: Machine, value: Any) -> bool:
@@ -680,35 +393,7 @@ def is_lazy(vm: Machine, value: Any) -> bool:
     if type(value) in (Generator, TracedTensor):  # a traced tensor's own __iter__ is run as it is
         return type(value) is Generator
     cls = class_of(value)
-    return cls not in PLAIN and python_method(vm.world, cls, "__iter__") is not None
-
-
-def is_lazy_slice(vm: Machine, key: Any, value: Any) -> bool:
-    """Whether a slice is assigned what only the program can iterate over."""
-    return type(key) is slice and native_iterable(vm, value) is MISSING
-
-
-def delete_item(vm: Machine, owner: Any, key: Any) -> Any:
-    """`del owner[key]`; None, or the Call that does it."""
-    real = class_of(owner)
-    method = python_method(vm.world, real, "__delitem__")
-    if method is not None:
-        return Call(method, [owner, key])
-    if type(owner) is Outside:
-        if owner.contents is not None:
-            return delete_item(vm, owner.contents, key)
-        if owner.items is None:
-            raise Unsupported(
-                f"an item of an outside {real.__name__} object is deleted", vm.where(), kind="outside_object"
-            )
-        if owner.items.get(key) is MISSING:
-            raise KeyError(key)
-        owner.items.set(key, MISSING)
-        return None
-    if (call := by_index(vm, operator.delitem, owner, key)) is not MISSING:
-        return call
-    del owner[key]
-    return None
+    return cls not in PLAIN and vm.world.classes.python_method(cls, "__iter__") is not None
 
 
 def native_iterable(vm: Machine, value: Any) -> Any:
@@ -724,7 +409,7 @@ def native_iterable(vm: Machine, value: Any) -> Any:
     real = class_of(value)
     method = vm.world.classes.lookup(real, "__iter__")
     if type(method) is types.FunctionType or (
-        method is MISSING and python_method(vm.world, real, "__getitem__") is not None
+        method is MISSING and vm.world.classes.python_method(real, "__getitem__") is not None
     ):
         return MISSING
     return native_view(vm, value)
@@ -741,7 +426,7 @@ def special_method(vm: Machine, value: Any, name: str) -> Any:
     return getattr(value, name)
 
 
-def call_for_effect(vm: Machine, frame: Frame, request: Any) -> Any:
+def call_for_effect(vm: Machine, frame: Frame, request: Call | None) -> bool | None:
     """Make a call whose result is dropped; `request` is a Call or None."""
     if request is None:
         return None

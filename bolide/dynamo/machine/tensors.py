@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo.machine.interpreter import Machine, Slot
-from bolide.dynamo.machine.operations import class_of
+from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.program.kinds import MISSING, is_constant
 from bolide.dynamo.world.outside import Overlay, attribute_source
 from bolide.support.errors import Unsupported
@@ -78,7 +78,7 @@ def refuse_in_reentrant(vm: Machine, what: str) -> None:
     if vm.depth.reentrant:
         reason, remedy = f"{what} in a reentrant checkpoint", "pass use_reentrant=False"
         operation = "torch.utils.checkpoint.checkpoint"
-        raise Unsupported(reason, vm.where(), remedy, kind="context", operation=operation)
+        raise vm.unsupported(reason, "context", remedy, operation)
 
 
 def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
@@ -290,10 +290,4 @@ _ATTRIBUTES: Slot[dict[int, Overlay]] = Slot(dict)  # by the place of the input
 
 def _refused(vm: Machine, name: str, what: str) -> Unsupported:
     operation = f"Tensor.{name}"
-    return Unsupported(
-        f"{operation} {what}",
-        vm.where(),
-        "use it outside the compiled function",
-        operation=operation,
-        kind="tensor_method",
-    )
+    return vm.unsupported(f"{operation} {what}", "tensor_method", "use it outside the compiled function", operation)

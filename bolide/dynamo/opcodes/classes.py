@@ -11,25 +11,26 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
+from bolide.dynamo.bytecode.uniform import UNIFORM
 from bolide.dynamo.library.imports import absolute_name, imported, rely_on_module
-from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.machine.interpreter import Machine, opcode
 from bolide.dynamo.machine.native_calls import for_real
+from bolide.dynamo.machine.stand_ins import class_of
+from bolide.dynamo.opcodes.stack import pop_many
 from bolide.dynamo.polyfills import generic
 from bolide.dynamo.program.kinds import MISSING, is_library_namespace
 from bolide.dynamo.world.frames import Frame
 from bolide.dynamo.world.outside import Outside
-from bolide.support.errors import Unsupported
 
 # ---- class statements ------------------------------------------------------------------------------------------------
 
 
 @opcode("LOAD_BUILD_CLASS")
-def _load_build_class(vm: Machine, frame: Frame, arg: Any) -> None:
+def _load_build_class(vm: Machine, frame: Frame, arg: object) -> None:
     frame.stack.append(builtins.__build_class__)
 
 
@@ -42,7 +43,7 @@ def _build_class(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     resolved = tuple(types.resolve_bases(bases))
     meta, namespace, keywords = types.prepare_class(name, resolved, kwargs)
     if any(type(part) is Outside for part in [*resolved, *keywords.values()]):
-        raise Unsupported("a class statement with outside objects", vm.where(), kind="class_statement")
+        raise vm.unsupported("a class statement with outside objects", "class_statement")
     _refuse_hooks(vm, [meta], ("__new__", "__init__"))
     hooked = [base for top in resolved for base in top.__mro__ if "__init_subclass__" in vars(base)]
     _refuse_hooks(vm, [base for base in hooked if id(base) not in vm.world.classes.own], ("__init_subclass__",))
@@ -78,7 +79,7 @@ def _without_hooks(hooks: dict[type, Any], make: Callable[[], type]) -> type:
 
 
 def _set_name(vm: Machine, value: Any) -> Any:
-    return operations.python_method(vm.world, operations.class_of(value), "__set_name__")
+    return vm.world.classes.python_method(class_of(value), "__set_name__")
 
 
 def _refuse_hooks(vm: Machine, classes: Iterable[Any], names: Sequence[str]) -> None:
@@ -86,11 +87,10 @@ def _refuse_hooks(vm: Machine, classes: Iterable[Any], names: Sequence[str]) -> 
     for hook in [vm.world.classes.lookup(cls, name) for cls in classes if isinstance(cls, type) for name in names]:
         function = getattr(hook, "__func__", hook)
         if type(function) is types.FunctionType and not is_library_namespace(function.__globals__):
-            raise Unsupported(
+            raise vm.unsupported(
                 f"making a class runs {function.__qualname__}",
-                vm.where(),
+                "class_statement",
                 "define the class outside the function",
-                kind="class_statement",
             )
 
 
@@ -106,7 +106,7 @@ def _import_name(vm: Machine, frame: Frame, arg: str) -> None:
 
 
 @opcode("IMPORT_FROM")
-def _import_from(vm: Machine, frame: Frame, arg: str) -> Any:
+def _import_from(vm: Machine, frame: Frame, arg: str) -> bool | None:
     module = frame.stack[-1]
     if isinstance(module, types.ModuleType):
         for_real(getattr, module, arg, None)  # modules that load their parts when they are asked for
@@ -125,69 +125,60 @@ def _import_from(vm: Machine, frame: Frame, arg: str) -> Any:
     raise ImportError(text, name=name, path=path)
 
 
-_typing: Any = typing
+# ---- type parameters -------------------------------------------------------------------------------------------------
+
+_typing: Any = typing  # most of these are there from 3.12 on only
 
 
-def _computed(vm: Machine, function: Any) -> Any:
+def _computed(vm: Machine, function: object) -> Any:
     try:
         return vm.evaluate(function, [])
     except Exception as error:
-        raise Unsupported(
-            f"a type parameter whose value raises {type(error).__name__} at its definition",
-            vm.where(),
-            kind="class_statement",
-        ) from error
+        reason = f"a type parameter whose value raises {type(error).__name__} at its definition"
+        raise vm.unsupported(reason, "class_statement") from error
 
 
-@opcode("TYPEVAR")
-def _typevar(vm: Machine, frame: Frame, arg: Any) -> None:
-    frame.stack.append(_typing.TypeVar(frame.stack.pop(), infer_variance=True))
+def _refuse_default(vm: Machine, *values: object) -> NoReturn:
+    remedy = "define it outside the compiled function"
+    raise vm.unsupported("a type parameter with a default", "class_statement", remedy)
 
 
-@opcode("TYPEVAR_WITH_BOUND")
-def _typevar_with_bound(vm: Machine, frame: Frame, arg: Any) -> None:
-    bound = _computed(vm, frame.stack.pop())
-    frame.stack.append(_typing.TypeVar(frame.stack.pop(), bound=bound, infer_variance=True))
+def _generic(vm: Machine, parameters: Iterable[Any]) -> Any:
+    unpacked = [_typing.Unpack[each] if isinstance(each, _typing.TypeVarTuple) else each for each in parameters]
+    return _typing.Generic[tuple(unpacked)]
 
 
-@opcode("TYPEVAR_WITH_CONSTRAINTS")
-def _typevar_with_constraints(vm: Machine, frame: Frame, arg: Any) -> None:
-    constraints = _computed(vm, frame.stack.pop())
-    frame.stack.append(_typing.TypeVar(frame.stack.pop(), *constraints, infer_variance=True))
+def _alias(vm: Machine, parts: tuple[str, Any, object]) -> Any:
+    name, parameters, compute = parts
+    return _typing.TypeAliasType(name, _computed(vm, compute), type_params=parameters or ())
 
 
-@opcode("PARAMSPEC")
-def _paramspec(vm: Machine, frame: Frame, arg: Any) -> None:
-    frame.stack.append(_typing.ParamSpec(frame.stack.pop(), infer_variance=True))
+def _with_parameters(vm: Machine, function: Any, parameters: object) -> Any:
+    function.__type_params__ = parameters
+    return function
 
 
-@opcode("TYPEVARTUPLE")
-def _typevartuple(vm: Machine, frame: Frame, arg: Any) -> None:
-    frame.stack.append(_typing.TypeVarTuple(frame.stack.pop()))
+def _pushes(name: str, compute: Callable[..., Any]) -> None:
+    """The operation that pushes what is computed of the values that it pops."""
+    count = UNIFORM[name].taken(None)
+
+    @opcode(name)
+    def push(vm: Machine, frame: Frame, arg: object) -> None:
+        frame.stack.append(compute(vm, *pop_many(frame, count)))
 
 
-@opcode("SET_TYPEPARAM_DEFAULT")
-def _set_typeparam_default(vm: Machine, frame: Frame, arg: Any) -> None:
-    raise Unsupported(
-        "a type parameter with a default", vm.where(), "define it outside the compiled function", kind="class_statement"
-    )
-
-
-@opcode("SUBSCRIPT_GENERIC")
-def _subscript_generic(vm: Machine, frame: Frame, arg: Any) -> None:
-    parameters = frame.stack.pop()
-    unpacked = [_typing.Unpack[p] if isinstance(p, _typing.TypeVarTuple) else p for p in parameters]
-    frame.stack.append(_typing.Generic[tuple(unpacked)])
-
-
-@opcode("TYPEALIAS")
-def _typealias(vm: Machine, frame: Frame, arg: Any) -> None:
-    name, parameters, compute = frame.stack.pop()
-    value = _computed(vm, compute)
-    frame.stack.append(_typing.TypeAliasType(name, value, type_params=parameters or ()))
-
-
-@opcode("SET_FUNCTION_TYPE_PARAMS")
-def _set_function_type_params(vm: Machine, frame: Frame, arg: Any) -> None:
-    parameters = frame.stack.pop()
-    frame.stack[-1].__type_params__ = parameters
+_pushes("TYPEVAR", lambda vm, name: _typing.TypeVar(name, infer_variance=True))
+_pushes(
+    "TYPEVAR_WITH_BOUND",
+    lambda vm, name, bound: _typing.TypeVar(name, bound=_computed(vm, bound), infer_variance=True),
+)
+_pushes(
+    "TYPEVAR_WITH_CONSTRAINTS",
+    lambda vm, name, kinds: _typing.TypeVar(name, *_computed(vm, kinds), infer_variance=True),
+)
+_pushes("PARAMSPEC", lambda vm, name: _typing.ParamSpec(name, infer_variance=True))
+_pushes("TYPEVARTUPLE", lambda vm, name: _typing.TypeVarTuple(name))
+_pushes("SET_TYPEPARAM_DEFAULT", _refuse_default)
+_pushes("SUBSCRIPT_GENERIC", _generic)
+_pushes("TYPEALIAS", _alias)
+_pushes("SET_FUNCTION_TYPE_PARAMS", _with_parameters)

@@ -6,7 +6,8 @@ from typing import Any
 
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.breaking import break_is_error, can_fork, checked, compared_number
-from bolide.dynamo.machine.interpreter import Call, Machine, opcode
+from bolide.dynamo.machine.interpreter import Call, Machine, opcode, polyfill
+from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.opcodes.forks import Passed, fork
 from bolide.dynamo.opcodes.stack import NULL, described, is_iterable, pop_many
 from bolide.dynamo.program.kinds import MISSING
@@ -23,15 +24,16 @@ def _jump(vm: Machine, frame: Frame, arg: int) -> None:
     frame.pc = arg
 
 
-def _branch(vm: Machine, frame: Frame, target: int, wanted: bool) -> Any:
+def _branch(vm: Machine, frame: Frame, target: int, wanted: bool) -> bool | None:
     value = frame.stack.pop()
     if value is not True and value is not False:
         truth = _truth(vm, frame, value, target, wanted)
         if isinstance(truth, Unsupported):
             try:
-                return _fork(vm, frame, value, target, wanted, truth)
+                _fork(vm, frame, value, target, wanted, truth)
             finally:
                 del truth  # its traceback leads to this frame: a cycle would keep the program's values alive
+            return None
         if type(truth) is Call:  # interpret __bool__ or __len__, then branch on its result
             frame.pc -= 1
             return vm.answer(frame, truth)
@@ -91,12 +93,12 @@ def _fork(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool, refu
 
 
 @opcode("POP_JUMP_IF_FALSE")
-def _pop_jump_if_false(vm: Machine, frame: Frame, arg: int) -> Any:
+def _pop_jump_if_false(vm: Machine, frame: Frame, arg: int) -> bool | None:
     return _branch(vm, frame, arg, False)
 
 
 @opcode("POP_JUMP_IF_TRUE")
-def _pop_jump_if_true(vm: Machine, frame: Frame, arg: int) -> Any:
+def _pop_jump_if_true(vm: Machine, frame: Frame, arg: int) -> bool | None:
     return _branch(vm, frame, arg, True)
 
 
@@ -113,24 +115,24 @@ def _pop_jump_if_not_none(vm: Machine, frame: Frame, arg: int) -> None:
 
 
 @opcode("GET_ITER")
-def _get_iter(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _get_iter(vm: Machine, frame: Frame, arg: object) -> bool | None:
     value = frame.stack.pop()
     if type(value) is Generator:
         frame.stack.append(value)
         return None
     items = operations.native_iterable(vm, value)
     if items is MISSING:
-        return vm.call(frame, operations.polyfill("iterate"), [value])
+        return vm.call(frame, polyfill("iterate"), [value])
     frame.stack.append(iter(items))
     return None
 
 
 @opcode("FOR_ITER")
-def _for_iter(vm: Machine, frame: Frame, arg: int) -> Any:
+def _for_iter(vm: Machine, frame: Frame, arg: int) -> bool | None:
     iterator = frame.stack[-1]
     loops = vm.world.symbols.history.learnt.loops
     if loops and (frame.code, frame.pc - 1) in loops and not break_is_error(vm):
-        raise Unsupported("a loop whose length is another one in each call", vm.where(), kind="size_loop")
+        raise vm.unsupported("a loop whose length is another one in each call", "size_loop")
     if type(iterator) is Generator:
         return vm.resume(iterator, None, "for", arg)
     try:
@@ -148,7 +150,9 @@ def _for_iter(vm: Machine, frame: Frame, arg: int) -> Any:
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
-def _invoke(vm: Machine, frame: Frame, first: Any, second: Any, args: list[Any], names: tuple[str, ...] = ()) -> Any:
+def _invoke(
+    vm: Machine, frame: Frame, first: Any, second: object, args: list[Any], names: tuple[str, ...] = ()
+) -> bool | None:
     """Call what stands in two slots: a function and NULL, in any order, or an unbound method and its owner."""
     kwargs: dict[str, Any] | None = None
     if names:
@@ -162,7 +166,7 @@ def _invoke(vm: Machine, frame: Frame, first: Any, second: Any, args: list[Any],
 
 
 @opcode("CALL")
-def _call(vm: Machine, frame: Frame, arg: int) -> Any:
+def _call(vm: Machine, frame: Frame, arg: int) -> bool | None:
     args = pop_many(frame, arg)
     second = frame.stack.pop()
     first = frame.stack.pop()
@@ -174,7 +178,7 @@ def _call(vm: Machine, frame: Frame, arg: int) -> Any:
 
 
 @opcode("CALL_KW")
-def _call_kw(vm: Machine, frame: Frame, arg: int) -> Any:
+def _call_kw(vm: Machine, frame: Frame, arg: int) -> bool | None:
     names = frame.stack.pop()
     args = pop_many(frame, arg)
     second = frame.stack.pop()
@@ -182,14 +186,14 @@ def _call_kw(vm: Machine, frame: Frame, arg: int) -> Any:
 
 
 @opcode("CALL_FUNCTION")
-def _call_function(vm: Machine, frame: Frame, arg: int) -> Any:
+def _call_function(vm: Machine, frame: Frame, arg: int) -> bool | None:
     """CALL of 3.10: the function stands alone."""
     args = pop_many(frame, arg)
     return vm.call(frame, frame.stack.pop(), args)
 
 
 @opcode("CALL_FUNCTION_KW")
-def _call_function_kw(vm: Machine, frame: Frame, arg: int) -> Any:
+def _call_function_kw(vm: Machine, frame: Frame, arg: int) -> bool | None:
     names = frame.stack.pop()
     args = pop_many(frame, arg)
     return _invoke(vm, frame, frame.stack.pop(), NULL, args, names)
@@ -198,14 +202,14 @@ def _call_function_kw(vm: Machine, frame: Frame, arg: int) -> Any:
 def _positional(vm: Machine, args: Any, function: Any) -> Any:
     """The items of `*args`."""
     if not is_iterable(vm, args):
-        name = operations.class_of(args).__name__
+        name = class_of(args).__name__
         raise TypeError(f"{described(function)} argument after * must be an iterable, not {name}")
     items = operations.native_iterable(vm, args)
-    return vm.evaluate(operations.polyfill("drain"), [args]) if items is MISSING else items
+    return vm.evaluate(polyfill("drain"), [args]) if items is MISSING else items
 
 
 @opcode("CALL_FUNCTION_EX")
-def _call_function_ex(vm: Machine, frame: Frame, arg: tuple[bool, bool]) -> Any:
+def _call_function_ex(vm: Machine, frame: Frame, arg: tuple[bool, bool]) -> bool | None:
     """`arg`: whether there are keywords, whether NULL stands beside the function."""
     stack = frame.stack
     kwargs = stack.pop() if arg[0] else None
@@ -220,6 +224,6 @@ def _call_function_ex(vm: Machine, frame: Frame, arg: tuple[bool, bool]) -> Any:
 
 
 @opcode("RETURN_VALUE")
-def _return_value(vm: Machine, frame: Frame, arg: Any) -> bool:
+def _return_value(vm: Machine, frame: Frame, arg: object) -> bool:
     vm.finish(frame, frame.stack.pop())
     return True

@@ -11,10 +11,10 @@ from bolide.dynamo.bytecode.instructions import VERSION
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.machine.interpreter import Machine, opcode
+from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Frame
 from bolide.dynamo.world.outside import Outside
-from bolide.support.errors import Unsupported
 
 _Group: Any = getattr(builtins, "BaseExceptionGroup", ())  # from 3.11 on
 
@@ -22,7 +22,7 @@ _Group: Any = getattr(builtins, "BaseExceptionGroup", ())  # from 3.11 on
 
 
 @opcode("PUSH_EXC_INFO")
-def _push_exc_info(vm: Machine, frame: Frame, arg: Any) -> None:
+def _push_exc_info(vm: Machine, frame: Frame, arg: object) -> None:
     error = frame.stack.pop()
     frame.stack.append(frame.exceptions[-1] if frame.exceptions else None)
     frame.stack.append(error)
@@ -30,7 +30,7 @@ def _push_exc_info(vm: Machine, frame: Frame, arg: Any) -> None:
 
 
 @opcode("POP_EXCEPT")
-def _pop_except(vm: Machine, frame: Frame, arg: Any) -> None:
+def _pop_except(vm: Machine, frame: Frame, arg: object) -> None:
     frame.stack.pop()
     frame.exceptions.pop()
 
@@ -55,13 +55,13 @@ def _matches(error: Any, wanted: Any, groups: bool = False) -> bool:
 
 
 @opcode("CHECK_EXC_MATCH")
-def _check_exc_match(vm: Machine, frame: Frame, arg: Any) -> None:
+def _check_exc_match(vm: Machine, frame: Frame, arg: object) -> None:
     wanted = frame.stack.pop()
     frame.stack.append(_matches(frame.stack[-1], wanted))
 
 
 @opcode("CHECK_EG_MATCH")
-def _check_eg_match(vm: Machine, frame: Frame, arg: Any) -> None:
+def _check_eg_match(vm: Machine, frame: Frame, arg: object) -> None:
     """`except*`: (group, classes) become (what is left, what matched), None for nothing."""
     wanted = frame.stack.pop()
     error = frame.stack.pop()
@@ -79,7 +79,7 @@ def _check_eg_match(vm: Machine, frame: Frame, arg: Any) -> None:
 
 
 @opcode("PREP_RERAISE_STAR")
-def _prep_reraise_star(vm: Machine, frame: Frame, arg: Any) -> None:
+def _prep_reraise_star(vm: Machine, frame: Frame, arg: object) -> None:
     """(what was caught, what the clauses raised and left over) becomes what goes on, None for nothing."""
     results = [error for error in frame.stack.pop() if error is not None]
     caught = frame.stack.pop()
@@ -132,13 +132,13 @@ if VERSION >= (3, 11):
 
 
 @opcode("RERAISE")
-def _reraise(vm: Machine, frame: Frame, arg: Any) -> bool:
+def _reraise(vm: Machine, frame: Frame, arg: object) -> bool:
     vm.unwind(frame.stack.pop(), "reraised")  # the argument only says which line a traceback should show
     return True
 
 
 @opcode("RAISE_VARARGS")
-def _raise(vm: Machine, frame: Frame, arg: int) -> Any:
+def _raise(vm: Machine, frame: Frame, arg: int) -> bool | None:
     if arg == 0:
         error = frame.exceptions[-1] if frame.exceptions else vm.handled()
         if error is None:
@@ -148,9 +148,7 @@ def _raise(vm: Machine, frame: Frame, arg: int) -> Any:
     cause = frame.stack.pop() if arg == 2 else MISSING
     error = frame.stack.pop()
     if any(type(part) is Outside and issubclass(part.cls, BaseException) for part in (error, cause)):
-        raise Unsupported(
-            "an exception of the outside world is raised", vm.where(), "raise a new one", kind="outside_object"
-        )
+        raise vm.unsupported("an exception of the outside world is raised", "outside_object", "raise a new one")
     if isinstance(error, type) and issubclass(error, BaseException):
         if cause is MISSING:  # make the instance, then raise that
             frame.pc -= 1
@@ -173,7 +171,7 @@ def _raise(vm: Machine, frame: Frame, arg: int) -> Any:
 # ---- with ------------------------------------------------------------------------------------------------------------
 
 
-def enter_manager(vm: Machine, frame: Frame, names: tuple[str, str], protocol: str) -> Any:
+def enter_manager(vm: Machine, frame: Frame, names: tuple[str, str], protocol: str) -> bool | None:
     """The context manager on the stack becomes its bound exit method, then the result of its enter method is pushed."""
     manager = frame.stack.pop()
     leave, enter = [operations.special_method(vm, manager, name) for name in names]
@@ -181,24 +179,24 @@ def enter_manager(vm: Machine, frame: Frame, names: tuple[str, str], protocol: s
         if VERSION == (3, 10):
             raise AttributeError(names[1] if enter is MISSING else names[0])
         missed = "" if enter is MISSING else f" (missed {names[0]} method)"
-        name = operations.class_of(manager).__name__
+        name = class_of(manager).__name__
         raise TypeError(f"{name!r} object does not support the {protocol} protocol{missed}")
     frame.stack.append(leave)
     return vm.call(frame, enter, [])
 
 
 @opcode("BEFORE_WITH")
-def _before_with(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _before_with(vm: Machine, frame: Frame, arg: object) -> bool | None:
     return enter_manager(vm, frame, ("__exit__", "__enter__"), "context manager")
 
 
 @opcode("BEFORE_ASYNC_WITH")
-def _before_async_with(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _before_async_with(vm: Machine, frame: Frame, arg: object) -> bool | None:
     return enter_manager(vm, frame, ("__aexit__", "__aenter__"), "asynchronous context manager")
 
 
 @opcode("WITH_EXCEPT_START")
-def _with_except_start(vm: Machine, frame: Frame, arg: tuple[int, int]) -> Any:
+def _with_except_start(vm: Machine, frame: Frame, arg: tuple[int, int]) -> bool | None:
     """`arg`: how deep `__exit__` and the exception are."""
     error = frame.stack[-arg[1]]
     return vm.call(frame, frame.stack[-arg[0]], [type(error), error, error.__traceback__])

@@ -50,11 +50,11 @@ def fork(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -
     Raises Unsupported where the ways are too different; the machine is of no use then."""
     code, at = frame.code, frame.pc - 1
     if vm.world.journal.forks >= _DEEPEST:
-        raise Unsupported("branches in branches, too deep", vm.where(), kind="control_flow")
+        raise vm.unsupported("branches in branches, too deep", "control_flow")
     if isinstance(condition, _SYMBOLIC):
         condition = data.as_tensor(vm.trace, condition)
     if type(condition) is not TracedTensor or condition.numel() != 1:
-        raise Unsupported("a branch on what is not one number", vm.where(), kind="control_flow")
+        raise vm.unsupported("a branch on what is not one number", "control_flow")
     tick, starts = frame.tick, {wanted: target, not wanted: frame.pc}
     if not vm.world.journal.forks:
         vm.world.journal.ways = 0
@@ -144,9 +144,7 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
         with part_of(vm) as part:
             vm.run_on(itertools.repeat(0))
         if vm.progress.lost is not None or len(vm.frames) != depth or vm.frames[-1] is not frame:
-            raise Unsupported(
-                "a way of a branch does not come to where the other one does", vm.where(), kind="control_flow"
-            )
+            raise vm.unsupported("a way of a branch does not come to where the other one does", "control_flow")
         if frame.pc != join and not (join == END and code.ops[frame.pc] == "RETURN_VALUE"):
             raise Passed("the ways of a branch meet behind those around it", vm.where(), kind="control_flow")
     except Passed:
@@ -157,14 +155,12 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
     finally:
         code.bound, vm.base = bound, base
     if len(errors) != len(frame.exceptions) or any(a is not b for a, b in zip(errors, frame.exceptions)):
-        raise Unsupported("a way of a branch handles an exception", vm.where(), kind="control_flow")
+        raise vm.unsupported("a way of a branch handles an exception", "control_flow")
     part.check()
     end = Start(list(frame.stack), list(frame.locals))
     for old, new in zip(beginning.locals, end.locals):
         if old is not new and old is not MISSING and is_finalised(old):
-            raise Unsupported(
-                "a way of a branch drops an object whose end can be seen", vm.where(), kind="control_flow"
-            )
+            raise vm.unsupported("a way of a branch drops an object whose end can be seen", "control_flow")
     return Way(part, beginning, end, before.changed(), before.writes())
 
 
@@ -175,7 +171,7 @@ def _stopping(frame: Frame, handler: Callable[..., Any], meets: bool) -> Callabl
         if current is not frame:
             return handler(vm, current, arg)
         if not meets:
-            raise Unsupported("a way of a branch returns", vm.where(), kind="control_flow")
+            raise vm.unsupported("a way of a branch returns", "control_flow")
         current.pc -= 1
         vm.base = len(vm.frames)
         return True
@@ -269,7 +265,7 @@ class _Merge:
         made = choose(vm.trace, pred, ways)
         for result, (tensor, _) in zip(made, pairs):
             if result.requires_grad != tensor.requires_grad:
-                raise Unsupported("a way of a branch gives a tensor another history", vm.where(), kind="control_flow")
+                raise vm.unsupported("a way of a branch gives a tensor another history", "control_flow")
         self.made = dict(zip(self.pairs, made))
 
     def same_key(self, a: Any, b: Any) -> None:
@@ -422,7 +418,7 @@ def note_copy(vm: Machine, of: AliasGroup, copy: AliasGroup) -> None:
     place = frame.code, frame.pc - 1
     if place in vm.world.symbols.history.learnt.apart:
         reason = "this may be a view in eager, not here, and what shares its memory is written to or leaves the program"
-        raise Unsupported(reason, vm.where(), "clone the tensor before, or the result", kind="data_condition")
+        raise vm.unsupported(reason, "data_condition", "clone the tensor before, or the result")
     vm.world.aliases.add(of, copy, place)
 
 

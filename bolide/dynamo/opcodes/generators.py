@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import inspect
 import types
-from typing import Any
+from typing import Any, NoReturn
 
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.calls import SWITCHED, intercept
-from bolide.dynamo.machine.interpreter import Machine, Slot, opcode
+from bolide.dynamo.machine.interpreter import Machine, Slot, opcode, polyfill
+from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.polyfills import generators
 from bolide.dynamo.program.kinds import MISSING, name_in_c
 from bolide.dynamo.world.frames import Frame, Generator
 from bolide.support.errors import Unsupported
 
 
+def _asynchronous(vm: Machine) -> Unsupported:
+    return vm.unsupported("an asynchronous generator", "asynchronous", "iterate over it outside the compiled function")
+
+
 @opcode("RETURN_GENERATOR")
-def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:
+def _return_generator(vm: Machine, frame: Frame, arg: object) -> bool:
     flags = frame.code.code.co_flags
     if flags & inspect.CO_ASYNC_GENERATOR:
-        raise Unsupported(
-            "an asynchronous generator",
-            vm.where(),
-            "iterate over it outside the compiled function",
-            kind="asynchronous",
-        )
+        raise _asynchronous(vm)
     kind = "coroutine" if flags & inspect.CO_COROUTINE else "generator"
     generator = Generator(frame, getattr(frame.function, "__qualname__", frame.code.qualname), kind)
     vm.note_generator(generator)
@@ -34,7 +34,7 @@ def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:
 
 
 @opcode("YIELD_VALUE")
-def _yield_value(vm: Machine, frame: Frame, arg: Any) -> bool:
+def _yield_value(vm: Machine, frame: Frame, arg: object) -> bool:
     value = frame.stack.pop()
     vm.frames.pop()
     generator = frame.generator
@@ -46,25 +46,25 @@ def _yield_value(vm: Machine, frame: Frame, arg: Any) -> bool:
 
 
 @opcode("GET_YIELD_FROM_ITER")
-def _get_yield_from_iter(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _get_yield_from_iter(vm: Machine, frame: Frame, arg: object) -> bool | None:
     value = frame.stack.pop()
     if type(value) is Generator and value.kind == "coroutine":
-        if not frame.code.code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE):
+        if not frame.code.code.co_flags & _DRIVEN:
             raise TypeError("cannot 'yield from' a coroutine object in a non-coroutine generator")
         frame.stack.append(value)
         return None
-    own = operations.python_method(vm.world, operations.class_of(value), "__iter__") is not None
-    return vm.call(frame, operations.polyfill("delegated") if own else iter, [value])
+    own = vm.world.classes.python_method(class_of(value), "__iter__") is not None
+    return vm.call(frame, polyfill("delegated") if own else iter, [value])
 
 
 @opcode("SEND")
-def _send(vm: Machine, frame: Frame, arg: int) -> Any:
+def _send(vm: Machine, frame: Frame, arg: int) -> bool | None:
     value = frame.stack.pop()
     receiver = frame.stack[-1]
     if type(receiver) is Generator:
         return vm.resume(receiver, value, "send", arg)
     if value is not None:
-        cls = operations.class_of(receiver)
+        cls = class_of(receiver)
         if not hasattr(cls, "send"):
             raise AttributeError(f"'{name_in_c(cls)}' object has no attribute 'send'")
     try:
@@ -76,12 +76,12 @@ def _send(vm: Machine, frame: Frame, arg: int) -> Any:
 
 
 @opcode("END_SEND")
-def _end_send(vm: Machine, frame: Frame, arg: Any) -> None:
+def _end_send(vm: Machine, frame: Frame, arg: object) -> None:
     del frame.stack[-2]
 
 
 @opcode("CLEANUP_THROW")
-def _cleanup_throw(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _cleanup_throw(vm: Machine, frame: Frame, arg: object) -> bool | None:
     error = frame.stack[-1]
     if not isinstance(error, StopIteration):
         vm.unwind(error, "reraised")
@@ -92,7 +92,7 @@ def _cleanup_throw(vm: Machine, frame: Frame, arg: Any) -> Any:
 
 
 @opcode("STOPITERATION_ERROR")
-def _stopiteration_error(vm: Machine, frame: Frame, arg: Any) -> None:
+def _stopiteration_error(vm: Machine, frame: Frame, arg: object) -> None:
     """What 3.12 wraps around the body of a generator; `Machine.unwind` turns StopIteration into RuntimeError for all
     versions."""
 
@@ -143,56 +143,52 @@ def _given_to_throw(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any
 
 @intercept(generators.is_stepped_by_code)
 def _is_stepped_by_code(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return operations.python_method(vm.world, operations.class_of(args[0]), "__next__") is not None
+    return vm.world.classes.python_method(class_of(args[0]), "__next__") is not None
 
 
 # ---- asynchronous code -----------------------------------------------------------------------------------------------
 
 
+_DRIVEN = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE  # what may be awaited, and await
+
+
+def _method_of(vm: Machine, value: object, name: str, refusal: str) -> Any:
+    """The special method of a value; raises TypeError where it has none."""
+    method = operations.special_method(vm, value, name)
+    if method is MISSING:
+        raise TypeError(refusal.format(class_of(value).__name__))
+    return method
+
+
 @opcode("GET_AWAITABLE")
-def _get_awaitable(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _get_awaitable(vm: Machine, frame: Frame, arg: object) -> bool | None:
     value = frame.stack.pop()
     if type(value) is Generator:
-        flags = value.frame.code.code.co_flags
-        if not flags & (inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE):
+        if not value.frame.code.code.co_flags & _DRIVEN:
             raise TypeError("object generator can't be used in 'await' expression")
         frame.stack.append(value)
         return None
-    method = operations.special_method(vm, value, "__await__")
-    if method is MISSING:
-        name = operations.class_of(value).__name__
-        raise TypeError(f"object {name} can't be used in 'await' expression")
+    method = _method_of(vm, value, "__await__", "object {} can't be used in 'await' expression")
     if not isinstance(getattr(method, "__func__", None), types.FunctionType):
-        raise Unsupported(
-            "await of an object of an event loop",
-            vm.where(),
-            "await it outside the compiled function",
-            kind="asynchronous",
-        )
+        remedy = "await it outside the compiled function"
+        raise vm.unsupported("await of an object of an event loop", "asynchronous", remedy)
     return vm.call(frame, method, [])
 
 
 @opcode("GET_AITER")
-def _get_aiter(vm: Machine, frame: Frame, arg: Any) -> Any:
-    value = frame.stack.pop()
-    method = operations.special_method(vm, value, "__aiter__")
-    if method is MISSING:
-        name = operations.class_of(value).__name__
-        raise TypeError(f"'async for' requires an object with __aiter__ method, got {name}")
-    return vm.call(frame, method, [])
+def _get_aiter(vm: Machine, frame: Frame, arg: object) -> bool | None:
+    refusal = "'async for' requires an object with __aiter__ method, got {}"
+    return vm.call(frame, _method_of(vm, frame.stack.pop(), "__aiter__", refusal), [])
 
 
 @opcode("GET_ANEXT")
-def _get_anext(vm: Machine, frame: Frame, arg: Any) -> Any:
-    method = operations.special_method(vm, frame.stack[-1], "__anext__")
-    if method is MISSING:
-        name = operations.class_of(frame.stack[-1]).__name__
-        raise TypeError(f"'async for' requires an iterator with __anext__ method, got {name}")
-    return vm.call(frame, method, [])
+def _get_anext(vm: Machine, frame: Frame, arg: object) -> bool | None:
+    refusal = "'async for' requires an iterator with __anext__ method, got {}"
+    return vm.call(frame, _method_of(vm, frame.stack[-1], "__anext__", refusal), [])
 
 
 @opcode("END_ASYNC_FOR")
-def _end_async_for(vm: Machine, frame: Frame, arg: int) -> Any:
+def _end_async_for(vm: Machine, frame: Frame, arg: int) -> bool | None:
     """`arg`: how many values below the exception belong to the loop; in 3.10 there is a running handler among them."""
     error = frame.stack.pop()
     if not isinstance(error, StopAsyncIteration):
@@ -205,7 +201,5 @@ def _end_async_for(vm: Machine, frame: Frame, arg: int) -> Any:
 
 
 @opcode("ASYNC_GEN_WRAP")
-def _async_gen_wrap(vm: Machine, frame: Frame, arg: Any) -> None:
-    raise Unsupported(
-        "an asynchronous generator", vm.where(), "iterate over it outside the compiled function", kind="asynchronous"
-    )
+def _async_gen_wrap(vm: Machine, frame: Frame, arg: object) -> NoReturn:
+    raise _asynchronous(vm)

@@ -13,13 +13,14 @@ from bolide.dynamo.config import config
 from bolide.dynamo.library.text import format_value
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import delete_attribute, load_super, named_attribute, store_attribute
-from bolide.dynamo.machine.interpreter import Call, Machine, opcode
+from bolide.dynamo.machine.interpreter import Call, Machine, opcode, polyfill
+from bolide.dynamo.machine.items import delete_item, get_item, set_item
+from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.state import is_dynamo_compiling
 from bolide.dynamo.world.frames import Frame, Generator
 from bolide.dynamo.world.outside import Deferred, Outside
 from bolide.dynamo.world.texts import joined
-from bolide.support.errors import Unsupported
 
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>", "__slots__": ()})()
 
@@ -27,12 +28,12 @@ NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>", "__slots__": ()
 
 
 @opcode("POP_TOP")
-def _pop_top(vm: Machine, frame: Frame, arg: Any) -> None:
+def _pop_top(vm: Machine, frame: Frame, arg: object) -> None:
     frame.stack.pop()
 
 
 @opcode("PUSH_NULL")
-def _push_null(vm: Machine, frame: Frame, arg: Any) -> None:
+def _push_null(vm: Machine, frame: Frame, arg: object) -> None:
     frame.stack.append(NULL)
 
 
@@ -199,7 +200,7 @@ def _load_from_dict_or_globals(vm: Machine, frame: Frame, arg: str) -> None:
 
 
 @opcode("LOAD_LOCALS")
-def _load_locals(vm: Machine, frame: Frame, arg: Any) -> None:
+def _load_locals(vm: Machine, frame: Frame, arg: object) -> None:
     frame.stack.append(frame.namespace)
 
 
@@ -210,7 +211,7 @@ def _store_name(vm: Machine, frame: Frame, arg: str) -> None:
 
 
 @opcode("SETUP_ANNOTATIONS")
-def _setup_annotations(vm: Machine, frame: Frame, arg: Any) -> None:
+def _setup_annotations(vm: Machine, frame: Frame, arg: object) -> None:
     assert frame.namespace is not None
     if "__annotations__" not in frame.namespace:
         frame.namespace["__annotations__"] = {}
@@ -249,7 +250,7 @@ def _build_list(vm: Machine, frame: Frame, arg: int) -> None:
 @opcode("BUILD_SET")
 def _build_set(vm: Machine, frame: Frame, arg: int) -> None:
     if config.inject_BUILD_SET_unimplemented_TESTING_ONLY and is_dynamo_compiling():
-        raise Unsupported("BUILD_SET is declared unknown", vm.where(), kind="bytecode", operation="BUILD_SET")
+        raise vm.unsupported("BUILD_SET is declared unknown", "bytecode", operation="BUILD_SET")
     frame.stack.append(set(pop_many(frame, arg)))
 
 
@@ -291,49 +292,49 @@ def _set_add(vm: Machine, frame: Frame, arg: int) -> None:
 def _map_add(vm: Machine, frame: Frame, arg: int) -> None:
     value = frame.stack.pop()
     key = frame.stack.pop()
-    operations.set_item(vm, frame.stack[-arg], key, value)
+    set_item(vm, frame.stack[-arg], key, value)
 
 
 def is_iterable(vm: Machine, value: Any) -> bool:
-    cls = operations.class_of(value)
+    cls = class_of(value)
     return cls is Generator or any(
         vm.world.classes.lookup(cls, name) is not MISSING for name in ("__iter__", "__getitem__")
     )
 
 
 @opcode("LIST_EXTEND")
-def _list_extend(vm: Machine, frame: Frame, arg: int) -> Any:
+def _list_extend(vm: Machine, frame: Frame, arg: int) -> bool | None:
     value = frame.stack.pop()
     if not is_iterable(vm, value):
-        raise TypeError(f"Value after * must be an iterable, not {operations.class_of(value).__name__}")
+        raise TypeError(f"Value after * must be an iterable, not {class_of(value).__name__}")
     return operations.call_for_effect(vm, frame, Call(list.extend, [frame.stack[-arg], value]))
 
 
 @opcode("SET_UPDATE")
-def _set_update(vm: Machine, frame: Frame, arg: int) -> Any:
+def _set_update(vm: Machine, frame: Frame, arg: int) -> bool | None:
     value = frame.stack.pop()
     return operations.call_for_effect(vm, frame, Call(set.update, [frame.stack[-arg], value]))
 
 
 @opcode("DICT_UPDATE")
-def _dict_update(vm: Machine, frame: Frame, arg: int) -> Any:
+def _dict_update(vm: Machine, frame: Frame, arg: int) -> bool | None:
     value = frame.stack.pop()
     target = frame.stack[-arg]
-    cls = operations.class_of(value)
+    cls = class_of(value)
     if operations.is_stored(vm.world, cls):
         return operations.call_for_effect(vm, frame, Call(dict.update, [target, value]))
-    return operations.call_for_effect(vm, frame, Call(operations.polyfill("merge"), [target, value]))
+    return operations.call_for_effect(vm, frame, Call.polyfill("merge", target, value))
 
 
 @opcode("DICT_MERGE")
-def _dict_merge(vm: Machine, frame: Frame, arg: int) -> Any:
+def _dict_merge(vm: Machine, frame: Frame, arg: int) -> bool | None:
     """The keywords of a call: an update that refuses a key that is there already."""
     value = frame.stack.pop()
     target = frame.stack[-arg]
     function = frame.stack[-arg - 2]
     if function is NULL:
         function = frame.stack[-arg - 3]
-    if operations.is_stored(vm.world, operations.class_of(value)):
+    if operations.is_stored(vm.world, class_of(value)):
         value = operations.native_view(vm, value)
         repeated = next((key for key in dict.keys(value) if key in target), MISSING)
         if repeated is not MISSING:
@@ -343,7 +344,7 @@ def _dict_merge(vm: Machine, frame: Frame, arg: int) -> Any:
         target.update(value)
         return None
     misread = VERSION >= (3, 12)
-    request = Call(operations.polyfill("merge_keywords"), [target, value, described(function), misread])
+    request = Call.polyfill("merge_keywords", target, value, described(function), misread)
     return operations.call_for_effect(vm, frame, request)
 
 
@@ -358,7 +359,7 @@ def described(function: Any) -> str:
 
 
 @opcode("LIST_TO_TUPLE")
-def _list_to_tuple(vm: Machine, frame: Frame, arg: Any) -> None:
+def _list_to_tuple(vm: Machine, frame: Frame, arg: object) -> None:
     frame.stack.append(tuple(frame.stack.pop()))
 
 
@@ -368,16 +369,16 @@ def _items(vm: Machine, frame: Frame, value: Any, count: int | None) -> Any:
     if type(value) is tuple or type(value) is list:
         return value
     if not is_iterable(vm, value):
-        raise TypeError(f"cannot unpack non-iterable {operations.class_of(value).__name__} object")
+        raise TypeError(f"cannot unpack non-iterable {class_of(value).__name__} object")
     items = operations.native_iterable(vm, value)
     if items is MISSING:
         frame.pc -= 1
-        return vm.call(frame, operations.polyfill("take"), [value, count])
+        return vm.call(frame, polyfill("take"), [value, count])
     return list(itertools.islice(items, count))
 
 
 @opcode("UNPACK_SEQUENCE")
-def _unpack_sequence(vm: Machine, frame: Frame, arg: int) -> Any:
+def _unpack_sequence(vm: Machine, frame: Frame, arg: int) -> bool | None:
     items = _items(vm, frame, frame.stack.pop(), arg + 1)
     if items is True:
         return True
@@ -390,7 +391,7 @@ def _unpack_sequence(vm: Machine, frame: Frame, arg: int) -> Any:
 
 
 @opcode("UNPACK_EX")
-def _unpack_ex(vm: Machine, frame: Frame, arg: int) -> Any:
+def _unpack_ex(vm: Machine, frame: Frame, arg: int) -> bool | None:
     items = _items(vm, frame, frame.stack.pop(), None)
     if items is True:
         return True
@@ -406,19 +407,19 @@ def _unpack_ex(vm: Machine, frame: Frame, arg: int) -> Any:
 
 
 @opcode("LOAD_ATTR")
-def _load_attr(vm: Machine, frame: Frame, arg: str) -> Any:
+def _load_attr(vm: Machine, frame: Frame, arg: str) -> bool | None:
     return vm.answer(frame, named_attribute(vm, frame.stack.pop(), arg))
 
 
 @opcode("LOAD_METHOD")
-def _load_method(vm: Machine, frame: Frame, arg: str) -> Any:
+def _load_method(vm: Machine, frame: Frame, arg: str) -> bool | None:
     owner = frame.stack.pop()
     frame.stack.append(NULL)
     return vm.answer(frame, named_attribute(vm, owner, arg))
 
 
 @opcode("LOAD_SUPER_ATTR")
-def _load_super_attr(vm: Machine, frame: Frame, arg: tuple[str, bool]) -> Any:
+def _load_super_attr(vm: Machine, frame: Frame, arg: tuple[str, bool]) -> bool | None:
     owner = frame.stack.pop()
     cls = frame.stack.pop()
     frame.stack.pop()
@@ -428,52 +429,52 @@ def _load_super_attr(vm: Machine, frame: Frame, arg: tuple[str, bool]) -> Any:
 
 
 @opcode("STORE_ATTR")
-def _store_attr(vm: Machine, frame: Frame, arg: str) -> Any:
+def _store_attr(vm: Machine, frame: Frame, arg: str) -> bool | None:
     owner = frame.stack.pop()
     request = store_attribute(vm, owner, arg, frame.stack.pop())
     return operations.call_for_effect(vm, frame, request)
 
 
 @opcode("DELETE_ATTR")
-def _delete_attr(vm: Machine, frame: Frame, arg: str) -> Any:
+def _delete_attr(vm: Machine, frame: Frame, arg: str) -> bool | None:
     return operations.call_for_effect(vm, frame, delete_attribute(vm, frame.stack.pop(), arg))
 
 
 @opcode("BINARY_SUBSCR")
-def _binary_subscr(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _binary_subscr(vm: Machine, frame: Frame, arg: object) -> bool | None:
     key = frame.stack.pop()
-    return vm.answer(frame, operations.get_item(vm, frame.stack.pop(), key))
+    return vm.answer(frame, get_item(vm, frame.stack.pop(), key))
 
 
 @opcode("STORE_SUBSCR")
-def _store_subscr(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _store_subscr(vm: Machine, frame: Frame, arg: object) -> bool | None:
     key = frame.stack.pop()
     owner = frame.stack.pop()
-    return operations.call_for_effect(vm, frame, operations.set_item(vm, owner, key, frame.stack.pop()))
+    return operations.call_for_effect(vm, frame, set_item(vm, owner, key, frame.stack.pop()))
 
 
 @opcode("DELETE_SUBSCR")
-def _delete_subscr(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _delete_subscr(vm: Machine, frame: Frame, arg: object) -> bool | None:
     key = frame.stack.pop()
-    return operations.call_for_effect(vm, frame, operations.delete_item(vm, frame.stack.pop(), key))
+    return operations.call_for_effect(vm, frame, delete_item(vm, frame.stack.pop(), key))
 
 
 # ---- operators -------------------------------------------------------------------------------------------------------
 
 
 @opcode("BINARY_OP", "COMPARE_OP")
-def _binary_op(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _binary_op(vm: Machine, frame: Frame, arg: Any) -> bool | None:
     right = frame.stack.pop()
     return vm.answer(frame, operations.binary(vm, arg, frame.stack.pop(), right))
 
 
 @opcode("UNARY_OP")
-def _unary_op(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _unary_op(vm: Machine, frame: Frame, arg: Any) -> bool | None:
     return vm.answer(frame, operations.unary(vm, arg, frame.stack.pop()))
 
 
 @opcode("UNARY_NOT")
-def _unary_not(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _unary_not(vm: Machine, frame: Frame, arg: object) -> bool | None:
     value = operations.truth(vm, frame.stack.pop())
     if value is True or value is False:
         frame.stack.append(not value)
@@ -489,49 +490,49 @@ def _is_op(vm: Machine, frame: Frame, arg: int) -> None:
 
 
 @opcode("CONTAINS_OP")
-def _contains_op(vm: Machine, frame: Frame, arg: int) -> Any:
+def _contains_op(vm: Machine, frame: Frame, arg: int) -> bool | None:
     container = frame.stack.pop()
     item = frame.stack.pop()
     result = operations.contains(vm, container, item)
     if result is True or result is False:
         frame.stack.append(result != bool(arg))
         return None
-    return vm.call(frame, operations.polyfill("contains_not" if arg else "contains"), [container, item])
+    return vm.call(frame, polyfill("contains_not" if arg else "contains"), [container, item])
 
 
 @opcode("FORMAT_VALUE")
-def _format_value(vm: Machine, frame: Frame, arg: int) -> Any:
+def _format_value(vm: Machine, frame: Frame, arg: int) -> bool | None:
     spec = frame.stack.pop() if arg & 4 else ""
     return vm.answer(frame, format_value(vm, frame.stack.pop(), arg & 3, spec))
 
 
 @opcode("GET_LEN")
-def _get_len(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _get_len(vm: Machine, frame: Frame, arg: object) -> bool | None:
     return vm.call(frame, len, [frame.stack[-1]])
 
 
 @opcode("MATCH_KIND")
 def _match_kind(vm: Machine, frame: Frame, arg: int) -> None:
     """Whether a class takes part in patterns of sequences or mappings: `arg` is a flag of classes."""
-    frame.stack.append(bool(operations.class_of(frame.stack[-1]).__flags__ & arg))
+    frame.stack.append(bool(class_of(frame.stack[-1]).__flags__ & arg))
 
 
 @opcode("MATCH_KEYS")
-def _match_keys(vm: Machine, frame: Frame, arg: Any) -> Any:
-    return vm.call(frame, operations.polyfill("match_keys"), [frame.stack[-2], frame.stack[-1]])
+def _match_keys(vm: Machine, frame: Frame, arg: object) -> bool | None:
+    return vm.call(frame, polyfill("match_keys"), [frame.stack[-2], frame.stack[-1]])
 
 
 @opcode("COPY_DICT_WITHOUT_KEYS")
-def _copy_dict_without_keys(vm: Machine, frame: Frame, arg: Any) -> Any:
+def _copy_dict_without_keys(vm: Machine, frame: Frame, arg: object) -> bool | None:
     keys = frame.stack.pop()
-    return vm.call(frame, operations.polyfill("dict_without_keys"), [frame.stack[-1], keys])
+    return vm.call(frame, polyfill("dict_without_keys"), [frame.stack[-1], keys])
 
 
 @opcode("MATCH_CLASS")
-def _match_class(vm: Machine, frame: Frame, arg: int) -> Any:
+def _match_class(vm: Machine, frame: Frame, arg: int) -> bool | None:
     names = frame.stack.pop()
     cls = frame.stack.pop()
-    return vm.call(frame, operations.polyfill("match_class"), [frame.stack.pop(), cls, arg, names])
+    return vm.call(frame, polyfill("match_class"), [frame.stack.pop(), cls, arg, names])
 
 
 # ---- functions -------------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def contents(vm: Machine, value: Any) -> Contents | None:
         return [*linked, *_of_instance(value)]
     if is_python_class(cls) and not issubclass(cls, torch.Tensor):
         return _of_instance(value)
-    raise Unsupported(f"the program holds a {cls.__name__}, whose state is not known", vm.where(), kind="control_flow")
+    raise vm.unsupported(f"the program holds a {cls.__name__}, whose state is not known", "control_flow")
 
 
 def _items(value: Any) -> Contents:
@@ -206,7 +206,7 @@ class State:
         self.snapshots = set(map(id, self.world.journal.snapshots.values()))
 
     def _refused(self, what: str) -> Unsupported:
-        return Unsupported(what, self.vm.where(), kind="control_flow")
+        return self.vm.unsupported(what, "control_flow")
 
     def _roots(self) -> list[Any]:
         vm, world = self.vm, self.world

@@ -14,16 +14,9 @@ from torch.utils import _pytree as pytree
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_each, intercept_table
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
-from bolide.dynamo.machine.operations import (
-    AS_INDEX,
-    AS_NUMBER,
-    SEEN_AS,
-    SYMBOLIC,
-    WITH_TENSORS,
-    as_number,
-    binary,
-    is_number,
-)
+from bolide.dynamo.machine.items import AS_INDEX
+from bolide.dynamo.machine.operations import WITH_TENSORS, binary
+from bolide.dynamo.machine.stand_ins import STAND_INS, SYMBOLIC, StandIn, as_number, is_number
 from bolide.dynamo.torch_calls.sizes import of_numbers
 from bolide.dynamo.world.array_results import arranged, expected
 from bolide.dynamo.world.arrays import (
@@ -42,12 +35,11 @@ from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.numbers.scalars import TracedFloat
 
-SEEN_AS[TracedArray] = numpy.ndarray
+STAND_INS[TracedArray] = StandIn(numpy.ndarray)
 AS_INDEX[TracedArray] = operator.attrgetter("tensor")
 for _kind, _class in SCALARS.items():
-    SEEN_AS[_class] = _kind
-    if issubclass(_kind, (numpy.integer, numpy.floating)):
-        AS_NUMBER[_class] = TracedScalar.item
+    is_real = issubclass(_kind, (numpy.integer, numpy.floating))
+    STAND_INS[_class] = StandIn(_kind, TracedScalar.item if is_real else None)
     if issubclass(_kind, numpy.integer):
         AS_INDEX[_class] = TracedScalar.item
 

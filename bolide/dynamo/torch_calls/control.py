@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from bolide.dynamo.library.handlers import answers
 from bolide.dynamo.machine.interpreter import Call, Machine, part_of
-from bolide.dynamo.machine.operations import class_of
+from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.opcodes.undo import State
 from bolide.dynamo.polyfills import control_flow
 from bolide.support.errors import Unsupported

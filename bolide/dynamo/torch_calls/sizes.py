@@ -16,7 +16,7 @@ from bolide.dynamo.machine.breaking import can_require, require, supposed
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.native_calls import recorded_as
-from bolide.dynamo.machine.operations import SYMBOLIC
+from bolide.dynamo.machine.stand_ins import SYMBOLIC
 from bolide.symbolic import product
 from bolide.tracing import TracedFloat, TracedTensor
 from bolide.tracing.numbers import data

@@ -20,8 +20,7 @@ from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.calls import NATIVE, SWITCHED, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
-from bolide.dynamo.machine.operations import class_of
-from bolide.dynamo.machine.overrides import overridden, overrides
+from bolide.dynamo.machine.stand_ins import class_of, overridden, overrides
 from bolide.dynamo.polyfills import torch_functions
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING, Watch

@@ -26,7 +26,7 @@ import torch
 from bolide.dynamo.library.handlers import answers
 from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.native_calls import for_real, runs_as_is
-from bolide.dynamo.machine.operations import class_of
+from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.program.kinds import is_constant
 from bolide.dynamo.torch_calls.autograd import later

@@ -15,11 +15,12 @@ from torch.fx import Node
 from bolide.dynamo.config import config
 from bolide.dynamo.guards.sizes import as_exprs
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_table
-from bolide.dynamo.machine import masked_writes
 from bolide.dynamo.machine.breaking import in_optimizer
 from bolide.dynamo.machine.calls import NATIVE, intercept
-from bolide.dynamo.machine.interpreter import Call, Machine
-from bolide.dynamo.machine.operations import OUTSIDE_NODE, is_lazy, polyfill
+from bolide.dynamo.machine.interpreter import Call, Machine, polyfill
+from bolide.dynamo.machine.items import is_masked_write, write_masked
+from bolide.dynamo.machine.operations import is_lazy
+from bolide.dynamo.machine.stand_ins import OUTSIDE_NODE
 from bolide.dynamo.machine.tensors import change_flag, outside_attributes, refuse_in_reentrant
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.torch_calls.checkpoint import refuse_gradients
@@ -118,7 +119,7 @@ def _masked_put(asked: object, function: object, vm: Machine, args: Args, kwargs
     owner, indices, values, adds = [given.get(name) for name in _PUT]
     if type(owner) is not TracedTensor or type(indices) not in (tuple, list) or len(given) > len(_PUT):
         return NATIVE
-    if not masked_writes.concerns(tuple(indices), values) or type(adds) not in (bool, NoneType):
+    if not is_masked_write(tuple(indices), values) or type(adds) not in (bool, NoneType):
         return NATIVE
     if not all(isinstance(index, torch.Tensor) for index in indices):
         return NATIVE  # raises
@@ -126,7 +127,7 @@ def _masked_put(asked: object, function: object, vm: Machine, args: Args, kwargs
     def assign(target: Any, places: tuple[Any, ...]) -> Any:
         return target.index_put_(places, values, bool(adds))
 
-    return masked_writes.write(vm, function, [owner, indices, values, bool(adds)], tuple(indices), assign)
+    return write_masked(vm, function, [owner, indices, values, bool(adds)], tuple(indices), assign)
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------

@@ -54,6 +54,11 @@ class Classes:
             self.cache[key] = found
         return found
 
+    def python_method(self, cls: type, name: str) -> types.FunctionType | None:
+        """The method `name` of a class if it is written in Python. Guarded."""
+        found = self.lookup(cls, name)
+        return found if type(found) is types.FunctionType else None
+
     def _look_up(self, cls: type, name: str, after: type | None) -> Any:
         """`class_attribute`, with what the program has written."""
         for base in cls.__mro__ if after is None else cls.__mro__[cls.__mro__.index(after) + 1 :]:
