@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -63,7 +63,7 @@ def is_data(size: Any) -> bool:
     return size.__class__ is torch.SymInt and size.node.env.is_data(size.node.expr)
 
 
-def is_undecided(condition: object) -> bool:
+def is_undecided(condition: object) -> TypeGuard[torch.SymBool]:
     """Whether a truth value depends on data."""
     return isinstance(condition, torch.SymBool) and not condition.node.has_hint()
 

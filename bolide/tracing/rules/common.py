@@ -4,7 +4,6 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -22,36 +21,37 @@ from bolide.symbolic import (
 )
 from bolide.tracing.meta import TensorMeta
 
+Ints = Sequence[int]  # sizes and the like: integers, of which any may be a `torch.SymInt`, as in torch's own signatures
 Number = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def surely(condition: Any) -> bool:
+def surely(condition: object) -> bool:
     """Whether a condition holds; of sizes that are data that is checked when the program runs (see `suppose`)."""
     if is_undecided(condition):
         return bool(condition.node.env.suppose(condition.node.expr))
     return bool(condition)
 
 
-def require(condition: Any, message: str, error: type[Exception] = RuntimeError) -> None:
+def require(condition: object, message: str, error: type[Exception] = RuntimeError) -> None:
     """Raise the error that eager raises, unless the condition holds; one on data is checked when the program runs."""
     if not surely(condition):
         raise error(message)
 
 
-def may_be_negative(extent: Any) -> bool:
+def may_be_negative(extent: int) -> bool:
     """Whether a number is negative, as far as its bounds tell."""
-    least = extent.node.expr.bounds()[0] if extent.__class__ is torch.SymInt else extent
+    least = extent.node.expr.bounds()[0] if isinstance(extent, torch.SymInt) else extent
     return least is None or bool(least < 0)
 
 
-def require_sizes(shape: Sequence[Any], message: str) -> None:
+def require_sizes(shape: Ints, message: str) -> None:
     """Raise the error that eager raises where a size is negative."""
     for extent in shape:
         if may_be_negative(extent):
             require(extent >= 0, message)
 
 
-def differ(a: Any, b: Any) -> bool:
+def differ(a: int, b: int) -> bool:
     """Whether two sizes are different. That sizes which are data are equal, 1 or not, is checked when the program
     runs."""
     equal = a == b
@@ -60,24 +60,24 @@ def differ(a: Any, b: Any) -> bool:
     return not equal
 
 
-def is_less(a: Any, b: Any) -> bool:
+def is_less(a: int, b: int) -> bool:
     """``a < b``; of sizes that are data as it is likely: for layouts, and for what is checked afterwards."""
     less = a < b
     return bool(less.node.hint if is_undecided(less) else less)
 
 
-def shapes_differ(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def shapes_differ(a: Ints, b: Ints) -> bool:
     """Whether two shapes are different (see `differ`)."""
     return len(a) != len(b) or any(map(differ, a, b))
 
 
-def broadcast_shapes(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+def broadcast_shapes(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The common shape; RuntimeError, worded as torch does, when there is none."""
     first = shapes[0]
     if all(same_sizes(shape, first) for shape in shapes):
         return first
     ndim = max(len(shape) for shape in shapes)
-    result: list[Any] = [1] * ndim
+    result: list[int] = [1] * ndim
     for shape in shapes:
         for place in range(ndim - 1, ndim - len(shape) - 1, -1):
             known, size = result[place], shape[place - ndim]
@@ -93,7 +93,7 @@ def broadcast_shapes(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     return tuple(result)
 
 
-def result_strides(shape: tuple[Any, ...], operands: Iterable[TensorMeta]) -> tuple[Any, ...]:
+def result_strides(shape: tuple[int, ...], operands: Iterable[TensorMeta]) -> tuple[int, ...]:
     """The strides TensorIterator gives a result of this shape: those of the operands' common order of dimensions."""
     metas = list(operands)
     if all(same_sizes(meta.stride, contiguous_strides(meta.shape)) for meta in metas):
@@ -108,15 +108,15 @@ def result_strides(shape: tuple[Any, ...], operands: Iterable[TensorMeta]) -> tu
     ndim = len(shape)
     if order == list(range(ndim - 1, -1, -1)):
         return contiguous_strides(shape)
-    stride: list[Any] = [0] * ndim
-    step: Any = 1
+    stride: list[int] = [0] * ndim
+    step = 1
     for dim in order:
         stride[dim] = step
         step = times(step, shape[dim])
     return tuple(stride)
 
 
-def broadcast_strides(meta: TensorMeta, shape: tuple[Any, ...]) -> list[Any]:
+def broadcast_strides(meta: TensorMeta, shape: tuple[int, ...]) -> list[int]:
     extra = len(shape) - len(meta.shape)
     return [0] * extra + [
         0 if is_one(own) and not is_one(wanted) else stride
@@ -124,7 +124,7 @@ def broadcast_strides(meta: TensorMeta, shape: tuple[Any, ...]) -> list[Any]:
     ]
 
 
-def _iteration_order(shape: tuple[Any, ...], strides: list[list[Any]]) -> list[int]:
+def _iteration_order(shape: tuple[int, ...], strides: list[list[int]]) -> list[int]:
     """Dimensions from the fastest to the slowest (TensorIteratorBase::reorder_dimensions, without defined outputs)."""
     ndim = len(shape)
     order = list(range(ndim - 1, -1, -1))
@@ -162,7 +162,7 @@ def is_contiguous(meta: TensorMeta) -> bool:
     return is_packed(meta.shape, meta.stride, range(meta.ndim - 1, -1, -1)) or any(map(is_zero, meta.shape))
 
 
-def is_dense(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
+def is_dense(shape: Ints, stride: Ints) -> bool:
     """Whether the elements fill one block of memory without gaps and overlaps; an empty tensor does."""
     if any(map(is_zero, shape)):
         return True
@@ -205,7 +205,7 @@ def _bytes(meta: TensorMeta) -> tuple[int, int]:
     return start * meta.dtype.itemsize, (start + count) * meta.dtype.itemsize
 
 
-def like_strides(meta: TensorMeta, memory_format: torch.memory_format | None = None) -> tuple[Any, ...]:
+def like_strides(meta: TensorMeta, memory_format: torch.memory_format | None = None) -> tuple[int, ...]:
     """The strides of `empty_like(meta, memory_format=...)`."""
     if memory_format is None or memory_format is torch.preserve_format:
         if same_sizes(meta.stride, contiguous_strides(meta.shape)):
@@ -214,11 +214,11 @@ def like_strides(meta: TensorMeta, memory_format: torch.memory_format | None = N
     return format_strides(meta.shape, memory_format)
 
 
-def format_strides(shape: tuple[Any, ...], memory_format: torch.memory_format | None) -> tuple[Any, ...]:
+def format_strides(shape: tuple[int, ...], memory_format: torch.memory_format | None) -> tuple[int, ...]:
     """The strides of a fresh tensor in this memory format."""
     if memory_format is torch.channels_last or memory_format is torch.channels_last_3d:
-        stride: list[Any] = [0] * len(shape)
-        step: Any = 1
+        stride: list[int] = [0] * len(shape)
+        step = 1
         for dim in (1, *range(len(shape) - 1, 1, -1), 0):
             stride[dim] = step
             step = times(step, or_one(shape[dim]))
@@ -233,7 +233,7 @@ def is_channels_last(meta: TensorMeta) -> bool:
     if any(is_undecided(extent >= 2) for extent in meta.shape):
         last = torch.channels_last if meta.ndim == 4 else torch.channels_last_3d
         return same_sizes(meta.stride, format_strides(meta.shape, last))
-    least: Any = 0
+    least = 0
     if meta.stride[1] == 0:
         return False
     for dim in (1, *range(meta.ndim - 1, 1, -1), 0):
@@ -254,10 +254,27 @@ def suggested_format(meta: TensorMeta) -> torch.memory_format:
 
 
 def fresh(
-    shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device, stride: tuple[Any, ...] | None = None
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, stride: tuple[int, ...] | None = None
 ) -> TensorMeta:
-    """The meta of a new tensor, contiguous unless strides are given."""
+    """The meta of a new tensor, row-major unless strides are given."""
+    shape = tuple(shape)
     return TensorMeta(shape, contiguous_strides(shape) if stride is None else stride, 0, dtype, device)
+
+
+def row_major(x: TensorMeta, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> TensorMeta:
+    """The meta of a new row-major tensor of this type and shape, by default those of `x`."""
+    return fresh(x.shape if shape is None else shape, dtype or x.dtype, x.device)
+
+
+def in_suggested_format(x: TensorMeta, shape: tuple[int, ...] | None = None) -> TensorMeta:
+    """The meta of a new tensor, of this shape or that of `x`, in the memory format that `x` suggests."""
+    shape = x.shape if shape is None else shape
+    return fresh(shape, x.dtype, x.device, format_strides(shape, suggested_format(x)))
+
+
+def laid_out_like(x: TensorMeta, memory_format: torch.memory_format | None = None) -> TensorMeta:
+    """The meta of `empty_like(x, memory_format=...)`."""
+    return fresh(x.shape, x.dtype, x.device, like_strides(x, memory_format))
 
 
 def wrap_dim(dim: int, ndim: int) -> int:
@@ -282,7 +299,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _NAMES.get(name, name)
 
 
-def _number_dtype(value: Any) -> torch.dtype:
+def _number_dtype(value: object) -> torch.dtype:
     if isinstance(value, (bool, torch.SymBool)):
         return torch.bool
     if isinstance(value, (int, torch.SymInt)):
@@ -305,7 +322,7 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
     return higher
 
 
-def result_type(operands: Iterable[Any]) -> torch.dtype:
+def result_type(operands: Iterable[object]) -> torch.dtype:
     """The common dtype of tensors with dimensions, 0-dim tensors and Python numbers, in this order of priority."""
     dims: torch.dtype | None = None
     zeros: torch.dtype | None = None

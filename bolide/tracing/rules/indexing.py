@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Any
 
 import torch
 
@@ -15,9 +14,11 @@ from bolide.tracing.rules.common import (
     differ,
     dtype_name,
     fresh,
+    laid_out_like,
     like_strides,
     require,
     result_strides,
+    row_major,
     shapes_differ,
     wrap_dim,
 )
@@ -26,19 +27,19 @@ from bolide.tracing.rules.views import view_strides
 
 
 @rule("embedding")
-def _embedding(weight: TensorMeta, indices: TensorMeta, *_: Any) -> TensorMeta:
+def _embedding(weight: TensorMeta, indices: TensorMeta, *_: object) -> TensorMeta:
     require(weight.ndim == 2, "'weight' must be 2-D")
     require(
         indices.dtype in (torch.int64, torch.int32),
         f"Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got "
         f"torch.{dtype_name(indices.dtype)}Tensor instead (while checking arguments for embedding)",
     )
-    return fresh((*indices.shape, *weight.shape[1:]), weight.dtype, weight.device)
+    return row_major(weight, (*indices.shape, *weight.shape[1:]))
 
 
 @rule("embedding_dense_backward")
-def _embedding_backward(grad: TensorMeta, indices: TensorMeta, rows: Any, *_: Any) -> TensorMeta:
-    return fresh((rows, grad.shape[-1]), grad.dtype, grad.device)
+def _embedding_backward(grad: TensorMeta, indices: TensorMeta, rows: int, *_: object) -> TensorMeta:
+    return row_major(grad, (rows, grad.shape[-1]))
 
 
 @rule("gather")
@@ -53,21 +54,21 @@ def _gather(x: TensorMeta, dim: int, index: TensorMeta, *, sparse_grad: bool = F
                     f"Size does not match at dimension {other} expected index {list(index.shape)} to be no larger than "
                     f"self {list(x.shape)} apart from dimension {dim}"
                 )
-    return fresh(index.shape, x.dtype, x.device)
+    return row_major(x, index.shape)
 
 
 @rule("index_select")
 def _index_select(x: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
     require(index.ndim <= 1, "index_select(): Index is supposed to be a vector", IndexError)
     if not x.shape:
-        return fresh((), x.dtype, x.device)
+        return row_major(x, ())
     dim = wrap_dim(dim, x.ndim)
     count = index.shape[0] if index.shape else 1
-    return fresh((*x.shape[:dim], count, *x.shape[dim + 1 :]), x.dtype, x.device)
+    return row_major(x, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
 
 
 @rule("scatter.src", "scatter.reduce", "scatter_add", "scatter_reduce.two")
-def _scatter(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
+def _scatter(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *_: object, **__: object) -> TensorMeta:
     require(x.dtype is source.dtype, "scatter(): Expected self.dtype to be equal to src.dtype")
     if index.numel != 0:
         for other, what in ((x, "self"), (source, "src")):
@@ -83,11 +84,11 @@ def _scatter(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *_:
                 f"dimension {dim} "
                 f"and to be no larger size than src {list(source.shape)}",
             )
-    return fresh(x.shape, x.dtype, x.device)
+    return row_major(x)
 
 
 @rule("index_add")
-def _index_add(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
+def _index_add(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *_: object, **__: object) -> TensorMeta:
     require(index.ndim <= 1, "index_add_(): Index is supposed to be a vector", IndexError)
     require(x.dtype is source.dtype, "index_add_(): self and source must have the same scalar type")
     dim = wrap_dim(dim, x.ndim)
@@ -102,7 +103,7 @@ def _index_add(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *
         count == rows,
         f"index_add_(): Number of indices ({count}) should be equal to source.size(dim): ({rows}), for dim: {dim}",
     )
-    return fresh(x.shape, x.dtype, x.device)
+    return row_major(x)
 
 
 @rule("index_copy")
@@ -134,19 +135,19 @@ def _index_copy(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta) 
         f"{' '.join(map(str, own))} at dimension {dim} and source slice shape: {' '.join(map(str, given))} at "
         f"dimension 0.",
     )
-    return fresh(x.shape, x.dtype, x.device)
+    return row_major(x)
 
 
 @rule("scatter.value", "scatter.value_reduce")
-def _scatter_value(x: TensorMeta, dim: int, *_: Any, **__: Any) -> TensorMeta:
+def _scatter_value(x: TensorMeta, dim: int, *_: object, **__: object) -> TensorMeta:
     wrap_dim(dim, x.ndim)
-    return fresh(x.shape, x.dtype, x.device)
+    return row_major(x)
 
 
 @rule("index_fill.int_Scalar", "index_fill.int_Tensor")
-def _written(x: TensorMeta, dim: int, *_: Any, **__: Any) -> TensorMeta:
+def _written(x: TensorMeta, dim: int, *_: object, **__: object) -> TensorMeta:
     wrap_dim(dim, x.ndim)
-    return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)  # clone(), then a write
+    return laid_out_like(x)  # clone(), then a write
 
 
 @rule("index_put", "_unsafe_index_put")
@@ -181,10 +182,10 @@ def _index_put(
             f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of "
             f"shape {list(result)}",
         )
-    return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
+    return laid_out_like(x)
 
 
-def _indexed_shape(x: TensorMeta, indices: list[TensorMeta | None]) -> tuple[tuple[Any, ...], int, int]:
+def _indexed_shape(x: TensorMeta, indices: list[TensorMeta | None]) -> tuple[tuple[int, ...], int, int]:
     """The shape of what is indexed, and where in it the common shape of the indices begins and ends: adjacent ones put
     it where they stand, others in front (TensorAdvancedIndexing.cpp)."""
     slots = [dim for dim, index in enumerate(indices) if index is not None]
@@ -196,7 +197,7 @@ def _indexed_shape(x: TensorMeta, indices: list[TensorMeta | None]) -> tuple[tup
     return (*shape[:position], *common, *shape[position:]), position, position + len(common)
 
 
-def _common_shape(shapes: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+def _common_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     """The shape of index tensors together; eager's error if there is none."""
     try:
         return broadcast_shapes(shapes)  # type: ignore[no-any-return]
@@ -212,7 +213,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 @rule("masked_scatter")
 def _masked_scatter(x: TensorMeta, mask: TensorMeta, source: TensorMeta) -> TensorMeta:
-    return fresh(broadcast_shapes([x.shape, mask.shape]), x.dtype, x.device)
+    return row_major(x, broadcast_shapes([x.shape, mask.shape]))
 
 
 @rule("index.Tensor")
@@ -228,7 +229,7 @@ def _index(x: TensorMeta, indices: list[TensorMeta | None]) -> TensorMeta:
     return TensorMeta(result, result_strides(result, [source, *spread]), 0, x.dtype, x.device)
 
 
-def _spread(index: TensorMeta, result: tuple[Any, ...], position: int, end: int) -> TensorMeta:
+def _spread(index: TensorMeta, result: tuple[int, ...], position: int, end: int) -> TensorMeta:
     """An index as an operand of the iteration: broadcast with the others, then reshaped so that it stands at its place
     among the dimensions of the result. Strides of extents of 1 come from that reshape, and count where the result has
     an extent of 1, too."""
@@ -244,13 +245,13 @@ def _spread(index: TensorMeta, result: tuple[Any, ...], position: int, end: int)
 
 @rule("topk")
 def _topk(
-    x: TensorMeta, k: Any, dim: int = -1, largest: bool = True, in_order: bool = True
+    x: TensorMeta, k: int, dim: int = -1, largest: bool = True, in_order: bool = True
 ) -> tuple[TensorMeta, TensorMeta]:
     dim = wrap_dim(dim, x.ndim)
     for fits in (k >= 0, k <= (x.shape[dim] if x.shape else 1)):
         require(fits, "selected index k out of range")
     shape = (*x.shape[:dim], k, *x.shape[dim + 1 :]) if x.shape else ()
-    return fresh(shape, x.dtype, x.device), fresh(shape, torch.int64, x.device)
+    return row_major(x, shape), fresh(shape, torch.int64, x.device)
 
 
 @rule("sort")
@@ -260,20 +261,20 @@ def _sort(x: TensorMeta, dim: int = -1, descending: bool = False) -> tuple[Tenso
 
 
 @rule_of_symbols(torch.ops.aten.tril_indices.default)
-def _tril_indices(row: Any, col: Any, offset: Any = 0, *, dtype: Any = None, **options: Any) -> TensorMeta:
+def _tril_indices(row: int, col: int, offset: int = 0, *, dtype: torch.dtype | None = None, **_: object) -> TensorMeta:
     return _pairs(_below(row, col, offset), dtype)
 
 
 @rule_of_symbols(torch.ops.aten.triu_indices.default)
-def _triu_indices(row: Any, col: Any, offset: Any = 0, *, dtype: Any = None, **options: Any) -> TensorMeta:
+def _triu_indices(row: int, col: int, offset: int = 0, *, dtype: torch.dtype | None = None, **_: object) -> TensorMeta:
     return _pairs(row * col - _below(row, col, offset - 1), dtype)
 
 
-def _pairs(count: Any, dtype: torch.dtype | None) -> TensorMeta:
+def _pairs(count: int, dtype: torch.dtype | None) -> TensorMeta:
     return fresh((2, count), dtype or torch.int64, torch.device("cpu"))
 
 
-def _below(row: Any, col: Any, offset: Any) -> Any:
+def _below(row: int, col: int, offset: int) -> int:
     """How many places of a matrix are on a diagonal or below: in rows that get longer by one, and in whole ones."""
     require(row >= 0, "row must be non-negative")
     require(col >= 0, "col must be non-negative")

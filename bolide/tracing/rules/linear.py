@@ -10,14 +10,16 @@ import torch
 
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
+    Ints,
     differ,
     format_strides,
     fresh,
+    in_suggested_format,
     is_channels_last,
-    like_strides,
+    laid_out_like,
     require,
+    row_major,
     shapes_differ,
-    suggested_format,
 )
 from bolide.tracing.rules.registry import rule, rule_of_symbols
 from bolide.tracing.rules.views import expanded
@@ -40,30 +42,27 @@ def _check_dtypes(a: TensorMeta, b: TensorMeta) -> None:
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {_name(a.dtype)} != {_name(b.dtype)}")
 
 
+_NAMES = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "c10::BFloat16", torch.float16: "c10::Half"}
+_NAMES |= {torch.int64: "long long", torch.int32: "int", torch.bool: "bool"}
+
+
 def _name(dtype: torch.dtype) -> str:
     """The C++ name of a dtype, as it stands in torch's messages."""
-    names = {
-        torch.float32: "float",
-        torch.float64: "double",
-        torch.bfloat16: "c10::BFloat16",
-        torch.float16: "c10::Half",
-    }
-    names |= {torch.int64: "long long", torch.int32: "int", torch.bool: "bool"}
-    return names.get(dtype, str(dtype).removeprefix("torch."))
+    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 @rule("mm")
 def _mm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
     _check_product(a, b)
-    return fresh((a.shape[0], b.shape[1]), a.dtype, a.device)
+    return row_major(a, (a.shape[0], b.shape[1]))
 
 
 @rule("addmm")
-def _addmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, alpha: Any = 1) -> TensorMeta:
+def _addmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: object = 1, alpha: object = 1) -> TensorMeta:
     _check_product(a, b)
     shape = (a.shape[0], b.shape[1])
     expanded(bias, list(shape))
-    return fresh(shape, a.dtype, a.device)
+    return row_major(a, shape)
 
 
 @rule("bmm")
@@ -76,11 +75,11 @@ def _bmm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
             f"[{b.shape[0]}, {b.shape[1]}]."
         )
     _check_dtypes(a, b)
-    return fresh((a.shape[0], a.shape[1], b.shape[2]), a.dtype, a.device)
+    return row_major(a, (a.shape[0], a.shape[1], b.shape[2]))
 
 
 @rule("baddbmm")
-def _baddbmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: Any = 1, alpha: Any = 1) -> TensorMeta:
+def _baddbmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta, *, beta: object = 1, alpha: object = 1) -> TensorMeta:
     product: TensorMeta = _bmm(a, b)
     expanded(bias, list(product.shape))
     return product
@@ -93,7 +92,7 @@ def _mv(a: TensorMeta, b: TensorMeta) -> TensorMeta:
             f"size mismatch, got input ({a.shape[0]}), mat ({a.shape[0]}x{a.shape[1]}), vec ({b.shape[0]})"
         )
     _check_dtypes(a, b)
-    return fresh((a.shape[0],), a.dtype, a.device)
+    return row_major(a, (a.shape[0],))
 
 
 @rule("dot")
@@ -104,17 +103,13 @@ def _dot(a: TensorMeta, b: TensorMeta) -> TensorMeta:
             f"to have the same number of elements, but got {a.numel} and {b.numel} elements respectively"
         )
     _check_dtypes(a, b)
-    return fresh((), a.dtype, a.device)
+    return row_major(a, ())
 
 
 # ---- convolution --------------------------------------------------------------------------------------------------
 
 
-def _plus(size: Any, number: Any) -> Any:
-    return size if number.__class__ is int and number == 0 else size + number
-
-
-def _per_dimension(values: list[Any], count: int) -> list[Any]:
+def _per_dimension(values: Ints, count: int) -> list[int]:
     return list(values) * count if len(values) == 1 else list(values)
 
 
@@ -123,11 +118,11 @@ def _convolution(
     x: TensorMeta,
     weight: TensorMeta,
     bias: TensorMeta | None,
-    stride: list[Any],
-    padding: list[Any],
-    dilation: list[Any],
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
     transposed: bool,
-    output_padding: list[Any],
+    output_padding: Ints,
     groups: int,
 ) -> TensorMeta:
     spatial = x.ndim - 2
@@ -156,9 +151,12 @@ def _convolution(
         else:
             room = 2 * pad[dim] - reach  # added to the size at once: each sum of symbols takes a while
             whole = step[dim].__class__ is int and step[dim] == 1
-            sizes.append(_plus(size, room) if whole else (size + (room - 1)) // step[dim] + 1)
+            if whole:
+                sizes.append(size if room.__class__ is int and room == 0 else size + room)
+            else:
+                sizes.append((size + (room - 1)) // step[dim] + 1)
     shape = (x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *sizes)
-    return TensorMeta(shape, _convolved_strides(shape, x, weight), 0, x.dtype, x.device)
+    return fresh(shape, x.dtype, x.device, _convolved_strides(shape, x, weight))
 
 
 def _convolved_strides(shape: tuple[Any, ...], x: TensorMeta, weight: TensorMeta) -> tuple[Any, ...]:
@@ -182,48 +180,38 @@ def _as_image(line: TensorMeta) -> TensorMeta:
 
 @rule("convolution_backward")
 def _convolution_backward(
-    grad: TensorMeta, x: TensorMeta, weight: TensorMeta, bias_sizes: list[Any] | None, *args: Any
+    grad: TensorMeta, x: TensorMeta, weight: TensorMeta, *rest: Any
 ) -> tuple[TensorMeta | None, ...]:
-    mask = args[-1]
-
     def like(meta: TensorMeta) -> TensorMeta:
-        return TensorMeta(meta.shape, _convolved_strides(meta.shape, x, weight), 0, meta.dtype, meta.device)
+        return fresh(meta.shape, meta.dtype, meta.device, _convolved_strides(meta.shape, x, weight))
 
-    return (
-        like(x) if mask[0] else None,
-        like(weight) if mask[1] else None,
-        fresh((grad.shape[1],), grad.dtype, grad.device) if mask[2] else None,
-    )
+    mask = rest[-1]
+    bias = row_major(grad, grad.shape[1:2]) if mask[2] else None
+    return like(x) if mask[0] else None, like(weight) if mask[1] else None, bias
 
 
 # ---- rearrangements of images -------------------------------------------------------------------------------------
 
 
 @rule_of_symbols(aten.pixel_shuffle.default)
-def _pixel_shuffle(x: TensorMeta, factor: Any) -> TensorMeta:
+def _pixel_shuffle(x: TensorMeta, factor: int) -> TensorMeta:
     require(x.ndim >= 3 and factor > 0, "pixel_shuffle expects an image and a positive upscale_factor")
     *batch, channels, height, width = x.shape
-    fits = channels % (factor * factor) == 0
-    require(
-        fits, "pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of upscale_factor"
-    )
-    return _image(x, (*batch, channels // (factor * factor), height * factor, width * factor))
+    message = "pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of upscale_factor"
+    require(channels % (factor * factor) == 0, message)
+    return in_suggested_format(x, (*batch, channels // (factor * factor), height * factor, width * factor))
 
 
 @rule_of_symbols(aten.pixel_unshuffle.default)
-def _pixel_unshuffle(x: TensorMeta, factor: Any) -> TensorMeta:
+def _pixel_unshuffle(x: TensorMeta, factor: int) -> TensorMeta:
     require(x.ndim >= 3 and factor > 0, "pixel_unshuffle expects an image and a positive downscale_factor")
     *batch, channels, height, width = x.shape
     require(height % factor == 0, "pixel_unshuffle expects height to be divisible by downscale_factor")
     require(width % factor == 0, "pixel_unshuffle expects width to be divisible by downscale_factor")
-    return _image(x, (*batch, channels * (factor * factor), height // factor, width // factor))
+    return in_suggested_format(x, (*batch, channels * (factor * factor), height // factor, width // factor))
 
 
-def _image(like: TensorMeta, shape: tuple[Any, ...]) -> TensorMeta:
-    return TensorMeta(shape, format_strides(shape, suggested_format(like)), 0, like.dtype, like.device)
-
-
-def _padded(x: TensorMeta, pad: list[Any], dims: int, reflects: bool) -> TensorMeta:
+def _padded(x: TensorMeta, pad: Ints, dims: int, reflects: bool) -> TensorMeta:
     """An image with borders of itself, of which negative ones take away. Where a size becomes 0 torch is asked."""
     require(len(pad) == 2 * dims and x.ndim in (dims + 1, dims + 2), f"padding size is expected to be {2 * dims}")
     shape = list(x.shape)
@@ -237,7 +225,7 @@ def _padded(x: TensorMeta, pad: list[Any], dims: int, reflects: bool) -> TensorM
                 require(added < size, "Padding size should be less than the corresponding input dimension")
         shape[-1 - place] = size + before + after
         require(shape[-1 - place] >= 1, "input is too small")
-    return _image(x, tuple(shape))
+    return in_suggested_format(x, tuple(shape))
 
 
 for _kind, _dims in itertools.product(("reflection", "replication"), (1, 2, 3)):
@@ -247,26 +235,26 @@ for _kind, _dims in itertools.product(("reflection", "replication"), (1, 2, 3)):
 
 
 @rule_of_symbols(aten.im2col.default)
-def _im2col(x: TensorMeta, kernel: Any, dilation: Any, padding: Any, stride: Any) -> TensorMeta:
+def _im2col(x: TensorMeta, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> TensorMeta:
     *batch, channels, height, width = x.shape
     blocks = _blocks((height, width), kernel, dilation, padding, stride)
     kernel = _per_dimension(kernel, 2)
-    return fresh((*batch, channels * (kernel[0] * kernel[1]), blocks), x.dtype, x.device)
+    return row_major(x, (*batch, channels * (kernel[0] * kernel[1]), blocks))
 
 
 @rule_of_symbols(aten.col2im.default)
-def _col2im(x: TensorMeta, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> TensorMeta:
+def _col2im(x: TensorMeta, size: Ints, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> TensorMeta:
     *batch, columns, blocks = x.shape
     kernel = _per_dimension(kernel, 2)
     require(columns % (kernel[0] * kernel[1]) == 0, "the size of dimension 1 is not divisible by the kernel's")
     if differ(_blocks(size, kernel, dilation, padding, stride), blocks):
         raise RuntimeError("the size of dimension 2 is not the number of sliding blocks")
-    return fresh((*batch, columns // (kernel[0] * kernel[1]), *size), x.dtype, x.device)
+    return row_major(x, (*batch, columns // (kernel[0] * kernel[1]), *size))
 
 
-def _blocks(size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+def _blocks(size: Ints, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> int:
     """How many places a window has in an image."""
-    found: Any = 1
+    found = 1
     options = [_per_dimension(option, 2) for option in (kernel, dilation, padding, stride)]
     for extent, window, spread, pad, step in zip(size, *options):
         require(window > 0 and spread > 0 and pad >= 0 and step > 0, "sizes of sliding blocks should be positive")
@@ -279,7 +267,7 @@ def _blocks(size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) ->
 # ---- pooling ------------------------------------------------------------------------------------------------------
 
 
-def _pooled(size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
+def _pooled(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
     reach = size + 2 * padding - dilation * (kernel - 1) - 1
     out = (reach + (stride - 1 if ceil_mode else 0)) // stride + 1
     if ceil_mode and (out - 1) * stride >= size + padding:
@@ -288,9 +276,13 @@ def _pooled(size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ce
 
 
 def _pool_shape(
-    x: TensorMeta, kernel: list[Any], stride: Any, padding: list[Any], dilation: list[Any], ceil_mode: bool
+    x: TensorMeta, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool
 ) -> TensorMeta:
-    kernel, stride = _per_dimension(kernel, 2), _per_dimension(stride or kernel, 2)
+    require(
+        x.ndim in (3, 4) and all(size != 0 for size in x.shape[-3:]),
+        f"Expected 3D or 4D (batch mode) tensor with optional 0 dim batch size for input, but got:{list(x.shape)}",
+    )
+    kernel, stride = _per_dimension(kernel, 2), _per_dimension(list(stride) or kernel, 2)
     padding, dilation = _per_dimension(padding, 2), _per_dimension(dilation, 2)
     for pad, extent, spread in zip(padding, kernel, dilation):
         require(pad >= 0, f"pad must be non-negative, but got pad: {pad}")
@@ -308,74 +300,58 @@ def _pool_shape(
         f"Given input size: ({'x'.join(map(str, x.shape[-3:]))}). Calculated output size: "
         f"({'x'.join(map(str, (*x.shape[-3:-2], *sizes)))}). Output size is too small",
     )
-    shape = (*x.shape[:-2], *sizes)
-    return TensorMeta(shape, format_strides(shape, suggested_format(x)), 0, x.dtype, x.device)
-
-
-def _require_elements(x: TensorMeta) -> None:
-    require(
-        x.ndim in (3, 4) and all(size != 0 for size in x.shape[-3:]),
-        f"Expected 3D or 4D (batch mode) tensor with optional 0 dim batch size for input, but got:{list(x.shape)}",
-    )
+    return in_suggested_format(x, (*x.shape[:-2], *sizes))
 
 
 @rule("max_pool2d_with_indices")
 def _max_pool2d(
-    x: TensorMeta,
-    kernel: list[Any],
-    stride: Any = (),
-    padding: Any = (0,),
-    dilation: Any = (1,),
-    ceil_mode: bool = False,
+    x: TensorMeta, kernel: Ints, stride: Ints = (), padding: Ints = (0,), dilation: Ints = (1,), ceil_mode: bool = False
 ) -> tuple[TensorMeta, TensorMeta]:
-    _require_elements(x)
-    result = _pool_shape(x, kernel, list(stride), list(padding), list(dilation), ceil_mode)
+    result = _pool_shape(x, kernel, stride, padding, dilation, ceil_mode)
     return result, result._replace(dtype=torch.int64)
 
 
 @rule("avg_pool2d")
 def _avg_pool2d(
     x: TensorMeta,
-    kernel: list[Any],
-    stride: Any = (),
-    padding: Any = (0,),
+    kernel: Ints,
+    stride: Ints = (),
+    padding: Ints = (0,),
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> TensorMeta:
-    _require_elements(x)
+    result = _pool_shape(x, kernel, stride, padding, [1], ceil_mode)
     require(divisor_override != 0, "divisor must be not zero")
-    return _pool_shape(x, kernel, list(stride), list(padding), [1], ceil_mode)
+    return result
 
 
 @rule("max_pool2d_with_indices_backward", "avg_pool2d_backward")
-def _pool2d_backward(grad: TensorMeta, x: TensorMeta, *_: Any) -> TensorMeta:
-    return TensorMeta(x.shape, format_strides(x.shape, suggested_format(x)), 0, x.dtype, x.device)
+def _pool2d_backward(grad: TensorMeta, x: TensorMeta, *_: object) -> TensorMeta:
+    return in_suggested_format(x)
 
 
 @rule("_adaptive_avg_pool2d")
-def _adaptive_avg_pool2d(x: TensorMeta, size: list[Any]) -> TensorMeta:
-    shape = (*x.shape[:-2], *size)
-    return TensorMeta(shape, format_strides(shape, suggested_format(x)), 0, x.dtype, x.device)
+def _adaptive_avg_pool2d(x: TensorMeta, size: Ints) -> TensorMeta:
+    return in_suggested_format(x, (*x.shape[:-2], *size))
 
 
 # ---- attention ----------------------------------------------------------------------------------------------------
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu")
-def _flash_attention_cpu(q: TensorMeta, k: TensorMeta, v: TensorMeta, *_: Any, **__: Any) -> tuple[TensorMeta, ...]:
+def _flash_attention_cpu(q: TensorMeta, *_: object, **__: object) -> tuple[TensorMeta, TensorMeta]:
     batch, heads, length, _ = q.shape
     statistics = torch.float64 if q.dtype is torch.float64 else torch.float32
-    sums = TensorMeta((batch, heads, length), (length * heads, 1, heads), 0, statistics, q.device)
-    return TensorMeta(q.shape, like_strides(q), 0, q.dtype, q.device), sums
+    return laid_out_like(q), fresh((batch, heads, length), statistics, q.device, (length * heads, 1, heads))
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward")
 def _flash_attention_cpu_backward(
-    grad: TensorMeta, q: TensorMeta, k: TensorMeta, v: TensorMeta, *_: Any, **__: Any
+    grad: TensorMeta, q: TensorMeta, k: TensorMeta, v: TensorMeta, *_: object, **__: object
 ) -> tuple[TensorMeta, ...]:
     def like(x: TensorMeta) -> TensorMeta:
         _, heads, length, width = x.shape
-        return TensorMeta(x.shape, (length * heads * width, width, heads * width, 1), 0, x.dtype, x.device)
+        return fresh(x.shape, x.dtype, x.device, (length * heads * width, width, heads * width, 1))
 
     return like(q), like(k), like(v)

@@ -12,11 +12,13 @@ from bolide.tracing.rules.common import (
     broadcast_shapes,
     dtype_name,
     fresh,
+    laid_out_like,
     like_strides,
     require,
     result_device,
     result_strides,
     result_type,
+    row_major,
 )
 from bolide.tracing.rules.registry import rule
 
@@ -53,7 +55,7 @@ def _converted(meta: TensorMeta, dtype: torch.dtype) -> TensorMeta:
 def _register(ops: str, arity: int, promoted: Callable[[torch.dtype], torch.dtype]) -> None:
     """Register operations of which the first `arity` arguments are operands; the others are parameters."""
 
-    def infer(*args: Any, **_: Any) -> TensorMeta:
+    def infer(*args: Any, **_: object) -> TensorMeta:
         operands = args[:arity]
         tensors = [meta for meta in operands if meta.__class__ is TensorMeta]
         if arity == 1:
@@ -107,13 +109,13 @@ def _elu_backward(
 
 
 @rule("threshold_backward", "leaky_relu_backward")
-def _backward_of_input(grad: TensorMeta, x: TensorMeta, *_: Any) -> TensorMeta:
+def _backward_of_input(grad: TensorMeta, x: TensorMeta, *_: object) -> TensorMeta:
     """The input comes first, where operands disagree on an order of dimensions."""
     return elementwise([x, grad], result_type((grad, x)))
 
 
 @rule("pow.Scalar")
-def _power_of_number(base: Any, exponent: TensorMeta) -> TensorMeta:
+def _power_of_number(base: object, exponent: TensorMeta) -> TensorMeta:
     return fresh(exponent.shape, result_type((base, exponent)), exponent.device)
 
 
@@ -124,24 +126,24 @@ def _native_dropout_backward(grad: TensorMeta, mask: TensorMeta, scale: float) -
 
 @rule("log_sigmoid_forward")
 def _log_sigmoid_forward(x: TensorMeta) -> tuple[TensorMeta, TensorMeta]:
-    result = fresh(x.shape, x.dtype, x.device)
+    result = row_major(x)
     return result, result
 
 
 @rule("log_sigmoid_backward")
 def _log_sigmoid_backward(grad: TensorMeta, x: TensorMeta, buffer: TensorMeta) -> TensorMeta:
-    return TensorMeta(grad.shape, like_strides(grad), 0, grad.dtype, grad.device)
+    return laid_out_like(grad)
 
 
 @rule("div.Tensor_mode", "div.Scalar_mode")
-def _div_mode(a: TensorMeta, b: Any, *, rounding_mode: str | None) -> TensorMeta:
+def _div_mode(a: TensorMeta, b: object, *, rounding_mode: str | None) -> TensorMeta:
     common = result_type((a, b))
     tensors = [meta for meta in (a, b) if meta.__class__ is TensorMeta]
     return elementwise(tensors, floating(common) if rounding_mode is None else common)
 
 
 @rule("clamp", "clamp.Tensor")
-def _clamp(x: TensorMeta, low: Any = None, high: Any = None, **bounds: Any) -> TensorMeta:
+def _clamp(x: TensorMeta, low: object = None, high: object = None, **bounds: object) -> TensorMeta:
     operands = (x, bounds.get("min", low), bounds.get("max", high))
     require(operands[1:] != (None, None), "torch.clamp: At least one of 'min' or 'max' must not be None")
     tensors = [meta for meta in operands if meta.__class__ is TensorMeta]
@@ -160,7 +162,7 @@ def _where(condition: TensorMeta, a: TensorMeta, b: TensorMeta) -> TensorMeta:
 
 
 @rule("masked_fill.Scalar", "masked_fill.Tensor")
-def _masked_fill(x: TensorMeta, mask: TensorMeta, value: Any) -> TensorMeta:
+def _masked_fill(x: TensorMeta, mask: TensorMeta, value: object) -> TensorMeta:
     require(
         mask.dtype is torch.bool,
         "masked_fill_ only supports boolean masks, but got mask with dtype " + dtype_name(mask.dtype),
@@ -170,7 +172,7 @@ def _masked_fill(x: TensorMeta, mask: TensorMeta, value: Any) -> TensorMeta:
         "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with "
         f"{value.ndim if value.__class__ is TensorMeta else 0} dimension(s).",
     )
-    return fresh(broadcast_shapes([x.shape, mask.shape]), x.dtype, x.device)
+    return row_major(x, broadcast_shapes([x.shape, mask.shape]))
 
 
 @rule("isinf")
@@ -180,7 +182,7 @@ def _isinf(x: TensorMeta) -> TensorMeta:
 
 @rule("clone")
 def _clone(x: TensorMeta, *, memory_format: torch.memory_format | None = None) -> TensorMeta:
-    return TensorMeta(x.shape, like_strides(x, memory_format), 0, x.dtype, x.device)
+    return laid_out_like(x, memory_format)
 
 
 @rule("_to_copy")
@@ -190,7 +192,7 @@ def _to_copy(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     memory_format: torch.memory_format | None = None,
-    **_: Any,
+    **_: object,
 ) -> TensorMeta:
     stride = like_strides(x, memory_format)
     return TensorMeta(x.shape, stride, 0, dtype or x.dtype, torch.device(device) if device is not None else x.device)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from bolide.symbolic import ShapeEnv, as_expr, contiguous_strides, times
+from bolide.tracing.graph import mapped
 from bolide.tracing.meta import TensorMeta
 
 #: each two sizes are in both orders
@@ -196,11 +197,10 @@ def _of(size: Any, values: Values) -> int:
 
 def _valued(value: Any, values: Values) -> Any:
     """Arguments with numbers for symbols. Results do not depend on where in its memory a view begins."""
-    cls = value.__class__
-    if cls is torch.SymInt:
-        return _of(value, values)
-    if cls is TensorMeta:
-        return TensorMeta(_valued(value.shape, values), _valued(value.stride, values), 0, *value[3:])
-    if cls is dict:
-        return {key: _valued(item, values) for key, item in value.items()}
-    return cls(_valued(item, values) for item in value) if cls is list or cls is tuple else value
+
+    def known(arg: Any) -> Any:
+        if arg.__class__ is TensorMeta:
+            return TensorMeta(_valued(arg.shape, values), _valued(arg.stride, values), 0, *arg[3:])
+        return _of(arg, values) if arg.__class__ is torch.SymInt else arg
+
+    return mapped(value, known)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from bolide.symbolic import contiguous_strides
 from bolide.tracing.meta import TensorMeta
-from bolide.tracing.rules.common import like_strides
+from bolide.tracing.rules.common import Ints, laid_out_like, row_major
 from bolide.tracing.rules.registry import rule
 
 
@@ -18,16 +16,16 @@ def _seed() -> TensorMeta:
 
 
 @rule("bolide::rand", "bolide::randn")
-def _draw(seed: TensorMeta, counter: int, size: list[Any]) -> TensorMeta:
+def _draw(seed: TensorMeta, counter: int, size: Ints) -> TensorMeta:
     shape = tuple(size)
     return TensorMeta(shape, contiguous_strides(shape), 0, torch.float32, seed.device)
 
 
 @rule("aten::uniform", "aten::normal_functional", "aten::random.to", "aten::bernoulli.Tensor")
-def _fill(like: TensorMeta, *parameters: Any, generator: None = None) -> TensorMeta:
-    return TensorMeta(like.shape, like_strides(like), 0, like.dtype, like.device)
+def _fill(like: TensorMeta, *_: object, generator: None = None) -> TensorMeta:
+    return laid_out_like(like)
 
 
 @rule("aten::bernoulli.p")
-def _bernoulli(like: TensorMeta, *parameters: Any, p: Any = 0.5, generator: None = None) -> TensorMeta:
-    return TensorMeta(like.shape, contiguous_strides(like.shape), 0, like.dtype, like.device)
+def _bernoulli(like: TensorMeta, *_: object, p: object = 0.5, generator: None = None) -> TensorMeta:
+    return row_major(like)

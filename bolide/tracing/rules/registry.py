@@ -19,7 +19,7 @@ from bolide.support.errors import Unsupported
 from bolide.support.registers import register
 from bolide.symbolic import ShapeEnv
 from bolide.tracing import modes
-from bolide.tracing.graph import Handle
+from bolide.tracing.graph import Handle, mapped
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
 from bolide.tracing.meta import TensorMeta, found_in
 from bolide.tracing.rules import kernels
@@ -204,23 +204,18 @@ def _ask(func: Any, args: Any, kwargs: Any) -> Any:
     fits = _UNCHECKED.get(func._opname) if func.namespace == "aten" else None
     if fits is not None and not fits(*args, **kwargs):
         raise RuntimeError(f"sizes that {func} does not check do not fit one another")
-    if (
-        func.namespace not in _LIBRARIES or func._opname in kernels.TRUSTING
-    ):  # a collective, or the user's: its kernel may do more than compute
-        return by_meta_kernel(func, args, kwargs)
     tensors = found_in([args, kwargs], TensorMeta)
-    if all(meta.device.type == "cpu" and _is_small(meta) for meta in tensors):
-        try:
-            return by_real_kernel(func, args, kwargs)
-        except Unsupported:
-            raise
-        except Exception:
-            try:
-                return by_meta_kernel(func, args, kwargs)
-            except Exception:  # the real kernel's message is the one that eager would give
-                pass
-            raise
-    return by_meta_kernel(func, args, kwargs)
+    may_do_more = func.namespace not in _LIBRARIES or func._opname in kernels.TRUSTING  # a collective, or the user's
+    if may_do_more or not all(meta.device.type == "cpu" and _is_small(meta) for meta in tensors):
+        return by_meta_kernel(func, args, kwargs)
+    try:
+        return by_real_kernel(func, args, kwargs)
+    except Unsupported:
+        raise
+    except Exception:
+        with contextlib.suppress(Exception):  # the real kernel's message is the one that eager would give
+            return by_meta_kernel(func, args, kwargs)
+        raise
 
 
 def _ask_elsewhere(func: Any, args: Any, kwargs: Any) -> Any:
@@ -230,34 +225,26 @@ def _ask_elsewhere(func: Any, args: Any, kwargs: Any) -> Any:
     return _ask(func, args, kwargs)
 
 
-def _is_symbolic(value: Any) -> bool:
-    if value.__class__ is dict:
-        return any(map(_is_symbolic, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_is_symbolic, value))
-    return value.__class__ is torch.SymInt
+def _is_symbolic(value: object) -> bool:
+    return bool(found_in(value, torch.SymInt))
 
 
 def _fixed(value: Any) -> Any:
     """Arguments and metas with numbers for symbolic sizes, which are guarded: kernels see through to nothing else, and
     torch's reference implementations, which would, import sympy."""
-    cls = value.__class__
-    if cls is torch.SymInt:
-        return value.node.guard_int()
-    if cls is TensorMeta:
-        return TensorMeta(*map(_fixed, value[:3]), *value[3:])
-    if cls is dict:
-        return {key: _fixed(item) for key, item in value.items()}
-    return cls(map(_fixed, value)) if cls is list or cls is tuple else value
+
+    def fixed(arg: Any) -> Any:
+        if arg.__class__ is torch.SymInt:
+            return arg.node.guard_int()
+        if arg.__class__ is not TensorMeta:
+            return arg
+        return arg._replace(shape=_fixed(arg.shape), stride=_fixed(arg.stride), offset=_fixed(arg.offset))
+
+    return mapped(value, fixed)
 
 
 def _is_small(meta: TensorMeta) -> bool:
-    count = 1
-    for size in meta.shape:
-        if size.__class__ is not int:
-            return False
-        count *= size
-    return count <= 1 << 14
+    return all(size.__class__ is int for size in meta.shape) and meta.numel <= 1 << 14
 
 
 def by_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
@@ -301,20 +288,16 @@ def _device(args: Any, kwargs: dict[str, Any]) -> torch.device:
 
 
 def _on(value: Any, device: str) -> Any:
-    if isinstance(value, TensorMeta):
-        make = torch.empty_strided if device == "meta" else _zeros_strided
-        return make(value.shape, value.stride, dtype=value.dtype, device=device)
-    if isinstance(value, (list, tuple)):
-        return [_on(item, device) for item in value]
-    if isinstance(value, dict):
-        return {key: torch.device(device) if key == "device" else _on(item, device) for key, item in value.items()}
-    if isinstance(value, torch.device):
-        return torch.device(device)
-    return value
+    """Arguments with tensors for metas, and this device for every other."""
 
+    def placed(arg: Any) -> Any:
+        if isinstance(arg, TensorMeta):
+            tensor = torch.empty_strided(arg.shape, arg.stride, dtype=arg.dtype, device=device)
+            return tensor if device == "meta" else tensor.zero_()
+        return torch.device(device) if isinstance(arg, torch.device) else arg
 
-def _zeros_strided(shape: Any, stride: Any, dtype: torch.dtype, device: str) -> torch.Tensor:
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
+    moved = mapped(value, placed)
+    return {**moved, "device": torch.device(device)} if isinstance(value, dict) and "device" in value else moved
 
 
 def _metas(result: Any, device: torch.device) -> Any:

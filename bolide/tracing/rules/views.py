@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -20,17 +21,21 @@ from bolide.symbolic import (
 )
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
+    Ints,
     differ,
     format_strides,
     fresh,
+    in_suggested_format,
     is_channels_last,
     is_less,
+    laid_out_like,
     like_strides,
     may_be_negative,
     require,
     require_sizes,
     result_strides,
     result_type,
+    row_major,
     shapes_differ,
     suggested_format,
     surely,
@@ -39,11 +44,11 @@ from bolide.tracing.rules.common import (
 from bolide.tracing.rules.registry import rule
 
 
-def _strided(x: TensorMeta, shape: Any, stride: Any, offset: Any = None) -> TensorMeta:
+def _strided(x: TensorMeta, shape: Ints, stride: Ints, offset: int | None = None) -> TensorMeta:
     return TensorMeta(tuple(shape), tuple(stride), x.offset if offset is None else offset, x.dtype, x.device)
 
 
-def _is_rest(extent: Any) -> bool:
+def _is_rest(extent: int) -> bool:
     """Whether this stands for the size that the others leave. What is data does not (see `_is_negative`)."""
     if not may_be_negative(extent):
         return False
@@ -51,14 +56,12 @@ def _is_rest(extent: Any) -> bool:
     return not is_undecided(rest) and bool(rest)
 
 
-def _is_negative(extent: Any) -> bool:
+def _is_negative(extent: int) -> bool:
     """Whether this is no size; that one which is data is a size is checked when the program runs."""
-    if not may_be_negative(extent):
-        return False
-    return not surely(extent >= 0)
+    return may_be_negative(extent) and not surely(extent >= 0)
 
 
-def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
+def _resolve(x: TensorMeta, size: Ints) -> tuple[int, ...]:
     """The sizes with -1 filled in."""
     places = [place for place, extent in enumerate(size) if _is_rest(extent)]
     for at, extent in enumerate(size):
@@ -72,8 +75,7 @@ def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
     require(
         surely(product(given) != 0),
         f"cannot reshape tensor of 0 elements into shape {list(size)} because the unspecified dimension size -1 "
-        "can be any "
-        "value and is ambiguous",
+        "can be any value and is ambiguous",
     )
     for extent in x.shape:  # quotients of sums are not simplified
         place = next((i for i, other in enumerate(given) if same_size(other, extent)), None)
@@ -87,24 +89,24 @@ def _resolve(x: TensorMeta, size: list[Any]) -> tuple[Any, ...]:
 
 
 def view_strides(
-    shape: tuple[Any, ...],
-    stride: tuple[Any, ...],
-    size: tuple[Any, ...],
-    same: Callable[[Any, Any], bool] = same_size,
-    unequal: Callable[[Any, Any], bool] = differ,
-) -> tuple[Any, ...] | None:
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    size: tuple[int, ...],
+    same: Callable[[int, int], bool] = same_size,
+    unequal: Callable[[int, int], bool] = differ,
+) -> tuple[int, ...] | None:
     """The strides of a view of another shape, or None if it would need a copy (at::detail::computeStride). `same` says
     whether two dimensions are next to each other in memory, `unequal` whether parts of both shapes are of different
     sizes."""
     if any(map(is_zero, shape)):
         return stride if same_sizes(size, shape) else contiguous_strides(size)
-    result: list[Any] = [0] * len(size)
+    result = [0] * len(size)
     position = len(size) - 1
     if not shape:
         return (1,) * len(size)
     base = stride[-1]
-    block: Any = 1
-    viewed: Any = 1
+    block = 1
+    viewed = 1
     for dim in range(len(shape) - 1, -1, -1):
         block = times(block, shape[dim])
         if dim == 0 or (not is_one(shape[dim - 1]) and not same(stride[dim - 1], times(block, base))):
@@ -120,43 +122,43 @@ def view_strides(
     return tuple(result) if position == -1 else None
 
 
-def _reaches(viewed: Any, block: Any) -> bool:
+def _reaches(viewed: int, block: int) -> bool:
     """Whether the dimensions of a view cover a block of memory. Where data decides, they do once they are the same."""
     if is_less(viewed, block):
         return False
     return not is_undecided(viewed == block) or is_less(block, viewed)
 
 
-def _same_now(a: Any, b: Any) -> bool:
+def _same_now(a: int, b: int) -> bool:
     """Whether two numbers are equal; that they are in this run only is guarded."""
-    if same_size(a, b):
-        return True
-    equal = a == b
-    return not is_undecided(equal) and bool(equal)
+    return same_size(a, b) or (not is_undecided(equal := a == b) and bool(equal))
 
 
-def _not_same_now(a: Any, b: Any) -> bool:
+def _not_same_now(a: int, b: int) -> bool:
     return not _same_now(a, b)
 
 
-def reshaped(x: TensorMeta, size: list[Any]) -> tuple[tuple[Any, ...], bool]:
-    """The sizes that `Tensor.reshape` gives, and whether the result is a view: the program may write to it, so where
-    that depends on numbers that are equal at this call, or are not, it is guarded. Where it depends on data it is a
-    copy."""
+def _view_shape(x: TensorMeta, size: Ints) -> tuple[int, ...]:
+    """The sizes with -1 filled in, which are as many elements as `x` has."""
     shape, count = _resolve(x, size), x.numel
     wanted = product(shape)
     if not same_size(wanted, count) and differ(wanted, count):
         raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {count}")
+    return shape
+
+
+def reshaped(x: TensorMeta, size: Ints) -> tuple[tuple[int, ...], bool]:
+    """The sizes that `Tensor.reshape` gives, and whether the result is a view: the program may write to it, so where
+    that depends on numbers that are equal at this call, or are not, it is guarded. Where it depends on data it is a
+    copy."""
+    shape = _view_shape(x, size)
     dense = same_sizes(x.stride, contiguous_strides(x.shape))
     return shape, dense or view_strides(x.shape, x.stride, shape, _same_now, _not_same_now) is not None
 
 
 @rule("view")
-def _view(x: TensorMeta, size: list[Any]) -> TensorMeta:
-    shape = _resolve(x, size)
-    wanted, count = product(shape), x.numel
-    if not same_size(wanted, count) and differ(wanted, count):
-        raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {count}")
+def _view(x: TensorMeta, size: Ints) -> TensorMeta:
+    shape = _view_shape(x, size)
     dense = same_sizes(x.stride, contiguous_strides(x.shape))
     stride = contiguous_strides(shape) if dense else view_strides(x.shape, x.stride, shape)
     if stride is None:
@@ -187,19 +189,18 @@ def _transpose(x: TensorMeta, a: int, b: int) -> TensorMeta:
 
 
 @rule("permute")
-def _permute(x: TensorMeta, dims: list[int]) -> TensorMeta:
+def _permute(x: TensorMeta, dims: Ints) -> TensorMeta:
     require(
         len(dims) == x.ndim,
         "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the desired "
-        "ordering "
-        f"of dimensions i.e. input.dim() = {x.ndim} is not equal to len(dims) = {len(dims)}",
+        f"ordering of dimensions i.e. input.dim() = {x.ndim} is not equal to len(dims) = {len(dims)}",
     )
     require(len({wrap_dim(dim, x.ndim) for dim in dims}) == x.ndim, "permute(): duplicate dims are not allowed.")
     return _strided(x, [x.shape[dim] for dim in dims], [x.stride[dim] for dim in dims])
 
 
 @rule("expand")
-def expanded(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMeta:
+def expanded(x: TensorMeta, size: Ints, implicit: bool = False) -> TensorMeta:
     overflow = "numel: integer multiplication overflow"
     if not x.shape:
         require_sizes(size, overflow)
@@ -208,8 +209,7 @@ def expanded(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMe
     require(
         extra >= 0,
         f"expand({list(x.shape)}, size={list(size)}): the number of sizes provided ({len(size)}) must be greater "
-        "or equal "
-        f"to the number of dimensions in the tensor ({x.ndim})",
+        f"or equal to the number of dimensions in the tensor ({x.ndim})",
     )
     shape, stride = list(size), [0] * len(size)
     for position in range(len(size) - 1, -1, -1):
@@ -221,12 +221,10 @@ def expanded(x: TensorMeta, size: list[Any], implicit: bool = False) -> TensorMe
                 f"The expanded size of the tensor (-1) isn't allowed in a leading, non-existing dimension {position}",
             )
         if same_size(own, shape[position]) or (not is_one(own) and not differ(own, shape[position])):
-            following = position + 1 < len(size)
-            stride[position] = (
-                x.stride[position - extra]
-                if position >= extra
-                else (shape[position + 1] * stride[position + 1] if following else 1)
-            )
+            if position >= extra:
+                stride[position] = x.stride[position - extra]
+            else:
+                stride[position] = shape[position + 1] * stride[position + 1] if position + 1 < len(size) else 1
         elif not is_one(own):
             raise RuntimeError(
                 f"The expanded size of the tensor ({size[position]}) must match the existing size ({own}) at "
@@ -244,19 +242,19 @@ def _unsqueeze(x: TensorMeta, dim: int) -> TensorMeta:
 
 
 @rule("squeeze", "squeeze.dim", "squeeze.dims")
-def _squeeze(x: TensorMeta, dims: Any = None) -> TensorMeta:
+def _squeeze(x: TensorMeta, dims: int | Ints | None = None) -> TensorMeta:
     chosen = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = {wrap_dim(dim, x.ndim) for dim in chosen}
     kept = [dim for dim in range(x.ndim) if dim not in gone or surely(x.shape[dim] != 1)]
     return _strided(x, [x.shape[dim] for dim in kept], [x.stride[dim] for dim in kept])
 
 
-def index_from_front(index: Any, size: Any) -> Any:
+def index_from_front(index: int, size: int) -> int:
     """The place that an index means, counted from the front; one that is out of range stays as it is."""
     return index + size if index < 0 and index >= -size else index
 
 
-def bound_from_front(bound: Any, size: Any, least: Any = 0) -> Any:
+def bound_from_front(bound: int, size: int, least: int = 0) -> int:
     """The place in least..size that a bound of a slice means."""
     bound = bound + size if bound < 0 else bound
     above, below = bound > size, bound < least
@@ -266,7 +264,7 @@ def bound_from_front(bound: Any, size: Any, least: Any = 0) -> Any:
 
 
 @rule("select.int")
-def _select(x: TensorMeta, dim: int, index: Any) -> TensorMeta:
+def _select(x: TensorMeta, dim: int, index: int) -> TensorMeta:
     require(x.ndim, "select() cannot be applied to a 0-dim tensor.", IndexError)
     dim = wrap_dim(dim, x.ndim)
     place = index_from_front(index, x.shape[dim])
@@ -277,7 +275,7 @@ def _select(x: TensorMeta, dim: int, index: Any) -> TensorMeta:
 
 
 @rule("slice.Tensor")
-def _slice(x: TensorMeta, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> TensorMeta:
+def _slice(x: TensorMeta, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> TensorMeta:
     require(x.ndim, "slice() cannot be applied to a 0-dim tensor.")
     dim = wrap_dim(dim, x.ndim)
     size = x.shape[dim]
@@ -293,7 +291,7 @@ def _slice(x: TensorMeta, dim: int = 0, start: Any = None, end: Any = None, step
 
 
 @rule("as_strided")
-def _as_strided(x: TensorMeta, size: list[Any], stride: list[Any], offset: Any = None) -> TensorMeta:
+def _as_strided(x: TensorMeta, size: Ints, stride: Ints, offset: int | None = None) -> TensorMeta:
     if not all(surely(step >= 0) for step in stride):
         message = "as_strided: Negative strides are not supported at the moment, got strides: "
         raise RuntimeError(f"{message}{list(map(hint_of, stride))}")
@@ -332,36 +330,25 @@ def _unfold(x: TensorMeta, dim: int, size: int, step: int) -> TensorMeta:
 
 
 @rule("as_strided_scatter")
-def _scatter(x: TensorMeta, *_: Any, **__: Any) -> TensorMeta:
+def _scatter(x: TensorMeta, *_: object, **__: object) -> TensorMeta:
     if any(stride.__class__ is int and stride == 0 and not is_one(size) for size, stride in zip(x.shape, x.stride)):
-        return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
+        return laid_out_like(x)
     return x._replace(requires_grad=False)
 
 
-@rule("select_scatter")
-def _select_scatter(x: TensorMeta, source: TensorMeta, dim: int, index: Any) -> TensorMeta:
-    return _written(x, source, _select(x, dim, index))
-
-
-@rule("slice_scatter")
-def _slice_scatter(x: TensorMeta, source: TensorMeta, *place: Any, **named: Any) -> TensorMeta:
-    return _written(x, source, _slice(x, *place, **named))
-
-
-@rule("diagonal_scatter")
-def _diagonal_scatter(x: TensorMeta, source: TensorMeta, *place: Any) -> TensorMeta:
-    return _written(x, source, _diagonal(x, *place))
-
-
-def _written(x: TensorMeta, source: TensorMeta, view: TensorMeta) -> TensorMeta:
+def _scatter_into(view: Callable[..., TensorMeta], x: TensorMeta, source: TensorMeta, *place: Any, **named: Any) -> Any:
     """`x` after `source` has been written to a view of it."""
-    if shapes_differ(source.shape, view.shape):
+    shape = view(x, *place, **named).shape
+    if shapes_differ(source.shape, shape):
         raise RuntimeError(
             "expected src to have a size equal to the slice of self. "
-            f"src size = {list(source.shape)}, slice size = {list(view.shape)}"
+            f"src size = {list(source.shape)}, slice size = {list(shape)}"
         )
-    written: TensorMeta = _scatter(x)
-    return written
+    return _scatter(x)
+
+
+for _name, _view_of in (("select", _select), ("slice", _slice), ("diagonal", _diagonal)):
+    rule(f"{_name}_scatter")(functools.partial(_scatter_into, _view_of))
 
 
 @rule("cat")
@@ -373,7 +360,7 @@ def _cat(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
         return fresh((0,), result_type(tensors), tensors[0].device)
     first = real[0]
     dim = wrap_dim(dim, first.ndim)
-    total: Any = 0
+    total = 0
     for meta in real:
         total = total + meta.shape[dim]
         if meta.ndim != first.ndim:
@@ -405,7 +392,7 @@ def _stack(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
 
 
 @rule("constant_pad_nd")
-def _constant_pad_nd(x: TensorMeta, pad: list[Any], value: Any = 0) -> TensorMeta:
+def _constant_pad_nd(x: TensorMeta, pad: Ints, value: object = 0) -> TensorMeta:
     shape = list(x.shape)
     for position in range(len(pad) // 2):
         dim, before, after = x.ndim - 1 - position, pad[2 * position], pad[2 * position + 1]
@@ -416,22 +403,22 @@ def _constant_pad_nd(x: TensorMeta, pad: list[Any], value: Any = 0) -> TensorMet
     if all(extent.__class__ is int and extent <= 0 for extent in pad):  # a copy of the narrowed tensor
         stride = like_strides(_strided(x, shape, x.stride))
         return TensorMeta(tuple(shape), stride, 0, x.dtype, x.device)
-    return TensorMeta(tuple(shape), format_strides(tuple(shape), suggested_format(x)), 0, x.dtype, x.device)
+    return in_suggested_format(x, tuple(shape))
 
 
 @rule("flip")
-def _flip(x: TensorMeta, dims: list[int]) -> TensorMeta:
+def _flip(x: TensorMeta, dims: Ints) -> TensorMeta:
     for dim in dims:
         wrap_dim(dim, x.ndim)
-    return TensorMeta(x.shape, like_strides(x), 0, x.dtype, x.device)
+    return laid_out_like(x)
 
 
 @rule("roll")
-def _roll(x: TensorMeta, shifts: list[Any], dims: Any = ()) -> TensorMeta:
+def _roll(x: TensorMeta, shifts: Ints, dims: Ints = ()) -> TensorMeta:
     require(shifts, "`shifts` required")
     aligned = len(shifts) == len(dims) or (not dims and len(shifts) == 1)
     require(aligned, f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
-    result = fresh(x.shape, x.dtype, x.device)
+    result = row_major(x)
     if any(size.__class__ is int and size == 0 for size in x.shape):  # nothing is moved
         return result
     channels_last = dims and is_channels_last(x)
@@ -444,102 +431,68 @@ def _roll(x: TensorMeta, shifts: list[Any], dims: Any = ()) -> TensorMeta:
 
 
 @rule("repeat")
-def _repeat(x: TensorMeta, repeats: list[Any]) -> TensorMeta:
+def _repeat(x: TensorMeta, repeats: Ints) -> TensorMeta:
     extra = len(repeats) - x.ndim
-    require(
-        extra >= 0,
-        "Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor",
-    )
+    require(extra >= 0, "Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor")
     shape = tuple(count * (x.shape[i - extra] if i >= extra else 1) for i, count in enumerate(repeats))
     for extent in filter(may_be_negative, shape):
         require(extent >= 0, f"Trying to create tensor with negative dimension {extent}: {list(shape)}")
-    return fresh(shape, x.dtype, x.device)
+    return row_major(x, shape)
 
 
-@rule("tril")
+@rule("tril", "triu")
 def _tril(x: TensorMeta, diagonal: int = 0) -> TensorMeta:
     require(x.ndim >= 2, "tril: input tensor must have at least 2 dimensions")
-    return fresh(x.shape, x.dtype, x.device)
+    return row_major(x)
 
 
-@rule("triu")
-def _triu(x: TensorMeta, diagonal: int = 0) -> TensorMeta:
-    require(x.ndim >= 2, "triu: input tensor must have at least 2 dimensions")
-    return fresh(x.shape, x.dtype, x.device)
+@rule("select_backward", "slice_backward", "unfold_backward", "diagonal_backward")
+def _view_backward(grad: TensorMeta, sizes: Ints, *_: object) -> TensorMeta:
+    return row_major(grad, sizes)
 
 
-@rule("select_backward", "slice_backward")
-def _selected_backward(grad: TensorMeta, sizes: list[Any], *_: Any) -> TensorMeta:
-    return fresh(tuple(sizes), grad.dtype, grad.device)
-
-
-@rule("unfold_backward", "diagonal_backward")
-def _windows_backward(grad: TensorMeta, sizes: list[Any], *_: Any) -> TensorMeta:
-    return fresh(tuple(sizes), grad.dtype, grad.device)
+def _made(shape: Ints, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: object) -> TensorMeta:
+    """The meta of a tensor of numbers, for the options that factories take."""
+    return fresh(shape, dtype or torch.get_default_dtype(), torch.device(device or "cpu"))
 
 
 @rule("full")
-def _full(
-    size: list[Any],
-    value: Any,
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    **_: Any,
-) -> TensorMeta:
-    return fresh(tuple(size), dtype or torch.get_default_dtype(), torch.device(device or "cpu"))
+def _full(size: Ints, value: object, **options: Any) -> TensorMeta:
+    return _made(size, **options)
 
 
 @rule("arange", "arange.start", "arange.start_step")
 def _arange(
-    start: Any,
-    end: Any = None,
-    step: Any = 1,
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    **_: Any,
+    start: Any, end: Any = None, step: Any = 1, *, dtype: torch.dtype | None = None, **options: Any
 ) -> TensorMeta:
     start, end = (0, start) if end is None else (start, end)
     require(step != 0, "step must be nonzero")
-    require(
-        (end >= start) if step > 0 else (end <= start),
-        "upper bound and lower bound inconsistent with step sign",
-    )
+    upwards = (end >= start) if step > 0 else (end <= start)
+    require(upwards, "upper bound and lower bound inconsistent with step sign")
     if dtype is None:
         floats = any(isinstance(number, (float, torch.SymFloat)) for number in (start, end, step))
         dtype = torch.get_default_dtype() if floats else torch.int64
     if not dtype.is_floating_point:
         start, end, step = (int(n) if isinstance(n, float) else n for n in (start, end, step))
     if isinstance(step, int) and not isinstance(start, float) and not isinstance(end, float):
-        count: Any = -((start - end) // step)
+        count = -((start - end) // step)
     else:
         count = -int(-(end - start) // step)
-    return fresh((count,), dtype, torch.device(device or "cpu"))
+    return _made((count,), dtype, **options)
 
 
 @rule("eye", "eye.m")
-def _eye(
-    rows: Any,
-    columns: Any = None,
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    **_: Any,
-) -> TensorMeta:
+def _eye(rows: int, columns: int | None = None, **options: Any) -> TensorMeta:
     columns = rows if columns is None else columns
     require(rows >= 0, f"n must be greater or equal to 0, got {rows}")
     require(columns >= 0, f"m must be greater or equal to 0, got {columns}")
-    return fresh((rows, columns), dtype or torch.get_default_dtype(), torch.device(device or "cpu"))
+    return _made((rows, columns), **options)
 
 
 @rule("glu")
 def _glu(x: TensorMeta, dim: int = -1) -> TensorMeta:
     require(x.ndim > 0, "glu does not support 0-dimensional tensors")
     dim = wrap_dim(dim, x.ndim)
-    require(
-        x.shape[dim] % 2 == 0,
-        f"Halving dimension must be even, but dimension {dim} is size {x.shape[dim]}",
-    )
+    require(x.shape[dim] % 2 == 0, f"Halving dimension must be even, but dimension {dim} is size {x.shape[dim]}")
     shape = (*x.shape[:dim], x.shape[dim] // 2, *x.shape[dim + 1 :])
     return TensorMeta(shape, result_strides(shape, [x._replace(shape=shape)]), 0, x.dtype, x.device)
