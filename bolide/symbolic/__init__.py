@@ -5,6 +5,7 @@ from bolide.symbolic.assumptions import Ratio, is_at_least_0
 from bolide.symbolic.expr import Cond, Expr, as_expr
 from bolide.symbolic.nodes import ShapeEnv, SymNode
 from bolide.symbolic.sizes import (
+    Size,
     contiguous_strides,
     hint_of,
     is_data,
@@ -26,6 +27,7 @@ __all__ = [
     "Expr",
     "Ratio",
     "ShapeEnv",
+    "Size",
     "SymNode",
     "as_expr",
     "contiguous_strides",

@@ -11,6 +11,8 @@ import torch
 
 from bolide.symbolic.expr import ONE, ZERO, Expr, as_expr
 
+Size = int | torch.SymInt
+
 
 def same_size(a: Any, b: Any) -> bool:
     """Whether two sizes are equal for all values of the symbols in them. Adds no guard."""

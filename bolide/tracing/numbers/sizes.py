@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from bolide.symbolic import Cond, Expr, as_expr, contiguous_strides
+from bolide.symbolic import Cond, Expr, Size, as_expr, contiguous_strides
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.numbers import data
 from bolide.tracing.recording.recorder import Recorder
@@ -18,7 +18,6 @@ from bolide.tracing.tensor import TracedTensor
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-Size = int | torch.SymInt
 Sized = tuple[list[TensorMeta], list[Cond]]
 #: the metas of the results, given the new size and the arguments by name, and what is known of that size
 SizedRule = Callable[..., Sized]

@@ -11,7 +11,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
-from bolide.symbolic import contiguous_strides, hint_of, same_sizes
+from bolide.symbolic import Size, contiguous_strides, hint_of, same_sizes
 from bolide.tracing.meta import TensorMeta, number_dtype
 from bolide.tracing.operations.registry import handler
 from bolide.tracing.operations.writes import refuse_overlaps
@@ -21,7 +21,6 @@ from bolide.tracing.tensor import TracedTensor
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-Size = int | torch.SymInt
 
 
 def dtype_and_device(options: dict[str, Any], like: TensorMeta | None = None) -> tuple[torch.dtype, torch.device]:

@@ -18,7 +18,7 @@ import torch
 from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
-from bolide.symbolic import as_expr, hint_of, is_undecided
+from bolide.symbolic import Size, as_expr, hint_of, is_undecided
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.numbers import data
 from bolide.tracing.operations.kinds import functional, record_view, view_of
@@ -29,7 +29,6 @@ from bolide.tracing.rules.views import bound_from_front, index_from_front
 from bolide.tracing.tensor import PHYSICAL, TracedTensor, ViewStep, carry_marks
 
 aten = torch.ops.aten
-Size = int | torch.SymInt
 
 
 @handler("detach", "alias")

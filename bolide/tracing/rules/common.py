@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from bolide.symbolic import (
+    Size,
     contiguous_strides,
     hint_of,
     is_one,
@@ -21,7 +22,7 @@ from bolide.symbolic import (
 )
 from bolide.tracing.meta import TensorMeta
 
-Ints = Sequence[int]  # sizes and the like: integers, of which any may be a `torch.SymInt`, as in torch's own signatures
+Ints = Sequence[Size]
 Number = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -38,7 +39,7 @@ def require(condition: object, message: str, error: type[Exception] = RuntimeErr
         raise error(message)
 
 
-def may_be_negative(extent: int) -> bool:
+def may_be_negative(extent: Size) -> bool:
     """Whether a number is negative, as far as its bounds tell."""
     least = extent.node.expr.bounds()[0] if isinstance(extent, torch.SymInt) else extent
     return least is None or bool(least < 0)
@@ -51,7 +52,7 @@ def require_sizes(shape: Ints, message: str) -> None:
             require(extent >= 0, message)
 
 
-def differ(a: int, b: int) -> bool:
+def differ(a: Size, b: Size) -> bool:
     """Whether two sizes are different. That sizes which are data are equal, 1 or not, is checked when the program
     runs."""
     equal = a == b
@@ -60,7 +61,7 @@ def differ(a: int, b: int) -> bool:
     return not equal
 
 
-def is_less(a: int, b: int) -> bool:
+def is_less(a: Size, b: Size) -> bool:
     """``a < b``; of sizes that are data as it is likely: for layouts, and for what is checked afterwards."""
     less = a < b
     return bool(less.node.hint if is_undecided(less) else less)
@@ -71,13 +72,13 @@ def shapes_differ(a: Ints, b: Ints) -> bool:
     return len(a) != len(b) or any(map(differ, a, b))
 
 
-def broadcast_shapes(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def broadcast_shapes(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
     """The common shape; RuntimeError, worded as torch does, when there is none."""
     first = shapes[0]
     if all(same_sizes(shape, first) for shape in shapes):
         return first
     ndim = max(len(shape) for shape in shapes)
-    result: list[int] = [1] * ndim
+    result: list[Size] = [1] * ndim
     for shape in shapes:
         for place in range(ndim - 1, ndim - len(shape) - 1, -1):
             known, size = result[place], shape[place - ndim]
@@ -93,7 +94,7 @@ def broadcast_shapes(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(result)
 
 
-def result_strides(shape: tuple[int, ...], operands: Iterable[TensorMeta]) -> tuple[int, ...]:
+def result_strides(shape: tuple[Size, ...], operands: Iterable[TensorMeta]) -> tuple[Size, ...]:
     """The strides TensorIterator gives a result of this shape: those of the operands' common order of dimensions."""
     metas = list(operands)
     if all(same_sizes(meta.stride, contiguous_strides(meta.shape)) for meta in metas):
@@ -116,15 +117,15 @@ def result_strides(shape: tuple[int, ...], operands: Iterable[TensorMeta]) -> tu
     return tuple(stride)
 
 
-def broadcast_strides(meta: TensorMeta, shape: tuple[int, ...]) -> list[int]:
-    extra = len(shape) - len(meta.shape)
-    return [0] * extra + [
+def broadcast_strides(meta: TensorMeta, shape: tuple[Size, ...]) -> list[Size]:
+    extra: list[Size] = [0] * (len(shape) - len(meta.shape))
+    return extra + [
         0 if is_one(own) and not is_one(wanted) else stride
-        for own, wanted, stride in zip(meta.shape, shape[extra:], meta.stride)
+        for own, wanted, stride in zip(meta.shape, shape[len(extra) :], meta.stride)
     ]
 
 
-def _iteration_order(shape: tuple[int, ...], strides: list[list[int]]) -> list[int]:
+def _iteration_order(shape: tuple[Size, ...], strides: list[list[Size]]) -> list[int]:
     """Dimensions from the fastest to the slowest (TensorIteratorBase::reorder_dimensions, without defined outputs)."""
     ndim = len(shape)
     order = list(range(ndim - 1, -1, -1))
@@ -205,7 +206,7 @@ def _bytes(meta: TensorMeta) -> tuple[int, int]:
     return start * meta.dtype.itemsize, (start + count) * meta.dtype.itemsize
 
 
-def like_strides(meta: TensorMeta, memory_format: torch.memory_format | None = None) -> tuple[int, ...]:
+def like_strides(meta: TensorMeta, memory_format: torch.memory_format | None = None) -> tuple[Size, ...]:
     """The strides of `empty_like(meta, memory_format=...)`."""
     if memory_format is None or memory_format is torch.preserve_format:
         if same_sizes(meta.stride, contiguous_strides(meta.shape)):
@@ -214,7 +215,7 @@ def like_strides(meta: TensorMeta, memory_format: torch.memory_format | None = N
     return format_strides(meta.shape, memory_format)
 
 
-def format_strides(shape: tuple[int, ...], memory_format: torch.memory_format | None) -> tuple[int, ...]:
+def format_strides(shape: tuple[Size, ...], memory_format: torch.memory_format | None) -> tuple[Size, ...]:
     """The strides of a fresh tensor in this memory format."""
     if memory_format is torch.channels_last or memory_format is torch.channels_last_3d:
         stride: list[int] = [0] * len(shape)
@@ -253,20 +254,18 @@ def suggested_format(meta: TensorMeta) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def fresh(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, stride: tuple[int, ...] | None = None
-) -> TensorMeta:
+def fresh(shape: Ints, dtype: torch.dtype, device: torch.device, stride: tuple[Size, ...] | None = None) -> TensorMeta:
     """The meta of a new tensor, row-major unless strides are given."""
     shape = tuple(shape)
     return TensorMeta(shape, contiguous_strides(shape) if stride is None else stride, 0, dtype, device)
 
 
-def row_major(x: TensorMeta, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> TensorMeta:
+def row_major(x: TensorMeta, shape: Ints | None = None, dtype: torch.dtype | None = None) -> TensorMeta:
     """The meta of a new row-major tensor of this type and shape, by default those of `x`."""
     return fresh(x.shape if shape is None else shape, dtype or x.dtype, x.device)
 
 
-def in_suggested_format(x: TensorMeta, shape: tuple[int, ...] | None = None) -> TensorMeta:
+def in_suggested_format(x: TensorMeta, shape: tuple[Size, ...] | None = None) -> TensorMeta:
     """The meta of a new tensor, of this shape or that of `x`, in the memory format that `x` suggests."""
     shape = x.shape if shape is None else shape
     return fresh(shape, x.dtype, x.device, format_strides(shape, suggested_format(x)))

@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 import torch
 
-from bolide.symbolic import contiguous_strides, is_one, is_zero
+from bolide.symbolic import Size, contiguous_strides, is_one, is_zero
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
     broadcast_shapes,
@@ -185,7 +185,7 @@ def _index_put(
     return laid_out_like(x)
 
 
-def _indexed_shape(x: TensorMeta, indices: list[TensorMeta | None]) -> tuple[tuple[int, ...], int, int]:
+def _indexed_shape(x: TensorMeta, indices: list[TensorMeta | None]) -> tuple[tuple[Size, ...], int, int]:
     """The shape of what is indexed, and where in it the common shape of the indices begins and ends: adjacent ones put
     it where they stand, others in front (TensorAdvancedIndexing.cpp)."""
     slots = [dim for dim, index in enumerate(indices) if index is not None]
@@ -197,7 +197,7 @@ def _indexed_shape(x: TensorMeta, indices: list[TensorMeta | None]) -> tuple[tup
     return (*shape[:position], *common, *shape[position:]), position, position + len(common)
 
 
-def _common_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+def _common_shape(shapes: list[tuple[Size, ...]]) -> tuple[Size, ...]:
     """The shape of index tensors together; eager's error if there is none."""
     try:
         return broadcast_shapes(shapes)  # type: ignore[no-any-return]
@@ -229,7 +229,7 @@ def _index(x: TensorMeta, indices: list[TensorMeta | None]) -> TensorMeta:
     return TensorMeta(result, result_strides(result, [source, *spread]), 0, x.dtype, x.device)
 
 
-def _spread(index: TensorMeta, result: tuple[int, ...], position: int, end: int) -> TensorMeta:
+def _spread(index: TensorMeta, result: tuple[Size, ...], position: int, end: int) -> TensorMeta:
     """An index as an operand of the iteration: broadcast with the others, then reshaped so that it stands at its place
     among the dimensions of the result. Strides of extents of 1 come from that reshape, and count where the result has
     an extent of 1, too."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from bolide.symbolic import Size
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
     Ints,
@@ -109,7 +110,7 @@ def _dot(a: TensorMeta, b: TensorMeta) -> TensorMeta:
 # ---- convolution --------------------------------------------------------------------------------------------------
 
 
-def _per_dimension(values: Ints, count: int) -> list[int]:
+def _per_dimension(values: Ints, count: int) -> list[Size]:
     return list(values) * count if len(values) == 1 else list(values)
 
 
@@ -252,9 +253,9 @@ def _col2im(x: TensorMeta, size: Ints, kernel: Ints, dilation: Ints, padding: In
     return row_major(x, (*batch, columns // (kernel[0] * kernel[1]), *size))
 
 
-def _blocks(size: Ints, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> int:
+def _blocks(size: Ints, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Size:
     """How many places a window has in an image."""
-    found = 1
+    found: Size = 1
     options = [_per_dimension(option, 2) for option in (kernel, dilation, padding, stride)]
     for extent, window, spread, pad, step in zip(size, *options):
         require(window > 0 and spread > 0 and pad >= 0 and step > 0, "sizes of sliding blocks should be positive")
@@ -267,7 +268,7 @@ def _blocks(size: Ints, kernel: Ints, dilation: Ints, padding: Ints, stride: Int
 # ---- pooling ------------------------------------------------------------------------------------------------------
 
 
-def _pooled(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+def _pooled(size: Size, kernel: Size, stride: Size, padding: Size, dilation: Size, ceil_mode: bool) -> Size:
     reach = size + 2 * padding - dilation * (kernel - 1) - 1
     out = (reach + (stride - 1 if ceil_mode else 0)) // stride + 1
     if ceil_mode and (out - 1) * stride >= size + padding:

@@ -24,7 +24,7 @@ from bolide.tracing.rules.common import (
 from bolide.tracing.rules.pointwise import elementwise, floating
 from bolide.tracing.rules.registry import rule
 
-Dims = int | Ints | None
+Dims = int | Sequence[int] | None
 Grads = tuple[TensorMeta | None, ...]
 _MOST_DIMS = 64  # a reduction's dimensions are bits of a word
 
@@ -68,7 +68,7 @@ def _mean(x: TensorMeta, dims: Dims = None, keepdim: bool = False, *, dtype: tor
     return reduced(x, dims, keepdim, wanted)
 
 
-def _require_elements(x: TensorMeta, dims: Ints, name: str, error: type[Exception] = IndexError) -> None:
+def _require_elements(x: TensorMeta, dims: Sequence[int], name: str, error: type[Exception] = IndexError) -> None:
     """What has no neutral element needs one element at least: along each of `dims`, or, without any, in all."""
     for dim in dims:
         place = wrap_dim(dim, x.ndim)
@@ -83,7 +83,7 @@ def _require_elements(x: TensorMeta, dims: Ints, name: str, error: type[Exceptio
         )
 
 
-def _extremum(name: str, x: TensorMeta, dims: Ints = (), keepdim: bool = False) -> TensorMeta:
+def _extremum(name: str, x: TensorMeta, dims: Sequence[int] = (), keepdim: bool = False) -> TensorMeta:
     _require_elements(x, dims, name, RuntimeError)
     return reduced(x, list(dims), keepdim, x.dtype)
 

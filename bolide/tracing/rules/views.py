@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 
 from bolide.symbolic import (
+    Size,
     contiguous_strides,
     hint_of,
     is_one,
@@ -48,7 +49,7 @@ def _strided(x: TensorMeta, shape: Ints, stride: Ints, offset: int | None = None
     return TensorMeta(tuple(shape), tuple(stride), x.offset if offset is None else offset, x.dtype, x.device)
 
 
-def _is_rest(extent: int) -> bool:
+def _is_rest(extent: Size) -> bool:
     """Whether this stands for the size that the others leave. What is data does not (see `_is_negative`)."""
     if not may_be_negative(extent):
         return False
@@ -56,12 +57,12 @@ def _is_rest(extent: int) -> bool:
     return not is_undecided(rest) and bool(rest)
 
 
-def _is_negative(extent: int) -> bool:
+def _is_negative(extent: Size) -> bool:
     """Whether this is no size; that one which is data is a size is checked when the program runs."""
     return may_be_negative(extent) and not surely(extent >= 0)
 
 
-def _resolve(x: TensorMeta, size: Ints) -> tuple[int, ...]:
+def _resolve(x: TensorMeta, size: Ints) -> tuple[Size, ...]:
     """The sizes with -1 filled in."""
     places = [place for place, extent in enumerate(size) if _is_rest(extent)]
     for at, extent in enumerate(size):
@@ -89,12 +90,12 @@ def _resolve(x: TensorMeta, size: Ints) -> tuple[int, ...]:
 
 
 def view_strides(
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    size: tuple[int, ...],
-    same: Callable[[int, int], bool] = same_size,
-    unequal: Callable[[int, int], bool] = differ,
-) -> tuple[int, ...] | None:
+    shape: tuple[Size, ...],
+    stride: tuple[Size, ...],
+    size: tuple[Size, ...],
+    same: Callable[[Size, Size], bool] = same_size,
+    unequal: Callable[[Size, Size], bool] = differ,
+) -> tuple[Size, ...] | None:
     """The strides of a view of another shape, or None if it would need a copy (at::detail::computeStride). `same` says
     whether two dimensions are next to each other in memory, `unequal` whether parts of both shapes are of different
     sizes."""
@@ -122,23 +123,23 @@ def view_strides(
     return tuple(result) if position == -1 else None
 
 
-def _reaches(viewed: int, block: int) -> bool:
+def _reaches(viewed: Size, block: Size) -> bool:
     """Whether the dimensions of a view cover a block of memory. Where data decides, they do once they are the same."""
     if is_less(viewed, block):
         return False
     return not is_undecided(viewed == block) or is_less(block, viewed)
 
 
-def _same_now(a: int, b: int) -> bool:
+def _same_now(a: Size, b: Size) -> bool:
     """Whether two numbers are equal; that they are in this run only is guarded."""
     return same_size(a, b) or (not is_undecided(equal := a == b) and bool(equal))
 
 
-def _not_same_now(a: int, b: int) -> bool:
+def _not_same_now(a: Size, b: Size) -> bool:
     return not _same_now(a, b)
 
 
-def _view_shape(x: TensorMeta, size: Ints) -> tuple[int, ...]:
+def _view_shape(x: TensorMeta, size: Ints) -> tuple[Size, ...]:
     """The sizes with -1 filled in, which are as many elements as `x` has."""
     shape, count = _resolve(x, size), x.numel
     wanted = product(shape)
@@ -147,7 +148,7 @@ def _view_shape(x: TensorMeta, size: Ints) -> tuple[int, ...]:
     return shape
 
 
-def reshaped(x: TensorMeta, size: Ints) -> tuple[tuple[int, ...], bool]:
+def reshaped(x: TensorMeta, size: Ints) -> tuple[tuple[Size, ...], bool]:
     """The sizes that `Tensor.reshape` gives, and whether the result is a view: the program may write to it, so where
     that depends on numbers that are equal at this call, or are not, it is guarded. Where it depends on data it is a
     copy."""
@@ -189,7 +190,7 @@ def _transpose(x: TensorMeta, a: int, b: int) -> TensorMeta:
 
 
 @rule("permute")
-def _permute(x: TensorMeta, dims: Ints) -> TensorMeta:
+def _permute(x: TensorMeta, dims: Sequence[int]) -> TensorMeta:
     require(
         len(dims) == x.ndim,
         "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the desired "
@@ -211,7 +212,7 @@ def expanded(x: TensorMeta, size: Ints, implicit: bool = False) -> TensorMeta:
         f"expand({list(x.shape)}, size={list(size)}): the number of sizes provided ({len(size)}) must be greater "
         f"or equal to the number of dimensions in the tensor ({x.ndim})",
     )
-    shape, stride = list(size), [0] * len(size)
+    shape, stride = list(size), list[Size]([0] * len(size))
     for position in range(len(size) - 1, -1, -1):
         own = x.shape[position - extra] if position >= extra else 1
         if _is_rest(size[position]):
@@ -242,7 +243,7 @@ def _unsqueeze(x: TensorMeta, dim: int) -> TensorMeta:
 
 
 @rule("squeeze", "squeeze.dim", "squeeze.dims")
-def _squeeze(x: TensorMeta, dims: int | Ints | None = None) -> TensorMeta:
+def _squeeze(x: TensorMeta, dims: int | Sequence[int] | None = None) -> TensorMeta:
     chosen = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = {wrap_dim(dim, x.ndim) for dim in chosen}
     kept = [dim for dim in range(x.ndim) if dim not in gone or surely(x.shape[dim] != 1)]
@@ -407,14 +408,14 @@ def _constant_pad_nd(x: TensorMeta, pad: Ints, value: object = 0) -> TensorMeta:
 
 
 @rule("flip")
-def _flip(x: TensorMeta, dims: Ints) -> TensorMeta:
+def _flip(x: TensorMeta, dims: Sequence[int]) -> TensorMeta:
     for dim in dims:
         wrap_dim(dim, x.ndim)
     return laid_out_like(x)
 
 
 @rule("roll")
-def _roll(x: TensorMeta, shifts: Ints, dims: Ints = ()) -> TensorMeta:
+def _roll(x: TensorMeta, shifts: Ints, dims: Sequence[int] = ()) -> TensorMeta:
     require(shifts, "`shifts` required")
     aligned = len(shifts) == len(dims) or (not dims and len(shifts) == 1)
     require(aligned, f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
