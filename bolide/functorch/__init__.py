@@ -3,11 +3,10 @@
 from bolide.functorch.aot import compile_trace
 from bolide.functorch.compilers import interpret, interpret_decomposed
 from bolide.functorch.config import config
-from bolide.functorch.graphs import CompiledGraph, GraphCompiler, GraphInfo, Runner, graph_module
+from bolide.functorch.graphs import GraphCompiler, GraphInfo, Runner, graph_module
 from bolide.functorch.passes import run_passes
 
 __all__ = [
-    "CompiledGraph",
     "GraphCompiler",
     "GraphInfo",
     "Runner",

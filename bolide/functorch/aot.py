@@ -4,33 +4,34 @@ included.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.fx as fx
 
 from bolide.functorch.graphs import (
-    CompiledGraph,
     GraphCompiler,
     GraphInfo,
     Runner,
+    give,
     graph_module,
     is_size,
     is_tensor,
-    output_node,
     placeholders,
     results,
 )
 from bolide.functorch.joint import finish_inference, finish_joint, tangent_meta
 from bolide.functorch.memory import saved_values
 from bolide.functorch.missing import with_presence, without_tangents
-from bolide.functorch.partitioners import Partition, Strategy, forward_nodes, partition
+from bolide.functorch.partitioners import Joint, Partition, Strategy, forward_nodes, partition
 from bolide.functorch.passes import INFERENCE_PASSES, run_passes
 from bolide.functorch.passes.norms import split_norms
 from bolide.functorch.runtime import (
+    Backward,
+    BackwardFor,
     Crossing,
     assembling,
     counting_writes,
@@ -41,11 +42,11 @@ from bolide.functorch.runtime import (
     writing_unseen,
 )
 from bolide.functorch.second import Tape, in_eager, second_order, tape_of
-from bolide.functorch.signature import Signature, describe
+from bolide.functorch.signature import Signature, describe, is_symbolic
 from bolide.functorch.underived import with_history, without_underived
 from bolide.support import events
 from bolide.support.errors import BolideError, Unsupported
-from bolide.symbolic import as_expr
+from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.tensor import leaves_behind, takes_gradient
 
@@ -63,20 +64,39 @@ def compile_trace(
 ) -> Runner:
     """Compiles a finished trace; call it in the global state (grad mode, autocast) in which the result will be called.
 
-    The runner takes the real inputs in the order of `trace.inputs` and returns the real `outputs`, which have eager's
-    history, strides and aliases; inputs are written to as eager does. Without anything to differentiate there is one
-    graph, and no autograd function. Otherwise the trace is extended to a joint graph, and split by `partition`
-    ("default" saves what eager saves, "min_cut" what costs least); the backward graph is compiled when it first runs.
-    The program's forward is over then: `on_fault` is told what fails and gives the compiler for another attempt.
-    Errors of a backward that runs say that it is that of `title`.
+    The runner takes the real inputs in the order of `trace.inputs`, then the sizes, and returns the real `outputs`,
+    which have eager's history, strides and aliases; inputs are written to as eager does. Without anything to
+    differentiate there is one graph, and no autograd function. Otherwise the trace is extended to a joint graph, and
+    split by `partition` ("default" saves what eager saves, "min_cut" what costs least); the backward graph is compiled
+    when it first runs. The program's forward is over then: `on_fault` is told what fails and gives the compiler for
+    another attempt. Errors of a backward that runs say that it is that of `title`.
 
     Raises `Unsupported` for a program without a backward, and for outputs whose history cannot be reproduced.
     """
+    return _compile(trace, outputs, _Request(forward_compiler, backward_compiler, partition, name, title, on_fault))
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """How a trace is to be compiled, see `compile_trace`."""
+
+    forward_compiler: GraphCompiler
+    backward_compiler: GraphCompiler
+    strategy: Strategy
+    name: str
+    title: str
+    on_fault: Callable[[Exception], GraphCompiler] | None
+
+    def forward(self, graph: fx.Graph, trace: Trace, signature: Signature, info: GraphInfo) -> Runner:
+        """The compiled forward, or inference, graph with the wrappers that it needs."""
+        run = self.forward_compiler(graph_module(graph, trace.constants, self.name), info)
+        unseen = [write.input for write in signature.writes if not write.counted]
+        return writing_unseen(run, unseen) if unseen else run
+
+
+def _compile(trace: Trace, outputs: Sequence[TracedTensor], request: _Request) -> Runner:
     signature, faults = without_underived(describe(trace, outputs), trace.leaves, trace.derivation.is_own)
-    if signature.differentiable:
-        run = _compile_training(trace, signature, forward_compiler, backward_compiler, partition, name, title, on_fault)
-    else:
-        run = _compile_inference(trace, signature, forward_compiler, name)
+    run = (_compile_training if signature.differentiable else _compile_inference)(trace, signature, request)
     if faults:
         run = with_history(run, faults)
     written = [write.input for write in signature.writes if write.result is None and write.counted]
@@ -88,98 +108,94 @@ def compile_trace(
     return assembling(run, signature.outputs, signature.writes, trace.constants, _symbols(trace), numbers)
 
 
-def _compile_inference(trace: Trace, signature: Signature, compiler: GraphCompiler, name: str) -> CompiledGraph:
+def _compile_inference(trace: Trace, signature: Signature, request: _Request) -> Runner:
     finish_inference(trace, signature)
-    graph = run_passes(trace.graph, name, INFERENCE_PASSES)
+    graph = run_passes(trace.graph, request.name, INFERENCE_PASSES)
     visible = frozenset(range(len(signature.results)))
-    run = _compiled(graph, trace, GraphInfo("inference", _parameters(trace), visible), compiler, name)
-    run = _silently(run, signature)
+    run = request.forward(graph, trace, signature, GraphInfo("inference", _parameters(trace), visible))
     if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in trace.leaves):
         run = without_grad(run)
     return without_autocast(run) if torch._C._is_any_autocast_enabled() else run
 
 
-def _compile_training(
-    trace: Trace,
-    signature: Signature,
-    forward_compiler: GraphCompiler,
-    backward_compiler: GraphCompiler,
-    strategy: Strategy,
-    name: str,
-    title: str,
-    on_fault: Callable[[Exception], GraphCompiler] | None,
-) -> CompiledGraph:
-    started = time.perf_counter()
+def _compile_training(trace: Trace, signature: Signature, request: _Request) -> Runner:
     behind = {id(leaf) for leaf in leaves_behind(r.tensor.grad_fn for r in signature.results if r.tensor is not None)}
     derivable = not trace.derivation.is_own  # which the backward may set, too
-    try:
-        joint = finish_joint(trace, signature)
-    except NotImplementedError as error:
-        raise Unsupported(str(error), remedy="run it under torch.no_grad()", kind="operator") from error
-    tape = tape_of(joint) if derivable else None
-    split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.has_symbols else None)
-    run_passes(joint.graph, name)
-    parts = partition(joint, strategy)
-    if events.subscribers:
-        values = saved_values(parts.saved)
-        detail = {"nodes": len(joint.graph.nodes), "saved bytes": sum(v.bytes for v in values), "saved": values}
-        events.emit(events.Stage(name, "differentiate", time.perf_counter() - started, detail))
-
-    visible = frozenset(range(joint.outputs))
+    joint, tape, parts = _differentiated(trace, signature, request, derivable)
     parameters = _parameters(trace)
     kept = None if tape is None else _kept_results(parts.forward, joint.inputs, tape)
-    info = GraphInfo("forward", parameters, visible)
-    forward = _silently(_compiled(parts.forward, trace, info, forward_compiler, name), signature)
+    info = GraphInfo("forward", parameters, frozenset(range(joint.outputs)))
+    forward = request.forward(parts.forward, trace, signature, info)
     if torch._C._is_any_autocast_enabled():
         forward = without_autocast(forward)
     crossing = _crossing(signature, parts, trace, tape, kept or ())
     _take_real_layouts(parts, joint.inputs)
+    static = frozenset(position for position, at in enumerate(crossing.tensors) if at in parameters)
+    twice, eager = None, None
+    if tape is not None and kept is not None:
+        again = partial(_compile, request=replace(request, name=f"{request.name}.backward"))
+        twice = second_order(tape, again, data=bool(trace.shapes.facts.names))
+        eager = partial(in_eager, tape)
+    backward_for = _backward_for(parts, crossing, static, trace.constants, request)
+    apart = [i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and id(leaf) not in behind]
+    anchored = not any(takes_gradient(leaf) and id(leaf) in behind for leaf in trace.leaves)
+    backward = Backward(crossing, backward_for, twice, eager, request.title)
+    return differentiable(forward, backward, crossing, apart, anchored)
+
+
+def _differentiated(
+    trace: Trace, signature: Signature, request: _Request, derivable: bool
+) -> tuple[Joint, Tape | None, Partition]:
+    """The joint graph, its forward as recorded (if the backward is `derivable`), and the two graphs."""
+    started = time.perf_counter()
+    try:
+        joint = finish_joint(trace, signature)
+    except NotImplementedError as error:
+        raise Unsupported(str(error), remedy="run it under torch.no_grad()", kind="operator") from error
+    tape = tape_of(joint, trace.constants) if derivable else None
+    split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.has_symbols else None)
+    run_passes(joint.graph, request.name)
+    parts = partition(joint, request.strategy)
+    if events.subscribers:
+        values = saved_values(parts.saved)
+        detail = {"nodes": len(joint.graph.nodes), "saved bytes": sum(v.bytes for v in values), "saved": values}
+        events.emit(events.Stage(request.name, "differentiate", time.perf_counter() - started, detail))
+    return joint, tape, parts
+
+
+def _backward_for(
+    parts: Partition,
+    crossing: Crossing,
+    static: frozenset[int],
+    constants: dict[str, torch.Tensor],
+    request: _Request,
+) -> BackwardFor:
+    """Compiles the backward graph; `static` are the saved values that are the same in every call."""
     tangent_slots = placeholders(parts.backward)[len(parts.saved) :]
     slot_of_result = dict(zip([i for i, stride in enumerate(crossing.tangents) if stride is not None], tangent_slots))
 
-    static = frozenset(position for position, at in enumerate(crossing.tensors) if at in parameters)
-
-    def made_by(compiler: GraphCompiler, missing: tuple[int, ...]) -> CompiledGraph:
+    def compiled(compiler: GraphCompiler, missing: tuple[int, ...]) -> Runner:
         graph, present = parts.backward, dict(slot_of_result)
         if missing:
             graph = without_tangents(graph, tangent_slots, [present.pop(index) for index in missing])
         slots = placeholders(graph)
         graph, flags = with_presence(graph, slots[len(slots) - len(present) :])
         gradients = frozenset(index for index, value in enumerate(results(graph)) if isinstance(value, fx.Node))
-        run = _compiled(graph, trace, GraphInfo("backward", static, gradients), compiler, name)
+        info = GraphInfo("backward", static, gradients)
+        run = compiler(graph_module(graph, constants, request.name), info)
         return dropping_absent(run, flags) if flags else run
 
-    def backward_for(missing: tuple[int, ...]) -> CompiledGraph:
+    def backward_for(missing: tuple[int, ...]) -> Runner:
         try:
-            return made_by(backward_compiler, missing)
+            return compiled(request.backward_compiler, missing)
         except BolideError:
             raise
         except Exception as error:
-            if on_fault is None:
+            if request.on_fault is None:
                 raise
-            return made_by(on_fault(error), missing)
+            return compiled(request.on_fault(error), missing)
 
-    again = functools.partial(
-        compile_trace,
-        forward_compiler=forward_compiler,
-        backward_compiler=backward_compiler,
-        partition=strategy,
-        name=f"{name}.backward",
-        title=title,
-        on_fault=on_fault,
-    )
-    twice, eager = None, None
-    if tape is not None and kept is not None:
-        twice = second_order(tape, trace.constants, again, data=bool(trace.shapes.facts.names))
-        eager = functools.partial(in_eager, tape, trace.constants)
-    apart = [i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and id(leaf) not in behind]
-    anchored = not any(takes_gradient(leaf) and id(leaf) in behind for leaf in trace.leaves)
-    return differentiable(forward, backward_for, twice, eager, crossing, apart, anchored, title)
-
-
-def _silently(run: CompiledGraph, signature: Signature) -> CompiledGraph:
-    unseen = [write.input for write in signature.writes if not write.counted]
-    return writing_unseen(run, unseen) if unseen else run
+    return backward_for
 
 
 def _kept_results(forward: fx.Graph, inputs: int, tape: Tape) -> tuple[int, ...] | None:
@@ -189,10 +205,10 @@ def _kept_results(forward: fx.Graph, inputs: int, tape: Tape) -> tuple[int, ...]
     kept = [next((named[name] for name in names if name in named), None) for names in tape.names]
     if None in kept:
         return None
-    made = results(forward)
-    output_node(forward).args = ((*made, *[node for node in kept if node not in made]),)
-    made = results(forward)
-    return tuple(inputs + made.index(node) for node in kept)
+    values = [*results(forward)]
+    values += [node for node in kept if node not in values]
+    give(forward, values)
+    return tuple(inputs + values.index(node) for node in kept)
 
 
 def _parameters(trace: Trace) -> frozenset[int]:
@@ -207,20 +223,30 @@ def _crossing(
     signature: Signature, parts: Partition, trace: Trace, tape: Tape | None, kept: tuple[int, ...]
 ) -> Crossing:
     tensors = [at for node, at in zip(parts.saved, parts.saved_at) if is_tensor(node)]
-    numbers = parts.saved_at[len(tensors) :]
     tangents = [None if result.tensor is None else _strides(tangent_meta(result.meta)) for result in signature.results]
     tangents += [None] * len(signature.numbers)
-    symbols = {name: len(trace.inputs) + place for place, name in enumerate(_symbols(trace))}
-    symbols |= {str(as_expr(node.meta["val"])): at for node, at in zip(parts.saved, parts.saved_at) if is_size(node)}
     read = [at for at in (tape.read if tape else ()) if at not in tensors]
     loose = [at for at in read if at not in _parameters(trace)]
     shared = {place: result.shares for place, result in enumerate(signature.results) if result.shares is not None}
+    symbols: dict[str, int] = {}
+    if is_symbolic(tangents) or any(is_symbolic(alias.chain) for alias in shared.values()):
+        symbols = {name: len(trace.inputs) + place for place, name in enumerate(_symbols(trace))}
+        sizes = [(node, at) for node, at in zip(parts.saved, parts.saved_at) if is_size(node)]
+        symbols |= {str(as_expr(node.meta["val"])): at for node, at in sizes}
     return Crossing(
-        len(tangents), tuple(tensors), numbers, tuple(tangents), symbols, tuple(read), tuple(loose), kept, shared
+        results=len(tangents),
+        tensors=tuple(tensors),
+        numbers=parts.saved_at[len(tensors) :],
+        tangents=tuple(tangents),
+        symbols=symbols,
+        read=tuple(read),
+        loose=tuple(loose),
+        kept=kept,
+        shared=shared,
     )
 
 
-def _strides(meta: TensorMeta) -> tuple[Any, ...]:
+def _strides(meta: TensorMeta) -> tuple[int | Expr, ...]:
     return tuple(step if type(step) is int else as_expr(step) for step in meta.stride)
 
 
@@ -230,7 +256,3 @@ def _take_real_layouts(parts: Partition, inputs: int) -> None:
     for slot, at in zip(placeholders(parts.backward), parts.saved_at):
         if at >= inputs:
             slot.meta["val"] = made[at - inputs].meta["val"]
-
-
-def _compiled(graph: fx.Graph, trace: Trace, info: GraphInfo, compiler: GraphCompiler, name: str) -> CompiledGraph:
-    return compiler(graph_module(graph, trace.constants, name), info)

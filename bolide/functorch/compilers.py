@@ -7,17 +7,16 @@ from typing import Any
 
 import torch.fx as fx
 
-from bolide.functorch.graphs import CompiledGraph, GraphInfo, results
+from bolide.functorch.graphs import GraphInfo, Runner, placeholders, results
 
 
 def interpret(
-    module: fx.GraphModule, info: GraphInfo, instead: Mapping[Any, Callable[..., Any]] | None = None
-) -> CompiledGraph:
+    module: fx.GraphModule, info: GraphInfo, instead: Mapping[Any, Callable[..., object]] | None = None
+) -> Runner:
     """Runs the graph with ATen, node by node, and lets go of every value after its last use. `instead`: functions that
     are called in place of operations.
     """
     instead = instead or {}
-    steps = []
     last_use: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
         for source in node.all_input_nodes:
@@ -25,11 +24,13 @@ def interpret(
     dying: dict[fx.Node, list[fx.Node]] = {}
     for source, reader in last_use.items():
         dying.setdefault(reader, []).append(source)
-    slots = [node for node in module.graph.nodes if node.op == "placeholder"]
+    slots = placeholders(module.graph)
     constants = {node: getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")}
-    for node in module.graph.nodes:
-        if node.op == "call_function":
-            steps.append((node, instead.get(node.target, node.target), dying.get(node, []), not node.users))
+    steps = [
+        (node, instead.get(node.target, node.target), dying.get(node, []), not node.users)
+        for node in module.graph.nodes
+        if node.op == "call_function"
+    ]
     outputs = results(module.graph)
     unused = [slot for slot in slots if not slot.users]
 
@@ -53,7 +54,7 @@ def interpret(
     return run
 
 
-def interpret_decomposed(module: fx.GraphModule, info: GraphInfo) -> CompiledGraph:
+def interpret_decomposed(module: fx.GraphModule, info: GraphInfo) -> Runner:
     """As `interpret`, with torch's decomposition into core ATen operations in place of each operation that has one."""
     from torch._decomp import core_aten_decompositions
 

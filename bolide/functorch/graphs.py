@@ -1,5 +1,5 @@
 """What every part of this package says about FX graphs: the contract with graph compilers, graph modules whose code is
-made only when it is looked at, kinds of ATen ops.
+made only when it is looked at, kinds of nodes.
 """
 
 from __future__ import annotations
@@ -7,26 +7,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 import torch.fx as fx
 
 from bolide.tracing import TensorMeta
 from bolide.tracing.called.derivatives import derivative
+from bolide.tracing.graph import Graph, closure
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.rng import drops_nothing
 from bolide.tracing.traits import traits_of
 
 aten = torch.ops.aten
 
-Runner = Callable[[list[torch.Tensor]], Sequence[Any]]
-"""Takes the real inputs in the order of `trace.inputs` (and empties the list when memory may be released), gives the
-real outputs.
-"""
-
-CompiledGraph = Callable[[list[Any]], Sequence[Any]]
-"""A compiled graph: takes one flat list (which it may empty) and gives one flat sequence."""
+Runner = Callable[[list[Any]], Sequence[Any]]
+"""Runs graphs: takes one flat list of real values (which it may empty, so that memory is released early) and gives one
+flat sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ class GraphInfo:
     visible_outputs: frozenset[int]
 
 
-GraphCompiler = Callable[[fx.GraphModule, GraphInfo], CompiledGraph]
+GraphCompiler = Callable[[fx.GraphModule, GraphInfo], Runner]
 
 
 class LazyGraphModule(fx.GraphModule):
@@ -56,24 +53,20 @@ class LazyGraphModule(fx.GraphModule):
 
     def recompile(self) -> Any:
         self._generated = None
-        return None
 
-    def _generate(self) -> Any:
+    def real_recompile(self) -> Any:
+        """What `torch.fx` calls on lazily generated modules before it prints, copies or saves them."""
         if self._generated is None:
             self._generated = fx.GraphModule.recompile(self)  # replaces this instance's class's `forward`
         return self._generated
 
-    def real_recompile(self) -> Any:
-        """What `torch.fx` calls on lazily generated modules before it prints, copies or saves them."""
-        return self._generate()
-
     @property
     def code(self) -> str:
-        self._generate()
+        self.real_recompile()
         return str(self._code)
 
-    def forward(self, *args: Any) -> Any:
-        self._generate()
+    def forward(self, *args: object) -> object:
+        self.real_recompile()
         return type(self).forward(self, *args)
 
 
@@ -100,6 +93,42 @@ def results(graph: fx.Graph) -> tuple[Any, ...]:
     return tuple(flat)
 
 
+def give(graph: fx.Graph, values: Iterable[Any]) -> None:
+    """Makes these the results of a finished graph."""
+    output_node(graph).args = (tuple(values),)
+
+
+def extract(
+    graph: fx.Graph, slots: list[fx.Node], values: Iterable[Any], writes: list[fx.Node], effects: Iterable[fx.Node] = ()
+) -> fx.Graph:
+    """The part of `graph` that computes `values` from `slots` (which become placeholders) and has the `effects` (draws,
+    checks), then does `writes`, in the original order.
+    """
+    values, done = list(values), set(slots)
+    start = [*argument_nodes(values), *writes, *effects]
+    needed = closure(start, lambda node: () if node in done else node.all_input_nodes)
+    part = Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for slot in slots:
+        copies[slot] = part.placeholder(slot.name)
+        copies[slot].meta = dict(slot.meta)
+    done.update(writes)
+    for node in graph.nodes:
+        if node in needed and node not in done:
+            copies[node] = part.node_copy(node, copies.__getitem__)
+    for node in writes:
+        part.node_copy(node, copies.__getitem__)
+    part.output(tuple([copies[value] if isinstance(value, fx.Node) else value for value in values]))
+    return part
+
+
+def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A copy of what a graph's results are made of, and the copies of all its placeholders."""
+    slots = placeholders(graph)
+    copy = extract(graph, slots, results(graph), [])
+    return copy, dict(zip(slots, placeholders(copy)))
+
+
 def is_tensor(node: fx.Node) -> bool:
     """Is the node's value one tensor (not a number or a tuple)?"""
     return isinstance(node.meta["val"], TensorMeta)
@@ -110,12 +139,12 @@ def is_size(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat))
 
 
-def is_tuple(value: Any) -> bool:
+def is_tuple(value: object) -> TypeGuard[Sequence[Any]]:
     """Is a traced value a tuple of values? (A TensorMeta is a tuple to Python, but one value to us.)"""
     return isinstance(value, (tuple, list)) and not isinstance(value, TensorMeta)
 
 
-def argument_nodes(values: Iterable[Any]) -> list[fx.Node]:
+def argument_nodes(values: Iterable[object]) -> list[fx.Node]:
     return [value for value in values if isinstance(value, fx.Node)]
 
 
@@ -126,11 +155,16 @@ def is_getitem(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
+def maker(node: fx.Node) -> fx.Node:
+    """The node that computes this one's value: of an item the one that makes all of them."""
+    source = node.args[0] if is_getitem(node) else node
+    assert isinstance(source, fx.Node)
+    return source
+
+
 def is_view(node: fx.Node) -> bool:
     """Does this node only look at its first argument (including one item of a split)?"""
-    if traits_of(node.target).view:
-        return True
-    return is_getitem(node) and isinstance(node.args[0], fx.Node) and traits_of(node.args[0].target).view
+    return traits_of(maker(node).target).view
 
 
 def root(node: fx.Node) -> fx.Node:

@@ -5,6 +5,7 @@ forward.
 from __future__ import annotations
 
 import operator
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,12 +59,12 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
         ]
         check_phases(trace, differentiable)
         with derivatives(trace, differentiable):
-            gradients = _engine_run(tuple(differentiable), tuple(tangents), tuple(wanted), trace.has_symbols)
+            gradients = _gradients(differentiable, tangents, wanted, trace.has_symbols)
     of_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients)}
     for leaf in trace.leaves:
         gradient = of_leaf.get(id(leaf))
         if isinstance(gradient, TracedTensor):
-            values.append(_settled(trace, gradient.node, _gradient_meta(leaf.meta), taken))
+            values.append(_settled(trace, gradient.node, tangent_meta(leaf.meta), taken))
         elif gradient is None:
             values.append(None)
         else:
@@ -80,41 +81,46 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
 _WANTS_NUMBERS = ("concrete integers", "with symbolic sizes")  # what derivatives in C++ say that know no symbols
 
 
-def _engine_run(
-    outputs: tuple[Any, ...], tangents: tuple[Any, ...], inputs: tuple[Any, ...], symbolic: bool
+def _gradients(
+    outputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], symbolic: bool
 ) -> Sequence[Any]:
-    """`torch.autograd.grad` with None for unused inputs, without its checks: they import sympy, which takes 0.4 s.
-    What has no backward is eager's: there it raises when, and if, the backward runs."""
-    engine = torch.autograd.Variable._execution_engine
+    """As `run_engine`. What has no backward is eager's: there it raises when, and if, the backward runs."""
     try:
-        gradients: Sequence[Any] = engine.run_backward(
-            outputs,
-            tangents,
-            keep_graph=False,
-            create_graph=False,
-            inputs=inputs,
-            allow_unreachable=True,
-            accumulate_grad=False,
-        )
+        return run_engine(outputs, tangents, inputs, create_graph=False)
     except (RuntimeError, TypeError) as error:
-        assert error.__traceback__ is not None
-        if isinstance(error, TypeError) and error.__traceback__.tb_next is not None:
+        if isinstance(error, TypeError) and len([*traceback.walk_tb(error.__traceback__)]) > 2:
             raise  # of Python code; the engine itself says so of what hooks give that is no tensor
         said = str(error).partition("\nException raised from")[0]  # a long list of C++ frames
         numbers = symbolic and any(text in said for text in _WANTS_NUMBERS)
         kind = FixedSizesNeeded if numbers else Unsupported
         raise kind(f"the program has no backward: {said}", kind="operator") from error
+
+
+def run_engine(
+    outputs: Sequence[torch.Tensor],
+    tangents: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    *,
+    create_graph: bool,
+) -> Sequence[Any]:
+    """`torch.autograd.grad` with None for unused inputs, without its checks: they import sympy, which takes 0.4 s."""
+    gradients: Sequence[Any] = torch.autograd.Variable._execution_engine.run_backward(
+        tuple(outputs),
+        tuple(tangents),
+        keep_graph=create_graph,
+        create_graph=create_graph,
+        inputs=tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
     return gradients
 
 
 def tangent_meta(meta: TensorMeta) -> TensorMeta:
-    """The layout in which a result's tangent is expected: its own, or row-major where that has holes or overlaps."""
+    """The layout in which a result's tangent is expected: its own, or row-major where that has holes or overlaps. The
+    engine can keep a gradient in a leaf's `grad` without copying it once more where it is laid out so."""
     stride = meta.stride if is_dense(meta.shape, meta.stride) else contiguous_strides(meta.shape)
     return TensorMeta(meta.shape, stride, 0, meta.dtype, meta.device)
-
-
-_gradient_meta = tangent_meta
-"""The layout of a gradient that the engine can keep in a leaf's `grad` without copying it once more is found alike."""
 
 
 def _results(trace: Trace, signature: Signature, taken: set[fx.Node]) -> list[Any]:

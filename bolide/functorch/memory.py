@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch.fx as fx
 
 from bolide.functorch.cost import node_bytes
-from bolide.functorch.graphs import is_getitem
+from bolide.functorch.graphs import maker
 from bolide.support.errors import UserFrame
 
 
@@ -37,6 +37,4 @@ def _described(node: fx.Node) -> SavedValue:
     where = node.meta.get("where")
     if node.op == "placeholder":
         return SavedValue(node.name, "input", 0, where)
-    maker = node.args[0] if is_getitem(node) else node
-    assert isinstance(maker, fx.Node)
-    return SavedValue(node.name, str(maker.target), node_bytes(node), where)
+    return SavedValue(node.name, str(maker(node).target), node_bytes(node), where)

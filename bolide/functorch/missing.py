@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 import torch.fx as fx
 
-from bolide.functorch.graphs import aten, is_getitem, output_node, placeholders, results
-from bolide.functorch.partitioners import extract
+from bolide.functorch.graphs import aten, copied, give, is_getitem, output_node, placeholders, results
 from bolide.functorch.passes.simplify import remove_dead
 from bolide.symbolic import contiguous_strides
 from bolide.tracing import TensorMeta, Trace
@@ -25,9 +25,7 @@ def without_tangents(graph: fx.Graph, tangents: Iterable[fx.Node], missing: Iter
     As in the autograd engine, what depends on missing tangents only is missing itself, and a gradient that is missing
     is None; where a missing value meets a present one, it counts as zero (or is left out of a sum).
     """
-    slots = placeholders(graph)
-    whole = extract(graph, slots, results(graph), [])
-    copies = dict(zip(slots, placeholders(whole)))
+    whole, copies = copied(graph)
     absent = {copies[slot] for slot in missing}
     dropped = list(absent)
     dependent = closure([copies[slot] for slot in tangents], lambda node: node.users)
@@ -43,8 +41,7 @@ def without_tangents(graph: fx.Graph, tangents: Iterable[fx.Node], missing: Iter
         else:
             for source in lost:
                 node.replace_input_with(source, _zeros(node, source.meta["val"]))
-    end = output_node(whole)
-    end.args = (tuple([None if value in absent else value for value in results(whole)]),)
+    give(whole, [None if value in absent else value for value in results(whole)])
     for node in reversed(whole.nodes):
         if node in absent and node.op == "call_function" and not node.users:  # code of the program's that does not run
             whole.erase_node(node)
@@ -73,7 +70,7 @@ def _zeros(reader: fx.Node, meta: TensorMeta) -> fx.Node:
     return zeros
 
 
-def _extent(graph: fx.Graph, size: Any) -> Any:
+def _extent(graph: fx.Graph, size: int | torch.SymInt) -> int | fx.Node:
     """A size as it stands in the graph: symbols are placeholders of it."""
     if not isinstance(size, torch.SymInt):
         return size
@@ -81,7 +78,8 @@ def _extent(graph: fx.Graph, size: Any) -> Any:
     sizes.graph, sizes.shapes = graph, size.node.env
     known = [node for node in placeholders(graph) if isinstance(node.meta["val"], torch.SymInt)]
     sizes._size_nodes = {node.meta["val"].node.expr: node for node in known}
-    return sizes.size_node(size.node.expr)
+    node: int | fx.Node = sizes.size_node(size.node.expr)
+    return node
 
 
 # ---- gradients that branches decide about ----------------------------------------------------------------------------
@@ -94,15 +92,12 @@ def with_presence(graph: fx.Graph, tangents: Iterable[fx.Node]) -> tuple[fx.Grap
     """
     if not any(_table(node) or node.target is derivative for node in graph.nodes):
         return graph, ()
-    slots = placeholders(graph)
-    whole = extract(graph, slots, results(graph), [])
-    copies = dict(zip(slots, placeholders(whole)))
-    known = _Presence(whole, [copies[slot] for slot in tangents if slot in copies])
-    found: list[Any] = [known.of(value) if isinstance(value, fx.Node) else False for value in results(whole)]
-    flags = tuple([place for place, there in enumerate(found) if isinstance(there, fx.Node)])
-    end = output_node(whole)
-    gradients = [value if there is not False else None for value, there in zip(results(whole), found)]
-    end.args = ((*gradients, *[found[place] for place in flags]),)
+    whole, copies = copied(graph)
+    known = _Presence(whole, [copies[slot] for slot in tangents])
+    told = [known.of(value) if isinstance(value, fx.Node) else False for value in results(whole)]
+    flags = tuple([place for place, there in enumerate(told) if isinstance(there, fx.Node)])
+    gradients = [value if there is not False else None for value, there in zip(results(whole), told)]
+    give(whole, [*gradients, *[told[place] for place in flags]])
     remove_dead(whole)
     return whole, flags
 
@@ -115,75 +110,71 @@ def _table(node: fx.Node) -> Branches | None:
     return table if not all(reached for way in table.reach for tangent in way for reached in tangent) else None
 
 
+There = bool | fx.Node
+"""Whether a value is there in eager: known, or told by a node."""
+
+
 class _Presence:
-    """For each value of a backward graph, whether it is there in eager: True, False, or a node that tells."""
+    """For each value of a backward graph, whether it is there; a list for each of several."""
 
     def __init__(self, graph: fx.Graph, tangents: Iterable[fx.Node]) -> None:
         self.graph = graph
         self.end = output_node(graph)
-        self.made: dict[Any, fx.Node] = {}
-        self.known: dict[fx.Node, Any] = dict.fromkeys(tangents, True)
+        self.made: dict[object, fx.Node] = {}
+        self.known: dict[fx.Node, There | list[There]] = dict.fromkeys(tangents, True)
         for node in list(graph.nodes):
             sources = [source for source in node.all_input_nodes if self.known.get(source, False) is not False]
             if node in self.known or not sources or node.op == "output":
                 continue
+            several = self.known[sources[0]]
             if node.target is branch:
                 self.known[node] = self._of_branch(node, lookup(node.args[3]))
             elif node.target is derivative:
                 self.known[node] = self._told_by(node)
-            elif is_getitem(node) and isinstance(self.known[sources[0]], list):
-                self.known[node] = self.known[sources[0]][node.args[1]]
+            elif is_getitem(node) and isinstance(several, list):
+                self.known[node] = several[node.args[1]]
             else:
-                there: Any = False
-                for source in sources:
-                    there = self._either(there, self._whole(self.known[source]))
-                self.known[node] = there
+                self.known[node] = self._any(map(self.of, sources))
 
-    def of(self, node: fx.Node) -> Any:
-        return self._whole(self.known.get(node, False))
+    def of(self, node: fx.Node) -> There:
+        there = self.known.get(node, False)
+        return self._any(there) if isinstance(there, list) else there
 
-    def _whole(self, there: Any) -> Any:
-        if not isinstance(there, list):
-            return there
-        found: Any = False
-        for part in there:
-            found = self._either(found, part)
-        return found
+    def _any(self, parts: Iterable[There]) -> There:
+        none: There = False
+        return reduce(self._either, parts, none)
 
-    def _of_branch(self, node: fx.Node, table: Branches) -> Any:
+    def _of_branch(self, node: fx.Node, table: Branches) -> There | list[There]:
         if not table.reach:
             return True
-        pred, operands = node.args[0], node.args[1]
+        pred, operands = node.args[:2]
         tangents = [self.of(operand) for operand in operands[len(operands) - len(table.reach[0]) :]]  # type: ignore
-        found = []
-        for place in range(len(table.metas)):
-            ways: list[Any] = []
-            for reach in table.reach:
-                there: Any = False
-                for tangent, reached in zip(tangents, reach):
-                    there = self._either(there, tangent if reached[place] else False)
-                ways.append(there)
-            found.append(self._chosen(pred, *ways))
-        return found
 
-    def _told_by(self, node: fx.Node) -> list[fx.Node]:
+        def reached(place: int, way: Sequence[Sequence[bool]]) -> There:
+            return self._any(tangent for tangent, reach in zip(tangents, way) if reach[place])
+
+        places = range(len(table.metas))
+        return [self._chosen(pred, *(reached(place, way) for way in table.reach)) for place in places]
+
+    def _told_by(self, node: fx.Node) -> list[There]:
         """The truth values that a called derivative gives behind its gradients."""
         metas = node.meta["val"]
-        told = []
+        told: list[There] = []
         for place in range(len(metas) // 2, len(metas)):
             with self.graph.inserting_after(node):
-                told.append(self.graph.call_function(operator.getitem, (node, place)))
-            told[-1].meta["val"] = metas[place]
+                flag = self.graph.call_function(operator.getitem, (node, place))
+            flag.meta["val"] = metas[place]
+            told.append(flag)
         return told
 
-    def _either(self, first: Any, second: Any) -> Any:
-        if first is True or second is True or first is second:
-            return True if first is True or second is True else first
-        if first is False or second is False:
+    def _either(self, first: There, second: There) -> There:
+        if first is True or second is True:
+            return True
+        if first is False or second is False or first is second:
             return second if first is False else first
         return self._node(aten.logical_or.default, first, second)
 
-    def _chosen(self, pred: Any, first: Any, second: Any) -> Any:
+    def _chosen(self, pred: Any, first: There, second: There) -> There:
         """`first` if the condition is true, else `second`."""
         if first is second:
             return first
@@ -192,7 +183,7 @@ class _Presence:
         right = self._both(self._node(aten.logical_not.default, truth), second)
         return self._either(left, right)
 
-    def _both(self, truth: fx.Node, there: Any) -> Any:
+    def _both(self, truth: fx.Node, there: There) -> There:
         if isinstance(there, fx.Node):
             return self._node(aten.logical_and.default, truth, there)
         return truth if there else False

@@ -21,19 +21,21 @@ from bolide.functorch.cost import is_in_memory, is_read_by_extern, node_bytes, r
 from bolide.functorch.graphs import (
     argument_nodes,
     aten,
+    extract,
     is_getitem,
     is_impure,
     is_size,
     is_tensor,
     is_tuple,
     is_view,
+    maker,
     placeholders,
     results,
     root,
 )
 from bolide.functorch.mincut import INFINITE, minimum_cut
 from bolide.tracing.called.derivatives import derivative
-from bolide.tracing.graph import Graph, behind, closure
+from bolide.tracing.graph import behind, closure
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.traits import NEVER
 
@@ -76,9 +78,8 @@ def partition(joint: Joint, strategy: Strategy = "min_cut") -> Partition:
     """
     needs = analyse(joint)
     saved = read_by_backward(needs)
-    if strategy == "min_cut" and possible_gain(needs, saved) > _WORTH_A_CUT * sum(
-        _price_of_saving(node, needs) for node in saved
-    ):
+    traffic = sum(_price_of_saving(node, needs) for node in saved)
+    if strategy == "min_cut" and possible_gain(needs, saved) > _WORTH_A_CUT * traffic:
         cut = cheapest_cut(needs)
         if saved_bytes(cut) <= 1.01 * saved_bytes(saved):
             saved = cut
@@ -163,8 +164,7 @@ def _checkpointed(graph: fx.Graph, in_forward: set[fx.Node]) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         region = node.meta.get("region")
-        source: Any = node.args[0] if is_getitem(node) else node
-        if region is None or "save" in node.meta or is_impure(source):
+        if region is None or "save" in node.meta or is_impure(maker(node)):
             continue
         looks_on = [user for user in node.users if is_view(user) or is_getitem(user)]
         if all(user in found for user in looks_on if user in in_forward) and all(
@@ -181,19 +181,12 @@ def read_by_backward(needs: Needs) -> list[fx.Node]:
     """The default choice, eager's: the values of the forward that the backward's formulas read; what the forward does
     not compute is left to the backward.
     """
-    wanted: set[fx.Node] = set()
-    seen = set(needs.demanded)
-    stack = list(seen)
-    while stack:
-        node = stack.pop()
-        if needs.savable(node) and (node.op == "placeholder" or node in needs.in_forward):
-            wanted.add(node)
-            continue
-        for source in node.all_input_nodes:
-            if source not in seen:
-                seen.add(source)
-                stack.append(source)
-    return [node for node in needs.candidates if node in wanted]
+
+    def is_saved(node: fx.Node) -> bool:
+        return needs.savable(node) and (node.op == "placeholder" or node in needs.in_forward)
+
+    read = closure(needs.demanded, lambda node: () if is_saved(node) else node.all_input_nodes)
+    return [node for node in needs.candidates if node in read and is_saved(node)]
 
 
 def possible_gain(needs: Needs, saved: list[fx.Node]) -> float:
@@ -209,8 +202,7 @@ def possible_gain(needs: Needs, saved: list[fx.Node]) -> float:
         if node in price:
             made_of[node] = frozenset([node])
             if price[node] and _may_run_in_backward(node, needs):
-                again = argument_nodes([node, node.args[0] if is_getitem(node) else None])
-                gain += max(0.0, price[node] - sum(_price_of_again(step, needs) for step in again))
+                gain += max(0.0, price[node] - sum(_price_of_again(step, needs) for step in {node, maker(node)}))
         else:
             made_of[node] = frozenset().union(*[made_of[source] for source in node.all_input_nodes])
             if node in needs.backward_only:
@@ -243,16 +235,14 @@ def _price_of_saving(node: fx.Node, needs: Needs) -> float:
     """
     if node.op == "placeholder":
         return 1.0
-    made_by_extern = recompute(node.args[0] if is_getitem(node) else node) == NEVER  # type: ignore[arg-type]
+    made_by_extern = recompute(maker(node)) == NEVER
     written = node in needs.visible or made_by_extern or is_in_memory(node, needs.in_forward)
     early = 1.05 if node in needs.backward_only else 1.0  # where it makes no difference, the backward does its own work
     return node_bytes(node) * (1.0 if written else 2.0) * early + 8.0
 
 
 def _may_run_in_backward(node: fx.Node, needs: Needs) -> bool:
-    if node.op == "placeholder" or is_impure(node):
-        return False
-    if node in needs.held:
+    if node.op == "placeholder" or is_impure(node) or node in needs.held:
         return False
     if node in needs.in_forward and "region" in node.meta and node not in needs.checkpointed:
         return not needs.savable(node)  # a region's result: without it the next region would start with this one's
@@ -308,30 +298,6 @@ def _copy_of_input(graph: fx.Graph, slot: fx.Node) -> fx.Node:
         clone = graph.call_function(aten.clone.default, (slot,))
     clone.meta = dict(slot.meta)
     return clone
-
-
-def extract(
-    graph: fx.Graph, slots: list[fx.Node], values: Iterable[Any], writes: list[fx.Node], effects: Iterable[fx.Node] = ()
-) -> fx.Graph:
-    """The part of `graph` that computes `values` from `slots` (which become placeholders) and has the `effects` (draws,
-    checks), then does `writes`, in the original order.
-    """
-    values, done = list(values), set(slots)
-    start = [*argument_nodes(values), *writes, *effects]
-    needed = closure(start, lambda node: () if node in done else node.all_input_nodes)
-    part = Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for slot in slots:
-        copies[slot] = part.placeholder(slot.name)
-        copies[slot].meta = dict(slot.meta)
-    done.update(writes)
-    for node in graph.nodes:
-        if node in needed and node not in done:
-            copies[node] = part.node_copy(node, copies.__getitem__)
-    for node in writes:
-        part.node_copy(node, copies.__getitem__)
-    part.output(tuple([copies[value] if isinstance(value, fx.Node) else value for value in values]))
-    return part
 
 
 def delay(graph: fx.Graph, saved: int) -> None:

@@ -7,18 +7,19 @@ program does not need it.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
-from bolide.functorch.graphs import CompiledGraph
+from bolide.functorch.graphs import Runner
 from bolide.functorch.second import SecondOrder
 from bolide.functorch.signature import ONE_OF_SEVERAL, Output, Write, is_symbolic, replay, with_sizes
-from bolide.functorch.transformed import is_transformed, through
+from bolide.functorch.transformed import Tangents, is_transformed, through
+from bolide.functorch.underived import raising
 from bolide.support.errors import WrongResult
 from bolide.support.locks import compiling
 from bolide.support.origins import refuse_mistake
@@ -28,7 +29,7 @@ _set_grad_enabled = torch._C._set_grad_enabled
 _hooks_of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-def without_grad(run: CompiledGraph) -> CompiledGraph:
+def without_grad(run: Runner) -> Runner:
     """The graph's own ATen calls must not be recorded by autograd."""
 
     def wrapped(inputs: list[Any]) -> Sequence[Any]:
@@ -41,7 +42,7 @@ def without_grad(run: CompiledGraph) -> CompiledGraph:
     return wrapped
 
 
-def without_autocast(run: CompiledGraph) -> CompiledGraph:
+def without_autocast(run: Runner) -> Runner:
     """The graph already holds autocast's conversions; its ATen calls must not be converted again."""
 
     def wrapped(inputs: list[Any]) -> Sequence[Any]:
@@ -51,7 +52,7 @@ def without_autocast(run: CompiledGraph) -> CompiledGraph:
     return wrapped
 
 
-def counting_writes(run: CompiledGraph, written: Sequence[int]) -> CompiledGraph:
+def counting_writes(run: Runner, written: Sequence[int]) -> Runner:
     """Writes to inputs show in autograd's version counters, as eager's do, however the graph does them."""
 
     def wrapped(inputs: list[Any]) -> Sequence[Any]:
@@ -63,7 +64,7 @@ def counting_writes(run: CompiledGraph, written: Sequence[int]) -> CompiledGraph
     return wrapped
 
 
-def writing_unseen(run: CompiledGraph, written: Sequence[int]) -> CompiledGraph:
+def writing_unseen(run: Runner, written: Sequence[int]) -> Runner:
     """Writes that the program makes through `Tensor.data` are not counted."""
 
     def wrapped(inputs: list[Any]) -> Sequence[Any]:
@@ -75,13 +76,13 @@ def writing_unseen(run: CompiledGraph, written: Sequence[int]) -> CompiledGraph:
 
 
 def assembling(
-    run: CompiledGraph,
+    run: Runner,
     outputs: Sequence[Output],
     writes: Sequence[Write],
     constants: dict[str, torch.Tensor],
     symbols: Sequence[str] = (),
     numbers: Mapping[str, int] | None = None,
-) -> CompiledGraph:
+) -> Runner:
     """Makes the program's outputs of the graph's results: writes that belong to the history are done, views are
     taken. `symbols` names the sizes, which are the last inputs; `numbers` says which results are sizes.
     """
@@ -135,8 +136,8 @@ class Crossing:
     the order in which the backward takes them, as positions in the list of all inputs followed by all of the forward
     graph's results. `tangents`: for each of the program's results the strides that its tangent is expected to have
     (it is brought into that layout if it comes in another), or None where there is no tangent. `symbols`: where the
-    sizes are, by name, in the list of all inputs followed by all results. `shared`: the results that lie in the memory
-    of an input or of another result, though with a history of their own.
+    sizes that strides and aliases speak of are, by name, in the list of all inputs followed by all results. `shared`:
+    the results that lie in the memory of an input or of another result, though with a history of their own.
 
     For gradients of gradients, which are computed from the inputs: `read`, the tensors among them that the results
     depend on and that are not saved; `loose`, those of them that the program's caller may drop; `kept`, where what
@@ -154,63 +155,109 @@ class Crossing:
     shared: Mapping[int, Output] = field(default_factory=dict)
 
 
-BackwardFor = Callable[[tuple[int, ...]], CompiledGraph]
+BackwardFor = Callable[[tuple[int, ...]], Runner]
 """Compiles the backward for the case that the tangents of these results do not come."""
 
 
-def differentiable(
-    run: CompiledGraph,
-    backward_for: BackwardFor,
-    twice: SecondOrder | None,
-    eager: SecondOrder | None,
-    crossing: Crossing,
-    apart: Sequence[int] = (),
-    anchored: bool = False,
-    title: str = "a graph",
-) -> CompiledGraph:
-    """Makes the forward graph one node of autograd's graph.
+class Backward:
+    """The backward of one forward graph.
 
-    Its backward is compiled when it is first needed, once for each set of tangents that do not come (eager computes no
-    gradients from those, and neither do we). Saved values are released while it runs unless the graph is retained.
-    With ``create_graph=True`` `twice` computes the gradients; inside transforms `eager` does where tangents have
-    derivatives of their own. The inputs `apart` have a history that no result goes back to: the engine would run it all
-    the same, though it may have been released. With `anchored` results go back to leaves made inside only: the node
-    gets one more input that requires grad, so that they do. A mistake of bolide's in the backward is raised as a
-    HalfwayError about `title`: the forward is over.
+    It is compiled when it is first needed, once for each set of tangents that do not come (eager computes no gradients
+    from those, and neither do we). Saved values are released while it runs unless the graph is retained. With
+    ``create_graph=True`` `twice` computes the gradients; inside transforms `eager` does where tangents have derivatives
+    of their own. A mistake of bolide's in it is raised as a HalfwayError about `title`: the forward is over.
     """
-    backward = _once_per_key(backward_for)
-    untracked = [index for index, stride in enumerate(crossing.tangents) if stride is None]
-    expected = [(index, stride) for index, stride in enumerate(crossing.tangents) if stride is not None]
-    symbolic = is_symbolic(crossing.tangents) or any(is_symbolic(alias.chain) for alias in crossing.shared.values())
-    symbols = crossing.symbols if symbolic else {}
 
-    def gradients(ctx: Any, tangents: tuple[Any, ...], unpacked: Sequence[Any] | None = None) -> Any:
+    def __init__(
+        self,
+        crossing: Crossing,
+        compiled_for: BackwardFor,
+        twice: SecondOrder | None,
+        eager: SecondOrder | None,
+        title: str,
+    ) -> None:
+        self.crossing, self.twice, self.eager, self.title = crossing, twice, eager, title
+        self.compiled_for = _once_per_key(compiled_for)
+        self.expected = [(at, stride) for at, stride in enumerate(crossing.tangents) if stride is not None]
+
+    def __call__(self, ctx: Any, tangents: Tangents) -> tuple[Any, ...]:
+        """The gradients of the forward's inputs."""
+        try:
+            return self._transformed(ctx, tangents) if is_transformed(tangents) else self._gradients(ctx, tangents)
+        except Exception as error:
+            refuse_mistake("its backward pass", self.title, error)
+            raise
+
+    def _gradients(self, ctx: Any, tangents: Tangents, saved: Sequence[Any] | None = None) -> tuple[Any, ...]:
+        """`saved`: what the forward has saved, where it was unpacked before."""
         inputs: Sequence[Any] | None = None
         if torch.is_grad_enabled():
-            inputs = _recalled(ctx, crossing)
-            found = None if inputs is None or twice is None else twice(inputs, ctx.kept, tangents)
-            if found is not None:
-                return found
-        values = [*_unpacked(ctx), *ctx.numbers] if unpacked is None else [*unpacked]
-        if unpacked is None:
+            inputs = _recalled(ctx, self.crossing)
+            derived = None if inputs is None or self.twice is None else self.twice(inputs, ctx.kept, tangents)
+            if derived is not None:
+                return derived
+        values = [*_unpacked(ctx), *ctx.numbers] if saved is None else [*saved]
+        if saved is None:
             ctx.maybe_clear_saved_tensors()
-        run_backward = backward(tuple([index for index, _ in expected if tangents[index] is None]))
-        for index, stride in expected:
-            if tangents[index] is not None:
-                wanted = with_sizes(stride, ctx.sizes) if symbols else stride
-                values.append(_laid_out(tangents[index], wanted))
+        run = self.compiled_for(tuple([at for at, _ in self.expected if tangents[at] is None]))
+        for at, stride in self.expected:
+            tangent = tangents[at]
+            if tangent is not None:
+                values.append(_laid_out(tangent, with_sizes(stride, ctx.sizes) if ctx.sizes else stride))
         if torch._C._is_any_autocast_enabled():
-            run_backward = without_autocast(run_backward)
+            run = without_autocast(run)
         if not torch.is_grad_enabled():
-            return tuple(run_backward(values))
-        return _not_twice(without_grad(run_backward)(values), inputs or ())
+            return tuple(run(values))
+        return _not_twice(without_grad(run)(values), inputs or ())
 
-    def transformed(ctx: Any, tangents: tuple[Any, ...]) -> Any:
-        unpacked = [*_unpacked(ctx), *ctx.numbers]
-        replayed = functools.partial(_replayed, ctx, crossing, eager)
-        found = through(lambda items: gradients(ctx, items, unpacked), replayed, tangents)
+    def _transformed(self, ctx: Any, tangents: Tangents) -> tuple[Any, ...]:
+        saved = [*_unpacked(ctx), *ctx.numbers]
+        gradients = through(lambda items: self._gradients(ctx, items, saved), partial(self._replayed, ctx), tangents)
         ctx.maybe_clear_saved_tensors()
-        return tuple(found)
+        return tuple(gradients)
+
+    def _replayed(self, ctx: Any, tangents: Tangents) -> tuple[Any, ...]:
+        """The gradients by running the program again in eager. Raises RuntimeError where that cannot be."""
+        inputs = _recalled(ctx, self.crossing)
+        gradients = None if inputs is None or self.eager is None else self.eager(inputs, ctx.kept, tangents)
+        if gradients is None:
+            raise RuntimeError(
+                "bolide: the backward pass of a compiled function is itself differentiated by a transform "
+                "(torch.func.grad, vjp, jvp, or forward-mode differentiation), but it cannot be: "
+                f"{_NOT_AGAIN}. Remedy: run this function without bolide.compile."
+            )
+        return gradients
+
+
+_NOT_AGAIN = (
+    "an input of the forward was written to or dropped since, one of its operations has no second derivative, or its "
+    "backward is the program's own (an autograd.Function or a hook)"
+)
+
+
+def _not_twice(gradients: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Gradients that raise when they are differentiated again."""
+    message = (
+        "bolide: this backward pass of a compiled function was asked for with create_graph=True and is now "
+        f"differentiated itself, but it cannot be: {_NOT_AGAIN}. Remedy: keep the inputs as they were, run this "
+        "function without bolide.compile, or leave out create_graph=True."
+    )
+    present = [gradient.detach() for gradient in gradients if gradient is not None]
+    roots = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    rest = iter(raising(message, present, roots))
+    return tuple([None if gradient is None else next(rest) for gradient in gradients])
+
+
+def differentiable(
+    run: Runner, backward: Backward, crossing: Crossing, apart: Sequence[int] = (), anchored: bool = False
+) -> Runner:
+    """Makes the forward graph one node of autograd's graph.
+
+    The inputs `apart` have a history that no result goes back to: the engine would run it all the same, though it may
+    have been released. With `anchored` results go back to leaves made inside only: the node gets one more input that
+    requires grad, so that they do.
+    """
+    untracked = [index for index, stride in enumerate(crossing.tangents) if stride is None]
 
     class CompiledFunction(torch.autograd.Function):
         @staticmethod
@@ -218,11 +265,10 @@ def differentiable(
             inputs = inputs[:-1] if anchored else inputs
             ctx.inputs, ctx.versions = _remembered(inputs, crossing)
             made = [value.detach() if _is_view(value) else value for value in run([*inputs])]
-            pool = [*inputs, *made]
-            _save(ctx, pool, crossing, symbols)
+            _save(ctx, [*inputs, *made], crossing)
             for place, alias in crossing.shared.items():
                 owner = inputs[int(alias.index)] if alias.kind == "input" else made[int(alias.index)]
-                made[place] = replay(owner.detach(), with_sizes(alias.chain, ctx.sizes if symbols else {})).detach()
+                made[place] = replay(owner.detach(), with_sizes(alias.chain, ctx.sizes)).detach()
             ctx.set_materialize_grads(False)
             if untracked:
                 ctx.mark_non_differentiable(*[made[i] for i in untracked if isinstance(made[i], torch.Tensor)])
@@ -230,12 +276,8 @@ def differentiable(
 
         @staticmethod
         def backward(ctx: Any, *tangents: Any) -> Any:
-            try:
-                found = transformed(ctx, tangents) if is_transformed(tangents) else gradients(ctx, tangents)
-                return (*found, None) if anchored else found
-            except Exception as error:
-                refuse_mistake("its backward pass", title, error)
-                raise
+            gradients = backward(ctx, tangents)
+            return (*gradients, None) if anchored else gradients
 
     apply = CompiledFunction.apply
 
@@ -251,7 +293,7 @@ def differentiable(
     return wrapped
 
 
-def _save(ctx: Any, pool: Sequence[Any], crossing: Crossing, symbols: Mapping[str, int]) -> None:
+def _save(ctx: Any, pool: Sequence[Any], crossing: Crossing) -> None:
     """Keep for the backward what goes over to it of the inputs and results in `pool`."""
     saved = [pool[index] for index in crossing.tensors]
     ctx.save_for_backward(*saved)
@@ -259,43 +301,26 @@ def _save(ctx: Any, pool: Sequence[Any], crossing: Crossing, symbols: Mapping[st
         ctx.layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in saved]
     ctx.numbers = [pool[index] for index in crossing.numbers]
     ctx.kept = [pool[place] for place in crossing.kept]
-    if symbols:
-        ctx.sizes = {name: pool[place] for name, place in symbols.items()}
+    ctx.sizes = {name: pool[place] for name, place in crossing.symbols.items()}
 
 
-def _replayed(ctx: Any, crossing: Crossing, eager: SecondOrder | None, tangents: tuple[Any, ...]) -> Any:
-    """The gradients by running the program again in eager. Raises RuntimeError where that cannot be."""
-    inputs = _recalled(ctx, crossing)
-    found = None if inputs is None or eager is None else eager(inputs, ctx.kept, tangents)
-    if found is None:
-        raise RuntimeError(_NOT_TRANSFORMED)
-    return found
+def _is_view(value: object) -> bool:
+    """Autograd forbids writing to views that a custom function made; to us it is only memory."""
+    return isinstance(value, torch.Tensor) and value._is_view()
 
 
-_NOT_TRANSFORMED = (
-    "bolide: the backward pass of a compiled function is itself differentiated by a transform (torch.func.grad, vjp, "
-    "jvp, or forward-mode differentiation), but it cannot be: an input of the forward was written to or dropped since, "
-    "one of its operations has no second derivative, or its backward is the program's own (an autograd.Function or a "
-    "hook). Remedy: run this function without bolide.compile."
-)
-
-
-def dropping_absent(run: CompiledGraph, flags: Sequence[int]) -> CompiledGraph:
+def dropping_absent(run: Runner, flags: Sequence[int]) -> Runner:
     """Makes None of the gradients at `flags` that the truth values behind all gradients say are not there."""
 
     def wrapped(inputs: list[Any]) -> Sequence[Any]:
-        found = list(run(inputs))
-        for place, there in zip(flags, found[len(found) - len(flags) :]):
+        gradients = list(run(inputs))
+        whole = len(gradients) - len(flags)
+        for place, there in zip(flags, gradients[whole:]):
             if not there:
-                found[place] = None
-        return found[: len(found) - len(flags)]
+                gradients[place] = None
+        return gradients[:whole]
 
     return wrapped
-
-
-def _is_view(value: Any) -> bool:
-    """Autograd forbids writing to views that a custom function made; to us it is only memory."""
-    return isinstance(value, torch.Tensor) and value._is_view()
 
 
 def _unpacked(ctx: Any) -> Sequence[torch.Tensor]:
@@ -349,37 +374,11 @@ def _recalled(ctx: Any, crossing: Crossing) -> list[Any] | None:
     return inputs if now == ctx.versions else None
 
 
-def _not_twice(gradients: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Gradients that raise when they are differentiated again."""
-    message = (
-        "bolide: this backward pass of a compiled function was asked for with create_graph=True and is now "
-        "differentiated itself, but it cannot be: an input of the forward was written to or dropped since, one of its "
-        "operations has no second derivative, or its backward is the program's own (an autograd.Function or "
-        "a hook). Remedy: keep the inputs as they were, run this function without "
-        "bolide.compile, or leave out create_graph=True."
-    )
-    present = [gradient.detach() for gradient in gradients if gradient is not None]
-    roots = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
-
-    class Once(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *values: torch.Tensor) -> Any:
-            return tuple([value.view_as(value) for value in values[: len(present)]])
-
-        @staticmethod
-        def backward(ctx: Any, *tangents: Any) -> Any:
-            raise RuntimeError(message)
-
-    leaves = present if roots else [value.requires_grad_() for value in present]
-    rest = iter(Once.apply(*leaves, *roots))  # type: ignore[no-untyped-call]
-    return tuple([None if gradient is None else next(rest) for gradient in gradients])
-
-
 def _once_per_key(make: BackwardFor) -> BackwardFor:
     """Remembers what was made for each key; several threads may ask at once, one makes."""
-    made: dict[tuple[int, ...], CompiledGraph] = {}
+    made: dict[tuple[int, ...], Runner] = {}
 
-    def get(key: tuple[int, ...]) -> CompiledGraph:
+    def get(key: tuple[int, ...]) -> Runner:
         found = made.get(key)
         if found is None:
             with compiling, interruptible():

@@ -10,7 +10,7 @@ backward of its own, and so on to any order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx as fx
@@ -19,12 +19,13 @@ from bolide.functorch.graphs import (
     Runner,
     argument_nodes,
     aten,
-    is_getitem,
     is_impure,
     is_tensor,
+    maker,
     placeholders,
     results,
 )
+from bolide.functorch.joint import run_engine
 from bolide.functorch.partitioners import Joint
 from bolide.functorch.transformed import outside
 from bolide.support.errors import CompileError, Unsupported
@@ -35,8 +36,9 @@ from bolide.tracing.called.derivatives import check_phases
 from bolide.tracing.graph import closure
 from bolide.tracing.traits import traits_of
 
+Tangents = Sequence[torch.Tensor | None]
 Gradients = tuple[torch.Tensor | None, ...]
-SecondOrder = Callable[[Sequence[Any], Sequence[torch.Tensor], Sequence[torch.Tensor | None]], Gradients | None]
+SecondOrder = Callable[[Sequence[Any], Sequence[torch.Tensor], Tangents], Gradients | None]
 """Takes the forward's inputs (with their history), what it has kept (see `Tape`), and the tangents of its
 results; gives one differentiable gradient for each input, or None when it cannot."""
 
@@ -53,32 +55,52 @@ class Step(NamedTuple):
 
 
 class Tape(NamedTuple):
-    """How the results `wanted` of a program are computed from the `inputs`, in order, as it was recorded. `kept`: what
-    is not computed again but kept from the forward: random numbers, and values that no derivative goes through made
-    of inputs that the program writes to; `names`: by which optimised graphs know them, or what they are copies of.
-    `read`: the positions of the tensors among the inputs that it reads."""
+    """How the results `wanted` of a program are computed from the `inputs` and `constants`, in order, as it was
+    recorded. `kept`: what is not computed again but kept from the forward: random numbers, and values that no
+    derivative goes through made of inputs that the program writes to; `names`: by which optimised graphs know them, or
+    what they are copies of. `read`: the positions of the tensors among the inputs that it reads."""
 
     inputs: list[fx.Node]
+    constants: dict[str, torch.Tensor]
     steps: list[Step]
     wanted: list[Any]
     kept: list[fx.Node]
     names: list[list[str]]
     read: list[int]
 
+    def replay(self, trace: Trace | None, inputs: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
+        """The results for real inputs, or for those of a trace, without the program's effects on the inputs."""
+        known: dict[fx.Node, Any] = dict(zip(self.inputs, inputs, strict=True))
+        known |= zip(self.kept, kept, strict=True)
+        for node, target, args, kwargs in self.steps:
+            if node not in known:
+                given = fx.map_arg(args, known.get), fx.map_arg(kwargs, known.get)
+                value = self.constants[str(target)] if node.op == "get_attr" else _called(trace, node, target, *given)
+                known[node] = separated(value) if node.meta.get("cut") else value
+        return [known[node] for node in self.wanted]
 
-def tape_of(joint: Joint) -> Tape:
+
+def _called(trace: Trace | None, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
+    if traits_of(target).seeded and is_impure(node):
+        raise Unsupported("random numbers that depend on a tensor would be drawn again", kind="operator")
+    if _updates_statistics(target, args):
+        x, weight, bias, _, _, *rest = args
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
+    return replayed(trace, *args) if target is branch else target(*args, **kwargs)
+
+
+def tape_of(joint: Joint, constants: dict[str, torch.Tensor]) -> Tape:
     """The forward of a joint graph that no pass has changed yet."""
     wanted = list(results(joint.graph)[: joint.outputs])
     inputs = placeholders(joint.graph)[: joint.inputs]
-    lost = {inputs[place] for place in joint.written}
-    spoilt = _made_of(joint.graph, lost) if lost else set()
-    kept = {node for node in joint.graph.nodes if _is_drawn(node) or (node in spoilt and _is_apart(node))}
-    needed = _needed(wanted, kept)
+    lost = closure([inputs[place] for place in joint.written], _readers)
+    kept = {node for node in joint.graph.nodes if _is_drawn(node) or (node in lost and _is_apart(node))}
+    needed = closure(argument_nodes(wanted), lambda node: () if node in kept else _read_by(node))
     order = [node for node in joint.graph.nodes if node in needed]
     steps = [Step(node, node.target, node.args, node.kwargs) for node in order if node.op != "placeholder"]
     read = [at for at, node in enumerate(inputs) if node in needed and is_tensor(node)]
     known = [node for node in order if node in kept]
-    return Tape(inputs, steps, wanted, known, [list(_names(node)) for node in known], read)
+    return Tape(inputs, constants, steps, wanted, known, [list(_names(node)) for node in known], read)
 
 
 def _names(node: fx.Node) -> Iterator[str]:
@@ -88,40 +110,50 @@ def _names(node: fx.Node) -> Iterator[str]:
         yield node.name
 
 
-def _made_of(graph: fx.Graph, sources: set[fx.Node]) -> set[fx.Node]:
-    """The nodes that depend on `sources`."""
-    found = set(sources)
-    for node in graph.nodes:
-        if not found.isdisjoint(_read_by(node)):
-            found.add(node)
-    return found
-
-
 def _is_apart(node: fx.Node) -> bool:
     return node.op == "call_function" and bool(node.meta.get("cut")) and is_tensor(node)
 
 
-def second_order(
-    tape: Tape, constants: dict[str, torch.Tensor], compile_trace: Compile, *, data: bool = False
-) -> SecondOrder:
+def _is_drawn(node: fx.Node) -> bool:
+    """Whether a node is drawn, from numbers alone: the seed, permutations, …"""
+    if node.op != "call_function" or not traits_of(maker(node).target).seeded or not is_tensor(node):
+        return False
+    return all(operand.target is aten.full.default for operand in maker(node).all_input_nodes)
+
+
+def _updates_statistics(target: object, args: Sequence[object]) -> bool:
+    """Whether a node is a BatchNorm in training, whose results but for the new statistics do not depend on the old ones
+    (arguments 3 and 4), which have been overwritten by now."""
+    return target is aten._native_batch_norm_legit_functional.default and args[5] is True
+
+
+def _read_by(node: fx.Node) -> list[fx.Node]:
+    """What the value of a node that counts is computed from."""
+    return argument_nodes(node.args[:3]) if _updates_statistics(node.target, node.args) else node.all_input_nodes
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """The inverse of `_read_by`."""
+    return [user for user in node.users if node in _read_by(user)]
+
+
+def second_order(tape: Tape, compile_trace: Compile, *, data: bool = False) -> SecondOrder:
     """The differentiable backward of a program. It is made when it is first needed, once for each combination of sizes,
     layouts and histories of its arguments. What cannot be made, and programs with sizes that are `data`, are replayed
     in eager.
     """
-    made: dict[Any, tuple[Runner, list[int]] | None] = {}
+    made: dict[object, tuple[Runner, list[int]] | None] = {}
 
-    def gradients(
-        inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
-    ) -> Gradients | None:
+    def gradients(inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Tangents) -> Gradients | None:
         if data:
-            return in_eager(tape, constants, inputs, kept, tangents)
+            return in_eager(tape, inputs, kept, tangents)
         key = (*map(_key, inputs), None, *map(_key, tangents))
         if key not in made:
-            made[key] = _build(tape, constants, compile_trace, inputs, kept, tangents)
-        found = made[key]
-        if found is None:
-            return in_eager(tape, constants, inputs, kept, tangents)
-        run, places = found
+            made[key] = _build(tape, compile_trace, inputs, kept, tangents)
+        compiled = made[key]
+        if compiled is None:
+            return in_eager(tape, inputs, kept, tangents)
+        run, places = compiled
         arguments = [value for value in (*inputs, *kept, *tangents) if isinstance(value, torch.Tensor)]
         with torch._C._DisableAutocast():
             computed = dict(zip(places, run(arguments), strict=True))
@@ -130,13 +162,7 @@ def second_order(
     return gradients
 
 
-def in_eager(
-    tape: Tape,
-    constants: dict[str, torch.Tensor],
-    inputs: Sequence[Any],
-    kept: Sequence[torch.Tensor],
-    tangents: Sequence[torch.Tensor | None],
-) -> Gradients | None:
+def in_eager(tape: Tape, inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Tangents) -> Gradients | None:
     """The gradients of the program run again operation by operation, as eager computes them (differentiable in grad
     mode); None where one of the operations has no derivative."""
     roots = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
@@ -144,8 +170,8 @@ def in_eager(
     try:
         with torch.enable_grad(), torch._C._DisableAutocast():
             with outside():
-                made = list(_replay(None, tape, constants, inputs, kept))
-            pairs = [(o, tangent) for o, tangent in zip(made, tangents) if tangent is not None and o.requires_grad]
+                outputs = tape.replay(None, inputs, kept)
+            pairs = [(o, tangent) for o, tangent in zip(outputs, tangents) if tangent is not None and o.requires_grad]
             outs, weights = zip(*pairs)
             gradients = torch.autograd.grad(outs, roots, weights, create_graph=differentiable, allow_unused=True)
             derived = iter(gradients)
@@ -154,7 +180,7 @@ def in_eager(
     return tuple([next(derived) if any(value is root for root in roots) else None for value in inputs])
 
 
-def _key(value: Any) -> Any:
+def _key(value: Any) -> object:
     if not isinstance(value, torch.Tensor):
         return value
     return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad, value.is_leaf
@@ -162,95 +188,33 @@ def _key(value: Any) -> Any:
 
 def _build(
     tape: Tape,
-    constants: dict[str, torch.Tensor],
     compile_trace: Compile,
     inputs: Sequence[Any],
     kept: Sequence[torch.Tensor],
-    tangents: Sequence[torch.Tensor | None],
+    tangents: Tangents,
 ) -> tuple[Runner, list[int]] | None:
     """The compiled gradients and which inputs they belong to; None for a program that cannot be derived twice."""
     trace = Trace()
     trace.derivation.running = True
-    values = [_input(trace, value, f"x{place}") for place, value in enumerate(inputs)]
-    again = [_input(trace, value, f"kept{place}") for place, value in enumerate(kept)]
-    weights = [_input(trace, tangent, f"tangent{place}") for place, tangent in enumerate(tangents)]
+
+    def entered(values: Sequence[Any], name: str) -> list[Any]:
+        return [
+            trace.input(value, f"{name}{place}") if isinstance(value, torch.Tensor) else value
+            for place, value in enumerate(values)
+        ]
+
+    values, again, weights = entered(inputs, "x"), entered(kept, "kept"), entered(tangents, "tangent")
     try:
         with collector_paused(), torch.enable_grad(), torch._C._DisableAutocast(), trace.recording():
-            made = list(_replay(trace, tape, constants, values, again))
-            pairs = [(out, weight) for out, weight in zip(made, weights) if weight is not None and out.requires_grad]
-            check_phases(trace, [out for out, _ in pairs])
+            outputs = tape.replay(trace, values, again)
+            pairs = [(out, weight) for out, weight in zip(outputs, weights) if weight is not None and out.requires_grad]
+            outs, wanted = [out for out, _ in pairs], [weight for _, weight in pairs]
+            check_phases(trace, outs)
             places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
-            derived: Sequence[Any] = torch.autograd.Variable._execution_engine.run_backward(
-                tuple([out for out, _ in pairs]),
-                tuple([weight for _, weight in pairs]),
-                keep_graph=True,
-                create_graph=True,
-                inputs=tuple([values[place] for place in places]),
-                allow_unreachable=True,
-                accumulate_grad=False,
-            )
+            derived = run_engine(outs, wanted, [values[place] for place in places], create_graph=True)
         present = [(place, gradient) for place, gradient in zip(places, derived) if gradient is not None]
         with collector_paused(), torch.enable_grad(), torch._C._DisableAutocast():
             run = compile_trace(trace, [gradient for _, gradient in present])
     except (RuntimeError, NotImplementedError, Unsupported, CompileError):
         return None
     return run, [place for place, _ in present]
-
-
-def _input(trace: Trace, value: Any, name: str) -> Any:
-    return trace.input(value, name) if isinstance(value, torch.Tensor) else value
-
-
-def _replay(
-    trace: Trace | None, tape: Tape, constants: dict[str, torch.Tensor], inputs: Sequence[Any], kept: Sequence[Any]
-) -> Iterator[Any]:
-    """The results of a tape on traced inputs, without its effects on the inputs."""
-    known: dict[fx.Node, Any] = dict(zip(tape.inputs, inputs, strict=True))
-    known |= zip(tape.kept, kept, strict=True)
-
-    def value_of(node: fx.Node) -> Any:
-        return known[node]
-
-    value: Any
-    for node, target, args, kwargs in tape.steps:
-        if node in known:
-            continue
-        if node.op == "get_attr":
-            value = constants[str(target)]
-        elif traits_of(target).seeded and is_impure(node):
-            raise Unsupported("random numbers that depend on a tensor would be drawn again", kind="operator")
-        elif _updates_statistics(target, args):
-            x, weight, bias, _, _, *rest = fx.map_arg(args, known.get)
-            value = aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
-        elif target is branch:
-            value = replayed(trace, *fx.map_arg(args, value_of))
-        else:
-            value = target(*fx.map_arg(args, value_of), **fx.map_arg(kwargs, value_of))
-        known[node] = separated(value) if node.meta.get("cut") else value
-    return (known[node] for node in tape.wanted)
-
-
-def _is_drawn(node: fx.Node) -> bool:
-    """Whether a node is drawn, from numbers alone: the seed, permutations, …"""
-    if node.op != "call_function":
-        return False
-    source = cast(fx.Node, node.args[0]) if is_getitem(node) else node
-    if not traits_of(source.target).seeded or not is_tensor(node):
-        return False
-    return all(operand.target is aten.full.default for operand in source.all_input_nodes)
-
-
-def _updates_statistics(target: Any, args: Any) -> bool:
-    """Whether a node is a BatchNorm in training, whose results but for the new statistics do not depend on the old ones
-    (arguments 3 and 4), which have been overwritten by now."""
-    return target is aten._native_batch_norm_legit_functional.default and args[5] is True
-
-
-def _read_by(node: fx.Node) -> list[fx.Node]:
-    """What the value of a node that counts is computed from."""
-    read = node.args[:3] if _updates_statistics(node.target, node.args) else node.all_input_nodes
-    return [other for other in read if isinstance(other, fx.Node)]
-
-
-def _needed(wanted: Sequence[Any], kept: set[fx.Node]) -> set[fx.Node]:
-    return closure(argument_nodes(wanted), lambda node: () if node in kept else _read_by(node))

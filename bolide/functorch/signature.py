@@ -18,6 +18,8 @@ import torch.fx as fx
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
+from bolide.tracing.graph import mapped
+from bolide.tracing.meta import found_in
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.recording.recorder import NonLeaf
 from bolide.tracing.rules.common import is_dense
@@ -87,31 +89,18 @@ class Signature:
 
 def _portable(chain: Chain) -> Chain:
     """A recorded chain without nodes of the graph: sizes are `Expr`s."""
-
-    def size(value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            return as_expr(value.meta["val"])
-        return [size(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-    return tuple(
-        (op, tuple(map(size, args)), {key: size(v) for key, v in kwargs.items()}) for op, args, kwargs in chain
-    )
+    portable: Chain = mapped(chain, lambda value: as_expr(value.meta["val"]) if isinstance(value, fx.Node) else value)
+    return portable
 
 
 def with_sizes(value: Any, sizes: Mapping[str, int]) -> Any:
     """Arguments of view ops, or strides, with numbers for symbols."""
-    if isinstance(value, Expr):
-        return value.evaluate(sizes)
-    if isinstance(value, (list, tuple)):
-        return type(value)([with_sizes(item, sizes) for item in value])
-    return {key: with_sizes(item, sizes) for key, item in value.items()} if isinstance(value, dict) else value
+    return mapped(value, lambda item: item.evaluate(sizes) if isinstance(item, Expr) else item)
 
 
-def is_symbolic(value: Any) -> bool:
+def is_symbolic(value: object) -> bool:
     """Whether there is an `Expr` anywhere in it."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    return any(map(is_symbolic, value)) if isinstance(value, (list, tuple)) else isinstance(value, Expr)
+    return bool(found_in(value, Expr))
 
 
 def describe(trace: Trace, outputs: Sequence[TracedTensor]) -> Signature:
@@ -132,12 +121,13 @@ def describe(trace: Trace, outputs: Sequence[TracedTensor]) -> Signature:
     placed: dict[int, Output] = {}
     for family in families.values():
         placed.update(_place(trace, family, results))
-    made: list[Output] = []
     first: dict[int, int] = {}
-    for position, tensor in enumerate(outputs):
-        earlier = first.setdefault(id(tensor), position)
-        made.append(placed[id(tensor)] if earlier == position else Output("output", earlier))
-    return Signature(tuple(made), tuple(results), tuple(writes), _numbers(trace, made))
+    earlier = [first.setdefault(id(tensor), position) for position, tensor in enumerate(outputs)]
+    made = tuple(
+        placed[id(tensor)] if earlier[position] == position else Output("output", earlier[position])
+        for position, tensor in enumerate(outputs)
+    )
+    return Signature(made, tuple(results), tuple(writes), _numbers(trace, made))
 
 
 def _numbers(trace: Trace, outputs: Sequence[Output]) -> tuple[fx.Node, ...]:
@@ -147,13 +137,9 @@ def _numbers(trace: Trace, outputs: Sequence[Output]) -> tuple[fx.Node, ...]:
     return tuple(node for node in trace.graph.nodes if binds(node) and str(as_expr(node.meta["val"])) in names)
 
 
-def _names(value: Any) -> set[str]:
+def _names(chain: Chain) -> set[str]:
     """The symbols in the arguments of view operations."""
-    if isinstance(value, Expr):
-        return set(value.free_vars)
-    if isinstance(value, dict):
-        value = list(value.values())
-    return set().union(*map(_names, value)) if isinstance(value, (list, tuple)) else set()
+    return set().union(*(expr.free_vars for expr in found_in(chain, Expr)))
 
 
 def _has_new_history(tensor: TracedTensor, leaf: TracedTensor) -> bool:
@@ -249,19 +235,21 @@ def _aliases(
     made: dict[int, Output] = {}
     for tensor in family:
         chain, tracked = tensor.chain, True if tensor.grad_fn is not None else None
+        creation = torch._C._autograd._get_creation_meta(tensor) if tensor._is_view() else None
         if kind == "input" and tensor is not owner and tracked and not chain and tensor.group.version:
             raise Unsupported("an output is an input's memory with another history", kind="detached_alias")
-        if owner is not None and tensor is not owner and tracked is None and _is_plain_view(tensor, owner):
-            tracked = torch._C._autograd._get_creation_meta(tensor) != _MADE_WITHOUT_GRAD
-        elif owner is not None and tensor is not owner and tracked is None and not tensor.requires_grad:
-            chain = (*_DETACH, *chain)
-        elif owner is not None and owner.requires_grad and tracked is None:
-            tracked = False
+        if owner is not None and tracked is None:
+            if tensor is not owner and _is_plain_view(tensor, owner):
+                tracked = creation != _MADE_WITHOUT_GRAD
+            elif tensor is not owner and not tensor.requires_grad:
+                chain = (*_DETACH, *chain)
+            elif owner.requires_grad:
+                tracked = False
         if tensor is not owner and owner is not None and not chain:
             chain = _ALIAS  # another object
-        if chain and tracked is None and not tensor._is_view():
+        if chain and tracked is None and creation is None:
             chain = (*chain, *_DETACH)  # to autograd it is no view of anything
-        is_piece = tensor._is_view() and torch._C._autograd._get_creation_meta(tensor) == ONE_OF_SEVERAL
+        is_piece = creation == ONE_OF_SEVERAL
         made[id(tensor)] = Output(kind, index, _portable(chain), tracked if chain else None, is_piece and bool(chain))
     return made
 

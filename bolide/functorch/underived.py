@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bolide.functorch.graphs import CompiledGraph
+from bolide.functorch.graphs import Runner
 from bolide.functorch.signature import Signature
 from bolide.support.errors import Unsupported
 from bolide.tracing.tensor import inner_leaves, reaches, takes_gradient
@@ -35,11 +35,11 @@ def without_underived(
     faults: dict[int, Fault] = {}
     tracked = [result.tensor.grad_fn for result in signature.results if result.tensor is not None]
     visible = any(map(takes_gradient, leaves)) and not inner_leaves(tracked, leaves)
-    messages: dict[Any, str | None] = {None: None}
+    sound: set[Any] = set()
     for position, result in enumerate(signature.results):
         if result.tensor is None:
             continue
-        message = _fault(result.tensor.grad_fn, messages)
+        message = _fault(result.tensor.grad_fn, sound)
         if message is not None:
             faults[position] = Fault(message, _behind(result.tensor.grad_fn, leaves, message))
         elif not (own_gradients or visible or reaches(result.tensor.grad_fn, leaves)):
@@ -77,25 +77,20 @@ def _behind(root: Any, leaves: Sequence[torch.Tensor], message: str) -> tuple[in
     return tuple(sorted(found[True]))
 
 
-def _fault(root: Any, messages: dict[Any, str | None]) -> str | None:
-    """What the first node behind `root` without a derivative raises. `messages` remembers the answers for nodes."""
-    waiting = [root]
+def _fault(root: Any, sound: set[Any]) -> str | None:
+    """What the first node behind `root` without a derivative raises. `sound` are nodes behind which there is none."""
+    seen, waiting = set(sound), [root]
     while waiting:
-        node = waiting[-1]
-        if node in messages:
-            waiting.pop()
+        node = waiting.pop()
+        if node is None or node in seen:
             continue
-        following = [other for other, _ in node.next_functions]
-        unknown = [other for other in following if other not in messages]
-        if unknown:
-            waiting += unknown
-            continue
-        own = _own_message(node)
-        if own is not None:
-            messages[node] = own
-        else:
-            messages[node] = next(filter(None, map(messages.__getitem__, following)), None)
-    return messages[root]
+        message = _own_message(node)
+        if message is not None:
+            return message
+        seen.add(node)
+        waiting += [other for other, _ in reversed(node.next_functions)]
+    sound |= seen
+    return None
 
 
 def _own_message(node: Any) -> str | None:
@@ -125,7 +120,7 @@ def _message(node: Any) -> str:
     return "an operation has no derivative"
 
 
-def with_history(run: CompiledGraph, faults: Mapping[int, Fault]) -> CompiledGraph:
+def with_history(run: Runner, faults: Mapping[int, Fault]) -> Runner:
     """Gives these results a history that raises or leads nowhere."""
 
     def wrapped(inputs: list[Any]) -> list[Any]:
@@ -137,21 +132,24 @@ def with_history(run: CompiledGraph, faults: Mapping[int, Fault]) -> CompiledGra
                 if fault.message is None:
                     results[position] = value.requires_grad_().clone()
                 else:
-                    results[position] = _raising(fault.message, value, [given[place] for place in fault.inputs])
+                    (results[position],) = raising(fault.message, [value], [given[place] for place in fault.inputs])
         return results
 
     return wrapped
 
 
-def _raising(message: str, value: torch.Tensor, roots: Sequence[torch.Tensor]) -> torch.Tensor:
-    class NoDerivative(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *roots: torch.Tensor) -> torch.Tensor:
-            return value
+class _Raising(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, message: str, values: Sequence[torch.Tensor], *roots: torch.Tensor) -> Any:
+        ctx.message = message
+        return tuple(values)
 
-        @staticmethod
-        def backward(ctx: Any, *tangents: Any) -> Any:
-            raise RuntimeError(message)
+    @staticmethod
+    def backward(ctx: Any, *tangents: Any) -> Any:
+        raise RuntimeError(ctx.message)
 
-    made: torch.Tensor = NoDerivative.apply(*(roots or [value.clone().requires_grad_()]))  # type: ignore[no-untyped-call]
+
+def raising(message: str, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Fresh `values` with a history that goes back to `roots`, or nowhere, and raises."""
+    made: Sequence[torch.Tensor] = _Raising.apply(message, values, *(roots or [torch.empty(0, requires_grad=True)]))  # type: ignore[no-untyped-call]
     return made
