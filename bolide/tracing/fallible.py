@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 import torch.fx
+from torch._ops import OpOverload
 
+from bolide.tracing.graph import operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rng import DRAWS
 
@@ -26,17 +27,14 @@ def _done(value: torch.Tensor) -> None:
     """A value that nothing needs was computed."""
 
 
-_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("done(Tensor value) -> ()")
-_library.impl("done", _done, "CompositeExplicitAutograd")
-done = torch.ops.bolide.done.default
+done = operator("done(Tensor value) -> ()", _done)
 """Follows an operation that may raise and whose result nothing needs: eager does it, so the graph does."""
 
 
 def may_raise(node: torch.fx.Node) -> bool:
     """Whether an operation of a graph raises for some data, sizes and types being as they are."""
     target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(target, OpOverload):
         return False
     answer = _may_raise(target)
     if answer is None:
@@ -45,18 +43,18 @@ def may_raise(node: torch.fx.Node) -> bool:
     return answer
 
 
-def _base_name(func: Any) -> str:
+def _base_name(func: OpOverload) -> str:
     return str(func._schema.name).partition("::")[2].rstrip("_")
 
 
 @functools.cache
-def _may_raise(func: Any) -> bool | None:
+def _may_raise(func: OpOverload) -> bool | None:
     """None: if it computes integers."""
     return None if _base_name(func) in _DIVISIONS else checks_data(func)
 
 
 @functools.cache
-def checks_data(func: Any) -> bool:
+def checks_data(func: OpOverload) -> bool:
     """Whether an operation refuses some data, division by zero apart."""
     schema, name = func._schema, _base_name(func)
     if func.namespace == "bolide":

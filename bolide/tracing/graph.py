@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.fx as fx
+from torch._ops import OpOverload
 
 
 class Graph(fx.Graph):
@@ -85,6 +86,20 @@ def evaluated(
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = call(node, args, kwargs)
     return values
+
+
+# ---- operators of ours -----------------------------------------------------------------------------------------------
+
+_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def operator(schema: str, kernel: Callable[..., Any], *tags: torch.Tag) -> OpOverload:
+    """A new operator `bolide::…`, which stands in graphs and calls `kernel` when they run."""
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=tags)
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    overload: OpOverload = getattr(torch.ops.bolide, name).default
+    return overload
 
 
 # ---- tables: graphs, and calls, that no argument of an operation can hold --------------------------------------------

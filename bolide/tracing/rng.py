@@ -11,22 +11,25 @@ Generated kernels make the same words. The only impure operation is drawing the 
 
 from __future__ import annotations
 
+import functools
+import math
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 import torch.fx
 
+from bolide.tracing.graph import operator
 from bolide.tracing.traits import traits_of
 
+Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
 
 
-def philox_words(seed: int, counter: int, count: int) -> tuple[Any, Any, Any, Any]:
+def philox_words(seed: int, counter: int, count: int) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint32]], ...]:
     """The four words (uint32 arrays of length `count`) for the elements 0 … count - 1 of one draw."""
     index = np.arange(count, dtype=np.uint64)
     mask = np.uint64(_MASK)
@@ -46,18 +49,19 @@ def philox_words(seed: int, counter: int, count: int) -> tuple[Any, Any, Any, An
     return (c0.astype(np.uint32), c1.astype(np.uint32), c2.astype(np.uint32), c3.astype(np.uint32))
 
 
-def uniform(seed: int, counter: int, count: int) -> Any:
+def uniform(seed: int, counter: int, count: int) -> Floats:
     """`count` float32 numbers in [0, 1)."""
     word, _, _, _ = philox_words(seed, counter, count)
     return (word >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def normal(seed: int, counter: int, count: int) -> Any:
+def normal(seed: int, counter: int, count: int) -> Floats:
     """`count` float32 numbers of the standard normal distribution."""
     first, second, _, _ = philox_words(seed, counter, count)
     u = ((first >> np.uint32(8)).astype(np.float32) + np.float32(1)) * np.float32(2.0**-24)
     v = (second >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
-    return np.sqrt(np.float32(-2) * np.log(u)) * np.cos(np.float32(2 * np.pi) * v)
+    numbers: Floats = np.sqrt(np.float32(-2) * np.log(u)) * np.cos(np.float32(2 * np.pi) * v)
+    return numbers
 
 
 class Slot(threading.local):
@@ -106,11 +110,10 @@ def draws(node: torch.fx.Node) -> bool:
     return traits_of(node.target).seeded and not drops_nothing(node)
 
 
-def _draw(numbers: Any, seed: torch.Tensor, counter: int, size: Sequence[int]) -> torch.Tensor:
-    count = 1
-    for extent in size:
-        count *= extent
-    return torch.from_numpy(numbers(int(seed.item()), counter, count)).reshape(tuple(size))
+def _draw(
+    numbers: Callable[[int, int, int], Floats], seed: torch.Tensor, counter: int, size: Sequence[int]
+) -> torch.Tensor:
+    return torch.from_numpy(numbers(int(seed.item()), counter, math.prod(size))).reshape(tuple(size))
 
 
 def draw_seed() -> torch.Tensor:
@@ -118,16 +121,8 @@ def draw_seed() -> torch.Tensor:
     return torch.randint(-(2**63), 2**63 - 1, ())
 
 
-_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("rng_seed() -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-_library.define("rand(Tensor seed, int counter, SymInt[] size) -> Tensor")
-_library.define("randn(Tensor seed, int counter, SymInt[] size) -> Tensor")
-_library.impl("rng_seed", draw_seed, "CompositeExplicitAutograd")
-_library.impl("rand", lambda seed, counter, size: _draw(uniform, seed, counter, size), "CompositeExplicitAutograd")
-_library.impl("randn", lambda seed, counter, size: _draw(normal, seed, counter, size), "CompositeExplicitAutograd")
-
-#: the operations, as they stand in graphs
-rng_seed = torch.ops.bolide.rng_seed.default
-rand = torch.ops.bolide.rand.default
-randn = torch.ops.bolide.randn.default
+_DRAW = "(Tensor seed, int counter, SymInt[] size) -> Tensor"
+rng_seed = operator("rng_seed() -> Tensor", draw_seed, torch.Tag.nondeterministic_seeded)
+rand = operator(f"rand{_DRAW}", functools.partial(_draw, uniform))
+randn = operator(f"randn{_DRAW}", functools.partial(_draw, normal))
 DRAWS = frozenset({rng_seed, rand, randn})

@@ -213,6 +213,15 @@ def recorded(
         return trace.dispatch(func, args, kwargs)
 
 
+def _asking(operation: str, kind: str) -> Any:
+    """A method that would look past the recording."""
+
+    def ask(self: TracedTensor, *args: object, **kwargs: object) -> NoReturn:
+        raise DataDependent(operation, self._trace.where, kind)
+
+    return ask
+
+
 @fleeting
 class TracedTensor(torch.Tensor):
     """A tensor that holds no data: what is done with it is recorded in its trace. `chain` leads from the base of its
@@ -303,8 +312,7 @@ class TracedTensor(torch.Tensor):
         raise DataDependent("formatting a tensor", self._trace.where, "data_text")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TracedTensor:
-        if self.face is not None:
-            self._refuse(f"copying a {self.face.__name__}", "copy it outside the compiled function")
+        self._refuse_face()
         if self.grad_fn is not None:
             self._refuse("a deep copy of a tensor that is no leaf", "detach it first")
         copy = self.clone() if not self.requires_grad else self.detach().clone().requires_grad_(True)
@@ -313,9 +321,12 @@ class TracedTensor(torch.Tensor):
         memo[id(self)] = copy
         return copy  # type: ignore[return-value, unused-ignore]
 
-    def __copy__(self) -> torch.Tensor:
+    def _refuse_face(self) -> None:
         if self.face is not None:
             self._refuse(f"copying a {self.face.__name__}", "copy it outside the compiled function")
+
+    def __copy__(self) -> torch.Tensor:
+        self._refuse_face()
         copy = self.data  # torch makes a new leaf in the same memory
         if isinstance(self, torch.nn.Parameter):
             return torch.nn.Parameter(copy, self.requires_grad)
@@ -351,14 +362,13 @@ class TracedTensor(torch.Tensor):
     def nbytes(self) -> int:  # type: ignore[override]
         return self.numel() * self.element_size()
 
-    def is_set_to(self, other: torch.Tensor) -> bool:
-        raise DataDependent("Tensor.is_set_to", self._trace.where, "data_pointer")
-
-    def data_ptr(self) -> int:
-        raise DataDependent("Tensor.data_ptr", self._trace.where, "data_pointer")
-
-    def numpy(self, *, force: bool = False) -> NoReturn:
-        raise DataDependent("Tensor.numpy", self._trace.where, "data_pointer")
+    is_set_to = _asking("Tensor.is_set_to", "data_pointer")
+    data_ptr = _asking("Tensor.data_ptr", "data_pointer")
+    numpy = _asking("Tensor.numpy", "data_pointer")
+    untyped_storage = _asking("Tensor.untyped_storage", "data_pointer")
+    __array__ = _asking("Tensor.__array__", "data_pointer")
+    __reduce_ex__ = _asking("pickling a tensor", "data_pointer")
+    __format__ = _asking("formatting a tensor", "data_text")
 
     def item(self) -> Any:
         trace = self._trace
@@ -381,15 +391,6 @@ class TracedTensor(torch.Tensor):
             self._refuse(f"making a tensor a {cls.__name__}", "do this outside the compiled function")
         return self
 
-    def untyped_storage(self) -> NoReturn:
-        raise DataDependent("Tensor.untyped_storage", self._trace.where, "data_pointer")
-
-    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise DataDependent("Tensor.__array__", self._trace.where, "data_pointer")
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise DataDependent("pickling a tensor", self._trace.where, "data_pointer")
-
     def __bool__(self) -> bool:
         count = self.numel()
         if count != 1:  # C++ would ask for the count as a number
@@ -402,9 +403,6 @@ class TracedTensor(torch.Tensor):
             return super().__bool__()
         except DataDependent:
             raise DataDependent("bool(tensor)", self._trace.where, "data_branch") from None
-
-    def __format__(self, specification: str) -> str:
-        raise DataDependent("formatting a tensor", self._trace.where, "data_text")
 
     def _refuse(self, operation: str, remedy: str) -> NoReturn:
         raise Unsupported(

@@ -155,14 +155,14 @@ def select(ctx: Lowering, x: TensorValue, dim: int, index: object) -> TensorValu
 
 
 def index_place(index: object, size: Expr) -> Expr:
-    """The place that an index means. Symbols count from the front already (`tracing.places`)."""
+    """The place that an index means. Symbols count from the front already (`tracing.operations.views`)."""
     place = as_expr(index)
     return place + size if place.is_const and place.value < 0 else place
 
 
 def start_place(start: object, size: Expr) -> Expr:
     """The first place of a slice, as Python's rules for negative and too large bounds give it. Symbols count from the
-    front already, and are within the dimension (`tracing.places`)."""
+    front already, and are within the dimension (`tracing.operations.views`)."""
     place = as_expr(0 if start is None else start)
     if not place.is_const:
         return place

@@ -18,7 +18,7 @@ import torch.fx as fx
 
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr, ShapeEnv, SymNode, contiguous_strides, same_sizes
-from bolide.tracing.graph import enter, evaluated, lookup
+from bolide.tracing.graph import enter, evaluated, lookup, operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.rules.registry import rule
@@ -183,27 +183,13 @@ def _repeat(
     return values
 
 
-_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
-for _name, _arguments, _implementation in (
-    ("branch", "Tensor pred, Tensor[] operands, SymInt[] sizes, int table", _branch),
-    ("repeat", "Tensor[] carried, Tensor[] operands, SymInt[] sizes, int table", _repeat),
-):
-    _library.define(f"{_name}({_arguments}) -> Tensor[]")
-    _library.impl(_name, _implementation, "CompositeExplicitAutograd")
-
-branch = torch.ops.bolide.branch.default
-repeat = torch.ops.bolide.repeat.default
+_REST = "Tensor[] operands, SymInt[] sizes, int table) -> Tensor[]"
+branch = operator(f"branch(Tensor pred, {_REST}", _branch)
+repeat = operator(f"repeat(Tensor[] carried, {_REST}", _repeat)
 
 
-@rule("bolide::branch")
-def _branch_metas(pred: TensorMeta, operands: list[TensorMeta], sizes: list[Any], table: int) -> list[TensorMeta]:
-    return list(lookup(table).metas)
-
-
-@rule("bolide::repeat")
-def _repeat_metas(
-    carried: list[TensorMeta], operands: list[TensorMeta], sizes: list[Any], table: int
-) -> list[TensorMeta]:
+@rule("bolide::branch", "bolide::repeat")
+def _metas(first: object, operands: list[TensorMeta], sizes: list[object], table: int) -> list[TensorMeta]:
     return list(lookup(table).metas)
 
 

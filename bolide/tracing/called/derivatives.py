@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
 from bolide.symbolic import contiguous_strides, same_sizes
-from bolide.tracing.graph import enter, lookup
+from bolide.tracing.graph import enter, lookup, operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.operations.kinds import GENERATED
 from bolide.tracing.rules.common import is_dense
@@ -236,10 +236,7 @@ def _derivative(tensors: list[torch.Tensor], numbers: list[int], table: int) -> 
     return call(tensors, numbers)
 
 
-_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("derivative(Tensor[] tensors, SymInt[] numbers, int table) -> Tensor[]")
-_library.impl("derivative", _derivative, "CompositeExplicitAutograd")
-derivative = torch.ops.bolide.derivative.default
+derivative = operator("derivative(Tensor[] tensors, SymInt[] numbers, int table) -> Tensor[]", _derivative)
 
 
 @rule("bolide::derivative")
@@ -282,7 +279,7 @@ class _Checked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tangent: torch.Tensor, vectors: torch.Tensor, name: str) -> Any:
-        return torch.ops.bolide.without_phase(tangent, vectors, name)
+        return without_phase(tangent, vectors, name)
 
     @staticmethod
     def backward(ctx: Any, tangent: torch.Tensor) -> Any:
@@ -299,10 +296,9 @@ def _without_phase(tangent: torch.Tensor, vectors: torch.Tensor, name: str) -> t
     return tangent.clone(memory_format=torch.contiguous_format)
 
 
+without_phase = operator("without_phase(Tensor tangent, Tensor vectors, str name) -> Tensor", _without_phase)
+
+
 @rule("bolide::without_phase")
 def _phase_meta(tangent: TensorMeta, vectors: TensorMeta, name: str) -> TensorMeta:
     return TensorMeta(tangent.shape, contiguous_strides(tangent.shape), 0, tangent.dtype, tangent.device)
-
-
-_library.define("without_phase(Tensor tangent, Tensor vectors, str name) -> Tensor")
-_library.impl("without_phase", _without_phase, "CompositeExplicitAutograd")

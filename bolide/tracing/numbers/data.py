@@ -16,7 +16,8 @@ import torch.fx
 from torch._ops import OpOverload
 
 from bolide.support.errors import Refuted
-from bolide.symbolic import Cond, Expr, Ratio, SymNode, as_expr
+from bolide.symbolic import Cond, Expr, Ratio, Size, SymNode, as_expr
+from bolide.tracing import graph
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.tensor import TracedTensor
 
@@ -47,21 +48,10 @@ def _clip_index(index: int, size: int) -> int:
     return min(max(index + size if index < 0 else index, 0), size)
 
 
-_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
-for _schema, _kernel in (
-    ("require(SymInt value, str relation) -> ()", _require),
-    ("require_true(Tensor condition) -> ()", _require_true),
-    ("wrap_index(SymInt index, SymInt size) -> SymInt", _wrap_index),
-    ("clip_index(SymInt index, SymInt size) -> SymInt", _clip_index),
-):
-    _library.define(_schema)
-    _library.impl(_schema.split("(")[0], _kernel, "CompositeExplicitAutograd")
-
-#: the operations, as they stand in graphs
-require = torch.ops.bolide.require.default
-require_true = torch.ops.bolide.require_true.default
-wrap_index = torch.ops.bolide.wrap_index.default
-clip_index = torch.ops.bolide.clip_index.default
+require = graph.operator("require(SymInt value, str relation) -> ()", _require)
+require_true = graph.operator("require_true(Tensor condition) -> ()", _require_true)
+wrap_index = graph.operator("wrap_index(SymInt index, SymInt size) -> SymInt", _wrap_index)
+clip_index = graph.operator("clip_index(SymInt index, SymInt size) -> SymInt", _clip_index)
 
 
 def binds(node: torch.fx.Node) -> bool:
@@ -133,19 +123,17 @@ def as_tensor(trace: Recorder, value: Symbol) -> torch.Tensor:
         return tensor.to(torch.float64) / expr.under if isinstance(expr, Ratio) else tensor
 
 
-def wrapped(trace: Recorder, index: torch.SymInt, size: int | torch.SymInt) -> torch.SymInt:
+def wrapped(trace: Recorder, index: torch.SymInt, size: Size) -> torch.SymInt:
     """The place, in 0..size - 1, that an index means; counted from the end if it is negative."""
     return _index_symbol(trace, wrap_index, index, size, as_expr(size) - 1)
 
 
-def clipped(trace: Recorder, index: torch.SymInt, size: int | torch.SymInt) -> torch.SymInt:
+def clipped(trace: Recorder, index: torch.SymInt, size: Size) -> torch.SymInt:
     """The bound, in 0..size, that a bound of a slice means."""
     return _index_symbol(trace, clip_index, index, size, as_expr(size))
 
 
-def _index_symbol(
-    trace: Recorder, func: OpOverload, index: torch.SymInt, size: int | torch.SymInt, most: Expr
-) -> torch.SymInt:
+def _index_symbol(trace: Recorder, func: OpOverload, index: torch.SymInt, size: Size, most: Expr) -> torch.SymInt:
     nodes = trace.unwrap(index), trace.unwrap(size)
 
     def make() -> torch.SymInt:

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch import Tensor
 from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
-from bolide.symbolic import contiguous_strides, hint_of
+from bolide.symbolic import Size, contiguous_strides, hint_of
 from bolide.tracing import rng
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.numbers import data
@@ -142,14 +143,14 @@ def _target(trace: Recorder, func: OpOverload, *args: Any) -> tuple[TracedTensor
 
 
 @handler("bernoulli_.float", "bernoulli_.Tensor")
-def _bernoulli_(trace: Recorder, func: OpOverload, tensor: torch.Tensor, p: Any = 0.5, **_: object) -> torch.Tensor:
+def _bernoulli_(trace: Recorder, func: OpOverload, tensor: Tensor, p: Any = 0.5, **_: object) -> Tensor:
     target, meta = _target(trace, func, tensor, p)
     trace.write(target, _bernoulli(trace, meta, trace.unwrap(p)))
     return tensor
 
 
 @handler("bernoulli", "bernoulli.p")
-def _bernoulli_of(trace: Recorder, func: OpOverload, tensor: torch.Tensor, *p: float, **_: object) -> Any:
+def _bernoulli_of(trace: Recorder, func: OpOverload, tensor: Tensor, *p: float, **_: object) -> Any:
     node = trace.unwrap(tensor)
     like = node.meta["val"]
     wanted = fresh(like.shape, like.dtype, like.device)
@@ -158,8 +159,8 @@ def _bernoulli_of(trace: Recorder, func: OpOverload, tensor: torch.Tensor, *p: f
 
 @handler("uniform_")
 def _uniform_(
-    trace: Recorder, func: OpOverload, tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, **_: object
-) -> torch.Tensor:
+    trace: Recorder, func: OpOverload, tensor: Tensor, low: float = 0.0, high: float = 1.0, **_: object
+) -> Tensor:
     target, meta = _target(trace, func, tensor, low, high)
     trace.write(target, _uniform(trace, meta, low, high))
     return tensor
@@ -167,8 +168,8 @@ def _uniform_(
 
 @handler("normal_")
 def _normal_(
-    trace: Recorder, func: OpOverload, tensor: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: object
-) -> torch.Tensor:
+    trace: Recorder, func: OpOverload, tensor: Tensor, mean: float = 0.0, std: float = 1.0, **_: object
+) -> Tensor:
     target, meta = _target(trace, func, tensor, mean, std)
     trace.write(target, _normal(trace, meta, mean, std))
     return tensor
@@ -176,13 +177,13 @@ def _normal_(
 
 @handler("normal_functional")
 def _normal_functional(
-    trace: Recorder, func: OpOverload, tensor: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: object
+    trace: Recorder, func: OpOverload, tensor: Tensor, mean: float = 0.0, std: float = 1.0, **_: object
 ) -> Any:
     return trace.wrap(_normal(trace, trace.unwrap(tensor).meta["val"], mean, std))
 
 
 @handler("random_", "random_.to", "random_.from")
-def _random_(trace: Recorder, func: OpOverload, tensor: torch.Tensor, *bounds: Any, **_: object) -> torch.Tensor:
+def _random_(trace: Recorder, func: OpOverload, tensor: Tensor, *bounds: Any, **_: object) -> Tensor:
     target, meta = _target(trace, func, tensor, *bounds)
     if not bounds or bounds[-1] is None:
         reason = "Tensor.random_ over the whole range of its dtype"
@@ -194,7 +195,7 @@ def _random_(trace: Recorder, func: OpOverload, tensor: torch.Tensor, *bounds: A
 
 def _wanted(trace: Recorder, given: Any, options: dict[str, Any], dtype: torch.dtype | None = None) -> TensorMeta:
     """The meta of what is drawn in the shape of a tensor, or of these sizes (of this dtype if no other is wanted)."""
-    if isinstance(given, torch.Tensor):
+    if isinstance(given, Tensor):
         like = trace.unwrap(given).meta["val"]
         stride = like_strides(like, options.get("memory_format"))
         return TensorMeta(like.shape, stride, 0, *dtype_and_device(options, like))
@@ -221,20 +222,20 @@ def _randint(trace: Recorder, func: OpOverload, *args: Any, **options: Any) -> A
 
 
 @handler("randint_like", "randint_like.low_dtype")
-def _randint_like(trace: Recorder, func: OpOverload, tensor: torch.Tensor, *bounds: int, **options: Any) -> Any:
+def _randint_like(trace: Recorder, func: OpOverload, tensor: Tensor, *bounds: int, **options: Any) -> Any:
     low, high = bounds if len(bounds) > 1 else (0, *bounds)
     return trace.wrap(_integers(trace, _wanted(trace, tensor, options), low, high))
 
 
 @handler("normal.float_float")
 def _normal_of_shape(
-    trace: Recorder, func: OpOverload, mean: float, std: float, shape: list[int | torch.SymInt], **options: Any
+    trace: Recorder, func: OpOverload, mean: float, std: float, shape: list[Size], **options: Any
 ) -> Any:
     return trace.wrap(_normal(trace, _wanted(trace, shape, options), mean, std))
 
 
 @handler("native_dropout")
-def _native_dropout(trace: Recorder, func: OpOverload, x: torch.Tensor, p: float, train: bool | None) -> Any:
+def _native_dropout(trace: Recorder, func: OpOverload, x: Tensor, p: float, train: bool | None) -> Any:
     node = trace.unwrap(x)
     meta = node.meta["val"]
     if train is False or p == 0:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch import Tensor
 from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
@@ -30,9 +31,7 @@ def dtype_and_device(options: dict[str, Any], like: TensorMeta | None = None) ->
     return dtype, torch.device(device)
 
 
-def refuse_negative(
-    shape: Iterable[int | torch.SymInt], make: Callable[[list[int]], torch.Tensor] = torch.empty
-) -> None:
+def refuse_negative(shape: Iterable[int | torch.SymInt], make: Callable[[list[int]], Tensor] = torch.empty) -> None:
     """Raise what eager does where tensors of a negative size are made; `make` is a function that does so."""
     if not all(surely(size >= 0) for size in shape if may_be_negative(size)):
         with torch._C._DisableTorchDispatch():
@@ -94,7 +93,7 @@ def _scalar_tensor(trace: Recorder, func: OpOverload, value: object, **options: 
 
 @handler("new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided")
 def _new(
-    trace: Recorder, func: OpOverload, tensor: torch.Tensor, shape: list[Size], *given: Any, **options: Any
+    trace: Recorder, func: OpOverload, tensor: Tensor, shape: list[Size], *given: Any, **options: Any
 ) -> TracedTensor:
     name = func._schema.name.removeprefix("aten::new_")
     value = given[0] if name == "full" else _CONSTANT[name]
@@ -103,7 +102,7 @@ def _new(
 
 
 @handler("zeros_like", "ones_like", "empty_like", "full_like")
-def _like(trace: Recorder, func: OpOverload, tensor: torch.Tensor, *given: Any, **options: Any) -> TracedTensor:
+def _like(trace: Recorder, func: OpOverload, tensor: Tensor, *given: Any, **options: Any) -> TracedTensor:
     name = func._schema.name.removeprefix("aten::").removesuffix("_like")
     value = given[0] if name == "full" else _CONSTANT[name]
     like = trace.own(tensor).meta
@@ -115,16 +114,16 @@ def _like(trace: Recorder, func: OpOverload, tensor: torch.Tensor, *given: Any, 
 
 
 @handler("lift_fresh", "lift")
-def _lift_fresh(trace: Recorder, func: OpOverload, tensor: torch.Tensor) -> TracedTensor:
+def _lift_fresh(trace: Recorder, func: OpOverload, tensor: Tensor) -> TracedTensor:
     return tensor if tensor.__class__ is TracedTensor else trace.lift(tensor, private=True)
 
 
 @handler("copy_", "fill_.Tensor")
-def _copy_(trace: Recorder, func: OpOverload, target: torch.Tensor, source: Any, *options: bool) -> torch.Tensor:
+def _copy_(trace: Recorder, func: OpOverload, target: Tensor, source: Any, *options: bool) -> Tensor:
     own = trace.own(target)
     refuse_overlaps(trace.where, func, (target, source, *options), {}, (target,))
     node = trace.unwrap(source)
-    if not isinstance(source, torch.Tensor):  # a number counts as a tensor of its widest type
+    if not isinstance(source, Tensor):  # a number counts as a tensor of its widest type
         node = trace.filled(TensorMeta((), (), 0, number_dtype(source, widest=True), torch.device("cpu")), node)
     trace.write(own, _fitted(trace, node, own.node.meta["val"]))
     return target
@@ -145,13 +144,13 @@ def _fitted(trace: Recorder, node: Node, wanted: TensorMeta) -> Node:
 
 
 @handler("fill_.Scalar", "zero_")
-def _fill_(trace: Recorder, func: OpOverload, target: torch.Tensor, value: object = 0) -> torch.Tensor:
+def _fill_(trace: Recorder, func: OpOverload, target: Tensor, value: object = 0) -> Tensor:
     own = trace.own(target)
     trace.write(own, trace.filled(own.node.meta["val"], _plain(trace, value)))
     return target
 
 
-def refuse_of_input(trace: Recorder, func: OpOverload, tensor: torch.Tensor) -> None:
+def refuse_of_input(trace: Recorder, func: OpOverload, tensor: Tensor) -> None:
     """Raises Unsupported where the shape of what is not made in the program is changed in place."""
     if tensor.__class__ is not TracedTensor or trace.is_input(tensor):
         reason = f"{func} changes the shape of an argument in place"

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
-from bolide.tracing.graph import enter, lookup
+from bolide.tracing.graph import enter, lookup, operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.operations.writes import call_on_copies, drawn
 from bolide.tracing.recording.recorder import Recorder
@@ -80,21 +81,21 @@ def seeding(seed: Callable[[int], object]) -> Callable[[Any], None]:
     return manual_seed
 
 
-def asking(ask: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+def asking(ask: Callable[[], Tensor]) -> Callable[[], Tensor]:
     """The same for `ask`, which asks a generator for its state."""
     table = enter(ask)
 
-    def state_of_generator() -> torch.Tensor:
+    def state_of_generator() -> Tensor:
         return get_state(table)  # type: ignore[no-any-return]
 
     return state_of_generator
 
 
-def restoring(put: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], None]:
+def restoring(put: Callable[[Tensor], object]) -> Callable[[Tensor], None]:
     """The same for `put`, which gives a generator a state."""
     table = enter(put)
 
-    def restore_generator(state: torch.Tensor) -> None:
+    def restore_generator(state: Tensor) -> None:
         set_state(state, table)
 
     return restore_generator
@@ -110,12 +111,12 @@ def record_seed(trace: Recorder, seed: Callable[[int], object], value: Any) -> N
     _state_changes(trace, set_seed, trace.unwrap(_signed(value)), enter(seed))
 
 
-def record_state(trace: Recorder, ask: Callable[[], torch.Tensor]) -> Any:
+def record_state(trace: Recorder, ask: Callable[[], Tensor]) -> Any:
     """Record that a generator is asked for its state."""
     return trace.wrap(_state_changes(trace, get_state, enter(ask)))
 
 
-def record_new_state(trace: Recorder, put: Callable[[torch.Tensor], object], state: torch.Tensor) -> None:
+def record_new_state(trace: Recorder, put: Callable[[Tensor], object], state: Tensor) -> None:
     """Record that a generator gets a state."""
     _state_changes(trace, set_state, trace.unwrap(state), enter(put))
 
@@ -127,29 +128,14 @@ def _state_changes(trace: Recorder, func: OpOverload, *args: object) -> Any:
     return trace.call(func, *args)
 
 
-def _set_seed(seed: int, table: int) -> None:
-    lookup(table)(seed)
+def _tell(value: object, table: int) -> None:
+    lookup(table)(value)
 
 
-def _get_state(table: int) -> torch.Tensor:
-    return lookup(table)()  # type: ignore[no-any-return]
-
-
-def _set_state(state: torch.Tensor, table: int) -> None:
-    lookup(table)(state)
-
-
-_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
-for _name, _schema, _implementation in (
-    ("set_seed", "(SymInt seed, int table) -> ()", _set_seed),
-    ("get_state", "(int table) -> Tensor", _get_state),
-    ("set_state", "(Tensor state, int table) -> ()", _set_state),
-):
-    _library.define(f"{_name}{_schema}", tags=(torch.Tag.nondeterministic_seeded,))
-    _library.impl(_name, _implementation, "CompositeExplicitAutograd")
-set_seed = torch.ops.bolide.set_seed.default
-get_state = torch.ops.bolide.get_state.default
-set_state = torch.ops.bolide.set_state.default
+_SEEDED = torch.Tag.nondeterministic_seeded
+set_seed = operator("set_seed(SymInt seed, int table) -> ()", _tell, _SEEDED)
+set_state = operator("set_state(Tensor state, int table) -> ()", _tell, _SEEDED)
+get_state = operator("get_state(int table) -> Tensor", lambda table: lookup(table)(), _SEEDED)
 STATES = frozenset({set_seed, get_state, set_state})
 """The operations on generators' states."""
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.fx
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
@@ -209,7 +210,7 @@ def _mutation(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: Any) -
     if form is None:
         return call_on_copies(trace, func, args, kwargs)
     targets = [args[slot] if isinstance(slot, int) else kwargs[slot] for slot in form.written]
-    if not all(isinstance(target, torch.Tensor) for target in targets):
+    if not all(isinstance(target, Tensor) for target in targets):
         return call_on_copies(trace, func, args, kwargs)
     dropped = form.dropped
     args = _with_tensor_first(trace, func, args) if dropped else args
@@ -235,7 +236,7 @@ def _resize_out(
     nodes: list[Any],
     kwargs: dict[str, Any],
     place: int,
-    target: torch.Tensor,
+    target: Tensor,
     wanted: TensorMeta,
 ) -> None:
     """An `out=` argument without elements is resized. Some operations lay it out as their result, which is asked where
@@ -282,7 +283,7 @@ def _native_batch_norm(trace: Recorder, func: OpOverload, /, *args: Any, **kwarg
 
 
 @handler("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")
-def _variance(trace: Recorder, func: OpOverload, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _variance(trace: Recorder, func: OpOverload, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Eager warns of too few elements, in the kernel."""
     dims, correction = args[0] if args else None, kwargs.get("correction")
     counted = [x.shape[wrap_dim(dim, x.dim())] for dim in dims] if dims and x.dim() else [*x.shape]
@@ -348,7 +349,7 @@ def _collective(trace: Recorder, func: OpOverload, /, *args: object, **kwargs: o
 
 
 @handler("_c10d_functional::_wrap_tensor_autograd")
-def _wait(trace: Recorder, func: OpOverload, tensor: torch.Tensor) -> TracedTensor:
+def _wait(trace: Recorder, func: OpOverload, tensor: Tensor) -> TracedTensor:
     """Eager waits when the tensor is first used; a graph does so at once."""
     node = trace.call(torch.ops._c10d_functional.wait_tensor.default, trace.unwrap(tensor))
     return trace.wrap(node)  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
@@ -23,11 +24,11 @@ aten = torch.ops.aten
 
 def data_dependent(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     """The handler of operations whose results depend on data."""
-    known = [trace.known(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    known = [trace.known(arg) if isinstance(arg, Tensor) else arg for arg in args]
     if _lacks(known, args):
         as_symbol = trace.captures_sizes or kwargs.get("output_size") is not None
         if not as_symbol:
-            known = [trace.read(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+            known = [trace.read(arg) if isinstance(arg, Tensor) else arg for arg in args]
             as_symbol = trace.captures_sizes is None and any(value is None for value in known)
         if func._name in SIZED and as_symbol:
             return sized_by_data(trace, func, args, kwargs)
@@ -35,9 +36,7 @@ def data_dependent(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: A
         sized = any(isinstance(result.type, torch.TensorType) for result in func._schema.returns)
         raise DataDependent(_spoken(func), trace.where, "data_shape" if sized else "data_value")
     result = func(*known, **kwargs)
-    return pytree.tree_map(
-        lambda leaf: trace.lift(leaf, private=True) if isinstance(leaf, torch.Tensor) else leaf, result
-    )
+    return pytree.tree_map(lambda leaf: trace.lift(leaf, private=True) if isinstance(leaf, Tensor) else leaf, result)
 
 
 def _lacks(known: list[Any], args: tuple[Any, ...]) -> bool:
@@ -50,7 +49,7 @@ def _spoken(func: OpOverload) -> str:
 
 
 @handler("_local_scalar_dense")
-def _item(trace: Recorder, func: OpOverload, tensor: torch.Tensor) -> Any:
+def _item(trace: Recorder, func: OpOverload, tensor: Tensor) -> Any:
     """Only a constant made in the program itself has a value that no later call can change; another float is computed
     in the graph (where a number is wanted and a tensor given: the program's own `Tensor.item` is answered before)."""
     known = trace.known(tensor)
@@ -72,7 +71,7 @@ def _item(trace: Recorder, func: OpOverload, tensor: torch.Tensor) -> Any:
 
 
 @handler("_assert_async", "_assert_async.msg")
-def _assert_async(trace: Recorder, func: OpOverload, condition: torch.Tensor, *message: str) -> None:
+def _assert_async(trace: Recorder, func: OpOverload, condition: Tensor, *message: str) -> None:
     known = trace.known(condition)
     if known is not None:
         func(known, *message)
@@ -81,7 +80,7 @@ def _assert_async(trace: Recorder, func: OpOverload, condition: torch.Tensor, *m
 
 
 @handler("equal")
-def _equal(trace: Recorder, func: OpOverload, left: torch.Tensor, right: torch.Tensor) -> bool:
+def _equal(trace: Recorder, func: OpOverload, left: Tensor, right: Tensor) -> bool:
     if left.shape != right.shape:
         return False
     known, other = trace.read(left), trace.read(right)
@@ -91,20 +90,20 @@ def _equal(trace: Recorder, func: OpOverload, left: torch.Tensor, right: torch.T
 
 
 @handler("size")
-def _size(trace: Recorder, func: OpOverload, tensor: torch.Tensor) -> list[int]:
+def _size(trace: Recorder, func: OpOverload, tensor: Tensor) -> list[int]:
     """What C++ code asks that takes no symbols: the sizes are fixed."""
     return [int(size) for size in tensor.shape]
 
 
 @handler("is_same_size")
-def _is_same_size(trace: Recorder, func: OpOverload, left: torch.Tensor, right: torch.Tensor) -> bool:
+def _is_same_size(trace: Recorder, func: OpOverload, left: Tensor, right: Tensor) -> bool:
     return tuple(left.shape) == tuple(right.shape)
 
 
 @handler("_fused_sdp_choice")
 def _fused_sdp_choice(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     def stand_in(arg: Any) -> Any:
-        if not isinstance(arg, torch.Tensor):
+        if not isinstance(arg, Tensor):
             return arg
         shape, stride = map(hint_of, arg.shape), map(hint_of, arg.stride())
         real = torch.empty_strided(tuple(shape), tuple(stride), dtype=arg.dtype, device=arg.device)
@@ -114,7 +113,7 @@ def _fused_sdp_choice(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs
 
 
 @handler("masked_select")
-def _masked_select(trace: Recorder, func: OpOverload, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
+def _masked_select(trace: Recorder, func: OpOverload, tensor: Tensor, mask: Tensor) -> Any:
     """A mask that is known says which elements."""
     known = trace.known(mask) if trace.captures_sizes else trace.read(mask)
     if known is None:
@@ -129,9 +128,9 @@ _OF_BYTES = "indexing with dtype torch.uint8 is now deprecated, please use a dty
 
 
 @handler("index.Tensor", "_unsafe_index.Tensor")
-def _index(trace: Recorder, func: OpOverload, tensor: torch.Tensor, indices: list[torch.Tensor | None]) -> TracedTensor:
+def _index(trace: Recorder, func: OpOverload, tensor: Tensor, indices: list[Tensor | None]) -> TracedTensor:
     """Integer indices give a known shape; masks do not, unless they are known themselves."""
-    places: list[torch.Tensor | None] = []
+    places: list[Tensor | None] = []
     for index in indices:
         if index is not None and index.dtype is torch.uint8:
             warnings.warn(_OF_BYTES, stacklevel=1)

@@ -15,38 +15,37 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch import Tensor
 from torch._ops import OpOverload
 
 from bolide.symbolic import contiguous_strides
+from bolide.tracing.graph import operator
 from bolide.tracing.meta import DataDependent, TensorMeta
 from bolide.tracing.operations.registry import handler
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.rules.registry import by_real_kernel, rule
 
 aten = torch.ops.aten
-Lengths = Sequence[int] | torch.Tensor
+Lengths = Sequence[int] | Tensor
 _ARGUMENTS = (
     "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, bool zero_infinity"
 )
 
 
-def _loss(*args: Any) -> torch.Tensor:
-    loss: torch.Tensor = aten._ctc_loss.Tensor(*args)[0]
+def _loss(*args: Any) -> Tensor:
+    loss: Tensor = aten._ctc_loss.Tensor(*args)[0]
     return loss.clone()
 
 
-def _gradient(grad: torch.Tensor, *args: Any) -> torch.Tensor:
+def _gradient(grad: Tensor, *args: Any) -> Tensor:
     *tensors, blank, zero_infinity = args
     loss, table = aten._ctc_loss.Tensor(*args)
-    gradient: torch.Tensor = aten._ctc_loss_backward.Tensor(grad, *tensors, loss, table, blank, zero_infinity)
+    gradient: Tensor = aten._ctc_loss_backward.Tensor(grad, *tensors, loss, table, blank, zero_infinity)
     return gradient
 
 
-_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(f"ctc_loss({_ARGUMENTS}) -> Tensor")
-_library.define(f"ctc_loss_backward(Tensor grad, {_ARGUMENTS}) -> Tensor")
-_library.impl("ctc_loss", _loss, "CompositeExplicitAutograd")
-_library.impl("ctc_loss_backward", _gradient, "CompositeExplicitAutograd")
+ctc_loss = operator(f"ctc_loss({_ARGUMENTS}) -> Tensor", _loss)
+ctc_loss_backward = operator(f"ctc_loss_backward(Tensor grad, {_ARGUMENTS}) -> Tensor", _gradient)
 
 
 @rule("bolide::ctc_loss")
@@ -63,11 +62,11 @@ def _dense(like: TensorMeta, shape: tuple[Any, ...]) -> TensorMeta:
     return TensorMeta(shape, contiguous_strides(shape), 0, like.dtype, like.device)
 
 
-def _operands(trace: Recorder, tensors: Sequence[torch.Tensor], *lengths: Lengths) -> list[torch.fx.Node]:
+def _operands(trace: Recorder, tensors: Sequence[Tensor], *lengths: Lengths) -> list[torch.fx.Node]:
     """Nodes for tensors, and for lengths as tensors of the graph."""
     nodes = [trace.own(tensor).node for tensor in tensors]
     for each in lengths:
-        if not isinstance(each, torch.Tensor):
+        if not isinstance(each, Tensor):
             with torch._C._DisableTorchDispatch():
                 each = trace.lift(torch.tensor([int(length) for length in each]), private=True)
         nodes.append(trace.own(each).node)
@@ -78,8 +77,8 @@ def _operands(trace: Recorder, tensors: Sequence[torch.Tensor], *lengths: Length
 def _ctc_loss(
     trace: Recorder,
     func: OpOverload,
-    log_probs: torch.Tensor,
-    targets: torch.Tensor,
+    log_probs: Tensor,
+    targets: Tensor,
     inputs: Lengths,
     wanted: Lengths,
     blank: int = 0,
@@ -87,7 +86,7 @@ def _ctc_loss(
 ) -> Any:
     """The loss, and a stand-in for the table."""
     nodes = _operands(trace, (log_probs, targets), inputs, wanted)
-    loss = trace.call(torch.ops.bolide.ctc_loss.default, *nodes, blank, zero_infinity)
+    loss = trace.call(ctc_loss, *nodes, blank, zero_infinity)
     return trace.wrap([loss, trace.filled(_dense(nodes[0].meta["val"], (0,)), 0)])
 
 
@@ -95,18 +94,18 @@ def _ctc_loss(
 def _ctc_loss_backward(
     trace: Recorder,
     func: OpOverload,
-    grad: torch.Tensor,
-    log_probs: torch.Tensor,
-    targets: torch.Tensor,
+    grad: Tensor,
+    log_probs: Tensor,
+    targets: Tensor,
     inputs: Lengths,
     wanted: Lengths,
-    loss: torch.Tensor,
-    table: torch.Tensor,
+    loss: Tensor,
+    table: Tensor,
     blank: int,
     zero_infinity: bool = False,
 ) -> Any:
     nodes = _operands(trace, (grad, log_probs, targets), inputs, wanted)
-    return trace.wrap(trace.call(torch.ops.bolide.ctc_loss_backward.default, *nodes, blank, zero_infinity))
+    return trace.wrap(trace.call(ctc_loss_backward, *nodes, blank, zero_infinity))
 
 
 @handler("_pack_padded_sequence", "_pad_packed_sequence")
@@ -125,20 +124,19 @@ def _rnn(*args: Any) -> Any:
         return torch.ops.aten.mkldnn_rnn_layer.default(*args)
 
 
-_library.define(_SCHEMA.replace("aten::mkldnn_rnn_layer", "rnn_layer"))
-_library.impl("rnn_layer", _rnn, "CompositeExplicitAutograd")
+rnn_layer = operator(_SCHEMA.replace("aten::mkldnn_rnn_layer", "rnn_layer"), _rnn)
 
 
 @handler("mkldnn_rnn_layer")
 def _rnn_layer(trace: Recorder, func: OpOverload, *args: object) -> Any:
-    op = torch.ops.bolide.rnn_layer.default if torch.is_grad_enabled() else func
+    op = rnn_layer if torch.is_grad_enabled() else func
     return trace.wrap(trace.call(op, *map(trace.unwrap, args)))
 
 
 @rule("bolide::rnn_layer")
 def _rnn_metas(*args: Any) -> Any:
     """The workspace has a size only oneDNN knows, so the layer is run on zeros."""
-    return by_real_kernel(torch.ops.bolide.rnn_layer.default, args, {})
+    return by_real_kernel(rnn_layer, args, {})
 
 
 @rule("mkldnn_rnn_layer_backward")
@@ -161,7 +159,7 @@ def _gradient_dtype(dtype: torch.dtype) -> torch.dtype:
     *results, workspace = _rnn(*layer, False, [], 2, 1, 1, True, False, False, True)
     backward = torch.ops.aten.mkldnn_rnn_layer_backward.default
     options: tuple[Any, ...] = (False, 2, 1, 1, True, True, False, [], False)
-    gradient: torch.Tensor = backward(*layer, *results, results[0], None, None, *options, workspace)[0]
+    gradient: Tensor = backward(*layer, *results, results[0], None, None, *options, workspace)[0]
     return gradient.dtype
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
@@ -32,7 +33,7 @@ aten = torch.ops.aten
 
 
 @handler("detach", "alias")
-def _same(trace: Recorder, func: OpOverload, tensor: torch.Tensor) -> TracedTensor:
+def _same(trace: Recorder, func: OpOverload, tensor: Tensor) -> TracedTensor:
     own = trace.own(tensor)
     same = TracedTensor.make(trace, own.meta, own.value, own.group, own.chain)
     carry_marks(own, same)
@@ -44,13 +45,13 @@ def _same(trace: Recorder, func: OpOverload, tensor: torch.Tensor) -> TracedTens
 
 @handler("_reshape_alias")
 def _reshape_alias(
-    trace: Recorder, func: OpOverload, tensor: torch.Tensor, size: list[Size], stride: list[Size]
+    trace: Recorder, func: OpOverload, tensor: Tensor, size: list[Size], stride: list[Size]
 ) -> TracedTensor:
     return view_of(trace, tensor, aten.view.default, trace.unwrap(size))
 
 
 @handler("_unsafe_view")
-def _unsafe_view(trace: Recorder, func: OpOverload, tensor: torch.Tensor, size: list[Size]) -> Any:
+def _unsafe_view(trace: Recorder, func: OpOverload, tensor: Tensor, size: list[Size]) -> Any:
     return trace.wrap(trace.call(aten.view.default, trace.unwrap(tensor), trace.unwrap(size)))
 
 
@@ -61,7 +62,7 @@ def _unsafe_view(trace: Recorder, func: OpOverload, tensor: torch.Tensor, size: 
 def _as_strided(
     trace: Recorder,
     func: OpOverload,
-    tensor: torch.Tensor,
+    tensor: Tensor,
     size: list[Size],
     stride: list[Size],
     storage_offset: Size | None = None,
@@ -85,13 +86,13 @@ def _refuse_part_of_storage(trace: Recorder, meta: TensorMeta) -> None:
 
 
 @handler("as_strided_copy")
-def _as_strided_copy(trace: Recorder, func: OpOverload, tensor: torch.Tensor, *args: Any) -> Any:
+def _as_strided_copy(trace: Recorder, func: OpOverload, tensor: Tensor, *args: Any) -> Any:
     view = _as_strided(trace, aten.as_strided.default, tensor, *args)
     return trace.wrap(trace.call(aten.clone.default, view.node, memory_format=torch.contiguous_format))
 
 
 @handler("as_strided_scatter")
-def _as_strided_scatter(trace: Recorder, func: OpOverload, tensor: torch.Tensor, *args: Any) -> Any:
+def _as_strided_scatter(trace: Recorder, func: OpOverload, tensor: Tensor, *args: Any) -> Any:
     own = trace.own(tensor)
     trace.rely_on_offset(own.group)
     _refuse_part_of_storage(trace, own.meta)
@@ -117,7 +118,7 @@ def _pieces(trace: Recorder, func: OpOverload, tensor: Any, sizes: list[Size], d
     return pieces
 
 
-def _dimension(func: OpOverload, tensor: torch.Tensor, dim: int) -> int:
+def _dimension(func: OpOverload, tensor: Tensor, dim: int) -> int:
     """The dimension, counted from the front, that a tensor is divided along."""
     rank = tensor.dim()
     if not rank and func is aten.unbind.int and dim in (0, -1):
@@ -128,7 +129,7 @@ def _dimension(func: OpOverload, tensor: torch.Tensor, dim: int) -> int:
 
 
 @handler("split.Tensor", "unsafe_split.Tensor")
-def _split(trace: Recorder, func: OpOverload, tensor: torch.Tensor, size: Size, dim: int = 0) -> list[TracedTensor]:
+def _split(trace: Recorder, func: OpOverload, tensor: Tensor, size: Size, dim: int = 0) -> list[TracedTensor]:
     dim = _dimension(func, tensor, dim)
     extent: Size = tensor.shape[dim]
     count = max(1, -(-hint_of(extent) // hint_of(size))) if hint_of(size) else 1
@@ -144,7 +145,7 @@ def _split(trace: Recorder, func: OpOverload, tensor: torch.Tensor, size: Size, 
 
 @handler("split_with_sizes", "unsafe_split_with_sizes")
 def _split_with_sizes(
-    trace: Recorder, func: OpOverload, tensor: torch.Tensor, sizes: list[Size], dim: int = 0
+    trace: Recorder, func: OpOverload, tensor: Tensor, sizes: list[Size], dim: int = 0
 ) -> list[TracedTensor]:
     dim = _dimension(func, tensor, dim)
     whole = sum(sizes) == tensor.shape[dim]
@@ -176,7 +177,7 @@ def _note_prefixes(trace: Recorder, sizes: list[Size], whole: Size) -> None:
 
 
 @handler("unbind.int")
-def _unbind(trace: Recorder, func: OpOverload, tensor: torch.Tensor, dim: int = 0) -> list[TracedTensor]:
+def _unbind(trace: Recorder, func: OpOverload, tensor: Tensor, dim: int = 0) -> list[TracedTensor]:
     dim = _dimension(func, tensor, dim)
     return [view_of(trace, tensor, aten.select.int, dim, index) for index in range(int(tensor.shape[dim]))]
 
@@ -226,7 +227,7 @@ def _from_front(
 
 @handler("_conj", "_neg_view")
 def _marked(trace: Recorder, func: OpOverload, tensor: Any) -> TracedTensor:
-    if not isinstance(tensor, torch.Tensor):  # a number that became a tensor in C++
+    if not isinstance(tensor, Tensor):  # a number that became a tensor in C++
         value = tensor.conjugate() if func is aten._conj.default else -tensor
         dtype = torch.get_default_dtype()
         dtype = dtype.to_complex() if isinstance(value, complex) else dtype
@@ -243,7 +244,7 @@ def _marked(trace: Recorder, func: OpOverload, tensor: Any) -> TracedTensor:
 
 
 @handler("view_as_real")
-def _view_as_real(trace: Recorder, func: OpOverload, tensor: torch.Tensor) -> TracedTensor:
+def _view_as_real(trace: Recorder, func: OpOverload, tensor: Tensor) -> TracedTensor:
     if tensor.is_conj():
         raise RuntimeError(
             "view_as_real doesn't work on unresolved conjugated tensors.  To resolve the conjugate tensor so you can "

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.tracing.graph import enter, lookup, mapped
+from bolide.tracing.graph import enter, lookup, mapped, operator
 from bolide.tracing.meta import TensorMeta, found_in, meta_of
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.rules import infer, kernels
@@ -28,7 +29,7 @@ def refuse_overlaps(
     func: OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    targets: Sequence[torch.Tensor],
+    targets: Sequence[Tensor],
 ) -> None:
     """Raises what eager does where elements of a target are one in memory, or an operand shares some with it."""
 
@@ -46,7 +47,7 @@ def refuse_overlaps(
         raise Unsupported(reason, where, kind="tensor_write")
 
     def described(arg: object) -> object:
-        return known.get(id(arg)) or Placed(meta_of(arg), "apart") if isinstance(arg, torch.Tensor) else arg
+        return known.get(id(arg)) or Placed(meta_of(arg), "apart") if isinstance(arg, Tensor) else arg
 
     refused = kernels.overlap_refusal(func, mapped(args, described), mapped(kwargs, described))
     if refused is not None:
@@ -70,7 +71,7 @@ def refuse_types(
     def described(arg: object) -> object:
         if isinstance(arg, TracedTensor):
             return arg.node.meta["val"]
-        return meta_of(arg) if isinstance(arg, torch.Tensor) else arg
+        return meta_of(arg) if isinstance(arg, Tensor) else arg
 
     options = {key: mapped(arg, described) for key, arg in kwargs.items() if key not in out}
     names = [name for name in kwargs if name in out]
@@ -109,13 +110,13 @@ def call_on_copies(
     """Records a call of `func` as one of `op` (`functional`, or `drawn`); the result is as the operation's. Raises
     Unsupported where it returns what it was given, unless that is the tensor it writes."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     tensors = [leaves[place] for place in places]
-    targets = {id(leaf) for leaf in pytree.tree_leaves(_written(func, args, kwargs)) if isinstance(leaf, torch.Tensor)}
+    targets = {id(leaf) for leaf in pytree.tree_leaves(_written(func, args, kwargs)) if isinstance(leaf, Tensor)}
     written = [position for position, tensor in enumerate(tensors) if id(tensor) in targets]
     nodes = [trace.unwrap(tensor) for tensor in tensors]
     numbers = [place for place, leaf in enumerate(leaves) if type(leaf) is torch.SymInt]
-    plain = [None if isinstance(leaf, (torch.Tensor, torch.SymInt)) else trace.unwrap(leaf) for leaf in leaves]
+    plain = [None if isinstance(leaf, (Tensor, torch.SymInt)) else trace.unwrap(leaf) for leaf in leaves]
     metas: list[TensorMeta] = []
     returns, itself = func._schema.returns, None
     if op is drawn and len(returns) == 1 and returns[0].alias_info is not None and written:
@@ -153,7 +154,7 @@ def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     ]
 
 
-def _functional(tensors: Sequence[torch.Tensor], numbers: Sequence[int], table: int) -> list[torch.Tensor]:
+def _functional(tensors: Sequence[Tensor], numbers: Sequence[int], table: int) -> list[Tensor]:
     call: Writing = lookup(table)
     own = list(tensors)
     for position in call.written:
@@ -163,19 +164,13 @@ def _functional(tensors: Sequence[torch.Tensor], numbers: Sequence[int], table: 
         leaves[place] = value
     args, kwargs = pytree.tree_unflatten(leaves, call.spec)
     result = call.func(*args, **kwargs)
-    returned = [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
+    returned = [] if result is None else [result] if isinstance(result, Tensor) else list(result)
     return [*returned[: call.returned], *[own[position] for position in call.written]]
 
 
-_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("functional(Tensor[] tensors, SymInt[] numbers, int table) -> Tensor[]")
-_library.impl("functional", _functional, "CompositeExplicitAutograd")
-functional = torch.ops.bolide.functional.default
-_library.define(
-    "drawn(Tensor[] tensors, SymInt[] numbers, int table) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,)
-)
-_library.impl("drawn", _functional, "CompositeExplicitAutograd")
-drawn = torch.ops.bolide.drawn.default
+_CALL = "(Tensor[] tensors, SymInt[] numbers, int table) -> Tensor[]"
+functional = operator(f"functional{_CALL}", _functional)
+drawn = operator(f"drawn{_CALL}", _functional, torch.Tag.nondeterministic_seeded)
 """As `functional`, of an operation that draws from a generator of the user's (see `generators`)."""
 
 

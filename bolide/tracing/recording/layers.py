@@ -14,6 +14,7 @@ import torch
 
 from bolide.support.errors import Unsupported
 from bolide.symbolic import contiguous_strides
+from bolide.tracing.graph import operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tensor import Recording, TracedTensor
@@ -62,12 +63,8 @@ def _run_backward(
     return [torch.zeros_like(leaf) if grad is None else grad.contiguous() for leaf, grad in zip(leaves, grads)]
 
 
-_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(f"recurrent({_ARGUMENTS}) -> Tensor[]")
-_library.define(f"recurrent_backward({_ARGUMENTS}, Tensor[] tangents) -> Tensor[]")
-_library.impl("recurrent", _run, "CompositeExplicitAutograd")
-_library.impl("recurrent_backward", _run_backward, "CompositeExplicitAutograd")
-_forward, _backward = torch.ops.bolide.recurrent.default, torch.ops.bolide.recurrent_backward.default
+_forward = operator(f"recurrent({_ARGUMENTS}) -> Tensor[]", _run)
+_backward = operator(f"recurrent_backward({_ARGUMENTS}, Tensor[] tangents) -> Tensor[]", _run_backward)
 
 
 def _fresh(shape: tuple[Any, ...], like: TensorMeta) -> TensorMeta:

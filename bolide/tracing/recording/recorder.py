@@ -19,6 +19,7 @@ from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import (
     Expr,
     ShapeEnv,
+    Size,
     SymNode,
     contiguous_strides,
     hint_of,
@@ -139,8 +140,8 @@ class Recorder(abc.ABC):
         self,
         real: torch.Tensor,
         name: str,
-        sizes: Mapping[int, int | torch.SymInt] | None = None,
-        strides: Mapping[int, int | torch.SymInt] | None = None,
+        sizes: Mapping[int, Size] | None = None,
+        strides: Mapping[int, Size] | None = None,
     ) -> TracedTensor:
         """A placeholder for `real`; it requires grad when `real` does. Keeps no reference to `real`.
 
@@ -200,10 +201,10 @@ class Recorder(abc.ABC):
         node.meta["val"], node.meta["where"] = value, self.where
         return node
 
-    def size(self, hint: int, name: str, lo: int | None = 2, hi: int | None = None) -> int | torch.SymInt:
+    def size(self, hint: int, name: str, lo: int | None = 2, hi: int | None = None) -> Size:
         """A symbolic size with this value now, in lo..hi, as a placeholder; a value outside of these bounds stays a
         number (nothing is recorded)."""
-        value: int | torch.SymInt = self.shapes.size(hint, None, lo, hi)
+        value: Size = self.shapes.size(hint, None, lo, hi)
         if isinstance(value, torch.SymInt):
             self.sizes.append(value)
             self.bind_size(value, self.slot(name, value))
