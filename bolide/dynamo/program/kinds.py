@@ -148,7 +148,7 @@ _CODE = frozenset(
 )
 
 
-def is_code(value: Any) -> bool:
+def is_code(value: object) -> bool:
     """Whether a value of a module or class is a function, a method or a class."""
     return type(value) in _CODE or isinstance(value, type)
 
@@ -169,7 +169,7 @@ FUNCTION_PARTS = frozenset(
 SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
-def is_derived_constant(real: Any, cls: type) -> bool:
+def is_derived_constant(real: object, cls: type) -> bool:
     """Whether an instance of a subclass of int, float, str or bytes is nothing but that."""
     if not issubclass(cls, (int, float, str, bytes)) or own_namespace(real):
         return False
@@ -186,7 +186,7 @@ def ordered_keys(table: dict[Any, Any]) -> list[Any]:
 PLAIN: Any = type("Plain", (), {"__slots__": (), "__repr__": lambda self: "a plain value"})()
 
 
-def lacks_attribute(owner: Any, name: str) -> bool:
+def lacks_attribute(owner: object, name: str) -> bool:
     """Whether `object.__getattribute__` does not find an attribute."""
     try:
         object.__getattribute__(owner, name)
@@ -203,7 +203,7 @@ def class_attribute(cls: type, name: str, after: type | None = None) -> Any:
     return MISSING
 
 
-def attribute_hook(found: Any, name: str) -> Any:
+def attribute_hook(found: object, name: str) -> Any:
     """What a class has under the name of a special method for attributes, unless that is Python's own protocol;
     MISSING. It may be written in C (``__setattr__ = dict.__setitem__``)."""
     return MISSING if type(found) is types.WrapperDescriptorType and found.__name__ == name else found
@@ -240,7 +240,7 @@ def name_in_texts(cls: Any) -> tuple[Any, Any]:
     return cls.__module__, cls.__qualname__
 
 
-def viewed(view: Any) -> Any:
+def viewed(view: object) -> Any:
     """The mapping that a view of a dict, or a read-only one of a mapping, looks at."""
     return gc.get_referents(view)[0]
 
@@ -261,7 +261,7 @@ VIEWS: dict[type, Any] = {
 """The method that makes a view of a dict, by the view's class."""
 
 
-def is_class_namespace(table: Any) -> bool:
+def is_class_namespace(table: object) -> bool:
     """Whether a mapping is what a class has for its `__dict__`."""
     return type(table) is dict and "__module__" in table and "__doc__" in table
 
@@ -335,7 +335,7 @@ _OPAQUE_CLASSES = frozenset(
 PROXIES: frozenset[type] = frozenset({weakref.ProxyType, weakref.CallableProxyType})
 
 
-def is_opaque(real: Any) -> bool:
+def is_opaque(real: object) -> bool:
     cls: Any = type(real)
     return _opaque_class(cls)
 
@@ -377,7 +377,7 @@ def _bits(number: numpy.generic) -> object:
     return repr(number) if number.dtype.char in "gG" else number.tobytes()
 
 
-def _itself(value: Any) -> Any:
+def _itself(value: object) -> Any:
     return value
 
 
@@ -385,7 +385,7 @@ def _bounds(value: Any) -> Sequence[Any]:
     return value.start, value.stop, value.step
 
 
-def _moment(value: Any) -> Any:
+def _moment(value: object) -> Any:
     return value.__reduce_ex__(4)[1]  # the fold is in the bytes, the zone behind them
 
 

@@ -97,13 +97,13 @@ class Namespace:
         self._names: dict[int, str] = {}
         self._count = 0
 
-    def constant(self, value: Any, hint: str = "c") -> str:
+    def constant(self, value: object, hint: str = "c") -> str:
         """An expression for something equal to `value`: a literal where that is exact, else its name."""
         if type(value) is int or type(value) is str:
             return repr(value)
         return self.reference(value, hint)
 
-    def reference(self, value: Any, hint: str = "c") -> str:
+    def reference(self, value: object, hint: str = "c") -> str:
         """An expression for the very object `value`."""
         if value is None or value is True or value is False or value is ...:
             return repr(value)

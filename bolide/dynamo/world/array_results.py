@@ -117,7 +117,7 @@ def _of_this_call(size: Any) -> int:
     return hint_of(size)
 
 
-def arranged(like: Likeness | None, found: Any, kind: Kind, instead: Mapping[Any, Any], given: Any) -> Any:
+def arranged(like: Likeness | None, found: object, kind: Kind, instead: Mapping[Any, Any], given: Any) -> Any:
     """The result `found` as NumPy's: in its containers, its kind of array or number, its memory and strides. Raises
     TypeError where it is not what NumPy gives, or would give with other default types: those `instead` of its own."""
     if like is not None:
@@ -164,7 +164,7 @@ def _as_tensor(like: torch.Tensor, tensor: TracedTensor | None) -> Any:
     return made
 
 
-def _in_memory(like: Any, tensor: TracedTensor, pairs: list[tuple[Any, Any]], kind: Kind) -> Any:
+def _in_memory(like: object, tensor: TracedTensor, pairs: list[tuple[Any, Any]], kind: Kind) -> Any:
     """A result that shares its memory with those arguments that NumPy's does, in its strides."""
     owners = [(given, kind.tensor(own)) for given, own in pairs if isinstance(given, numpy.ndarray)]
     inputs = [own.group for _, own in owners if own is not None]

@@ -63,7 +63,7 @@ class TracedArray(NDArrayOperatorsMixin):
             like @= numpy.ones(1)  # raises: no axis of it is left
         return super().__imatmul__(other)
 
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(self, function: Any, types: object, args: Any, kwargs: Any) -> Any:
         space = function.__module__.partition("numpy")[2].strip(".")
         return call(space if space in ("linalg", "fft") else "", function.__name__, args, kwargs)
 
@@ -129,7 +129,7 @@ class TracedArray(NDArrayOperatorsMixin):
     def __copy__(self) -> Any:
         return TracedArray(layer().ndarray(self.tensor.clone()))
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: object) -> Any:
         return self.__copy__()
 
     def __len__(self) -> int:
@@ -238,11 +238,11 @@ def scalar_of(tensor: torch.Tensor) -> TracedScalar:
     return SCALARS[numpy.dtype(array.dtype.name).type](array)
 
 
-def _is_backward(part: Any) -> bool:
+def _is_backward(part: object) -> bool:
     return isinstance(part, slice) and part.step is not None and part.step < 0
 
 
-def _turned(array: TracedArray, index: Any) -> tuple[list[int], Any]:
+def _turned(array: TracedArray, index: object) -> tuple[list[int], Any]:
     """The dimensions that an index goes through backward, and the index of the array turned round in these that gives
     the same: what lies at `place` is at `~place` there. (The layer does this only for whole dimensions, and without
     looking at what stands in front.)"""
@@ -264,7 +264,7 @@ def _turned(array: TracedArray, index: Any) -> tuple[list[int], Any]:
     return dims, tuple(turned)
 
 
-def _dimensions(part: Any) -> int:
+def _dimensions(part: object) -> int:
     """How many dimensions of an array a part of an index is about; of an ellipsis it is not known."""
     if part is None or part is Ellipsis or type(part) is bool:
         return 0
@@ -275,7 +275,7 @@ def _dimensions(part: Any) -> int:
     raise refused("ndarray.__getitem__")
 
 
-def _keeps_array(index: Any) -> bool:
+def _keeps_array(index: object) -> bool:
     """Whether an item of an array is an array even if it has no dimensions."""
     return index is Ellipsis or (type(index) is tuple and any(part is Ellipsis for part in index))
 
@@ -303,7 +303,7 @@ def _class_of(array: TracedArray) -> Any:
     return array.kind if isinstance(array, TracedScalar) else numpy.ndarray
 
 
-def _tensor_of(value: Any) -> Any:
+def _tensor_of(value: object) -> Any:
     return value.tensor if isinstance(value, TracedArray) else None
 
 
@@ -352,7 +352,7 @@ _DIVISIONS: dict[Any, Callable[..., Any]] = {
 _AS_PYTHON = frozenset({numpy.int64, numpy.float64})  # Python computes the same of them, but for overflows
 
 
-def _of_numbers(ufunc: Any, args: Any, kwargs: Any, like: Likeness | None) -> Any:
+def _of_numbers(ufunc: object, args: Any, kwargs: object, like: Likeness | None) -> Any:
     """What a ufunc gives of numbers from outside as a number again, where Python computes the same; else None."""
     kinds = {arg.kind for arg in args if isinstance(arg, TracedScalar)}
     if kwargs or like is None or not kinds:
@@ -529,11 +529,11 @@ def _wrap(world: World, real: numpy.ndarray[Any, Any], source: Source) -> Any:
     return world.identities.mirror(TracedArray(layer().ndarray(traced)), source)
 
 
-def _wrap_float(world: World, real: Any, source: Source) -> Any:
+def _wrap_float(world: World, real: object, source: Source) -> Any:
     return _wrap_number(world, real, source, float)
 
 
-def _wrap_int(world: World, real: Any, source: Source) -> Any:
+def _wrap_int(world: World, real: object, source: Source) -> Any:
     return _wrap_number(world, real, source, int)
 
 

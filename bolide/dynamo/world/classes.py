@@ -26,7 +26,7 @@ from bolide.support.errors import Unsupported
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
 
 
-def names_in_class(cls: Any) -> tuple[str, ...]:
+def names_in_class(cls: object) -> tuple[str, ...]:
     """The names that a class has, and those of its bases."""
     return tuple(sorted(type.__dir__(cls)))
 
@@ -120,7 +120,7 @@ class Classes:
         self.guards.add(Source("apply", source, (), list), "equals", list(table))
         return types.MappingProxyType({name: wrap(item, Source("item", source, name)) for name, item in table.items()})
 
-    def store(self, cls: type, name: str, value: Any) -> None:
+    def store(self, cls: type, name: str, value: object) -> None:
         """Assign (or with MISSING delete) an attribute of a class."""
         if id(cls) in self.own:
             if value is MISSING:

@@ -86,7 +86,7 @@ class Frame:
         ops, args = self.code.ops, self.code.args
         return self.stack[-1] if ops[self.pc] == "JUMP" and ops[args[self.pc]] == "SEND" else None
 
-    def end_delegation(self, value: Any) -> None:
+    def end_delegation(self, value: object) -> None:
         """What it yields from has returned `value`."""
         self.stack.append(value)
         self.pc = self.code.args[self.code.args[self.pc]]
@@ -146,7 +146,7 @@ class Generator:
             self.abandon(self)
 
 
-def refuse_drop(value: Any, where: Callable[[], UserFrame | None]) -> None:
+def refuse_drop(value: object, where: Callable[[], UserFrame | None]) -> None:
     """Something of the outside world no longer holds `value`. Raises Unsupported for a generator from before a break:
     perhaps it held the last reference, which decides what is run.
     """

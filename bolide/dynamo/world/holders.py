@@ -98,7 +98,7 @@ class Namespaces:
         overlay.known[name] = overlay.original[name] = value
         return value
 
-    def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+    def store_global(self, namespace: dict[str, Any], name: str, value: object) -> None:
         """Assign (or with MISSING delete) a global."""
         if not self.is_own(namespace):
             self.load_global(namespace, name)
@@ -127,7 +127,7 @@ class Namespaces:
             known = self.journal.cells[id(cell)] = Cell(cell, value)
         return known.now
 
-    def store_cell(self, cell: types.CellType, name: str, value: Any) -> None:
+    def store_cell(self, cell: types.CellType, name: str, value: object) -> None:
         """Fill (or with MISSING empty) a closure cell."""
         if id(cell) not in self.outside_cells:
             if value is MISSING:
@@ -201,7 +201,7 @@ class Containers:
             snapshot.copy = grown.items
         return self.journal.keep(snapshot)
 
-    def wrap_contents(self, real: Any, base: type, source: Source) -> Any:
+    def wrap_contents(self, real: object, base: type, source: Source) -> Any:
         """A copy of what is in an instance of a subclass of list, set or deque (`base`)."""
         self._guard_limit(real, source)
         return self.journal.keep(Snapshot(real, source, self._copy(real, base, _items_source(source))))
@@ -243,7 +243,7 @@ class Containers:
         self.world.identities.mirror(made, source)
         return made
 
-    def wrap_view(self, real: Any, source: Source) -> Any:
+    def wrap_view(self, real: object, source: Source) -> Any:
         """A view of a dict, or a read-only one of a mapping: one of what the dict is in the program."""
         table = viewed(real)
         self.guards.add(source, "type", type(real))
@@ -259,7 +259,7 @@ class Containers:
         view = VIEWS.get(type(real), types.MappingProxyType)
         return self.world.identities.mirror(view(shown.dict_items.materialise()), source)
 
-    def _guard_items(self, source: Source, real: Any, cls: type) -> None:
+    def _guard_items(self, source: Source, real: object, cls: type) -> None:
         """Guard what is in a container of constants, and its order."""
         if cls in _UNORDERED and real and cls is not frozenset:  # a copy of it may have another order
             self.guards.add(source, "type", cls)
@@ -272,7 +272,7 @@ class Containers:
         self.world.program.fix_count(items, count)
         self.guards.add(items, "length", count)
 
-    def _guard_limit(self, real: Any, source: Source) -> None:
+    def _guard_limit(self, real: object, source: Source) -> None:
         """Guard how many items a deque, if it is one, may have."""
         if isinstance(real, collections.deque):
             self.guards.add(Source("apply", source, (), limit_of), "equals", limit_of(real))

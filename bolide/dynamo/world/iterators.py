@@ -80,7 +80,7 @@ def reduced(iterator: Any) -> tuple[Any, ...]:
     return function, args, state[0] if state else None
 
 
-def restored(function: Any, args: Any, state: Any) -> Any:
+def restored(function: Any, args: Any, state: object) -> Any:
     """The inverse of `reduced`."""
     made = function(*args)
     if state is not None:
@@ -98,7 +98,7 @@ def set_position(iterator: Any, state: Any) -> None:
         iterator.__setstate__(state)
 
 
-def _drawn_from(iterator: Any) -> list[Any]:
+def _drawn_from(iterator: object) -> list[Any]:
     """The iterators that an iterator draws from: not those that are among the items it gives."""
     if type(iterator) is itertools.repeat:
         return []
@@ -107,7 +107,7 @@ def _drawn_from(iterator: Any) -> list[Any]:
     return [part for part in parts if type(part) in REDUCIBLE]
 
 
-def _clone(iterator: Any, clones: dict[int, Any]) -> Any:
+def _clone(iterator: object, clones: dict[int, Any]) -> Any:
     """A copy of an iterator and of those that it draws from; `clones` are those made so far (``zip(it, it)``)."""
     if id(iterator) not in clones:
         own = {id(part): _clone(part, clones) for part in _drawn_from(iterator)}
@@ -125,7 +125,7 @@ _SOURCES = frozenset([type(iter(())), type(iter([]))])  # of what a chain goes o
 _ITERABLES = frozenset([list, tuple, range, str, bytes, bytearray, dict, set, frozenset, collections.deque])
 
 
-def is_readable(iterator: Any) -> bool:
+def is_readable(iterator: object) -> bool:
     """Whether `peek` can read an iterator: it and those that it draws from can be copied; no code of a class is run."""
     if type(iterator) not in REDUCIBLE:
         return False
@@ -143,7 +143,7 @@ def is_readable(iterator: Any) -> bool:
     return all(not isinstance(part, Iterator) or is_readable(part) for part in parts)
 
 
-def peek(iterator: Any, ahead: int) -> Any:
+def peek(iterator: object, ahead: int) -> Any:
     """The item that the iterator will give after `ahead` others, or END; the iterator stays as it is."""
     return next(itertools.islice(_clone(iterator, {}), ahead, None), END)
 
@@ -153,17 +153,17 @@ def advance(iterator: Any, count: int) -> None:
     next(itertools.islice(iterator, count, count), None)
 
 
-def _family(iterator: Any) -> list[Any]:
+def _family(iterator: object) -> list[Any]:
     """An iterator and those that it draws from."""
     return [iterator, *(each for part in _drawn_from(iterator) for each in _family(part))]
 
 
-def left_in(iterator: Any) -> int:
+def left_in(iterator: object) -> int:
     """How many items an iterator says it is still to give."""
     return operator.length_hint(iterator)
 
 
-def _gone_over(iterator: Any) -> list[Any]:
+def _gone_over(iterator: object) -> list[Any]:
     """What an iterator goes over itself, now or, as a chain does, later."""
     found = [part for part in gc.get_referents(iterator) if type(part) not in REDUCIBLE]
     if type(iterator) is itertools.chain:
@@ -183,7 +183,7 @@ class Stream:
 
     __slots__ = ("family", "items", "real", "source", "taken")
 
-    def __init__(self, world: Reading, real: Any, source: Source) -> None:
+    def __init__(self, world: Reading, real: object, source: Source) -> None:
         self.real, self.source, self.taken = real, source, 0
         self.family = _family(real)
         for other in world.journal.streams:

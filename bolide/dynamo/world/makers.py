@@ -68,7 +68,7 @@ def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> An
     return made
 
 
-def _restore(made: Any, name: str, value: Any) -> None:
+def _restore(made: object, name: str, value: object) -> None:
     """Give an instance what another one has in a slot or in its namespace, whatever else its class has of that name."""
     found = class_attribute(type(made), name)
     if type(found) is types.MemberDescriptorType:
@@ -77,7 +77,7 @@ def _restore(made: Any, name: str, value: Any) -> None:
         own_namespace(made)[name] = value
 
 
-def _fill(empty: Any, items: Any) -> None:
+def _fill(empty: object, items: object) -> None:
     base = next((base for base in _FILLED_BY if isinstance(empty, base)), None)
     if base is not None:
         _FILLED_BY[base](empty, items)
@@ -116,7 +116,7 @@ def make_derived(cls: Any, base: Any, value: Any, attributes: dict[str, Any]) ->
     return made
 
 
-def file_in_memory(cls: Any, state: Any) -> Any:
+def file_in_memory(cls: Any, state: object) -> Any:
     made = cls()
     made.__setstate__(state)
     return made
@@ -139,7 +139,7 @@ def make_exception(cls: type, args: tuple[Any, ...], attributes: dict[str, Any],
     return made
 
 
-def fill_instance(empty: Any, full: Any) -> None:
+def fill_instance(empty: object, full: object) -> None:
     """Give an instance without state that of another one of its class."""
     _fill(empty, full)
     if own_namespace(full) is full:
@@ -165,7 +165,7 @@ def exchange(target: Any, gone: list[Any], new: list[Any]) -> None:
     set.update(target, new)
 
 
-def state_of(value: Any) -> dict[str, Any]:
+def state_of(value: object) -> dict[str, Any]:
     """An instance's attributes, those in slots too (unless a subclass has something else of that name)."""
     attributes = dict(own_namespace(value))
     members = {name: found for base in reversed(type(value).__mro__) for name, found in base.__dict__.items()}
@@ -202,7 +202,7 @@ def facts_of(function: Any) -> dict[str, Any]:
     return {name: mine for name, (mine, its) in facts.items() if not _is_same_fact(mine, its)}
 
 
-def _is_same_fact(mine: Any, its: Any) -> bool:
+def _is_same_fact(mine: object, its: object) -> bool:
     if type(mine) is not type(its):
         return False
     return bool(mine == its) if type(mine) is str else mine is its or (not mine and not its)

@@ -52,7 +52,12 @@ class Overlay:
     )
 
     def __init__(
-        self, world: Reading, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source], owner: Any
+        self,
+        world: Reading,
+        real: dict[Any, Any],
+        source: Source,
+        child: Callable[[Source, Any], Source],
+        owner: object,
     ) -> None:
         self.owner = owner
         self.world, self.real, self.source, self.child = world, real, source, child
@@ -76,7 +81,7 @@ class Overlay:
         self.measured = self.written = False
         self.moved: frozenset[Any] = frozenset()  # keys that were deleted and set again
 
-    def _source_of(self, key: Any) -> Source:
+    def _source_of(self, key: object) -> Source:
         """Where a value is found: a guard runs no code of the program's if it has gone."""
         if not isinstance(key, str) and self.itself is not self.source:  # a key of the `__dict__` that is no name
             return dict_value_source(self.itself, key)
@@ -87,7 +92,7 @@ class Overlay:
             computed = self.computes[key]
         return member_source(self.source, key) if computed else self.child(self.source, key)
 
-    def _place(self, key: Any) -> Any:
+    def _place(self, key: object) -> Any:
         """How `key` is looked up: in the real dict, or, where the program says what it equals, among all the keys."""
         if type(key) is str:
             return key
@@ -95,7 +100,7 @@ class Overlay:
             self.materialise()
         return key if self.complete is not None else self.world.real_key(key)
 
-    def get(self, key: Any) -> Any:
+    def get(self, key: object) -> Any:
         """The value under `key`, or MISSING. Guards what was read, absence included."""
         key = self._place(key)
         if self.complete is not None:
@@ -113,7 +118,7 @@ class Overlay:
             self.known[key] = self.original[key] = found
         return found
 
-    def peek(self, key: Any) -> Any:
+    def peek(self, key: object) -> Any:
         """As `get`, but absence is not guarded (used where presence elsewhere implies it)."""
         key = self._place(key)
         if self.complete is not None:
@@ -150,7 +155,7 @@ class Overlay:
                 self.moved |= {key}
         self.known[key] = value
 
-    def _note(self, key: Any) -> None:
+    def _note(self, key: object) -> None:
         """Put into the journal what a key is now."""
         before, moved = self.known.get(key, self.original[key]), self.moved
 
@@ -160,7 +165,7 @@ class Overlay:
         now, put = functools.partial(self.get, key), functools.partial(self.set, key)
         self.world.journal.writes.append(Write((id(self), key), before, now, put, undo))
 
-    def rely_on_absence(self, key: Any) -> None:
+    def rely_on_absence(self, key: object) -> None:
         """Guard that `key` is not there, once."""
         if key not in self.known and self.complete is None:
             self.world.guards.add(self.itself, "has_key", (key, False))
@@ -219,7 +224,7 @@ class Overlay:
         return frozenset(kept[place:])
 
 
-def _in_slot(owner: Any, name: str) -> Any:
+def _in_slot(owner: object, name: str) -> Any:
     """What an instance has in a slot, whatever its class does where there is nothing; else MISSING."""
     try:
         return object.__getattribute__(owner, name)
@@ -239,11 +244,11 @@ def _is_computed(cls: type, name: Any) -> bool:
     return is_data_descriptor(kind) or (hasattr(kind, "__get__") and not hasattr(kind, "__set__"))
 
 
-def _is_same(value: Any, before: Any) -> bool:
+def _is_same(value: object, before: object) -> bool:
     return type(before) in CONSTANT_TYPES and same_constant(value, before)
 
 
-def _hashes_itself(key: Any) -> bool:
+def _hashes_itself(key: object) -> bool:
     """Whether hashing a key runs code of its class."""
     cls = key.cls if type(key) is Outside else type(key)
     return type(cls.__hash__) is types.FunctionType and not isinstance(key, (enum.Enum, torch.Tensor))
@@ -393,7 +398,7 @@ class Deferred:
 
     __slots__ = ("real", "source")
 
-    def __init__(self, real: Any, source: Source) -> None:
+    def __init__(self, real: object, source: Source) -> None:
         self.real, self.source = real, source
 
 
@@ -415,7 +420,7 @@ def is_finalised(value: Any) -> bool:
     return any(map(_is_seen_to_go, value))
 
 
-def _is_seen_to_go(value: Any) -> bool:
+def _is_seen_to_go(value: object) -> bool:
     cls = type(value)
     if cls in CONSTANT_TYPES or issubclass(cls, _REFERRED_TO):
         return False
@@ -428,7 +433,7 @@ _PLAIN_KINDS = (int, float, str, bytes)
 CONTAINERS: tuple[type, ...] = (list, set, frozenset, collections.deque, bytearray)
 
 
-def items_of(real: Any) -> list[Any]:
+def items_of(real: object) -> list[Any]:
     """What is in a list, set, deque, bytearray or tuple, whatever a subclass has for an `__iter__`."""
     base: Any = next(base for base in (*CONTAINERS, tuple) if isinstance(real, base))
     return list(base.__iter__(real))
@@ -446,7 +451,7 @@ class Snapshot:
 
     __slots__ = ("before", "copy", "real", "source")
 
-    def __init__(self, real: Any, source: Source, copy: Any) -> None:
+    def __init__(self, real: object, source: Source, copy: Any) -> None:
         self.real, self.source, self.copy = real, source, copy
         self.before = list(copy)
 
@@ -486,29 +491,29 @@ class Cell:
 
     __slots__ = ("before", "cell", "now")
 
-    def __init__(self, cell: types.CellType, found: Any) -> None:
+    def __init__(self, cell: types.CellType, found: object) -> None:
         self.cell, self.before, self.now = cell, found, found
 
 
-def attribute_source(base: Source, name: Any) -> Source:
+def attribute_source(base: Source, name: object) -> Source:
     return Source("attr", base, name)
 
 
-def member_source(base: Source, name: Any) -> Source:
+def member_source(base: Source, name: object) -> Source:
     """An attribute of an instance whose class has its own way of reading them, which must not be run again."""
     return Source("member", base, name)
 
 
-def slot_source(base: Source, name: Any) -> Source:
+def slot_source(base: Source, name: object) -> Source:
     """The same for what is in a slot."""
     return Source("apply", base, (name,), object.__getattribute__)
 
 
-def dict_value_source(base: Source, key: Any) -> Source:
+def dict_value_source(base: Source, key: object) -> Source:
     return Source("dict_value", base, key)
 
 
-def global_source(base: Source, name: Any) -> Source:
+def global_source(base: Source, name: object) -> Source:
     return Source("global", None, (id(base.obj), name), base.obj)
 
 

@@ -24,7 +24,7 @@ class Program(Protocol):
     def appends(self) -> bool:
         """Whether what is read now is only asked for its `append`."""
 
-    def evaluate(self, function: Any, args: list[Any]) -> Any:
+    def evaluate(self, function: object, args: list[Any]) -> Any:
         """What a call gives that is interpreted."""
 
     def lose(self, error: Unsupported) -> None:
@@ -81,7 +81,7 @@ class Identities:
         self.mirrors: dict[int, tuple[Any, Source]] = {}  # by id of a value: what stands for the object at the source
         self.owners: dict[int, Any] = {}  # by id of a `__dict__` that the program has asked for: whose it is
 
-    def mirror(self, value: Any, source: Source) -> Any:
+    def mirror(self, value: object, source: Source) -> Any:
         """Note that `value` stands for the outside object at `source`; it is given back."""
         self.mirrors[id(value)] = (value, source)
         return value
@@ -165,7 +165,7 @@ class Reading(Protocol):
     @property
     def containers(self) -> Growing: ...
 
-    def wrap(self, real: Any, source: Source) -> Any:
+    def wrap(self, real: object, source: Source) -> Any:
         """The value that stands for `real`, found at `source`."""
 
     def overlay(
@@ -173,11 +173,11 @@ class Reading(Protocol):
     ) -> Any:
         """What a dict of the outside is for the program: one `outside.Overlay` for each dict."""
 
-    def trust(self, real: Any, source: Source) -> Any:
+    def trust(self, real: object, source: Source) -> Any:
         """As `wrap`, for what belongs to a library."""
 
-    def real_key(self, key: Any) -> Any:
+    def real_key(self, key: object) -> Any:
         """The key of an outside dict that a value stands for."""
 
-    def shown_key(self, key: Any) -> Any:
+    def shown_key(self, key: object) -> Any:
         """The value that stands for a key of an outside dict whose keys are guarded."""

@@ -180,7 +180,7 @@ class Rebuilder:
             self._fill(*self.unfilled.pop())
         return made
 
-    def _new_or_refused(self, value: Any, cls: type) -> Recipe:
+    def _new_or_refused(self, value: object, cls: type) -> Recipe:
         try:
             return self._new(value, cls)
         except _ContainsItself:
@@ -195,7 +195,7 @@ class Rebuilder:
             reason = f"class {cls.__name__}, made in the function, leaves it with values of this call"
             raise self._refusal(reason, "define the class outside the function")
 
-    def _new(self, value: Any, cls: type) -> Recipe:
+    def _new(self, value: object, cls: type) -> Recipe:
         if id(value) in self.active:
             raise _ContainsItself
         empty = self._empty(value, cls) if self.split else None
@@ -231,7 +231,7 @@ class Rebuilder:
             return call_of(bare_instance, Recipe("constant", cls))
         return None
 
-    def comes_later(self, value: Any) -> bool:
+    def comes_later(self, value: object) -> bool:
         """Whether a value is filled when all others have been made."""
         return self.split and self._empty(value, type(value)) is not None
 
@@ -248,7 +248,7 @@ class Rebuilder:
             return
         self.fills.append(effect_of(fill_instance, empty, self._make(value, cls)))
 
-    def _is_outside(self, value: Any) -> bool:
+    def _is_outside(self, value: object) -> bool:
         return id(value) in self.world.journal.snapshots or id(value) in self.world.identities.mirrors
 
     def constants(self, *values: Any) -> tuple[Recipe, ...]:
@@ -305,7 +305,7 @@ class Rebuilder:
         owner = self.world.identities.owners.get(id(value))
         return self._dict(value) if owner is None else self._attribute(owner, "__dict__")
 
-    def _attribute(self, owner: Any, name: str) -> Recipe:
+    def _attribute(self, owner: object, name: str) -> Recipe:
         return call_of(getattr, self.recipe(owner), Recipe("constant", name))
 
     def _reference(self, value: weakref.ReferenceType[Any]) -> Recipe | None:
@@ -325,7 +325,7 @@ class Rebuilder:
         known = None if referent is None else self.world.identities.seen.get(id(referent))
         return referent if known is None else known[1]
 
-    def _weak_container(self, container: Any) -> Recipe:
+    def _weak_container(self, container: object) -> Recipe:
         """A weak container that the program has made, of a list of what is in it."""
         data = vars(container).get("data")
         if data is None or vars(container).get("_iterating"):
@@ -403,7 +403,7 @@ class Rebuilder:
         """A list that is never empty first, for what looks into it as soon as it is made."""
         return Recipe("list", None, tuple(self.recipe(item) for item in items))
 
-    def _key(self, key: Any) -> Recipe:
+    def _key(self, key: object) -> Recipe:
         """A member of a dict or set, which is made before effects: it must hash by then as it does in the program."""
         if type(key) is Outside:
             self.world.refuse_stale_key(key)
@@ -466,7 +466,7 @@ class Rebuilder:
         parts = (args, self._dict(value.__dict__), self.recipe(links))
         return call_of(make_exception, Recipe("constant", cls), *parts)
 
-    def _iterator(self, value: Any) -> Recipe:
+    def _iterator(self, value: object) -> Recipe:
         try:
             pieces = reduced(value)
         except RuntimeError as error:  # its next step says the same; none can be made that does
@@ -482,7 +482,7 @@ class Rebuilder:
         self.positions.append(effect_of(set_position, made, state))
         return made
 
-    def _view(self, value: Any) -> Recipe | None:
+    def _view(self, value: object) -> Recipe | None:
         """A view of a dict, or a read-only one."""
         owner = viewed(value)
         if is_class_namespace(owner):
@@ -491,7 +491,7 @@ class Rebuilder:
         made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
         return call_of(_LOOK_AT[type(value)], made)
 
-    def _over_container(self, value: Any, cls: type, pieces: tuple[Any, ...]) -> Recipe | None:
+    def _over_container(self, value: object, cls: type, pieces: tuple[Any, ...]) -> Recipe | None:
         """An iterator that notices when the dict or set changes; `reduced` only has the items that there are now."""
         owner = next(iter(gc.get_referents(value)), None)  # None, or what it has given last: it has ended
         if isinstance(owner, dict) and cls in DICT_ITERATORS and not self.split:  # filled later, it seems to change
@@ -610,7 +610,7 @@ class Rebuilder:
             return Effect("list_assign", source, None, self.whole_list(now))
         return effect_of(refill, source, self.whole_list(now))
 
-    def _write(self, overlay: Overlay, key: Any, value: Any) -> Effect:
+    def _write(self, overlay: Overlay, key: object, value: object) -> Effect:
         target = Recipe("source", overlay.source)
         kind = overlay.child.__name__.replace("member", "attribute").replace("slot", "attribute")
         is_name = isinstance(key, str) and not (overlay.owner is not None and _steers(overlay.owner, key))
@@ -640,7 +640,7 @@ def _native_item_method(cls: Any, name: str) -> Any:
     return getattr(collections.OrderedDict if issubclass(cls, collections.OrderedDict) else dict, name)
 
 
-def _steers(owner: Any, name: str) -> bool:
+def _steers(owner: object, name: str) -> bool:
     """Whether the class of an instance decides what assigning an attribute does."""
     cls: Any = type(owner)
     if isinstance(owner, type):

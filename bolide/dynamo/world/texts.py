@@ -109,7 +109,7 @@ TEXT_METHODS = frozenset(
 )
 
 
-def joined(parts: list[Any], between: Any = "") -> Any:
+def joined(parts: list[Any], between: object = "") -> Any:
     """`between.join(parts)`."""
     if type(between) is str and all(type(part) is str for part in parts):
         return between.join(parts)
@@ -142,11 +142,11 @@ def _history(name: str) -> Any:
 
     class Text(Function):
         @staticmethod
-        def forward(ctx: Any, data: torch.Tensor) -> torch.Tensor:
+        def forward(ctx: object, data: torch.Tensor) -> torch.Tensor:
             return data.view_as(data)
 
         @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
+        def backward(ctx: object, *grads: Any) -> Any:
             return grads[0]
 
     Text._backward_cls.__name__ = name  # type: ignore[attr-defined]
@@ -204,7 +204,7 @@ class MadeId(int):
     owner: Callable[[], Any]
 
 
-def id_of(world: World, value: Any) -> Any:
+def id_of(world: World, value: object) -> Any:
     """The `id` of an object. One from outside is a number from outside, guarded like others; what the program has made
     gets one that leaves as that of the object which leaves."""
     found = world.real_of(value) or _copied(world, value)
@@ -221,7 +221,7 @@ def id_of(world: World, value: Any) -> Any:
     return made
 
 
-def _copied(world: World, value: Any) -> tuple[Any, Source] | None:
+def _copied(world: World, value: object) -> tuple[Any, Source] | None:
     """The outside object that a tuple, a function or a method stands for."""
     if type(value) not in _COPIED:
         return None

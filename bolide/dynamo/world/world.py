@@ -108,7 +108,7 @@ class World:
             self.journal.overlays.append(found)
         return found
 
-    def real_of(self, value: Any) -> tuple[Any, Source] | None:
+    def real_of(self, value: object) -> tuple[Any, Source] | None:
         """The outside object, tensor or container that a value stands for, and where it was found; None for others."""
         if isinstance(value, TracedTensor):
             place = self.inputs.place(value)
@@ -118,7 +118,7 @@ class World:
         snapshot = self.journal.snapshots.get(id(value))
         return None if snapshot is None else (snapshot.real, snapshot.source)
 
-    def real_key(self, key: Any) -> Any:
+    def real_key(self, key: object) -> Any:
         """The key of an outside dict that a value stands for: an outside object or input is itself (guarded)."""
         if type(key) is Outside:
             self.refuse_stale_key(key)
@@ -138,7 +138,7 @@ class World:
             reason = "a key of a dict, whose class has a __hash__, is written to in the same segment"
             raise self.guards.refusal("escape", reason, "write to it before it is a key")
 
-    def shown_key(self, key: Any) -> Any:
+    def shown_key(self, key: object) -> Any:
         """The value that stands for a key of an outside dict whose keys are guarded."""
         if type(key) is str or isinstance(key, (type, enum.Enum)) or is_constant(key):
             return key
@@ -167,7 +167,7 @@ class World:
         if len(sources) > 1 and any(source.kind != "object" for source in sources):
             self.guards.add(None, "distinct", tuple(sources))
 
-    def _outside_source(self, value: Any) -> Source | None:
+    def _outside_source(self, value: object) -> Source | None:
         """Where an outside object, a library's marker, or the tensor that an input is was found; None for others."""
         if type(value) is object:
             return self.identities.place_of(value)
@@ -216,7 +216,7 @@ class World:
             self.lifetimes.watch(value)
         return value
 
-    def trust(self, real: Any, source: Source) -> Any:
+    def trust(self, real: object, source: Source) -> Any:
         """As `wrap`, without guards on `real` itself: it belongs to a library."""
         cls = type(real)
         if is_opaque(real) or (cls in BOUND_BUILTINS and is_bound(real)):
@@ -237,7 +237,7 @@ class World:
         with self.trace.alone():
             return wrap(*args)
 
-    def _wrap_new(self, real: Any, cls: type, source: Source) -> Any:
+    def _wrap_new(self, real: object, cls: type, source: Source) -> Any:
         own = _BY_CLASS.get(cls)
         if own is not None:
             return own(self, real, source)
@@ -271,7 +271,7 @@ class World:
             return made
         return self._wrap_object(real, cls, source)
 
-    def _wrap_object(self, real: Any, cls: type, source: Source) -> Outside:
+    def _wrap_object(self, real: object, cls: type, source: Source) -> Outside:
         """An instance; those of subclasses of list, set and deque with a copy of what is in them."""
         made = Outside(self, real, source)
         base = next((base for base in CONTAINERS if issubclass(cls, base)), None)
@@ -279,7 +279,7 @@ class World:
             made.contents = self.containers.wrap_contents(real, base, source)
         return made
 
-    def _wrap_proxy(self, real: Any, source: Source) -> Outside:
+    def _wrap_proxy(self, real: object, source: Source) -> Outside:
         self.guards.add(source, "type", type(real))
         return Outside(self, real, source)
 
@@ -339,11 +339,11 @@ class World:
         return types.MethodType(getattr(owner.cls, real.__name__), owner)
 
 
-def _wrap_container(world: World, real: Any, source: Source) -> Any:
+def _wrap_container(world: World, real: object, source: Source) -> Any:
     return world.containers.wrap(real, type(real), source)
 
 
-def _wrap_view(world: World, real: Any, source: Source) -> Any:
+def _wrap_view(world: World, real: object, source: Source) -> Any:
     return world.containers.wrap_view(real, source)
 
 
