@@ -84,7 +84,7 @@ CONSTANT_TYPES = frozenset(IDENTITY_CONSTANTS + EQUAL_CONSTANTS + (slice,))
 BOUND_BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
 
 
-class Watch(weakref.ref[Any]):
+class Watch(weakref.ref[object]):
     """A weak reference of bolide's own, which tells the program nothing."""
 
     __slots__ = ()
@@ -124,7 +124,7 @@ def is_installed(filename: str) -> bool:
     return "site-packages" in filename or "dist-packages" in filename
 
 
-def is_library_namespace(namespace: dict[str, Any]) -> bool:
+def is_library_namespace(namespace: dict[str, object]) -> bool:
     """Whether module globals belong to a library, whose constants and classes are trusted not to change."""
     filename = namespace.get("__file__")
     if filename is None:
@@ -132,7 +132,7 @@ def is_library_namespace(namespace: dict[str, Any]) -> bool:
     return is_library_file(filename)
 
 
-def is_own_namespace(namespace: dict[str, Any]) -> bool:
+def is_own_namespace(namespace: dict[str, object]) -> bool:
     """Whether module globals are bolide's."""
     return str(namespace.get("__name__")).partition(".")[0] == "bolide"
 
@@ -176,14 +176,14 @@ def is_derived_constant(real: object, cls: type) -> bool:
     return type(cls.__eq__) is not types.FunctionType
 
 
-def ordered_keys(table: dict[Any, Any]) -> list[Any]:
+def ordered_keys(table: dict[object, object]) -> list[object]:
     """The keys of a dict in their order, past any methods of its class. (An OrderedDict keeps an order of its own.)"""
     if isinstance(table, collections.OrderedDict):
         return [*collections.OrderedDict.__iter__(table)]
     return [*dict.keys(table)]
 
 
-PLAIN: Any = type("Plain", (), {"__slots__": (), "__repr__": lambda self: "a plain value"})()
+PLAIN: object = type("Plain", (), {"__slots__": (), "__repr__": lambda self: "a plain value"})()
 
 
 def lacks_attribute(owner: object, name: str) -> bool:
@@ -203,7 +203,7 @@ def class_attribute(cls: type, name: str, after: type | None = None) -> Any:
     return MISSING
 
 
-def attribute_hook(found: object, name: str) -> Any:
+def attribute_hook(found: object, name: str) -> object:
     """What a class has under the name of a special method for attributes, unless that is Python's own protocol;
     MISSING. It may be written in C (``__setattr__ = dict.__setitem__``)."""
     return MISSING if type(found) is types.WrapperDescriptorType and found.__name__ == name else found
@@ -235,7 +235,7 @@ def name_in_c(cls: type) -> str:
     return cls.__name__ if plain else f"{cls.__module__}.{cls.__name__}"
 
 
-def name_in_texts(cls: Any) -> tuple[Any, Any]:
+def name_in_texts(cls: Any) -> tuple[object, object]:
     """What the text of a class is made of: its module and its qualified name."""
     return cls.__module__, cls.__qualname__
 
@@ -253,7 +253,7 @@ def contents_of(cell: types.CellType) -> Any:
         return MISSING
 
 
-VIEWS: dict[type, Any] = {
+VIEWS: dict[type, Callable[[Any], object]] = {
     type(getattr(made, name)()): getattr(type(made), name)
     for made in ({}, collections.OrderedDict())  # type: ignore[var-annotated]
     for name in ("keys", "values", "items")
@@ -377,15 +377,15 @@ def _bits(number: numpy.generic) -> object:
     return repr(number) if number.dtype.char in "gG" else number.tobytes()
 
 
-def _itself(value: object) -> Any:
+def _itself(value: object) -> object:
     return value
 
 
-def _bounds(value: Any) -> Sequence[Any]:
+def _bounds(value: slice | range) -> Sequence[object]:
     return value.start, value.stop, value.step
 
 
-def _moment(value: object) -> Any:
+def _moment(value: object) -> object:
     return value.__reduce_ex__(4)[1]  # the fold is in the bytes, the zone behind them
 
 

@@ -17,7 +17,7 @@ import torch
 
 from bolide.dynamo.program.captured import Source
 
-ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>", "__slots__": ()})()
+ABSENT: object = type("Absent", (), {"__repr__": lambda self: "<absent>", "__slots__": ()})()
 """What a guarded path gives where a dict has no such key: no guard accepts it."""
 
 

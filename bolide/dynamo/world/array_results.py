@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ class Likeness:
     """What NumPy gives for ones in place of the arrays of a program, and these ones with the arrays they stand for."""
 
     result: Any
-    pairs: list[tuple[Any, Any]]
+    pairs: list[tuple[object, object]]
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Kind:
     values; `is_number`: whether it is no array but one of NumPy's numbers; `make` makes one of a tensor and of what
     it is to be like."""
 
-    tensor: Callable[[Any], TracedTensor | None]
-    is_number: Callable[[Any], bool]
-    make: Callable[[TracedTensor, Any], Any]
+    tensor: Callable[[object], TracedTensor | None]
+    is_number: Callable[[object], bool]
+    make: Callable[[TracedTensor, object], object]
 
 
 def expected(function: Callable[..., Any] | None, args: Any, kwargs: Any, kind: Kind) -> Likeness | None:
@@ -68,7 +68,7 @@ class _Arguments:
 
     def __init__(self, kind: Kind, largest: int) -> None:
         self.kind, self.largest = kind, largest
-        self.pairs: list[tuple[Any, Any]] = []
+        self.pairs: list[tuple[object, object]] = []
 
     def of(self, value: Any) -> Any:
         tensor = self.kind.tensor(value)
@@ -117,7 +117,7 @@ def _of_this_call(size: Any) -> int:
     return hint_of(size)
 
 
-def arranged(like: Likeness | None, found: object, kind: Kind, instead: Mapping[Any, Any], given: Any) -> Any:
+def arranged(like: Likeness | None, found: object, kind: Kind, instead: Mapping[object, object], given: Any) -> Any:
     """The result `found` as NumPy's: in its containers, its kind of array or number, its memory and strides. Raises
     TypeError where it is not what NumPy gives, or would give with other default types: those `instead` of its own."""
     if like is not None:
@@ -130,7 +130,9 @@ def arranged(like: Likeness | None, found: object, kind: Kind, instead: Mapping[
     return found
 
 
-def _arranged(like: Any, found: Any, pairs: list[tuple[Any, Any]], kind: Kind, instead: Mapping[Any, Any]) -> Any:
+def _arranged(
+    like: Any, found: Any, pairs: list[tuple[object, object]], kind: Kind, instead: Mapping[object, object]
+) -> object:
     if isinstance(like, (tuple, list)):
         if not isinstance(found, (tuple, list)) or len(found) != len(like):
             raise TypeError
@@ -154,7 +156,7 @@ def _arranged(like: Any, found: Any, pairs: list[tuple[Any, Any]], kind: Kind, i
     return kind.make(_in_memory(like, tensor, pairs, kind), like)
 
 
-def _as_tensor(like: torch.Tensor, tensor: TracedTensor | None) -> Any:
+def _as_tensor(like: torch.Tensor, tensor: TracedTensor | None) -> object:
     """The tensor that NumPy hands to `Tensor.__array_wrap__`, which knows no truths."""
     if tensor is None or tensor.dim() != like.dim():
         raise TypeError
@@ -164,7 +166,7 @@ def _as_tensor(like: torch.Tensor, tensor: TracedTensor | None) -> Any:
     return made
 
 
-def _in_memory(like: object, tensor: TracedTensor, pairs: list[tuple[Any, Any]], kind: Kind) -> Any:
+def _in_memory(like: object, tensor: TracedTensor, pairs: list[tuple[object, object]], kind: Kind) -> Any:
     """A result that shares its memory with those arguments that NumPy's does, in its strides."""
     owners = [(given, kind.tensor(own)) for given, own in pairs if isinstance(given, numpy.ndarray)]
     inputs = [own.group for _, own in owners if own is not None]
@@ -183,12 +185,12 @@ def _in_memory(like: object, tensor: TracedTensor, pairs: list[tuple[Any, Any]],
     return tensor.clone() if is_view else tensor
 
 
-def _steps(shape: Any, strides: Any) -> list[int]:
+def _steps(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
     """The strides that count."""
     return [_of_this_call(step) for size, step in zip(shape, strides) if _of_this_call(size) != 1]
 
 
-def _with_order(tensor: TracedTensor, strides: tuple[int, ...]) -> Any:
+def _with_order(tensor: TracedTensor, strides: tuple[int, ...]) -> object:
     """A copy whose dimensions lie in memory in the order of `strides`."""
     order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
     back = sorted(range(len(order)), key=order.__getitem__)

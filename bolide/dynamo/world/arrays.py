@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -46,7 +46,7 @@ class TracedArray(NDArrayOperatorsMixin):
         tensor: torch.Tensor = self.array.tensor
         return tensor
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> object:
         if method != "__call__":
             raise refused(f"{ufunc.__name__}.{method}")
         out = kwargs.get("out")
@@ -63,11 +63,11 @@ class TracedArray(NDArrayOperatorsMixin):
             like @= numpy.ones(1)  # raises: no axis of it is left
         return super().__imatmul__(other)
 
-    def __array_function__(self, function: Any, types: object, args: Any, kwargs: Any) -> Any:
+    def __array_function__(self, function: Any, types: object, args: Any, kwargs: Any) -> object:
         space = function.__module__.partition("numpy")[2].strip(".")
         return call(space if space in ("linalg", "fft") else "", function.__name__, args, kwargs)
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+    def __array__(self, *args: object, **kwargs: object) -> object:
         raise refused("asarray")
 
     def __getattr__(self, name: str) -> Any:
@@ -88,7 +88,7 @@ class TracedArray(NDArrayOperatorsMixin):
         return found
 
     @property
-    def nbytes(self) -> Any:
+    def nbytes(self) -> object:
         return self.array.size * self.array.itemsize  # the layer says that of the whole storage
 
     def item(self, *index: Any) -> Any:
@@ -126,16 +126,16 @@ class TracedArray(NDArrayOperatorsMixin):
         if dims:
             self.tensor.copy_(array.tensor.flip(dims))
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> object:
         return TracedArray(layer().ndarray(self.tensor.clone()))
 
-    def __deepcopy__(self, memo: object) -> Any:
+    def __deepcopy__(self, memo: object) -> object:
         return self.__copy__()
 
     def __len__(self) -> int:
         return len(self.array)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[object]:
         return (self[place] for place in range(len(self)))
 
     def __bool__(self) -> bool:
@@ -177,7 +177,7 @@ class TracedScalar(TracedArray):
             self.made = layer().ndarray(tensor)
         return self.made
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> object:
         return self
 
     def item(self) -> Any:
@@ -205,7 +205,7 @@ class TracedScalar(TracedArray):
     def __hash__(self) -> int:
         return hash(self.concrete())
 
-    def __round__(self, digits: int | None = None) -> Any:
+    def __round__(self, digits: int | None = None) -> object:
         return round(self.concrete(), digits)
 
     def __str__(self) -> str:
@@ -242,7 +242,7 @@ def _is_backward(part: object) -> bool:
     return isinstance(part, slice) and part.step is not None and part.step < 0
 
 
-def _turned(array: TracedArray, index: object) -> tuple[list[int], Any]:
+def _turned(array: TracedArray, index: object) -> tuple[list[int], object]:
     """The dimensions that an index goes through backward, and the index of the array turned round in these that gives
     the same: what lies at `place` is at `~place` there. (The layer does this only for whole dimensions, and without
     looking at what stands in front.)"""
@@ -299,7 +299,7 @@ class Method:
         return _answer(f"ndarray.{self.name}", method, args, kwargs, like, (self.owner, *args, *kwargs.values()))
 
 
-def _class_of(array: TracedArray) -> Any:
+def _class_of(array: TracedArray) -> type:
     return array.kind if isinstance(array, TracedScalar) else numpy.ndarray
 
 
@@ -316,7 +316,7 @@ def _array_like(tensor: TracedTensor, like: Any) -> Any:
 KIND = Kind(_tensor_of, lambda value: isinstance(value, TracedScalar), _array_like)
 
 
-def _answer(name: str, function: Any, args: Any, kwargs: Any, like: Any, given: Any) -> Any:
+def _answer(name: str, function: Any, args: Any, kwargs: Any, like: Any, given: Any) -> object:
     """What the layer's `function` returns, if NumPy's result would be `like` that (None: not known)."""
     if like is None and any(type(value) is TracedTensor for value in given):
         raise refused(name)  # what NumPy makes of tensors depends on its version
@@ -411,7 +411,7 @@ def with_defaults() -> None:
         _dtypes_impl._default_dtypes = wanted
 
 
-def chosen_defaults() -> dict[Any, Any]:
+def chosen_defaults() -> dict[object, object]:
     """The types that the configuration puts in place of NumPy's own defaults, by these."""
     names = {
         "float64": config.numpy_default_float,
@@ -441,7 +441,7 @@ def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     return _answer(name, function, args, kwargs, like, given)
 
 
-def _promoted(args: Any, like: Any) -> Any:
+def _promoted(args: Any, like: object) -> object:
     """The operands of a ufunc, integers converted first where its result is to be `like` floats."""
     kind = getattr(getattr(like, "result", None), "dtype", None)
     if not isinstance(kind, numpy.dtype):
@@ -494,7 +494,7 @@ def as_tensor(array: numpy.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
-def to_array(tensor: torch.Tensor, writeable: bool = True) -> Any:
+def to_array(tensor: torch.Tensor, writeable: bool = True) -> numpy.ndarray[Any, Any]:
     """The array in the memory of a result."""
     array = tensor.detach().resolve_conj().resolve_neg().numpy()
     if not writeable:
@@ -502,7 +502,7 @@ def to_array(tensor: torch.Tensor, writeable: bool = True) -> Any:
     return array
 
 
-def to_scalar(tensor: torch.Tensor) -> Any:
+def to_scalar(tensor: torch.Tensor) -> object:
     """The number of NumPy's in a result."""
     return to_array(tensor)[()]
 
@@ -529,15 +529,15 @@ def _wrap(world: World, real: numpy.ndarray[Any, Any], source: Source) -> Any:
     return world.identities.mirror(TracedArray(layer().ndarray(traced)), source)
 
 
-def _wrap_float(world: World, real: object, source: Source) -> Any:
+def _wrap_float(world: World, real: object, source: Source) -> object:
     return _wrap_number(world, real, source, float)
 
 
-def _wrap_int(world: World, real: object, source: Source) -> Any:
+def _wrap_int(world: World, real: object, source: Source) -> object:
     return _wrap_number(world, real, source, int)
 
 
-def _wrap_number(world: World, real: Any, source: Source, kind: Any) -> Any:
+def _wrap_number(world: World, real: Any, source: Source, kind: Any) -> object:
     """A number that is a symbol, or a float of the graph, where one of Python's would be; else itself."""
     if not config.trace_numpy:
         return None

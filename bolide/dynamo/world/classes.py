@@ -38,9 +38,9 @@ class Classes:
         self.world, self.guards = world, world.guards
         self.own: dict[int, type] = {}  # classes made by the program, by id
         self.written: dict[type, Overlay] = {}  # classes whose attributes the program has assigned
-        self.shown: dict[int, Mapping[str, Any]] = {}  # by id: what classes have whose `__dict__` has been read
-        self.cache: dict[tuple[type, str, type | None], Any] = {}  # of `lookup`
-        self.codes: dict[int, tuple[bool, dict[Any, bool]]] = {}  # by id of a class: `Overlay.asks` and `computes`
+        self.shown: dict[int, Mapping[str, object]] = {}  # by id: what classes have whose `__dict__` has been read
+        self.cache: dict[tuple[type, str, type | None], object] = {}  # of `lookup`
+        self.codes: dict[int, tuple[bool, dict[object, bool]]] = {}  # by id of a class: `Overlay.asks` and `computes`
 
     def lookup(self, cls: type, name: str, after: type | None = None) -> Any:
         """The class attribute `name` by method resolution order (of the classes behind `after`), unbound, or MISSING.
@@ -59,7 +59,7 @@ class Classes:
         found = self.lookup(cls, name)
         return found if type(found) is types.FunctionType else None
 
-    def _look_up(self, cls: type, name: str, after: type | None) -> Any:
+    def _look_up(self, cls: type, name: str, after: type | None) -> object:
         """`class_attribute`, with what the program has written."""
         for base in cls.__mro__ if after is None else cls.__mro__[cls.__mro__.index(after) + 1 :]:
             written = self.written.get(base)
@@ -85,7 +85,7 @@ class Classes:
         found = ClassAttribute(name, after, steering(cls, name, after))
         self.guards.add(Source("object", None, None, cls), "class_attr", found)
 
-    def rely_on_answer(self, cls: type, question: Callable[[Any], Any]) -> None:
+    def rely_on_answer(self, cls: type, question: Callable[[object], object]) -> None:
         """Guard what a question about a class that is not a library's, which changes nothing, answers."""
         if not self.guards.first((cls, question)):
             return
@@ -112,7 +112,7 @@ class Classes:
             source = Source("apply", Source("object", None, None, cls), (wanted,), issubclass)
             self.guards.add(source, "equals", issubclass(cls, wanted))
 
-    def show(self, table: Mapping[str, Any], source: Source, wrap: Callable[[Any, Source], Any]) -> Any:
+    def show(self, table: Mapping[str, object], source: Source, wrap: Callable[[Any, Source], object]) -> object:
         """The `__dict__` of a class as it is now: it is not written to while the program has that."""
         if any(viewed(vars(cls)) is table for cls in self.written):
             raise self.guards.refusal("outside_object", "the __dict__ of a class that is written to")

@@ -42,7 +42,7 @@ class Frame:
     function: Any = None
     pc: int = 0
     stack: list[Any] = field(default_factory=list)
-    exceptions: list[Any] = field(default_factory=list)
+    exceptions: list[BaseException] = field(default_factory=list)
     generator: Generator | None = None
     namespace: dict[str, Any] | None = None
     then: str = "push"
@@ -63,7 +63,7 @@ class Frame:
         if self.generator is not None:
             self.generator.finish()
 
-    def as_locals(self, variables: dict[str, Any]) -> dict[str, Any]:
+    def as_locals(self, variables: dict[str, object]) -> dict[str, object]:
         """What `locals()` answers. Up to 3.12 it is one dict, which holds the values of then as long as the frame
         lives."""
         if VERSION >= (3, 13):
@@ -81,7 +81,7 @@ class Frame:
         self.locals, self.stack, self.exceptions = [], [], []
         self.function = self.snapshot = self.namespace = self.then_value = None
 
-    def delegate(self) -> Any:
+    def delegate(self) -> object:
         """What the suspended body of a generator yields from, or None."""
         ops, args = self.code.ops, self.code.args
         return self.stack[-1] if ops[self.pc] == "JUMP" and ops[args[self.pc]] == "SEND" else None
@@ -160,11 +160,11 @@ def dropped_generator(where: UserFrame | None) -> Unsupported:
     return Unsupported(reason, where, "use it up or close it", kind="iterator")
 
 
-def bind(function: types.FunctionType, args: list[Any], kwargs: dict[str, Any] | None) -> list[Any]:
+def bind(function: types.FunctionType, args: list[object], kwargs: dict[str, object] | None) -> list[object]:
     """The fast locals of a call. Raises TypeError as CPython does when the arguments do not fit."""
     code = function.__code__
     argcount = code.co_argcount
-    slots: list[Any] = [MISSING] * len(decode(code).locals_names)
+    slots: list[object] = [MISSING] * len(decode(code).locals_names)
     if not kwargs and len(args) == argcount and not code.co_kwonlyargcount and not code.co_flags & 0x0C:
         slots[:argcount] = args
     elif not _bind(function, slots, args, kwargs or {}):
@@ -174,7 +174,7 @@ def bind(function: types.FunctionType, args: list[Any], kwargs: dict[str, Any] |
     return slots
 
 
-def _bind(function: types.FunctionType, slots: list[Any], args: list[Any], kwargs: dict[str, Any]) -> bool:
+def _bind(function: types.FunctionType, slots: list[object], args: list[object], kwargs: dict[str, object]) -> bool:
     """Fill the parameters of a call; False when the arguments do not fit."""
     code = function.__code__
     argcount, given = code.co_argcount, len(args)
@@ -187,7 +187,7 @@ def _bind(function: types.FunctionType, slots: list[Any], args: list[Any], kwarg
         position += 1
     elif given > argcount:
         return False
-    extra: dict[str, Any] | None = None
+    extra: dict[str, object] | None = None
     if code.co_flags & 0x08:
         extra = slots[position] = {}
     first = code.co_posonlyargcount
@@ -207,7 +207,7 @@ def _bind(function: types.FunctionType, slots: list[Any], args: list[Any], kwarg
     return _bind_defaults(function, slots, total)
 
 
-def _bind_defaults(function: types.FunctionType, slots: list[Any], total: int) -> bool:
+def _bind_defaults(function: types.FunctionType, slots: list[object], total: int) -> bool:
     code = function.__code__
     defaults = function.__defaults__ or ()
     first = code.co_argcount - len(defaults)
@@ -315,7 +315,7 @@ def _frame(entry: Entry, kept: Frame | None) -> types.FrameType:
     return frame
 
 
-def held(error: BaseException) -> Iterator[Any]:
+def held(error: BaseException) -> Iterator[object]:
     """What the frames that have ended hold, which live only as long as the tracebacks of `error` and of its context and
     cause, perhaps."""
     seen: set[int] = set()
@@ -329,7 +329,7 @@ def held(error: BaseException) -> Iterator[Any]:
         yield from held_by(at.__traceback__)
 
 
-def held_by(trace: types.TracebackType | None) -> Iterator[Any]:
+def held_by(trace: types.TracebackType | None) -> Iterator[object]:
     """What the frames that have ended hold, which live only as long as a traceback, perhaps."""
     while trace is not None:
         for value in trace.tb_frame.f_locals.values():
@@ -337,7 +337,7 @@ def held_by(trace: types.TracebackType | None) -> Iterator[Any]:
         trace = trace.tb_next
 
 
-def _of_ended(frame: Frame | types.FrameType | None) -> Iterator[Any]:
+def _of_ended(frame: Frame | types.FrameType | None) -> Iterator[object]:
     """The variables of a frame, and of those that it was called from, that have ended."""
     while isinstance(frame, Frame):
         if frame.ended:

@@ -59,7 +59,7 @@ class Namespaces:
         self.own: dict[int, dict[str, Any]] = {}  # dicts of the program that code is run among, by id
         self.outside_cells: dict[int, types.CellType] = {}  # all others the program has made
 
-    def is_own(self, namespace: dict[str, Any]) -> bool:
+    def is_own(self, namespace: dict[str, object]) -> bool:
         """Whether these globals are a dict that the program has made."""
         return id(namespace) in self.own
 
@@ -98,7 +98,7 @@ class Namespaces:
         overlay.known[name] = overlay.original[name] = value
         return value
 
-    def store_global(self, namespace: dict[str, Any], name: str, value: object) -> None:
+    def store_global(self, namespace: dict[str, object], name: str, value: object) -> None:
         """Assign (or with MISSING delete) a global."""
         if not self.is_own(namespace):
             self.load_global(namespace, name)
@@ -201,12 +201,12 @@ class Containers:
             snapshot.copy = grown.items
         return self.journal.keep(snapshot)
 
-    def wrap_contents(self, real: object, base: type, source: Source) -> Any:
+    def wrap_contents(self, real: object, base: type, source: Source) -> object:
         """A copy of what is in an instance of a subclass of list, set or deque (`base`)."""
         self._guard_limit(real, source)
         return self.journal.keep(Snapshot(real, source, self._copy(real, base, _items_source(source))))
 
-    def wrap_tuple(self, real: tuple[Any, ...], source: Source) -> tuple[Any, ...]:
+    def wrap_tuple(self, real: tuple[object, ...], source: Source) -> tuple[object, ...]:
         """A tuple of wrapped items; one of constants is itself."""
         if is_constant(real) and self.symbols.is_settled(source, real):
             self.guards.add(source, "equals", real)
@@ -217,7 +217,7 @@ class Containers:
         self.world.identities.mirror(made := tuple(items), source)
         return made
 
-    def wrap_derived_tuple(self, real: tuple[Any, ...], cls: type, source: Source) -> Any:
+    def wrap_derived_tuple(self, real: tuple[object, ...], cls: type, source: Source) -> object:
         """A namedtuple, a structseq or another instance of a subclass of tuple, made anew of its parts."""
         self.guards.add(source, "type", cls)
         own = [class_attribute(cls, name) for name in ("__len__", "__getitem__", "__bool__")]
@@ -227,7 +227,7 @@ class Containers:
         parts = [self.world.wrap(item, Source("item", items, i)) for i, item in enumerate(tuple.__iter__(real))]
         return self._with_attributes(tuple_of(cls, parts), real, source)
 
-    def wrap_partial(self, real: functools.partial[Any], source: Source) -> functools.partial[Any]:
+    def wrap_partial(self, real: functools.partial[object], source: Source) -> functools.partial[object]:
         """A partial of wrapped parts."""
         self.guards.add(source, "type", functools.partial)
         function, args, keywords = (
@@ -298,13 +298,13 @@ class Containers:
 
     # -- lists that are only appended to
 
-    def grown(self, real: object, source: Source) -> list[Any] | None:
+    def grown(self, real: object, source: Source) -> list[object] | None:
         """A list in place of `real`, whose items the program appends; None when it is not read just for that."""
         if type(real) is not list or id(real) in self.world.identities.seen or not self.world.program.appends():
             return None
         return self.building(real, source)
 
-    def building(self, real: list[Any], source: Source) -> list[Any]:
+    def building(self, real: list[object], source: Source) -> list[object]:
         """A list in place of `real`, to which the program only appends until it is read or has been `built`."""
         known = self.journal.grown.get(id(real))
         if known is None:
@@ -315,7 +315,7 @@ class Containers:
             self.guards.add(source, "same", known.source)
         return known.items
 
-    def built(self, items: list[Any]) -> None:
+    def built(self, items: list[object]) -> None:
         """The list that `items` stands for is read from now on (as when a comprehension has come to its end)."""
         for grown in tuple(self.journal.grown.values()):
             if grown.items is items and not grown.whole:

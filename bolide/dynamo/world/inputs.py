@@ -109,7 +109,7 @@ class Numbers:
     def __init__(self, world: Reading, inputs: Inputs) -> None:
         self.world, self.inputs, self.symbols = world, inputs, inputs.symbols
         self.floats: dict[str, Source] = {}  # those that are numbers of the graph, by their names in conditions
-        self.derived: dict[Source, Any] = {}  # numbers that are computed of sizes at each call (`machine.derived`)
+        self.derived: dict[Source, object] = {}  # numbers that are computed of sizes at each call (`machine.derived`)
 
     def wrap_int(self, real: int, source: Source) -> Any:
         """An integer as it is, guarded, or a symbol."""
@@ -120,14 +120,14 @@ class Numbers:
             self.world.guards.add(source, "integer", value.node.expr.bounds())
         return value
 
-    def wrap_float(self, real: float, source: Source) -> Any:
+    def wrap_float(self, real: float, source: Source) -> object:
         """A float that changes from call to call is a number of the graph, given to it as a tensor."""
         if self.symbols.changes_float(source, real):
             return self.float_of(source, real)
         self.world.guards.add(source, "equals", real)
         return real
 
-    def float_of(self, source: Source, real: float) -> Any:
+    def float_of(self, source: Source, real: float) -> object:
         """The float at `source` as a number of the graph."""
         self.world.guards.add(source, "type", float)
         name = f"f{len(self.floats)}"

@@ -8,7 +8,7 @@ import gc
 import itertools
 import operator
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from bolide.dynamo.program.captured import Source
@@ -41,7 +41,7 @@ _DEPRECATED = frozenset(
 _FORMS = [(name, backwards) for name in ("keys", "values", "items") for backwards in (False, True)]
 
 
-def _over_dict(owner: dict[Any, Any], name: str, backwards: bool) -> Iterator[Any]:
+def _over_dict(owner: dict[object, object], name: str, backwards: bool) -> Iterator[object]:
     view = getattr(dict, name)(owner)
     return reversed(view) if backwards else iter(view)
 
@@ -49,7 +49,7 @@ def _over_dict(owner: dict[Any, Any], name: str, backwards: bool) -> Iterator[An
 DICT_ITERATORS: dict[type, tuple[str, bool]] = {type(_over_dict({}, *form)): form for form in _FORMS}
 
 
-def dict_iterator(owner: dict[Any, Any], name: str, backwards: bool, drawn: int) -> Iterator[Any]:
+def dict_iterator(owner: dict[object, object], name: str, backwards: bool, drawn: int) -> Iterator[object]:
     """An iterator over a dict that has given `drawn` of its items."""
     made = _over_dict(owner, name, backwards)
     advance(made, drawn)
@@ -59,7 +59,7 @@ def dict_iterator(owner: dict[Any, Any], name: str, backwards: bool, drawn: int)
 SET_ITERATOR: type = type(iter(set()))
 
 
-def set_iterator(owner: set[Any], rest: list[Any]) -> Iterator[Any]:
+def set_iterator(owner: set[object], rest: list[object]) -> Iterator[object]:
     """An iterator over a set that is still to give `rest`; where the set has another order, one over that list."""
     drawn = len(owner) - len(rest)
     if all(map(operator.is_, list(set.__iter__(owner))[drawn:], rest)):
@@ -148,7 +148,7 @@ def peek(iterator: object, ahead: int) -> Any:
     return next(itertools.islice(_clone(iterator, {}), ahead, None), END)
 
 
-def advance(iterator: Any, count: int) -> None:
+def advance(iterator: Iterator[object], count: int) -> None:
     """Take `count` items, or all there are."""
     next(itertools.islice(iterator, count, count), None)
 
@@ -172,7 +172,7 @@ def _gone_over(iterator: object) -> list[Any]:
     return found
 
 
-OF_ITERATORS: dict[str, Any] = {"__iter__": iter, "__next__": next}
+OF_ITERATORS: dict[str, Callable[..., object]] = {"__iter__": iter, "__next__": next}
 """Methods of iterators, and what does the same."""
 
 
@@ -201,7 +201,7 @@ class Stream:
     def __repr__(self) -> str:
         raise Unsupported("the text of an iterator from outside", kind="iterator")
 
-    def _read(self, world: Reading) -> Generator[Any, None, None]:
+    def _read(self, world: Reading) -> Generator[object, None, None]:
         """Guards each item when it is drawn, and the end when it is found, but not how far the iterator was before."""
         while True:
             if any(world.journal.is_written(part) for each in self.family for part in _gone_over(each)):

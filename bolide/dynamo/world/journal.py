@@ -24,13 +24,13 @@ class Change(NamedTuple):
     before: Any
     now: Any
 
-    def gone(self) -> list[Any]:
+    def gone(self) -> list[object]:
         """What has been written over, or taken out."""
         if isinstance(self.place, Snapshot):
             return self.place.gone()
         return [self.before] if isinstance(self.place, (Overlay, Cell)) else []
 
-    def parts(self) -> list[Any]:
+    def parts(self) -> list[object]:
         """All that tells it from another change, each part by its identity."""
         if isinstance(self.place, Stream):
             return [self.place, *[None] * self.now]
@@ -40,7 +40,7 @@ class Change(NamedTuple):
 class Written:
     """What was written by some moment. Two are equal if nothing was written in between."""
 
-    def __init__(self, parts: list[Any]) -> None:
+    def __init__(self, parts: list[object]) -> None:
         self.parts = parts
 
     def __eq__(self, other: object) -> bool:
@@ -68,12 +68,14 @@ class Journal:
         self.snapshot_of: dict[int, Snapshot] = {}  # by id of the real container
         self.flags: list[tuple[Source, bool]] = []  # inputs whose `requires_grad` the program changes, and to what
         self.hooks: dict[int, Any] = {}  # those that the program has put on inputs, by id of their handles
-        self.exceptions: list[tuple[BaseException, dict[str, Any]]] = []  # those of outside, and their state at first
+        self.exceptions: list[
+            tuple[BaseException, dict[str, object]]
+        ] = []  # those of outside, and their state at first
         self.forks = 0
         self.ways = 0  # how many ways have been gone for the outermost branch
         self.writes: list[Write] = []
 
-    def keep(self, snapshot: Snapshot) -> Any:
+    def keep(self, snapshot: Snapshot) -> object:
         """Look after a copy of a container; it is given back."""
         self.snapshots[id(snapshot.copy)] = self.snapshot_of[id(snapshot.real)] = snapshot
         return snapshot.copy
@@ -111,7 +113,7 @@ class Journal:
 
     # -- branches
 
-    def reached(self) -> Iterator[Any]:
+    def reached(self) -> Iterator[object]:
         """What the program has in the places that it may write to."""
         for overlay in self.overlays:
             if overlay.complete is not None:

@@ -15,6 +15,7 @@ import torch
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program.kinds import class_attribute, own_namespace, tuple_of
 from bolide.dynamo.world.outside import CONTAINERS
+from bolide.tracing import TracedTensor
 
 _MADE_EMPTY: tuple[type, ...] = (object, dict, list, set, frozenset, tuple)
 _MADE_EMPTY += (collections.OrderedDict, collections.defaultdict, collections.deque)
@@ -31,12 +32,12 @@ def is_open(cls: type) -> bool:
     return is_python_class(cls) and _maker(cls).__self__ in _MADE_EMPTY
 
 
-def bare_instance(cls: Any) -> Any:
+def bare_instance(cls: type) -> Any:
     """An empty instance, made past any `__new__` that is written in Python."""
     return _maker(cls)(cls)
 
 
-def dead_reference() -> Any:
+def dead_reference() -> object:
     """A weak reference to what is no more."""
     return weakref.ref(set())
 
@@ -51,7 +52,7 @@ def weak_container(cls: Any, items: list[Any]) -> Any:
     return made
 
 
-def make_instance(cls: Any, attributes: dict[str, Any] | None, items: Any) -> Any:
+def make_instance(cls: Any, attributes: dict[str, object] | None, items: Any) -> object:
     """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
     set, tuple or deque subclass. `attributes` are None for a dict whose items are its attributes."""
     if issubclass(cls, frozenset):
@@ -83,12 +84,12 @@ def _fill(empty: object, items: object) -> None:
         _FILLED_BY[base](empty, items)
 
 
-def _fill_ordered(empty: collections.OrderedDict[Any, Any], items: dict[Any, Any]) -> None:
+def _fill_ordered(empty: collections.OrderedDict[object, object], items: dict[object, object]) -> None:
     for key, value in items.items():
         collections.OrderedDict.__setitem__(empty, key, value)
 
 
-def _fill_deque(empty: collections.deque[Any], full: collections.deque[Any]) -> None:
+def _fill_deque(empty: collections.deque[object], full: collections.deque[object]) -> None:
     collections.deque.__init__(empty, full, full.maxlen)
 
 
@@ -116,7 +117,7 @@ def make_derived(cls: Any, base: Any, value: Any, attributes: dict[str, Any]) ->
     return made
 
 
-def file_in_memory(cls: Any, state: object) -> Any:
+def file_in_memory(cls: Any, state: object) -> object:
     made = cls()
     made.__setstate__(state)
     return made
@@ -159,13 +160,13 @@ def refill(target: Any, items: Any) -> None:
     base.extend(target, items)
 
 
-def exchange(target: Any, gone: list[Any], new: list[Any]) -> None:
+def exchange(target: set[object], gone: list[object], new: list[object]) -> None:
     """Take items out of a set and put others in."""
     set.difference_update(target, gone)
     set.update(target, new)
 
 
-def state_of(value: object) -> dict[str, Any]:
+def state_of(value: object) -> dict[str, object]:
     """An instance's attributes, those in slots too (unless a subclass has something else of that name)."""
     attributes = dict(own_namespace(value))
     members = {name: found for base in reversed(type(value).__mro__) for name, found in base.__dict__.items()}
@@ -175,7 +176,7 @@ def state_of(value: object) -> dict[str, Any]:
     return attributes
 
 
-def make_partial(attributes: dict[str, Any], function: Any, /, *args: Any, **keywords: Any) -> Any:
+def make_partial(attributes: dict[str, object], function: Any, /, *args: Any, **keywords: Any) -> object:
     """A partial with attributes of its own."""
     made = functools.partial(function, *args, **keywords)
     made.__dict__.update(attributes)
@@ -183,7 +184,12 @@ def make_partial(attributes: dict[str, Any], function: Any, /, *args: Any, **key
 
 
 def make_function(
-    code: types.CodeType, namespace: dict[str, Any], name: str, defaults: Any, closure: Any, attributes: dict[str, Any]
+    code: types.CodeType,
+    namespace: dict[str, Any],
+    name: str,
+    defaults: Any,
+    closure: Any,
+    attributes: dict[str, object],
 ) -> types.FunctionType:
     made = types.FunctionType(code, namespace, name, defaults, closure)
     for fact in _FACTS & attributes.keys():
@@ -227,12 +233,12 @@ def behind(tensors: Iterable[Any]) -> list[Any]:
     return order
 
 
-def is_spent(tensor: Any) -> bool:
+def is_spent(tensor: TracedTensor) -> bool:
     """Whether the program has already released what the tensor's gradient needs, by calling backward inside."""
     return not tensor._trace.derivation.spent.isdisjoint(behind([tensor]))
 
 
-def detached(tensor: Any) -> Any:
+def detached(tensor: Any) -> object:
     with torch.no_grad():
         return tensor.detach()
 

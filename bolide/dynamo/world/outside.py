@@ -62,7 +62,7 @@ class Overlay:
         self.owner = owner
         self.world, self.real, self.source, self.child = world, real, source, child
         self.itself = source
-        self.computes: dict[Any, bool] | None = None  # of an instance: whether its class computes a name
+        self.computes: dict[object, bool] | None = None  # of an instance: whether its class computes a name
         self.asks = False
         if child is attribute_source and not isinstance(owner, type):
             known = world.classes.codes.get(id(type(owner)))
@@ -76,10 +76,10 @@ class Overlay:
             elif is_read_by_code(type(owner)):
                 self.child, self.itself = member_source, Source("namespace", source, None)
         self.known: dict[Any, Any] = {}
-        self.original: dict[Any, Any] = {}
-        self.complete: dict[Any, Any] | None = None
+        self.original: dict[object, object] = {}
+        self.complete: dict[object, object] | None = None
         self.measured = self.written = False
-        self.moved: frozenset[Any] = frozenset()  # keys that were deleted and set again
+        self.moved: frozenset[object] = frozenset()  # keys that were deleted and set again
 
     def _source_of(self, key: object) -> Source:
         """Where a value is found: a guard runs no code of the program's if it has gone."""
@@ -92,7 +92,7 @@ class Overlay:
             computed = self.computes[key]
         return member_source(self.source, key) if computed else self.child(self.source, key)
 
-    def _place(self, key: object) -> Any:
+    def _place(self, key: object) -> object:
         """How `key` is looked up: in the real dict, or, where the program says what it equals, among all the keys."""
         if type(key) is str:
             return key
@@ -127,7 +127,7 @@ class Overlay:
             return self.known[key]
         return self.get(key) if dict.__contains__(self.real, key) else MISSING
 
-    def set(self, key: Any, value: Any) -> None:
+    def set(self, key: object, value: object) -> None:
         """Write; MISSING deletes."""
         key = self._place(key)
         if self.complete is not None:
@@ -200,7 +200,7 @@ class Overlay:
             self.complete = whole
         return self.complete
 
-    def changes(self) -> list[tuple[Any, Any]]:
+    def changes(self) -> list[tuple[object, Any]]:
         """The writes, in order, that make the dict what it is now: (key, value), or MISSING to delete. A key that
         changed its place is deleted first."""
         if not self.written and self.complete is None:
@@ -217,14 +217,14 @@ class Overlay:
                 out.append((key, value))
         return out
 
-    def _displaced(self, final: dict[Any, Any]) -> frozenset[Any]:
+    def _displaced(self, final: dict[object, object]) -> frozenset[object]:
         """The keys of the real dict that are no longer where writing the new ones behind it would leave them."""
         kept = [key for key in ordered_keys(self.real) if key in final]
         place = next((i for i, (old, new) in enumerate(zip(kept, final)) if old is not new and old != new), len(kept))
         return frozenset(kept[place:])
 
 
-def _in_slot(owner: object, name: str) -> Any:
+def _in_slot(owner: object, name: str) -> object:
     """What an instance has in a slot, whatever its class does where there is nothing; else MISSING."""
     try:
         return object.__getattribute__(owner, name)
@@ -291,7 +291,7 @@ class Outside:
         return cls.over(owner.world, owner.real.__dict__, overlay, attribute_source(owner.source, "__dict__"))
 
     @classmethod
-    def over(cls, world: Reading, real: dict[str, Any], items: Overlay, source: Source) -> Outside:
+    def over(cls, world: Reading, real: dict[str, object], items: Overlay, source: Source) -> Outside:
         """A dict of names, read and written through an overlay that others use as well."""
         view = cls.__new__(cls)
         view.real, view.cls, view.attrs, view.items, view.source = real, dict, None, items, source
@@ -348,7 +348,7 @@ class Outside:
         plain = self.plain()
         return int(self._refuse()) if plain is MISSING else hash(plain)
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> bool:
         if self is other:
             return True
         return bool(self.world.program.evaluate(operator.eq, [self, other]))
@@ -433,13 +433,13 @@ _PLAIN_KINDS = (int, float, str, bytes)
 CONTAINERS: tuple[type, ...] = (list, set, frozenset, collections.deque, bytearray)
 
 
-def items_of(real: object) -> list[Any]:
+def items_of(real: object) -> list[object]:
     """What is in a list, set, deque, bytearray or tuple, whatever a subclass has for an `__iter__`."""
     base: Any = next(base for base in (*CONTAINERS, tuple) if isinstance(real, base))
     return list(base.__iter__(real))
 
 
-def limit_of(real: collections.deque[Any]) -> int | None:
+def limit_of(real: collections.deque[object]) -> int | None:
     """How many items a deque may have, whatever a subclass has under that name."""
     limit: int | None = vars(collections.deque)["maxlen"].__get__(real)
     return limit
@@ -461,12 +461,12 @@ class Snapshot:
             return any(self.differences())
         return len(self.before) != len(self.copy) or any(a is not b for a, b in zip(self.before, self.copy))
 
-    def gone(self) -> list[Any]:
+    def gone(self) -> list[object]:
         """What is no longer in it."""
         now = set(map(id, self.copy))
         return [item for item in self.before if id(item) not in now]
 
-    def differences(self) -> tuple[list[Any], list[Any]]:
+    def differences(self) -> tuple[list[object], list[object]]:
         """What has gone from a set, and what is new in it."""
         before = set(map(id, self.before))
         return self.gone(), [item for item in self.copy if id(item) not in before]
@@ -481,7 +481,7 @@ class Grown:
 
     def __init__(self, real: list[Any], source: Source) -> None:
         self.real, self.source = real, source
-        self.items: list[Any] = []
+        self.items: list[object] = []
         self.whole = False  # the list has been read since: `items` stands for all of it
 
 
@@ -520,7 +520,7 @@ def global_source(base: Source, name: object) -> Source:
 _OF_THE_OBJECT = frozenset({"__getattribute__", "__iadd__", "__imul__", "__iand__", "__ior__", "__isub__", "__ixor__"})
 
 
-def method_of_c(found: Any, owner: Any) -> Any:
+def method_of_c(found: Any, owner: Any) -> object:
     """A method written in C, bound; a container's works on the copy of its contents, unless it reads attributes or
     answers the container."""
     of_container = getattr(found, "__objclass__", None) in CONTAINERS and found.__name__ not in _OF_THE_OBJECT

@@ -78,8 +78,10 @@ class Identities:
 
     def __init__(self) -> None:
         self.seen: dict[int, Seen] = {}  # by id of the real object
-        self.mirrors: dict[int, tuple[Any, Source]] = {}  # by id of a value: what stands for the object at the source
-        self.owners: dict[int, Any] = {}  # by id of a `__dict__` that the program has asked for: whose it is
+        self.mirrors: dict[
+            int, tuple[object, Source]
+        ] = {}  # by id of a value: what stands for the object at the source
+        self.owners: dict[int, object] = {}  # by id of a `__dict__` that the program has asked for: whose it is
 
     def mirror(self, value: object, source: Source) -> Any:
         """Note that `value` stands for the outside object at `source`; it is given back."""
@@ -106,9 +108,9 @@ class Write:
     """A write to a place of the outside world that can be undone. `before`: what stood there; `now`: what does now."""
 
     place: tuple[int, Hashable]
-    before: Any
-    now: Callable[[], Any]
-    put: Callable[[Any], None]
+    before: object
+    now: Callable[[], object]
+    put: Callable[[object], None]
     undo: Callable[[], None]
 
 
@@ -130,7 +132,7 @@ class Lookup(Protocol):
     """What is known of classes (`classes.Classes`). `codes`: by id, whether instances ask code for attributes that they
     lack, and which names the class computes."""
 
-    codes: dict[int, tuple[bool, dict[Any, bool]]]
+    codes: dict[int, tuple[bool, dict[object, bool]]]
 
     def lookup(self, cls: type, name: str, after: type | None = None) -> Any:
         """The class attribute `name`, unbound, or MISSING. Guarded."""
@@ -142,7 +144,7 @@ class Lookup(Protocol):
 class Growing(Protocol):
     """Containers (`holders.Containers`), as those who find lists ask for them."""
 
-    def grown(self, real: object, source: Source) -> list[Any] | None:
+    def grown(self, real: object, source: Source) -> list[object] | None:
         """A list to append to in place of `real`; None if it is read for more than that."""
 
 
@@ -173,11 +175,11 @@ class Reading(Protocol):
     ) -> Any:
         """What a dict of the outside is for the program: one `outside.Overlay` for each dict."""
 
-    def trust(self, real: object, source: Source) -> Any:
+    def trust(self, real: object, source: Source) -> object:
         """As `wrap`, for what belongs to a library."""
 
-    def real_key(self, key: object) -> Any:
+    def real_key(self, key: object) -> object:
         """The key of an outside dict that a value stands for."""
 
-    def shown_key(self, key: object) -> Any:
+    def shown_key(self, key: object) -> object:
         """The value that stands for a key of an outside dict whose keys are guarded."""

@@ -88,7 +88,7 @@ from bolide.symbolic import Expr, Ratio
 from bolide.tracing import TracedFloat, TracedTensor, computes_itself
 from bolide.tracing.numbers import data
 
-_is_transformed: Any = torch._C._functorch.is_functorch_wrapped_tensor
+_is_transformed: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 RECIPES: dict[type, Callable[[Rebuilder, Any], Recipe | None]] = {}  # of values that only the interpreter knows
@@ -133,10 +133,10 @@ class Rebuilder:
         self.inference = torch.is_inference_mode_enabled()  # where the call is made
         self.outputs: list[TracedTensor] = []
         self.leaves: list[torch.Tensor] = []  # made by the program, requiring grad, and leaving it
-        self.memo: dict[int, tuple[Any, Recipe]] = {}
+        self.memo: dict[int, tuple[object, Recipe]] = {}
         self.active: set[int] = set()
         self.split = False  # make containers empty first: a value contains itself
-        self.unfilled: list[tuple[Any, type, Recipe]] = []
+        self.unfilled: list[tuple[object, type, Recipe]] = []
         self.fills: list[Effect] = []
         self.positions: list[Effect] = []  # of iterators, after the fills and what is written to lists
         self.input_of = {id(t): world.inputs.sources[i] for i, t in enumerate(world.trace.inputs)}
@@ -251,7 +251,7 @@ class Rebuilder:
     def _is_outside(self, value: object) -> bool:
         return id(value) in self.world.journal.snapshots or id(value) in self.world.identities.mirrors
 
-    def constants(self, *values: Any) -> tuple[Recipe, ...]:
+    def constants(self, *values: object) -> tuple[Recipe, ...]:
         return tuple(Recipe("constant", value) for value in values)
 
     def _make(self, value: Any, cls: type) -> Recipe:
@@ -301,14 +301,14 @@ class Rebuilder:
         symbols = self.world.symbols.read_by([symbolic])
         return Recipe("size", expr, tuple(Recipe("source", source) for _, source in symbols))
 
-    def _plain_dict(self, value: dict[Any, Any]) -> Recipe:
+    def _plain_dict(self, value: dict[object, object]) -> Recipe:
         owner = self.world.identities.owners.get(id(value))
         return self._dict(value) if owner is None else self._attribute(owner, "__dict__")
 
     def _attribute(self, owner: object, name: str) -> Recipe:
         return call_of(getattr, self.recipe(owner), Recipe("constant", name))
 
-    def _reference(self, value: weakref.ReferenceType[Any]) -> Recipe | None:
+    def _reference(self, value: weakref.ReferenceType[object]) -> Recipe | None:
         if self._is_seen(value):
             return None
         referent = self._referent(value)
@@ -319,7 +319,7 @@ class Rebuilder:
             return None
         return call_of(threading.Lock if type(value) is LOCK_TYPES[0] else threading.RLock)
 
-    def _referent(self, reference: Any) -> Any:
+    def _referent(self, reference: Callable[[], object]) -> object:
         """What a weak reference of the program refers to, as the program sees it; None if it is no more."""
         referent = reference()
         known = None if referent is None else self.world.identities.seen.get(id(referent))
@@ -380,7 +380,7 @@ class Rebuilder:
             return call_of(made_in_mode, self._output(value), Recipe("constant", group.inference))
         return self._output(value)
 
-    def _is_new_leaf(self, value: Any) -> bool:
+    def _is_new_leaf(self, value: TracedTensor) -> bool:
         """Whether the program has made it require grad. A view taken in no-grad mode does because its base does."""
         if not value.requires_grad or not value.is_leaf:
             return False
@@ -399,7 +399,7 @@ class Rebuilder:
         self.outputs.append(value)
         return Recipe("output", len(self.outputs) - 1)
 
-    def whole_list(self, items: Iterable[Any]) -> Recipe:
+    def whole_list(self, items: Iterable[object]) -> Recipe:
         """A list that is never empty first, for what looks into it as soon as it is made."""
         return Recipe("list", None, tuple(self.recipe(item) for item in items))
 
@@ -409,7 +409,7 @@ class Rebuilder:
             self.world.refuse_stale_key(key)
         return self.recipe(key)
 
-    def _keys(self, keys: Iterable[Any]) -> Recipe:
+    def _keys(self, keys: Iterable[object]) -> Recipe:
         return Recipe("list", None, tuple(map(self._key, keys)))
 
     def _dict(self, value: dict[Any, Any]) -> Recipe:
@@ -434,7 +434,7 @@ class Rebuilder:
             return self._bound(value.__self__, function.__name__, function)
         return call_of(types.MethodType, self.recipe(function), self.recipe(value.__self__))
 
-    def _partial(self, value: functools.partial[Any]) -> Recipe:
+    def _partial(self, value: functools.partial[object]) -> Recipe:
         args = self._dict(own_namespace(value)), *map(self.recipe, (value.func, *value.args))
         return Recipe("call", make_partial, args, tuple((k, self.recipe(v)) for k, v in value.keywords.items()))
 
@@ -444,13 +444,13 @@ class Rebuilder:
         held = contents_of(value)
         return call_of(types.CellType) if held is MISSING else call_of(types.CellType, self.recipe(held))
 
-    def _deque(self, value: collections.deque[Any]) -> Recipe:
+    def _deque(self, value: collections.deque[object]) -> Recipe:
         return call_of(collections.deque, self.whole_list(value), Recipe("constant", value.maxlen))
 
-    def _ordered_dict(self, value: collections.OrderedDict[Any, Any]) -> Recipe | None:
+    def _ordered_dict(self, value: collections.OrderedDict[object, object]) -> Recipe | None:
         return None if vars(value) else call_of(collections.OrderedDict, self._dict(value))
 
-    def _default_dict(self, value: collections.defaultdict[Any, Any]) -> Recipe:
+    def _default_dict(self, value: collections.defaultdict[object, object]) -> Recipe:
         return call_of(collections.defaultdict, self.recipe(value.default_factory), self._dict(value))
 
     def _file(self, value: io.StringIO | io.BytesIO) -> Recipe | None:
@@ -506,7 +506,7 @@ class Rebuilder:
                 return call_of(set_iterator, self.recipe(owner), *map(self.whole_list, pieces[1]))
         return None
 
-    def _outside_of(self, items: dict[Any, Any]) -> Overlay | None:
+    def _outside_of(self, items: object) -> Overlay | None:
         """The outside dict, if it is one, that the program has in the form of `items`."""
         return next((overlay for overlay in self.world.journal.overlays if overlay.complete is items), None)
 
@@ -525,7 +525,7 @@ class Rebuilder:
             return True
         if isinstance(value, torch.Tensor) and _is_transformed(value):
             return True
-        parts: Iterable[Any] = ()
+        parts: Iterable[object] = ()
         if cls is types.FunctionType:
             if own_mark(value, CALLBACK) is not None:
                 return not wanted

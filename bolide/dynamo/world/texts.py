@@ -80,7 +80,7 @@ class TracedText:
     def __hash__(self) -> int:
         return hash(str(self))
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> bool:
         return str(self) == (str(other) if type(other) is TracedText else other)
 
     def __bool__(self) -> bool:
@@ -90,8 +90,8 @@ class TracedText:
         return getattr(str(self), name)
 
 
-def _as_string(name: str) -> Any:
-    def answer(self: TracedText, *args: Any) -> Any:
+def _as_string(name: str) -> object:
+    def answer(self: TracedText, *args: object) -> object:
         return getattr(str, name)(str(self), *[str(arg) if type(arg) is TracedText else arg for arg in args])
 
     return answer
@@ -109,7 +109,7 @@ TEXT_METHODS = frozenset(
 )
 
 
-def joined(parts: list[Any], between: object = "") -> Any:
+def joined(parts: list[Any], between: object = "") -> object:
     """`between.join(parts)`."""
     if type(between) is str and all(type(part) is str for part in parts):
         return between.join(parts)
@@ -146,7 +146,7 @@ def _history(name: str) -> Any:
             return data.view_as(data)
 
         @staticmethod
-        def backward(ctx: object, *grads: Any) -> Any:
+        def backward(ctx: object, *grads: object) -> object:
             return grads[0]
 
     Text._backward_cls.__name__ = name  # type: ignore[attr-defined]
@@ -204,7 +204,7 @@ class MadeId(int):
     owner: Callable[[], Any]
 
 
-def id_of(world: World, value: object) -> Any:
+def id_of(world: World, value: object) -> object:
     """The `id` of an object. One from outside is a number from outside, guarded like others; what the program has made
     gets one that leaves as that of the object which leaves."""
     found = world.real_of(value) or _copied(world, value)
@@ -221,7 +221,7 @@ def id_of(world: World, value: object) -> Any:
     return made
 
 
-def _copied(world: World, value: object) -> tuple[Any, Source] | None:
+def _copied(world: World, value: object) -> tuple[object, Source] | None:
     """The outside object that a tuple, a function or a method stands for."""
     if type(value) not in _COPIED:
         return None

@@ -108,7 +108,7 @@ class World:
             self.journal.overlays.append(found)
         return found
 
-    def real_of(self, value: object) -> tuple[Any, Source] | None:
+    def real_of(self, value: object) -> tuple[object, Source] | None:
         """The outside object, tensor or container that a value stands for, and where it was found; None for others."""
         if isinstance(value, TracedTensor):
             place = self.inputs.place(value)
@@ -118,7 +118,7 @@ class World:
         snapshot = self.journal.snapshots.get(id(value))
         return None if snapshot is None else (snapshot.real, snapshot.source)
 
-    def real_key(self, key: object) -> Any:
+    def real_key(self, key: object) -> object:
         """The key of an outside dict that a value stands for: an outside object or input is itself (guarded)."""
         if type(key) is Outside:
             self.refuse_stale_key(key)
@@ -138,7 +138,7 @@ class World:
             reason = "a key of a dict, whose class has a __hash__, is written to in the same segment"
             raise self.guards.refusal("escape", reason, "write to it before it is a key")
 
-    def shown_key(self, key: object) -> Any:
+    def shown_key(self, key: object) -> object:
         """The value that stands for a key of an outside dict whose keys are guarded."""
         if type(key) is str or isinstance(key, (type, enum.Enum)) or is_constant(key):
             return key
@@ -152,7 +152,7 @@ class World:
         """Guard that outside tensors and objects which hash by their identity, and were asked for their hashes, are
         not one and the same: they are items of sets or keys of dicts, or were looked for among such. Functions that
         are known by their code may be so anywhere."""
-        of_class: dict[Any, dict[int, Any]] = {}
+        of_class: dict[object, dict[int, object]] = {}
         for value, _ in self.identities.mirrors.values():
             if type(value) is types.FunctionType:
                 of_class.setdefault(value.__code__, {})[id(value)] = value
@@ -162,7 +162,7 @@ class World:
         for values in of_class.values():
             self._guard_distinct(list(values.values()))
 
-    def _guard_distinct(self, values: list[Any]) -> None:
+    def _guard_distinct(self, values: list[object]) -> None:
         sources = [source for value in values if (source := self._outside_source(value)) is not None]
         if len(sources) > 1 and any(source.kind != "object" for source in sources):
             self.guards.add(None, "distinct", tuple(sources))
@@ -216,7 +216,7 @@ class World:
             self.lifetimes.watch(value)
         return value
 
-    def trust(self, real: object, source: Source) -> Any:
+    def trust(self, real: object, source: Source) -> object:
         """As `wrap`, without guards on `real` itself: it belongs to a library."""
         cls = type(real)
         if is_opaque(real) or (cls in BOUND_BUILTINS and is_bound(real)):
@@ -283,7 +283,7 @@ class World:
         self.guards.add(source, "type", type(real))
         return Outside(self, real, source)
 
-    def _wrap_tensor(self, real: torch.Tensor, source: Source) -> Any:
+    def _wrap_tensor(self, real: torch.Tensor, source: Source) -> object:
         if isinstance(real, TracedTensor):
             return real
         plain = type(real) in TENSOR_TYPES
@@ -312,7 +312,7 @@ class World:
         owner = self.wrap(real.__self__, Source("attr", source, "__self__"))
         return types.MethodType(self.wrap(real.__func__, Source("attr", source, "__func__")), owner)
 
-    def _wrap_bound(self, real: Any, source: Source) -> Any:
+    def _wrap_bound(self, real: Any, source: Source) -> object:
         """A method, written in C, of an outside object: that of the value which stands for the object. That of a list
         which only appends does not read the list."""
         self.guards.add(source, "type", type(real))
@@ -339,11 +339,11 @@ class World:
         return types.MethodType(getattr(owner.cls, real.__name__), owner)
 
 
-def _wrap_container(world: World, real: object, source: Source) -> Any:
+def _wrap_container(world: World, real: object, source: Source) -> object:
     return world.containers.wrap(real, type(real), source)
 
 
-def _wrap_view(world: World, real: object, source: Source) -> Any:
+def _wrap_view(world: World, real: object, source: Source) -> object:
     return world.containers.wrap_view(real, source)
 
 
@@ -367,7 +367,7 @@ class Lifetimes:
         self.world = world
         self.resumed = False  # whether the program goes on where a segment has ended
         self.generators: dict[int, Any] = {}  # those that live across a break (`reified.Mirrored`), by id
-        self.watched: list[list[Any]] = []  # lists of the outside world with generators in them
+        self.watched: list[list[object]] = []  # lists of the outside world with generators in them
 
     def later(self, real: Any, source: Source) -> Any:
         """The value of a variable that is looked at when it is read; generators, also in a list, are from the start,
@@ -377,7 +377,7 @@ class Lifetimes:
         now = cls is types.GeneratorType or (cls is list and any(type(item) is types.GeneratorType for item in real))
         return self.world.wrap(real, source) if now else Deferred(real, source)
 
-    def watch(self, items: list[Any]) -> None:
+    def watch(self, items: list[object]) -> None:
         """A list has been read."""
         if self.generators and any(type(item) is Generator for item in items):
             self.watched.append(items)
