@@ -109,7 +109,7 @@ def test_the_table_has_all_operations() -> None:
 def _depths(code: types.CodeType) -> dict[int, int]:
     """How many values are on the stack in front of each instruction; asserts that all ways to it agree."""
     decoded = decode(code)
-    depths = {0: 0, **{row.target: row.depth + 1 + row.push_offset for row in decoded.exceptions}}
+    depths = {0: 0, **{row.target: row.depth + 1 + row.lasti for row in decoded.exceptions}}
     waiting = list(depths)
     while waiting:
         at = waiting.pop()

@@ -45,9 +45,8 @@ def live_during_call(code: Code, pc: int, other: int | None) -> int:
     """
     live = live_locals(code)
     bits = live[pc] | (0 if other is None else live[other])
-    for entry in code.exceptions:
-        if entry.start <= pc - 1 < entry.end:
-            bits |= live[entry.target]
+    for row in code.rows_at(pc - 1):
+        bits |= live[row.target]
     return bits
 
 
@@ -74,9 +73,8 @@ def _before(code: Code, at: int, live: list[int]) -> int:
         bits &= ~(1 << arg)
     elif operation.local == "reads":
         bits |= 1 << arg
-    for entry in code.exceptions:
-        if entry.start <= at < entry.end:
-            bits |= live[entry.target]
+    for row in code.rows_at(at):
+        bits |= live[row.target]
     return bits
 
 

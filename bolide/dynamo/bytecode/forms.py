@@ -40,8 +40,10 @@ class Target(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of an exception table in bytes: exceptions at `start` ≤ offset < `end` go to `target`. The rest as in
-    `instructions.ExceptionEntry`."""
+    """A row of an exception table: an exception at `start` ≤ place < `end` goes to `target` with the stack cut to
+    `depth`; `lasti`: and the index of the instruction pushed below it. `handled`: how many handlers are still running
+    there, None where the code itself ends them (from 3.11 on). Places are in bytes until all instructions have
+    indices."""
 
     start: int
     end: int

@@ -1,17 +1,8 @@
 """CPython bytecode in one uniform form.
 
 `decode(code)` turns a code object of CPython 3.10 to 3.13 into parallel lists of operation names, resolved arguments
-and lines. What the versions spell differently is normalised (`forms`), so that handlers see one form:
-
-- jumps are absolute indices into the instruction list, forward and backward forms have one name (`JUMP`,
-  `POP_JUMP_IF_TRUE`, …);
-- names, constants, comparison and arithmetic operators are resolved to the objects themselves;
-- fused instructions are taken apart, inline caches, `EXTENDED_ARG`, `NOP`, `RESUME` and the like are gone (jumps to
-  them go to what follows);
-- exceptions are handled by a table over instruction indices; that of 3.10 is derived from its blocks
-  (`blocks`).
-
-Decoding is cached per code object.
+and lines, in which jumps go to indices and names, constants and operators are the objects themselves. What the versions
+spell differently is normalised (`forms`). It is cached for each code object.
 """
 
 from __future__ import annotations
@@ -23,7 +14,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -45,45 +36,12 @@ from bolide.support.caches import on_reset
 from bolide.support.origins import OURS, is_ours
 from bolide.tracing import UserFrame
 
-__all__ = ["VERSION", "Code", "ExceptionEntry", "decode", "skipped"]
-
 _FORMS = forms(VERSION)
-
-
-class ExceptionEntry(NamedTuple):
-    """One row of the exception table: an exception at instructions `start` ≤ i < `end` goes to `target` with the stack
-    cut to `depth`; `push_offset`: and the index of the instruction pushed below it. `handled`: how many handlers are
-    still running there, None where the code itself ends them (from 3.11 on)."""
-
-    start: int
-    end: int
-    target: int
-    depth: int
-    handled: int | None
-    push_offset: bool
 
 
 class Code:
     """A decoded code object. `ops[i]`, `args[i]`, `lines[i]` describe instruction i; `bound` is filled by the
     interpreter with handlers. `skipped`: why it is run for real and only what it calls is captured, else ""."""
-
-    __slots__ = (
-        "argcount",
-        "args",
-        "bound",
-        "cellvars",
-        "code",
-        "exceptions",
-        "freevars",
-        "lines",
-        "locals_names",
-        "ops",
-        "ours",
-        "plumbing",
-        "qualname",
-        "skipped",
-        "user_frames",
-    )
 
     def __init__(self, code: types.CodeType) -> None:
         self.code = code
@@ -95,19 +53,20 @@ class Code:
         self.cellvars, self.freevars = code.co_cellvars, code.co_freevars
         self.locals_names = locals_of(code)
         self.qualname: str = getattr(code, "co_qualname", code.co_name)  # from 3.11 on
-        self.exceptions: list[ExceptionEntry] = []
+        self.exceptions: list[Row] = []
         self.skipped = ""
         self.ours = is_ours(code)
         self.plumbing = _is_plumbing(code.co_filename)
         self.user_frames: dict[int, UserFrame] = {}
 
-    def handler(self, index: int) -> ExceptionEntry | None:
+    def rows_at(self, index: int) -> list[Row]:
+        """The rows of the exception table for instruction `index`, innermost last."""
+        return [row for row in self.exceptions if row.start <= index < row.end]
+
+    def handler(self, index: int) -> Row | None:
         """Where an exception at instruction `index` is handled by the program (not merely changed on its way out)."""
-        found = None
-        for entry in self.exceptions:
-            if entry.start <= index < entry.end:
-                found = entry
-        return found if found is None or self.ops[found.target] != "STOPITERATION_ERROR" else None
+        rows = self.rows_at(index)
+        return rows[-1] if rows and self.ops[rows[-1].target] != "STOPITERATION_ERROR" else None
 
     def frame_at(self, index: int) -> UserFrame:
         """The user's frame description for instruction `index` (interned per line)."""
@@ -191,8 +150,7 @@ def _decode(code: types.CodeType) -> Code:
         if type(arg) is Target:
             result.args[i] = index_of[arg.offset] + arg.skip
     result.exceptions = [
-        ExceptionEntry(index_of[row.start], index_of[row.end], index_of[row.target], row.depth, row.handled, row.lasti)
-        for row in rows
+        row._replace(start=index_of[row.start], end=index_of[row.end], target=index_of[row.target]) for row in rows
     ]
     return result
 

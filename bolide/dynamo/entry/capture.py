@@ -27,9 +27,8 @@ from bolide.dynamo.library.standard import HELD_LOCKS
 from bolide.dynamo.machine.breaking import break_is_error, refuse_float, refuse_many, refuse_value
 from bolide.dynamo.machine.caches import refuse_seen
 from bolide.dynamo.machine.calls import call
-from bolide.dynamo.machine.derived import derive
-from bolide.dynamo.machine.draws import needed
 from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.numbers import derive, needed
 from bolide.dynamo.opcodes.forks import is_shared, note_copy
 from bolide.dynamo.program.captured import Break, Captured, Effect, Guard, Recipe, Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MODULE_INTERNALS

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from bolide.dynamo.breaks.segments import Suspended
-from bolide.dynamo.machine.draws import set_state, state_of
 from bolide.dynamo.machine.faults import settle
+from bolide.dynamo.machine.numbers import set_state, state_of
 from bolide.dynamo.native.check import Check
 from bolide.dynamo.program.captured import Captured, Effect, Guard, Recipe
 from bolide.dynamo.program.sources import Namespace, Signature, with_symbols

@@ -36,6 +36,7 @@ from bolide.dynamo.machine.stand_ins import (
     concrete,
     is_number,
 )
+from bolide.dynamo.machine.writes import default_delete, default_store, delete_attribute, store_attribute
 from bolide.dynamo.polyfills import generic
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING
@@ -265,8 +266,8 @@ def _hasattr(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 
 
 _CHANGES: dict[object, Callable[..., object]] = {
-    setattr: attributes.store_attribute,
-    delattr: attributes.delete_attribute,
+    setattr: store_attribute,
+    delattr: delete_attribute,
 }
 
 
@@ -283,7 +284,7 @@ def _object_getattribute(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return attributes.default_attribute(vm, args[0], class_of(args[0]), _named(args), False)
 
 
-@intercept_table({object.__setattr__: attributes.default_store, object.__delattr__: attributes.default_delete})
+@intercept_table({object.__setattr__: default_store, object.__delattr__: default_delete})
 def _change_plainly(function: object, change: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return change(vm, args[0], class_of(args[0]), _named(args), *args[2:])
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo import policy
-from bolide.dynamo.bytecode.instructions import VERSION
+from bolide.dynamo.bytecode.forms import VERSION
 from bolide.dynamo.bytecode.uniform import OPERATORS
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, by_polyfill, intercept_each, intercept_table, refuse
 from bolide.dynamo.machine import operations

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import enum
 import functools
-import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from bolide.dynamo import polyfills
-from bolide.dynamo.bytecode.instructions import VERSION
+from bolide.dynamo.bytecode.forms import VERSION
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.machine.stand_ins import OUTSIDE_NODE, PENDING, STAND_INS, behind, class_of, concrete
 from bolide.dynamo.machine.tensors import (
     NODE_METHODS,
-    delete_tensor_attribute,
     load_tensor_attribute,
+    no_attribute,
     outside_attributes,
-    store_tensor_attribute,
 )
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import (
@@ -41,7 +40,6 @@ from bolide.dynamo.program.kinds import (
     own_namespace,
     viewed,
 )
-from bolide.dynamo.program.sources import shown
 from bolide.dynamo.world.frames import Generator, frame_object
 from bolide.dynamo.world.iterators import OF_ITERATORS, Stream
 from bolide.dynamo.world.outside import Outside, Overlay, attribute_source, method_of_c
@@ -53,10 +51,8 @@ from bolide.tracing import STANDS_FOR, TracedTensor, is_mask
 _CLASS = vars(object)["__class__"]
 _VALUE = vars(enum.Enum)["value"]
 _MODULE_GETATTR = torch.nn.Module.__getattr__
-_MODULE_SETATTR = torch.nn.Module.__setattr__
-_MODULE_DELATTR = torch.nn.Module.__delattr__
 _METHOD_TYPES = (types.MethodDescriptorType, types.WrapperDescriptorType, functools._lru_cache_wrapper)
-_SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
+SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 @fleeting
@@ -76,31 +72,11 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
         if owner.cls in PROXIES:
             return load_attribute(vm, behind(vm, owner), name)
         return _instance(vm, owner, owner.cls, name)
-    if cls is TracedTensor:
-        if owner.face is not None and name != "__class__" and not hasattr(torch.nn.Parameter, name):
-            return _of_face(vm, owner, name)
-        return load_tensor_attribute(vm, owner, name)
-    if cls is types.ModuleType:
-        return _module(vm, owner, name)
-    if cls is Super:
-        return load_super(vm, owner.cls, owner.owner, name)
-    if cls is Generator:
-        return _generator(vm, owner, name)
-    if cls is Stream:
-        return _of_stream(vm, owner, name)
-    if cls is types.MethodType:
-        return _bound_method(vm, owner, name)
-    if cls is types.FrameType and name not in ("f_code", "__class__"):
-        raise vm.unsupported(f"{name} of a frame object", "frame_access")
-    if cls is TracedText and name in TEXT_METHODS:
-        return types.MethodType(getattr(str, name), owner)
-    if cls in PENDING:
-        return PENDING[cls] if name == "__class__" else _of_number(vm, owner, name)
-    if cls in STAND_INS:  # of ours: its attributes are no code of the program's
-        vm.trace.where = vm.where()
-        return STAND_INS[cls].seen if name == "__class__" else _of_stand_in(owner, STAND_INS[cls].seen, name)
-    if cls in CONSTANT_TYPES or cls in (list, dict, set, tuple, frozenset):
-        return _native(vm, owner, name)
+    load = _LOADS.get(cls)
+    if load is not None:
+        return load(vm, owner, name)
+    if cls in STAND_INS:
+        return _of_stand_in(vm, owner, name)
     if is_mask(cls):
         vm.trace.where = vm.where()
         if name == "__dict__":
@@ -113,11 +89,28 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     return _instance(vm, owner, vars(cls).get(STANDS_FOR, cls), name)
 
 
-def _of_stand_in(owner: Any, seen: type, name: str) -> Any:
-    """An attribute of what stands for an instance of a class in C: one that this class has, too."""
+def _of_stand_in(vm: Machine, owner: object, name: str) -> Any:
+    """An attribute of what stands for an instance of a class in C: one that this class has, too. It is no code of the
+    program's."""
+    seen = STAND_INS[type(owner)].seen
+    vm.trace.where = vm.where()
+    if name == "__class__":
+        return seen
     if hasattr(seen, name):
         return getattr(owner, name)
-    raise AttributeError(f"'{name_in_c(seen)}' object has no attribute '{name}'")
+    raise no_attribute(name_in_c(seen), name)
+
+
+def _of_tensor(vm: Machine, owner: TracedTensor, name: str) -> Any:
+    if owner.face is not None and name != "__class__" and not hasattr(torch.nn.Parameter, name):
+        return _of_face(vm, owner, name)
+    return load_tensor_attribute(vm, owner, name)
+
+
+def _of_real_frame(vm: Machine, owner: types.FrameType, name: str) -> Any:
+    if name not in ("f_code", "__class__"):
+        raise vm.unsupported(f"{name} of a frame object", "frame_access")
+    return _instance(vm, owner, types.FrameType, name)
 
 
 def named_attribute(vm: Machine, owner: Any, name: str) -> Any:
@@ -130,8 +123,12 @@ def named_attribute(vm: Machine, owner: Any, name: str) -> Any:
         raise
 
 
-def _of_number(vm: Machine, owner: Any, name: str) -> Any:
+def _of_pending(vm: Machine, owner: object, name: str) -> Any:
     """An attribute of a number or text whose value is asked for no sooner than a method is called."""
+    if name == "__class__":
+        return PENDING[type(owner)]
+    if type(owner) is TracedText and name in TEXT_METHODS:
+        return types.MethodType(getattr(str, name), owner)
     found = class_attribute(PENDING[type(owner)], name)
     if type(found) in C_METHODS and found.__objclass__ is not object:
         return types.MethodType(found, owner)
@@ -159,21 +156,21 @@ def _of_face(vm: Machine, owner: TracedTensor, name: str) -> Any:
     if own is not MISSING and (found is MISSING or not hasattr(type(found), "__set__")):
         return own
     if found is MISSING:
-        raise AttributeError(f"'{face.__name__}' object has no attribute '{name}'")
+        raise no_attribute(face.__name__, name)
     return default_attribute(vm, owner, face, name, False)
 
 
-def _native(vm: Machine, owner: Any, name: str) -> Any:
+def native_attribute(vm: Machine, owner: Any, name: str) -> Any:
     if type(owner) is not types.FunctionType or id(owner) in vm.own_functions:
         value = getattr(owner, name)
         if name == "__self__":  # of `items.append`, to which the program has only appended so far
             vm.world.containers.built(value)
         return value
     attributes = function_attributes(vm, owner)
-    if attributes is not None and name not in _OF_FUNCTIONS:
+    if attributes is not None and name not in OF_FUNCTIONS:
         value = attributes.get(name)
         if value is MISSING:
-            raise AttributeError(f"'function' object has no attribute '{name}'")
+            raise no_attribute("function", name)
         return value
     value = getattr(owner, name)
     if type(value) in (dict, list, tuple):
@@ -190,7 +187,7 @@ def function_attributes(vm: Machine, function: types.FunctionType) -> Overlay | 
     return vm.world.overlay(function.__dict__, vm.world.identities.source_of(function), attribute_source, function)
 
 
-_OF_FUNCTIONS = frozenset(dir(types.FunctionType))
+OF_FUNCTIONS = frozenset(dir(types.FunctionType))
 
 
 def _module(vm: Machine, owner: types.ModuleType, name: str) -> Any:
@@ -239,11 +236,11 @@ def _generator(vm: Machine, owner: Generator, name: str) -> Any:
         seen = types.GeneratorType if owner.kind == "generator" else types.CoroutineType
         return seen if original is None else original.cls
     if original is not None and not hasattr(original.cls, name):
-        raise AttributeError(f"'{name_in_c(original.cls)}' object has no attribute '{name}'")
+        raise no_attribute(name_in_c(original.cls), name)
     if method is None and hasattr(types.GeneratorType if original is None else original.cls, name):
         raise vm.unsupported(f"{name} of an iterator", "iterator")
     if method is None:
-        raise AttributeError(f"'generator' object has no attribute '{name}'")
+        raise no_attribute("generator", name)
     return types.MethodType(method, owner)
 
 
@@ -253,7 +250,7 @@ def _of_stream(vm: Machine, owner: Stream, name: str) -> Any:
         return types.MethodType(OF_ITERATORS[name], owner)
     cls = type(owner.real)
     if not hasattr(cls, name):
-        raise AttributeError(f"'{name_in_c(cls)}' object has no attribute '{name}'")
+        raise no_attribute(name_in_c(cls), name)
     if name == "__class__":
         return cls
     raise vm.unsupported(f"{name} of a {cls.__name__} from outside", "iterator", "draw from it only")
@@ -263,6 +260,20 @@ def _bound_method(vm: Machine, owner: types.MethodType, name: str) -> Any:
     if name in ("__self__", "__func__"):
         return getattr(owner, name)
     return load_attribute(vm, owner.__func__, name)
+
+
+_LOADS: dict[type, Callable[[Machine, Any, str], Any]] = {
+    **dict.fromkeys((*CONSTANT_TYPES, list, dict, set, tuple, frozenset), native_attribute),
+    **dict.fromkeys(PENDING, _of_pending),
+    TracedTensor: _of_tensor,
+    types.ModuleType: _module,
+    Super: lambda vm, owner, name: load_super(vm, owner.cls, owner.owner, name),
+    Generator: _generator,
+    Stream: _of_stream,
+    types.MethodType: _bound_method,
+    types.FrameType: _of_real_frame,
+}
+"""How attributes are read of values that are no instances of the program's classes."""
 
 
 def _class(vm: Machine, owner: type, name: str) -> Any:
@@ -286,13 +297,19 @@ def _class(vm: Machine, owner: type, name: str) -> Any:
         if found is MISSING:
             raise AttributeError(f"type object '{owner.__name__}' has no attribute '{name}'")
         return found
-    kind: Any = type(found)
-    if type(getattr(kind, "__get__", None)) is types.FunctionType and not is_library_class(kind):
-        return Call(kind.__get__, [_stateful(vm, found, owner), None, owner])
+    getter = method_in_python(found, "__get__")
+    if getter is not None and not is_library_class(type(found)):
+        return Call(getter, [with_state(vm, found, owner), None, owner])
     value = getattr(owner, name)
     if name == "__dict__":
         return class_namespace(vm, owner, value)
     return _class_value(vm, owner, name, value)
+
+
+def method_in_python(found: object, name: str) -> types.FunctionType | None:
+    """A method of the class of a descriptor, if it is written in Python."""
+    method = getattr(type(found), name, None)
+    return method if type(method) is types.FunctionType else None
 
 
 def _class_method(method: Any, cls: type) -> Any:
@@ -306,10 +323,10 @@ def _class_method(method: Any, cls: type) -> Any:
         return wrapped.__func__
     if type(wrapped) is property and wrapped.fget is not None:
         return Call(wrapped.fget, [cls])
-    hook = getattr(type(wrapped), "__get__", None)
-    if type(hook) is types.FunctionType:
-        return Call(hook, [wrapped, cls, cls])
-    return types.MethodType(wrapped, cls) if hook is None else wrapped.__get__(cls, cls)
+    getter = method_in_python(wrapped, "__get__")
+    if getter is not None:
+        return Call(getter, [wrapped, cls, cls])
+    return wrapped.__get__(cls, cls) if hasattr(type(wrapped), "__get__") else types.MethodType(wrapped, cls)
 
 
 def _is_written(vm: Machine, cls: type, name: str) -> bool:
@@ -362,17 +379,17 @@ def _instance(vm: Machine, owner: Any, cls: type, name: str) -> Any:
         return cls
     if name in NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
         return types.MethodType(NODE_METHODS[name], owner)
-    hook = _hook(vm, cls, "__getattribute__")
+    hook = hook_of(vm, cls, "__getattribute__")
     found = default_attribute(vm, owner, cls, name, True) if hook is MISSING else Call(hook, [owner, name])
     if type(found) is not Call:
         return found
-    fallback = _hook(vm, cls, "__getattr__")  # it is asked for what raises AttributeError, too
+    fallback = hook_of(vm, cls, "__getattr__")  # it is asked for what raises AttributeError, too
     if fallback is MISSING or found.function is fallback:
         return found
     return Call.polyfill("attribute_or", found.function, found.args, fallback, owner, name)
 
 
-def _hook(vm: Machine, cls: type, name: str) -> Any:
+def hook_of(vm: Machine, cls: type, name: str) -> Any:
     """The special method for attributes that a class has in place of Python's own protocol, or MISSING."""
     hook = attribute_hook(vm.world.classes.lookup(cls, name), name)
     if hook is MISSING or type(hook) is types.FunctionType or type(hook) in C_METHODS:
@@ -392,11 +409,11 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         if found.fget is None:
             raise AttributeError(f"unreadable attribute {name!r}")
         return Call(found.fget, [owner])
-    if kind in _SLOT_TYPES:
+    if kind in SLOT_TYPES:
         if is_mask(type(owner)):
             return Call(found.__get__, [owner])
-        value = _slot(vm, owner, name)
-        method = _hook(vm, cls, "__getattr__") if value is MISSING and fallback else MISSING
+        value = slot_value(vm, owner, name)
+        method = hook_of(vm, cls, "__getattr__") if value is MISSING and fallback else MISSING
         if method is not MISSING:
             return Call(method, [owner, name])
         if value is MISSING:
@@ -432,7 +449,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
             return _descriptor(vm, found, owner, cls)
         return _default_of_class(vm, owner, cls, name, found)
     if fallback:
-        method = _hook(vm, cls, "__getattr__")
+        method = hook_of(vm, cls, "__getattr__")
         if method is _MODULE_GETATTR and outside:
             return _module_member(vm, owner, cls, name)
         if method is not MISSING:
@@ -441,7 +458,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
             return Call(method, [owner, name])
     if outside:
         owner.rely_on_missing(name)
-    raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
+    raise no_attribute(cls.__name__, name)
 
 
 def _default_of_class(vm: Machine, owner: Any, cls: type, name: str, found: Any) -> Any:
@@ -465,8 +482,8 @@ def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
             vm.world.lifetimes.refuse_deaths()
         return MISSING if owner.attrs is None else owner.attrs.peek(name)
     if is_mask(type(owner)):
-        return _behind_mask(vm, owner, name)
-    member = _of_member(vm, owner)
+        return behind_mask(vm, owner, name)
+    member = of_member(vm, owner)
     if member is not None:
         return member.get(name)
     value = dict.get(own_namespace(owner), name, MISSING)
@@ -478,31 +495,19 @@ def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
     return value
 
 
-def _of_member(vm: Machine, owner: Any) -> Overlay | None:
+def of_member(vm: Machine, owner: Any) -> Overlay | None:
     """The attributes of a member of an outside enumeration, which stands for itself; None for other values."""
     if not issubclass(type(owner), enum.Enum) or id(type(owner)) in vm.world.classes.own:
         return None
     return vm.world.overlay(own_namespace(owner), Source("object", None, None, owner), attribute_source, owner)
 
 
-def _behind_mask(vm: Machine, owner: Any, name: str) -> Any:
+def behind_mask(vm: Machine, owner: Any, name: str) -> Any:
     """An attribute that a tensor of a class of the program's own has been given, or MISSING."""
     if owner.attributes is not None:
         return owner.attributes.get(name, MISSING)
     given = outside_attributes(vm, owner)
     return given.get(name) if vm.world.classes.lookup(class_of(owner), name) is MISSING else given.peek(name)
-
-
-def _store_behind_mask(vm: Machine, owner: Any, name: str, value: Any) -> None:
-    """MISSING deletes."""
-    if owner.attributes is None:
-        outside_attributes(vm, owner).set(name, value)
-    elif value is MISSING:
-        del owner.attributes[name]
-    else:
-        owner.attributes[name] = value
-    if name == "_is_param" and value is not MISSING:
-        object.__setattr__(owner, name, value)
 
 
 def _place_of_copy(vm: Machine, owner: Any) -> Source | None:
@@ -511,14 +516,14 @@ def _place_of_copy(vm: Machine, owner: Any) -> Source | None:
     return vm.world.identities.place_of(owner) if has_attributes else None
 
 
-def _refuse_copy(vm: Machine, owner: Any) -> None:
+def refuse_copy(vm: Machine, owner: Any) -> None:
     """Raises Unsupported where attributes are written that are only a copy of those outside."""
     if _place_of_copy(vm, owner) is not None:
         reason = f"the attributes of a {type(owner).__name__} from outside are written"
         raise vm.unsupported(reason, "attribute_write", "do this outside the compiled function")
 
 
-def _slot(vm: Machine, owner: Any, name: str) -> Any:
+def slot_value(vm: Machine, owner: Any, name: str) -> Any:
     """What is in a slot, or MISSING."""
     if type(owner) is not Outside:
         try:
@@ -526,10 +531,10 @@ def _slot(vm: Machine, owner: Any, name: str) -> Any:
         except AttributeError:
             return MISSING
         if name == "__dict__":
-            member = _of_member(vm, owner)
+            member = of_member(vm, owner)
             if member is not None:
                 return Outside.over(vm.world, found, member, attribute_source(member.source, name))
-            _refuse_copy(vm, owner)
+            refuse_copy(vm, owner)
             vm.world.identities.owners[id(found)] = owner
         return found
     if name == "__dict__":
@@ -552,7 +557,7 @@ def outside_namespace(vm: Machine, owner: Outside) -> Outside:
     return found
 
 
-def _stateful(vm: Machine, found: Any, cls: type) -> Any:
+def with_state(vm: Machine, found: Any, cls: type) -> Any:
     """A descriptor of a class of the user's: an object that may have state, of the outside if the program has not made
     it."""
     world = vm.world
@@ -567,31 +572,32 @@ def _stateful(vm: Machine, found: Any, cls: type) -> Any:
 
 
 def _descriptor(vm: Machine, found: Any, owner: Any, cls: type) -> Any:
-    if found is _VALUE and (member := _of_member(vm, owner)) is not None:
+    if found is _VALUE and (member := of_member(vm, owner)) is not None:
         value = own_namespace(owner).get("_value_", MISSING)
         return value if is_constant(value) else member.peek("_value_")
     getter = vm.world.classes.lookup(type(found), "__get__")
     if type(getter) is types.FunctionType:
-        return Call(getter, [_stateful(vm, found, cls), owner, cls])
+        return Call(getter, [with_state(vm, found, cls), owner, cls])
     if type(owner) is Outside:
         raise vm.unsupported(f"a descriptor of type {type(found).__name__}", "outside_object")
     return getter(found, owner, cls)
 
 
+MEMBERS = ("_parameters", "_buffers", "_modules")
+
+
 def _module_member(vm: Machine, owner: Outside, cls: type, name: str) -> Any:
     """`torch.nn.Module.__getattr__`: parameters, buffers, submodules."""
-    for holder in ("_parameters", "_buffers", "_modules"):
-        members = owner.namespace.peek(holder)
-        if members is not MISSING:
-            value = members.dict_items.peek(name) if type(members) is Outside else members.get(name, MISSING)
-            if value is not MISSING:
-                return value
-    for holder in ("_parameters", "_buffers", "_modules"):
-        members = owner.namespace.peek(holder)
+    holders = [members for key in MEMBERS if (members := owner.namespace.peek(key)) is not MISSING]
+    for members in holders:
+        value = members.dict_items.peek(name) if type(members) is Outside else members.get(name, MISSING)
+        if value is not MISSING:
+            return value
+    for members in holders:
         if type(members) is Outside:
             members.dict_items.rely_on_absence(name)
     owner.rely_on_missing(name)
-    raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
+    raise no_attribute(cls.__name__, name)
 
 
 def check_super(cls: type, owner: Any) -> None:
@@ -613,7 +619,7 @@ def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
     found = vm.world.classes.lookup(start, name, cls)
     kind = type(found)
     if found is MISSING:
-        raise AttributeError(f"'super' object has no attribute '{name}'")
+        raise no_attribute("super", name)
     if kind is types.FunctionType:
         return found if unbound and name == "__new__" else types.MethodType(found, owner)
     if kind is staticmethod:
@@ -626,190 +632,10 @@ def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
         return method_of_c(found, owner)
     if kind is types.BuiltinFunctionType:  # __new__ of built-in types
         return found
-    if type(getattr(kind, "__get__", None)) is types.FunctionType:
-        return Call(kind.__get__, [_stateful(vm, found, start), None if unbound else owner, start])
+    getter = method_in_python(found, "__get__")
+    if getter is not None:
+        return Call(getter, [with_state(vm, found, start), None if unbound else owner, start])
     if hasattr(kind, "__get__"):
         return found.__get__(None if unbound else owner, start)
     holder = next(base for base in start.__mro__[start.__mro__.index(cls) + 1 :] if name in base.__dict__)
     return _class_value(vm, holder, name, found)
-
-
-# ---- writing ---------------------------------------------------------------------------------------------------------
-
-
-def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
-    """`owner.name = value`; None, or the Call that does it."""
-    owner = behind(vm, owner)
-    cls = owner.cls if type(owner) is Outside else type(owner)
-    if cls is TracedTensor:
-        return store_tensor_attribute(vm, owner, name, value)
-    if cls is types.FunctionType and id(owner) in vm.own_functions:
-        setattr(owner, name, value)
-        return None
-    if cls is types.FunctionType and name not in _OF_FUNCTIONS:
-        attributes = function_attributes(vm, owner)
-        if attributes is not None:
-            attributes.set(name, value)
-            return None
-    if cls is types.ModuleType:
-        vm.world.namespaces.store_global(owner.__dict__, name, value)
-        return None
-    if issubclass(cls, type):
-        if type(vm.world.classes.lookup(type(owner), "__setattr__")) is types.FunctionType:
-            raise vm.unsupported("an attribute of a class with its own __setattr__ is assigned", "attribute_write")
-        vm.world.classes.store(owner, name, value)
-        return None
-    if cls in CONSTANT_TYPES or ((is_opaque(owner) or _is_wrapper(cls)) and vm.world.identities.is_outside(owner)):
-        raise vm.unsupported(
-            f"an attribute of {cls.__name__ if issubclass(cls, torch.Tensor) else shown(owner)} is assigned",
-            "attribute_write",
-            "assign it outside the compiled function",
-        )
-    hook = _hook(vm, cls, "__setattr__")
-    if hook is _MODULE_SETATTR and type(owner) is Outside and _plain_module_store(owner, name, value):
-        return None
-    return default_store(vm, owner, cls, name, value) if hook is MISSING else Call(hook, [owner, name, value])
-
-
-def _is_wrapper(cls: type) -> bool:
-    return issubclass(cls, torch.Tensor) and not is_mask(cls)
-
-
-def _plain_module_store(owner: Outside, name: str, value: Any) -> bool:
-    """`torch.nn.Module.__setattr__` for a buffer that is replaced, and for a value that is no parameter, module or
-    buffer."""
-    holders = {key: owner.namespace.peek(key) for key in ("_parameters", "_buffers", "_modules")}
-    if any(type(holder) is not Outside for holder in holders.values()):
-        return False
-    inside = [key for key, holder in holders.items() if holder.dict_items.peek(name) is not MISSING]
-    if inside == ["_buffers"] and (value is None or type(value) is TracedTensor):
-        holders["_buffers"].items.set(name, value)
-        return True
-    is_member = isinstance(value, (torch.nn.Parameter, torch.nn.Buffer)) or (
-        type(value) is Outside and issubclass(value.cls, torch.nn.Module)
-    )
-    if (
-        inside
-        or is_member
-        or isinstance(value, torch.nn.Module)
-        or isinstance(getattr(owner.cls, name, None), property)
-    ):
-        return False
-    owner.namespace.set(name, value)
-    return True
-
-
-def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> Any:
-    """`object.__setattr__`."""
-    found = vm.world.classes.lookup(cls, name)
-    if type(found) is property:
-        if found.fset is None:
-            found.__set__(owner.real if type(owner) is Outside else owner, value)  # raises
-        return Call(found.fset, [owner, value])
-    if found is not MISSING and type(getattr(type(found), "__set__", None)) is types.FunctionType:
-        return Call(type(found).__set__, [_stateful(vm, found, cls), owner, value])
-    if type(owner) is Outside:
-        if name in ("__class__", "__dict__") and type(found) in _SLOT_TYPES:
-            if name == "__dict__" and type(value) is Outside and value is outside_namespace(vm, owner):
-                return None  # `thing.__dict__ |= names`
-            raise vm.unsupported(f"the {name.strip('_')} of an object is replaced", "attribute_write")
-        if type(found) in _SLOT_TYPES and name != "__dict__":
-            owner.slots(vm.world).set(name, value)
-        elif owner.attrs is not None:
-            owner.attrs.set(name, value)
-        elif found is MISSING:
-            suffix = " and no __dict__ for setting new attributes" if sys.version_info >= (3, 13) else ""
-            raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'{suffix}")
-        else:
-            raise vm.unsupported(f"an attribute of a {cls.__name__} object is assigned", "attribute_write")
-        return None
-    if is_mask(type(owner)):
-        if type(found) in _SLOT_TYPES:
-            return Call(found.__set__, [owner, value])
-        _store_behind_mask(vm, owner, name, value)
-        return None
-    member = _of_member(vm, owner)
-    if member is not None:
-        member.set(name, value)
-        return None
-    _refuse_copy(vm, owner)
-    object.__setattr__(owner, name, value)
-    return None
-
-
-def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
-    """`del owner.name`; None, or the Call that does it."""
-    owner = behind(vm, owner)
-    cls = owner.cls if type(owner) is Outside else type(owner)
-    if cls is TracedTensor:
-        return delete_tensor_attribute(vm, owner, name)
-    if cls is types.FunctionType and id(owner) not in vm.own_functions:
-        _native(vm, owner, name)  # raises where there is none
-        return store_attribute(vm, owner, name, MISSING)
-    hook = _hook(vm, cls, "__delattr__")
-    of_module = hook is _MODULE_DELATTR and type(owner) is Outside
-    if hook is MISSING or of_module:
-        return default_delete(vm, owner, cls, name, of_module)
-    return Call(hook, [owner, name])
-
-
-def default_delete(vm: Machine, owner: Any, cls: type, name: str, of_module: bool = False) -> Any:
-    """`object.__delattr__`, or that of an outside module, which looks among its members first."""
-    found = vm.world.classes.lookup(cls, name)
-    if type(found) is property:
-        if found.fdel is None:
-            found.__delete__(owner.real if type(owner) is Outside else owner)  # raises
-        return Call(found.fdel, [owner])
-    if found is not MISSING and type(getattr(type(found), "__delete__", None)) is types.FunctionType:
-        return Call(type(found).__delete__, [_stateful(vm, found, cls), owner])
-    if type(owner) is Outside:
-        overlay = owner.attrs
-        if type(found) is types.MemberDescriptorType:
-            slots = owner.slots(vm.world)
-            if _slot(vm, owner, name) is MISSING:
-                raise AttributeError(name)
-            if slots.original[name] is MISSING:
-                owner.guard_no_attribute(name)
-            slots.set(name, MISSING)
-            return None
-        if of_module and owner.attrs is not None:
-            for holder in ("_parameters", "_buffers", "_modules"):
-                members = owner.namespace.peek(holder)
-                if type(members) is Outside and members.dict_items.peek(name) is not MISSING:
-                    overlay = members.items
-        if overlay is None or overlay.peek(name) is MISSING:
-            text = f"'{cls.__name__}' object has no attribute '{name}'"
-            raise AttributeError(name if VERSION == (3, 10) else text)
-        overlay.set(name, MISSING)
-        return None
-    if issubclass(cls, type):
-        vm.world.classes.store(owner, name, MISSING)
-        return None
-    if is_mask(cls):
-        if _behind_mask(vm, owner, name) is MISSING:
-            raise AttributeError(f"'{class_of(owner).__name__}' object has no attribute '{name}'")
-        _store_behind_mask(vm, owner, name, MISSING)
-        return None
-    member = _of_member(vm, owner)
-    if member is not None:
-        if member.peek(name) is MISSING:
-            raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
-        member.set(name, MISSING)
-        return None
-    _refuse_copy(vm, owner)
-    object.__delattr__(owner, name)
-    return None
-
-
-__all__ = [
-    "Super",
-    "class_namespace",
-    "default_attribute",
-    "default_delete",
-    "default_store",
-    "delete_attribute",
-    "function_attributes",
-    "load_attribute",
-    "load_super",
-    "store_attribute",
-]

@@ -420,6 +420,3 @@ def _is_of_library(function: Any) -> bool:
     """Whether an `lru_cache` function belongs to a library, whose predicates on constants are constants."""
     wrapped = function.__wrapped__
     return type(wrapped) is types.FunctionType and is_library_namespace(wrapped.__globals__)
-
-
-__all__ = ["INTERCEPTS", "NATIVE", "SWITCHED", "asks_for_keys", "call", "construct", "intercept", "native", "referent"]

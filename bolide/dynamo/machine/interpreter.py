@@ -27,7 +27,7 @@ from bolide.dynamo.machine.faults import is_exhausted, is_fault, names_stand_in,
 from bolide.dynamo.machine.originals import LASTING
 from bolide.dynamo.polyfills import generators
 from bolide.dynamo.program.captured import Source
-from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, is_opaque
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, is_opaque
 from bolide.dynamo.world.frames import Frame, Generator, add_entry, bind, name_tensors
 from bolide.dynamo.world.outside import Deferred, attribute_source
 from bolide.dynamo.world.world import World
@@ -426,21 +426,19 @@ class Machine:
         while len(frames) > self.base:
             frame = frames[-1]
             at = frame.pc - 1
-            chosen = None
-            for entry in frame.code.exceptions:
-                if entry.start <= at < entry.end:
-                    chosen = entry
+            rows = frame.code.rows_at(at)
             if not noted:
                 add_entry(error, frame)
             noted = False
-            if chosen is not None:
-                del frame.stack[chosen.depth :]
-                if chosen.handled is not None:
-                    del frame.exceptions[chosen.handled :]
-                if chosen.push_offset:
+            if rows:
+                row = rows[-1]
+                del frame.stack[row.depth :]
+                if row.handled is not None:
+                    del frame.exceptions[row.handled :]
+                if row.lasti:
                     frame.stack.append(at)
                 frame.stack.append(error)
-                frame.pc = chosen.target
+                frame.pc = row.target
                 self.progress.escaping = None
                 return
             frames.pop()
@@ -603,6 +601,3 @@ def part_of(vm: Machine) -> Iterator[Part]:
         torch.clear_autocast_cache()
         vm.world.inside -= 1
         vm.trace = outer
-
-
-__all__ = ["MISSING", "Call", "Machine", "opcode", "part_of"]

@@ -20,10 +20,9 @@ from bolide.dynamo import policy
 from bolide.dynamo.config import config
 from bolide.dynamo.machine.breaking import refuse_symbols
 from bolide.dynamo.machine.callers import makes_classes
-from bolide.dynamo.machine.derived import derived
-from bolide.dynamo.machine.draws import drawn
 from bolide.dynamo.machine.faults import names_stand_in
 from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.numbers import derived, drawn
 from bolide.dynamo.machine.stand_ins import (
     PENDING,
     PLAIN,

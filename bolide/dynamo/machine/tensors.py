@@ -114,7 +114,7 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
                 raise
     found = _own_attribute(vm, owner, name)
     if found is MISSING:
-        raise _no_attribute(owner, name)
+        raise no_attribute(_class_of(owner).__name__, name)
     return found
 
 
@@ -129,8 +129,9 @@ def _class_of(owner: Any) -> Any:
     return owner.face or (torch.nn.Parameter if isinstance(owner, torch.nn.Parameter) else torch.Tensor)
 
 
-def _no_attribute(owner: Any, name: str) -> AttributeError:
-    return AttributeError(f"'{_class_of(owner).__name__}' object has no attribute '{name}'")
+def no_attribute(owner: str, name: str) -> AttributeError:
+    """What CPython says of an object of this class."""
+    return AttributeError(f"'{owner}' object has no attribute '{name}'")
 
 
 def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
@@ -209,7 +210,7 @@ def delete_tensor_attribute(vm: Machine, owner: Any, name: str) -> None:
     elif hasattr(torch.Tensor, name) or owner.face is not None:
         raise _refused(vm, name, "is deleted")
     elif _own_attribute(vm, owner, name) is MISSING:
-        raise _no_attribute(owner, name)
+        raise no_attribute(_class_of(owner).__name__, name)
     elif vm.world.inputs.place(owner) is not None:
         _refuse_masked(vm, owner, name)
         outside_attributes(vm, owner).set(name, MISSING)

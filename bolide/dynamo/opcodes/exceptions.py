@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from bolide.dynamo.bytecode.instructions import VERSION
+from bolide.dynamo.bytecode.forms import VERSION
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.machine.interpreter import Machine, opcode

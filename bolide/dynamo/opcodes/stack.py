@@ -8,14 +8,15 @@ import itertools
 import types
 from typing import Any
 
-from bolide.dynamo.bytecode.instructions import VERSION
+from bolide.dynamo.bytecode.forms import VERSION
 from bolide.dynamo.config import config
 from bolide.dynamo.library.text import format_value
 from bolide.dynamo.machine import operations
-from bolide.dynamo.machine.attributes import delete_attribute, load_super, named_attribute, store_attribute
+from bolide.dynamo.machine.attributes import load_super, named_attribute
 from bolide.dynamo.machine.interpreter import Call, Machine, opcode, polyfill
 from bolide.dynamo.machine.items import delete_item, get_item, set_item
 from bolide.dynamo.machine.stand_ins import class_of
+from bolide.dynamo.machine.writes import delete_attribute, store_attribute
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.state import is_dynamo_compiling
 from bolide.dynamo.world.frames import Frame, Generator

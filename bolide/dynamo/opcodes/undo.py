@@ -20,8 +20,8 @@ from typing import Any
 import numpy
 import torch
 
-from bolide.dynamo.machine.draws import is_generator
 from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.numbers import is_generator
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program.kinds import (
     BOUND_BUILTINS,

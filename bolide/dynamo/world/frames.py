@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.bytecode.instructions import VERSION, Code, decode
+from bolide.dynamo.bytecode.forms import VERSION
+from bolide.dynamo.bytecode.instructions import Code, decode
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING
 from bolide.support.caches import on_reset

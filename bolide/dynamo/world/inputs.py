@@ -109,7 +109,7 @@ class Numbers:
     def __init__(self, world: Reading, inputs: Inputs) -> None:
         self.world, self.inputs, self.symbols = world, inputs, inputs.symbols
         self.floats: dict[str, Source] = {}  # those that are numbers of the graph, by their names in conditions
-        self.derived: dict[Source, object] = {}  # numbers that are computed of sizes at each call (`machine.derived`)
+        self.derived: dict[Source, object] = {}  # numbers that are computed of sizes at each call (`machine.numbers`)
 
     def wrap_int(self, real: int, source: Source) -> Any:
         """An integer as it is, guarded, or a symbol."""
