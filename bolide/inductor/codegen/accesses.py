@@ -122,7 +122,8 @@ def load(names: Names, node: Node, values: tuple[Value, ...]) -> Value:
     where = place(names, access.buffer, resolve(names, access, node.src, values))
     kind = MEMORY[names.types[access.buffer]]
     if where.shape == "one":
-        result = _load_one(names, where.pointer, mask, kind)
+        several = mask is not None and mask.lanes > 1
+        result = _load_one(names, where.pointer, _active(names, mask) if several else mask, kind)
     else:
         result = _read(names, where, _active(names, mask), kind)
     return b.compare("icmp ne", result, 0) if node.dtype == torch.bool else result
