@@ -61,9 +61,9 @@ def fork(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -
     if not vm.world.forks:
         vm.world.ways = 0
     vm.world.forks += 1
+    refused: Unsupported | None = None
     try:
         before = State(vm)
-        refused: Unsupported | None = None
         for join in joins_of(code, at):
             if refused is not None and vm.world.ways > _MOST_WAYS:
                 break  # the ways between would be gone again for each branch in them
@@ -74,6 +74,7 @@ def fork(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -
         assert refused is not None
         raise refused
     finally:
+        refused = None  # its traceback leads to this frame: a cycle would keep alive the values of the program
         vm.world.forks -= 1
         frame.tick = tick
         if not vm.world.forks:
