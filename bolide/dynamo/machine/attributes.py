@@ -476,7 +476,7 @@ def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
     place = _place_of_copy(vm, owner)
     if value is MISSING and place is not None and (id(owner), "namespace") not in vm.world.once:
         vm.world.once.add((id(owner), "namespace"))
-        vm.world.guard(attribute_source(place, "__dict__"), "dict_keys", list(own_namespace(owner)))
+        vm.world.guard(Source("apply", place, (), own_namespace), "dict_keys", list(own_namespace(owner)))
     return value
 
 
@@ -509,8 +509,9 @@ def _store_behind_mask(vm: Machine, owner: Any, name: str, value: Any) -> None:
 
 def _place_of_copy(vm: Machine, owner: Any) -> Source | None:
     """Where the partial, or tuple with attributes, was found of which `owner` is a copy."""
-    has_attributes = issubclass(type(owner), (tuple, functools.partial)) and own_namespace(owner) is not NO_NAMESPACE
-    return vm.world.place_of(owner) if has_attributes else None
+    cls = type(owner)
+    copied = cls is functools.partial or (issubclass(cls, tuple) and own_namespace(owner) is not NO_NAMESPACE)
+    return vm.world.place_of(owner) if copied else None
 
 
 def _refuse_copy(vm: Machine, owner: Any) -> None:

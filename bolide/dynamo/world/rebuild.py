@@ -235,7 +235,8 @@ def _state(value: Any) -> dict[str, Any]:
 def make_partial(attributes: dict[str, Any], function: Any, /, *args: Any, **keywords: Any) -> Any:
     """A partial with attributes of its own."""
     made = functools.partial(function, *args, **keywords)
-    made.__dict__.update(attributes)
+    if attributes:
+        made.__dict__.update(attributes)
     return made
 
 

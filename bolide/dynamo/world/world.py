@@ -499,7 +499,7 @@ class World(Classes):
     def _with_attributes(self, made: Any, real: Any, source: Source) -> Any:
         """`made`, which stands for an outside partial or tuple, with the attributes that this has been given."""
         for name, value in own_namespace(real).items():
-            own_namespace(made)[name] = self.wrap(value, attribute_source(source, name))
+            object.__getattribute__(made, "__dict__")[name] = self.wrap(value, attribute_source(source, name))
         return self.mirror(made, source)
 
     def _wrap_function(self, real: types.FunctionType, source: Source) -> Any:
