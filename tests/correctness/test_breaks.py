@@ -604,6 +604,30 @@ def test_values_that_only_a_handler_or_the_end_of_a_generator_needs_stay() -> No
         check(program, bolide.compile(program, backend="aot_eager"))
 
 
+def test_a_partial_of_one_that_has_lived_across_a_break_is_merged_with_it() -> None:
+    """It would not be if the first one had been asked for its attributes."""
+
+    def body(x: Tensor, outside: Any) -> Any:
+        def same(value: Any) -> Any:
+            bolide.graph_break()
+            return value
+
+        inner = functools.partial(torch.add, x)
+        merged = functools.partial(functools.partial(torch.add, x), same(2))
+        again, beyond = functools.partial(inner, 5), functools.partial(outside, 3)
+        facts = [made.func is torch.add for made in (merged, again, beyond)]
+        return facts, getattr(outside, "missing", 7), merged(), again(), beyond(), len(merged.args)
+
+    outside = functools.partial(torch.add, torch.ones(2))
+    compiled = bolide.compile(body, backend="aot_eager")
+    for size in (2, 2, 1):
+        x = torch.randn(size)
+        assert same(compiled(x, outside), body(x, outside))
+    outside.missing = 8  # type: ignore[attr-defined]
+    x = torch.randn(2)
+    assert same(compiled(x, outside), body(x, outside))
+
+
 def test_an_iterator_made_in_front_of_a_break_stands_behind_what_the_list_has_got_meanwhile() -> None:
     def body(x: Tensor) -> Any:
         items: list[int] = []

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import bolide
+from bolide.dynamo.config import config
 from bolide.dynamo.entry.capture import _Attempt
 from bolide.dynamo.world.world import World
 from bolide.support import events, leaks
@@ -192,3 +193,139 @@ def test_classes_of_the_program_are_not_kept(backend: str) -> None:
     bolide.reset()
     gc.collect()
     assert [ref() for ref in made] == [None, None]
+
+
+class Thing:
+    """Something of the caller's."""
+
+
+def branch_that_stays_a_break(x: torch.Tensor, thing: Thing) -> list[Any]:
+    kept = [thing]
+    if x.sum() > -100:
+        kept.append(1)  # type: ignore[arg-type]
+    return kept[1:]
+
+
+def branch_behind_a_break(x: torch.Tensor, thing: Thing) -> list[Any]:
+    kept = [thing]
+    bolide.graph_break()
+    if x.sum() > -100:
+        kept.append(1)  # type: ignore[arg-type]
+    return kept[1:]
+
+
+def branch_in_a_branch(x: torch.Tensor, thing: Thing) -> torch.Tensor:
+    kept = [thing]
+    if x.sum() > -100:
+        if x.max() > -100:
+            kept.append(thing)
+        x = x + len(kept)
+    return x
+
+
+def branch_of_the_graph(x: torch.Tensor, thing: Thing) -> torch.Tensor:
+    kept = (thing, 2)
+    if x.sum() > -100:
+        x = x * 2
+    return x + kept[1]
+
+
+def break_in_a_handler(x: torch.Tensor, thing: Thing) -> torch.Tensor:
+    kept = [thing]
+    try:
+        raise ValueError(len(kept))
+    except ValueError:
+        bolide.graph_break()
+    return x + len(kept)
+
+
+def break_with_a_generator(x: torch.Tensor, thing: Thing) -> torch.Tensor:
+    def numbers() -> Any:
+        kept = [thing]
+        yield len(kept)
+        yield 2
+
+    made = numbers()
+    x = x + next(made)
+    bolide.graph_break()
+    return x + next(made)
+
+
+def break_with_a_generator_in_a_handler(x: torch.Tensor, thing: Thing) -> torch.Tensor:
+    def numbers() -> Any:
+        kept = [thing]
+        try:
+            yield len(kept)
+        except KeyError:
+            yield 2
+
+    made = numbers()
+    x = x + next(made) + made.throw(KeyError(1))
+    if x.sum() > -100:
+        bolide.graph_break()
+    return x + 1
+
+
+def data_that_is_read(x: torch.Tensor, thing: Thing) -> torch.Tensor:
+    kept = [thing] * 3
+    return x + len(kept[: int(x.argmax()) % 2])
+
+
+def exception_of_the_program(x: torch.Tensor, thing: Thing) -> torch.Tensor:
+    def raises(thing: Thing) -> None:
+        raise KeyError(x.shape[0])
+
+    try:
+        raises(thing)
+    except KeyError as error:
+        return x + error.args[0]
+    return x
+
+
+def exception_that_leaves(x: torch.Tensor, thing: Thing) -> torch.Tensor:
+    kept = [thing]
+    raise KeyError(x.shape[0], len(kept))
+
+
+def loop_with_breaks(x: torch.Tensor, thing: Thing) -> torch.Tensor:
+    for kept in (thing, thing):
+        if x.sum() > -100:
+            bolide.graph_break()
+        x = x + (kept is thing)
+    return x
+
+
+CALLS = [
+    branch_that_stays_a_break,
+    branch_behind_a_break,
+    branch_in_a_branch,
+    branch_of_the_graph,
+    break_in_a_handler,
+    break_with_a_generator,
+    break_with_a_generator_in_a_handler,
+    data_that_is_read,
+    exception_of_the_program,
+    exception_that_leaves,
+    loop_with_breaks,
+]
+
+
+@pytest.mark.parametrize("fn", CALLS, ids=lambda fn: fn.__name__)
+def test_what_a_call_was_given_dies_with_it(fn: Any, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the garbage collector, as in eager: the end of an object can be seen. (Looking for leaks collects.)"""
+    monkeypatch.setattr(config, "detect_leaks", False)
+    compiled = bolide.compile(fn, backend=backend)
+    gc.collect()
+    gc.disable()
+    try:
+        for size in (2, 2, 3, 5):
+            thing = Thing()
+            seen = weakref.ref(thing)
+            try:
+                compiled(torch.randn(size, requires_grad=True), thing)
+            except KeyError as error:
+                assert fn is exception_that_leaves, error
+            del thing
+            assert seen() is None
+    finally:
+        gc.enable()

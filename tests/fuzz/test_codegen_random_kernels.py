@@ -16,7 +16,7 @@ from kernel_tools import acc, both, const, f32, i64, load, loop, op, param, stor
 
 from bolide.inductor.ir.loops import Init, Kernel, Node, Stmt, Update
 from bolide.inductor.ir.printer import kernel_text
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, as_expr
 
 SEED = int(os.environ["BOLIDE_TEST_SEED"])
 SIZES = (0, 1, 2, 7, 15, 16, 17, 33, 64, 100)
@@ -71,6 +71,8 @@ class Maker:
         """A load whose index uses some of the axes, or a constant, cast to `work`."""
         if self.r.random() < 0.15:
             return const(self.r.choice((0, 1, 2, 3)) if not work.is_floating_point else self.r.uniform(-2, 2), work)
+        if self.r.random() < 0.25:
+            return self.masked_leaf(self.r.choice(shape), work)
         used = [axis for axis in shape if self.r.random() < 0.75]
         self.r.shuffle(used)
         index, numel, value = Expr.const(0), Expr.const(1), 1
@@ -80,6 +82,21 @@ class Maker:
             index, numel, value = index * 3 + 1, numel * 3 + 1, value * 3 + 1
         name, dtype = self.buffer(numel, value)
         node = load(name, index, dtype)
+        return node if dtype == work else op("cast", node, dtype=work)
+
+    def masked_leaf(self, axis: tuple[str, Expr, int], work: torch.dtype) -> Node:
+        """A load under a mask, of the same element everywhere or of one each; the mask is off where there is none."""
+        name, extent, count = axis
+        kept = self.r.choice((0, 0, count // 2, count))
+        buffer, dtype = self.buffer(Expr.const(kept), kept)
+        at = var(name, extent)
+        place = Node.make("index", i64, (), at)
+        if self.r.random() < 0.5:
+            mask = op("lt", place, const(kept, i64), dtype=torch.bool)
+            node = load(buffer, at, dtype, mask, masked=True)
+        else:  # beyond the axis, where there are no iterations but perhaps lanes
+            mask = op("ge", place, const(count if kept == 0 else self.r.randint(0, count), i64), dtype=torch.bool)
+            node = load(buffer, max(kept - 1, 0), dtype, mask, masked=True)
         return node if dtype == work else op("cast", node, dtype=work)
 
     def value(self, shape: list[tuple[str, Expr, int]], work: torch.dtype, extra: list[Node]) -> Node:
@@ -235,3 +252,17 @@ def test_random_kernel(number: int) -> None:
             if re.search(_INEXACT, kernel_text(kernel)) and float((~same).double().mean()) < 0.01:
                 same |= (mine.double() - expected.double()).abs() == 1  # a float next to an integer, cut off
         assert bool(same.all()), f"seed {seed}, {name}\n{kernel_text(kernel)}\n{mine[~same]}\n{expected[~same]}"
+
+
+@pytest.mark.parametrize("extent", [3, Expr.var("s0", 0)])
+def test_lanes_behind_the_end_of_a_loop_load_nothing(extent: Expr | int) -> None:
+    """The mask of the load is on there, and the buffer has no element that could be read instead."""
+    at = var("i", extent)
+    places = [Node.make("index", i64, (), place) for place in (at, as_expr(extent))]
+    nothing = load("b2", 0, f32, op("ge", *places, dtype=torch.bool), masked=True)
+    body = loop("vector", "i", extent, store("b0", at, op("add", load("b1", at), nothing)))
+    sizes = () if isinstance(extent, int) else ("s0",)
+    kernel = Kernel("k", (param("b0", extent, f32, "out"), param("b1", extent), param("b2", 0)), (body,), sizes)
+    buffers = {"b0": torch.zeros(3), "b1": torch.randn(3), "b2": torch.zeros(0)}
+    for _, mine, expected in both(kernel, buffers, {"s0": 3}):
+        assert torch.equal(mine, expected)

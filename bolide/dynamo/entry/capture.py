@@ -182,7 +182,8 @@ def _unless_unsupported(
 
 def _release(world: World, machine: Machine, rebuilder: Rebuilder | None) -> None:
     """The capture is over: the values of the program and of its caller live no longer because of it."""
-    for frame in machine.frames:
+    suspended = [generator.frame for ref in machine.own_generators if (generator := ref()) is not None]
+    for frame in (*machine.frames, *suspended):
         frame.move()
     world.release()
     if rebuilder is not None:

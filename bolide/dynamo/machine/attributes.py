@@ -491,7 +491,7 @@ def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
         return vm.world.wrap(value, attribute_source(Source("object", None, None, owner), name))
     place = _place_of_copy(vm, owner)
     if value is MISSING and place is not None and vm.world.guards.first((id(owner), "namespace")):
-        vm.world.guards.add(attribute_source(place, "__dict__"), "dict_keys", list(own_namespace(owner)))
+        vm.world.guards.add(Source("apply", place, (), own_namespace), "dict_keys", list(own_namespace(owner)))
     return value
 
 
@@ -512,8 +512,9 @@ def behind_mask(vm: Machine, owner: Any, name: str) -> Any:
 
 def _place_of_copy(vm: Machine, owner: Any) -> Source | None:
     """Where the partial, or tuple with attributes, was found of which `owner` is a copy."""
-    has_attributes = issubclass(type(owner), (tuple, functools.partial)) and own_namespace(owner) is not NO_NAMESPACE
-    return vm.world.identities.place_of(owner) if has_attributes else None
+    cls = type(owner)
+    copied = cls is functools.partial or (issubclass(cls, tuple) and own_namespace(owner) is not NO_NAMESPACE)
+    return vm.world.identities.place_of(owner) if copied else None
 
 
 def refuse_copy(vm: Machine, owner: Any) -> None:

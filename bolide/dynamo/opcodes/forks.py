@@ -59,9 +59,9 @@ def fork(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -
     if not vm.world.journal.forks:
         vm.world.journal.ways = 0
     vm.world.journal.forks += 1
+    refused: Unsupported | None = None
     try:
         before = State(vm)
-        refused: Unsupported | None = None
         for join in joins_of(code, at):
             if refused is not None and vm.world.journal.ways > _MOST_WAYS:
                 break  # the ways between would be gone again for each branch in them
@@ -72,6 +72,7 @@ def fork(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -
         assert refused is not None
         raise refused
     finally:
+        refused = None  # its traceback leads to this frame: a cycle would keep alive the values of the program
         vm.world.journal.forks -= 1
         frame.tick = tick
         if not vm.world.journal.forks:

@@ -270,8 +270,12 @@ NO_NAMESPACE: dict[str, Any] = {}
 
 
 def own_namespace(owner: Any) -> dict[str, Any]:
-    """An instance's `__dict__`, past any `__getattribute__` of its class; an empty dict when it has none. A dict may be
-    its own (``self.__dict__ = self``)."""
+    """An instance's `__dict__`, past any `__getattribute__` of its class; `NO_NAMESPACE` when it has none. A dict may
+    be its own (``self.__dict__ = self``). A partial gets one when it is first asked for, and is then no longer merged
+    with a partial of it: so that is not asked."""
+    if type(owner) is functools.partial:
+        state: Any = owner.__reduce__()
+        return state[2][3] or NO_NAMESPACE
     try:
         namespace = object.__getattribute__(owner, "__dict__")
     except AttributeError:

@@ -239,7 +239,7 @@ class Containers:
     def _with_attributes(self, made: Made, real: object, source: Source) -> Made:
         """`made`, which stands for an outside partial or tuple, with the attributes that this has been given."""
         for name, value in own_namespace(real).items():
-            own_namespace(made)[name] = self.world.wrap(value, attribute_source(source, name))
+            object.__getattribute__(made, "__dict__")[name] = self.world.wrap(value, attribute_source(source, name))
         self.world.identities.mirror(made, source)
         return made
 

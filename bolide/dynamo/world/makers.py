@@ -179,7 +179,8 @@ def state_of(value: object) -> dict[str, object]:
 def make_partial(attributes: dict[str, object], function: Any, /, *args: Any, **keywords: Any) -> object:
     """A partial with attributes of its own."""
     made = functools.partial(function, *args, **keywords)
-    made.__dict__.update(attributes)
+    if attributes:
+        made.__dict__.update(attributes)
     return made
 
 

@@ -122,7 +122,8 @@ def load(scope: Scope, node: Node, values: tuple[Value, ...]) -> Value:
     where = place(scope, access.buffer, resolve(scope, access, node.src, values))
     kind = MEMORY[scope.types[access.buffer]]
     if where.shape == "one":
-        result = _load_one(scope, where.pointer, mask, kind)
+        several = mask is not None and mask.lanes > 1
+        result = _load_one(scope, where.pointer, _active(scope, mask) if several else mask, kind)
     else:
         result = _read(scope, where, _active(scope, mask), kind)
     return b.compare("icmp ne", result, 0) if node.dtype == torch.bool else result
