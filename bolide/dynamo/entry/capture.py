@@ -34,7 +34,7 @@ from bolide.dynamo.program.captured import Break, Captured, Effect, Guard, Recip
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MODULE_INTERNALS
 from bolide.dynamo.state import state
 from bolide.dynamo.torch_calls.hooks import hook_effects, refuse_results_in_between
-from bolide.dynamo.world.outside import Deferred
+from bolide.dynamo.world.outside import Deferred, Overlay, Snapshot
 from bolide.dynamo.world.rebuild import Rebuilder
 from bolide.dynamo.world.world import World
 from bolide.support.errors import CompileError, Unsupported
@@ -211,6 +211,7 @@ class _Program:
         self.machine, self.breaks = machine, breaks
         self.where, self.has_ended, self.appends = machine.where, machine.has_ended, machine.appends
         self.evaluate, self.lose = machine.evaluate, machine.progress.lose
+        self.own_functions = machine.own_functions
 
     def answer(self, value: object) -> bool | None:
         return answer(self.machine, self.breaks, value)
@@ -278,7 +279,6 @@ class _Attempt:
         self.trace.listener = _Listener(self.machine, self.calls, breaks)
         self.trace.draws_as_eager = record_calls
         self.machine.recorder = self.calls
-        self.world.functions.own = self.machine.own_functions
         self.world.guards.add(None, "global_state", None)
 
     def stops(self) -> list[int]:
@@ -345,7 +345,7 @@ class _Attempt:
             if self.calls is not None:
                 self.calls.around = nowhere
         place = machine.where() if shape is not None else decode(self.code).frame_at(-1)
-        world.guards.where = lambda: place
+        world.end(place)
         if shape is None:
             ending = None
         world.inputs.unmask()
@@ -546,8 +546,9 @@ def _guard_aliasing(world: World, trace: Trace) -> None:
 def _guard_identities(world: World) -> None:
     """An outside object that is written to must not be one of the others of its class that were read."""
     seen = world.identities.seen
-    changed = [(s.real, s.source) for s in world.journal.snapshots.values() if s.changed()]
-    changed += [(o.owner, o.source) for o in world.journal.overlays if id(o.owner) in seen and o.changes()]
+    places = {id(change.place): change.place for change in world.journal.changes()}.values()
+    changed = [(place.real, place.source) for place in places if isinstance(place, Snapshot)]
+    changed += [(p.owner, p.source) for p in places if isinstance(p, Overlay) and id(p.owner) in seen]
     grown = [(g.real, g.source) for g in world.journal.grown.values()]
     read = [*((real, source) for real, _, source in seen.values()), *grown]
     for written, source in changed + grown:

@@ -301,10 +301,20 @@ MODULE_INTERNALS = frozenset(
 IDENTITY = frozenset(IDENTITY_CONSTANTS)
 
 
-def tuple_of(cls: type, items: Iterable[Any]) -> Any:
+def maker(cls: type) -> types.BuiltinFunctionType:
+    """The `__new__` of a class that is not written in Python."""
+    makers: Iterable[Any] = (vars(base).get("__new__") for base in cls.__mro__)
+    return next(make for make in makers if type(make) is types.BuiltinFunctionType)
+
+
+def tuple_of(cls: type, items: Iterable[object]) -> Any:
     """A tuple of class `cls`, made past any `__new__` in Python; a structseq (`os.times_result`) has one in C."""
-    makers = (vars(base).get("__new__") for base in cls.__mro__)
-    return next(make for make in makers if type(make) is types.BuiltinFunctionType)(cls, items)
+    return maker(cls)(cls, items)
+
+
+def plain_kind(value: object) -> Any:
+    """Of an int, float, str or bytes, or an instance of a subclass, which of these it is; else None."""
+    return next((kind for kind in (int, float, str, bytes) if isinstance(value, kind)), None)
 
 
 def is_constant(value: Any) -> bool:
@@ -366,14 +376,11 @@ def same_constant(value: Any, expected: Any) -> bool:
         return bool(value == expected)
     if isinstance(expected, numpy.generic):
         return value.dtype == expected.dtype and _bits(value) == _bits(expected)
-    base: Any = next((base for base in _DERIVED_FROM if isinstance(expected, base)), None)
+    base = plain_kind(expected)
     if base is None:
         return value is expected or bool(value == expected)
     plain = same_constant(base.__getnewargs__(value), base.__getnewargs__(expected))
     return plain and not own_namespace(value) and not own_namespace(expected)
-
-
-_DERIVED_FROM = (float, int, str, bytes)
 
 
 def _bits(number: numpy.generic) -> object:

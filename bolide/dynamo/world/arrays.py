@@ -7,6 +7,7 @@ are. What the layer does not have raises `Unsupported`: that operation then runs
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 import warnings
@@ -509,32 +510,18 @@ def to_scalar(tensor: torch.Tensor) -> object:
 
 def _wrap(world: World, real: numpy.ndarray[Any, Any], source: Source) -> Any:
     if not config.trace_numpy:
-        raise Unsupported(
-            "a NumPy array is read (trace_numpy is off)", world.guards.where(), "pass a tensor", kind="numpy_value"
-        )
+        raise world.guards.refusal("numpy_value", "a NumPy array is read (trace_numpy is off)", "pass a tensor")
     if not real.flags.writeable:
-        raise Unsupported(
-            "a read-only NumPy array is read", world.guards.where(), "pass a tensor or a copy", kind="numpy_value"
-        )
+        raise world.guards.refusal("numpy_value", "a read-only NumPy array is read", "pass a tensor or a copy")
     try:
         with torch._C._DisableTorchDispatch():
             tensor = as_tensor(real)
     except (TypeError, ValueError) as error:
-        raise Unsupported(
-            f"a NumPy array is read that cannot be a tensor: {error}", world.guards.where(), kind="numpy_value"
-        ) from error
+        raise world.guards.refusal("numpy_value", f"a NumPy array is read that cannot be a tensor: {error}") from error
     tensor_guard(tensor, world.guards.where())
     world.guards.add(Source("attr", Source("attr", source, "flags"), "writeable"), "is", True)
     traced = world.wrap(tensor, Source("apply", source, (), as_tensor))
     return world.identities.mirror(TracedArray(layer().ndarray(traced)), source)
-
-
-def _wrap_float(world: World, real: object, source: Source) -> object:
-    return _wrap_number(world, real, source, float)
-
-
-def _wrap_int(world: World, real: object, source: Source) -> object:
-    return _wrap_number(world, real, source, int)
 
 
 def _wrap_number(world: World, real: Any, source: Source, kind: Any) -> object:
@@ -583,7 +570,8 @@ RECIPES[TracedArray] = _recipe
 for _kind, _class in SCALARS.items():
     RECIPES[_class] = _recipe_of_scalar
     if issubclass(_kind, (numpy.integer, numpy.floating)):
-        WRAPPERS[_kind] = _wrap_float if issubclass(_kind, numpy.floating) else _wrap_int
+        _plain = float if issubclass(_kind, numpy.floating) else int
+        WRAPPERS[_kind] = functools.partial(_wrap_number, kind=_plain)
 RECIPES[Method] = _recipe_of_method
 RECIPES[types.MethodType] = _recipe_of_own_method
 RECIPES[numpy.ndarray] = _recipe_of_real

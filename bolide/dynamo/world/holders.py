@@ -188,8 +188,8 @@ class Containers:
                 self._guard_limit(real, source)
                 copy = collections.deque(maxlen=real.maxlen) if cls is collections.deque else []
                 grown = self.journal.grown.get(id(real))
-                stand_in = copy if grown is None else grown.items
-                self.world.identities.seen[id(real)] = Seen(real, stand_in, source)  # it may contain itself
+                proxy = copy if grown is None else grown.items
+                self.world.identities.seen[id(real)] = Seen(real, proxy, source)  # it may contain itself
                 copy += self._copy(real, list, source)
         if cls is frozenset:
             return self.world.identities.mirror(copy, source)

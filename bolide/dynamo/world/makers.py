@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo.policy import is_python_class
-from bolide.dynamo.program.kinds import class_attribute, own_namespace, tuple_of
+from bolide.dynamo.program.kinds import class_attribute, maker, own_namespace, tuple_of
 from bolide.dynamo.world.outside import CONTAINERS
 from bolide.tracing import TracedTensor
 
@@ -21,20 +21,14 @@ _MADE_EMPTY: tuple[type, ...] = (object, dict, list, set, frozenset, tuple)
 _MADE_EMPTY += (collections.OrderedDict, collections.defaultdict, collections.deque)
 
 
-def _maker(cls: type) -> Any:
-    """The `__new__` of a class that is not written in Python."""
-    makers = [base.__dict__["__new__"] for base in cls.__mro__ if "__new__" in base.__dict__]
-    return next(new for new in makers if type(new) is types.BuiltinFunctionType)
-
-
 def is_open(cls: type) -> bool:
     """Whether all that an instance holds is seen in Python: nothing is in memory that code in C keeps for itself."""
-    return is_python_class(cls) and _maker(cls).__self__ in _MADE_EMPTY
+    return is_python_class(cls) and maker(cls).__self__ in _MADE_EMPTY
 
 
 def bare_instance(cls: type) -> Any:
     """An empty instance, made past any `__new__` that is written in Python."""
-    return _maker(cls)(cls)
+    return maker(cls)(cls)
 
 
 def dead_reference() -> object:

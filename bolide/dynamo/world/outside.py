@@ -27,6 +27,7 @@ from bolide.dynamo.program.kinds import (
     lacks_attribute,
     ordered_keys,
     own_namespace,
+    plain_kind,
     same_constant,
 )
 from bolide.dynamo.world.frames import Generator, refuse_drop
@@ -37,18 +38,15 @@ from bolide.support.leaks import fleeting
 
 @fleeting
 class Overlay:
-    """A dict of the outside world as the captured program sees it: values are wrapped when first read, writes stay
-    here.
+    """A dict of the outside world as the program sees it: values are wrapped when first read, writes stay here.
 
     `complete` is the whole dict once the program has looked at all of it (iteration, len after a write, …); before
-    that, `known` holds the keys
-    that were read or written. `original` remembers what a key was, so that `effects` can tell what changed.
+    that, `known` holds the keys that were read or written. `original`: what a key was, to tell what has changed.
     """
 
     __slots__ = (
         *("asks", "child", "complete", "computes", "itself", "known", "measured", "moved", "original", "owner"),
-        *("real", "source", "world"),
-        "written",
+        *("real", "source", "world", "written"),
     )
 
     def __init__(
@@ -100,6 +98,10 @@ class Overlay:
             self.materialise()
         return key if self.complete is not None else self.world.real_key(key)
 
+    def _read(self, key: object) -> Any:
+        """What the real dict has under a key, wrapped."""
+        return self.world.wrap(dict.__getitem__(self.real, key), self._source_of(key))
+
     def get(self, key: object) -> Any:
         """The value under `key`, or MISSING. Guards what was read, absence included."""
         key = self._place(key)
@@ -137,11 +139,7 @@ class Overlay:
                 self.complete[key] = value
             return
         if key not in self.original:
-            self.original[key] = (
-                self.world.wrap(dict.__getitem__(self.real, key), self._source_of(key))
-                if dict.__contains__(self.real, key)
-                else MISSING
-            )
+            self.original[key] = self._read(key) if dict.__contains__(self.real, key) else MISSING
         in_slots = self.owner is None and self.child in (attribute_source, slot_source)
         if value is MISSING and self.original[key] is MISSING and not in_slots:  # deleting what is there is an effect
             self.world.guards.add(self.itself, "has_key", (key, False))
@@ -186,7 +184,7 @@ class Overlay:
             self.world.guards.add(self.itself, "dict_keys", ordered_keys(self.real))
             for key in ordered_keys(self.real):
                 if key not in self.original:
-                    self.original[key] = self.world.wrap(dict.__getitem__(self.real, key), self._source_of(key))
+                    self.original[key] = self._read(key)
             whole = _empty_like(self.real)
             for key in ordered_keys(self.real):
                 value = self.known.get(key, self.original[key])
@@ -301,7 +299,7 @@ class Outside:
     def plain(self) -> Any:
         """What an instance of a subclass of int, float, str or bytes is as one of these (guarded), MISSING for others:
         for native code that asks no more of it."""
-        kind: Any = next((kind for kind in _PLAIN_KINDS if isinstance(self.real, kind)), None)
+        kind = plain_kind(self.real)
         if kind is None:
             return MISSING
         source = Source("apply", self.source, (), kind.__getnewargs__)
@@ -379,12 +377,8 @@ class Outside:
     # Native code that gets hold of an outside object (inside a container, say) must not mistake it for an ordinary one.
 
     def _refuse(self, *args: Any) -> Any:
-        raise Unsupported(
-            f"native code looks into an outside {self.cls.__name__} object",
-            None,
-            "pass its parts instead",
-            kind="native_call",
-        )
+        reason = f"native code looks into an outside {self.cls.__name__} object"
+        raise Unsupported(reason, None, "pass its parts instead", "native_call")
 
     __getattr__ = __bool__ = __str__ = __repr__ = __format__ = __lt__ = __le__ = __gt__ = __ge__ = __iter__ = (
         __len__
@@ -429,7 +423,6 @@ def _is_seen_to_go(value: object) -> bool:
     return any(type(reference) is not Watch for reference in weakref.getweakrefs(value))
 
 
-_PLAIN_KINDS = (int, float, str, bytes)
 CONTAINERS: tuple[type, ...] = (list, set, frozenset, collections.deque, bytearray)
 
 

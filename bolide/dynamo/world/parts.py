@@ -13,7 +13,10 @@ from bolide.tracing import Trace, UserFrame
 
 
 class Program(Protocol):
-    """The program that is interpreted, as the outside world asks for it."""
+    """The program that is interpreted, as the outside world asks for it. `own_functions`: those that it has made,
+    weakly, by id."""
+
+    own_functions: dict[int, Any]
 
     def where(self) -> UserFrame | None:
         """The user's line that is being run."""
@@ -149,7 +152,7 @@ class Growing(Protocol):
 
 
 class Reading(Protocol):
-    """The world (`world.World`), as its parts and the stand-ins for its objects ask for it."""
+    """The world (`world.World`), as its parts and its proxies ask for it."""
 
     program: Program
     guards: Guards

@@ -40,6 +40,7 @@ from bolide.dynamo.program.kinds import (
     is_data_descriptor,
     is_opaque,
     own_namespace,
+    plain_kind,
     viewed,
 )
 from bolide.dynamo.state import CALLBACK, own_mark
@@ -84,7 +85,7 @@ from bolide.dynamo.world.makers import (
 from bolide.dynamo.world.outside import Cell, Deferred, Grown, Outside, Overlay, items_of
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
-from bolide.symbolic import Expr, Ratio
+from bolide.symbolic import Ratio
 from bolide.tracing import TracedFloat, TracedTensor, computes_itself
 from bolide.tracing.numbers import data
 
@@ -276,30 +277,20 @@ class Rebuilder:
     def _is_seen(self, value: object) -> bool:
         return id(value) in self.world.identities.seen
 
-    def _integer(self, value: torch.SymInt) -> Recipe:
-        if data.is_computed(self.world.trace, value):
+    def _number(self, value: Any) -> Recipe:
+        cls = type(value)
+        expr: Any = getattr(value.node, "expr", None)
+        if cls is not TracedFloat and data.is_computed(self.world.trace, value):
             return self._number_in(data.as_tensor(self.world.trace, value))
-        return self._size(value.node.expr, value.node.expr)
-
-    def _float(self, value: torch.SymFloat | TracedFloat) -> Recipe:
-        if type(value) is torch.SymFloat and data.is_computed(self.world.trace, value):
-            return self._number_in(data.as_tensor(self.world.trace, value))
-        expr = getattr(value.node, "expr", None)
-        if isinstance(expr, Ratio):
-            return self._size(expr, expr.over)
-        return Recipe("constant", expr) if isinstance(expr, float) else self._number_in(value.node.owner.tensor)
-
-    def _truth(self, value: torch.SymBool) -> Recipe:
-        if data.is_computed(self.world.trace, value):
-            return self._number_in(data.as_tensor(self.world.trace, value))
-        return Recipe("constant", value.node.value())
+        if cls is torch.SymBool or isinstance(expr, float):
+            return Recipe("constant", value.node.value() if cls is torch.SymBool else expr)
+        if cls is torch.SymInt or isinstance(expr, Ratio):
+            symbols = self.world.symbols.read_by([expr.over if isinstance(expr, Ratio) else expr])
+            return Recipe("size", expr, tuple(Recipe("source", source) for _, source in symbols))
+        return self._number_in(value.node.owner.tensor)
 
     def _number_in(self, tensor: torch.Tensor) -> Recipe:
         return call_of(torch.Tensor.item, self.recipe(tensor))
-
-    def _size(self, expr: Expr | Ratio, symbolic: Expr) -> Recipe:
-        symbols = self.world.symbols.read_by([symbolic])
-        return Recipe("size", expr, tuple(Recipe("source", source) for _, source in symbols))
 
     def _plain_dict(self, value: dict[object, object]) -> Recipe:
         owner = self.world.identities.owners.get(id(value))
@@ -557,7 +548,7 @@ class Rebuilder:
     def _instance(self, value: Any, cls: type) -> Recipe:
         if issubclass(cls, tuple) and not is_python_class(cls):  # a structseq, as torch.max returns
             return call_of(cls, Recipe("tuple", None, tuple(self.recipe(item) for item in value)))
-        base: Any = next((kind for kind in (int, float, str, bytes) if isinstance(value, kind)), None)
+        base = plain_kind(value)
         if base is not None:
             plain = self.constants(cls, base, base.__getnewargs__(value)[0])
             return call_of(make_derived, *plain, self._dict(state_of(value)))
@@ -650,10 +641,7 @@ def _steers(owner: object, name: str) -> bool:
 
 
 _OWN_RECIPES: dict[type, Callable[[Rebuilder, Any], Recipe | None]] = {
-    torch.SymInt: Rebuilder._integer,
-    torch.SymFloat: Rebuilder._float,
-    TracedFloat: Rebuilder._float,
-    torch.SymBool: Rebuilder._truth,
+    **dict.fromkeys((torch.SymInt, torch.SymFloat, torch.SymBool, TracedFloat), Rebuilder._number),
     torch.Size: lambda own, value: call_of(torch.Size, own.recipe(tuple(value))),
     slice: lambda own, value: call_of(slice, *map(own.recipe, (value.start, value.stop, value.step))),
     list: Rebuilder.whole_list,

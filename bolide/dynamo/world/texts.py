@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from bolide.dynamo.program.captured import Recipe, Source
+from bolide.dynamo.program.captured import Recipe, Source, call_of
 from bolide.dynamo.program.kinds import CONSTANT_TYPES
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import World
-from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
 from bolide.tracing import DataDependent, TracedFloat, TracedTensor
 from bolide.tracing.recording.recorder import NonLeaf
@@ -179,13 +178,12 @@ def _at_once(rebuilder: Rebuilder, value: Any) -> Recipe:
         return Recipe("dict", None, tuple([_at_once(rebuilder, part) for item in value.items() for part in item]))
     if rebuilder.comes_later(value):
         reason = f"the text of a {cls.__name__}, beside a value that contains itself, leaves the function"
-        raise Unsupported(reason, rebuilder.world.guards.where(), kind="escape")
+        raise rebuilder.world.guards.refusal("escape", reason)
     return rebuilder.recipe(value)
 
 
 def _recipe_of_picture(rebuilder: Rebuilder, value: Pictured) -> Recipe:
-    parts = (value.data, value.is_parameter, value.history)
-    return Recipe("call", picture, tuple(map(rebuilder.recipe, parts)))
+    return call_of(picture, *map(rebuilder.recipe, (value.data, value.is_parameter, value.history)))
 
 
 RECIPES[TracedText] = _recipe_of_text
@@ -235,7 +233,7 @@ def _recipe_of_id(rebuilder: Rebuilder, value: MadeId) -> Recipe:
     owner = value.owner()
     if owner is None:
         return Recipe("constant", int(value))
-    return Recipe("call", id, (rebuilder.recipe(owner),))
+    return call_of(id, rebuilder.recipe(owner))
 
 
 RECIPES[MadeId] = _recipe_of_id

@@ -46,7 +46,7 @@ from bolide.dynamo.world.outside import (
     method_of_c,
 )
 from bolide.dynamo.world.parts import Guards, Identities, Program, Seen
-from bolide.tracing import Trace, TracedTensor
+from bolide.tracing import Trace, TracedTensor, UserFrame
 
 Wrapper = Callable[["World", Any, Source], Any]
 WRAPPERS: dict[type, Wrapper] = {}  # how to wrap instances of a class; None where it has nothing to say
@@ -83,6 +83,11 @@ class World:
     def serve(self, program: Program) -> None:
         """From now on `program` is the one that reads and writes this world."""
         self.program, self.guards.where = program, program.where
+        self.functions.own = program.own_functions
+
+    def end(self, place: UserFrame | None) -> None:
+        """The program has ended: what is said from now on is said of this line."""
+        self.guards.where = lambda: place
 
     def release(self) -> None:
         """Let go of everything real: the capture is over, and the program's objects live no longer because of it."""
