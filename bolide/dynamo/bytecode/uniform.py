@@ -34,11 +34,11 @@ class Operation(NamedTuple):
     calls: bool = False
     finds: bool = False
 
-    def taken(self, arg: Any) -> int:
+    def taken(self, arg: object) -> int:
         """How many values it pops."""
         return self.takes if isinstance(self.takes, int) else self.takes(arg)
 
-    def given(self, arg: Any) -> int:
+    def given(self, arg: object) -> int:
         """How many values it pushes."""
         return self.gives if isinstance(self.gives, int) else self.gives(arg)
 

@@ -61,7 +61,7 @@ class Super:
 
     __slots__ = ("cls", "owner")
 
-    def __init__(self, cls: type, owner: Any) -> None:
+    def __init__(self, cls: type, owner: object) -> None:
         self.cls, self.owner = cls, owner
 
 
@@ -113,7 +113,7 @@ def _of_real_frame(vm: Machine, owner: types.FrameType, name: str) -> Any:
     return _instance(vm, owner, types.FrameType, name)
 
 
-def named_attribute(vm: Machine, owner: Any, name: str) -> Any:
+def named_attribute(vm: Machine, owner: object, name: str) -> Any:
     """`owner.name`; an AttributeError knows the name, as where the interpreter itself looks for it."""
     try:
         return load_attribute(vm, owner, name)
@@ -160,7 +160,7 @@ def _of_face(vm: Machine, owner: TracedTensor, name: str) -> Any:
     return default_attribute(vm, owner, face, name, False)
 
 
-def native_attribute(vm: Machine, owner: Any, name: str) -> Any:
+def native_attribute(vm: Machine, owner: object, name: str) -> Any:
     if type(owner) is not types.FunctionType or id(owner) in vm.own_functions:
         value = getattr(owner, name)
         if name == "__self__":  # of `items.append`, to which the program has only appended so far
@@ -335,7 +335,7 @@ def _is_written(vm: Machine, cls: type, name: str) -> bool:
     return bool(written) and any(base in written and name in written[base].known for base in cls.__mro__)
 
 
-def _of_metaclass(vm: Machine, owner: type, name: str, found: Any) -> Any:
+def _of_metaclass(vm: Machine, owner: type, name: str, found: object) -> Any:
     """What a metaclass of the user's says of an attribute that the class itself does not have: a plain value `found`,
     or what its `__getattr__` answers; else MISSING."""
     meta = type(owner)
@@ -349,7 +349,7 @@ def _of_metaclass(vm: Machine, owner: type, name: str, found: Any) -> Any:
     return found if _is_written(vm, meta, name) else _class_value(vm, meta, name, found)
 
 
-def class_namespace(vm: Machine, cls: type, namespace: Any) -> Any:
+def class_namespace(vm: Machine, cls: type, namespace: object) -> Any:
     """The `__dict__` of a class: of one made by the program or by a library as it is, else with its parts guarded."""
     if id(cls) in vm.world.classes.own:
         return namespace
@@ -358,7 +358,7 @@ def class_namespace(vm: Machine, cls: type, namespace: Any) -> Any:
     return vm.world.identities.mirror(vm.world.classes.show(viewed(namespace), source, wrap), source)
 
 
-def _class_value(vm: Machine, cls: type, name: str, value: Any) -> Any:
+def _class_value(vm: Machine, cls: type, name: str, value: object) -> Any:
     """A plain value stored on a class."""
     if type(value) in (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType):
         return value
@@ -372,7 +372,7 @@ def _class_value(vm: Machine, cls: type, name: str, value: Any) -> Any:
     return vm.world.wrap(value, source)
 
 
-def _instance(vm: Machine, owner: Any, cls: type, name: str) -> Any:
+def _instance(vm: Machine, owner: object, cls: type, name: str) -> Any:
     if cls is OUTSIDE_NODE and name not in NODE_METHODS:
         class_of(owner)  # raises
     if name == "__class__" and class_attribute(cls, name) is _CLASS:
@@ -461,7 +461,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
     raise no_attribute(cls.__name__, name)
 
 
-def _default_of_class(vm: Machine, owner: Any, cls: type, name: str, found: Any) -> Any:
+def _default_of_class(vm: Machine, owner: object, cls: type, name: str, found: object) -> Any:
     """An attribute that instances inherit from their class; an outside instance may get one of its own later, so it is
     guarded there."""
     if _is_written(vm, cls, name):
@@ -475,7 +475,7 @@ def _default_of_class(vm: Machine, owner: Any, cls: type, name: str, found: Any)
     return _class_value(vm, cls, name, found)
 
 
-def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
+def _own_attribute(vm: Machine, owner: object, name: str) -> Any:
     """From the instance's `__dict__`, or MISSING."""
     if type(owner) is Outside:
         if name == "data" and issubclass(owner.cls, WEAK_CONTAINERS):
@@ -495,7 +495,7 @@ def _own_attribute(vm: Machine, owner: Any, name: str) -> Any:
     return value
 
 
-def of_member(vm: Machine, owner: Any) -> Overlay | None:
+def of_member(vm: Machine, owner: object) -> Overlay | None:
     """The attributes of a member of an outside enumeration, which stands for itself; None for other values."""
     if not issubclass(type(owner), enum.Enum) or id(type(owner)) in vm.world.classes.own:
         return None
@@ -510,21 +510,21 @@ def behind_mask(vm: Machine, owner: Any, name: str) -> Any:
     return given.get(name) if vm.world.classes.lookup(class_of(owner), name) is MISSING else given.peek(name)
 
 
-def _place_of_copy(vm: Machine, owner: Any) -> Source | None:
+def _place_of_copy(vm: Machine, owner: object) -> Source | None:
     """Where the partial, or tuple with attributes, was found of which `owner` is a copy."""
     cls = type(owner)
     copied = cls is functools.partial or (issubclass(cls, tuple) and own_namespace(owner) is not NO_NAMESPACE)
     return vm.world.identities.place_of(owner) if copied else None
 
 
-def refuse_copy(vm: Machine, owner: Any) -> None:
+def refuse_copy(vm: Machine, owner: object) -> None:
     """Raises Unsupported where attributes are written that are only a copy of those outside."""
     if _place_of_copy(vm, owner) is not None:
         reason = f"the attributes of a {type(owner).__name__} from outside are written"
         raise vm.unsupported(reason, "attribute_write", "do this outside the compiled function")
 
 
-def slot_value(vm: Machine, owner: Any, name: str) -> Any:
+def slot_value(vm: Machine, owner: object, name: str) -> Any:
     """What is in a slot, or MISSING."""
     if type(owner) is not Outside:
         try:
@@ -558,7 +558,7 @@ def outside_namespace(vm: Machine, owner: Outside) -> Outside:
     return found
 
 
-def with_state(vm: Machine, found: Any, cls: type) -> Any:
+def with_state(vm: Machine, found: object, cls: type) -> Any:
     """A descriptor of a class of the user's: an object that may have state, of the outside if the program has not made
     it."""
     world = vm.world
@@ -572,7 +572,7 @@ def with_state(vm: Machine, found: Any, cls: type) -> Any:
     return world.wrap(found, Source("object", None, None, found))
 
 
-def _descriptor(vm: Machine, found: Any, owner: Any, cls: type) -> Any:
+def _descriptor(vm: Machine, found: object, owner: object, cls: type) -> Any:
     if found is _VALUE and (member := of_member(vm, owner)) is not None:
         value = own_namespace(owner).get("_value_", MISSING)
         return value if is_constant(value) else member.peek("_value_")

@@ -57,7 +57,7 @@ def refuse_value(vm: Machine, expr: Expr, value: int) -> None:
         refuse_changing(vm, f"the value of {symbols.described(expr)}", loop_over(vm))
 
 
-def refuse_symbols(vm: Machine, values: Any, error: Exception) -> None:
+def refuse_symbols(vm: Machine, values: object, error: Exception) -> None:
     """Where a native function has failed for the symbols that it was given, and not for what they stand for, the
     program is captured again with numbers in their place (NeedsNumbers); where those are too many it breaks there."""
     if not vm.trace.has_symbols or isinstance(error, Unsupported):
@@ -91,7 +91,7 @@ def refuse_float(vm: Machine, name: str, value: float) -> None:
         refuse_changing(vm, f"the value of {name}")
 
 
-def refuse_many(vm: Machine, source: Source, value: Any, what: str = "the number of items") -> None:
+def refuse_many(vm: Machine, source: Source, value: object, what: str = "the number of items") -> None:
     """A container, or an iterator, has this number of items, or a text on the stack is this one: only so many
     others are compiled for (`SizeHistory.is_crowded`)."""
     if vm.world.symbols.is_one_of_many(source, value):
@@ -209,7 +209,7 @@ def only_raises(code: Code, at: int) -> bool:
     return True
 
 
-def checked(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -> bool | None:
+def checked(vm: Machine, frame: Frame, condition: object, target: int, wanted: bool) -> bool | None:
     """The truth with which the program goes on at a branch, data deciding, whose other way only raises; None if the
     branch is no such check. The graph looks at the condition. When it fails, the program is run in eager, which raises
     what the user has written, where he has.

@@ -37,7 +37,7 @@ _RESULTS: Slot[dict[Any, Any]] = Slot(dict, undone=True)
 _ANSWERED: Slot[list[tuple[Any, list[tuple[Any, Any]]]]] = Slot(list)  # functions, containers and what was in those
 
 
-def held(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def held(vm: Machine, function: object, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The value that a cached function of the outside answers, or the Call that computes it."""
     refusal = vm.world.symbols.history.called_for_real.get(function)
     if refusal is not None:
@@ -61,7 +61,7 @@ class _RealCall(NamedTuple):
     source: Source
 
     @classmethod
-    def of(cls, function: Any, args: list[Any], kwargs: dict[str, Any]) -> _RealCall | None:
+    def of(cls, function: object, args: list[Any], kwargs: dict[str, Any]) -> _RealCall | None:
         """None unless all arguments are of the outside world, one of them an object at most, and the answer stays in
         the cache."""
         values = [*args, *kwargs.values()]
@@ -91,11 +91,11 @@ def _answer_about(value: Any, function: Any, args: tuple[Any, ...], kwargs: tupl
     return function(*[value if arg is _HOLE else arg for arg in args], **words)
 
 
-def _is_outside(value: Any) -> bool:
+def _is_outside(value: object) -> bool:
     return type(value) is Outside or is_constant(tuple(value) if type(value) is torch.Size else value)
 
 
-def _real(value: Any) -> Any:
+def _real(value: object) -> Any:
     return value.real if type(value) is Outside else value
 
 
@@ -171,14 +171,14 @@ def _same(first: Any, second: Any) -> bool:
     return first is second
 
 
-def _is_value(answer: Any) -> bool:
+def _is_value(answer: object) -> bool:
     """Whether nobody can tell an answer from another one like it."""
     if type(answer) is tuple:
         return all(map(_is_value, answer))
     return type(answer) in SYMBOLIC or is_constant(answer)
 
 
-def _is_like(answer: Any, real: Any) -> bool:
+def _is_like(answer: object, real: object) -> bool:
     """Whether an object of the program is made as a real one is; what cannot be looked into is not."""
     if type(answer) is Outside:
         return answer.real is real
@@ -196,7 +196,7 @@ def _is_like(answer: Any, real: Any) -> bool:
     return len(first) == len(second) and all(map(_is_like, first, second))
 
 
-def _containers(answer: Any) -> list[Any] | None:
+def _containers(answer: object) -> list[Any] | None:
     """The containers and tensors that an answer consists of; None if there are other objects in it, or if it is an
     empty container."""
     if type(answer) is not tuple and _contents(answer) == []:

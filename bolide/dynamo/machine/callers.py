@@ -26,7 +26,7 @@ _MAKERS = [type.__new__, collections.namedtuple, *(getattr(typing, name) for nam
 _MAKER_IDS = frozenset(map(id, _MAKERS))
 
 
-def makes_classes(function: Any) -> bool:
+def makes_classes(function: object) -> bool:
     """Whether a call makes a class, or what stands for one, whose ``__module__`` is that of the frame which calls."""
     if isinstance(function, type):
         return issubclass(function, type) or isinstance(function, enum.EnumMeta) or id(function) in _MAKER_IDS
@@ -71,7 +71,7 @@ class Within:
     def __init__(self, function: Callable[..., Any], callers: tuple[Caller, ...]) -> None:
         self.function, self.callers = function, callers
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         calls = [functools.partial(self.function, *args, **kwargs)]
         for caller in reversed(self.callers):
             calls.append(_from(caller, {}, calls[-1]))

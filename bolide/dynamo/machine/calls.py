@@ -94,7 +94,7 @@ def _of_arity(handler: Intercept, function: Any) -> Intercept:
     return checked
 
 
-def call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
+def call(vm: Machine, frame: Frame, function: object, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
     """Call `function`: push its frame (and answer True), or push its result onto `frame`."""
     try:
         if frame.code.skipped:
@@ -153,7 +153,7 @@ def _call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dic
 
 
 def _ask(
-    vm: Machine, handler: Intercept, function: Any, args: list[Any], kwargs: dict[str, Any], masked: Sequence[Any]
+    vm: Machine, handler: Intercept, function: object, args: list[Any], kwargs: dict[str, Any], masked: Sequence[Any]
 ) -> Any:
     """The answer of an intercept. A function of torch's that would ask the class of a tensor asks it; where it may
     not, the `masked` tensors are like others."""
@@ -245,7 +245,7 @@ def _enter_skipped(vm: Machine, function: Any, args: list[Any], kwargs: Any, rea
     return True
 
 
-def _refuse_in_skipped(vm: Machine, frame: Frame, function: Any) -> None:
+def _refuse_in_skipped(vm: Machine, frame: Frame, function: object) -> None:
     """In a frame that is run for real, only functions and modules of the program are captured."""
     while type(function) is types.MethodType:
         function = function.__func__
@@ -254,7 +254,7 @@ def _refuse_in_skipped(vm: Machine, frame: Frame, function: Any) -> None:
         raise vm.unsupported(frame.code.skipped, "disabled")
 
 
-def _real(value: Any) -> Any:
+def _real(value: object) -> Any:
     if type(value) is Outside:
         return value.real
     if type(value) is types.MethodType:
@@ -309,7 +309,7 @@ def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dic
 _FILLING = (dict.__init__, collections.OrderedDict.__init__)
 
 
-def asks_for_keys(vm: Machine, value: Any) -> bool:
+def asks_for_keys(vm: Machine, value: object) -> bool:
     """Whether code of the program's is asked where a dict is made of a value: for its keys, or the items of these."""
     cls = class_of(value)
     if cls in PLAIN or not policy.is_python_class(cls):

@@ -57,11 +57,11 @@ class Call:
 
     __slots__ = ("args", "function", "kwargs")
 
-    def __init__(self, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> None:
+    def __init__(self, function: object, args: list[Any], kwargs: dict[str, Any] | None = None) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
 
     @classmethod
-    def polyfill(cls, name: str, *args: Any) -> Call:
+    def polyfill(cls, name: str, *args: object) -> Call:
         """The call of a polyfill."""
         return cls(polyfill(name), list(args))
 
@@ -217,7 +217,9 @@ class Machine:
 
     # -- running
 
-    def call(self, frame: Frame, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> bool | None:
+    def call(
+        self, frame: Frame, function: object, args: list[Any], kwargs: dict[str, Any] | None = None
+    ) -> bool | None:
         """Call `function`; its result will be pushed onto `frame`, which is the top one. True when a frame was
         pushed."""
         return self._dispatch(self, frame, function, args, kwargs)
@@ -255,7 +257,7 @@ class Machine:
         finally:
             del lost  # its traceback leads to this frame: a cycle would keep the program's values alive
 
-    def evaluate(self, function: Any, args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
+    def evaluate(self, function: object, args: list[Any], kwargs: dict[str, Any] | None = None) -> Any:
         """Run a call to its end in a nested run and return its result; the program's exceptions propagate."""
         return self._nested(lambda scratch: self.call(scratch, function, args, kwargs))
 
@@ -380,7 +382,7 @@ class Machine:
                 self.unwind(error)
         return True
 
-    def finish(self, frame: Frame, value: Any) -> None:
+    def finish(self, frame: Frame, value: object) -> None:
         """The top frame returns `value`."""
         then, generator = frame.then, frame.generator
         self.frames.pop()
@@ -391,7 +393,7 @@ class Machine:
         else:
             self.give(frame, value)
 
-    def give(self, frame: Frame, value: Any) -> None:
+    def give(self, frame: Frame, value: object) -> None:
         """Hand a value to the caller, now on top, that has called `frame`."""
         caller = self.frames[-1]
         if frame.then == "push":
@@ -477,7 +479,7 @@ class Machine:
 
     # -- generators
 
-    def resume(self, generator: Generator, value: Any, then: str, then_value: Any = None) -> bool:
+    def resume(self, generator: Generator, value: object, then: str, then_value: object = None) -> bool:
         """Continue a generator; what it yields is pushed onto the present top frame. `then` says what its return does
         there: "for" (drop the iterator below and jump to `then_value`), "send" (as SEND), "default" (push `then_value`)
         or "stop" (raise StopIteration). False when it was exhausted already, and the result is there."""
@@ -496,7 +498,7 @@ class Machine:
         self.proceed(generator, then, then_value)
         return True
 
-    def proceed(self, generator: Generator, then: str, then_value: Any) -> None:
+    def proceed(self, generator: Generator, then: str, then_value: object) -> None:
         """Put the body of a suspended generator on top of the frame stack, without sending it anything."""
         frame = generator.frame
         generator.started = generator.running = True

@@ -40,7 +40,7 @@ def _numbered(bounds: slice) -> slice:
     return slice(_number_in(bounds.start), _number_in(bounds.stop), bounds.step)
 
 
-def _number_in(bound: Any) -> Any:
+def _number_in(bound: object) -> Any:
     bound = as_number(bound)
     if type(bound) is not TracedTensor or bound.dtype not in _INTEGER_TYPES:
         return bound
@@ -68,7 +68,7 @@ AS_INDEX: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def _tensor_index(key: Any) -> Any:
+def _tensor_index(key: object) -> Any:
     """An index of a tensor, with tensors in place of arrays and of sequences of tensors, and numbers in place of
     tensors that are bounds of slices."""
     if type(key) is tuple:
@@ -80,7 +80,7 @@ def _tensor_index(key: Any) -> Any:
     return AS_INDEX[type(key)](key) if type(key) in AS_INDEX else key
 
 
-def _has_symbols(key: Any) -> bool:
+def _has_symbols(key: object) -> bool:
     """Whether there are symbolic integers in an index of a tensor."""
     return type(key) is torch.SymInt or (type(key) is tuple and any(type(part) is torch.SymInt for part in key))
 
@@ -98,7 +98,7 @@ _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
 _NEVER_CONVERTED = (PLAIN - {slice, tuple}) | {TracedTensor, *SYMBOLIC}
 
 
-def is_converted(vm: Machine, key: Any) -> bool:
+def is_converted(vm: Machine, key: object) -> bool:
     """Whether the program's own code makes integers of an index, or of parts of it."""
     cls = type(key)
     if cls in _NEVER_CONVERTED:
@@ -121,7 +121,7 @@ def by_index(vm: Machine, operation: object, owner: object, key: object, *rest: 
     return Call.polyfill("by_index", operation, owner, key, *rest) if issubclass(real, _INDEXED) else None
 
 
-def _is_sequence(vm: Machine, key: Any) -> bool:
+def _is_sequence(vm: Machine, key: object) -> bool:
     """Whether an index of a tensor, or a part of it, is an object of the program's that has items."""
     if type(key) is tuple:
         return any(_is_sequence(vm, part) for part in key)
@@ -130,7 +130,7 @@ def _is_sequence(vm: Machine, key: Any) -> bool:
     )
 
 
-def _names_objects(key: Any) -> bool:
+def _names_objects(key: object) -> bool:
     """Whether a bound of a slice is an object from outside: native code would refuse what stands for it."""
     return type(key) is slice and any(type(part) is Outside for part in _PARTS[slice](key))
 
@@ -233,7 +233,7 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Call | None:
     return None
 
 
-def is_lazy_slice(vm: Machine, key: Any, value: Any) -> bool:
+def is_lazy_slice(vm: Machine, key: object, value: object) -> bool:
     """Whether a slice is assigned what only the program can iterate over."""
     return type(key) is slice and native_iterable(vm, value) is MISSING
 
@@ -264,18 +264,18 @@ def delete_item(vm: Machine, owner: Any, key: Any) -> Call | None:
 _BASIC = (slice, int, types.NoneType, types.EllipsisType)
 
 
-def _is_mask(part: Any) -> bool:
+def _is_mask(part: object) -> bool:
     return type(part) is TracedTensor and part.dtype is torch.bool
 
 
-def is_masked_write(parts: tuple[Any, ...], value: Any) -> bool:
+def is_masked_write(parts: tuple[Any, ...], value: object) -> bool:
     """Whether such a value goes where a mask among the parts of an index says."""
     derives = type(value) is TracedTensor and value.requires_grad and torch.is_grad_enabled()
     return derives and any(map(_is_mask, parts))
 
 
 def write_masked(
-    vm: Machine, function: Any, arguments: list[Any], parts: tuple[Any, ...], assign: Callable[..., Any]
+    vm: Machine, function: object, arguments: list[Any], parts: tuple[Any, ...], assign: Callable[..., Any]
 ) -> Any:
     """A call of `function` with such a value. Its arguments: a tensor (in place of which a copy is written by functions
     that write nothing), an index of these parts, the value, and perhaps whether it is added. `assign` is given the

@@ -190,7 +190,7 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
     return None
 
 
-def refuse_wrapper(vm: Machine, function: Any, result: Any) -> None:
+def refuse_wrapper(vm: Machine, function: object, result: object) -> None:
     """What native code has made around traced tensors would compute on them without being interpreted."""
     if issubclass(type(result), torch.Tensor) and computes_itself(type(result)):
         reason = f"{shown(function)} makes a {type(result).__name__}, a subclass of Tensor"
@@ -210,7 +210,7 @@ def setting_modes(vm: Machine) -> Iterator[None]:
 _PLAINLY = contextlib.nullcontext()
 
 
-def _may_set_modes(function: Any, args: list[Any]) -> bool:
+def _may_set_modes(function: object, args: list[Any]) -> bool:
     """Whether a native call may be one that sets torch's modes: of torch's, not about tensors; or the next step of a
     context manager. Looking at all of them takes a microsecond."""
     if args and args[0].__class__ is types.GeneratorType:
@@ -226,7 +226,7 @@ def for_real(function: Any, /, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
 
-def _module_of(function: Any) -> Any:
+def _module_of(function: object) -> Any:
     return getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
 
 
@@ -242,7 +242,7 @@ _SHOWN = {
 }
 
 
-def shown(function: Any) -> str:
+def shown(function: object) -> str:
     """The name of a function, or of an object's class, for messages."""
     while type(function) is types.MethodType:
         function = function.__func__
@@ -259,14 +259,14 @@ def shown(function: Any) -> str:
 _LOOKED_AT = (types.FunctionType, functools._lru_cache_wrapper)
 
 
-def recorded_as(vm: Machine, function: Any, args: list[Any], compute: Callable[[], Any], **kwargs: Any) -> Any:
+def recorded_as(vm: Machine, function: object, args: list[Any], compute: Callable[[], Any], **kwargs: object) -> Any:
     """What `compute` gives, recorded as a call of `function` where a graph of calls is wanted."""
     vm.trace.where = vm.where()
     calls = vm.recorder
     return compute() if calls is None else calls.as_one(function, args, compute, **kwargs)
 
 
-def _only_computes(function: Any) -> bool:
+def _only_computes(function: object) -> bool:
     """Whether what is run natively has no effect of its own; Python functions, also cached
     ones, have been looked at before (`is_native`, `calls._cached`)."""
     if policy.is_python_class(type(function)) and not isinstance(function, type):
@@ -286,14 +286,14 @@ def _only_computes(function: Any) -> bool:
     return policy.only_computes(_module_of(function) if owner is None else owner.__module__)
 
 
-def refused(vm: Machine, function: Any) -> Unsupported:
+def refused(vm: Machine, function: object) -> Unsupported:
     """The refusal of a function whose result or effect is of the moment."""
     name = shown(function)
     reason = f"what {name} returns or does differs from call to call"
     return vm.unsupported(reason, "moment", "call it outside the compiled function", f"{name}(...)")
 
 
-def drawn_or_refused(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def drawn_or_refused(vm: Machine, function: object, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The value of a call whose result is of the moment, if it draws random numbers."""
     found = drawn(vm, function, args, kwargs, shown(function))
     if found is MISSING:
@@ -333,24 +333,24 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
     return arg
 
 
-def _holder(function: Any) -> type:
+def _holder(function: object) -> type:
     """The class whose native method a function is."""
     return getattr(function, "__objclass__", None) or type(getattr(function, "__self__", None))
 
 
-def _is_of_numpy(function: Any) -> bool:
+def _is_of_numpy(function: object) -> bool:
     """Whether a native function makes arrays of the sequences that it is given: of symbolic numbers, it would make
     arrays of objects."""
     return isinstance(function, numpy.ufunc) or str(_module_of(function)).partition(".")[0] == "numpy"
 
 
-def _is_of_torch(function: Any) -> bool:
+def _is_of_torch(function: object) -> bool:
     """Whether a native function is torch's, or ours in place of one."""
     module = str(getattr(function, "__module__", ""))
     return module.startswith(("torch", "bolide.tracing.")) or issubclass(_holder(function), torch.Tensor)
 
 
-def _takes_symbols(function: Any) -> bool:
+def _takes_symbols(function: object) -> bool:
     """Whether a native function may be given symbolic numbers: torch's, and those that only keep what they get."""
     if _is_of_torch(function):
         return True
@@ -366,7 +366,7 @@ def _makes_record(function: Any) -> bool:
     return code is vars(collections) and function.__name__ in ("_make", "_replace", "_asdict")
 
 
-def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:
+def _outside(vm: Machine, function: object, arg: Outside, is_owner: bool) -> Any:
     if keeps_objects(function) and not is_owner and not _is_index(vm, function, arg):
         return arg
     if vm.world.classes.python_method(arg.cls, "__iter__") is not None and _iterates(function):
@@ -387,7 +387,7 @@ def _outside(vm: Machine, function: Any, arg: Outside, is_owner: bool) -> Any:
     raise _given(vm, function, f"an outside {arg.cls.__name__} object")
 
 
-def _reads_as_plain(function: Any, cls: type) -> bool:
+def _reads_as_plain(function: object, cls: type) -> bool:
     """Whether a native function makes no difference between an instance of this subclass of int, str or the like and
     a plain one: it is a method of those, or the class has no special methods of its own."""
     if isinstance(function, type) and not _only_computes(function):
@@ -404,12 +404,12 @@ def _reads_as_plain(function: Any, cls: type) -> bool:
 _WITHOUT_DATA = "The tensor has a non-zero number of elements, but its data is not allocated yet"
 
 
-def _given(vm: Machine, function: Any, what: str) -> Unsupported:
+def _given(vm: Machine, function: object, what: str) -> Unsupported:
     name = f"{shown(function)}(...)"
     return vm.unsupported(f"{what} is given to native code", "native_call", operation=name)
 
 
-def concrete_data(vm: Machine, value: Any) -> Any:
+def concrete_data(vm: Machine, value: object) -> Any:
     """Containers with numbers in place of symbolic ones and copies of those from outside; others as they are."""
     return native_data(value, lambda number: concrete(vm, number))
 
@@ -449,7 +449,7 @@ def _container_method(function: Any) -> str | None:
     return None
 
 
-def keeps_objects(function: Any) -> bool:
+def keeps_objects(function: object) -> bool:
     """Whether a native function only stores or looks up the objects it is given."""
     name = _container_method(function)
     if name is not None:
@@ -459,7 +459,7 @@ def keeps_objects(function: Any) -> bool:
     return type(function) in HASHABLE and function in policy.KEEPERS
 
 
-def _iterates(function: Any) -> bool:
+def _iterates(function: object) -> bool:
     """Whether a native function iterates over its arguments."""
     name = _container_method(function)
     if name is not None and not isinstance(function, type):
@@ -467,7 +467,7 @@ def _iterates(function: Any) -> bool:
     return type(function) in HASHABLE and function in policy.ITERATING
 
 
-def _calls(function: Any) -> bool:
+def _calls(function: object) -> bool:
     """Whether a native function calls the functions it is given. Classes keep what they are given, and so do
     containers."""
     if type(function) is types.FunctionType:
@@ -482,7 +482,7 @@ class ProgramIterator:
 
     __slots__ = ("value", "vm")
 
-    def __init__(self, vm: Machine, value: Any) -> None:
+    def __init__(self, vm: Machine, value: object) -> None:
         self.vm, self.value = vm, value
 
     def __iter__(self) -> ProgramIterator:
@@ -492,14 +492,14 @@ class ProgramIterator:
         return self.vm.evaluate(next, [self.value])
 
 
-def callback(vm: Machine, value: Any) -> Any:
+def callback(vm: Machine, value: object) -> Any:
     """A function of the program as native code may call it: each call is a nested run."""
     if type(value) is types.MethodType and isinstance(value.__func__, BUILTIN_TYPES):
         return value
     if type(value) is types.FunctionType and (is_native(vm, value) or value.__globals__ is globals()):
         return value
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         return vm.evaluate(value, list(args), kwargs)
 
     found = functools.wraps(value)(run) if type(value) is types.FunctionType else run

@@ -100,7 +100,7 @@ def _text_of_call(function: Any, args: list[Any]) -> str | None:
     return f"math.{name}({', '.join(map(str, operands))})" if vars(math).get(name) is function else None
 
 
-def _text_of_number(value: Any) -> str | None:
+def _text_of_number(value: object) -> str | None:
     """A number as Python over symbols and floats from outside."""
     if type(value) is TracedFloat:
         return value.formula and f"({value.formula})"
@@ -200,7 +200,7 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
     return value
 
 
-def _copied(vm: Machine, generator: Any) -> Any:
+def _copied(vm: Machine, generator: object) -> Any:
     """What draws in the place of a generator while capturing."""
     copies = _COPIES.of(vm)
     if id(generator) not in copies:
@@ -208,11 +208,11 @@ def _copied(vm: Machine, generator: Any) -> Any:
     return copies[id(generator)]
 
 
-def _is_size(vm: Machine, value: Any) -> bool:
+def _is_size(vm: Machine, value: object) -> bool:
     return type(value) is torch.SymInt and not data.is_computed(vm.trace, value)
 
 
-def _operand(vm: Machine, operand: Any) -> Recipe:
+def _operand(vm: Machine, operand: object) -> Recipe:
     if type(operand) is not torch.SymInt:
         return Recipe("constant", operand)
     symbols = vm.world.symbols.read_by([operand.node.expr])
@@ -243,7 +243,7 @@ def _range(name: str, operands: list[Any]) -> tuple[float, float] | None:
     return None
 
 
-def is_generator(value: Any) -> bool:
+def is_generator(value: object) -> bool:
     """Whether this is a random generator of Python's or NumPy's."""
     if type(value) is random.Random:
         return True

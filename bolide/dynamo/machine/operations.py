@@ -61,7 +61,7 @@ _SEQUENCE_EQUALITY: dict[Any, str] = {
 }
 
 
-def _rely_on_operator(vm: Machine, op: Any) -> None:
+def _rely_on_operator(vm: Machine, op: object) -> None:
     """Guard that the methods of tensors behind an operator stay."""
     vm.world.guards.once.add(op)
     for name in filter(None, OPERATORS[op][1:] if op in OPERATORS else ()):
@@ -73,7 +73,7 @@ def _in_graph(value: Any) -> Any:
     return value.node.in_graph() if type(value) in (torch.SymInt, torch.SymFloat) else value
 
 
-def as_key(vm: Machine, key: Any) -> Any:
+def as_key(vm: Machine, key: object) -> Any:
     """A key of a dict or set: hashing needs the value of symbolic numbers, and which function one is."""
     if type(key) is types.FunctionType:
         vm.world.functions.rely_on_identity(key)
@@ -95,7 +95,7 @@ def has_mapping_code(world: World, cls: type) -> bool:
     return any(world.classes.python_method(cls, name) is not None for name in ("keys", "__getitem__", "__iter__"))
 
 
-def _merging(vm: Machine, op: Any, left: Any, right: Any) -> Call | None:
+def _merging(vm: Machine, op: object, left: object, right: object) -> Call | None:
     """`left | right` or `left |= right` of dicts whose own methods may be asked for what is in them, else None."""
     sides = class_of(left), class_of(right)
     if not all(issubclass(cls, dict) and not issubclass(cls, collections.defaultdict) for cls in sides):
@@ -125,7 +125,7 @@ def is_plain(value: Any) -> bool:
     return cls in CONSTANT_TYPES and (cls is not torch.Size or all(type(size) is int for size in value))
 
 
-def native_view(vm: Machine, value: Any) -> Any:
+def native_view(vm: Machine, value: object) -> Any:
     """What native code may be given for `value`; raises Unsupported for an outside object that is not a plain
     container."""
     if type(value) is Outside:
@@ -141,7 +141,7 @@ def native_view(vm: Machine, value: Any) -> Any:
     return value
 
 
-def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+def binary(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: Any) -> Any:
     """`left op right`."""
     a, b = type(left), type(right)
     if a in PLAIN and b in PLAIN:
@@ -218,7 +218,7 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) ->
     return left if result is view else result  # in place
 
 
-def _equal_by_identity(vm: Machine, left: Any, right: Any) -> bool | None:
+def _equal_by_identity(vm: Machine, left: object, right: object) -> bool | None:
     """Whether two values are equal, if that depends on which objects they are; else None."""
     if (left is right and type(left) is Outside) or _is_answered(vm, left, right):
         return True
@@ -240,13 +240,13 @@ def _refuse_native_equality(vm: Machine, value: Outside) -> None:
         raise vm.unsupported(reason, "outside_object")
 
 
-def knows_symbols(value: Any) -> bool:
+def knows_symbols(value: object) -> bool:
     """Whether operators of this value, which is no plain number, take symbolic numbers for such: those of what stands
     for a tensor or an array, but not those of enumerations, fractions, time differences or NumPy's own arrays."""
     return type(value) is TracedTensor or type(value) in STAND_INS
 
 
-def _of_text(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+def _of_text(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: object) -> Any:
     """`left op right`, where one is a text that is known when the graph has run."""
     if op in (operator.add, operator.iadd) and class_of(left) is class_of(right):
         return joined([left, right])
@@ -254,7 +254,7 @@ def _of_text(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) 
     return binary(vm, op, left, right)
 
 
-def _as_plain(value: Any) -> Any:
+def _as_plain(value: object) -> Any:
     """An outside instance of a subclass of str and the like as native code compares it."""
     plain = value.plain() if type(value) is Outside else MISSING
     return value if plain is MISSING else plain
@@ -274,7 +274,7 @@ def _no_operator(op: Callable[[Any, Any], Any], a: type, b: type) -> TypeError:
     return TypeError(f"unsupported operand type(s) for {symbol}: '{first}' and '{second}'")
 
 
-def unary(vm: Machine, op: Callable[[Any], Any], value: Any) -> Any:
+def unary(vm: Machine, op: Callable[[Any], Any], value: object) -> Any:
     """`-x`, `+x`, `~x`."""
     name = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}[op]
     value = behind(vm, value)
@@ -316,7 +316,7 @@ def is_same(vm: Machine, left: Any, right: Any) -> bool:
     return False
 
 
-def _is_answered(vm: Machine, left: Any, right: Any) -> bool:
+def _is_answered(vm: Machine, left: object, right: object) -> bool:
     """Whether one of two values stands for an outside object, and the other is that object as native code has answered
     it; guarded."""
     for value, other in ((left, right), (right, left)):
@@ -388,7 +388,7 @@ def has_python_eq(vm: Machine, container: Any, item: Any = None) -> bool:
     return False
 
 
-def is_lazy(vm: Machine, value: Any) -> bool:
+def is_lazy(vm: Machine, value: object) -> bool:
     """Whether only the program can iterate over a value."""
     if type(value) in (Generator, TracedTensor):  # a traced tensor's own __iter__ is run as it is
         return type(value) is Generator
@@ -396,7 +396,7 @@ def is_lazy(vm: Machine, value: Any) -> bool:
     return cls not in PLAIN and vm.world.classes.python_method(cls, "__iter__") is not None
 
 
-def native_iterable(vm: Machine, value: Any) -> Any:
+def native_iterable(vm: Machine, value: object) -> Any:
     """Something native code may iterate over in place of `value`, or MISSING when iteration has to be interpreted."""
     cls = type(value)
     if cls in PLAIN:
@@ -415,7 +415,7 @@ def native_iterable(vm: Machine, value: Any) -> Any:
     return native_view(vm, value)
 
 
-def special_method(vm: Machine, value: Any, name: str) -> Any:
+def special_method(vm: Machine, value: object, name: str) -> Any:
     """The special method `name`, looked up on the class and bound, or MISSING."""
     cls = class_of(value)
     found = vm.world.classes.lookup(cls, name)

@@ -32,7 +32,7 @@ def _zip(iterators: list[Any], strict: Any) -> Iterator[Any]:
     return zip(*iterators, strict=strict)
 
 
-def _zip_longest(iterators: list[Any], alive: list[bool], fillvalue: Any) -> Iterator[Any]:
+def _zip_longest(iterators: list[Any], alive: list[bool], fillvalue: object) -> Iterator[Any]:
     rest = [iterator if goes_on else () for iterator, goes_on in zip(iterators, alive)]
     return itertools.zip_longest(*rest, fillvalue=fillvalue)
 
@@ -51,15 +51,15 @@ def _accumulate(iterator: Any, function: Any, total: Any, begun: bool) -> Iterat
     return made
 
 
-def _reversed(sequence: Any, index: int) -> Iterator[Any]:
+def _reversed(sequence: object, index: int) -> Iterator[Any]:
     return restored(reversed, (sequence,), index)  # type: ignore[no-any-return]
 
 
-def _chain(rest: Any, active: Any) -> Iterator[Any]:
+def _chain(rest: object, active: object) -> Iterator[Any]:
     return restored(itertools.chain, (), (rest, active))  # type: ignore[no-any-return]
 
 
-def _cycle(iterator: Any, saved: list[Any], again: bool) -> Iterator[Any]:
+def _cycle(iterator: object, saved: list[Any], again: bool) -> Iterator[Any]:
     return restored(itertools.cycle, (iterator,), (saved, again))  # type: ignore[no-any-return]
 
 

@@ -55,7 +55,7 @@ def is_number(value: object) -> bool:
     return type(value) in STAND_INS and STAND_INS[type(value)].number is not None
 
 
-def as_number(value: Any) -> Any:
+def as_number(value: object) -> Any:
     """Such a value as a number of Python's; any other itself."""
     stand_in = STAND_INS.get(type(value))
     return value if stand_in is None or stand_in.number is None else stand_in.number(value)
@@ -87,13 +87,13 @@ def settled(value: Any) -> Any:
     return getattr(value.node, "owner", value)
 
 
-def concrete(vm: Machine, value: Any) -> Any:
+def concrete(vm: Machine, value: object) -> Any:
     """A symbolic number as the number that it is in this call, which is guarded; a text likewise."""
     vm.trace.where = vm.where()
     return PENDING[type(value)](value)
 
 
-def behind(vm: Machine, value: Any) -> Any:
+def behind(vm: Machine, value: object) -> Any:
     """What a weak proxy from outside stands for; any other value itself."""
     if type(value) is not Outside or value.cls not in PROXIES:
         return value
@@ -121,7 +121,7 @@ def overrides(value: Any) -> bool:
 
 class _Probe:
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> Any:
         return func
 
 
@@ -134,7 +134,7 @@ def asked_by(operator: Callable[[Any, Any], Any], reflected: bool) -> Any:
         return operator(_Probe(), tensor) if reflected else operator(tensor, _Probe())
 
 
-def is_overridable(function: Any) -> bool:
+def is_overridable(function: object) -> bool:
     """Whether a function is one of torch's that ask their arguments."""
     if type(function) is types.FunctionType:
         return "handle_torch_function" in function.__code__.co_names
@@ -144,12 +144,12 @@ def is_overridable(function: Any) -> bool:
     return isinstance(function, types.BuiltinFunctionType) and str(function.__module__).startswith("torch")
 
 
-def goes_to_class(function: Any) -> bool:
+def goes_to_class(function: object) -> bool:
     """Whether torch asks the classes of a function's arguments what it returns."""
     return is_overridable(function) and function not in get_ignored_functions()
 
 
-def overridden(function: Any, relevant: Iterable[Any], args: list[Any], kwargs: dict[str, Any]) -> Call:
+def overridden(function: object, relevant: Iterable[Any], args: list[Any], kwargs: dict[str, Any]) -> Call:
     """The call of the overrides of the `relevant` arguments: each class once, subclasses first. Functions written in
     Python count plain tensors among the classes."""
     owners: list[tuple[Any, Any]] = []

@@ -218,7 +218,7 @@ def delete_tensor_attribute(vm: Machine, owner: Any, name: str) -> None:
         owner.attributes = {other: value for other, value in owner.attributes.items() if other != name}
 
 
-def _check_gradient(owner: TracedTensor, value: Any) -> None:
+def _check_gradient(owner: TracedTensor, value: object) -> None:
     """Raises what eager raises where a gradient is assigned that does not fit."""
     if value is owner:
         raise RuntimeError("can't assign Variable as its own grad")
@@ -249,7 +249,7 @@ def _renew(vm: Machine, owner: Any, value: TracedTensor) -> None:
         outside_attributes(vm, owner).set("data", value.data)
 
 
-def _refuse_masked(vm: Machine, owner: Any, name: str) -> None:
+def _refuse_masked(vm: Machine, owner: object, name: str) -> None:
     """The real tensor's class would be asked again when the call is made."""
     if id(owner) in vm.world.inputs.masked:
         raise _refused(vm, name, "of an input that is of a subclass of Tensor is used")
@@ -272,7 +272,7 @@ def change_flag(vm: Machine, tensor: Any, wanted: bool) -> Any:
     return tensor.requires_grad_(wanted)
 
 
-def outside_attributes(vm: Machine, owner: Any) -> Overlay:
+def outside_attributes(vm: Machine, owner: object) -> Overlay:
     """What the outside world keeps on an input: its `grad` and the attributes that the user put there."""
     place = vm.world.inputs.place(owner)
     assert place is not None

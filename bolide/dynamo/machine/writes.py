@@ -104,7 +104,7 @@ def _is_wrapper(cls: type) -> bool:
     return issubclass(cls, torch.Tensor) and not is_mask(cls)
 
 
-def _plain_module_store(owner: Outside, name: str, value: Any) -> bool:
+def _plain_module_store(owner: Outside, name: str, value: object) -> bool:
     """`torch.nn.Module.__setattr__` for a buffer that is replaced, and for a value that is no parameter, module or
     buffer."""
     holders = {key: owner.namespace.peek(key) for key in MEMBERS}
@@ -128,7 +128,7 @@ def _plain_module_store(owner: Outside, name: str, value: Any) -> bool:
     return True
 
 
-def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> Any:
+def default_store(vm: Machine, owner: object, cls: type, name: str, value: object) -> Any:
     """`object.__setattr__`."""
     found = vm.world.classes.lookup(cls, name)
     if type(found) is property:
@@ -159,7 +159,7 @@ def default_store(vm: Machine, owner: Any, cls: type, name: str, value: Any) -> 
     return None
 
 
-def delete_attribute(vm: Machine, owner: Any, name: str) -> Any:
+def delete_attribute(vm: Machine, owner: object, name: str) -> Any:
     """`del owner.name`; None, or the Call that does it."""
     owner = behind(vm, owner)
     cls = owner.cls if type(owner) is Outside else type(owner)

@@ -35,7 +35,7 @@ def _load_build_class(vm: Machine, frame: Frame, arg: object) -> None:
 
 
 @intercept(builtins.__build_class__)
-def _build_class(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _build_class(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
     """The body is interpreted with a namespace of its own, then the metaclass is called natively, and `__set_name__` of
     what the body has made is interpreted."""
     body, name, *bases = args
@@ -78,7 +78,7 @@ def _without_hooks(hooks: dict[type, Any], make: Callable[[], type]) -> type:
             type.__setattr__(base, "__init_subclass__", hook)
 
 
-def _set_name(vm: Machine, value: Any) -> Any:
+def _set_name(vm: Machine, value: object) -> Any:
     return vm.world.classes.python_method(class_of(value), "__set_name__")
 
 

@@ -64,7 +64,7 @@ def _truth(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool) -> 
         return error if truth is None else truth
 
 
-def _fork(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool, refused: Unsupported) -> None:
+def _fork(vm: Machine, frame: Frame, value: object, target: int, wanted: bool, refused: Unsupported) -> None:
     """Both ways of a branch become parts of the graph, or guards ask which one is gone, or the branch is a break."""
     frames, at, trace = list(vm.frames), frame.pc, vm.trace
     try:
@@ -151,7 +151,7 @@ def _for_iter(vm: Machine, frame: Frame, arg: int) -> bool | None:
 
 
 def _invoke(
-    vm: Machine, frame: Frame, first: Any, second: object, args: list[Any], names: tuple[str, ...] = ()
+    vm: Machine, frame: Frame, first: object, second: object, args: list[Any], names: tuple[str, ...] = ()
 ) -> bool | None:
     """Call what stands in two slots: a function and NULL, in any order, or an unbound method and its owner."""
     kwargs: dict[str, Any] | None = None
@@ -199,7 +199,7 @@ def _call_function_kw(vm: Machine, frame: Frame, arg: int) -> bool | None:
     return _invoke(vm, frame, frame.stack.pop(), NULL, args, names)
 
 
-def _positional(vm: Machine, args: Any, function: Any) -> Any:
+def _positional(vm: Machine, args: object, function: object) -> Any:
     """The items of `*args`."""
     if not is_iterable(vm, args):
         name = class_of(args).__name__

@@ -35,7 +35,7 @@ def _pop_except(vm: Machine, frame: Frame, arg: object) -> None:
     frame.exceptions.pop()
 
 
-def _classes(wanted: Any, groups: bool) -> Iterator[type]:
+def _classes(wanted: object, groups: bool) -> Iterator[type]:
     """The classes of an `except` clause."""
     for cls in wanted if isinstance(wanted, tuple) else (wanted,):
         if isinstance(cls, tuple):
@@ -48,7 +48,7 @@ def _classes(wanted: Any, groups: bool) -> Iterator[type]:
             yield cls
 
 
-def _matches(error: Any, wanted: Any, groups: bool = False) -> bool:
+def _matches(error: object, wanted: object, groups: bool = False) -> bool:
     """As `except` compares: by the classes themselves, `__instancecheck__` has no say."""
     classes = list(_classes(wanted, groups))
     return any(cls in type(error).__mro__ for cls in classes)
@@ -116,7 +116,7 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 
 @intercept(sys.exc_info)
-def _exc_info(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _exc_info(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
     error = vm.handled()
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
@@ -124,7 +124,7 @@ def _exc_info(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
 if VERSION >= (3, 11):
 
     @intercept(sys.exception)
-    def _exception(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _exception(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
         return vm.handled()
 
 

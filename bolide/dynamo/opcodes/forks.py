@@ -43,7 +43,7 @@ class Passed(Different):
     """A branch in a way of another one, in the same frame, has ways that meet only behind where those around it do."""
 
 
-def fork(vm: Machine, frame: Frame, condition: Any, target: int, wanted: bool) -> None:
+def fork(vm: Machine, frame: Frame, condition: object, target: int, wanted: bool) -> None:
     """Let the top frame, which stands behind a branch on data, go on where the ways of the branch have met. The way for
     `wanted` begins at `target`.
 
@@ -168,7 +168,7 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
 def _stopping(frame: Frame, handler: Callable[..., Any], meets: bool) -> Callable[..., Any]:
     """The handler of an instruction in front of which a run stops, if it is in this frame."""
 
-    def stop(vm: Machine, current: Frame, arg: Any) -> Any:
+    def stop(vm: Machine, current: Frame, arg: object) -> Any:
         if current is not frame:
             return handler(vm, current, arg)
         if not meets:
@@ -183,7 +183,9 @@ def _stopping(frame: Frame, handler: Callable[..., Any], meets: bool) -> Callabl
 # ---- where the ways meet ---------------------------------------------------------------------------------------------
 
 
-def _join(vm: Machine, frame: Frame, pred: TracedTensor, join: int, before: State, ways: list[Way], place: Any) -> None:
+def _join(
+    vm: Machine, frame: Frame, pred: TracedTensor, join: int, before: State, ways: list[Way], place: object
+) -> None:
     """Make the state of the program what it is after either way; it is now that after the second one."""
     first, second = ways
     merge = _Merge(vm, before, ways)
@@ -255,7 +257,7 @@ class _Merge:
     def refused(self, why: str) -> Different:
         return Different(why, self.vm.where(), kind="control_flow")
 
-    def choose(self, pred: TracedTensor, place: Any) -> None:
+    def choose(self, pred: TracedTensor, place: object) -> None:
         vm, pairs = self.vm, list(self.pairs.values())
         self.merged = {}
         if not pairs:
@@ -269,7 +271,7 @@ class _Merge:
                 raise vm.unsupported("a way of a branch gives a tensor another history", "control_flow")
         self.made = dict(zip(self.pairs, made))
 
-    def same_key(self, a: Any, b: Any) -> None:
+    def same_key(self, a: object, b: object) -> None:
         if not (a is b or (type(a) is type(b) and type(a) in CONSTANT_TYPES and same_constant(a, b))):
             raise self.refused("the ways of a branch leave different keys")
 
@@ -347,7 +349,7 @@ class _Merge:
         made = self.merged[id(a), id(b)] = tuple_of(cls, parts)
         return made
 
-    def _items(self, holder: Any, first: Contents, second: Contents) -> None:
+    def _items(self, holder: object, first: Contents, second: Contents) -> None:
         if len(first) != len(second):
             raise self.refused(f"the ways of a branch leave different numbers of items in a {type(holder).__name__}")
         merged = []
@@ -393,7 +395,7 @@ def _is_special(tensor: TracedTensor) -> bool:
 _BASES = (object, dict, collections.OrderedDict)
 
 
-def _is_record(value: Any) -> bool:
+def _is_record(value: object) -> bool:
     """Whether an instance is nothing but the items of a dict and what is in its namespace (dataclasses, outputs of
     models)."""
     for base in type(value).__mro__:
@@ -402,7 +404,7 @@ def _is_record(value: Any) -> bool:
     return True
 
 
-def _named(value: Any) -> str:
+def _named(value: object) -> str:
     if value is MISSING:
         return "nothing"
     if type(value) is TracedTensor:

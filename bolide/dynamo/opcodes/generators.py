@@ -100,22 +100,22 @@ def _stopiteration_error(vm: Machine, frame: Frame, arg: object) -> None:
 # ---- the methods of generators ---------------------------------------------------------------------------------------
 
 
-def _advance(vm: Machine, generator: Generator, value: Any) -> Any:
+def _advance(vm: Machine, generator: Generator, value: object) -> Any:
     return SWITCHED if vm.resume(generator, value, "stop") else vm.frames[-1].stack.pop()
 
 
 @intercept(generators.generator_next)
-def _generator_next(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _generator_next(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
     return _advance(vm, args[0], None)
 
 
 @intercept(generators.generator_send)
-def _generator_send(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _generator_send(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
     return _advance(vm, args[0], args[1])
 
 
 @intercept(generators.delegate_of_generator)
-def _delegate(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _delegate(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
     generator = args[0]
     if not generator.started or generator.done or generator.running:
         return None
@@ -127,7 +127,7 @@ _THROWN: Slot[tuple[int, Any]] = Slot(lambda: (0, None))
 
 
 @intercept(generators.raise_in_generator)
-def _raise_in_generator(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _raise_in_generator(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
     generator, error, given = args
     kept = None if any(each is error for each in given) else given
     _THROWN.put(vm, (id(error), kept))  # by id: its traceback would keep what is dropped alive
@@ -136,13 +136,13 @@ def _raise_in_generator(vm: Machine, args: list[Any], kwargs: dict[str, Any]) ->
 
 
 @intercept(generators.given_to_throw)
-def _given_to_throw(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _given_to_throw(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
     thrown, given = _THROWN.of(vm)
     return given if given is not None and thrown == id(args[0]) else (args[0],)
 
 
 @intercept(generators.is_stepped_by_code)
-def _is_stepped_by_code(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _is_stepped_by_code(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
     return vm.world.classes.python_method(class_of(args[0]), "__next__") is not None
 
 

@@ -50,7 +50,7 @@ def _swap(vm: Machine, frame: Frame, arg: int) -> None:
 
 
 @opcode("LOAD_CONST")
-def _load_const(vm: Machine, frame: Frame, arg: Any) -> None:
+def _load_const(vm: Machine, frame: Frame, arg: object) -> None:
     frame.stack.append(arg)
 
 
@@ -296,7 +296,7 @@ def _map_add(vm: Machine, frame: Frame, arg: int) -> None:
     set_item(vm, frame.stack[-arg], key, value)
 
 
-def is_iterable(vm: Machine, value: Any) -> bool:
+def is_iterable(vm: Machine, value: object) -> bool:
     cls = class_of(value)
     return cls is Generator or any(
         vm.world.classes.lookup(cls, name) is not MISSING for name in ("__iter__", "__getitem__")
@@ -349,7 +349,7 @@ def _dict_merge(vm: Machine, frame: Frame, arg: int) -> bool | None:
     return operations.call_for_effect(vm, frame, request)
 
 
-def described(function: Any) -> str:
+def described(function: object) -> str:
     """A function as CPython's messages about calls name it."""
     real = function.real if type(function) is Outside else function
     name = getattr(real, "__qualname__", None)
@@ -364,7 +364,7 @@ def _list_to_tuple(vm: Machine, frame: Frame, arg: object) -> None:
     frame.stack.append(tuple(frame.stack.pop()))
 
 
-def _items(vm: Machine, frame: Frame, value: Any, count: int | None) -> Any:
+def _items(vm: Machine, frame: Frame, value: object, count: int | None) -> Any:
     """The first `count` items (None: all) of an iterable, as a list; True when a frame was pushed that finds them: then
     the operation is to be done again on its result."""
     if type(value) is tuple or type(value) is list:

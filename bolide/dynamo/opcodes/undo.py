@@ -100,7 +100,7 @@ def contents(vm: Machine, value: Any) -> Contents | None:
     raise vm.unsupported(f"the program holds a {cls.__name__}, whose state is not known", "control_flow")
 
 
-def _items(value: Any) -> Contents:
+def _items(value: object) -> Contents:
     if isinstance(value, list):
         return list(enumerate(list.__iter__(value)))
     if isinstance(value, dict):
@@ -109,7 +109,7 @@ def _items(value: Any) -> Contents:
     return list(enumerate(base.__iter__(value)))
 
 
-def _of_instance(value: Any) -> Contents:
+def _of_instance(value: object) -> Contents:
     """The namespace of an instance, which is a dict of its own, and its slots."""
     found: Contents = []
     namespace = own_namespace(value)
@@ -176,11 +176,11 @@ def put_back(holder: Any, saved: Contents) -> None:
 _PLAIN = frozenset({int, bool, str, bytes, range})
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
 
 
-def is_same(before: Any, now: Any) -> bool:
+def is_same(before: object, now: object) -> bool:
     """Whether what was found in a place is still there."""
     return before is now or (type(before) is type(now) and _is_plain(before) and _is_plain(now) and before == now)
 
@@ -244,7 +244,7 @@ class State:
                     if type(key) not in CONSTANT_TYPES and isinstance(value, dict):
                         waiting.append(key)
 
-    def _walk_instance(self, value: Any, waiting: list[Any]) -> None:
+    def _walk_instance(self, value: object, waiting: list[Any]) -> None:
         """What else there is to an instance of a subclass of a container."""
         for key, inside in _of_instance(value):
             if key != "__dict__":
