@@ -89,7 +89,7 @@ def load_attribute(vm: Machine, owner: Any, name: str) -> Any:
     return _instance(vm, owner, vars(cls).get(STANDS_FOR, cls), name)
 
 
-def _of_stand_in(vm: Machine, owner: object, name: str) -> Any:
+def _of_stand_in(vm: Machine, owner: object, name: str) -> object:
     """An attribute of what stands for an instance of a class in C: one that this class has, too. It is no code of the
     program's."""
     seen = STAND_INS[type(owner)].seen
@@ -101,19 +101,19 @@ def _of_stand_in(vm: Machine, owner: object, name: str) -> Any:
     raise no_attribute(name_in_c(seen), name)
 
 
-def _of_tensor(vm: Machine, owner: TracedTensor, name: str) -> Any:
+def _of_tensor(vm: Machine, owner: TracedTensor, name: str) -> object:
     if owner.face is not None and name != "__class__" and not hasattr(torch.nn.Parameter, name):
         return _of_face(vm, owner, name)
     return load_tensor_attribute(vm, owner, name)
 
 
-def _of_real_frame(vm: Machine, owner: types.FrameType, name: str) -> Any:
+def _of_real_frame(vm: Machine, owner: types.FrameType, name: str) -> object:
     if name not in ("f_code", "__class__"):
         raise vm.unsupported(f"{name} of a frame object", "frame_access")
     return _instance(vm, owner, types.FrameType, name)
 
 
-def named_attribute(vm: Machine, owner: object, name: str) -> Any:
+def named_attribute(vm: Machine, owner: object, name: str) -> object:
     """`owner.name`; an AttributeError knows the name, as where the interpreter itself looks for it."""
     try:
         return load_attribute(vm, owner, name)
@@ -123,7 +123,7 @@ def named_attribute(vm: Machine, owner: object, name: str) -> Any:
         raise
 
 
-def _of_pending(vm: Machine, owner: object, name: str) -> Any:
+def _of_pending(vm: Machine, owner: object, name: str) -> object:
     """An attribute of a number or text whose value is asked for no sooner than a method is called."""
     if name == "__class__":
         return PENDING[type(owner)]
@@ -147,7 +147,7 @@ def _refuse_history(vm: Machine, owner: Any, name: str) -> None:
         raise vm.unsupported(reason, "tensor_method", remedy, f"Tensor.{name}")
 
 
-def _of_face(vm: Machine, owner: TracedTensor, name: str) -> Any:
+def _of_face(vm: Machine, owner: TracedTensor, name: str) -> object:
     """What an input's class, a subclass of Tensor, adds to it, or what is kept on the input."""
     face = owner.face
     assert face is not None
@@ -190,7 +190,7 @@ def function_attributes(vm: Machine, function: types.FunctionType) -> Overlay | 
 OF_FUNCTIONS = frozenset(dir(types.FunctionType))
 
 
-def _module(vm: Machine, owner: types.ModuleType, name: str) -> Any:
+def _module(vm: Machine, owner: types.ModuleType, name: str) -> object:
     namespace = owner.__dict__
     trusted = is_library_namespace(namespace)
     if name not in namespace:
@@ -214,7 +214,7 @@ _GENERATOR_STATE = {
 }
 
 
-def _generator(vm: Machine, owner: Generator, name: str) -> Any:
+def _generator(vm: Machine, owner: Generator, name: str) -> object:
     if name in ("__name__", "__qualname__"):
         return owner.name if name == "__qualname__" else owner.name.rpartition(".")[2]
     if name in _GENERATOR_STATE[owner.kind]:
@@ -244,7 +244,7 @@ def _generator(vm: Machine, owner: Generator, name: str) -> Any:
     return types.MethodType(method, owner)
 
 
-def _of_stream(vm: Machine, owner: Stream, name: str) -> Any:
+def _of_stream(vm: Machine, owner: Stream, name: str) -> object:
     """An attribute of an iterator from outside."""
     if name in OF_ITERATORS:
         return types.MethodType(OF_ITERATORS[name], owner)
@@ -256,7 +256,7 @@ def _of_stream(vm: Machine, owner: Stream, name: str) -> Any:
     raise vm.unsupported(f"{name} of a {cls.__name__} from outside", "iterator", "draw from it only")
 
 
-def _bound_method(vm: Machine, owner: types.MethodType, name: str) -> Any:
+def _bound_method(vm: Machine, owner: types.MethodType, name: str) -> object:
     if name in ("__self__", "__func__"):
         return getattr(owner, name)
     return load_attribute(vm, owner.__func__, name)
@@ -276,7 +276,7 @@ _LOADS: dict[type, Callable[[Machine, Any, str], Any]] = {
 """How attributes are read of values that are no instances of the program's classes."""
 
 
-def _class(vm: Machine, owner: type, name: str) -> Any:
+def _class(vm: Machine, owner: type, name: str) -> object:
     of_meta = MISSING if type(owner) is type else vm.world.classes.lookup(type(owner), name)
     if type(of_meta) is property:
         return Call(of_meta.fget, [owner])
@@ -335,7 +335,7 @@ def _is_written(vm: Machine, cls: type, name: str) -> bool:
     return bool(written) and any(base in written and name in written[base].known for base in cls.__mro__)
 
 
-def _of_metaclass(vm: Machine, owner: type, name: str, found: object) -> Any:
+def _of_metaclass(vm: Machine, owner: type, name: str, found: object) -> object:
     """What a metaclass of the user's says of an attribute that the class itself does not have: a plain value `found`,
     or what its `__getattr__` answers; else MISSING."""
     meta = type(owner)
@@ -349,7 +349,7 @@ def _of_metaclass(vm: Machine, owner: type, name: str, found: object) -> Any:
     return found if _is_written(vm, meta, name) else _class_value(vm, meta, name, found)
 
 
-def class_namespace(vm: Machine, cls: type, namespace: object) -> Any:
+def class_namespace(vm: Machine, cls: type, namespace: object) -> object:
     """The `__dict__` of a class: of one made by the program or by a library as it is, else with its parts guarded."""
     if id(cls) in vm.world.classes.own:
         return namespace
@@ -358,7 +358,7 @@ def class_namespace(vm: Machine, cls: type, namespace: object) -> Any:
     return vm.world.identities.mirror(vm.world.classes.show(viewed(namespace), source, wrap), source)
 
 
-def _class_value(vm: Machine, cls: type, name: str, value: object) -> Any:
+def _class_value(vm: Machine, cls: type, name: str, value: object) -> object:
     """A plain value stored on a class."""
     if type(value) in (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType):
         return value
@@ -372,7 +372,7 @@ def _class_value(vm: Machine, cls: type, name: str, value: object) -> Any:
     return vm.world.wrap(value, source)
 
 
-def _instance(vm: Machine, owner: object, cls: type, name: str) -> Any:
+def _instance(vm: Machine, owner: object, cls: type, name: str) -> object:
     if cls is OUTSIDE_NODE and name not in NODE_METHODS:
         class_of(owner)  # raises
     if name == "__class__" and class_attribute(cls, name) is _CLASS:
@@ -461,7 +461,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
     raise no_attribute(cls.__name__, name)
 
 
-def _default_of_class(vm: Machine, owner: object, cls: type, name: str, found: object) -> Any:
+def _default_of_class(vm: Machine, owner: object, cls: type, name: str, found: object) -> object:
     """An attribute that instances inherit from their class; an outside instance may get one of its own later, so it is
     guarded there."""
     if _is_written(vm, cls, name):
@@ -475,7 +475,7 @@ def _default_of_class(vm: Machine, owner: object, cls: type, name: str, found: o
     return _class_value(vm, cls, name, found)
 
 
-def _own_attribute(vm: Machine, owner: object, name: str) -> Any:
+def _own_attribute(vm: Machine, owner: object, name: str) -> object:
     """From the instance's `__dict__`, or MISSING."""
     if type(owner) is Outside:
         if name == "data" and issubclass(owner.cls, WEAK_CONTAINERS):
@@ -524,7 +524,7 @@ def refuse_copy(vm: Machine, owner: object) -> None:
         raise vm.unsupported(reason, "attribute_write", "do this outside the compiled function")
 
 
-def slot_value(vm: Machine, owner: object, name: str) -> Any:
+def slot_value(vm: Machine, owner: object, name: str) -> object:
     """What is in a slot, or MISSING."""
     if type(owner) is not Outside:
         try:
@@ -558,7 +558,7 @@ def outside_namespace(vm: Machine, owner: Outside) -> Outside:
     return found
 
 
-def with_state(vm: Machine, found: object, cls: type) -> Any:
+def with_state(vm: Machine, found: object, cls: type) -> object:
     """A descriptor of a class of the user's: an object that may have state, of the outside if the program has not made
     it."""
     world = vm.world
@@ -572,7 +572,7 @@ def with_state(vm: Machine, found: object, cls: type) -> Any:
     return world.wrap(found, Source("object", None, None, found))
 
 
-def _descriptor(vm: Machine, found: object, owner: object, cls: type) -> Any:
+def _descriptor(vm: Machine, found: object, owner: object, cls: type) -> object:
     if found is _VALUE and (member := of_member(vm, owner)) is not None:
         value = own_namespace(owner).get("_value_", MISSING)
         return value if is_constant(value) else member.peek("_value_")
@@ -587,7 +587,7 @@ def _descriptor(vm: Machine, found: object, owner: object, cls: type) -> Any:
 MEMBERS = ("_parameters", "_buffers", "_modules")
 
 
-def _module_member(vm: Machine, owner: Outside, cls: type, name: str) -> Any:
+def _module_member(vm: Machine, owner: Outside, cls: type, name: str) -> object:
     """`torch.nn.Module.__getattr__`: parameters, buffers, submodules."""
     holders = [members for key in MEMBERS if (members := owner.namespace.peek(key)) is not MISSING]
     for members in holders:

@@ -134,7 +134,7 @@ def _breaks_for_torch(vm: Machine, function: types.FunctionType) -> bool:
     return not str(vm.frames[-1].globals.get("__name__")).startswith("torch.")
 
 
-def skipped_function(function: types.FunctionType) -> Any:
+def skipped_function(function: types.FunctionType) -> object:
     """The function that ``disable(function, recursive=False)`` was made of: its frame is run for real, what it calls
     is captured. None for any other."""
     return function.__wrapped__ if own_mark(function, "_bolide_disabled_recursive") is False else None  # type: ignore[attr-defined]

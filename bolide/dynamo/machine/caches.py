@@ -95,7 +95,7 @@ def _is_outside(value: object) -> bool:
     return type(value) is Outside or is_constant(tuple(value) if type(value) is torch.Size else value)
 
 
-def _real(value: object) -> Any:
+def _real(value: object) -> object:
     return value.real if type(value) is Outside else value
 
 

@@ -71,7 +71,7 @@ class Within:
     def __init__(self, function: Callable[..., Any], callers: tuple[Caller, ...]) -> None:
         self.function, self.callers = function, callers
 
-    def __call__(self, /, *args: object, **kwargs: object) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
         calls = [functools.partial(self.function, *args, **kwargs)]
         for caller in reversed(self.callers):
             calls.append(_from(caller, {}, calls[-1]))

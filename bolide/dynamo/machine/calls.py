@@ -154,7 +154,7 @@ def _call(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: dic
 
 def _ask(
     vm: Machine, handler: Intercept, function: object, args: list[Any], kwargs: dict[str, Any], masked: Sequence[Any]
-) -> Any:
+) -> object:
     """The answer of an intercept. A function of torch's that would ask the class of a tensor asks it; where it may
     not, the `masked` tensors are like others."""
     if not masked or not goes_to_class(function):
@@ -254,7 +254,7 @@ def _refuse_in_skipped(vm: Machine, frame: Frame, function: object) -> None:
         raise vm.unsupported(frame.code.skipped, "disabled")
 
 
-def _real(value: object) -> Any:
+def _real(value: object) -> object:
     if type(value) is Outside:
         return value.real
     if type(value) is types.MethodType:

@@ -266,7 +266,7 @@ class Machine:
         own, key = self.own_functions, id(function)
         own[key] = weakref.ref(function, lambda _: own.pop(key, None))
 
-    def local(self, frame: Frame, index: int) -> Any:
+    def local(self, frame: Frame, index: int) -> object:
         """A fast local, MISSING when unbound; one of a continued frame is wrapped now."""
         value = frame.locals[index]
         if type(value) is Deferred:

@@ -40,7 +40,7 @@ def _numbered(bounds: slice) -> slice:
     return slice(_number_in(bounds.start), _number_in(bounds.stop), bounds.step)
 
 
-def _number_in(bound: object) -> Any:
+def _number_in(bound: object) -> object:
     bound = as_number(bound)
     if type(bound) is not TracedTensor or bound.dtype not in _INTEGER_TYPES:
         return bound
@@ -52,7 +52,7 @@ _BOUNDS = frozenset({int, type(None), torch.SymInt})
 _INTEGER_TYPES = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
 
 
-def _selecting(index: TracedTensor) -> Any:
+def _selecting(index: TracedTensor) -> object:
     """The number, which may be a symbol, in a tensor that selects one place: C++ would ask for its value. (One of bytes
     is a mask.)"""
     selects = not index.dim() and index.dtype in _INTEGER_TYPES and index.dtype is not torch.uint8
@@ -68,7 +68,7 @@ AS_INDEX: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def _tensor_index(key: object) -> Any:
+def _tensor_index(key: object) -> object:
     """An index of a tensor, with tensors in place of arrays and of sequences of tensors, and numbers in place of
     tensors that are bounds of slices."""
     if type(key) is tuple:
@@ -276,13 +276,13 @@ def is_masked_write(parts: tuple[Any, ...], value: object) -> bool:
 
 def write_masked(
     vm: Machine, function: object, arguments: list[Any], parts: tuple[Any, ...], assign: Callable[..., Any]
-) -> Any:
+) -> object:
     """A call of `function` with such a value. Its arguments: a tensor (in place of which a copy is written by functions
     that write nothing), an index of these parts, the value, and perhaps whether it is added. `assign` is given the
     tensor to write and an index without masks."""
     owner, _, value, *adds = arguments
 
-    def compute() -> Any:
+    def compute() -> object:
         target = owner.clone() if function is torch.Tensor.index_put else owner
         if not _fill(target, parts, value, any(adds)):
             assign(target, _gathered(target, parts))

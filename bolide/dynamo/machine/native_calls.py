@@ -226,7 +226,7 @@ def for_real(function: Any, /, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
 
-def _module_of(function: object) -> Any:
+def _module_of(function: object) -> object:
     return getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
 
 
@@ -366,7 +366,7 @@ def _makes_record(function: Any) -> bool:
     return code is vars(collections) and function.__name__ in ("_make", "_replace", "_asdict")
 
 
-def _outside(vm: Machine, function: object, arg: Outside, is_owner: bool) -> Any:
+def _outside(vm: Machine, function: object, arg: Outside, is_owner: bool) -> object:
     if keeps_objects(function) and not is_owner and not _is_index(vm, function, arg):
         return arg
     if vm.world.classes.python_method(arg.cls, "__iter__") is not None and _iterates(function):
@@ -409,7 +409,7 @@ def _given(vm: Machine, function: object, what: str) -> Unsupported:
     return vm.unsupported(f"{what} is given to native code", "native_call", operation=name)
 
 
-def concrete_data(vm: Machine, value: object) -> Any:
+def concrete_data(vm: Machine, value: object) -> object:
     """Containers with numbers in place of symbolic ones and copies of those from outside; others as they are."""
     return native_data(value, lambda number: concrete(vm, number))
 
@@ -488,18 +488,18 @@ class ProgramIterator:
     def __iter__(self) -> ProgramIterator:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         return self.vm.evaluate(next, [self.value])
 
 
-def callback(vm: Machine, value: object) -> Any:
+def callback(vm: Machine, value: object) -> object:
     """A function of the program as native code may call it: each call is a nested run."""
     if type(value) is types.MethodType and isinstance(value.__func__, BUILTIN_TYPES):
         return value
     if type(value) is types.FunctionType and (is_native(vm, value) or value.__globals__ is globals()):
         return value
 
-    def run(*args: object, **kwargs: object) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         return vm.evaluate(value, list(args), kwargs)
 
     found = functools.wraps(value)(run) if type(value) is types.FunctionType else run

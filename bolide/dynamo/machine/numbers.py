@@ -129,7 +129,7 @@ def derive(world: World, text: str, value: Any) -> Any:
     return world.numbers.derived[source]
 
 
-def _number(world: World, source: Source, value: Number, of: str) -> Any:
+def _number(world: World, source: Source, value: Number, of: str) -> object:
     """The number at `source`, which is fixed if the program has needed its value before."""
     if world.symbols.history.is_fixed((source, None), value):
         world.guards.add(source, "equals", value)
@@ -200,7 +200,7 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
     return value
 
 
-def _copied(vm: Machine, generator: object) -> Any:
+def _copied(vm: Machine, generator: object) -> object:
     """What draws in the place of a generator while capturing."""
     copies = _COPIES.of(vm)
     if id(generator) not in copies:
@@ -287,7 +287,7 @@ def _nothing(vm: Machine, source: Source, example: None, note: _Draw) -> None:
     return None
 
 
-def _float(vm: Machine, source: Source, example: float, note: _Draw) -> Any:
+def _float(vm: Machine, source: Source, example: float, note: _Draw) -> object:
     def pin() -> None:
         note.needed = True
         raise note.refusal
@@ -296,7 +296,7 @@ def _float(vm: Machine, source: Source, example: float, note: _Draw) -> Any:
     return vm.world.identities.mirror(number, source)
 
 
-def _integer(vm: Machine, source: Source, example: int, note: _Draw) -> Any:
+def _integer(vm: Machine, source: Source, example: int, note: _Draw) -> object:
     number = data.number(vm.trace, vm.world.inputs.make(source, _integer_tensor, example))
     return vm.world.identities.mirror(number, source)
 

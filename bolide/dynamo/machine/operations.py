@@ -73,7 +73,7 @@ def _in_graph(value: Any) -> Any:
     return value.node.in_graph() if type(value) in (torch.SymInt, torch.SymFloat) else value
 
 
-def as_key(vm: Machine, key: object) -> Any:
+def as_key(vm: Machine, key: object) -> object:
     """A key of a dict or set: hashing needs the value of symbolic numbers, and which function one is."""
     if type(key) is types.FunctionType:
         vm.world.functions.rely_on_identity(key)
@@ -254,7 +254,7 @@ def _of_text(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: ob
     return binary(vm, op, left, right)
 
 
-def _as_plain(value: object) -> Any:
+def _as_plain(value: object) -> object:
     """An outside instance of a subclass of str and the like as native code compares it."""
     plain = value.plain() if type(value) is Outside else MISSING
     return value if plain is MISSING else plain
@@ -415,7 +415,7 @@ def native_iterable(vm: Machine, value: object) -> Any:
     return native_view(vm, value)
 
 
-def special_method(vm: Machine, value: object, name: str) -> Any:
+def special_method(vm: Machine, value: object, name: str) -> object:
     """The special method `name`, looked up on the class and bound, or MISSING."""
     cls = class_of(value)
     found = vm.world.classes.lookup(cls, name)

@@ -146,6 +146,6 @@ def remaking(generator: Generator) -> tuple[Any, list[Any]]:
     return original.body, [iter(()) if name in _EMPTY_ITERATORS else _ended(name) for name in original.variables]
 
 
-def _ended(name: str) -> Any:
+def _ended(name: str) -> object:
     """A variable of a polyfill that gives nothing any more."""
     return [] if name == "saved" else _NOT_BEGUN.get(name)

@@ -55,7 +55,7 @@ def is_number(value: object) -> bool:
     return type(value) in STAND_INS and STAND_INS[type(value)].number is not None
 
 
-def as_number(value: object) -> Any:
+def as_number(value: object) -> object:
     """Such a value as a number of Python's; any other itself."""
     stand_in = STAND_INS.get(type(value))
     return value if stand_in is None or stand_in.number is None else stand_in.number(value)
@@ -121,7 +121,7 @@ def overrides(value: Any) -> bool:
 
 class _Probe:
     @classmethod
-    def __torch_function__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> Any:
+    def __torch_function__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:
         return func
 
 

@@ -156,7 +156,7 @@ def own_attributes(vm: Machine, owner: Any) -> dict[str, Any]:
 _OF_BUFFERS = ("_is_buffer", "persistent")  # a traced one has them, too
 
 
-def _of_origin(vm: Machine, owner: TracedTensor, name: str) -> Any:
+def _of_origin(vm: Machine, owner: TracedTensor, name: str) -> object:
     """What the real tensor answers for an input, guarded, if it is a constant; a tensor made here answers itself."""
     place = vm.world.inputs.place(owner)
     if place is None:

@@ -128,7 +128,7 @@ def _plain_module_store(owner: Outside, name: str, value: object) -> bool:
     return True
 
 
-def default_store(vm: Machine, owner: object, cls: type, name: str, value: object) -> Any:
+def default_store(vm: Machine, owner: object, cls: type, name: str, value: object) -> object:
     """`object.__setattr__`."""
     found = vm.world.classes.lookup(cls, name)
     if type(found) is property:

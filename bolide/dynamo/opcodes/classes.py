@@ -78,7 +78,7 @@ def _without_hooks(hooks: dict[type, Any], make: Callable[[], type]) -> type:
             type.__setattr__(base, "__init_subclass__", hook)
 
 
-def _set_name(vm: Machine, value: object) -> Any:
+def _set_name(vm: Machine, value: object) -> object:
     return vm.world.classes.python_method(class_of(value), "__set_name__")
 
 

@@ -199,7 +199,7 @@ def _call_function_kw(vm: Machine, frame: Frame, arg: int) -> bool | None:
     return _invoke(vm, frame, frame.stack.pop(), NULL, args, names)
 
 
-def _positional(vm: Machine, args: object, function: object) -> Any:
+def _positional(vm: Machine, args: object, function: object) -> object:
     """The items of `*args`."""
     if not is_iterable(vm, args):
         name = class_of(args).__name__

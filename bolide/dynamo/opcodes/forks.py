@@ -168,7 +168,7 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
 def _stopping(frame: Frame, handler: Callable[..., Any], meets: bool) -> Callable[..., Any]:
     """The handler of an instruction in front of which a run stops, if it is in this frame."""
 
-    def stop(vm: Machine, current: Frame, arg: object) -> Any:
+    def stop(vm: Machine, current: Frame, arg: object) -> object:
         if current is not frame:
             return handler(vm, current, arg)
         if not meets:
@@ -224,14 +224,7 @@ def _merge_holders(merge: _Merge, first: Way, second: Way) -> None:
         for way in (first, second):
             holder, before, now = way.changed.get(key) or (first.changed.get(key) or second.changed[key])
             ends.append(now if key in way.changed else before)
-        if len(ends[0]) != len(ends[1]):
-            raise merge.refused(f"the ways of a branch leave different numbers of items in a {type(holder).__name__}")
-        merged = []
-        for (key_a, a), (key_b, b) in zip(*ends):
-            merge.same_key(key_a, key_b)
-            merged.append((key_b, merge.value(a, b)))
-        if merge.made is not None:
-            put_back(holder, merged)
+        merge.items(holder, *ends)
 
 
 def _merge_writes(merge: _Merge, first: Way, second: Way) -> None:
@@ -299,7 +292,7 @@ class _Merge:
             raise self.refused(f"the ways of a branch leave two objects: {_named(a)} and {_named(b)}")
         return self._object(a, b)
 
-    def _tensor(self, a: TracedTensor, b: TracedTensor) -> Any:
+    def _tensor(self, a: TracedTensor, b: TracedTensor) -> object:
         first, second = a.meta, b.meta
         alike = (
             len(first.shape) == len(second.shape)
@@ -333,12 +326,12 @@ class _Merge:
         if kind not in (list, dict) and not _is_record(a):
             raise self.refused(f"the ways of a branch make a {kind.__name__} each")
         if isinstance(a, list):
-            self._items(b, list(enumerate(list.__iter__(a))), list(enumerate(list.__iter__(b))))
+            self.items(b, list(enumerate(list.__iter__(a))), list(enumerate(list.__iter__(b))))
         elif isinstance(a, dict):
-            self._items(b, *[[(k, dict.__getitem__(each, k)) for k in ordered_keys(each)] for each in (a, b)])
+            self.items(b, *[[(k, dict.__getitem__(each, k)) for k in ordered_keys(each)] for each in (a, b)])
         if kind not in (list, dict):
             spaces = own_namespace(a), own_namespace(b)
-            self._items(spaces[1], *[list(each.items()) for each in spaces])
+            self.items(spaces[1], *[list(each.items()) for each in spaces])
         return b
 
     def _tuple(self, a: Any, b: Any) -> Any:
@@ -349,7 +342,7 @@ class _Merge:
         made = self.merged[id(a), id(b)] = tuple_of(cls, parts)
         return made
 
-    def _items(self, holder: object, first: Contents, second: Contents) -> None:
+    def items(self, holder: object, first: Contents, second: Contents) -> None:
         if len(first) != len(second):
             raise self.refused(f"the ways of a branch leave different numbers of items in a {type(holder).__name__}")
         merged = []

@@ -100,7 +100,7 @@ def _stopiteration_error(vm: Machine, frame: Frame, arg: object) -> None:
 # ---- the methods of generators ---------------------------------------------------------------------------------------
 
 
-def _advance(vm: Machine, generator: Generator, value: object) -> Any:
+def _advance(vm: Machine, generator: Generator, value: object) -> object:
     return SWITCHED if vm.resume(generator, value, "stop") else vm.frames[-1].stack.pop()
 
 
@@ -152,7 +152,7 @@ def _is_stepped_by_code(vm: Machine, args: list[Any], kwargs: dict[str, Any]) ->
 _DRIVEN = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE  # what may be awaited, and await
 
 
-def _method_of(vm: Machine, value: object, name: str, refusal: str) -> Any:
+def _method_of(vm: Machine, value: object, name: str, refusal: str) -> object:
     """The special method of a value; raises TypeError where it has none."""
     method = operations.special_method(vm, value, name)
     if method is MISSING:

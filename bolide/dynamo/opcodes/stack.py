@@ -158,7 +158,7 @@ def _undefined(name: str) -> NameError:
     return NameError(f"name '{name}' is not defined", name=name)
 
 
-def _find_global(vm: Machine, frame: Frame, name: str) -> Any:
+def _find_global(vm: Machine, frame: Frame, name: str) -> object:
     value = vm.world.namespaces.load_global(frame.globals, name)
     if value is MISSING:
         value = vm.world.namespaces.load_global(builtins.__dict__, name)
