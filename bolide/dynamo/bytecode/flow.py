@@ -147,14 +147,9 @@ def _joins(code: Code) -> dict[int, list[int]]:
     for at, name in enumerate(code.ops):
         if UNIFORM[name].goes == "branches" and through[at] != everything:
             places = sorted(_bits(through[at] & ~(1 << at)), key=lambda index: -through[index].bit_count())
-            apart = [place for last, place in itertools.pairwise([at, *places]) if _is_split(code, last, count)]
+            apart = [place for last, place in itertools.pairwise([at, *places]) if len(following(code, last)) > 1]
             found[at] = [END if place == count else place for place in apart[:_MOST]]
     return found
-
-
-def _is_split(code: Code, at: int, count: int) -> bool:
-    """Whether there is more than one way from an instruction."""
-    return at < count and len(following(code, at)) > 1
 
 
 def _bits(number: int) -> list[int]:

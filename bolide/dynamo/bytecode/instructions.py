@@ -41,7 +41,8 @@ _FORMS = forms(VERSION)
 
 class Code:
     """A decoded code object. `ops[i]`, `args[i]`, `lines[i]` describe instruction i; `bound` is filled by the
-    interpreter with handlers. `skipped`: why it is run for real and only what it calls is captured, else ""."""
+    interpreter with handlers. `skipped`: why it is run for real and only what it calls is captured, else "".
+    `plumbing`: it is torch's, bolide's or the standard library's: errors are better reported at its caller."""
 
     def __init__(self, code: types.CodeType) -> None:
         self.code = code
@@ -56,7 +57,8 @@ class Code:
         self.exceptions: list[Row] = []
         self.skipped = ""
         self.ours = is_ours(code)
-        self.plumbing = _is_plumbing(code.co_filename)
+        path = code.co_filename
+        self.plumbing = path.startswith(_PLUMBING) or (path.startswith(_STDLIB) and "site-packages" not in path)
         self.user_frames: dict[int, UserFrame] = {}
 
     def rows_at(self, index: int) -> list[Row]:
@@ -79,12 +81,6 @@ class Code:
 
 _PLUMBING = (os.path.dirname(torch.__file__) + os.sep, OURS, "<frozen ")
 _STDLIB = os.path.dirname(os.__file__) + os.sep
-
-
-def _is_plumbing(filename: str) -> bool:
-    """Whether a file is torch's, bolide's or the standard library's, so that an error is better reported at its
-    caller."""
-    return filename.startswith(_PLUMBING) or (filename.startswith(_STDLIB) and "site-packages" not in filename)
 
 
 _cache: dict[types.CodeType, Code] = {}

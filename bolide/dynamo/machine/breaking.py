@@ -270,7 +270,9 @@ def compared_number(vm: Machine, frame: Frame, function: Any, args: list[Any]) -
     at = _decided_by(frame.code, frame.pc)
     if at is None:
         return None
-    if not _is_check(vm, frame.code, at) and (not can_fork(vm, frame.code, at) or vm.trace.read(tensor) is not None):
+    code = frame.code
+    is_check = can_require(vm) and (only_raises(code, at + 1) or only_raises(code, code.args[at]))
+    if not is_check and (not can_fork(vm, code, at) or vm.trace.read(tensor) is not None):
         return None
     tensor = tensor.detach().reshape(())
     if function is bool:
@@ -291,11 +293,6 @@ def can_fork(vm: Machine, code: Code, at: int) -> bool:
     """Whether the branch at an instruction may become one of the graph."""
     known = vm.world.symbols.history.learnt.apart
     return config.capture_branches and bool(joins_of(code, at)) and (code, at) not in known
-
-
-def _is_check(vm: Machine, code: Code, at: int) -> bool:
-    """Whether one way of the branch at an instruction only raises, and the graph can look at its condition."""
-    return can_require(vm) and (only_raises(code, at + 1) or only_raises(code, code.args[at]))
 
 
 def _decided_by(code: Code, at: int) -> int | None:

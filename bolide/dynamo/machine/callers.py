@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from bolide.dynamo.bytecode.instructions import Code
-from bolide.dynamo.program.kinds import MISSING
+from bolide.dynamo.program.kinds import MISSING, contents_of
 from bolide.dynamo.world.frames import Frame
 from bolide.support.caches import on_reset
 
@@ -56,10 +56,7 @@ def variables(frame: Frame) -> dict[str, Any]:
     found = {}
     for name, value in zip(frame.code.locals_names, frame.locals, strict=True):
         if type(value) is types.CellType and (name in frame.code.cellvars or name in frame.code.freevars):
-            try:
-                value = value.cell_contents
-            except ValueError:
-                continue
+            value = contents_of(value)
         if value is not MISSING:
             found[name] = value
     return found

@@ -349,10 +349,6 @@ def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwar
     return native(vm, frame, function, args, kwargs)
 
 
-def _partial(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: Any) -> Any:
-    return Call(function.func, [*function.args, *args], {**function.keywords, **(kwargs or {})})
-
-
 def _cached(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: Any) -> Any:
     """A logger's cached function, such as `warning_once`, says what it says once, after the graph has run; a library's
     predicates on constants run natively; the user's are a matter of the cache (`caches.py`)."""
@@ -405,7 +401,9 @@ def _method_caller(vm: Machine, frame: Frame, function: Any, args: list[Any], kw
 
 
 _OBJECTS: dict[type, Callable[..., Any]] = {
-    functools.partial: _partial,
+    functools.partial: lambda vm, frame, function, args, kwargs: Call(
+        function.func, [*function.args, *args], {**function.keywords, **(kwargs or {})}
+    ),
     functools._lru_cache_wrapper: _cached,
     weakref.ReferenceType: _weak_reference,
     weakref.KeyedRef: _weak_reference,

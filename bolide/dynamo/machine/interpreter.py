@@ -231,6 +231,16 @@ class Machine:
         frame.stack.append(result)
         return None
 
+    def do(self, frame: Frame, request: Call | None) -> bool | None:
+        """Make the call that an operation asks for, if any, and drop its result."""
+        if request is None:
+            return None
+        if self.call(frame, request.function, request.args, request.kwargs):
+            self.frames[-1].then = "drop"
+            return True
+        frame.stack.pop()
+        return None
+
     def run(self, stop: int | None = None) -> bool:
         """Run the frames that were pushed, the outermost run of the machine. True when they came to their end, with the
         result on `frames[0]`'s stack; False when they stopped before instruction number `stop` (counted from 0).

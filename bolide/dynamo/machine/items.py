@@ -4,7 +4,6 @@ a mask is true (torch's derivative gathers with the mask, so it has a size that 
 from __future__ import annotations
 
 import collections
-import functools
 import operator
 import types
 from collections.abc import Callable, Iterable
@@ -18,7 +17,6 @@ from bolide.dynamo.machine.operations import SEQUENCES, as_key, knows_symbols, n
 from bolide.dynamo.machine.stand_ins import PLAIN, STAND_INS, SYMBOLIC, as_number, class_of, is_number
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.outside import Outside
-from bolide.dynamo.world.world import World
 from bolide.tracing import TracedTensor
 from bolide.tracing.numbers import data
 
@@ -85,11 +83,6 @@ def _has_symbols(key: object) -> bool:
     return type(key) is torch.SymInt or (type(key) is tuple and any(type(part) is torch.SymInt for part in key))
 
 
-def is_index_of_program(world: World, cls: type) -> bool:
-    """Whether the program's own code makes an integer of instances of a class. What is an int is not asked."""
-    return not issubclass(cls, int) and world.classes.python_method(cls, "__index__") is not None
-
-
 _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     slice: lambda key: (key.start, key.stop, key.step),
     tuple: iter,
@@ -105,7 +98,8 @@ def is_converted(vm: Machine, key: object) -> bool:
         return False
     if cls in _PARTS:
         return any(is_converted(vm, part) for part in _PARTS[cls](key))
-    return is_index_of_program(vm.world, class_of(key))
+    cls = class_of(key)  # what is an int is not asked
+    return not issubclass(cls, int) and vm.world.classes.python_method(cls, "__index__") is not None
 
 
 def by_index(vm: Machine, operation: object, owner: object, key: object, *rest: object) -> Call | None:
@@ -187,10 +181,6 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     return _item(owner, key if knows_symbols(owner) else as_key(vm, key))
 
 
-def _assign(value: Any, owner: Any, key: Any) -> None:
-    owner[key] = value
-
-
 def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Call | None:
     """`owner[key] = value`; None, or the Call that does it."""
     cls = type(owner)
@@ -204,8 +194,8 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Call | None:
                 owner, key = data.with_selected(owner, key)
             parts = key if type(key) is tuple else (key,)
             if is_masked_write(parts, value):
-                assign = functools.partial(_assign, value)
-                write_masked(vm, operator.setitem, [owner, key, value], parts, assign)
+                given = [owner, key, value]
+                write_masked(vm, operator.setitem, given, parts, lambda target, at: operator.setitem(target, at, value))
                 return None
             owner, key = data.with_wide_mask(vm.trace, owner, key)
             if is_number(value) and issubclass(STAND_INS[type(value)].seen, _ASSIGNED):

@@ -35,7 +35,7 @@ from bolide.dynamo.machine.stand_ins import (
     overridden,
     overrides,
 )
-from bolide.dynamo.program.kinds import LOCK_TYPES, MISSING
+from bolide.dynamo.program.kinds import LOCK_TYPES, MISSING, contents_of
 from bolide.dynamo.state import CALLBACK
 from bolide.dynamo.world.frames import Frame, Generator
 from bolide.dynamo.world.iterators import Stream
@@ -120,22 +120,16 @@ def is_native(vm: Machine, function: types.FunctionType) -> bool:
     return runs_natively(function) and id(function) not in vm.own_functions and not _wraps_program(function)
 
 
-def _is_ours(function: types.FunctionType) -> bool:
-    return str(function.__globals__.get("__name__")).startswith("bolide.dynamo.")
-
-
 def _wraps_program(function: types.FunctionType) -> bool:
     """Whether a library's function closes over code of the program, as the results of its decorators do
     (`torch.no_grad()`, `once_differentiable`, `torch.func.grad`): that code has to be interpreted."""
     for cell in function.__closure__ or ():
-        try:
-            value = cell.cell_contents
-        except ValueError:
-            continue
+        value = contents_of(cell)
         while type(value) in (functools.partial, types.MethodType):
             value = value.func if type(value) is functools.partial else value.__func__
         if type(value) is types.FunctionType and value is not function:
-            if not _is_ours(value) and (not runs_natively(value) or _wraps_program(value)):
+            is_ours = str(value.__globals__.get("__name__")).startswith("bolide.dynamo.")
+            if not is_ours and (not runs_natively(value) or _wraps_program(value)):
                 return True
         elif isinstance(value, torch.nn.Module):
             return True
@@ -432,8 +426,7 @@ def native_data(value: Any, number: Callable[[Any], Any] = lambda number: number
 
 def _is_index(vm: Machine, function: Any, arg: Outside) -> bool:
     """Whether a method of a sequence may take an object for an index."""
-    owner = getattr(function, "__objclass__", None) or type(getattr(function, "__self__", None))
-    return not issubclass(owner, (dict, set, frozenset)) and (
+    return not issubclass(_holder(function), (dict, set, frozenset)) and (
         function.__name__ in ("__getitem__", "__setitem__", "__delitem__", "insert", "pop")
         and vm.world.classes.python_method(arg.cls, "__index__") is not None
     )
@@ -451,8 +444,7 @@ def _container_method(function: Any) -> str | None:
 
 def keeps_objects(function: object) -> bool:
     """Whether a native function only stores or looks up the objects it is given."""
-    name = _container_method(function)
-    if name is not None:
+    if (name := _container_method(function)) is not None:
         return name in policy.ITEM_METHODS
     if isinstance(function, type) and issubclass(function, BaseException):
         return True

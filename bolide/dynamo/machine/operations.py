@@ -29,7 +29,7 @@ from bolide.dynamo.machine.stand_ins import (
     settled,
 )
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, name_in_c
-from bolide.dynamo.world.frames import Frame, Generator
+from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import TracedText, joined
 from bolide.dynamo.world.world import World
@@ -424,14 +424,3 @@ def special_method(vm: Machine, value: object, name: str) -> object:
     if type(value) is Outside or type(found) is types.FunctionType:
         return types.MethodType(found, value)
     return getattr(value, name)
-
-
-def call_for_effect(vm: Machine, frame: Frame, request: Call | None) -> bool | None:
-    """Make a call whose result is dropped; `request` is a Call or None."""
-    if request is None:
-        return None
-    if vm.call(frame, request.function, request.args, request.kwargs):
-        vm.frames[-1].then = "drop"
-        return True
-    frame.stack.pop()
-    return None

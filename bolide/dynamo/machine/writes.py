@@ -88,7 +88,8 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
             raise vm.unsupported("an attribute of a class with its own __setattr__ is assigned", "attribute_write")
         vm.world.classes.store(owner, name, value)
         return None
-    if cls in CONSTANT_TYPES or ((is_opaque(owner) or _is_wrapper(cls)) and vm.world.identities.is_outside(owner)):
+    is_wrapper = issubclass(cls, torch.Tensor) and not is_mask(cls)
+    if cls in CONSTANT_TYPES or ((is_opaque(owner) or is_wrapper) and vm.world.identities.is_outside(owner)):
         raise vm.unsupported(
             f"an attribute of {cls.__name__ if issubclass(cls, torch.Tensor) else shown(owner)} is assigned",
             "attribute_write",
@@ -98,10 +99,6 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
     if hook is _MODULE_SETATTR and type(owner) is Outside and _plain_module_store(owner, name, value):
         return None
     return default_store(vm, owner, cls, name, value) if hook is MISSING else Call(hook, [owner, name, value])
-
-
-def _is_wrapper(cls: type) -> bool:
-    return issubclass(cls, torch.Tensor) and not is_mask(cls)
 
 
 def _plain_module_store(owner: Outside, name: str, value: object) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import builtins
 import itertools
 import types
+from collections.abc import Callable
 from typing import Any
 
 from bolide.dynamo.bytecode.forms import VERSION
@@ -277,16 +278,15 @@ def _build_slice(vm: Machine, frame: Frame, arg: int) -> None:
     frame.stack.append(slice(*pop_many(frame, arg)))
 
 
-@opcode("LIST_APPEND")
-def _list_append(vm: Machine, frame: Frame, arg: int) -> None:
-    value = frame.stack.pop()
-    frame.stack[-arg].append(value)
+def _adds(name: str, add: Callable[[Any, object], None]) -> None:
+    @opcode(name)
+    def handler(vm: Machine, frame: Frame, arg: int) -> None:
+        value = frame.stack.pop()
+        add(frame.stack[-arg], value)
 
 
-@opcode("SET_ADD")
-def _set_add(vm: Machine, frame: Frame, arg: int) -> None:
-    value = frame.stack.pop()
-    frame.stack[-arg].add(value)
+_adds("LIST_APPEND", list.append)
+_adds("SET_ADD", set.add)
 
 
 @opcode("MAP_ADD")
@@ -308,23 +308,22 @@ def _list_extend(vm: Machine, frame: Frame, arg: int) -> bool | None:
     value = frame.stack.pop()
     if not is_iterable(vm, value):
         raise TypeError(f"Value after * must be an iterable, not {class_of(value).__name__}")
-    return operations.call_for_effect(vm, frame, Call(list.extend, [frame.stack[-arg], value]))
+    return vm.do(frame, Call(list.extend, [frame.stack[-arg], value]))
 
 
 @opcode("SET_UPDATE")
 def _set_update(vm: Machine, frame: Frame, arg: int) -> bool | None:
     value = frame.stack.pop()
-    return operations.call_for_effect(vm, frame, Call(set.update, [frame.stack[-arg], value]))
+    return vm.do(frame, Call(set.update, [frame.stack[-arg], value]))
 
 
 @opcode("DICT_UPDATE")
 def _dict_update(vm: Machine, frame: Frame, arg: int) -> bool | None:
     value = frame.stack.pop()
     target = frame.stack[-arg]
-    cls = class_of(value)
-    if operations.is_stored(vm.world, cls):
-        return operations.call_for_effect(vm, frame, Call(dict.update, [target, value]))
-    return operations.call_for_effect(vm, frame, Call.polyfill("merge", target, value))
+    if operations.is_stored(vm.world, class_of(value)):
+        return vm.do(frame, Call(dict.update, [target, value]))
+    return vm.do(frame, Call.polyfill("merge", target, value))
 
 
 @opcode("DICT_MERGE")
@@ -345,8 +344,7 @@ def _dict_merge(vm: Machine, frame: Frame, arg: int) -> bool | None:
         target.update(value)
         return None
     misread = VERSION >= (3, 12)
-    request = Call.polyfill("merge_keywords", target, value, described(function), misread)
-    return operations.call_for_effect(vm, frame, request)
+    return vm.do(frame, Call.polyfill("merge_keywords", target, value, described(function), misread))
 
 
 def described(function: object) -> str:
@@ -432,13 +430,12 @@ def _load_super_attr(vm: Machine, frame: Frame, arg: tuple[str, bool]) -> bool |
 @opcode("STORE_ATTR")
 def _store_attr(vm: Machine, frame: Frame, arg: str) -> bool | None:
     owner = frame.stack.pop()
-    request = store_attribute(vm, owner, arg, frame.stack.pop())
-    return operations.call_for_effect(vm, frame, request)
+    return vm.do(frame, store_attribute(vm, owner, arg, frame.stack.pop()))
 
 
 @opcode("DELETE_ATTR")
 def _delete_attr(vm: Machine, frame: Frame, arg: str) -> bool | None:
-    return operations.call_for_effect(vm, frame, delete_attribute(vm, frame.stack.pop(), arg))
+    return vm.do(frame, delete_attribute(vm, frame.stack.pop(), arg))
 
 
 @opcode("BINARY_SUBSCR")
@@ -451,13 +448,13 @@ def _binary_subscr(vm: Machine, frame: Frame, arg: object) -> bool | None:
 def _store_subscr(vm: Machine, frame: Frame, arg: object) -> bool | None:
     key = frame.stack.pop()
     owner = frame.stack.pop()
-    return operations.call_for_effect(vm, frame, set_item(vm, owner, key, frame.stack.pop()))
+    return vm.do(frame, set_item(vm, owner, key, frame.stack.pop()))
 
 
 @opcode("DELETE_SUBSCR")
 def _delete_subscr(vm: Machine, frame: Frame, arg: object) -> bool | None:
     key = frame.stack.pop()
-    return operations.call_for_effect(vm, frame, delete_item(vm, frame.stack.pop(), key))
+    return vm.do(frame, delete_item(vm, frame.stack.pop(), key))
 
 
 # ---- operators -------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from bolide.dynamo.program.kinds import (
     CONSTANT_TYPES,
     MISSING,
     NO_NAMESPACE,
+    contents_of,
     is_bound,
     is_opaque,
     ordered_keys,
@@ -137,10 +138,8 @@ def _of_tensor(tensor: TracedTensor) -> Contents:
 
 
 def _of_cell(cell: types.CellType) -> Contents:
-    try:
-        return [("contents", cell.cell_contents)]
-    except ValueError:
-        return []
+    held = contents_of(cell)
+    return [] if held is MISSING else [("contents", held)]
 
 
 def _of_frame(frame: Frame) -> Contents:
@@ -183,10 +182,6 @@ def _is_plain(value: object) -> bool:
 def is_same(before: object, now: object) -> bool:
     """Whether what was found in a place is still there."""
     return before is now or (type(before) is type(now) and _is_plain(before) and _is_plain(now) and before == now)
-
-
-def are_same(before: Contents, now: Contents) -> bool:
-    return len(before) == len(now) and all(is_same(a, c) and is_same(b, d) for (a, b), (c, d) in zip(before, now))
 
 
 class State:
@@ -266,7 +261,8 @@ class State:
         for key, (holder, before) in self.kept.items():
             now = contents(self.vm, holder)
             assert now is not None
-            if are_same(before, now):
+            pairs = zip(before, now)
+            if len(before) == len(now) and all(is_same(a, c) and is_same(b, d) for (a, b), (c, d) in pairs):
                 continue
             if not isinstance(holder, _REPLACES):
                 kind = torch.Tensor if isinstance(holder, TracedTensor) else type(holder)
