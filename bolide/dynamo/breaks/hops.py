@@ -163,7 +163,10 @@ class _Writer:
             raise _NoHop
         frame = self.running.frames[-1]
         if frame.code.ops[frame.pc] == "LOAD_FAST":
-            self.leave_if(self.are_scalars(frame.locals[frame.code.args[frame.pc]]), frame.pc)
+            name = frame.locals[frame.code.args[frame.pc]]
+            if name is MISSING:
+                raise _NoHop
+            self.leave_if(self.are_scalars(name), frame.pc)
         live = live_locals(frame.code)[frame.pc]
         dead = [i for i, name in enumerate(frame.locals) if name is not MISSING and not live >> i & 1]
         for index in dead:
