@@ -38,10 +38,13 @@ class Change(NamedTuple):
 
 
 class Written:
-    """What was written by some moment. Two are equal if nothing was written in between."""
+    """What was written by some moment: false if nothing was. Two are equal if nothing was written in between."""
 
     def __init__(self, parts: list[object]) -> None:
         self.parts = parts
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Written) or len(self.parts) != len(other.parts):
