@@ -311,7 +311,7 @@ class Machine:
         scratch = Frame(_SCRATCH, {}, [])
         scratch.back = self.frames[-1]
         if self.depth.nested >= _NESTED_MOST:
-            raise _too_deep("native code and the program call each other in many layers", self.where())
+            raise self.unsupported("native code and the program call each other in many layers", "recursion")
         self.frames.append(scratch)
         outer, self.base = self.base, len(self.frames)
         self.depth.nested += 1
@@ -343,7 +343,7 @@ class Machine:
         if not self.depth.most:
             self.depth.most = max(sys.getrecursionlimit() - real_depth(), 1)
         if len(self.frames) > self.depth.most:
-            raise _too_deep("the program's calls are nested as deeply as Python allows", self.where())
+            raise self.unsupported("the program's calls are nested as deeply as Python allows", "recursion")
 
     def _wrap_defaults(self, function: types.FunctionType, slots: list[Any]) -> None:
         base = self.world.identities.source_of(function)
@@ -479,7 +479,9 @@ class Machine:
     def _refuse_fault(self, error: BaseException) -> None:
         """Raises Unsupported for an exception that is not the program's, which may not catch it."""
         if is_exhausted(error):
-            raise _too_deep("native code that the program calls goes deeper than Python allows here", self.where())
+            raise self.unsupported(
+                "native code that the program calls goes deeper than Python allows here", "recursion"
+            )
         if is_fault(error):
             reason = f"capture met {type(error).__name__}: {error}"
             raise self.unsupported(reason, "bug") from error
@@ -578,10 +580,6 @@ class Machine:
         except Exception as error:
             reason = f"a generator that is dropped raises {type(error).__name__}"
             self.progress.lose(self.unsupported(reason, "iterator", "use it up or close it"))
-
-
-def _too_deep(reason: str, where: UserFrame | None) -> Unsupported:
-    return Unsupported(reason, where, kind="recursion")
 
 
 def _set_context(error: BaseException, handled: BaseException | None) -> None:

@@ -17,20 +17,8 @@ from bolide.symbolic import same_sizes
 from bolide.tracing import Trace, TracedTensor
 
 # Attributes that are state of the storage, of autograd or of the object rather than of the value.
-_REFUSED = frozenset(
-    [
-        "__dict__",
-        "_cdata",
-        "_python_dispatch",
-        "_use_count",
-        "_version",
-        "data_ptr",
-        "storage",
-        "untyped_storage",
-        "share_memory_",
-        "set_",
-    ]
-)
+_REFUSED = frozenset(["__dict__", "_cdata", "_python_dispatch", "_use_count", "_version", "data_ptr"])
+_REFUSED |= {"storage", "untyped_storage", "share_memory_", "set_"}
 _OURS = frozenset(vars(TracedTensor)) | frozenset(TracedTensor.__annotations__)
 _OURS -= frozenset(dir(torch.nn.Parameter))  # what only traced tensors have
 _SYNONYMS = {"_grad": "grad"}
@@ -39,19 +27,9 @@ _OF_ORIGIN = frozenset(["_backward_hooks", "_base", "_post_accumulate_grad_hooks
 _DATA: Any = torch.Tensor.data
 # Methods with an effect outside, or an answer of their own (`torch_tensors`).
 INTERCEPTED = frozenset(
-    [
-        "as_subclass",
-        "backward",
-        "register_hook",
-        "register_post_accumulate_grad_hook",
-        "requires_grad_",
-        "retain_grad",
-        "item",
-        "numpy",
-        "__deepcopy__",
-        "__dir__",
-    ]
+    ["as_subclass", "backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad"]
 )
+INTERCEPTED |= {"item", "numpy", "__deepcopy__", "__dir__"}
 
 
 def node_hook(node: Any, hook: Any) -> Any:
