@@ -140,12 +140,7 @@ class Lowering:
         return TensorValue(name, dtype, shape)
 
     def compute(
-        self,
-        shape: Coords,
-        dtype: torch.dtype,
-        body: Reader,
-        layout: Layout | None = None,
-        hint: str = "",
+        self, shape: Coords, dtype: torch.dtype, body: Reader, layout: Layout | None = None, hint: str = ""
     ) -> TensorValue:
         """The tensor of `shape` whose element at the coordinates i is body(i), converted to `dtype`."""
         names, coords = self.axes(shape)

@@ -19,7 +19,7 @@ from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.factories import constant
 from bolide.inductor.lowering.reductions import count, keep, moments, summed, vector_norm
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ONE, Coords, Reader, TensorValue
+from bolide.inductor.lowering.values import ONE, Coords, MaybeTensor, Reader, TensorValue
 from bolide.inductor.lowering.views import reshape
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta
@@ -49,12 +49,7 @@ def _as_result(ctx: Lowering, value: TensorValue, meta: TensorMeta) -> TensorVal
 
 
 def _normalised(
-    ctx: Lowering,
-    x: TensorValue,
-    mean: TensorValue,
-    rstd: TensorValue,
-    weight: TensorValue | None,
-    bias: TensorValue | None,
+    ctx: Lowering, x: TensorValue, mean: TensorValue, rstd: TensorValue, weight: MaybeTensor, bias: MaybeTensor
 ) -> Reader:
     """(x - mean)·rstd·weight + bias, of operands that broadcast against `x`."""
     compute = sc.compute_dtype(x.dtype)
@@ -76,7 +71,7 @@ class _Derivative:
     x: TensorValue
     mean: TensorValue
     rstd: TensorValue
-    weight: TensorValue | None
+    weight: MaybeTensor
 
     @property
     def compute(self) -> torch.dtype:
@@ -120,7 +115,7 @@ class _Derivative:
 
     def results(
         self, output_mask: Sequence[bool], by_input: Callable[[], TensorValue], dims: Sequence[int]
-    ) -> tuple[TensorValue | None, ...]:
+    ) -> tuple[MaybeTensor, ...]:
         """The wanted ones of the derivatives by input, weight and bias, the latter by sums over `dims`."""
         results = [by_input() if output_mask[0] else None]
         for place, body, hint in ((1, self.along_weight, "grad_weight"), (2, self.gradient, "grad_bias")):
@@ -167,12 +162,7 @@ def weight_norm_backward(
 
 @lowering(aten.native_layer_norm.default)
 def native_layer_norm(
-    ctx: Lowering,
-    x: TensorValue,
-    normalized: Sequence[object],
-    weight: TensorValue | None,
-    bias: TensorValue | None,
-    eps: float,
+    ctx: Lowering, x: TensorValue, normalized: Sequence[object], weight: MaybeTensor, bias: MaybeTensor, eps: float
 ) -> object:
     """(out, mean, rstd); the statistics keep the normalised dimensions with size 1."""
     if not sc.is_float(x.dtype) or x.is_empty:
@@ -193,8 +183,8 @@ def native_layer_norm_backward(
     normalized: Sequence[object],
     mean: TensorValue,
     rstd: TensorValue,
-    weight: TensorValue | None,
-    bias: TensorValue | None,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
     output_mask: Sequence[bool],
 ) -> object:
     if x.is_empty:
@@ -210,7 +200,7 @@ def native_layer_norm_backward(
 
 @lowering(aten._fused_rms_norm.default)
 def fused_rms_norm(
-    ctx: Lowering, x: TensorValue, normalized: Sequence[object], weight: TensorValue | None, eps: float | None
+    ctx: Lowering, x: TensorValue, normalized: Sequence[object], weight: MaybeTensor, eps: float | None
 ) -> object:
     """(out, rstd)."""
     if not sc.is_float(x.dtype) or x.is_empty:
@@ -256,8 +246,8 @@ def _is_of(x: TensorValue, batch: object, channels: object) -> bool:
 def native_group_norm(
     ctx: Lowering,
     x: TensorValue,
-    weight: TensorValue | None,
-    bias: TensorValue | None,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
     N: object,
     C: object,
     HxW: object,
@@ -289,7 +279,7 @@ def native_group_norm_backward(
     x: TensorValue,
     mean: TensorValue,
     rstd: TensorValue,
-    weight: TensorValue | None,
+    weight: MaybeTensor,
     N: object,
     C: object,
     HxW: object,
@@ -318,10 +308,10 @@ def _channel(x: TensorValue, rank: int) -> TensorValue:
 def _batch_norm(
     ctx: Lowering,
     x: TensorValue,
-    weight: TensorValue | None,
-    bias: TensorValue | None,
-    running_mean: TensorValue | None,
-    running_var: TensorValue | None,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
+    running_mean: MaybeTensor,
+    running_var: MaybeTensor,
     training: bool,
     momentum: float,
     eps: float,
@@ -374,13 +364,7 @@ lowering(aten._native_batch_norm_legit_functional.default)(partial(_batch_norm, 
 
 @lowering(aten._native_batch_norm_legit.no_stats)
 def batch_norm_no_stats(
-    ctx: Lowering,
-    x: TensorValue,
-    weight: TensorValue | None,
-    bias: TensorValue | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    ctx: Lowering, x: TensorValue, weight: MaybeTensor, bias: MaybeTensor, training: bool, momentum: float, eps: float
 ) -> object:
     return _batch_norm(ctx, x, weight, bias, None, None, True, momentum, eps)
 
@@ -389,8 +373,8 @@ def batch_norm_no_stats(
 def batch_norm_inference(
     ctx: Lowering,
     x: TensorValue,
-    weight: TensorValue | None,
-    bias: TensorValue | None,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
     mean: TensorValue,
     var: TensorValue,
     momentum: float,
@@ -403,10 +387,10 @@ def batch_norm_inference(
 def native_batch_norm(
     ctx: Lowering,
     x: TensorValue,
-    weight: TensorValue | None,
-    bias: TensorValue | None,
-    mean: TensorValue | None,
-    var: TensorValue | None,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
+    mean: MaybeTensor,
+    var: MaybeTensor,
     training: bool,
     momentum: float,
     eps: float,
@@ -422,11 +406,11 @@ def native_batch_norm_backward(
     ctx: Lowering,
     grad: TensorValue,
     x: TensorValue,
-    weight: TensorValue | None,
-    running_mean: TensorValue | None,
-    running_var: TensorValue | None,
-    save_mean: TensorValue | None,
-    save_invstd: TensorValue | None,
+    weight: MaybeTensor,
+    running_mean: MaybeTensor,
+    running_var: MaybeTensor,
+    save_mean: MaybeTensor,
+    save_invstd: MaybeTensor,
     train: bool,
     eps: float,
     output_mask: Sequence[bool],

@@ -408,11 +408,7 @@ _register_predicate("signbit", partial(sc.predicate, "signbit"))
 
 @lowering(aten.nan_to_num.default)
 def nan_to_num(
-    ctx: Lowering,
-    x: TensorValue,
-    nan: float | None = None,
-    posinf: float | None = None,
-    neginf: float | None = None,
+    ctx: Lowering, x: TensorValue, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> TensorValue:
     if not sc.is_float(x.dtype):
         return ctx.copy(x)

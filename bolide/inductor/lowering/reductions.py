@@ -68,13 +68,7 @@ def keep(x: TensorValue, rank: int, dims: Sequence[int]) -> TensorValue:
 
 
 def summed(
-    ctx: Lowering,
-    x: TensorValue,
-    dims: Sequence[int],
-    body: Reader,
-    dtype: torch.dtype,
-    keepdim: bool,
-    hint: str = "",
+    ctx: Lowering, x: TensorValue, dims: Sequence[int], body: Reader, dtype: torch.dtype, keepdim: bool, hint: str = ""
 ) -> TensorValue:
     return reduction(ctx, x, dims, "sum", body, dtype, keepdim, hint=hint)
 
@@ -113,13 +107,7 @@ def mean(
 
 
 def averaged(
-    ctx: Lowering,
-    x: TensorValue,
-    dims: Sequence[int],
-    body: Reader,
-    dtype: torch.dtype,
-    keepdim: bool,
-    hint: str = "",
+    ctx: Lowering, x: TensorValue, dims: Sequence[int], body: Reader, dtype: torch.dtype, keepdim: bool, hint: str = ""
 ) -> TensorValue:
     """The mean over `dims`: the sum in the computation type, divided, rounded to `dtype`."""
     compute = sc.compute_dtype(dtype)

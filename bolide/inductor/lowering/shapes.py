@@ -180,16 +180,29 @@ def _least(expr: Expr) -> float:
 # ---- writing into a view: functional forms -------------------------------------------------------------------------
 
 
-def _written(
-    ctx: Lowering,
-    base: TensorValue | None,
-    source: TensorValue,
-    place: Callable[[Coords], tuple[Node, Coords]],
-) -> object:
-    """`base` (None: zeros) with `source` in it. place(i): whether element i is one of the source's, and which."""
-    if base is not None and may_overlap(ctx.node.all_input_nodes[0]):
-        return EXTERN
-    shape, dtype = ctx.out if base is None else (base.shape, base.dtype)
+Place = Callable[[Coords], tuple[Node, Coords]]
+"""From an element to whether it is one of those written, and which."""
+
+
+def _register_written(name: str, place_of: Callable[..., Place]) -> None:
+    """What writes into a view: place_of(shape, shape of what is written, arguments of the view)."""
+
+    @lowering(getattr(aten, f"{name}_scatter").default)
+    def scatter(ctx: Lowering, x: TensorValue, src: TensorValue, *args: object, **kwargs: object) -> object:
+        if may_overlap(ctx.node.all_input_nodes[0]):
+            return EXTERN
+        return _written(ctx, x, src, place_of(x.shape, src.shape, *args, **kwargs))
+
+    @lowering(getattr(aten, f"{name}_backward").default)
+    def backward(ctx: Lowering, grad: TensorValue, input_sizes: object, *args: object, **kwargs: object) -> TensorValue:
+        return _written(ctx, None, grad, place_of(ctx.out[0], grad.shape, *args, **kwargs))
+
+
+def _written(ctx: Lowering, base: TensorValue | None, source: TensorValue, place: Place) -> TensorValue:
+    """`base` (None: zeros) with `source` in it."""
+    shape, dtype = ctx.out
+    if source.is_empty:
+        return ctx.copy(base) if base else ctx.compute(shape, dtype, lambda coords: sc.const(0, dtype))
 
     def body(coords: Coords) -> Node:
         inside, at = place(coords)
@@ -199,12 +212,11 @@ def _written(
     return ctx.compute(shape, dtype, body)
 
 
-def _slice_written(
-    ctx: Lowering, base: TensorValue | None, source: TensorValue, dim: int, start: object, step: int
-) -> object:
-    dim %= len(source.shape)
-    length = source.shape[dim]
-    first = start_place(start, ctx.out[0][dim])
+def _in_slice(
+    shape: Coords, written: Coords, dim: int = 0, start: object = None, end: object = None, step: int = 1
+) -> Place:
+    dim %= len(shape)
+    first, length = start_place(start, shape[dim]), written[dim]
 
     def place(coords: Coords) -> tuple[Node, Coords]:
         steps = coords[dim] - first
@@ -213,76 +225,29 @@ def _slice_written(
             inside = sc.logical_and(inside, holds((steps % step).eq(0)))
         return inside, replaced(coords, dim, steps // step)
 
-    return _written(ctx, base, source, place)
+    return place
 
 
-@lowering(aten.slice_scatter.default)
-def slice_scatter(
-    ctx: Lowering,
-    x: TensorValue,
-    src: TensorValue,
-    dim: int = 0,
-    start: object = None,
-    end: object = None,
-    step: int = 1,
-) -> object:
-    if src.shape[dim] is ZERO:
-        return EXTERN if may_overlap(ctx.node.all_input_nodes[0]) else ctx.copy(x)
-    return _slice_written(ctx, x, src, dim, start, step)
-
-
-@lowering(aten.slice_backward.default)
-def slice_backward(
-    ctx: Lowering, grad: TensorValue, input_sizes: object, dim: int, start: object, end: object, step: int
-) -> object:
-    if grad.shape[dim] is ZERO:
-        return ctx.compute(*ctx.out, lambda coords: sc.const(0, grad.dtype))
-    return _slice_written(ctx, None, grad, dim, start, step)
-
-
-def _select_written(ctx: Lowering, base: TensorValue | None, source: TensorValue, dim: int, index: object) -> object:
-    shape = ctx.out[0]
+def _in_selected(shape: Coords, written: Coords, dim: int, index: object) -> Place:
     dim %= len(shape)
     chosen = index_place(index, shape[dim])
-    return _written(ctx, base, source, lambda coords: (holds(coords[dim].eq(chosen)), replaced(coords, dim)))
+    return lambda coords: (holds(coords[dim].eq(chosen)), replaced(coords, dim))
 
 
-@lowering(aten.select_scatter.default)
-def select_scatter(ctx: Lowering, x: TensorValue, src: TensorValue, dim: int, index: object) -> object:
-    return _select_written(ctx, x, src, dim, index)
-
-
-@lowering(aten.select_backward.default)
-def select_backward(ctx: Lowering, grad: TensorValue, input_sizes: object, dim: int, index: object) -> object:
-    return _select_written(ctx, None, grad, dim, index)
-
-
-def _diagonal_written(
-    ctx: Lowering, base: TensorValue | None, source: TensorValue, offset: int, dim1: int, dim2: int
-) -> object:
-    rank = len(ctx.out[0])
-    dim1, dim2 = dim1 % rank, dim2 % rank
+def _on_diagonal(shape: Coords, written: Coords, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Place:
+    dim1, dim2 = dim1 % len(shape), dim2 % len(shape)
 
     def place(coords: Coords) -> tuple[Node, Coords]:
         others = tuple(coord for d, coord in enumerate(coords) if d not in (dim1, dim2))
         along = coords[dim1] if offset >= 0 else coords[dim2]
         return holds((coords[dim2] - coords[dim1]).eq(offset)), (*others, along)
 
-    return _written(ctx, base, source, place)
+    return place
 
 
-@lowering(aten.diagonal_scatter.default)
-def diagonal_scatter(
-    ctx: Lowering, x: TensorValue, src: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> object:
-    return _diagonal_written(ctx, x, src, offset, dim1, dim2)
-
-
-@lowering(aten.diagonal_backward.default)
-def diagonal_backward(
-    ctx: Lowering, grad: TensorValue, input_sizes: object, offset: int, dim1: int, dim2: int
-) -> object:
-    return _diagonal_written(ctx, None, grad, offset, dim1, dim2)
+_register_written("slice", _in_slice)
+_register_written("select", _in_selected)
+_register_written("diagonal", _on_diagonal)
 
 
 # ---- resampling by whole factors -------------------------------------------------------------------------------------

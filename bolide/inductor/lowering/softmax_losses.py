@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -14,7 +13,7 @@ from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.indexing import checked_index, operand_var
 from bolide.inductor.lowering.reductions import averaged, reduced_dims, reduction, summed
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ONE, Coords, Reader, TensorValue, numel, replaced
+from bolide.inductor.lowering.values import ONE, Coords, MaybeTensor, Reader, TensorValue, numel, replaced
 from bolide.symbolic import as_expr
 
 aten = torch.ops.aten
@@ -115,115 +114,88 @@ def _broadcast_shape(a: TensorValue, b: TensorValue) -> Coords:
 Step = Callable[[Node], Node]
 """A value after a step of a loss's formula: rounded to the result's dtype where eager stores it in between."""
 
-
-def _difference_loss(
-    ctx: Lowering, x: TensorValue, target: TensorValue, code: int, loss: Callable[[Node, Step], Node], rounds: bool
-) -> TensorValue:
-    """loss(x - target, step). `rounds`: eager stores what is between two steps."""
-    dtype = ctx.meta.dtype
-    step = partial(sc.rounded, dtype=dtype) if rounds else _unchanged
-    body = ctx.each(sc.compute_dtype(dtype), lambda v, t: loss(step(sc.sub(v, t)), step), x, target)
-    return _reduced_loss(ctx, _broadcast_shape(x, target), body, code)
+Scaled = Callable[[float], Node]
+"""k/n for a mean, else k."""
 
 
-def _unchanged(value: Node) -> Node:
-    return value
-
-
-def _difference_backward(
-    ctx: Lowering,
-    grad: TensorValue,
-    x: TensorValue,
-    target: TensorValue,
-    code: int,
-    slope: Callable[[Node, Node, Callable[[float], Node], Step], Node],
+def _register_difference(
+    name: str,
+    loss: Callable[[Node, float, Step], Node],
+    slope: Callable[[Node, Node, float, Scaled, Step], Node],
     rounds: bool,
-) -> TensorValue:
-    """slope(x - target, grad, scaled, step): scaled(k) is k/n for a mean and k otherwise."""
-    shape, dtype = ctx.out
-    compute = sc.compute_dtype(dtype)
-    count = numel(_broadcast_shape(x, target))
-    step = partial(sc.rounded, dtype=dtype) if rounds else _unchanged
+) -> None:
+    """A loss of the difference of two tensors, loss(x - target, width, step), and its derivative slope(x - target,
+    grad, width, scaled, step). `rounds`: eager stores what is between two steps."""
 
-    def scaled(value: float) -> Node:
-        if code != _MEAN:
-            return step(sc.const(value, compute))
-        if count.is_const:
-            return step(sc.const(value / count.value if count.value else torch.nan, compute))
-        return step(sc.div(value, sc.index(count, compute)))
+    def step_of(dtype: torch.dtype) -> Step:
+        return lambda value: sc.rounded(value, dtype) if rounds else value
 
-    def body(v: Node, t: Node, g: Node) -> Node:
-        return slope(step(sc.sub(v, t)), g, scaled, step)
+    @lowering(getattr(aten, name).default)
+    def forward(
+        ctx: Lowering, x: TensorValue, target: TensorValue, reduction: int = _MEAN, width: float = 1.0
+    ) -> TensorValue:
+        dtype = ctx.meta.dtype
+        step = step_of(dtype)
+        body = ctx.each(sc.compute_dtype(dtype), lambda v, t: loss(step(sc.sub(v, t)), width, step), x, target)
+        return _reduced_loss(ctx, _broadcast_shape(x, target), body, reduction)
 
-    return ctx.compute(shape, dtype, ctx.each(compute, body, x, target, grad))
+    @lowering(getattr(aten, f"{name}_backward").default)
+    def backward(
+        ctx: Lowering, grad: TensorValue, x: TensorValue, target: TensorValue, reduction: int, width: float = 1.0
+    ) -> TensorValue:
+        shape, dtype = ctx.out
+        compute, step = sc.compute_dtype(dtype), step_of(dtype)
+        count = numel(_broadcast_shape(x, target))
 
+        def scaled(value: float) -> Node:
+            if reduction != _MEAN:
+                return step(sc.const(value, compute))
+            if count.is_const:
+                return step(sc.const(value / count.value if count.value else torch.nan, compute))
+            return step(sc.div(value, sc.index(count, compute)))
 
-@lowering(aten.mse_loss.default)
-def mse_loss(ctx: Lowering, x: TensorValue, target: TensorValue, reduction: int = _MEAN) -> TensorValue:
-    return _difference_loss(ctx, x, target, reduction, lambda d, step: sc.square(d), True)
+        def body(v: Node, t: Node, g: Node) -> Node:
+            return slope(step(sc.sub(v, t)), g, width, scaled, step)
 
-
-@lowering(aten.mse_loss_backward.default)
-def mse_loss_backward(
-    ctx: Lowering, grad: TensorValue, x: TensorValue, target: TensorValue, reduction: int
-) -> TensorValue:
-    def slope(d: Node, g: Node, scaled: Callable[[float], Node], step: Step) -> Node:
-        return sc.mul(step(sc.mul(scaled(2.0), d)), g)
-
-    return _difference_backward(ctx, grad, x, target, reduction, slope, True)
-
-
-@lowering(aten.smooth_l1_loss.default)
-def smooth_l1_loss(
-    ctx: Lowering, x: TensorValue, target: TensorValue, reduction: int = _MEAN, beta: float = 1.0
-) -> TensorValue:
-    def loss(d: Node, step: Step) -> Node:
-        size, half = sc.absolute(d), sc.const(0.5, d.dtype)
-        if beta == 0:
-            return size
-        curved = sc.div(sc.mul(sc.mul(half, size), size), beta)
-        return sc.where(sc.lt(size, beta), curved, sc.sub(size, sc.mul(half, beta)))
-
-    return _difference_loss(ctx, x, target, reduction, loss, False)
+        return ctx.compute(shape, dtype, ctx.each(compute, body, x, target, grad))
 
 
-@lowering(aten.smooth_l1_loss_backward.default)
-def smooth_l1_loss_backward(
-    ctx: Lowering, grad: TensorValue, x: TensorValue, target: TensorValue, reduction: int, beta: float
-) -> TensorValue:
-    def slope(d: Node, g: Node, scaled: Callable[[float], Node], step: Step) -> Node:
-        norm = scaled(1.0)
-        middle = sc.div(sc.mul(sc.mul(norm, d), g), beta)
-        outside = sc.where(sc.ge(d, beta), sc.mul(norm, g), middle)
-        return sc.where(sc.le(d, -beta), sc.mul(sc.neg(norm), g), outside)
-
-    return _difference_backward(ctx, grad, x, target, reduction, slope, False)
+def _smooth_l1(d: Node, beta: float, step: Step) -> Node:
+    size, half = sc.absolute(d), sc.const(0.5, d.dtype)
+    if beta == 0:
+        return size
+    curved = sc.div(sc.mul(sc.mul(half, size), size), beta)
+    return sc.where(sc.lt(size, beta), curved, sc.sub(size, sc.mul(half, beta)))
 
 
-@lowering(aten.huber_loss.default)
-def huber_loss(
-    ctx: Lowering, x: TensorValue, target: TensorValue, reduction: int = _MEAN, delta: float = 1.0
-) -> TensorValue:
-    def loss(d: Node, step: Step) -> Node:
-        size, width, half = sc.absolute(d), step(sc.const(delta, d.dtype)), sc.const(0.5, d.dtype)
-        linear = sc.mul(width, step(sc.sub(size, sc.mul(half, width))))
-        return sc.where(sc.lt(size, width), sc.mul(sc.mul(half, size), size), linear)
-
-    return _difference_loss(ctx, x, target, reduction, loss, True)
+def _smooth_l1_slope(d: Node, g: Node, beta: float, scaled: Scaled, step: Step) -> Node:
+    norm = scaled(1.0)
+    middle = sc.div(sc.mul(sc.mul(norm, d), g), beta)
+    outside = sc.where(sc.ge(d, beta), sc.mul(norm, g), middle)
+    return sc.where(sc.le(d, -beta), sc.mul(sc.neg(norm), g), outside)
 
 
-@lowering(aten.huber_loss_backward.default)
-def huber_loss_backward(
-    ctx: Lowering, grad: TensorValue, x: TensorValue, target: TensorValue, reduction: int, delta: float
-) -> TensorValue:
-    def slope(d: Node, g: Node, scaled: Callable[[float], Node], step: Step) -> Node:
-        norm, low, high = scaled(1.0), step(sc.const(-delta, d.dtype)), step(sc.const(delta, d.dtype))
-        inside = sc.mul(step(sc.mul(norm, d)), g)
-        above = sc.mul(step(sc.mul(norm, g)), high)
-        below = sc.mul(step(sc.mul(sc.neg(norm), g)), high)
-        return sc.where(sc.le(d, low), below, sc.where(sc.ge(d, high), above, inside))
+def _huber(d: Node, delta: float, step: Step) -> Node:
+    size, width, half = sc.absolute(d), step(sc.const(delta, d.dtype)), sc.const(0.5, d.dtype)
+    linear = sc.mul(width, step(sc.sub(size, sc.mul(half, width))))
+    return sc.where(sc.lt(size, width), sc.mul(sc.mul(half, size), size), linear)
 
-    return _difference_backward(ctx, grad, x, target, reduction, slope, True)
+
+def _huber_slope(d: Node, g: Node, delta: float, scaled: Scaled, step: Step) -> Node:
+    norm, low, high = scaled(1.0), step(sc.const(-delta, d.dtype)), step(sc.const(delta, d.dtype))
+    inside = sc.mul(step(sc.mul(norm, d)), g)
+    above = sc.mul(step(sc.mul(norm, g)), high)
+    below = sc.mul(step(sc.mul(sc.neg(norm), g)), high)
+    return sc.where(sc.le(d, low), below, sc.where(sc.ge(d, high), above, inside))
+
+
+def _square_slope(d: Node, g: Node, width: float, scaled: Scaled, step: Step) -> Node:
+    return sc.mul(step(sc.mul(scaled(2.0), d)), g)
+
+
+_register_difference("mse_loss", lambda d, width, step: sc.square(d), _square_slope, rounds=True)
+_register_difference("smooth_l1_loss", _smooth_l1, _smooth_l1_slope, rounds=False)
+_register_difference("huber_loss", _huber, _huber_slope, rounds=True)
 
 
 # ---- binary cross-entropy --------------------------------------------------------------------------------------------
@@ -234,8 +206,8 @@ def bce_with_logits(
     ctx: Lowering,
     x: TensorValue,
     target: TensorValue,
-    weight: TensorValue | None = None,
-    pos_weight: TensorValue | None = None,
+    weight: MaybeTensor = None,
+    pos_weight: MaybeTensor = None,
     reduction: int = _MEAN,
 ) -> object:
     if sc.compute_dtype(x.dtype) is not x.dtype:
@@ -259,7 +231,7 @@ def binary_cross_entropy_backward(
     grad: TensorValue,
     x: TensorValue,
     target: TensorValue,
-    weight: TensorValue | None = None,
+    weight: MaybeTensor = None,
     reduction: int = _MEAN,
 ) -> object:
     """grad·(x - t) / max((1 - x)·x, 1e-12). The forward is ATen's: it refuses inputs outside [0, 1]."""
@@ -286,7 +258,7 @@ def _kept(ctx: Lowering, target: TensorValue, coords: Coords, ignore_index: int)
 
 @lowering(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss_forward(
-    ctx: Lowering, x: TensorValue, target: TensorValue, weight: TensorValue | None, reduction: int, ignore_index: object
+    ctx: Lowering, x: TensorValue, target: TensorValue, weight: MaybeTensor, reduction: int, ignore_index: object
 ) -> object:
     """(loss, total weight). The classes are dimension 1 of `x`, or its only one."""
     if not isinstance(ignore_index, int) or target.is_empty:
@@ -325,7 +297,7 @@ def nll_loss_backward(
     grad: TensorValue,
     x: TensorValue,
     target: TensorValue,
-    weight: TensorValue | None,
+    weight: MaybeTensor,
     reduction: int,
     ignore_index: object,
     total_weight: TensorValue,

@@ -86,6 +86,7 @@ class TensorValue:
         return TensorValue(self.buffer, self.dtype, tuple(shape), (step, *self.maps), self.formula)
 
 
+MaybeTensor = TensorValue | None
 Operand = TensorValue | Expr | sc.Number
 """What an elementwise operation takes: a tensor, a size or a number."""
 
