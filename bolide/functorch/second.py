@@ -94,7 +94,8 @@ def tape_of(joint: Joint, constants: dict[str, torch.Tensor]) -> Tape:
     wanted = list(results(joint.graph)[: joint.outputs])
     inputs = placeholders(joint.graph)[: joint.inputs]
     lost = closure([inputs[place] for place in joint.written], _readers)
-    kept = {node for node in joint.graph.nodes if _is_drawn(node) or (node in lost and _is_apart(node))}
+    apart = {node for node in lost if node.op == "call_function" and node.meta.get("cut") and is_tensor(node)}
+    kept = apart.union(filter(_is_drawn, joint.graph.nodes))
     needed = closure(argument_nodes(wanted), lambda node: () if node in kept else _read_by(node))
     order = [node for node in joint.graph.nodes if node in needed]
     steps = [Step(node, node.target, node.args, node.kwargs) for node in order if node.op != "placeholder"]
@@ -108,10 +109,6 @@ def _names(node: fx.Node) -> Iterator[str]:
     while traits_of(node.target).copy and isinstance(source := node.args[0], fx.Node):
         node = source
         yield node.name
-
-
-def _is_apart(node: fx.Node) -> bool:
-    return node.op == "call_function" and bool(node.meta.get("cut")) and is_tensor(node)
 
 
 def _is_drawn(node: fx.Node) -> bool:

@@ -239,7 +239,8 @@ def _aliases(
         if kind == "input" and tensor is not owner and tracked and not chain and tensor.group.version:
             raise Unsupported("an output is an input's memory with another history", kind="detached_alias")
         if owner is not None and tracked is None:
-            if tensor is not owner and _is_plain_view(tensor, owner):
+            if tensor is not owner and creation is not None and tensor._base is owner and not owner.requires_grad:
+                # autograd sees a view without history: a write with one would reach the owner
                 tracked = creation != _MADE_WITHOUT_GRAD
             elif tensor is not owner and not tensor.requires_grad:
                 chain = (*_DETACH, *chain)
@@ -252,11 +253,6 @@ def _aliases(
         is_piece = creation == ONE_OF_SEVERAL
         made[id(tensor)] = Output(kind, index, _portable(chain), tracked if chain else None, is_piece and bool(chain))
     return made
-
-
-def _is_plain_view(tensor: TracedTensor, owner: TracedTensor) -> bool:
-    """Whether autograd sees a view of `owner`, though without history: a write with a history would reach the owner."""
-    return tensor._is_view() and tensor._base is owner and not owner.requires_grad
 
 
 def _fresh(tensor: TracedTensor) -> Result:

@@ -4,7 +4,7 @@ no derivative, and not before; what depends on nothing but leaves made inside ha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,30 +94,25 @@ def _fault(root: Any, sound: set[Any]) -> str | None:
 
 
 def _own_message(node: Any) -> str | None:
-    return _message(node) if type(node).__name__ == "NotImplemented" else _without_formula(node)
-
-
-def _without_formula(node: Any) -> str | None:
-    """What the node of an operator of the user's raises that has no autograd formula; None for other nodes."""
-    if not type(node).__name__.startswith("GeneratedBackwardFor_"):
+    """What a node without a derivative raises; None for other nodes."""
+    name = type(node).__name__
+    if name == "NotImplemented":
+        return _raised(node, [None] * len(node._input_metadata)) or "an operation has no derivative"
+    if not name.startswith("GeneratedBackwardFor_"):
         return None
-    backward = type(node)._forward_cls.backward
+    backward = type(node)._forward_cls.backward  # an operator of the user's, which may have no autograd formula
     captured = {name: cell.cell_contents for name, cell in zip(backward.__code__.co_freevars, backward.__closure__)}
     if "info" not in captured or captured["info"]._backward_fn is not None:
         return None
+    return _raised(backward, [None])
+
+
+def _raised(call: Callable[..., object], args: Sequence[None]) -> str | None:
     try:
-        backward(None)
+        call(*args)
     except RuntimeError as error:
         return str(error)
     return None
-
-
-def _message(node: Any) -> str:
-    try:
-        node(*[None] * len(node._input_metadata))
-    except RuntimeError as error:
-        return str(error)
-    return "an operation has no derivative"
 
 
 def with_history(run: Runner, faults: Mapping[int, Fault]) -> Runner:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from bolide.functorch.graphs import aten, is_getitem, is_tuple
+from bolide.functorch.graphs import argument_nodes, aten, is_getitem, is_tuple
 from bolide.symbolic import contiguous_strides
 from bolide.tracing import TensorMeta
 from bolide.tracing.rules import infer
@@ -57,25 +57,19 @@ def _is_indifferent(node: fx.Node) -> bool:
 
 def _is_plain(node: fx.Node) -> bool:
     """Two-dimensional, float32, without groups, not transposed; row-major operands with static sizes."""
-    x: Any = node.args[0]
-    rest: Any = node.args[6:]
-    transposed, _, groups = rest
-    metas = [x.meta["val"], _weight(node)]
-    return not transposed and groups == 1 and all(_is_row_major(meta) and meta.ndim == 4 for meta in metas)
+    metas: list[TensorMeta] = [operand.meta["val"] for operand in argument_nodes(node.args[:2])]
+    transposed, _, groups = node.args[6:]
+    static = all(type(size) is int and size > 0 for meta in metas for size in meta.shape)
+    plain = all(meta.dtype is torch.float32 and meta.ndim == 4 for meta in metas)
+    return bool(not transposed and groups == 1 and static and plain and _is_row_major(tuple(metas)))
 
 
 def _weight(node: fx.Node) -> TensorMeta:
-    weight: Any = node.args[1]
-    meta: TensorMeta = weight.meta["val"]
+    meta: TensorMeta = argument_nodes(node.args)[1].meta["val"]
     return meta
 
 
-def _is_row_major(meta: TensorMeta) -> bool:
-    static = all(type(size) is int and size > 0 for size in meta.shape)
-    return static and meta.dtype is torch.float32 and meta.stride == contiguous_strides(meta.shape)
-
-
-def _was_row_major(value: Any) -> bool:
+def _is_row_major(value: Any) -> bool:
     metas = value if is_tuple(value) else (value,)
     return all(meta.stride == contiguous_strides(meta.shape) for meta in metas)
 
@@ -107,7 +101,7 @@ class _Relayout:
         source: Any = node.args[0]
         if node in self.indifferent:
             return is_channels_last(source.meta["val"])
-        return traits_of(node.target).any_order and _was_row_major(node.meta["val"])
+        return traits_of(node.target).any_order and _is_row_major(node.meta["val"])
 
     def _restore(self, reader: fx.Node) -> None:
         for source in reader.all_input_nodes:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch.fx as fx
 
 from bolide.functorch.graphs import aten, is_impure
@@ -25,21 +22,12 @@ def remove_dead(graph: fx.Graph) -> fx.Graph:
 _TRAIN, _RUNNING = 7, (3, 4)
 
 
-def _batch_norm_backward(node: fx.Node) -> None:
-    """In training the formula uses the batch's own statistics. The running ones must not be saved for it: the next
-    forward changes them, which eager allows.
-    """
-    if node.args[_TRAIN] is True:
-        for position in _RUNNING:
-            node.update_arg(position, None)
-
-
-RULES: dict[Any, Callable[[fx.Node], None]] = {aten.native_batch_norm_backward.default: _batch_norm_backward}
-
-
 def drop_unread_arguments(graph: fx.Graph) -> fx.Graph:
-    """Cuts edges along which no value flows."""
-    for target, rule in RULES.items():
-        for node in graph.find_nodes(op="call_function", target=target):
-            rule(node)
+    """Cuts edges along which no value flows: in training, the formula of BatchNorm's backward uses the batch's own
+    statistics. The running ones must not be saved for it: the next forward changes them, which eager allows.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
+        if node.args[_TRAIN] is True:
+            for position in _RUNNING:
+                node.update_arg(position, None)
     return graph

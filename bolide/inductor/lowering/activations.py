@@ -4,6 +4,7 @@ for the 16-bit floats."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -51,11 +52,6 @@ def gelu_backward(g: Node, x: Node, *, approximate: str = "none") -> Node:
     return sc.mul(g, sc.fma(x, density, sc.mul(_gelu_erf(x), 0.5)))
 
 
-@formula(aten.silu.default)
-def silu(x: Node) -> Node:
-    return sc.div(x, sc.add(sc.exp(sc.neg(x)), 1.0))
-
-
 @formula(aten.silu_backward.default)
 def silu_backward(g: Node, x: Node) -> Node:
     s = sc.sigmoid(x)
@@ -66,11 +62,6 @@ def _mish_tanh(x: Node) -> Node:
     return sc.tanh(sc.log1p(sc.exp(x)))
 
 
-@formula(aten.mish.default)
-def mish(x: Node) -> Node:
-    return sc.mul(x, _mish_tanh(x))
-
-
 @formula(aten.mish_backward.default)
 def mish_backward(g: Node, x: Node) -> Node:
     t = _mish_tanh(x)
@@ -78,16 +69,6 @@ def mish_backward(g: Node, x: Node) -> Node:
 
 
 # ---- saturating ----------------------------------------------------------------------------------------------------
-
-
-@formula(aten.tanh_backward.default)
-def tanh_backward(g: Node, out: Node) -> Node:
-    return sc.mul(g, sc.fma(sc.neg(out), out, 1.0))
-
-
-@formula(aten.sigmoid_backward.default)
-def sigmoid_backward(g: Node, out: Node) -> Node:
-    return sc.mul(sc.mul(g, sc.sub(1.0, out)), out)
 
 
 @formula(aten.softplus.default)
@@ -128,16 +109,6 @@ def log_sigmoid_backward(g: Node, x: Node, buffer: Node) -> Node:
 # ---- piecewise -----------------------------------------------------------------------------------------------------
 
 
-@formula(aten.threshold.default)
-def threshold(x: Node, threshold: sc.Number, value: sc.Number) -> Node:
-    return sc.where(sc.le(x, threshold), value, x)
-
-
-@formula(aten.threshold_backward.default)
-def threshold_backward(g: Node, x: Node, threshold: sc.Number) -> Node:
-    return sc.where(sc.le(x, threshold), 0, g)
-
-
 @formula(aten.elu.default)
 def elu(x: Node, alpha: sc.Number = 1, scale: sc.Number = 1, input_scale: sc.Number = 1) -> Node:
     curved = sc.mul(sc.unary("expm1", sc.mul(x, input_scale)), float(alpha) * float(scale))
@@ -160,16 +131,6 @@ def celu(x: Node, alpha: float = 1.0) -> Node:
     return sc.where(sc.lt(x, 0.0), curved, x)
 
 
-@formula(aten.leaky_relu.default)
-def leaky_relu(x: Node, negative_slope: sc.Number = 0.01) -> Node:
-    return sc.where(sc.gt(x, 0.0), x, sc.mul(x, negative_slope))
-
-
-@formula(aten.leaky_relu_backward.default)
-def leaky_relu_backward(g: Node, x: Node, negative_slope: sc.Number, self_is_result: bool) -> Node:
-    return sc.where(sc.gt(x, 0.0), g, sc.mul(g, negative_slope))
-
-
 @lowering(aten._prelu_kernel.default)
 def prelu(ctx: Lowering, x: TensorValue, weight: TensorValue) -> object:
     if not sc.is_float(x.dtype):
@@ -187,33 +148,8 @@ def prelu_backward(
     return ctx.compute(x.shape, x.dtype, by_x), ctx.compute(x.shape, x.dtype, by_weight)
 
 
-@formula(aten.hardtanh.default)
-def hardtanh(x: Node, min_val: sc.Number = -1, max_val: sc.Number = 1) -> Node:
-    return sc.minimum(max_val, sc.maximum(min_val, x))
-
-
-@formula(aten.hardtanh_backward.default)
-def hardtanh_backward(g: Node, x: Node, min_val: sc.Number, max_val: sc.Number) -> Node:
-    return sc.where(sc.logical_or(sc.le(x, min_val), sc.ge(x, max_val)), 0.0, g)
-
-
 def _relu6_of_3_more(x: Node) -> Node:
     return sc.minimum(sc.maximum(sc.add(x, 3.0), 0.0), 6.0)
-
-
-@formula(aten.hardsigmoid.default)
-def hardsigmoid(x: Node) -> Node:
-    return sc.div(_relu6_of_3_more(x), 6.0)
-
-
-@formula(aten.hardsigmoid_backward.default)
-def hardsigmoid_backward(g: Node, x: Node) -> Node:
-    return sc.where(sc.logical_and(sc.gt(x, -3.0), sc.lt(x, 3.0)), sc.mul(g, _SIXTH), 0.0)
-
-
-@formula(aten.hardswish.default)
-def hardswish(x: Node) -> Node:
-    return sc.div(sc.mul(x, _relu6_of_3_more(x)), 6.0)
 
 
 @formula(aten.hardswish_backward.default)
@@ -236,6 +172,29 @@ def hardshrink(x: Node, lambd: float = 0.5) -> Node:
 @formula(aten.softshrink_backward.default, aten.hardshrink_backward.default)
 def shrink_backward(g: Node, x: Node, lambd: float) -> Node:
     return sc.where(sc.logical_and(sc.ge(x, -lambd), sc.le(x, lambd)), 0.0, g)
+
+
+#: those that are a single expression
+_FORMULAS: dict[str, Callable[..., Node]] = {
+    "silu": lambda x: sc.div(x, sc.add(sc.exp(sc.neg(x)), 1.0)),
+    "mish": lambda x: sc.mul(x, _mish_tanh(x)),
+    "tanh_backward": lambda g, out: sc.mul(g, sc.fma(sc.neg(out), out, 1.0)),
+    "sigmoid_backward": lambda g, out: sc.mul(sc.mul(g, sc.sub(1.0, out)), out),
+    "threshold": lambda x, threshold, value: sc.where(sc.le(x, threshold), value, x),
+    "threshold_backward": lambda g, x, threshold: sc.where(sc.le(x, threshold), 0, g),
+    "leaky_relu": lambda x, negative_slope=0.01: sc.where(sc.gt(x, 0.0), x, sc.mul(x, negative_slope)),
+    "leaky_relu_backward": lambda g, x, slope, self_is_result: sc.where(sc.gt(x, 0.0), g, sc.mul(g, slope)),
+    "hardtanh": lambda x, min_val=-1, max_val=1: sc.minimum(max_val, sc.maximum(min_val, x)),
+    "hardtanh_backward": lambda g, x, low, high: sc.where(sc.logical_or(sc.le(x, low), sc.ge(x, high)), 0.0, g),
+    "hardsigmoid": lambda x: sc.div(_relu6_of_3_more(x), 6.0),
+    "hardsigmoid_backward": lambda g, x: sc.where(
+        sc.logical_and(sc.gt(x, -3.0), sc.lt(x, 3.0)), sc.mul(g, _SIXTH), 0.0
+    ),
+    "hardswish": lambda x: sc.div(sc.mul(x, _relu6_of_3_more(x)), 6.0),
+}
+
+for _op, _body in _FORMULAS.items():
+    formula(getattr(aten, _op).default)(_body)
 
 
 # ---- gated ---------------------------------------------------------------------------------------------------------

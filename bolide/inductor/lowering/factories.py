@@ -28,19 +28,10 @@ def _filled(ctx: Lowering, value: Operand) -> TensorValue:
     return constant(ctx, ctx.out[0], value, ctx.out[1])
 
 
-@lowering(aten.full.default, aten.full_like.default, takes_sizes=True)
-def full(ctx: Lowering, like: object, value: Operand, **_: object) -> TensorValue:
-    return _filled(ctx, value)
-
-
-@lowering(aten.new_full.default, takes_sizes=True)
-def new_full(ctx: Lowering, like: object, size: object, value: Operand, **_: object) -> TensorValue:
-    return _filled(ctx, value)
-
-
-@lowering(aten.scalar_tensor.default, takes_sizes=True)
-def scalar_tensor(ctx: Lowering, value: Operand, **_: object) -> TensorValue:
-    return _filled(ctx, value)
+lowering(aten.full.default, aten.full_like.default, takes_sizes=True)(lambda ctx, _, value, **__: _filled(ctx, value))
+lowering(aten.new_full.default, takes_sizes=True)(lambda ctx, _, size, value, **__: _filled(ctx, value))
+lowering(aten.scalar_tensor.default, takes_sizes=True)(lambda ctx, value, **_: _filled(ctx, value))
+lowering(aten.ones.default, aten.ones_like.default, aten.new_ones.default)(lambda ctx, *_, **__: _filled(ctx, 1))
 
 
 @lowering(
@@ -58,11 +49,6 @@ def scalar_tensor(ctx: Lowering, value: Operand, **_: object) -> TensorValue:
 def zeros(ctx: Lowering, *_: object, **__: object) -> TensorValue:
     """`empty` included: what a functional graph reads of it is arbitrary."""
     return _filled(ctx, 0)
-
-
-@lowering(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def ones(ctx: Lowering, *_: object, **__: object) -> TensorValue:
-    return _filled(ctx, 1)
 
 
 @lowering(aten.arange.default, aten.arange.start, aten.arange.start_step, takes_sizes=True)

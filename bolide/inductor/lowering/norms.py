@@ -305,6 +305,7 @@ def _channel(x: TensorValue, rank: int) -> TensorValue:
     return reshape(x, (x.shape[0], *[ONE] * (rank - 2)))
 
 
+@lowering(aten.native_batch_norm.default)
 def _batch_norm(
     ctx: Lowering,
     x: TensorValue,
@@ -319,7 +320,7 @@ def _batch_norm(
 ) -> object:
     """(out, save_mean, save_invstd), and with `updates` the new running statistics. Statistics are over all dimensions
     but 1, in the computation type."""
-    if x.is_empty:
+    if x.is_empty or (training and running_mean is not None and not updates):  # the last writes: not in such graphs
         return EXTERN
     rank, compute = len(x.shape), sc.compute_dtype(x.dtype)
     dims = (0, *range(2, rank))
@@ -360,45 +361,12 @@ def _updated(
 
 
 lowering(aten._native_batch_norm_legit_functional.default)(partial(_batch_norm, updates=True))
-
-
-@lowering(aten._native_batch_norm_legit.no_stats)
-def batch_norm_no_stats(
-    ctx: Lowering, x: TensorValue, weight: MaybeTensor, bias: MaybeTensor, training: bool, momentum: float, eps: float
-) -> object:
-    return _batch_norm(ctx, x, weight, bias, None, None, True, momentum, eps)
-
-
-@lowering(aten._native_batch_norm_legit_no_training.default)
-def batch_norm_inference(
-    ctx: Lowering,
-    x: TensorValue,
-    weight: MaybeTensor,
-    bias: MaybeTensor,
-    mean: TensorValue,
-    var: TensorValue,
-    momentum: float,
-    eps: float,
-) -> object:
-    return _batch_norm(ctx, x, weight, bias, mean, var, False, momentum, eps)
-
-
-@lowering(aten.native_batch_norm.default)
-def native_batch_norm(
-    ctx: Lowering,
-    x: TensorValue,
-    weight: MaybeTensor,
-    bias: MaybeTensor,
-    mean: MaybeTensor,
-    var: MaybeTensor,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> object:
-    """In a functional graph only without statistics to update."""
-    if training and mean is not None:
-        return EXTERN
-    return _batch_norm(ctx, x, weight, bias, mean, var, training, momentum, eps)
+lowering(aten._native_batch_norm_legit.no_stats)(
+    lambda ctx, x, weight, bias, training, *rest: _batch_norm(ctx, x, weight, bias, None, None, True, *rest)
+)
+lowering(aten._native_batch_norm_legit_no_training.default)(
+    lambda ctx, x, weight, bias, mean, var, *rest: _batch_norm(ctx, x, weight, bias, mean, var, False, *rest)
+)
 
 
 @lowering(aten.native_batch_norm_backward.default)

@@ -42,14 +42,10 @@ def add(ctx: Lowering, a: Operand, b: Operand, alpha: Expr | sc.Number = 1, sign
     return arithmetic(ctx, lambda x, y, k: sc.fma(y, k, x), a, b, alpha * sign)
 
 
-@lowering(aten.sub.Tensor, aten.sub.Scalar, takes_sizes=True)
-def sub(ctx: Lowering, a: Operand, b: Operand, alpha: Expr | sc.Number = 1) -> TensorValue:
-    return add(ctx, a, b, alpha, -1)
-
-
-@lowering(aten.rsub.Tensor, aten.rsub.Scalar, takes_sizes=True)
-def rsub(ctx: Lowering, a: Operand, b: Operand, alpha: Expr | sc.Number = 1) -> TensorValue:
-    return add(ctx, b, a, alpha, -1)
+lowering(aten.sub.Tensor, aten.sub.Scalar, takes_sizes=True)(partial(add, sign=-1))
+lowering(aten.rsub.Tensor, aten.rsub.Scalar, takes_sizes=True)(
+    lambda ctx, a, b, alpha=1: add(ctx, b, a, alpha, sign=-1)
+)
 
 
 def _is_scalar(x: Operand) -> bool:
@@ -89,9 +85,9 @@ def div_mode(ctx: Lowering, a: Operand, b: Operand, rounding_mode: str | None = 
     return arithmetic(ctx, lambda x, y: _floor_divide(x, y, dtype), a, b)
 
 
-@lowering(aten.floor_divide.default, aten.floor_divide.Scalar, takes_sizes=True)
-def floor_divide(ctx: Lowering, a: Operand, b: Operand) -> object:
-    return div_mode(ctx, a, b, rounding_mode="floor")
+lowering(aten.floor_divide.default, aten.floor_divide.Scalar, takes_sizes=True)(
+    partial(div_mode, rounding_mode="floor")
+)
 
 
 def _is_nonzero(divisor: Operand) -> bool:
@@ -224,14 +220,8 @@ def clamp(ctx: Lowering, x: TensorValue, min: Operand | None = None, max: Operan
     return arithmetic(ctx, body, x, *bounds)
 
 
-@lowering(aten.clamp_min.default, takes_sizes=True)
-def clamp_min(ctx: Lowering, x: TensorValue, min: Operand) -> TensorValue:
-    return clamp(ctx, x, min=min)
-
-
-@lowering(aten.clamp_max.default, takes_sizes=True)
-def clamp_max(ctx: Lowering, x: TensorValue, max: Operand) -> TensorValue:
-    return clamp(ctx, x, max=max)
+lowering(aten.clamp_min.default, takes_sizes=True)(clamp)
+lowering(aten.clamp_max.default, takes_sizes=True)(lambda ctx, x, max: clamp(ctx, x, max=max))
 
 
 # ---- functions of one number ----------------------------------------------------------------------------------------
@@ -436,9 +426,9 @@ def where(ctx: Lowering, condition: TensorValue, a: Operand, b: Operand) -> Tens
     return ctx.compute(shape, dtype, body)
 
 
-@lowering(aten.masked_fill.Scalar, aten.masked_fill.Tensor, takes_sizes=True)
-def masked_fill(ctx: Lowering, x: TensorValue, mask: TensorValue, value: Operand) -> TensorValue:
-    return where(ctx, mask, value, x)
+lowering(aten.masked_fill.Scalar, aten.masked_fill.Tensor, takes_sizes=True)(
+    lambda ctx, x, mask, value: where(ctx, mask, value, x)
+)
 
 
 # ---- casts and copies -----------------------------------------------------------------------------------------------

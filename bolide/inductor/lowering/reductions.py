@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch._ops import OpOverloadPacket
@@ -204,47 +203,34 @@ _register_moments("std_mean", sc.sqrt, True)
 # ---- extremes -------------------------------------------------------------------------------------------------------
 
 
-class _Extreme(NamedTuple):
-    """The reductions to an extreme element, and to the place of the first such one, row-major within the reduced
-    dimensions."""
-
-    value: ReduceOp
-    place: ReduceOp
-
-    def values(self, ctx: Lowering, x: TensorValue, dim: Dims, keepdim: bool) -> TensorValue:
-        return reduction(ctx, x, reduced_dims(x, dim), self.value, _compared(ctx, x), x.dtype, keepdim)
-
-    def places(self, ctx: Lowering, x: TensorValue, dim: Dims, keepdim: bool) -> TensorValue:
-        dims = reduced_dims(x, dim)
-        extents = [x.shape[d] for d in dims]
-
-        def position(reduced: Coords) -> Node:
-            return sc.index(ravel(reduced, extents))
-
-        return reduction(ctx, x, dims, self.place, _compared(ctx, x), torch.int64, keepdim, position)
-
-
 def _compared(ctx: Lowering, x: TensorValue) -> Reader:
     """The elements in the dtype in which they are compared."""
     return ctx.reader(x, torch.int32 if x.dtype is torch.bool else sc.compute_dtype(x.dtype))
 
 
-def _register_extreme(extreme: _Extreme, one: OpOverloadPacket, many: object, place: object) -> None:
-    @lowering(one.default, many)
-    def lower(ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False) -> TensorValue:
-        return extreme.values(ctx, x, dim, keepdim)
+def _register_extreme(op: ReduceOp, place: ReduceOp) -> None:
+    """The reductions to an extreme element, and to the place of the first such one, row-major within the reduced
+    dimensions."""
 
-    @lowering(one.dim)
-    def lower_along(ctx: Lowering, x: TensorValue, dim: int, keepdim: bool = False) -> tuple[TensorValue, TensorValue]:
-        return extreme.values(ctx, x, dim, keepdim), extreme.places(ctx, x, dim, keepdim)
+    @lowering(getattr(aten, op).default, getattr(aten, f"a{op}").default)
+    def value(ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False) -> TensorValue:
+        return reduction(ctx, x, reduced_dims(x, dim), op, _compared(ctx, x), x.dtype, keepdim)
 
-    @lowering(place)
-    def lower_place(ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False) -> TensorValue:
-        return extreme.places(ctx, x, dim, keepdim)
+    @lowering(getattr(aten, place).default)
+    def position(ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False) -> TensorValue:
+        dims = reduced_dims(x, dim)
+        extents = [x.shape[d] for d in dims]
+        return reduction(
+            ctx, x, dims, place, _compared(ctx, x), torch.int64, keepdim, lambda at: sc.index(ravel(at, extents))
+        )
+
+    @lowering(getattr(aten, op).dim)
+    def both(ctx: Lowering, x: TensorValue, dim: int, keepdim: bool = False) -> tuple[TensorValue, TensorValue]:
+        return value(ctx, x, dim, keepdim), position(ctx, x, dim, keepdim)
 
 
-_register_extreme(_Extreme("max", "argmax"), aten.max, aten.amax.default, aten.argmax.default)
-_register_extreme(_Extreme("min", "argmin"), aten.min, aten.amin.default, aten.argmin.default)
+_register_extreme("max", "argmax")
+_register_extreme("min", "argmin")
 
 
 @lowering(aten.aminmax.default)
@@ -291,22 +277,15 @@ def vector_norm(
     return ctx.compute(total.shape, out, ctx.each(compute, lambda v: sc.binary("pow", v, 1.0 / order), total))
 
 
-@lowering(aten.linalg_vector_norm.default)
-def linalg_vector_norm(
+@lowering(aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.linalg_vector_norm.default)
+def norm(
     ctx: Lowering,
     x: TensorValue,
-    ord: sc.Number = 2,
+    p: sc.Number | None = 2,
     dim: Dims = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-) -> TensorValue:
-    return vector_norm(ctx, x, float(ord), reduced_dims(x, dim), keepdim, ctx.meta.dtype)
-
-
-@lowering(aten.norm.Scalar, aten.norm.ScalarOpt_dim)
-def norm(
-    ctx: Lowering, x: TensorValue, p: sc.Number | None = 2, dim: Dims = None, keepdim: bool = False
 ) -> TensorValue:
     return vector_norm(ctx, x, 2.0 if p is None else float(p), reduced_dims(x, dim), keepdim, ctx.meta.dtype)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.fx
@@ -299,13 +300,13 @@ def upsample_nearest_backward(
 # ---- padding from the tensor itself, pixel shuffling -----------------------------------------------------------------
 
 
-def _padded_like(
-    ctx: Lowering, x: TensorValue, pad: Sequence[object], place: Callable[[Expr, Expr], Expr]
+def _padded(
+    place: Callable[[Expr, Expr], Expr], ctx: Lowering, x: TensorValue, padding: Sequence[object]
 ) -> TensorValue:
-    """`x` with `pad` elements before and after each of its last dimensions. place(i, size): where element i
+    """`x` with elements of its own before and after each of its last dimensions. place(i, size): where element i
     (negative or beyond the end in the padding) comes from."""
     shape, dtype = ctx.out
-    before = _before(len(shape), pad)
+    before = _before(len(shape), padding)
 
     def body(coords: Coords) -> Node:
         return x.load(tuple(place(c - before[d], x.shape[d]) if d in before else c for d, c in enumerate(coords)))
@@ -313,18 +314,17 @@ def _padded_like(
     return ctx.compute(shape, dtype, body)
 
 
-@lowering(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
-def replication_pad(ctx: Lowering, x: TensorValue, padding: Sequence[object]) -> TensorValue:
-    return _padded_like(ctx, x, padding, lambda i, size: Expr.min(Expr.max(i, 0), size - 1))
+def _nearest(i: Expr, size: Expr) -> Expr:
+    return Expr.min(Expr.max(i, 0), size - 1)
 
 
-@lowering(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
-def reflection_pad(ctx: Lowering, x: TensorValue, padding: Sequence[object]) -> TensorValue:
-    def mirrored(i: Expr, size: Expr) -> Expr:
-        inside = Expr.max(i, -i)
-        return Expr.min(inside, (size - 1) * 2 - inside)
+def _mirrored(i: Expr, size: Expr) -> Expr:
+    inside = Expr.max(i, -i)
+    return Expr.min(inside, (size - 1) * 2 - inside)
 
-    return _padded_like(ctx, x, padding, mirrored)
+
+for _name, _place in {"replication": _nearest, "reflection": _mirrored}.items():
+    lowering(*(getattr(aten, f"{_name}_pad{rank}d").default for rank in (1, 2, 3)))(partial(_padded, _place))
 
 
 @lowering(aten.pixel_shuffle.default)

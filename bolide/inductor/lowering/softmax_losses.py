@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -31,18 +32,8 @@ def _maximum(ctx: Lowering, x: TensorValue, dim: int, compute: torch.dtype) -> T
     return reduction(ctx, x, reduced_dims(x, dim), "max", ctx.reader(x, compute), compute, True, hint="max")
 
 
-@lowering(aten._softmax.default)
-def softmax(ctx: Lowering, x: TensorValue, dim: int, half_to_float: bool) -> TensorValue:
-    return _quotient(ctx, x, dim, safe=False)
-
-
-@lowering(aten._safe_softmax.default)
-def safe_softmax(ctx: Lowering, x: TensorValue, dim: int, dtype: torch.dtype | None = None) -> TensorValue:
-    """Softmax with zeros for rows that are -inf throughout."""
-    return _quotient(ctx, x, dim, safe=True)
-
-
-def _quotient(ctx: Lowering, x: TensorValue, dim: int, safe: bool) -> TensorValue:
+def _softmax(safe: bool, ctx: Lowering, x: TensorValue, dim: int, *_: object, **__: object) -> TensorValue:
+    """`safe`: with zeros for rows that are -inf throughout."""
     shape, dtype = ctx.out
     compute = sc.compute_dtype(dtype)
     top = _maximum(ctx, x, dim, compute)
@@ -54,6 +45,10 @@ def _quotient(ctx: Lowering, x: TensorValue, dim: int, safe: bool) -> TensorValu
         return sc.where(sc.eq(most, -torch.inf), 0.0, quotient) if safe else quotient
 
     return ctx.compute(shape, dtype, ctx.each(compute, body, power, total, top), hint="softmax")
+
+
+lowering(aten._softmax.default)(partial(_softmax, False))
+lowering(aten._safe_softmax.default)(partial(_softmax, True))
 
 
 @lowering(aten._log_softmax.default)

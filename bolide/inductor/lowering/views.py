@@ -125,9 +125,7 @@ def permuted(x: TensorValue, dims: Sequence[int]) -> TensorValue:
     return x.view([x.shape[dim] for dim in order], lambda coords: tuple([coords[k] for k in inverse]))
 
 
-@lowering(aten.permute.default, aten.permute_copy.default)
-def permute(ctx: Lowering, x: TensorValue, dims: Sequence[int]) -> TensorValue:
-    return permuted(x, dims)
+lowering(aten.permute.default, aten.permute_copy.default)(lambda ctx, x, dims: permuted(x, dims))
 
 
 @lowering(aten.transpose.int, aten.transpose_copy.int)
