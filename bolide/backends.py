@@ -26,7 +26,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.entry.replay import Runner
 from bolide.dynamo.library import provenance
 from bolide.dynamo.program.captured import Captured
-from bolide.functorch import GraphInfo
+from bolide.functorch import GraphCompiler, GraphInfo
 from bolide.support import errors, events
 from bolide.support.errors import BolideWarning, CompileError, Unsupported
 from bolide.support.garbage import collector_paused
@@ -34,7 +34,6 @@ from bolide.support.locks import compiling
 from bolide.tracing import TensorMeta, modes
 from bolide.tracing.described import describe
 
-GraphCompiler = Callable[[fx.GraphModule, GraphInfo], Callable[[list[Any]], Any]]
 Partition = Literal["default", "min_cut"]
 
 

@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from bolide import functorch, inductor
-from bolide.backends import GraphCompiler, Partition, run_calls, run_trace
+from bolide.backends import Partition, run_calls, run_trace
 from bolide.dynamo.backends import (
     CompilerFn,
     get_default_backend,
@@ -33,6 +33,7 @@ from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.program.captured import Captured
 from bolide.dynamo.state import own_mark, state
 from bolide.dynamo.torch_calls.state import nested_compile
+from bolide.functorch import GraphCompiler
 from bolide.support import events
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
 

@@ -50,7 +50,7 @@ class ExternInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphInfo:
+class CompiledInfo:
     """One graph given to the graph compiler: `kind` is inference, forward or backward; `code` is its Python text.
 
     `externs` are the ATen calls that stay, `refusals` the fusions that were refused with their reasons, `plan` the
@@ -150,7 +150,7 @@ class Explanation:
     breaks: tuple[BreakInfo, ...] = ()
     recompiles: tuple[RecompileInfo, ...] = ()
     notes: tuple[NoteInfo, ...] = ()
-    graphs: tuple[GraphInfo, ...] = ()
+    graphs: tuple[CompiledInfo, ...] = ()
     stages: tuple[StageInfo, ...] = ()
     seconds: float = 0.0
 
@@ -316,13 +316,13 @@ class Collector:
                 self.clocks[name] = {step: min(run[step] for run in runs) for step in runs[0]}
 
     def explanation(self) -> Explanation:
-        graphs: list[GraphInfo] = []
+        graphs: list[CompiledInfo] = []
         pending: dict[tuple[str, str], Any] = {}
         for event in self.events:
             if isinstance(event, events.Graph):
                 pending[event.name, event.kind] = event.graph
             elif isinstance(event, events.Compiled):
-                graphs.append(graph_info(event, pending.get((event.name, event.kind)), self.clocks))
+                graphs.append(compiled_info(event, pending.get((event.name, event.kind)), self.clocks))
         breaks = [break_info(e, self.events) for e in self.events if isinstance(e, (events.Break, events.Fallback))]
         return Explanation(
             function=self.function,
@@ -350,7 +350,7 @@ def clocked(graph: CompiledGraph, runs: list[dict[str, float]]) -> Callable[[lis
     return run
 
 
-def graph_info(event: events.Compiled, graph: Any, clocks: dict[str, dict[str, float]]) -> GraphInfo:
+def compiled_info(event: events.Compiled, graph: Any, clocks: dict[str, dict[str, float]]) -> CompiledInfo:
     """The data of a compiled graph; a graph that is interpreted has no kernels."""
     code, nodes = "", 0
     if graph is not None:
@@ -358,11 +358,11 @@ def graph_info(event: events.Compiled, graph: Any, clocks: dict[str, dict[str, f
         nodes = sum(n.op.startswith("call_") for n in graph.graph.nodes)
     artifact = event.artifact
     if not isinstance(artifact, CompiledGraph):
-        return GraphInfo(event.name, event.kind, code, nodes, event.seconds, (), (), (), "", "")
+        return CompiledInfo(event.name, event.kind, code, nodes, event.seconds, (), (), (), "", "")
     clock = clocks.get(artifact.name, {})
     launches = Counter(step.kernel for step in artifact.plan.steps if isinstance(step, Launch))
     calls = Counter(str(step.op) for step in artifact.plan.steps if isinstance(step, Call))
-    return GraphInfo(
+    return CompiledInfo(
         function=event.name,
         kind=event.kind,
         code=code,

@@ -9,7 +9,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from bolide.debug.explain import Explanation, GraphInfo, total_by_stage
+from bolide.debug.explain import CompiledInfo, Explanation, total_by_stage
 from bolide.debug.info import info
 from bolide.debug.plots import Curve, line_chart
 
@@ -67,7 +67,7 @@ class Step:
     kernel: bool
 
 
-def steps(graph: GraphInfo) -> list[Step]:
+def steps(graph: CompiledInfo) -> list[Step]:
     """The rows of a graph's table, the slowest first."""
     times = [k.microseconds for k in graph.kernels] + [e.microseconds for e in graph.externs]
     longest = max((t for t in times if t is not None), default=0.0) or 1.0
