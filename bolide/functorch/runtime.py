@@ -17,7 +17,7 @@ import torch
 
 from bolide.functorch.graphs import Runner
 from bolide.functorch.second import SecondOrder
-from bolide.functorch.signature import ONE_OF_SEVERAL, Output, Write, is_symbolic, replay, with_sizes
+from bolide.functorch.signature import ONE_OF_SEVERAL, Output, Write, is_symbolic, with_sizes, with_views
 from bolide.functorch.transformed import Tangents, is_transformed, through
 from bolide.functorch.underived import raising
 from bolide.support.errors import WrongResult
@@ -119,10 +119,10 @@ def assembling(
 def _viewed(base: torch.Tensor, output: Output, sizes: dict[str, int] | None) -> torch.Tensor:
     chain = output.chain if sizes is None else with_sizes(output.chain, sizes)
     if output.tracked is None or output.tracked == torch.is_grad_enabled():
-        view = replay(base, chain)
+        view = with_views(base, chain)
     else:
         with torch.set_grad_enabled(output.tracked):
-            view = replay(base, chain)
+            view = with_views(base, chain)
     if output.is_piece and view._is_view():
         torch._C._autograd._set_creation_meta(view, ONE_OF_SEVERAL)
     return view
@@ -268,7 +268,7 @@ def differentiable(
             _save(ctx, [*inputs, *made], crossing)
             for place, alias in crossing.shared.items():
                 owner = inputs[int(alias.index)] if alias.kind == "input" else made[int(alias.index)]
-                made[place] = replay(owner.detach(), with_sizes(alias.chain, ctx.sizes)).detach()
+                made[place] = with_views(owner.detach(), with_sizes(alias.chain, ctx.sizes)).detach()
             ctx.set_materialize_grads(False)
             if untracked:
                 ctx.mark_non_differentiable(*[made[i] for i in untracked if isinstance(made[i], torch.Tensor)])

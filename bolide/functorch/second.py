@@ -27,7 +27,7 @@ from bolide.functorch.graphs import (
 )
 from bolide.functorch.joint import run_engine
 from bolide.functorch.partitioners import Joint
-from bolide.functorch.transformed import outside
+from bolide.functorch.transformed import Tangents, outside
 from bolide.support.errors import CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.tracing import Trace, TracedTensor
@@ -36,7 +36,6 @@ from bolide.tracing.called.derivatives import check_phases
 from bolide.tracing.graph import closure
 from bolide.tracing.traits import traits_of
 
-Tangents = Sequence[torch.Tensor | None]
 Gradients = tuple[torch.Tensor | None, ...]
 SecondOrder = Callable[[Sequence[Any], Sequence[torch.Tensor], Tangents], Gradients | None]
 """Takes the forward's inputs (with their history), what it has kept (see `Tape`), and the tangents of its

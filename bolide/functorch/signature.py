@@ -266,7 +266,7 @@ def _fresh(tensor: TracedTensor) -> Result:
     return Result(tensor.node, tensor.meta, tensor if tensor.grad_fn is not None else None)
 
 
-def replay(base: torch.Tensor, chain: Chain) -> torch.Tensor:
+def with_views(base: torch.Tensor, chain: Chain) -> torch.Tensor:
     """Applies view ops to a real tensor."""
     for op, args, kwargs in chain:
         base = op(base, *args, **kwargs)

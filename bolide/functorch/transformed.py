@@ -12,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 Tangents = tuple[torch.Tensor | None, ...]
-Gradients = Callable[[Tangents], Sequence[torch.Tensor | None]]
+Pullback = Callable[[Tangents], Sequence[torch.Tensor | None]]
 """From the tangents of the results to the gradients of the inputs."""
 
 Part = tuple[torch.Tensor | None, int | None]
@@ -33,7 +33,7 @@ def is_transformed(tangents: Tangents) -> bool:
     return False
 
 
-def through(compute: Gradients, replay: Gradients, tangents: Tangents) -> Sequence[torch.Tensor | None]:
+def through(compute: Pullback, replay: Pullback, tangents: Tangents) -> Sequence[torch.Tensor | None]:
     """The gradients inside the active transforms: by `compute`, which takes plain tensors outside of transforms, once
     for each item of a batch; by `replay`, which takes anything, where the tangents have derivatives of their own."""
 
@@ -102,7 +102,7 @@ def outside() -> Iterator[None]:
 
 
 def _for_each(
-    compute: Gradients,
+    compute: Pullback,
     parts: Sequence[Part],
     batch: Callable[[torch.Tensor], torch.Tensor],
     below: contextlib.AbstractContextManager[None],
@@ -129,7 +129,7 @@ def _items(value: Any, dim: int | None, length: int) -> Sequence[Any]:
 
 
 def _stacked(gradients: Sequence[torch.Tensor | None], length: int) -> torch.Tensor | None:
-    """Gradients of the items as a batch; where some items have none, zeros."""
+    """Pullback of the items as a batch; where some items have none, zeros."""
     like = next((gradient for gradient in gradients if gradient is not None), None)
     if like is None:
         return None

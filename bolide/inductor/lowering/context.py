@@ -30,7 +30,7 @@ from bolide.inductor.lowering.values import (
     ONE,
     ZERO,
     Coords,
-    Formula,
+    IndexFormula,
     Operand,
     Reader,
     TensorValue,
@@ -45,7 +45,6 @@ from bolide.tracing import TensorMeta
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.traits import traits_of
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _AT_START = Layout((), ZERO)  # of a number
 
 
@@ -147,7 +146,7 @@ class Lowering:
         value = sc.cast(body(coords), dtype)
         result = self._add(Computed(self.name(hint), dtype, shape, names, value, layout=layout, origin=self.node))
         if value.op in ("index", "const"):
-            return replace(result, formula=Formula(names, value))
+            return replace(result, formula=IndexFormula(names, value))
         return result
 
     def reduce(
@@ -381,7 +380,7 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> object:
         return ctx.values[node.args[0]][node.args[1]]  # type: ignore[index]
     if binds(node):
         return ctx.bind(as_expr(meta))
-    if isinstance(meta, _SYMBOLIC) or type(meta) in (int, float, bool):
+    if isinstance(meta, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return as_expr(meta) if isinstance(meta, torch.SymInt) else meta
     if target in LOWERINGS and _supported(node):
         assert isinstance(target, torch._ops.OpOverload)

@@ -10,13 +10,11 @@ from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import Coords, Operand, TensorValue, ravel
+from bolide.inductor.lowering.values import Coords, NumberOrSize, Operand, TensorValue, ravel
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import rng
 
 aten = torch.ops.aten
-
-Number = sc.Number | Expr
 
 
 def constant(ctx: Lowering, shape: Coords, value: Operand, dtype: torch.dtype) -> TensorValue:
@@ -52,7 +50,9 @@ def zeros(ctx: Lowering, *_: object, **__: object) -> TensorValue:
 
 
 @lowering(aten.arange.default, aten.arange.start, aten.arange.start_step, takes_sizes=True)
-def arange(ctx: Lowering, first: Number, end: Number | None = None, step: Number = 1, **_: object) -> object:
+def arange(
+    ctx: Lowering, first: NumberOrSize, end: NumberOrSize | None = None, step: NumberOrSize = 1, **_: object
+) -> object:
     start = 0 if end is None else first
     shape, dtype = ctx.out
     if isinstance(start, float) or isinstance(step, float):

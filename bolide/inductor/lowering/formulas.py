@@ -49,7 +49,7 @@ def formula(*overloads: object, takes_sizes: bool = False) -> Callable[[Body], B
     return register
 
 
-def rounded(ctx: Lowering, x: Operand, common: torch.dtype) -> Reader:
+def rounded_reader(ctx: Lowering, x: Operand, common: torch.dtype) -> Reader:
     """`x` as eager's kernels read an operand of common dtype `common`: converted to it, then to the computation
     type. Numbers are rounded as well (a bf16 `add` of 1.00123 adds 1)."""
     compute = sc.compute_dtype(common)
@@ -59,7 +59,7 @@ def rounded(ctx: Lowering, x: Operand, common: torch.dtype) -> Reader:
 def arithmetic(ctx: Lowering, body: Callable[..., Node], *operands: Operand) -> TensorValue:
     """Like `elementwise`, every operand rounded to the result's dtype first."""
     shape, dtype = ctx.out
-    readers = [rounded(ctx, x, dtype) for x in operands]
+    readers = [rounded_reader(ctx, x, dtype) for x in operands]
     return ctx.compute(shape, dtype, lambda coords: body(*[read(coords) for read in readers]))
 
 

@@ -200,12 +200,8 @@ def index_put(
 
 def _masked_put(ctx: Lowering, x: TensorValue, mask: TensorValue, value: TensorValue) -> TensorValue:
     """x[mask] = value, for a mask over the leading dimensions and a 0-dim value: a selection."""
-
-    def body(coords: Coords) -> Node:
-        chosen = mask.load(coords[: len(mask.shape)])
-        return sc.where(chosen, ctx.operand(value, (), x.dtype), x.load(coords))
-
-    return ctx.compute(x.shape, x.dtype, body)
+    new, rank = ctx.reader(value, x.dtype), len(mask.shape)
+    return ctx.compute(x.shape, x.dtype, lambda coords: sc.where(mask.load(coords[:rank]), new(()), x.load(coords)))
 
 
 def _rounds(x: TensorValue, mode: str) -> bool:

@@ -18,11 +18,11 @@ from bolide.inductor.lowering.formulas import (
     elementwise,
     formula,
     promoted,
-    rounded,
+    rounded_reader,
     truth,
 )
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import Coords, Operand, TensorValue, replaced
+from bolide.inductor.lowering.values import Coords, NumberOrSize, Operand, TensorValue, replaced
 from bolide.symbolic import Expr
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ Binary = Callable[[sc.Scalar, sc.Scalar], Node]
 
 
 @lowering(aten.add.Tensor, aten.add.Scalar, takes_sizes=True)
-def add(ctx: Lowering, a: Operand, b: Operand, alpha: Expr | sc.Number = 1, sign: int = 1) -> TensorValue:
+def add(ctx: Lowering, a: Operand, b: Operand, alpha: NumberOrSize = 1, sign: int = 1) -> TensorValue:
     """a + b·alpha·sign."""
     if alpha == 1:
         return arithmetic(ctx, sc.add if sign > 0 else sc.sub, a, b)
@@ -57,8 +57,8 @@ def _keeps_scalar(ctx: Lowering, body: Binary, a: Operand, b: Operand) -> Tensor
     """mul and div by a scalar keep it in the computation type; every other operand is rounded to the common dtype
     first."""
     shape, dtype = ctx.out
-    left = rounded(ctx, a, dtype)
-    right = ctx.reader(b, sc.compute_dtype(dtype)) if _is_scalar(b) else rounded(ctx, b, dtype)
+    left = rounded_reader(ctx, a, dtype)
+    right = ctx.reader(b, sc.compute_dtype(dtype)) if _is_scalar(b) else rounded_reader(ctx, b, dtype)
     return ctx.compute(shape, dtype, lambda coords: body(left(coords), right(coords)))
 
 
@@ -171,7 +171,7 @@ _POWERS: dict[float, Callable[[Node, Callable[[Node], Node]], Node]] = {
 
 
 @lowering(aten.pow.Tensor_Scalar, takes_sizes=True)
-def pow_scalar(ctx: Lowering, x: TensorValue, exponent: Expr | sc.Number) -> object:
+def pow_scalar(ctx: Lowering, x: TensorValue, exponent: NumberOrSize) -> object:
     shape, dtype = ctx.out
     if isinstance(exponent, Expr):
         return EXTERN
@@ -325,7 +325,7 @@ def _register_compare(op: str) -> None:
     @lowering(packet.Tensor, packet.Scalar, takes_sizes=True)
     def lower(ctx: Lowering, a: Operand, b: Operand) -> TensorValue:
         common = promoted(a, b)
-        left, right = rounded(ctx, a, common), rounded(ctx, b, common)
+        left, right = rounded_reader(ctx, a, common), rounded_reader(ctx, b, common)
         body = partial(_compare_bools if common is torch.bool else sc.compare, op)
         return ctx.compute(*ctx.out, lambda coords: body(left(coords), right(coords)))
 

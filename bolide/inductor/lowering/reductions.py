@@ -13,7 +13,7 @@ from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.formulas import truth
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ONE, Coords, Reader, TensorValue, numel, ravel
+from bolide.inductor.lowering.values import ONE, Coords, NumberOrSize, Reader, TensorValue, numel, ravel
 from bolide.inductor.lowering.views import reshape
 from bolide.symbolic import Expr
 from bolide.tracing import TensorMeta
@@ -85,9 +85,7 @@ def sum_(
 
 
 @lowering(aten.prod.default, aten.prod.dim_int)
-def prod(
-    ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
-) -> TensorValue:
+def prod(ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False, **_: object) -> TensorValue:
     out = ctx.meta.dtype
     return reduction(ctx, x, reduced_dims(x, dim), "prod", ctx.reader(x, sc.compute_dtype(out)), out, keepdim)
 
@@ -98,9 +96,7 @@ def count(x: TensorValue, dims: Sequence[int]) -> Expr:
 
 
 @lowering(aten.mean.default, aten.mean.dim)
-def mean(
-    ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
-) -> TensorValue:
+def mean(ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False, **_: object) -> TensorValue:
     out = ctx.meta.dtype
     return averaged(ctx, x, reduced_dims(x, dim), ctx.reader(x, sc.compute_dtype(out)), out, keepdim)
 
@@ -142,7 +138,7 @@ def trace(ctx: Lowering, x: TensorValue) -> TensorValue:
 
 
 def moments(
-    ctx: Lowering, x: TensorValue, dims: Sequence[int], correction: Expr | sc.Number, out: torch.dtype
+    ctx: Lowering, x: TensorValue, dims: Sequence[int], correction: NumberOrSize, out: torch.dtype
 ) -> tuple[TensorValue, TensorValue]:
     """(variance, mean) over `dims`, kept with size 1, in the computation type: two passes, sum((x - mean)^2) / max(n
     - correction, 0)."""
@@ -169,7 +165,7 @@ def _register_moments(name: str, finish: Callable[[Node], Node], with_mean: bool
         value = reshape(kept, ctx.shape_of(meta))
         return ctx.compute(value.shape, meta.dtype, lambda coords: body(value.load(coords)))
 
-    def lower(ctx: Lowering, x: TensorValue, dim: Dims, correction: Expr | sc.Number) -> object:
+    def lower(ctx: Lowering, x: TensorValue, dim: Dims, correction: NumberOrSize) -> object:
         metas = ctx.metas if with_mean else (ctx.meta,)
         variance, average = moments(ctx, x, reduced_dims(x, dim), correction, metas[0].dtype)
         result = as_result(ctx, variance, metas[0], finish)
@@ -180,7 +176,7 @@ def _register_moments(name: str, finish: Callable[[Node], Node], with_mean: bool
         ctx: Lowering,
         x: TensorValue,
         dim: Dims = None,
-        correction: Expr | sc.Number | None = None,
+        correction: NumberOrSize | None = None,
         keepdim: bool = False,
     ) -> object:
         return lower(ctx, x, dim, 1 if correction is None else correction)
@@ -279,13 +275,7 @@ def vector_norm(
 
 @lowering(aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.linalg_vector_norm.default)
 def norm(
-    ctx: Lowering,
-    x: TensorValue,
-    p: sc.Number | None = 2,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    ctx: Lowering, x: TensorValue, p: sc.Number | None = 2, dim: Dims = None, keepdim: bool = False, **_: object
 ) -> TensorValue:
     return vector_norm(ctx, x, 2.0 if p is None else float(p), reduced_dims(x, dim), keepdim, ctx.meta.dtype)
 

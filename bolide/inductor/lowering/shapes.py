@@ -181,11 +181,11 @@ def _least(expr: Expr) -> float:
 # ---- writing into a view: functional forms -------------------------------------------------------------------------
 
 
-Place = Callable[[Coords], tuple[Node, Coords]]
+Region = Callable[[Coords], tuple[Node, Coords]]
 """From an element to whether it is one of those written, and which."""
 
 
-def _register_written(name: str, place_of: Callable[..., Place]) -> None:
+def _register_written(name: str, place_of: Callable[..., Region]) -> None:
     """What writes into a view: place_of(shape, shape of what is written, arguments of the view)."""
 
     @lowering(getattr(aten, f"{name}_scatter").default)
@@ -199,7 +199,7 @@ def _register_written(name: str, place_of: Callable[..., Place]) -> None:
         return _written(ctx, None, grad, place_of(ctx.out[0], grad.shape, *args, **kwargs))
 
 
-def _written(ctx: Lowering, base: TensorValue | None, source: TensorValue, place: Place) -> TensorValue:
+def _written(ctx: Lowering, base: TensorValue | None, source: TensorValue, place: Region) -> TensorValue:
     """`base` (None: zeros) with `source` in it."""
     shape, dtype = ctx.out
     if source.is_empty:
@@ -215,7 +215,7 @@ def _written(ctx: Lowering, base: TensorValue | None, source: TensorValue, place
 
 def _in_slice(
     shape: Coords, written: Coords, dim: int = 0, start: object = None, end: object = None, step: int = 1
-) -> Place:
+) -> Region:
     dim %= len(shape)
     first, length = start_place(start, shape[dim]), written[dim]
 
@@ -229,13 +229,13 @@ def _in_slice(
     return place
 
 
-def _in_selected(shape: Coords, written: Coords, dim: int, index: object) -> Place:
+def _in_selected(shape: Coords, written: Coords, dim: int, index: object) -> Region:
     dim %= len(shape)
     chosen = index_place(index, shape[dim])
     return lambda coords: (holds(coords[dim].eq(chosen)), replaced(coords, dim))
 
 
-def _on_diagonal(shape: Coords, written: Coords, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Place:
+def _on_diagonal(shape: Coords, written: Coords, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Region:
     dim1, dim2 = dim1 % len(shape), dim2 % len(shape)
 
     def place(coords: Coords) -> tuple[Node, Coords]:
@@ -314,16 +314,15 @@ def _padded(
     return ctx.compute(shape, dtype, body)
 
 
-def _nearest(i: Expr, size: Expr) -> Expr:
-    return Expr.min(Expr.max(i, 0), size - 1)
-
-
 def _mirrored(i: Expr, size: Expr) -> Expr:
     inside = Expr.max(i, -i)
     return Expr.min(inside, (size - 1) * 2 - inside)
 
 
-for _name, _place in {"replication": _nearest, "reflection": _mirrored}.items():
+for _name, _place in {
+    "replication": lambda i, size: Expr.min(Expr.max(i, 0), size - 1),
+    "reflection": _mirrored,
+}.items():
     lowering(*(getattr(aten, f"{_name}_pad{rank}d").default for rank in (1, 2, 3)))(partial(_padded, _place))
 
 

@@ -24,7 +24,7 @@ ONE = Expr.const(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Formula:
+class IndexFormula:
     """Elements that need no memory: a constant, or an index expression over `axes`."""
 
     axes: tuple[str, ...]
@@ -45,7 +45,7 @@ class TensorValue:
     dtype: torch.dtype
     shape: Coords
     maps: tuple[IndexMap, ...] = ()
-    formula: Formula | None = None
+    formula: IndexFormula | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -87,7 +87,8 @@ class TensorValue:
 
 
 MaybeTensor = TensorValue | None
-Operand = TensorValue | Expr | sc.Number
+NumberOrSize = sc.Number | Expr
+Operand = TensorValue | NumberOrSize
 """What an elementwise operation takes: a tensor, a size or a number."""
 
 
