@@ -252,7 +252,7 @@ def _strides(meta: TensorMeta) -> tuple[int | Expr, ...]:
 
 def _take_real_layouts(parts: Partition, inputs: int) -> None:
     """The forward's compiler chose how saved values lie in memory; the backward is compiled for that."""
-    made = results(parts.forward)
+    values = results(parts.forward)
     for slot, at in zip(placeholders(parts.backward), parts.saved_at):
         if at >= inputs:
-            slot.meta["val"] = made[at - inputs].meta["val"]
+            slot.meta["val"] = values[at - inputs].meta["val"]

@@ -66,5 +66,5 @@ def is_in_memory(node: fx.Node, readers: Container[fx.Node]) -> bool:
     """Will `node` be in memory for the sake of its `readers`? One that does not fuse wants it there; several are taken
     to lie apart, with a matmul or the like between them (a residual stream), so that one kernel cannot serve them all.
     """
-    found = [reader for reader in readers_through_views(node) if reader in readers and not is_getitem(reader)]
-    return len(set(found)) > 1 or any(not fuses(reader) for reader in found)
+    reading = [reader for reader in readers_through_views(node) if reader in readers and not is_getitem(reader)]
+    return len(set(reading)) > 1 or any(not fuses(reader) for reader in reading)

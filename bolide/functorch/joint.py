@@ -46,7 +46,7 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
         wanted += inner_leaves([tensor.grad_fn for tensor in differentiable], trace.leaves)
     taken: set[fx.Node] = set()
     values: list[Any] = _results(trace, signature, taken)
-    made = len(values)
+    outputs = len(values)
     _do_what_may_raise(trace, signature, values)
     trace.derivation.running = True
     if trace.derivation.is_own or trace.derivation.formulas:
@@ -75,7 +75,7 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     trace.graph.output(tuple(values))
     trace.shapes.closed = True
     written = frozenset(write.input for write in signature.writes)
-    return Joint(trace.graph, len(trace.inputs) + len(trace.sizes), made, written)
+    return Joint(trace.graph, len(trace.inputs) + len(trace.sizes), outputs, written)
 
 
 _WANTS_NUMBERS = ("concrete integers", "with symbolic sizes")  # what derivatives in C++ say that know no symbols

@@ -132,9 +132,9 @@ def forward_nodes(joint: Joint) -> set[fx.Node]:
     with_tangents = closure(placeholders(graph)[joint.inputs :], lambda node: node.users)
     impure = [node for node in graph.nodes if is_impure(node) and node.op == "call_function"]
     start = argument_nodes(results(graph)[: joint.outputs]) + [node for node in impure if node not in with_tangents]
-    found = behind(start)
-    found.update([user for node in found for user in node.users if is_getitem(user)])
-    return found
+    nodes = behind(start)
+    nodes.update([user for node in nodes for user in node.users if is_getitem(user)])
+    return nodes
 
 
 def analyse(joint: Joint) -> Needs:
@@ -161,17 +161,17 @@ def _checkpointed(graph: fx.Graph, in_forward: set[fx.Node]) -> set[fx.Node]:
     """The nodes of checkpointed regions (``meta["region"]``) but for a region's results, which others in the forward
     read, for what its policy saves (``meta["save"]``), and for what cannot be done twice.
     """
-    found: set[fx.Node] = set()
+    again: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         region = node.meta.get("region")
         if region is None or "save" in node.meta or is_impure(maker(node)):
             continue
         looks_on = [user for user in node.users if is_view(user) or is_getitem(user)]
-        if all(user in found for user in looks_on if user in in_forward) and all(
+        if all(user in again for user in looks_on if user in in_forward) and all(
             user.meta.get("region") is region for user in node.users if user in in_forward or user.op == "output"
         ):
-            found.add(node)
-    return found
+            again.add(node)
+    return again
 
 
 # ---- the two choices -------------------------------------------------------------------------------------------------

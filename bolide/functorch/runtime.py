@@ -264,15 +264,15 @@ def differentiable(
         def forward(ctx: Any, *inputs: Any) -> Any:
             inputs = inputs[:-1] if anchored else inputs
             ctx.inputs, ctx.versions = _remembered(inputs, crossing)
-            made = [value.detach() if _is_view(value) else value for value in run([*inputs])]
-            _save(ctx, [*inputs, *made], crossing)
+            results = [value.detach() if _is_view(value) else value for value in run([*inputs])]
+            _save(ctx, [*inputs, *results], crossing)
             for place, alias in crossing.shared.items():
-                owner = inputs[int(alias.index)] if alias.kind == "input" else made[int(alias.index)]
-                made[place] = with_views(owner.detach(), with_sizes(alias.chain, ctx.sizes)).detach()
+                owner = inputs[int(alias.index)] if alias.kind == "input" else results[int(alias.index)]
+                results[place] = with_views(owner.detach(), with_sizes(alias.chain, ctx.sizes)).detach()
             ctx.set_materialize_grads(False)
             if untracked:
-                ctx.mark_non_differentiable(*[made[i] for i in untracked if isinstance(made[i], torch.Tensor)])
-            return tuple(made[: crossing.results])
+                ctx.mark_non_differentiable(*[results[i] for i in untracked if isinstance(results[i], torch.Tensor)])
+            return tuple(results[: crossing.results])
 
         @staticmethod
         def backward(ctx: Any, *tangents: Any) -> Any:
@@ -286,9 +286,9 @@ def differentiable(
             inputs[index] = inputs[index].detach()
         if anchored:
             inputs.append(torch.empty(0, requires_grad=True))
-        results: Sequence[Any] = apply(*inputs)  # type: ignore[no-untyped-call]
+        outputs: Sequence[Any] = apply(*inputs)  # type: ignore[no-untyped-call]
         inputs.clear()
-        return results
+        return outputs
 
     return wrapped
 
@@ -376,15 +376,15 @@ def _recalled(ctx: Any, crossing: Crossing) -> list[Any] | None:
 
 def _once_per_key(make: BackwardFor) -> BackwardFor:
     """Remembers what was made for each key; several threads may ask at once, one makes."""
-    made: dict[tuple[int, ...], Runner] = {}
+    compiled: dict[tuple[int, ...], Runner] = {}
 
     def get(key: tuple[int, ...]) -> Runner:
-        found = made.get(key)
-        if found is None:
+        run = compiled.get(key)
+        if run is None:
             with compiling, interruptible():
-                found = made.get(key)
-                if found is None:
-                    found = made[key] = make(key)
-        return found
+                run = compiled.get(key)
+                if run is None:
+                    run = compiled[key] = make(key)
+        return run
 
     return get

@@ -138,15 +138,15 @@ def second_order(tape: Tape, compile_trace: Compile, *, data: bool = False) -> S
     layouts and histories of its arguments. What cannot be made, and programs with sizes that are `data`, are replayed
     in eager.
     """
-    made: dict[object, tuple[Runner, list[int]] | None] = {}
+    known: dict[object, tuple[Runner, list[int]] | None] = {}
 
     def gradients(inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Tangents) -> Gradients | None:
         if data:
             return in_eager(tape, inputs, kept, tangents)
         key = (*map(_key, inputs), None, *map(_key, tangents))
-        if key not in made:
-            made[key] = _build(tape, compile_trace, inputs, kept, tangents)
-        compiled = made[key]
+        if key not in known:
+            known[key] = _build(tape, compile_trace, inputs, kept, tangents)
+        compiled = known[key]
         if compiled is None:
             return in_eager(tape, inputs, kept, tangents)
         run, places = compiled

@@ -181,7 +181,7 @@ def _with_own_history(
     """The outputs of a family. Those of which autograd knows more than that they are views of the owner (a Function of
     the program's lies between, a hook, or a view that `as_strided` reaches beyond) are results by themselves, in the
     owner's memory."""
-    made = dict(aliases)
+    placed = dict(aliases)
     for tensor in family if owner is not None else ():
         alias = aliases[id(tensor)]
         asked = trace.derivation.is_own or not tensor.chain
@@ -191,9 +191,9 @@ def _with_own_history(
         if tensor.is_conj() or tensor.is_neg() or not is_dense(tensor.shape, tensor.stride()):
             raise Unsupported("an output is a part of another, with another history", kind="detached_alias")
         shares = None if _names(alias.chain) & trace.shapes.facts.names else alias
-        made[id(tensor)] = Output("result", len(results))
+        placed[id(tensor)] = Output("result", len(results))
         results.append(Result(tensor.node, tensor.meta, tensor, shares))
-    return made
+    return placed
 
 
 def _is_derived_otherwise(trace: Trace, view: TracedTensor, owner: Any) -> bool:
@@ -232,7 +232,7 @@ def _aliases(
     """The owner itself, and how the others are made from it: views with history, views of the detached owner, and views
     taken in no-grad mode (which say that they require grad when the owner does).
     """
-    made: dict[int, Output] = {}
+    placed: dict[int, Output] = {}
     for tensor in family:
         chain, tracked = tensor.chain, True if tensor.grad_fn is not None else None
         creation = torch._C._autograd._get_creation_meta(tensor) if tensor._is_view() else None
@@ -251,8 +251,8 @@ def _aliases(
         if chain and tracked is None and creation is None:
             chain = (*chain, *_DETACH)  # to autograd it is no view of anything
         is_piece = creation == ONE_OF_SEVERAL
-        made[id(tensor)] = Output(kind, index, _portable(chain), tracked if chain else None, is_piece and bool(chain))
-    return made
+        placed[id(tensor)] = Output(kind, index, _portable(chain), tracked if chain else None, is_piece and bool(chain))
+    return placed
 
 
 def _fresh(tensor: TracedTensor) -> Result:

@@ -113,8 +113,8 @@ def _for_each(
         if not lengths:
             return compute(tuple([value for value, _ in parts]))
         items = [_items(value, dim, lengths[0]) for value, dim in parts]
-        found = zip(*[compute(tangents) for tangents in zip(*items)])
-        stacked = [_stacked(gradients, lengths[0]) for gradients in found]
+        of_inputs = zip(*[compute(tangents) for tangents in zip(*items)])
+        stacked = [_stacked(gradients, lengths[0]) for gradients in of_inputs]
     return [None if value is None else batch(value) for value in stacked]
 
 

@@ -56,7 +56,7 @@ def without_underived(
 def _behind(root: Any, leaves: Sequence[torch.Tensor], message: str) -> tuple[int, ...]:
     """The leaves that the history of `root` goes back to, all of them through operations without a derivative."""
     places = {id(leaf): place for place, leaf in enumerate(leaves)}
-    found: dict[bool, set[int]] = {False: set(), True: set()}
+    reached: dict[bool, set[int]] = {False: set(), True: set()}
     seen = {(root, False)}
     waiting = [*seen]
     while waiting:
@@ -64,17 +64,17 @@ def _behind(root: Any, leaves: Sequence[torch.Tensor], message: str) -> tuple[in
         through = through or _own_message(node) is not None
         place = places.get(id(getattr(node, "variable", None)))
         if place is not None:
-            found[through].add(place)
+            reached[through].add(place)
         following = {(other, through) for other, _ in node.next_functions if other is not None} - seen
         seen |= following
         waiting += following
-    if found[False] - found[True]:
+    if reached[False] - reached[True]:
         raise Unsupported(
             f"gradients go past an operation without one: {message}",
             remedy="detach its arguments where no gradient is wanted",
             kind="operator",
         )
-    return tuple(sorted(found[True]))
+    return tuple(sorted(reached[True]))
 
 
 def _fault(root: Any, sound: set[Any]) -> str | None:
