@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from bolide.support.errors import UserFrame
+from bolide.tracing.graph import mapped
 from bolide.tracing.meta import TensorMeta
 
 
@@ -56,7 +57,8 @@ def describe(graph: fx.Graph, replace: bool = False) -> None:
     lines: dict[int, str] = {}  # by id of what the graph holds
     for node in graph.nodes:
         if "val" in node.meta:
-            node.meta["example_value"] = _example(node.meta["val"])
+            value = node.meta["val"]
+            node.meta["example_value"] = mapped(value, lambda x: Described.of(x) if isinstance(x, TensorMeta) else x)
             if replace:
                 node.meta["val"] = node.meta["example_value"]
         where: UserFrame | None = node.meta.get("where")
@@ -66,11 +68,3 @@ def describe(graph: fx.Graph, replace: bool = False) -> None:
                 if id(line) not in lines:
                     lines[id(line)] = f"  {line}\n    {line.text}\n"
             node.meta["stack_trace"] = "".join([lines[id(line)] for line in stack])
-
-
-def _example(value: Any) -> Any:
-    if isinstance(value, TensorMeta):
-        return Described.of(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_example, value))
-    return value

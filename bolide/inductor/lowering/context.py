@@ -42,6 +42,7 @@ from bolide.inductor.lowering.values import (
 )
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta
+from bolide.tracing.graph import mapped
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.traits import traits_of
 
@@ -280,7 +281,7 @@ class Lowering:
         """The node as a call that tells the value of a size variable."""
         node = self.node
         assert isinstance(node.target, torch._ops.OpOverload)
-        args = _mapped(node.args, lambda source: self._argument(source, any_layout=True))
+        args = _given(node.args, lambda source: self._argument(source, any_layout=True))
         scalar = ((torch.int64,), ((),), (_AT_START,))
         self.definitions.append(Extern((size.text(),), node.target, args, {}, *scalar, origin=node, binds=True))
         return size
@@ -290,7 +291,7 @@ class Lowering:
         node = self.node
         assert isinstance(node.target, torch._ops.OpOverload)
         any_layout = bool(traits_of(node.target).product)  # the result's does not depend on theirs
-        args, kwargs = _mapped((node.args, node.kwargs), lambda source: self._argument(source, any_layout))
+        args, kwargs = _given((node.args, node.kwargs), lambda source: self._argument(source, any_layout))
         meta = node.meta["val"]
         several = type(meta) in (tuple, list)  # a TensorMeta is a tuple as well
         metas = [item if _is_tensor(item) else None for item in (meta if several else () if meta is None else (meta,))]
@@ -318,15 +319,15 @@ def _is_tensor(meta: object) -> TypeGuard[TensorMeta]:
     return hasattr(meta, "dtype")
 
 
-def _mapped(arg: Any, value_of: Callable[[torch.fx.Node], object]) -> Any:
-    """An argument of a node with values for nodes and Exprs for sizes."""
-    if isinstance(arg, torch.fx.Node):
-        return value_of(arg)
-    if isinstance(arg, (list, tuple)):
-        return type(arg)(_mapped(item, value_of) for item in arg)
-    if isinstance(arg, dict):
-        return {key: _mapped(item, value_of) for key, item in arg.items()}
-    return as_expr(arg) if isinstance(arg, torch.SymInt) else arg
+def _given(arg: Any, value_of: Callable[[torch.fx.Node], object]) -> Any:
+    """Arguments of a node with values for nodes and Exprs for sizes."""
+
+    def given(part: object) -> object:
+        if isinstance(part, torch.fx.Node):
+            return value_of(part)
+        return as_expr(part) if isinstance(part, torch.SymInt) else part
+
+    return mapped(arg, given)
 
 
 def _has_sized_number(target: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
@@ -387,7 +388,7 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> object:
         if _is_tensor(meta) and any(size is ZERO for size in ctx.shape_of(meta)):
             # no element to compute: no lowering need think of it
             return ctx.compute(*ctx.out, lambda coords: sc.const(0, meta.dtype))
-        args, kwargs = _mapped((node.args, node.kwargs), ctx.values.__getitem__)
+        args, kwargs = _given((node.args, node.kwargs), ctx.values.__getitem__)
         if target in TAKE_SIZES or not _has_sized_number(target, args, kwargs):
             result = LOWERINGS[target](ctx, *args, **kwargs)
             if result is not EXTERN:

@@ -18,7 +18,7 @@ import torch.fx as fx
 
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr, ShapeEnv, SymNode, contiguous_strides, same_sizes
-from bolide.tracing.graph import enter, evaluated, lookup, operator
+from bolide.tracing.graph import enter, evaluated, lookup, mapped, operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.rules.registry import rule
@@ -141,9 +141,7 @@ def as_function(part: Part, results: Sequence[TracedTensor]) -> Run:
 
 def separated(value: Any) -> Any:
     """What an operation answers that no derivative goes through."""
-    if isinstance(value, (list, tuple)):
-        return [separated(item) for item in value]
-    return value.detach() if isinstance(value, torch.Tensor) else value
+    return mapped(value, lambda item: item.detach() if isinstance(item, torch.Tensor) else item)
 
 
 def common_layout(metas: Sequence[TensorMeta]) -> TensorMeta:

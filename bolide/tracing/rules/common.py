@@ -20,7 +20,7 @@ from bolide.symbolic import (
     same_sizes,
     times,
 )
-from bolide.tracing.meta import TensorMeta
+from bolide.tracing.meta import TensorMeta, number_dtype
 
 Ints = Sequence[Size]
 Number = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -298,16 +298,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _NAMES.get(name, name)
 
 
-def _number_dtype(value: object) -> torch.dtype:
-    if isinstance(value, (bool, torch.SymBool)):
-        return torch.bool
-    if isinstance(value, (int, torch.SymInt)):
-        return torch.int64
-    if isinstance(value, complex):
-        return torch.complex128 if torch.get_default_dtype() is torch.float64 else torch.complex64
-    return torch.get_default_dtype()
-
-
 def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
     """Promotion between priority classes (c10's combine_categories): the lower one counts only by its kind."""
     if higher is None or lower is None:
@@ -335,7 +325,7 @@ def result_type(operands: Iterable[object]) -> torch.dtype:
             else:
                 zeros = dtype if zeros is None else torch.promote_types(zeros, dtype)
         elif isinstance(operand, Number):
-            dtype = _number_dtype(operand)
+            dtype = number_dtype(operand)
             numbers = dtype if numbers is None else torch.promote_types(numbers, dtype)
     common = _combine(dims, _combine(zeros, numbers))
     assert common is not None
