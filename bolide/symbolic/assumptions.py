@@ -55,9 +55,7 @@ class Assumptions:
         self.scalar: Callable[[Expr, int], Any] | None = None  # makes a number of the graph of an integer
         self.has_floats = False  # whether there are floats that are made of sizes
         self.answers: dict[object, Any] = {}  # what shape rules have said of these sizes
-        self.keys: dict[
-            int, tuple[object, object]
-        ] = {}  # metas of tensors by id, and what they count as among those answers
+        self.keys: dict[int, tuple[object, object]] = {}  # by ids of metas: what they count as in those answers
         self._values: dict[Expr, int] = {}
         self._truths: dict[tuple[str, Expr], bool] = {}  # what `holds` has found, of conditions that are not data
         self.nodes: dict[object, Any] = {}  # results of arithmetic: C++ asks for the same ones all the time
@@ -237,9 +235,7 @@ class Facts:
         self.names: set[str] = set()
         self._known: set[Cond] = set()
         self._positive: list[Expr] = []  # expressions that are at least 0
-        self._least: dict[
-            str, int
-        ] = {}  # lower bounds of symbols, where they are better than those they were made with
+        self._least: dict[str, int] = {}  # lower bounds of symbols, better than those they were made with
 
     def add(self, condition: Cond) -> None:
         """Note that a condition holds."""

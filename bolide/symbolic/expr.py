@@ -561,78 +561,69 @@ def _narrow(r: Expr, b: int) -> tuple[int, Expr, Expr] | None:
     return None
 
 
+def _is_simple(divisor: Expr) -> bool:
+    """Whether a divisor is one positive term."""
+    least = divisor.bounds()[0]
+    return least is not None and least > 0 and len(divisor.terms) + bool(divisor.offset) == 1
+
+
+def _lone(a: Expr) -> tuple[AtomKind | None, Expr, Expr, int]:
+    """(kind, x, m, c) of an expression that is c * (x kind m) plus a constant; the kind is None of others."""
+    if len(a.terms) == 1 and len(a.terms[0][0]) == 1 and a.terms[0][0][0].args:
+        ((atom,), c) = a.terms[0]
+        return atom.kind, *atom.args, c  # type: ignore[return-value]
+    return None, ZERO, ZERO, 0
+
+
+def _is_multiple(m: Expr, b: Expr, factor: int = 1) -> bool:
+    return m.is_const and m.offset > 0 and factor * m.offset % b.offset == 0
+
+
 @_remembered
 def _floordiv(a: Expr, b: Expr) -> Expr:
-    if b.is_const:
-        if b.offset == 0:
-            return Expr.const(1 // 0)  # Python's own error
-        if b.offset < 0:
-            return -a // -b.offset
-        if b.offset == 1:
-            return a
-    if not a.terms and (b.is_const or a.offset == 0):
-        return Expr.const(a.offset // b.offset if b.is_const else 0)
-    positive = b.bounds()[0]
-    if len(b.terms) > 1 or (b.terms and b.offset) or positive is None or positive < 1:
-        if a is b and positive is not None and positive > 0:
-            return ONE
-        if positive is not None and positive > 0 and _within(a, b) == 0:
-            return ZERO
+    if b.is_const and b.offset <= 0:
+        return -a // -b.offset if b.offset else Expr.const(1 // 0)  # Python's own error
+    if b is ONE or a is ZERO:
+        return a
+    if not _is_simple(b):
+        if (b.bounds()[0] or 0) > 0 and (a is b or _within(a, b) == 0):
+            return ONE if a is b else ZERO
         return _atom_of("//", a, b)
     q, r = _split(a, b)
     k = _within(r, b)
     if k is not None:
         return q + k
-    if b.is_const:
-        narrowed = _narrow(r, b.offset)
-        if narrowed is not None:
-            g, x, _ = narrowed
-            return q + x // (b.offset // g)
-    if len(r.terms) == 1:
-        (mono, c), offset = r.terms[0], r.offset
-        if len(mono) == 1 and c == 1 and mono[0].kind == "//":
-            x, m = mono[0].args
-            if (m.bounds()[0] or 0) > 0:  # (x//m + k)//b == (x + k*m)//(m*b)
-                return q + (x + m * offset) // (m * b)
-        if len(mono) == 1 and c == 1 and not offset and mono[0].kind == "%" and b.is_const:
-            x, m = mono[0].args
-            if m.is_const and m.offset > 0 and m.offset % b.offset == 0:
-                return q + (x // b) % (m.offset // b.offset)
+    narrowed = _narrow(r, b.offset) if b.is_const else None
+    if narrowed is not None:
+        g, x, _ = narrowed
+        return q + x // (b.offset // g)
+    kind, x, m, c = _lone(r)
+    if kind == "//" and c == 1 and (m.bounds()[0] or 0) > 0:  # (x//m + k)//b == (x + k*m)//(m*b)
+        return q + (x + m * r.offset) // (m * b)
+    if kind == "%" and c == 1 and not r.offset and b.is_const and _is_multiple(m, b):
+        return q + (x // b) % (m.offset // b.offset)
     return q + _atom_of("//", r, b)
 
 
 @_remembered
 def _mod(a: Expr, b: Expr) -> Expr:
-    if b.is_const:
-        if b.offset == 0:
-            return Expr.const(1 % 0)  # Python's own error
-        if b.offset < 0:
-            return -(-a % -b.offset)
-        if b.offset == 1:
-            return ZERO
-        if not a.terms:
-            return Expr.const(a.offset % b.offset)
-    positive = b.bounds()[0]
-    if a is ZERO or a is b:
+    if b.is_const and b.offset <= 0:
+        return -(-a % -b.offset) if b.offset else Expr.const(1 % 0)  # Python's own error
+    if b is ONE or a is ZERO or a is b:
         return ZERO
-    if len(b.terms) > 1 or (b.terms and b.offset) or positive is None or positive < 1:
-        if positive is not None and positive > 0 and _within(a, b) == 0:
-            return a
-        return _atom_of("%", a, b)
+    if not _is_simple(b):
+        return a if (b.bounds()[0] or 0) > 0 and _within(a, b) == 0 else _atom_of("%", a, b)
     _, r = _split(a, b)
     k = _within(r, b)
     if k is not None:
         return r - b * k
-    if b.is_const:
-        narrowed = _narrow(r, b.offset)
-        if narrowed is not None:
-            g, x, y = narrowed
-            return x % (b.offset // g) * g + y
-        if len(r.terms) == 1 and len(r.terms[0][0]) == 1 and r.terms[0][0][0].kind == "%":
-            x, m = r.terms[0][0][0].args
-            c = r.terms[0][1]
-            if m.is_const and m.offset > 0 and (c * m.offset) % b.offset == 0:
-                return (x * c + r.offset) % b
+    narrowed = _narrow(r, b.offset) if b.is_const else None
+    if narrowed is not None:
+        g, x, y = narrowed
+        return x % (b.offset // g) * g + y
+    kind, x, m, c = _lone(r)
+    if kind == "%" and b.is_const and _is_multiple(m, b, c):
+        return (x * c + r.offset) % b
     return _atom_of("%", r, b)
 
 

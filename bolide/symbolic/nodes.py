@@ -251,11 +251,9 @@ class SymNode:
         made = None if self.env.derive is None else self.env.derive(text, value)
         if made is None:
             return None
-        return (
-            SymNode(self.env, Expr.const(made) if type(made) is int else made, made)
-            if type(made) in (int, float)
-            else made.node
-        )
+        if type(made) not in (int, float):
+            return made.node  # type: ignore[no-any-return]
+        return self.wrap_int(made) if type(made) is int else self.wrap_float(made)
 
     # ---- making others --------------------------------------------------------------------------------------------
 
@@ -442,17 +440,15 @@ class SymNode:
             return self._cond(Expr.min(_positive_if(self.expr), _positive_if(other.expr)).ge(0))
         return self.wrap_bool(self.guard_bool() and other.guard_bool())
 
-    sym_and = and_
-
-    def bitwise_and(self, other: SymNode) -> SymNode:
-        return self.and_(other) if self.is_bool() else self._bits("&", other, lambda a, b, both: both)
-
     def or_(self, other: SymNode) -> SymNode:
         if not self.has_hint() or not other.has_hint():
             return self._cond(Expr.max(_positive_if(self.expr), _positive_if(other.expr)).ge(0))
         return self.wrap_bool(self.guard_bool() or other.guard_bool())
 
-    sym_or = or_
+    sym_and, sym_or = and_, or_
+
+    def bitwise_and(self, other: SymNode) -> SymNode:
+        return self.and_(other) if self.is_bool() else self._bits("&", other, lambda a, b, both: both)
 
     def bitwise_or(self, other: SymNode) -> SymNode:
         return self.or_(other) if self.is_bool() else self._bits("|", other, lambda a, b, both: a + b - both)

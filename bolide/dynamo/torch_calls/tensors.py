@@ -27,7 +27,7 @@ from bolide.dynamo.torch_calls.checkpoint import refuse_gradients
 from bolide.dynamo.torch_calls.hooks import hooks_of, refused_method
 from bolide.dynamo.world.makers import behind
 from bolide.support.errors import Unsupported
-from bolide.symbolic import SymNode, without_zeros
+from bolide.symbolic import without_zeros
 from bolide.tracing import DataDependent, Trace, TracedTensor
 from bolide.tracing.numbers import scalars
 from bolide.tracing.numbers.scalars import TracedFloat
@@ -51,12 +51,9 @@ def _stride(vm: Machine, tensor: object, dim: int | None = None) -> object:
     """Strides made of sizes that are data, which may be 0."""
     if type(tensor) is not TracedTensor or not vm.trace.shapes.facts.names:
         return NATIVE
-    env, strides = vm.trace.shapes, tensor.stride()
+    sym_int, strides = vm.trace.shapes.sym_int, tensor.stride()
     shown = without_zeros(as_exprs(tensor.shape), as_exprs(strides))
-    found = [
-        stride if expr.is_const else torch.SymInt(SymNode(env, expr, env.value(expr)))  # type: ignore[no-untyped-call]
-        for stride, expr in zip(strides, shown)
-    ]
+    found = [stride if expr.is_const else sym_int(expr) for stride, expr in zip(strides, shown)]
     return tuple(found) if dim is None else found[dim]
 
 

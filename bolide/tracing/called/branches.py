@@ -17,7 +17,7 @@ import torch
 import torch.fx as fx
 
 from bolide.support.errors import Unsupported
-from bolide.symbolic import Expr, ShapeEnv, SymNode, contiguous_strides, same_sizes
+from bolide.symbolic import Expr, ShapeEnv, contiguous_strides, same_sizes
 from bolide.tracing.graph import enter, evaluated, lookup, mapped, operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import is_dense
@@ -124,8 +124,7 @@ class Part(Trace):
 
 def size_operand(trace: Trace, symbol: Expr) -> torch.SymInt:
     """A placeholder for a symbol of the trace around this one, which shares its `ShapeEnv`; its size."""
-    node = SymNode(trace.shapes, symbol, trace.shapes.value(symbol))
-    size = torch.SymInt(node)  # type: ignore[no-untyped-call]
+    size = trace.shapes.sym_int(symbol)
     trace.bind_size(size, trace.slot("size", size))
     return size
 
@@ -261,8 +260,7 @@ class Places:
 
     def sizes(self, trace: Trace) -> list[torch.SymInt]:
         """The sizes themselves."""
-        env = trace.shapes
-        return [torch.SymInt(SymNode(env, symbol, env.value(symbol))) for symbol in self.symbol]  # type: ignore[no-untyped-call]
+        return [trace.shapes.sym_int(symbol) for symbol in self.symbol]
 
     def picking(self, run: Run, part: Part) -> Run:
         """`run`, which takes the part's own operands and sizes, as a function of all of them."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from bolide.symbolic import SymNode, hint_of
+from bolide.symbolic import hint_of
 from bolide.tracing.meta import DataDependent
 from bolide.tracing.numbers import data
 from bolide.tracing.numbers.sizes import SIZED, of_sizes, sized_by_data
@@ -60,8 +60,7 @@ def _item(trace: Recorder, func: OpOverload, tensor: Tensor) -> Any:
         return trace.scalar(own)
     size = of_sizes(trace, own.node) if trace.has_symbols and not own.dim() else None
     if size is not None:
-        node = SymNode(trace.shapes, size, size.evaluate(trace.shapes.hints))
-        return torch.SymInt(node)  # type: ignore[no-untyped-call]
+        return trace.shapes.sym_int(size)
     if not own.dtype.is_complex and trace.is_symbol(own, trace.captures_numbers):
         return data.number(trace, own)
     known = trace.read(own)

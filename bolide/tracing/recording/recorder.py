@@ -20,7 +20,6 @@ from bolide.symbolic import (
     Expr,
     ShapeEnv,
     Size,
-    SymNode,
     contiguous_strides,
     hint_of,
     is_one,
@@ -390,8 +389,7 @@ class Recorder(abc.ABC):
     def _compute_size(self, expr: Expr) -> Any:
         def apply(function: Any, a: Any, b: Any, value: Expr) -> Any:
             node = self.graph.create_node("call_function", function, (a, b), {}, "size")
-            hint = self.shapes.value(value)
-            node.meta["val"] = torch.SymInt(SymNode(self.shapes, value, hint))  # type: ignore[no-untyped-call]
+            node.meta["val"] = self.shapes.sym_int(value)
             node.meta["where"] = self.where
             return node
 
