@@ -44,11 +44,6 @@ class Traits:
     impure: bool = False
     """It must stay, stay single and stay in order: a draw, a write, a check, a message (from the schema)."""
 
-    @property
-    def fuses(self) -> bool:
-        """Whether it reads its operands where they are computed, so that they need no memory for its sake."""
-        return self.again < NEVER or self.loops
-
 
 _CHEAP, _COSTLY, _GATHERING, _DRAWING = 0.1, 0.5, 1.0, 1.5
 
