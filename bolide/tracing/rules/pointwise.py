@@ -72,7 +72,7 @@ _UNARY = """neg relu sign sgn ceil floor trunc round round.decimals bitwise_not 
 _UNARY_FLOAT = """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh
     atanh erf erfc erfinv sigmoid reciprocal lgamma digamma logit sinc special_erfcx special_ndtri special_log_ndtr
     special_entr special_i0e special_i1 special_i1e i0"""
-_UNARY_BOOL = "logical_not isnan signbit isposinf isneginf"
+_UNARY_BOOL = "logical_not isnan isinf isposinf isneginf signbit"
 _BINARY = """add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar maximum minimum fmax fmin
     remainder.Tensor remainder.Scalar remainder.Scalar_Tensor fmod.Tensor fmod.Scalar floor_divide floor_divide.Scalar
     pow.Tensor_Tensor pow.Tensor_Scalar hypot nextafter logaddexp logaddexp2 bitwise_and.Tensor
@@ -173,11 +173,6 @@ def _masked_fill(x: TensorMeta, mask: TensorMeta, value: object) -> TensorMeta:
         f"{value.ndim if value.__class__ is TensorMeta else 0} dimension(s).",
     )
     return row_major(x, broadcast_shapes([x.shape, mask.shape]))
-
-
-@rule("isinf")
-def _isinf(x: TensorMeta) -> TensorMeta:
-    return elementwise([x], torch.bool)
 
 
 @rule("clone")

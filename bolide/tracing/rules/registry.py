@@ -46,7 +46,7 @@ class Answers:
 
 
 answers = Answers()
-_prepared: list[bool] = []
+_prepare = functools.cache(keep_dynamo_out_of_meta_kernels)
 
 
 def qualified(name: str) -> str:
@@ -256,9 +256,7 @@ def by_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _of_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
-    if not _prepared:
-        keep_dynamo_out_of_meta_kernels()
-        _prepared.append(True)
+    _prepare()
     return _metas(func(*_on(args, "meta"), **_on(kwargs, "meta")), _device(args, kwargs))
 
 
