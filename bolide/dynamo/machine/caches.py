@@ -25,7 +25,7 @@ import torch
 
 from bolide.dynamo.machine.interpreter import Call, Machine, Slot
 from bolide.dynamo.machine.native_calls import for_real
-from bolide.dynamo.machine.stand_ins import SYMBOLIC
+from bolide.dynamo.machine.stand_ins import SYMBOLIC, real_value
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import NO_NAMESPACE, is_constant, own_namespace, same_constant
 from bolide.dynamo.world.journal import Written
@@ -73,8 +73,8 @@ class _RealCall(NamedTuple):
         words = tuple((name, _HOLE if value is place else value) for name, value in kwargs.items())
         base = Source("object", None, None, function) if place is None else place.source
         source = Source("apply", base, (function, given, words), _answer_about)
-        real_words = {name: _real(value) for name, value in kwargs.items()}
-        return cls(function, list(map(_real, args)), real_words, source)
+        real_words = {name: real_value(value) for name, value in kwargs.items()}
+        return cls(function, list(map(real_value, args)), real_words, source)
 
     def answer(self, vm: Machine, results: dict[Any, Any]) -> Any:
         answer = for_real(self.function, *self.args, **self.words)
@@ -93,10 +93,6 @@ def _answer_about(value: Any, function: Any, args: tuple[Any, ...], kwargs: tupl
 
 def _is_outside(value: object) -> bool:
     return type(value) is Outside or is_constant(tuple(value) if type(value) is torch.Size else value)
-
-
-def _real(value: object) -> object:
-    return value.real if type(value) is Outside else value
 
 
 def _named(value: Any) -> Any:

@@ -35,7 +35,7 @@ from bolide.dynamo.machine.native_calls import (
     shown,
 )
 from bolide.dynamo.machine.operations import has_mapping_code
-from bolide.dynamo.machine.stand_ins import PENDING, PLAIN, behind, class_of, goes_to_class
+from bolide.dynamo.machine.stand_ins import PENDING, PLAIN, behind, class_of, goes_to_class, real_value
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING, PROXIES, is_library_namespace
 from bolide.dynamo.state import CALLBACK, own_mark
@@ -214,8 +214,10 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
                 vm.modes.entered.remove(args[0])
             return request
         root = function.__globals__["__name__"].partition(".")[0]
-        if root in ("inspect", "typing") and not any(isinstance(_real(a), inspect.BoundArguments) for a in args):
-            frame.stack.append(function(*[_real(a) for a in args], **{k: _real(v) for k, v in (kwargs or {}).items()}))
+        if root in ("inspect", "typing") and not any(isinstance(real_value(a), inspect.BoundArguments) for a in args):
+            frame.stack.append(
+                function(*[real_value(a) for a in args], **{k: real_value(v) for k, v in (kwargs or {}).items()})
+            )
             return None
     vm.enter(function, args, kwargs)
     return True
@@ -252,14 +254,6 @@ def _refuse_in_skipped(vm: Machine, frame: Frame, function: object) -> None:
     is_module = type(function) is Outside and issubclass(function.cls, torch.nn.Module)
     if not is_module and (type(function) is not types.FunctionType or is_native(vm, function)):
         raise vm.unsupported(frame.code.skipped, "disabled")
-
-
-def _real(value: object) -> object:
-    if type(value) is Outside:
-        return value.real
-    if type(value) is types.MethodType:
-        return types.MethodType(value.__func__, _real(value.__self__))
-    return value
 
 
 # ---- classes ---------------------------------------------------------------------------------------------------------

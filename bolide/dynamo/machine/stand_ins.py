@@ -79,6 +79,15 @@ def class_of(value: Any) -> type:
     return vars(cls).get(STANDS_FOR, cls) if stand_in is None else stand_in.seen
 
 
+def real_value(value: Any) -> Any:
+    """The value outside that `Outside`, or the owner of a method that is one, stands for; any other itself."""
+    if type(value) is Outside:
+        return value.real
+    if type(value) is types.MethodType:
+        return types.MethodType(value.__func__, real_value(value.__self__))
+    return value
+
+
 def settled(value: Any) -> Any:
     """A symbolic number that torch has made, as the program holds it: truths are known, floats of the graph have their
     operators."""

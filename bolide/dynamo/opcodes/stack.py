@@ -16,7 +16,7 @@ from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_super, named_attribute
 from bolide.dynamo.machine.interpreter import Call, Machine, opcode, polyfill
 from bolide.dynamo.machine.items import delete_item, get_item, set_item
-from bolide.dynamo.machine.stand_ins import class_of
+from bolide.dynamo.machine.stand_ins import class_of, real_value
 from bolide.dynamo.machine.writes import delete_attribute, store_attribute
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.state import is_dynamo_compiling
@@ -349,7 +349,7 @@ def _dict_merge(vm: Machine, frame: Frame, arg: int) -> bool | None:
 
 def described(function: object) -> str:
     """A function as CPython's messages about calls name it."""
-    real = function.real if type(function) is Outside else function
+    real = real_value(function)
     name = getattr(real, "__qualname__", None)
     if name is None:
         return str(real)
