@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -19,6 +18,7 @@ from bolide.inductor.plan import Plan
 from bolide.inductor.runtime import driver
 from bolide.inductor.runtime.kernels import CompiledKernel, sequence
 from bolide.inductor.schedule import schedule_program
+from bolide.inductor.schedule.pipeline import timed
 from bolide.inductor.schedule.stages import Refusal
 from bolide.support import events
 from bolide.symbolic import Expr, as_expr
@@ -84,11 +84,11 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
     """Compiles a functional ATen graph (the contract is in docs/inductor.md) for the CPU, with the options of
     `inductor.config` as they are now."""
     name = f"{info.kind}_{next(_numbers)}"
-    start = time.perf_counter()
-    fresh = () if info.kind == "backward" else info.visible_outputs  # gradients may be one tensor, as eager's are
-    program = lower(gm, fresh)
-    seconds = {"lower": time.perf_counter() - start}
-    names = argument_names(gm)
+    seconds: dict[str, float] = {}
+    with timed(seconds, "lower"):
+        # gradients may be one tensor, as eager's are
+        program = lower(gm, () if info.kind == "backward" else info.visible_outputs)
+    names = _argument_names(gm)
     scheduled = schedule_program(program, names, [names[position] for position in info.static_inputs])
     seconds.update(scheduled.seconds)
     plan = scheduled.plan
@@ -96,22 +96,22 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
         input_name(node): getattr(gm, str(node.target)) for node in gm.graph.nodes if node.op == "get_attr"
     }
     _record_layouts(gm, scheduled.strides)
-    start = time.perf_counter()
-    sizes = program.size_vars.keys() - _data(gm)
-    known = {name: program.size_vars[name] for name in names if name in sizes}
-    compiled = compile_kernels(plan.kernels, sizes=known)
-    seconds["codegen"] = time.perf_counter() - start
+    with timed(seconds, "codegen"):
+        sizes = program.size_vars.keys() - _data(gm)
+        compiled = compile_kernels(plan.kernels, sizes={n: program.size_vars[n] for n in names if n in sizes})
 
     def bind(calls: Sequence[tuple[int, tuple[int, ...]]]) -> Callable[..., None]:
         return sequence([(compiled[kernel], positions) for kernel, positions in calls])
 
-    start = time.perf_counter()
-    run, source = driver.build(plan, bind, name)
-    seconds["driver"] = time.perf_counter() - start
-    for stage, taken in seconds.items():
-        if events.subscribers:
+    with timed(seconds, "driver"):
+        run, source = driver.build(plan, bind, name)
+    if events.subscribers:
+        for stage, taken in seconds.items():
             events.emit(events.Stage(name, stage, taken, {}))
-    kernels = [_report(kernel, code) for kernel, code in zip(plan.kernels, compiled)]
+    kernels = [
+        KernelReport(kernel.name, kernel.origins, kernel, code, _bytes(kernel, "out"), _bytes(kernel, "in"))
+        for kernel, code in zip(plan.kernels, compiled)
+    ]
     return CompiledGraph(name, plan, kernels, scheduled.refusals, seconds, source, run, bind)
 
 
@@ -131,7 +131,7 @@ def _record_layouts(gm: torch.fx.GraphModule, strides: Sequence[tuple[Expr, ...]
                 node.meta["val"] = node.meta["val"]._replace(stride=actual)
 
 
-def argument_names(gm: torch.fx.GraphModule) -> tuple[str, ...]:
+def _argument_names(gm: torch.fx.GraphModule) -> tuple[str, ...]:
     """The names of the call's arguments in order; a size goes by the name of its variable, so that expressions over
     sizes can be evaluated."""
     names = []
@@ -142,17 +142,9 @@ def argument_names(gm: torch.fx.GraphModule) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _report(kernel: Kernel, compiled: CompiledKernel) -> KernelReport:
-    return KernelReport(
-        kernel.name, kernel.origins, kernel, compiled, _bytes(kernel, ("in", "inout")), _bytes(kernel, ("out", "inout"))
-    )
-
-
-def _bytes(kernel: Kernel, roles: tuple[str, ...]) -> int | None:
-    total = 0
-    for param in kernel.params:
-        if param.role in roles:
-            if not param.numel.is_const:
-                return None
-            total += param.numel.value * param.dtype.itemsize
-    return total
+def _bytes(kernel: Kernel, other: str) -> int | None:
+    """The size of all parameters but those of the `other` role; None where it is symbolic."""
+    params = [param for param in kernel.params if param.role != other]
+    if not all(param.numel.is_const for param in params):
+        return None
+    return sum(param.numel.value * param.dtype.itemsize for param in params)

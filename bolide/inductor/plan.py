@@ -66,7 +66,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Expected:
     """What a tensor that a Call gives has to be."""
 
     dtype: torch.dtype
@@ -77,7 +77,7 @@ class Made:
 @dataclass(frozen=True, slots=True)
 class Call:
     """Runs a library call (an ATen overload, or what `runtime.externs` put in its place) and names its results, whose
-    `made` say what they have to be (None: no tensor, or unused).
+    `expected` say what they have to be (None: no tensor, or unused).
 
     `args` and `kwargs` hold `Ref`s for tensors, at any depth of lists and tuples. `single`: the call returns one
     tensor, not a tuple."""
@@ -86,7 +86,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     names: tuple[str | None, ...]
-    made: tuple[Made | None, ...]
+    expected: tuple[Expected | None, ...]
     single: bool
     where: str = ""
 
@@ -155,7 +155,7 @@ def _value_text(value: object) -> str:
         return value.name
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_value_text(v) for v in value) + "]"
-    return value.text() if isinstance(value, Expr) else str(value)
+    return str(value)
 
 
 def _step_text(step: Step, kernels: list[Kernel]) -> str:

@@ -17,63 +17,57 @@ NO_POSITION = (1 << 63) - 1
 Parts = tuple[Value, ...]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Accumulator:
-    """`parts[lanes]`: independent partial results; together they are the accumulator's value. `home`: lanes of the
-    scope it was declared in.
+    """`home`: lanes of the block it was declared in. Its value is in partial results, one for each number of lanes that
+    it is updated with.
     """
 
     op: ReduceOp
     dtype: torch.dtype
     home: int
-    parts: dict[int, Parts]
 
     @property
     def blocked(self) -> bool:
         """Whether long loops should add up in blocks, to keep the rounding error small."""
         return self.op == "sum" and self.dtype.is_floating_point
 
+    def initial(self, b: Builder, lanes: int) -> Parts:
+        """What a reduction over nothing gives."""
+        start = b.const(identity(self.op, self.dtype), REGISTER[self.dtype], lanes)
+        return (start, b.const(NO_POSITION, "i64", lanes)) if self.op in ("argmin", "argmax") else (start,)
 
-def initial(b: Builder, op: ReduceOp, dtype: torch.dtype, lanes: int) -> Parts:
-    """What a reduction over nothing gives."""
-    start = b.const(identity(op, dtype), REGISTER[dtype], lanes)
-    return (start, b.const(NO_POSITION, "i64", lanes)) if op in ("argmin", "argmax") else (start,)
+    def join(self, left: Parts, right: Parts) -> Parts:
+        """Both together; `right` comes later in order."""
+        a, c = left[0], right[0]
+        if self.op in JOINED_BY:
+            return (INSTRUCTIONS[JOINED_BY[self.op]](self.dtype, a, c),)
+        chosen = self._wins(left, right)
+        return (a.b.select(chosen, c, a), a.b.select(chosen, right[1], left[1]))
 
+    def _wins(self, left: Parts, right: Parts) -> Value:
+        """Whether `right` is the one argmin/argmax wants: better, or NaN against a number, or as good at a smaller
+        position.
+        """
+        a, c = left[0], right[0]
+        b = a.b
+        earlier = b.compare("icmp slt", right[1], left[1])
+        order = "lt" if self.op == "argmin" else "gt"
+        if c.scalar in FLOATS:
+            nan_a, nan_c = b.compare("fcmp uno", a, a), b.compare("fcmp uno", c, c)
+            better = compare(order, self.dtype, c, a) | (nan_c & (nan_a ^ -1))
+            equal = b.compare("fcmp oeq", a, c) | (nan_a & nan_c)
+        else:
+            better, equal = compare(order, self.dtype, c, a), b.compare("icmp eq", a, c)
+        return better | (equal & earlier)
 
-def join(op: ReduceOp, dtype: torch.dtype, left: Parts, right: Parts) -> Parts:
-    """Both together; `right` comes later in order."""
-    a, c = left[0], right[0]
-    if op in JOINED_BY:
-        return (INSTRUCTIONS[JOINED_BY[op]](dtype, a, c),)
-    chosen = _wins(op, dtype, left, right)
-    return (a.b.select(chosen, c, a), a.b.select(chosen, right[1], left[1]))
-
-
-def _wins(op: ReduceOp, dtype: torch.dtype, left: Parts, right: Parts) -> Value:
-    """Whether `right` is the one argmin/argmax wants: better, or NaN against a number, or as good at a smaller
-    position.
-    """
-    a, c = left[0], right[0]
-    b = a.b
-    earlier = b.compare("icmp slt", right[1], left[1])
-    order = "lt" if op == "argmin" else "gt"
-    if c.scalar in FLOATS:
-        nan_a, nan_c = b.compare("fcmp uno", a, a), b.compare("fcmp uno", c, c)
-        better = compare(order, dtype, c, a) | (nan_c & (nan_a ^ -1))
-        equal = b.compare("fcmp oeq", a, c) | (nan_a & nan_c)
-    else:
-        better, equal = compare(order, dtype, c, a), b.compare("icmp eq", a, c)
-    return better | (equal & earlier)
-
-
-def across_lanes(op: ReduceOp, dtype: torch.dtype, parts: Parts) -> Parts:
-    """One lane from many: halves are joined until one is left."""
-    lanes = parts[0].lanes
-    while lanes > 1:
-        lanes //= 2
-        low, high = _half(parts, 0, lanes), _half(parts, lanes, lanes)
-        parts = join(op, dtype, low, high)
-    return parts
+    def across_lanes(self, parts: Parts) -> Parts:
+        """One lane from many: halves are joined until one is left."""
+        lanes = parts[0].lanes
+        while lanes > 1:
+            lanes //= 2
+            parts = self.join(_half(parts, 0, lanes), _half(parts, lanes, lanes))
+        return parts
 
 
 def _half(parts: Parts, start: int, lanes: int) -> Parts:

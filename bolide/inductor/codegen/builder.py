@@ -53,6 +53,17 @@ def mangle(scalar: str, lanes: int) -> str:
     return name if lanes == 1 else f"v{lanes}{name}"
 
 
+def _operator(integer: str, floating: str, swap: bool = False) -> Callable[[Value, Operand], Value]:
+    """A method of `Value` that writes an instruction; `swap`: the value is its second operand."""
+
+    def write(value: Value, other: Operand) -> Value:
+        operand = value.b.like(other, value)
+        left, right = (operand, value) if swap else (value, operand)
+        return value.b.binary(floating if value.scalar in FLOATS else integer, left, right)
+
+    return write
+
+
 class Value:
     """An SSA value or a constant: `text` is how operands spell it; its type is `lanes` × `scalar`."""
 
@@ -63,49 +74,26 @@ class Value:
 
     @property
     def type(self) -> str:
-        return self.scalar if self.lanes == 1 else f"<{self.lanes} x {self.scalar}>"
+        return llvm_type(self.scalar, self.lanes)
 
     def __str__(self) -> str:
         return f"{self.type} {self.text}"
 
-    def _binary(self, integer: str, floating: str, other: Operand, swap: bool = False) -> Value:
-        right = self.b.like(other, self)
-        left, right = (right, self) if swap else (self, right)
-        return self.b.binary(floating if self.scalar in FLOATS else integer, left, right)
+    @property
+    def number(self) -> int | None:
+        """Which integer that is not negative it is, if it is one that is known."""
+        return int(self.text) if self.text.isdigit() else None
 
-    def __add__(self, other: Operand) -> Value:
-        return self._binary("add", "fadd", other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Operand) -> Value:
-        return self._binary("sub", "fsub", other)
-
-    def __rsub__(self, other: Operand) -> Value:
-        return self._binary("sub", "fsub", other, swap=True)
-
-    def __mul__(self, other: Operand) -> Value:
-        return self._binary("mul", "fmul", other)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self.b.binary("fdiv", self, self.b.like(other, self))
-
-    def __rtruediv__(self, other: Operand) -> Value:
-        return self.b.binary("fdiv", self.b.like(other, self), self)
-
-    def __and__(self, other: Operand) -> Value:
-        return self.b.binary("and", self, self.b.like(other, self))
-
-    def __or__(self, other: Operand) -> Value:
-        return self.b.binary("or", self, self.b.like(other, self))
-
-    def __xor__(self, other: Operand) -> Value:
-        return self.b.binary("xor", self, self.b.like(other, self))
-
-    def __lshift__(self, other: Operand) -> Value:
-        return self.b.binary("shl", self, self.b.like(other, self))
+    __add__ = __radd__ = _operator("add", "fadd")
+    __sub__ = _operator("sub", "fsub")
+    __rsub__ = _operator("sub", "fsub", swap=True)
+    __mul__ = __rmul__ = _operator("mul", "fmul")
+    __truediv__ = _operator("fdiv", "fdiv")
+    __rtruediv__ = _operator("fdiv", "fdiv", swap=True)
+    __and__ = _operator("and", "and")
+    __or__ = _operator("or", "or")
+    __xor__ = _operator("xor", "xor")
+    __lshift__ = _operator("shl", "shl")
 
     def __neg__(self) -> Value:
         if self.scalar in FLOATS:

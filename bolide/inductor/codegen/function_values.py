@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from bolide.inductor.codegen.accesses import load
-from bolide.inductor.codegen.accumulators import Accumulator, Parts, across_lanes, join
+from bolide.inductor.codegen.accumulators import Accumulator, Parts
 from bolide.inductor.codegen.analysis import READS, Dependences
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.instructions import COMPARISONS, compare, computed, constant
@@ -28,6 +28,7 @@ class FunctionValues(Scope):
     def __init__(self, b: Builder, dependences: Dependences) -> None:
         super().__init__(b, dependences)
         self.accumulators: dict[str, Accumulator] = {}
+        self.partials: dict[tuple[str, int], Parts] = {}  # by name and lanes
         self._stateful: dict[str, set[Node]] = {}
 
     def forget(self, names: Iterable[str]) -> None:
@@ -38,9 +39,9 @@ class FunctionValues(Scope):
 
     def value(self, node: Node) -> Value:
         """The value of `node`: one lane if it is the same in all lanes, else `self.lanes`."""
-        found = self._cache.get(node)
-        if found is not None:
-            return found
+        known = self._cache.get(node)
+        if known is not None:
+            return known
         for inner in nodes_below((node,), self._cache.__contains__):
             result = self._compute(inner)
             self.remember(inner, result)
@@ -85,14 +86,19 @@ class FunctionValues(Scope):
 
     # ---- accumulators ----
 
+    def partials_of(self, names: Iterable[str]) -> list[tuple[str, int]]:
+        """The keys of the partial results of accumulators in scope."""
+        return [key for name in names for key in self.partials if key[0] == name]
+
     def read(self, name: str) -> Value:
         """The value of an accumulator now, its partial results joined."""
         accumulator = self.accumulators[name]
         total: Parts | None = None
-        for lanes, parts in accumulator.parts.items():
-            if lanes != accumulator.home:
-                parts = across_lanes(accumulator.op, accumulator.dtype, parts)
-            total = parts if total is None else join(accumulator.op, accumulator.dtype, total, parts)
+        for key in self.partials_of((name,)):
+            parts = self.partials[key]
+            if key[1] != accumulator.home:
+                parts = accumulator.across_lanes(parts)
+            total = parts if total is None else accumulator.join(total, parts)
         assert total is not None
         return total[-1]
 

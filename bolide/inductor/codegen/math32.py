@@ -100,12 +100,14 @@ def _reduce_exp(x: Value) -> tuple[Value, Value]:
     return n, b.fma(n, -LN2_LOW, b.fma(n, -LN2_HIGH, x))
 
 
+def _exp_scaled(n: Value, r: Value) -> Value:
+    """2^n e^r."""
+    return _scaled(r.b.fma(r * r, horner(r, EXP), r) + 1.0, n)
+
+
 def exp(x: Value) -> Value:
     """e^x; 1.04 ulp, also where the result is subnormal."""
-    b = x.b
-    n, r = _reduce_exp(_clamp(x, -104.0, 89.0))
-    power = b.fma(r * r, horner(r, EXP), r) + 1.0
-    return _scaled(power, n)
+    return _exp_scaled(*_reduce_exp(_clamp(x, -104.0, 89.0)))
 
 
 def expm1(x: Value) -> Value:
@@ -127,9 +129,7 @@ def exp2(x: Value) -> Value:
     # The fraction is exact; times ln 2 as a sum of two numbers.
     f = x - n
     high = f * LN2_HIGH
-    r = b.fma(f, LN2_LOW, high)
-    power = b.fma(r * r, horner(r, EXP), r) + 1.0
-    return _scaled(power, n)
+    return _exp_scaled(n, b.fma(f, LN2_LOW, high))
 
 
 def _split_log(x: Value) -> tuple[Value, Value]:
@@ -214,9 +214,7 @@ def tanh(x: Value) -> Value:
     size = b.intrinsic("fabs", x)
     is_large = b.compare("fcmp ogt", size, 0.55)
     size = b.select(b.compare("fcmp ogt", size, 10.0), 10.0, size)
-    n, r = _reduce_exp(size + size)
-    power = b.fma(r * r, horner(r, EXP), r) + 1.0
-    large = 1.0 - 2.0 / (_scaled(power, n) + 1.0)
+    large = 1.0 - 2.0 / (_exp_scaled(*_reduce_exp(size + size)) + 1.0)
     return b.intrinsic("copysign", b.select(is_large, large, small), x)
 
 
@@ -232,9 +230,7 @@ def erf(x: Value) -> Value:
     size = b.intrinsic("fabs", x)
     is_large = b.compare("fcmp ogt", size, 0.925)
     size = b.select(b.compare("fcmp ogt", size, 4.0), 4.0, size)
-    n, r = _reduce_exp(size * horner(size, ERF_LARGE))
-    power = b.fma(r * r, horner(r, EXP), r) + 1.0
-    large = 1.0 - _scaled(power, n)
+    large = 1.0 - _exp_scaled(*_reduce_exp(size * horner(size, ERF_LARGE)))
     return b.select(is_large, b.intrinsic("copysign", large, x), small)
 
 
@@ -242,8 +238,7 @@ def _half_exp(size: Value) -> Value:
     """e^x / 2 for x >= 0: finite where e^x itself is not."""
     b = size.b
     n, r = _reduce_exp(b.select(b.compare("fcmp ogt", size, 90.0), 90.0, size))
-    power = b.fma(r * r, horner(r, EXP), r) + 1.0
-    return _scaled(power, n - 1.0)
+    return _exp_scaled(n - 1.0, r)
 
 
 def cosh(x: Value) -> Value:

@@ -104,8 +104,8 @@ def entry(kernel: Kernel, name: str, regions: Sequence[Region], target: Target, 
 
 def _call(b: Builder, region: str, total: Value) -> None:
     """Run a region's whole range on this thread."""
-    if total.text.isdigit():
-        if int(total.text):
+    if total.number is not None:
+        if total.number:
             b.do(f"call void @{region}(ptr %args, i64 0, {total})")
         return
     run, after = b.new_label("run"), b.new_label("after")

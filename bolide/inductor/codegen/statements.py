@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from bolide.inductor.codegen import parallel
 from bolide.inductor.codegen.accesses import prepare, store
-from bolide.inductor.codegen.accumulators import Accumulator, initial, join
+from bolide.inductor.codegen.accumulators import Accumulator
 from bolide.inductor.codegen.analysis import Dependences, changed_by, cost, lanes_for, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.function_values import FunctionValues
@@ -62,7 +62,7 @@ class _RegionWriter:
             lanes = self.lanes(loop)
             stop = end * lanes
             extent = r.scalar(loop.axis.extent)
-            divides = extent.text.isdigit() and int(extent.text) % lanes == 0
+            divides = extent.number is not None and extent.number % lanes == 0
             stop = stop if divides else b.intrinsic("smin", stop, extent)
             self._vector(loop, begin * lanes, stop, divides)
         else:
@@ -91,14 +91,11 @@ class _RegionWriter:
         """A loop over the linear range of a nest of parallel axes; the axes count along like the digits of a clock."""
         b, r = self.b, self.r
         extents = [r.scalar(axis.extent) for axis in region.axes]
-        starts: list[Value] = []
-        rest = begin
+        rest, starts = begin, list[Value]()
         for extent in reversed(extents[1:]):
-            starts.append(b.binary("urem", rest, extent))
+            starts.insert(0, b.binary("urem", rest, extent))
             rest = b.binary("udiv", rest, extent)
-        starts.append(rest)
-        starts.reverse()
-
+        starts.insert(0, rest)
         self.hoist(region.body, changed_by(region.body).union(axis.name for axis in region.axes))
         before, label, done = b.block, b.new_label("range"), b.new_label("done")
         b.jump(label)
@@ -140,6 +137,8 @@ class _RegionWriter:
                 self.r.forget((f"buf:{statement.access.buffer}",))
         for name in declared:
             self.r.forget((f"acc:{name}",))
+            for key in self.r.partials_of((name,)):
+                del self.r.partials[key]
             del self.r.accumulators[name]
 
     def init(self, statement: Init, following: Iterable[Stmt]) -> None:
@@ -155,19 +154,19 @@ class _RegionWriter:
                     widths[lanes] = None
 
         visit(following, r.lanes)
-        parts = {lanes: initial(self.b, statement.op, statement.dtype, lanes) for lanes in widths or (r.lanes,)}
-        r.accumulators[statement.name] = Accumulator(statement.op, statement.dtype, r.lanes, parts)
+        accumulator = r.accumulators[statement.name] = Accumulator(statement.op, statement.dtype, r.lanes)
+        for lanes in widths or (r.lanes,):
+            r.partials[statement.name, lanes] = accumulator.initial(self.b, lanes)
         r.depth[f"acc:{statement.name}"] = r.level
 
     def update(self, statement: Update) -> None:
         r, b = self.r, self.b
-        accumulator = r.accumulators[statement.name]
         new = tuple(r.wide(r.value(node)) for node in roots_of(statement))
-        old = accumulator.parts[r.lanes]
-        result = join(accumulator.op, accumulator.dtype, old, new)
+        old = r.partials[statement.name, r.lanes]
+        result = r.accumulators[statement.name].join(old, new)
         if (mask := r.mask) is not None:
             result = tuple(b.select(mask, changed, kept) for changed, kept in zip(result, old))
-        accumulator.parts[r.lanes] = result
+        r.partials[statement.name, r.lanes] = result
         r.forget((f"acc:{statement.name}",))
 
     # ---- loops ----
@@ -220,8 +219,7 @@ class _RegionWriter:
         if lanes == 1:
             self._serial(loop, start, stop)
             return
-        constant = start.text.isdigit() and stop.text.isdigit()
-        whole = whole or (constant and int(stop.text) % lanes == 0)
+        whole = whole or (start.number is not None and stop.number is not None and stop.number % lanes == 0)
 
         def inside(mask: Callable[[], Value] | None) -> Body:
             def run() -> None:
@@ -256,9 +254,9 @@ class _RegionWriter:
         """Whole vectors first, then one iteration with the lanes that are left."""
         b = self.b
         lanes = self.lanes(loop)
-        if start.text.isdigit() and stop.text.isdigit():
-            middle = b.const(int(stop.text) // lanes * lanes, "i64")
-            if int(middle.text) > int(start.text):
+        if start.number is not None and stop.number is not None:
+            middle = b.const(stop.number // lanes * lanes, "i64")
+            if stop.number // lanes * lanes > start.number:
                 self._counted(loop, start, middle, lanes, full)
             self._at(loop, middle, rest)
             return
@@ -286,7 +284,7 @@ class _RegionWriter:
     def _guarded(self, condition: Value, run: Body) -> None:
         """Run code under a condition; accumulators keep their values if it does not hold."""
         b, r = self.b, self.r
-        before = {name: dict(accumulator.parts) for name, accumulator in r.accumulators.items()}
+        before = dict(r.partials)
         before_block = b.block
         then, join_label = b.new_label("then"), b.new_label("join")
         b.branch(condition, then, join_label)
@@ -297,21 +295,16 @@ class _RegionWriter:
         then_block = b.block
         b.jump(join_label)
         b.label(join_label)
-        for name, parts in before.items():
-            accumulator = r.accumulators[name]
-            changed = False
-            for lanes, old in parts.items():
-                new = accumulator.parts[lanes]
-                if new is not old:
-                    changed = True
-                    accumulator.parts[lanes] = tuple(b.merge(n, then_block, o, before_block) for n, o in zip(new, old))
-            if changed:
-                r.forget((f"acc:{name}",))
+        for key, old in before.items():
+            new = r.partials[key]
+            if new is not old:
+                r.partials[key] = tuple(b.merge(n, then_block, o, before_block) for n, o in zip(new, old))
+                r.forget((f"acc:{key[0]}",))
 
     def _counted(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
         """A loop that runs at least once. Long sums are added up in blocks, and these in blocks of blocks."""
-        sums = [name for name in updated_in(loop.body) if name in self.r.accumulators]
-        sums = [name for name in sums if self.r.accumulators[name].blocked]
+        accumulators = self.r.accumulators
+        sums = [name for name in updated_in(loop.body) if name in accumulators and accumulators[name].blocked]
         levels: list[int] = []
         while sums and len(levels) < LEVELS and not _at_most(start, stop, step * BLOCK ** (len(levels) + 1)):
             levels.append(step * BLOCK ** (len(levels) + 1))
@@ -328,16 +321,12 @@ class _RegionWriter:
         def block() -> None:
             first = r.env[loop.axis.name]
             last = b.intrinsic("smin", first + step, stop)
-            before = {name: dict(r.accumulators[name].parts) for name in sums}
-            for name in sums:
-                accumulator = r.accumulators[name]
-                for lanes in accumulator.parts:
-                    accumulator.parts[lanes] = initial(b, accumulator.op, accumulator.dtype, lanes)
+            before = {key: r.partials[key] for key in r.partials_of(sums)}
+            for name, lanes in before:
+                r.partials[name, lanes] = r.accumulators[name].initial(b, lanes)
             self._blocks(loop, first, last, inner, sums, body)
-            for name in sums:
-                accumulator = r.accumulators[name]
-                for lanes, parts in accumulator.parts.items():
-                    accumulator.parts[lanes] = join(accumulator.op, accumulator.dtype, before[name][lanes], parts)
+            for key, parts in before.items():
+                r.partials[key] = r.accumulators[key[0]].join(parts, r.partials[key])
 
         self._repeat(loop, start, stop, step, block)
 
@@ -348,31 +337,26 @@ class _RegionWriter:
         b.jump(label)
         b.label(label)
         position, ticket = b.phi("i64", 1, start, before)
-        carried = [
-            (r.accumulators[name], lanes, parts)
-            for name in updated_in(loop.body)
-            if name in r.accumulators
-            for lanes, parts in r.accumulators[name].parts.items()
-        ]
         tickets = []
-        for accumulator, lanes, parts in carried:
-            phis = [b.phi(part.scalar, part.lanes, part, before) for part in parts]
-            accumulator.parts[lanes] = tuple(value for value, _ in phis)
-            tickets.append([number for _, number in phis])
-        outer = r.env.get(loop.axis.name), r.depth.get(loop.axis.name)
+        for key in r.partials_of(updated_in(loop.body)):
+            phis = [b.phi(part.scalar, part.lanes, part, before) for part in r.partials[key]]
+            r.partials[key] = tuple(value for value, _ in phis)
+            tickets.append((key, [number for _, number in phis]))
+        axis = loop.axis.name
+        outer = (r.env[axis], r.depth[axis]) if axis in r.env else None
         self._at(loop, position, body)
         following = position + step
         end = b.block
         b.close_phi(ticket, following, end)
-        for (accumulator, lanes, _), numbers in zip(carried, tickets):
-            for part, number in zip(accumulator.parts[lanes], numbers):
+        for key, numbers in tickets:
+            for part, number in zip(r.partials[key], numbers):
                 b.close_phi(number, part, end)
         b.branch(b.compare("icmp slt", following, stop), label, done)
         b.label(done)
-        if outer[0] is not None:
-            r.env[loop.axis.name], r.depth[loop.axis.name] = outer[0], outer[1] or 0
+        if outer is not None:
+            r.env[axis], r.depth[axis] = outer
         r.forget(changed_by(loop.body))
 
 
 def _at_most(start: Value, stop: Value, count: int) -> bool:
-    return start.text.isdigit() and stop.text.isdigit() and int(stop.text) - int(start.text) <= count
+    return start.number is not None and stop.number is not None and stop.number - start.number <= count

@@ -1,22 +1,22 @@
 """From a Plan to one Python function: generated source with everything bound beforehand.
 
-The function takes the list of inputs, empties it, and returns the tuple of results. Runs of launches become one
-foreign call; tensors are dropped as
-soon as nothing needs them.
+The function takes the list of inputs, empties it, and returns the tuple of results. Runs of launches become one foreign
+call; tensors are dropped as soon as nothing needs them.
 """
 
 from __future__ import annotations
 
 import linecache
+import math
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from bolide.inductor.plan import Alloc, AsStrided, Call, Copy, Dim, Free, Launch, Plan, Ref, Reuse, Step, defined_names
+from bolide.inductor.plan import Alloc, AsStrided, Call, Copy, Free, Launch, Plan, Ref, Reuse, Step, defined_names
 from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.results import Check, Proofs, asked_for, keeps_its_word
 from bolide.symbolic import Expr
@@ -37,20 +37,16 @@ class _Driver:
     plan: Plan
     bind: Bind
     mark: str
+    names: dict[str, object]
+    filled: set[str]  # tensors in memory that the plan takes, from its start
     lines: list[str] = field(default_factory=list)
-    names: dict[str, Any] = field(default_factory=dict)
-    known: dict[Any, str] = field(default_factory=dict)
-    filled: set[str] = field(default_factory=set)  # tensors in memory that the plan takes, from its start
+    known: dict[tuple[str, int], str] = field(default_factory=dict)
     proofs: Proofs = field(default_factory=Proofs)
-    sizes: str = ""  # those that what is checked once depends on, as a tuple; "" where nothing is
 
-    def constant(self, prefix: str, value: Any) -> str:
-        """The global name of an object, the same for equal keys."""
-        key = (prefix, id(value))
-        name = self.known.get(key)
-        if name is None:
-            name = self.known[key] = f"{self.mark}{prefix}{len(self.names)}"
-            self.names[name] = value
+    def constant(self, prefix: str, value: object) -> str:
+        """The global name of an object."""
+        name = self.known.setdefault((prefix, id(value)), f"{self.mark}{prefix}{len(self.names)}")
+        self.names[name] = value
         return name
 
     def own(self, name: str) -> str:
@@ -73,53 +69,49 @@ def build(
 
     With `clock`, every launch and call runs by itself and appends (what it is, seconds) to it.
     """
-    driver = _Driver(plan, bind, _mark(plan))
-    driver.names.update(plan.constants)
-    driver.filled = {step.name for step in plan.steps if isinstance(step, Alloc)}
-    _prologue(driver)
+    filled = {step.name for step in plan.steps if isinstance(step, Alloc)}
+    driver = _Driver(plan, bind, _mark(plan), dict(plan.constants), filled)
+    lines, own = driver.lines, driver.own
+    if plan.inputs:
+        lines += [f"{', '.join(plan.inputs)}, = {own('inputs')}", f"{own('inputs')}.clear()"]
+    once = [step for step in plan.steps if isinstance(step, Call) and _is_checked_once(driver, step)]
+    sizes = _tuple(sorted({name for step in once for dim in _dims_expected(step) for name in dim.free_vars}))
+    if once:
+        lines.append(f"{own('doubt')} = {sizes} not in {driver.constant('proofs', driver.proofs)}.sizes")
     now = driver.constant("now", time.perf_counter)
     tick = "" if clock is None else driver.constant("tick", clock.append)
     for chunk in _chunks(plan.steps, clock is not None):
-        if clock is not None and isinstance(chunk, (list, Call)):
-            label = plan.kernels[chunk[0].kernel].name if isinstance(chunk, list) else str(chunk.op)
-            driver.lines.append(f"{driver.own('start')} = {now}()")
+        timed = clock is not None and isinstance(chunk, (list, Call))
+        if timed:
+            lines.append(f"{own('start')} = {now}()")
         if isinstance(chunk, list):
+            label = plan.kernels[chunk[0].kernel].name
             _launches(driver, chunk)
         else:
+            label = str(chunk.op) if isinstance(chunk, Call) else ""
             _step(driver, chunk)
-        if clock is not None and isinstance(chunk, (list, Call)):
-            driver.lines.append(f"{tick}(({label!r}, {now}() - {driver.own('start')}))")
-    if driver.sizes:
-        driver.lines.append(f"if {driver.own('doubt')}: {driver.constant('proofs', driver.proofs)}.add({driver.sizes})")
-    results = "".join(f"{_value(driver, r)}, " for r in plan.results)
-    driver.lines.append(f"return ({results})")
-    source = f"def {driver.own('call')}({driver.own('inputs')}):\n" + "".join(f"    {line}\n" for line in driver.lines)
+        if timed:
+            lines.append(f"{tick}(({label!r}, {now}() - {own('start')}))")
+    if once:
+        lines.append(f"if {own('doubt')}: {driver.constant('proofs', driver.proofs)}.add({sizes})")
+    lines.append(f"return {_tuple(_value(driver, result) for result in plan.results)}")
+    source = f"def {own('call')}({own('inputs')}):\n" + "".join(f"    {line}\n" for line in lines)
     filename = f"<bolide driver {name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     exec(compile(source, filename, "exec"), driver.names)
-    call = driver.names[driver.own("call")]
+    call: Callable[[list[Any]], tuple[Any, ...]] = driver.names[own("call")]  # type: ignore[assignment]
     weakref.finalize(call, linecache.cache.pop, filename, None).atexit = False
     return call, source
 
 
-def _prologue(driver: _Driver) -> None:
-    plan = driver.plan
-    if plan.inputs:
-        driver.lines.append(f"{', '.join(plan.inputs)}, = {driver.own('inputs')}")
-        driver.lines.append(f"{driver.own('inputs')}.clear()")
-    names: set[str] = set()
-    once = [step for step in plan.steps if isinstance(step, Call) and _is_checked_once(driver, step)]
-    for step in once:
-        names.update(*(dim.free_vars for dim in _dims_made(step)))
-    if once:
-        driver.sizes = "(" + "".join(f"{name}, " for name in sorted(names)) + ")"
-        proofs = driver.constant("proofs", driver.proofs)
-        driver.lines.append(f"{driver.own('doubt')} = {driver.sizes} not in {proofs}.sizes")
+def _tuple(texts: Iterable[object]) -> str:
+    """Source of a tuple."""
+    return "(" + "".join(f"{text}, " for text in texts) + ")"
 
 
-def _dims_made(step: Call) -> list[Expr]:
+def _dims_expected(step: Call) -> list[Expr]:
     """The symbolic sizes and strides of a call's results."""
-    dims = [dim for made in step.made if made is not None for dim in (*made.shape, *made.stride)]
+    dims = [dim for tensor in step.expected if tensor is not None for dim in (*tensor.shape, *tensor.stride)]
     return [dim for dim in dims if isinstance(dim, Expr) and not dim.is_const]
 
 
@@ -127,8 +119,8 @@ def _is_checked_once(driver: _Driver, step: Call) -> bool:
     """Whether the results of a call are checked once for the same sizes: those of torch's operations, unless sizes come
     up only while the plan runs."""
     given = set(driver.plan.inputs)
-    known = all(given.issuperset(dim.free_vars) for dim in _dims_made(step))
-    return known and any(step.made) and keeps_its_word(step.op)
+    known = all(given.issuperset(dim.free_vars) for dim in _dims_expected(step))
+    return known and any(step.expected) and keeps_its_word(step.op)
 
 
 def _chunks(steps: list[Step], single: bool) -> list[Step | list[Launch]]:
@@ -165,25 +157,23 @@ def _launches(driver: _Driver, run: list[Launch]) -> None:
     arguments: dict[str, int] = {}
     calls = []
     for launch in run:
-        texts = [f"{argument}.data_ptr()" for argument in launch.arguments]
-        texts += [_dim(size) for size in launch.sizes]
+        texts = [f"{argument}.data_ptr()" for argument in launch.arguments] + list(map(str, launch.sizes))
         calls.append((launch.kernel, tuple([arguments.setdefault(text, len(arguments)) for text in texts])))
-    function = driver.bind(calls)
-    driver.lines.append(f"{driver.constant('run', function)}({', '.join(arguments)})")
+    driver.lines.append(f"{driver.constant('run', driver.bind(calls))}({', '.join(arguments)})")
 
 
 def _step(driver: _Driver, step: Step) -> None:
     if isinstance(step, Alloc):
         empty, dtype = driver.constant("empty", _empty_strided_cpu), driver.constant("dtype", step.dtype)
-        driver.lines.append(f"{step.name} = {empty}({_dims(step.shape)}, {_dims(step.stride)}, {dtype})")
+        driver.lines.append(f"{step.name} = {empty}({_tuple(step.shape)}, {_tuple(step.stride)}, {dtype})")
     elif isinstance(step, Reuse):
         driver.lines.append(f"{step.name} = {step.base}")
     elif isinstance(step, AsStrided):
         view = driver.constant("view", torch.as_strided)
-        offset = _dim(step.offset)
+        offset = str(step.offset)
         if step.base not in driver.filled:  # what others have made need not begin where its storage does
             offset = f"{step.base}.storage_offset() + {offset}"
-        driver.lines.append(f"{step.name} = {view}({step.base}, {_dims(step.shape)}, {_dims(step.stride)}, {offset})")
+        driver.lines.append(f"{step.name} = {view}({step.base}, {_tuple(step.shape)}, {_tuple(step.stride)}, {offset})")
     elif isinstance(step, Call):
         _call(driver, step)
     elif isinstance(step, Copy):
@@ -209,32 +199,21 @@ def _call(driver: _Driver, step: Call) -> None:
     driver.lines.append(call)
     once = f"if {driver.own('doubt')}: " if _is_checked_once(driver, step) else ""
     op = asked_for(step.op, step.args)
-    for place, (name, made) in enumerate(zip(step.names, step.made)):
-        if made is not None:
-            check = driver.constant("check", Check(op, place, step.where, made.dtype, driver.proofs))
-            driver.lines.append(f"{once}{name} = {check}({name}, {_dims(made.shape)}, {_dims(made.stride)})")
+    for place, (name, expected) in enumerate(zip(step.names, step.expected)):
+        if expected is not None:
+            check = driver.constant("check", Check(op, place, step.where, expected.dtype, driver.proofs))
+            driver.lines.append(f"{once}{name} = {check}({name}, {_tuple(expected.shape)}, {_tuple(expected.stride)})")
 
 
-def _dim(value: Dim) -> str:
-    return value.text() if isinstance(value, Expr) else str(value)
-
-
-def _dims(values: tuple[Dim, ...]) -> str:
-    return "(" + "".join(f"{_dim(v)}, " for v in values) + ")"
-
-
-def _value(driver: _Driver, value: Any) -> str:
+def _value(driver: _Driver, value: object) -> str:
     """Python source of an argument or a result."""
     if isinstance(value, Ref):
         return value.name
-    if isinstance(value, Expr):
-        return value.text()
     if isinstance(value, list):
         return "[" + ", ".join(_value(driver, v) for v in value) + "]"
     if isinstance(value, tuple):
-        return "(" + "".join(f"{_value(driver, v)}, " for v in value) + ")"
-    if value is None or isinstance(value, (bool, int, str)):
-        return repr(value)
-    if isinstance(value, float):
-        return repr(value) if value == value and abs(value) != float("inf") else f"float('{value}')"
-    return driver.constant("const", value)
+        return _tuple(_value(driver, v) for v in value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
+    plain = value is None or isinstance(value, (bool, int, float, str, Expr))
+    return repr(value) if plain else driver.constant("const", value)

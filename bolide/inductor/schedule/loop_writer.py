@@ -30,7 +30,7 @@ class Piece:
     target: Expr | None
 
 
-def kernel_of(group: Group, stored: frozenset[str], buffers: dict[str, Buffer], name: str) -> Kernel:
+def kernel_of(group: Group, stored: set[str], buffers: dict[str, Buffer], name: str) -> Kernel:
     """The kernel of `group`; of the buffers it defines only those in `stored` get memory."""
     pieces = _resolve(group, stored, buffers)
     nest = choose_nest(group, _index_expressions(pieces))
@@ -48,7 +48,7 @@ def kernel_of(group: Group, stored: frozenset[str], buffers: dict[str, Buffer], 
     return Kernel(name, params, body, tuple(sizes), tuple(scratch), origins)
 
 
-def _resolve(group: Group, stored: frozenset[str], buffers: dict[str, Buffer]) -> list[Piece]:
+def _resolve(group: Group, stored: set[str], buffers: dict[str, Buffer]) -> list[Piece]:
     """Values of earlier stages in place of the loads that read them; addresses in place of coordinates."""
     inside: dict[str, Node] = {}
 

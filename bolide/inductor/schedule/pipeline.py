@@ -50,15 +50,15 @@ def schedule_program(program: Program, inputs: tuple[str, ...], static: Collecti
     for name, run in PROGRAM_PASSES:
         if run is inline and not config.fusion:
             continue
-        with _timed(seconds, name):
+        with timed(seconds, name):
             program = run(program)
-    with _timed(seconds, "layouts"):
+    with timed(seconds, "layouts"):
         ctx = Context(program.results, decide_layouts(program))
-    with _timed(seconds, "group"):
+    with timed(seconds, "group"):
         units = group(program, ctx, config.fusion)
-    with _timed(seconds, "order"):
+    with timed(seconds, "order"):
         units = order_for_memory(units, ctx, static)
-    with _timed(seconds, "emit"):
+    with timed(seconds, "emit"):
         plan = _plan_of(units, ctx, inputs)
     return Schedule(plan, [_stride(result, ctx) for result in program.results], ctx.refusals, seconds)
 
@@ -72,9 +72,7 @@ def _plan_of(units: list[Unit], ctx: Context, inputs: tuple[str, ...]) -> Plan:
     readers = _outside_readers(units, ctx.results)
     for unit in units:
         if isinstance(unit, Group):
-            stored = frozenset(
-                s.name for s in unit.stages if s.mode != "define" or readers.get(s.name, set()) - {id(unit)}
-            )
+            stored = {s.name for s in unit.stages if s.mode != "define" or readers.get(s.name, set()) - {id(unit)}}
             writer.launch(kernel_of(unit, stored, ctx.buffers, f"k{len(writer.kernels)}_{unit.stages[-1].name}"))
         elif isinstance(unit, Extern):
             writer.call(unit)
@@ -93,7 +91,8 @@ def _outside_readers(units: list[Unit], results: list[Result]) -> dict[str, set[
 
 
 @contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Notes how long the body takes."""
     start = time.perf_counter()
     yield
     seconds[name] = time.perf_counter() - start

@@ -11,9 +11,9 @@ from bolide.inductor.plan import (
     AsStrided,
     Call,
     Copy,
+    Expected,
     Free,
     Launch,
-    Made,
     Plan,
     Ref,
     Step,
@@ -55,20 +55,20 @@ class StepWriter:
         single = extern.binds or [str(result.type) for result in extern.op._schema.returns] == ["Tensor"]
         frame = None if extern.origin is None else extern.origin.meta.get("where")
         where = "" if frame is None else str(frame)
-        self.steps.append(Call(extern.op, args, kwargs, extern.names, self._made(extern), single, where))
+        self.steps.append(Call(extern.op, args, kwargs, extern.names, self._expected(extern), single, where))
         if extern.binds:
             self._sizes.update(name for name in extern.names if name is not None)
         self._tensors.update(name for name in extern.names if name is not None)
 
-    def _made(self, extern: Extern) -> tuple[Made | None, ...]:
+    def _expected(self, extern: Extern) -> tuple[Expected | None, ...]:
         """What the results have to be; None for what is no tensor, and where a size is told by the result itself."""
         known = self._sizes.union(self.inputs)
-        made = {
-            name: Made(dtype, shape, layout.stride)
+        expected = {
+            name: Expected(dtype, shape, layout.stride)
             for name, (dtype, shape, layout) in described(extern).items()
             if layout is not None and not extern.binds and all(known.issuperset(size.free_vars) for size in shape)
         }
-        return tuple([None if name is None else made.get(name) for name in extern.names])
+        return tuple([None if name is None else expected.get(name) for name in extern.names])
 
     def write_back(self, unit: WriteBack) -> None:
         """Copies a value into an input."""
