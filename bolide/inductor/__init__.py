@@ -23,8 +23,7 @@ def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> d
     """The options that a mode stands for; without `mode`, those of every mode by name. Sizes that are `dynamic` change
     nothing.
 
-    Raises ValueError for an unknown mode, with the nearest ones.
-    """
+    Raises ValueError for an unknown mode, with the nearest ones."""
     if mode is None:
         return {name: dict(options) for name, options in _MODE_OPTIONS.items()}
     if mode not in _MODE_OPTIONS:

@@ -48,8 +48,7 @@ def resolve(scope: Scope, access: Access, src: tuple[Node, ...], values: tuple[V
 
 def pointer(scope: Scope, buffer: str, terms: tuple[Term, ...], offset: int) -> Value:
     """The address of an element, the same in all lanes; the part that belongs to outer loops is an address of its
-    own.
-    """
+    own."""
     base = scope.buffers[buffer]
     if not terms and not offset:
         return base
@@ -228,8 +227,7 @@ def _add_by_lane(
     scope: Scope, where: Place, value: Value, active: Value | None, dtype: torch.dtype, atomic: bool
 ) -> None:
     """Read-modify-write one lane after the other, as lanes may meet in one element. Lanes that are off add to
-    nowhere.
-    """
+    nowhere."""
     b, kind = scope.b, MEMORY[dtype]
     lanes = max(value.lanes, where.pointer.lanes, 1 if active is None else active.lanes, scope.lanes)
     align = BITS[kind] // 8

@@ -20,8 +20,7 @@ Parts = tuple[Value, ...]
 @dataclass(frozen=True, slots=True)
 class Accumulator:
     """`home`: lanes of the block it was declared in. Its value is in partial results, one for each number of lanes that
-    it is updated with.
-    """
+    it is updated with."""
 
     op: ReduceOp
     dtype: torch.dtype
@@ -47,8 +46,7 @@ class Accumulator:
 
     def _wins(self, left: Parts, right: Parts) -> Value:
         """Whether `right` is the one argmin/argmax wants: better, or NaN against a number, or as good at a smaller
-        position.
-        """
+        position."""
         a, c = left[0], right[0]
         b = a.b
         earlier = b.compare("icmp slt", right[1], left[1])

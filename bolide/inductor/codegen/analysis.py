@@ -16,8 +16,7 @@ READS = "load"
 
 class Dependences:
     """The names each node depends on: axes, ``acc:x`` (an accumulator's value), ``buf:x`` (contents of a buffer that
-    the kernel writes), and `READS`.
-    """
+    the kernel writes), and `READS`."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.written = {s.access.buffer for s in statements(kernel.body) if isinstance(s, Store)}
@@ -63,18 +62,12 @@ def cost(body: Sequence[Stmt]) -> int:
     return operations + sum(1 for _ in statements(body))
 
 
-def widest_bytes(body: Sequence[Stmt]) -> int:
-    """Size of the type that most of the work is done in: 8 if everything that is stored or accumulated has eight
-    bytes, else 4.
-    """
-    sizes = [s.value.dtype.itemsize for s in statements(body) if isinstance(s, (Store, Update))]
-    return 8 if sizes and min(sizes) == 8 else 4
-
-
 def lanes_for(loop: Loop, vector_bits: int) -> int:
-    """Lanes of a vector loop: the register's, times a few where little work stands between two updates of an
-    accumulator (they wait for each other), and no more than a short extent can use."""
-    lanes = vector_bits // 8 // widest_bytes(loop.body)
+    """Lanes of a vector loop: the register's (of 64 bits if all that is stored or accumulated has them, else of 32),
+    times a few where little work stands between two updates of an accumulator (they wait for each other), and no more
+    than a short extent can use."""
+    sizes = [s.value.dtype.itemsize for s in statements(loop.body) if isinstance(s, (Store, Update))]
+    lanes = vector_bits // (64 if min(sizes, default=4) == 8 else 32)
     if loop.axis.kind == "reduce_vector" or updated_in(loop.body):
         work = cost(loop.body)
         lanes *= 4 if work <= 12 else 2 if work <= 24 else 1

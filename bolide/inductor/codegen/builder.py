@@ -189,23 +189,19 @@ class Builder:
         zeros = f"<{lanes} x i32> zeroinitializer"
         return self.emit(f"shufflevector {first}, {kind} poison, {zeros}", value.scalar, lanes)
 
-    def shuffle(self, value: Value, order: list[int]) -> Value:
+    def shuffle(self, value: Value, order: list[int], other: str = "poison") -> Value:
+        """The lanes of `value`, followed by those of `other`, in an order."""
         mask = ", ".join(f"i32 {index}" for index in order)
-        return self.emit(
-            f"shufflevector {value}, {value.type} poison, <{len(order)} x i32> <{mask}>", value.scalar, len(order)
-        )
+        operands = f"{value}, {value.type} {other}, <{len(order)} x i32> <{mask}>"
+        return self.emit(f"shufflevector {operands}", value.scalar, len(order))
 
     def apart(self, value: Value, stride: int) -> Value:
         """The lanes of `value` `stride` lanes apart, with zeros in between."""
-        lanes = value.lanes
-        mask = ", ".join(f"i32 {lanes if j % stride else j // stride}" for j in range(lanes * stride))
-        operands = f"{value}, {value.type} zeroinitializer, <{lanes * stride} x i32> <{mask}>"
-        return self.emit(f"shufflevector {operands}", value.scalar, lanes * stride)
+        order = [value.lanes if j % stride else j // stride for j in range(value.lanes * stride)]
+        return self.shuffle(value, order, "zeroinitializer")
 
     def concat(self, left: Value, right: Value) -> Value:
-        total = left.lanes + right.lanes
-        mask = ", ".join(f"i32 {index}" for index in range(total))
-        return self.emit(f"shufflevector {left}, {right}, <{total} x i32> <{mask}>", left.scalar, total)
+        return self.shuffle(left, list(range(2 * left.lanes)), right.text)
 
     def extract(self, value: Value, lane: int) -> Value:
         if value.lanes == 1:

@@ -43,11 +43,13 @@ def compile_kernels(
         if missing:
             for kernel in missing.values():
                 verify(kernel, sizes)  # 40 µs; LLVM ends the process over text that it cannot make sense of
-            texts = [module_text(kernel, target) for kernel in missing.values()]
-            names = [f"k{number}" for number in range(len(texts))]
-            library = load(_joined(texts, names), names, target.cpu, target.features)
-            for key, text, name in zip(missing, texts, names):
-                _known[key] = _Code(text, library.addresses[name], library)
+            parts = [_parts(kernel, target) for kernel in missing.values()]
+            names = [f"k{number}" for number in range(len(parts))]
+            declared = {symbol: line for declarations, _ in parts for symbol, line in declarations.items()}
+            functions = "\n".join(code.replace(f"@{ENTRY}", f"@{name}") for (_, code), name in zip(parts, names))
+            library = load(_module(declared, functions), names, target.cpu, target.features)
+            for key, part, name in zip(missing, parts, names):
+                _known[key] = _Code(_module(*part), library.addresses[name], library)
         codes = [_known[key] for key in keys]
     return [
         CompiledKernel(kernel, code.address, code.text, target.cpu, target.features, code.library)
@@ -63,18 +65,15 @@ def reset() -> None:
 
 
 def module_text(kernel: Kernel, target: Target) -> str:
-    """A complete LLVM module for one kernel, whose entry is @kernel: declarations, one a line, then functions."""
+    """A complete LLVM module for one kernel, whose entry is @kernel."""
+    return _module(*_parts(kernel, target))
+
+
+def _parts(kernel: Kernel, target: Target) -> tuple[dict[str, str], str]:
+    """What a kernel declares, by symbol, and its functions."""
     declarations: dict[str, str] = {}
-    functions = kernel_code(kernel, ENTRY, target, declarations)
+    return declarations, kernel_code(kernel, ENTRY, target, declarations)
+
+
+def _module(declarations: dict[str, str], functions: str) -> str:
     return "\n".join((*declarations.values(), functions))
-
-
-def _joined(texts: Sequence[str], names: Sequence[str]) -> str:
-    """One module from many: every kernel gets its own name, and what several declare is declared once."""
-    declared: dict[str, None] = {}
-    functions = []
-    for text, name in zip(texts, names):
-        head, _, rest = ("\n" + text).partition("\ndefine ")
-        declared.update(dict.fromkeys(line for line in head.split("\n") if line))
-        functions.append("define " + rest.replace(f"@{ENTRY}", f"@{name}"))
-    return "\n".join((*declared, *functions))

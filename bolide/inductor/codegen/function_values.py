@@ -6,11 +6,11 @@ or on accumulators are forgotten when these change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 
-from bolide.inductor.codegen.accesses import load
+from bolide.inductor.codegen.accesses import load, prepare
 from bolide.inductor.codegen.accumulators import Accumulator, Parts
 from bolide.inductor.codegen.analysis import READS, Dependences
 from bolide.inductor.codegen.builder import Builder, Value
@@ -104,21 +104,17 @@ class FunctionValues(Scope):
 
     # ---- code motion ----
 
-    def hoist(
-        self, roots: Iterable[Node], changing: frozenset[str], safe_to_read: bool, pointers: Callable[[Node], None]
-    ) -> None:
-        """Compute now what is under `roots` and does not depend on `changing`; call `pointers` on each load that stays
-        inside. Unless `safe_to_read` (the loop may not run at all), memory is left alone."""
+    def hoist(self, roots: Iterable[Node], changing: frozenset[str], safe_to_read: bool) -> None:
+        """Compute now what is under `roots` and does not depend on `changing`, and such parts of addresses. Unless
+        `safe_to_read` (the loop may not run at all), memory is left alone."""
         forbidden = changing if safe_to_read else changing | {READS}
-        stays: set[Node] = set()
 
         def is_done(node: Node) -> bool:
-            if node in self._cache or self.dependences.names(node).isdisjoint(forbidden):
+            done = node in self._cache or self.dependences.names(node).isdisjoint(forbidden)
+            if done:
                 self.wide(self.value(node))
-                return True
-            stays.add(node)
-            return False
+            return done
 
         for node in nodes_below(roots, is_done):
-            if node in stays and node.op == "load":
-                pointers(node)
+            if node.op == "load":
+                prepare(self, node.arg, changing)

@@ -46,8 +46,7 @@ def constant(b: Builder, value: float, dtype: torch.dtype) -> Value:
 
 def cast(value: Value, source: torch.dtype, target: torch.dtype) -> Value:
     """`value` converted as torch converts on x86: floats to narrow integers through a wider one, all to
-    bfloat16/float16 through float32.
-    """
+    bfloat16/float16 through float32."""
     if source == target:
         return value
     b = value.b
@@ -92,8 +91,7 @@ def _narrow(value: Value, target: torch.dtype) -> Value:
 
 def _float_to_integer(value: Value, target: torch.dtype) -> Value:
     """Truncation. Out of range, x86's conversion instructions give the smallest number of the width converted to,
-    which torch narrows by dropping bits.
-    """
+    which torch narrows by dropping bits."""
     b = value.b
     wide = "i64" if target in (torch.int64, torch.uint8) else "i32"
     return _resize(b.convert("fptosi", value, wide), REGISTER[target], False)
@@ -136,8 +134,7 @@ def minimum(op: str, dtype: torch.dtype, a: Value, b: Value) -> Value:
 
 def _safe_divisor(a: Value, d: Value, unsigned: bool) -> Value:
     """A divisor the CPU does not trap on: 1 in place of 0, and of -1 under the smallest number (whose quotient wraps
-    to itself).
-    """
+    to itself)."""
     b = d.b
     bad = b.compare("icmp eq", d, 0)
     if not unsigned:
@@ -195,8 +192,7 @@ def _divide(op: str, dtype: torch.dtype, a: Value, d: Value) -> Value:
 
 def _shift(op: str, dtype: torch.dtype, a: Value, n: Value) -> Value:
     """torch's shifts: by a negative count or one of at least the width, 0 (or -1 for a negative number shifted
-    right).
-    """
+    right)."""
     b = a.b
     bits = BITS[a.scalar]
     outside = b.compare("icmp uge", n, bits)
@@ -293,6 +289,5 @@ INSTRUCTIONS: dict[str, Callable[..., Value]] = {
 
 def computed(op: str, args: tuple[Value, ...], dtype: torch.dtype, result: torch.dtype) -> Value:
     """The value of `op` on operands of `dtype`, all with the same number of lanes (a condition of ``where`` may be one
-    i1).
-    """
+    i1)."""
     return cast(args[0], dtype, result) if op == "cast" else INSTRUCTIONS[op](dtype, *args)

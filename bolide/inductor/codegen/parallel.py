@@ -23,8 +23,7 @@ UNKNOWN = 64
 @dataclass(frozen=True, slots=True)
 class Region:
     """Top-level statements that become one function: the body of a nest of parallel `axes`; or a parallel `vector` loop
-    (then body is that loop alone); or serial code.
-    """
+    (then body is that loop alone); or serial code."""
 
     name: str
     axes: tuple[Axis, ...]

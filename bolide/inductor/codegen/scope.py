@@ -26,8 +26,7 @@ class Scope:
 
     `env` maps axes, sizes and operands of indirect accesses (as ``#n``) to integer values (i64); those in `varying`
     differ from lane to lane: for the vector axis `env` has the first lane's. `depth` tells how deep in the loop nest a
-    name is defined. `mask` is the lanes that are switched on (None: all).
-    """
+    name is defined. `mask` is the lanes that are switched on (None: all)."""
 
     def __init__(self, b: Builder, dependences: Dependences) -> None:
         self.b, self.dependences = b, dependences
@@ -86,8 +85,7 @@ class Scope:
 
     def operand(self, node: Node, value: Value) -> str:
         """The name in index expressions that stands for `node` (an operand of an indirect access), whose value is
-        `value`.
-        """
+        `value`."""
         name = self._operands.get(node)
         if name is None:
             name = self._operands[node] = f"#{len(self._operands)}"
@@ -117,8 +115,7 @@ class Scope:
 
     def split(self, terms: tuple[Term, ...]) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
         """(terms of the outer loops, terms of the innermost loop that occurs): so that partial sums can stay
-        outside.
-        """
+        outside."""
         depths = [max(map(self.atom_depth, mono)) for mono, _ in terms]
         deepest = max(depths)
         outer = tuple(term for term, depth in zip(terms, depths) if depth < deepest)

@@ -184,15 +184,15 @@ class _RegionWriter:
             nodes: list[Node] = []
             for statement in statements:
                 if isinstance(statement, Loop):
-                    inner_safe = safe and (statement.axis.extent.bounds()[0] or 0) > 0
-                    if changing.isdisjoint(statement.axis.extent.free_vars):
-                        r.scalar(statement.axis.extent)
-                    visit(statement.body, inner_safe)
+                    extent = statement.axis.extent
+                    if changing.isdisjoint(extent.free_vars):
+                        r.scalar(extent)
+                    visit(statement.body, safe and (extent.bounds()[0] or 0) > 0)
                 elif not isinstance(statement, Init):
                     nodes.extend(roots_of(statement))
                     if isinstance(statement, Store):
                         prepare(r, statement.access, changing)
-            r.hoist(nodes, changing, safe, lambda node: prepare(r, node.arg, changing))
+            r.hoist(nodes, changing, safe)
 
         visit(body, True)
 
@@ -212,8 +212,7 @@ class _RegionWriter:
 
     def _vector(self, loop: Loop, start: Value, stop: Value, whole: bool) -> None:
         """A loop that takes `lanes` iterations at a time from `start` (a multiple of lanes) to `stop`. `whole`: their
-        number is a multiple of lanes.
-        """
+        number is a multiple of lanes."""
         b, r = self.b, self.r
         lanes = self.lanes(loop)
         if lanes == 1:

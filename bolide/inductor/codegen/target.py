@@ -9,8 +9,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Target:
     """A CPU. `vector_bits`: width of its registers. `sleef_f32`, `sleef_f64`: lanes of the Sleef functions that suit
-    it (0: call the C library lane by lane). `scales`: has an instruction for x · 2^n.
-    """
+    it (0: call the C library lane by lane). `scales`: has an instruction for x · 2^n."""
 
     name: str
     cpu: str
@@ -23,8 +22,7 @@ class Target:
     @property
     def attributes(self) -> str:
         """Function attributes: keeps LLVM from splitting vectors of the full width on CPUs whose tuning prefers
-        narrower ones.
-        """
+        narrower ones."""
         bits = self.vector_bits
         return f'nounwind "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}"'
 

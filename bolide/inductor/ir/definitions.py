@@ -94,8 +94,7 @@ class Computed:
     constant extent 1 does not occur in the coordinates); `reduce_axes` are (name, extent). Axis names are unique in a
     Program. A reduction accumulates in `value.dtype`, and its result is converted to `dtype`. For argmin/argmax `value`
     is what is compared and `position` the int64 node that is returned. `layout` is the layout the consumer must see
-    (visible results, arguments of calls whose result depends on it), or None: the scheduler's choice.
-    """
+    (visible results, arguments of calls whose result depends on it), or None: the scheduler's choice."""
 
     name: str
     dtype: torch.dtype
@@ -122,8 +121,7 @@ class Scatter:
     value.
 
     `coords` may use ``$0, $1 …`` for `operands`. With mode ``set`` and repeated coordinates the last in row-major
-    order of the axes wins (as eager on CPU does for index_put/scatter).
-    """
+    order of the axes wins (as eager on CPU does for index_put/scatter)."""
 
     name: str
     dtype: torch.dtype

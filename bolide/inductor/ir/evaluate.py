@@ -22,8 +22,7 @@ Memory = dict[str, torch.Tensor]
 def evaluate(program: Program, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int] | None = None) -> list[object]:
     """The results of `program` on `inputs` (one tensor per `program.inputs`), which write-backs change in place.
 
-    `sizes`: the value of every size variable that occurs in shapes.
-    """
+    `sizes`: the value of every size variable that occurs in shapes."""
     env: Env = dict(sizes or {})
     buffers = {given.name: tensor for given, tensor in zip(program.inputs, inputs, strict=True)}
     for definition in program.definitions:
@@ -44,16 +43,12 @@ def index_value(expr: Expr, env: Mapping[str, Index]) -> Index:
         return expr.value
     text = expr.text().replace("$", "_operand")
     names = {name.replace("$", "_operand"): value for name, value in env.items()}
-    value: Index = eval(text, {"min": _minimum, "max": _maximum, "__builtins__": {}}, names)
+    value: Index = eval(text, {"min": _minimum, "max": lambda a, b: -_minimum(-a, -b), "__builtins__": {}}, names)
     return value
 
 
 def _minimum(a: Index, b: Index) -> Index:
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else torch.minimum(grid(a), grid(b))
-
-
-def _maximum(a: Index, b: Index) -> Index:
-    return max(a, b) if isinstance(a, int) and isinstance(b, int) else torch.maximum(grid(a), grid(b))
 
 
 def grid(value: Index) -> torch.Tensor:

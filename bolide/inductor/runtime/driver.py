@@ -67,8 +67,7 @@ def build(
 ) -> tuple[Callable[[list[Any]], tuple[Any, ...]], str]:
     """The function that runs `plan`, and its source. `name` is shown in tracebacks.
 
-    With `clock`, every launch and call runs by itself and appends (what it is, seconds) to it.
-    """
+    With `clock`, every launch and call runs by itself and appends (what it is, seconds) to it."""
     filled = {step.name for step in plan.steps if isinstance(step, Alloc)}
     driver = _Driver(plan, bind, _mark(plan), dict(plan.constants), filled)
     lines, own = driver.lines, driver.own

@@ -36,8 +36,7 @@ def conv_weight_gradient(
     """The weight gradient, of shape `size`, of a 2-d convolution without groups, as one matrix product.
 
     `grad` (N, O, H', W') is the gradient of the result, `x` (N, I, H, W) the input: grad as (O, N·H'·W') times the
-    unfolded input as (N·H'·W', I·kh·kw).
-    """
+    unfolded input as (N·H'·W', I·kh·kw)."""
     outputs, columns = size[0], size[1] * size[2] * size[3]
     unfolded = torch.ops.aten.im2col.default(x, size[2:], dilation, padding, stride)
     right = unfolded.permute(1, 0, 2).reshape(columns, -1)

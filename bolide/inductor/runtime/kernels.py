@@ -153,8 +153,7 @@ def sequence(calls: Sequence[tuple[CompiledKernel, tuple[int, ...]]]) -> Callabl
 
     For each kernel the tuple says which positional argument goes to each of its words (addresses in the order of its
     parameters, then its sizes). A call costs some 0.1 µs and a few ns per argument; it raises TypeError for a wrong
-    number of arguments or one that is not an integer.
-    """
+    number of arguments or one that is not an integer."""
     arguments = 1 + max((position for _, positions in calls for position in positions), default=-1)
     most = max((len(positions) for _, positions in calls), default=0)
     words = array.array("q", (arguments, most, len(calls)))

@@ -15,8 +15,7 @@ REACH = 48  # a group is only joined with groups this many units back
 @dataclass(slots=True)
 class _Vertex:
     """A unit in the dependence graph. `before`: bit set of the units that must run before it, transitively; `needs`:
-    direct ones; `last`: the place in the program of the last thing it does.
-    """
+    direct ones; `last`: the place in the program of the last thing it does."""
 
     unit: Unit
     before: int

@@ -151,12 +151,8 @@ def _with_inlined(definition: Computed | Scatter, inlined: dict[str, Computed], 
 
 
 def _absorbed(definition: Computed | Scatter, used: Iterable[Computed]) -> tuple[torch.fx.Node, ...]:
-    nodes = dict.fromkeys(definition.absorbed)
-    for producer in used:
-        nodes.update(dict.fromkeys(producer.absorbed))
-        if producer.origin is not None:
-            nodes[producer.origin] = None
-    return tuple(nodes)
+    nodes = [node for producer in used for node in (*producer.absorbed, producer.origin) if node is not None]
+    return tuple(dict.fromkeys([*definition.absorbed, *nodes]))
 
 
 def value_at(producer: Computed, load: Node, values: Inlined) -> Node:

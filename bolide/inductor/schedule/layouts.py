@@ -12,8 +12,7 @@ ZERO = Expr.const(0)
 
 def decide_layouts(program: Program) -> dict[str, Buffer]:
     """The buffers of a program. Inputs and results of library calls are as they come; what a consumer must see is as it
-    must be; any other buffer is laid out like what it is computed from, so that chains keep one order of memory.
-    """
+    must be; any other buffer is laid out like what it is computed from, so that chains keep one order of memory."""
     buffers: dict[str, Buffer] = {}
     for given in program.inputs:
         buffers[given.name] = Buffer(given.dtype, given.shape, Layout(given.layout.stride, ZERO))

@@ -13,6 +13,7 @@ from typing import Literal
 
 from bolide.inductor.ir.definitions import Element
 from bolide.inductor.ir.loops import Access, Axis, AxisKind, Init, Kernel, Local, Loop, Node, Param, Stmt, Store, Update
+from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
 from bolide.inductor.schedule.inline import select
 from bolide.inductor.schedule.nest import Nest, choose_nest
@@ -33,17 +34,22 @@ class Piece:
 def kernel_of(group: Group, stored: set[str], buffers: dict[str, Buffer], name: str) -> Kernel:
     """The kernel of `group`; of the buffers it defines only those in `stored` get memory."""
     pieces = _resolve(group, stored, buffers)
-    nest = choose_nest(group, _index_expressions(pieces))
+    nodes = _nodes(pieces)
+    nest = choose_nest(group, _addresses(pieces, nodes), _indices(nodes))
     if nest.rename:
         new = substitute(nest.rename)
         pieces = [
             Piece(with_roots(piece.stage, new), None if piece.target is None else piece.target.subs(nest.rename))
             for piece in pieces
         ]
+        nodes = _nodes(pieces)
     inside, scratch = _passes(pieces, nest)
     body = _outer_loops(nest, inside)
-    params = _params(pieces, buffers)
-    sizes = sorted(_size_names(pieces, nest).union(*(param.numel.free_vars for param in params)))
+    params = _params(pieces, nodes, buffers)
+    space = (*nest.outer, *nest.inner)
+    indexed = [*_addresses(pieces, nodes), *_indices(nodes), *(extent for _, extent in space)]
+    names = {name for expr in (*indexed, *(param.numel for param in params)) for name in expr.free_vars}
+    sizes = sorted(name for name in names.difference(dict(space)) if not name.startswith("$"))
     origins = tuple(dict.fromkeys(origin for stage in group.stages for origin in stage.origins))
     return Kernel(name, params, body, tuple(sizes), tuple(scratch), origins)
 
@@ -94,17 +100,16 @@ def _nodes(pieces: Iterable[Piece]) -> Iterable[Node]:
     return seen
 
 
-def _index_expressions(pieces: list[Piece]) -> list[tuple[Expr, bool]]:
-    """Every address and index expression of the pieces, and whether it is the address of an access."""
-    found: dict[tuple[Expr, bool], None] = {(p.target, True): None for p in pieces if p.target is not None}
-    for node in _nodes(pieces):
-        if node.op == "load":
-            found[node.arg.index, True] = None
-        elif node.op == "index":
-            found[node.arg, False] = None
-        elif node.op in ("philox", "philox_normal"):
-            found[node.arg[1], False] = None
-    return list(found)
+def _addresses(pieces: list[Piece], nodes: Iterable[Node]) -> list[Expr]:
+    """The addresses of stores and loads."""
+    targets = [piece.target for piece in pieces if piece.target is not None]
+    return list(dict.fromkeys([*targets, *(node.arg.index for node in nodes if node.op == "load")]))
+
+
+def _indices(nodes: Iterable[Node]) -> list[Expr]:
+    """The index expressions that are values."""
+    own = [node.arg[1] if node.op in DRAWS else node.arg if node.op == "index" else None for node in nodes]
+    return list(dict.fromkeys([expr for expr in own if expr is not None]))
 
 
 # ---- statements ----------------------------------------------------------------------------------------------------
@@ -181,8 +186,8 @@ def _outer_loops(nest: Nest, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
 # ---- parameters ----------------------------------------------------------------------------------------------------
 
 
-def _params(pieces: list[Piece], buffers: dict[str, Buffer]) -> tuple[Param, ...]:
-    read = dict.fromkeys(node.arg.buffer for node in _nodes(pieces) if node.op == "load")
+def _params(pieces: list[Piece], nodes: Iterable[Node], buffers: dict[str, Buffer]) -> tuple[Param, ...]:
+    read = dict.fromkeys(node.arg.buffer for node in nodes if node.op == "load")
     written: dict[str, bool] = {}
     for piece in pieces:
         if piece.target is not None:
@@ -194,10 +199,3 @@ def _params(pieces: list[Piece], buffers: dict[str, Buffer]) -> tuple[Param, ...
             role = "inout" if name in read or written[name] else "out"
         params.append(Param(name, buffers[name].dtype, role, buffers[name].span))
     return tuple(params)
-
-
-def _size_names(pieces: list[Piece], nest: Nest) -> set[str]:
-    space = (*nest.outer, *nest.inner)
-    expressions = [*(extent for _, extent in space), *(expr for expr, _ in _index_expressions(pieces))]
-    names = {name for expr in expressions for name in expr.free_vars}
-    return {name for name in names - {name for name, _ in space} if not name.startswith("$")}

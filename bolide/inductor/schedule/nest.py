@@ -3,7 +3,6 @@ parallel."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bolide.inductor.ir.definitions import axis_var
@@ -29,27 +28,22 @@ class Nest:
     full_rank: int
 
 
-def choose_nest(group: Group, accesses: Sequence[tuple[Expr, bool]]) -> Nest:
-    """The nest for a group whose stages use these expressions (with True: addresses of loads and stores)."""
-    full_rank = len(group.outer) + len(group.inner)
+def choose_nest(group: Group, addresses: list[Expr], indices: list[Expr]) -> Nest:
+    """The nest for a group with these addresses of loads and stores, and other index expressions."""
     outer, inner = list(group.outer), list(group.inner)
-    strides = {
-        name: [_stride(expr, name) for expr, is_address in accesses if is_address] for name, _ in (*outer, *inner)
-    }
+    strides = {name: [_stride(expr, name) for expr in addresses] for name, _ in group.space}
     serial = frozenset(name for name, _ in outer if name in _ordered_axes(group))
     kept = serial if any(stage.mode == "set" for stage in group.stages) else ()  # of several values the last one stays
     outer.sort(key=lambda axis: (axis[0] in serial, 0 if axis[0] in kept else -_typical(strides[axis[0]])))
     inner.sort(key=lambda axis: -_typical(strides[axis[0]]))
     rename: dict[str, Expr] = {}
-    expressions = [expr for expr, _ in accesses]
-    outer, expressions = _merge(outer, expressions, serial, rename)
+    outer, expressions = _merge(outer, [*addresses, *indices], serial, rename)
     inner, expressions = _merge(inner, expressions, frozenset(), rename)
-    addresses = [new for new, (_, is_address) in zip(expressions, accesses) if is_address]
-    vector = _vector_axis(outer, inner, addresses, serial)
+    vector = _vector_axis(outer, inner, expressions[: len(addresses)], serial)
     if vector is not None:
         outer.sort(key=lambda axis: (axis[0] == vector) + 2 * (axis[0] in serial))
         inner.sort(key=lambda axis: axis[0] == vector)
-    return Nest(tuple(outer), tuple(inner), vector, serial, rename, full_rank)
+    return Nest(tuple(outer), tuple(inner), vector, serial, rename, len(group.space))
 
 
 def _stride(expr: Expr, name: str) -> int:
@@ -68,13 +62,9 @@ def _typical(strides: list[int]) -> int:
 
 def _ordered_axes(group: Group) -> frozenset[str]:
     """Axes along which a scatter may meet the same element twice: those that do not move its target by themselves."""
-    found: set[str] = set()
-    for stage in group.stages:
-        if stage.mode != "define":
-            free = [coord for coord in stage.coords if "$" not in coord.text()]
-            plain = {coord.text() for coord in free}
-            found |= {name for name, _ in stage.axes if name not in plain}
-    return frozenset(found)
+    updates = [stage for stage in group.stages if stage.mode != "define"]
+    moving = [{coord.text() for coord in stage.coords} for stage in updates]
+    return frozenset(name for stage, coords in zip(updates, moving) for name, _ in stage.axes if name not in coords)
 
 
 def _merge(
@@ -101,8 +91,7 @@ def _merge(
 
 
 def _merges(expr: Expr, outer: str, inner: str, extent: Expr) -> bool:
-    free = expr.free_vars
-    if outer not in free and inner not in free:
+    if expr.free_vars.isdisjoint((outer, inner)):
         return True
     far, near = expr.coefficient(outer), expr.coefficient(inner)
     return far is not None and near is not None and far == near * extent
@@ -112,12 +101,10 @@ def _vector_axis(
     outer: list[tuple[str, Expr]], inner: list[tuple[str, Expr]], addresses: list[Expr], serial: frozenset[str]
 ) -> str | None:
     """The axis along which most addresses are consecutive. Those that move along every inner axis count most: what
-    moves along some of them only (a weight for each channel) is small and stays in cache.
-    """
+    moves along some of them only (a weight for each channel) is small and stays in cache."""
     best, best_votes = None, -1.0
-    candidates = [*((name, extent) for name, extent in outer if name not in serial), *inner]
     inner_names = {name for name, _ in inner}
-    for name, extent in candidates:
+    for name, extent in [*(axis for axis in outer if axis[0] not in serial), *inner]:
         votes = 0.0
         for expr in addresses:
             stride = _stride(expr, name)

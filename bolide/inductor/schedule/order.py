@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import prod
 
-from bolide.inductor.ir.definitions import Extern, WriteBack
+from bolide.inductor.ir.definitions import Extern, WriteBack, volume
 from bolide.inductor.ir.walks import is_impure, viewed
 from bolide.inductor.schedule.stages import Buffer, Context, Unit, unit_reads, unit_writes
 
@@ -75,6 +74,5 @@ def _gain(first: _Uses, second: _Uses, at: int, readers: dict[str, int], held: s
 
 def _bytes(buffer: Buffer) -> int:
     """The size of a buffer; 0 where it is symbolic, so that such buffers decide nothing."""
-    if not all(extent.is_const for extent in buffer.shape):
-        return 0
-    return prod(extent.value for extent in buffer.shape) * buffer.dtype.itemsize
+    count = volume(buffer.shape)
+    return count.value * buffer.dtype.itemsize if count.is_const else 0

@@ -12,9 +12,7 @@ Sound only if no element is overwritten before its last read. A load of the oper
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from bolide.inductor.ir.definitions import axis_var
 from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Loop, Stmt, Store
@@ -24,19 +22,14 @@ from bolide.inductor.runtime.results import gives_new_memory
 from bolide.inductor.schedule.stages import Buffer
 
 
-class _Position(NamedTuple):
-    """A statement: its position in each body from the outermost inwards, and the axes of the loops around it."""
-
-    positions: tuple[int, ...]
-    axes: tuple[Axis, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """One load or store. `direct`: neither masked nor at a place that data decide."""
+    """One load or store: the position of its statement in each body from the outermost inwards, and the axes of the
+    loops around it. `direct`: neither masked nor at a place that data decide."""
 
     access: Access
-    place: _Position
+    positions: tuple[int, ...]
+    axes: tuple[Axis, ...]
     direct: bool
 
 
@@ -70,20 +63,18 @@ def _memory_of_its_own(steps: list[Step]) -> set[str]:
 def _reuse(steps: list[Step], position: int, kernel: Kernel, dying: list[str], buffers: dict[str, Buffer]) -> None:
     """Replaces Allocs right before the Launch at `position`."""
     launch = steps[position]
-    before = position - 1
-    uses: dict[str, list[_Use]] | None = None
-    while before >= 0 and isinstance(step := steps[before], (Alloc, Reuse)):
+    uses: dict[str, list[_Use]] = {}
+    for before in range(position - 1, -1, -1):
+        step = steps[before]
+        if not isinstance(step, (Alloc, Reuse)):
+            return
         if isinstance(step, Alloc) and step.name in used_names(launch):
-            for name in dying:
-                if buffers[name] != buffers[step.name]:
-                    continue
-                if uses is None:
-                    uses = _uses(kernel)
-                if _harmless(uses.get(name, []), uses.get(step.name, [])):
-                    steps[before] = Reuse(step.name, name)
-                    dying.remove(name)
-                    break
-        before -= 1
+            alike = [name for name in dying if buffers[name] == buffers[step.name]]
+            uses = uses or (_uses(kernel) if alike else {})
+            chosen = next((name for name in alike if _harmless(uses.get(name, []), uses.get(step.name, []))), None)
+            if chosen is not None:
+                steps[before] = Reuse(step.name, chosen)
+                dying.remove(chosen)
 
 
 def _harmless(loads: list[_Use], stores: list[_Use]) -> bool:
@@ -94,22 +85,21 @@ def _harmless(loads: list[_Use], stores: list[_Use]) -> bool:
 
 
 def _before(load: _Use, store: _Use) -> bool:
-    first, second = load.place, store.place
     shared = 0
-    while shared < min(len(first.axes), len(second.axes)) and first.positions[shared] == second.positions[shared]:
+    while shared < min(len(load.axes), len(store.axes)) and load.positions[shared] == store.positions[shared]:
         shared += 1
-    if first.positions[shared] > second.positions[shared]:
+    if load.positions[shared] > store.positions[shared]:
         return False
-    if shared == len(first.axes) == len(second.axes):
+    if shared == len(load.axes) == len(store.axes):
         return load.access.index == store.access.index
-    if first.positions[shared] == second.positions[shared]:
+    if load.positions[shared] == store.positions[shared]:
         return False
     return shared == 0 or _same_places(load, store, shared)
 
 
 def _same_places(load: _Use, store: _Use, shared: int) -> bool:
     """Whether load and store run over the same elements in one iteration of the `shared` outer loops."""
-    below, named = load.place.axes[shared:], store.place.axes[shared:]
+    below, named = load.axes[shared:], store.axes[shared:]
     if [axis.extent for axis in below] != [axis.extent for axis in named]:
         return False
     renamed = load.access.index.subs({a.name: axis_var(b.name, b.extent) for a, b in zip(below, named)})
@@ -119,19 +109,19 @@ def _same_places(load: _Use, store: _Use, shared: int) -> bool:
 def _uses(kernel: Kernel) -> dict[str, list[_Use]]:
     """Loads and stores by buffer."""
     uses: dict[str, list[_Use]] = {}
-    for use in _uses_in(kernel.body, (), ()):
-        uses.setdefault(use.access.buffer, []).append(use)
+
+    def visit(body: tuple[Stmt, ...], outer: tuple[int, ...], axes: tuple[Axis, ...]) -> None:
+        for position, statement in enumerate(body):
+            positions = (*outer, position)
+            if isinstance(statement, Loop):
+                visit(statement.body, positions, (*axes, statement.axis))
+            elif not isinstance(statement, Init):
+                loads = [node for node in nodes_below(roots_of(statement)) if node.op == "load"]
+                accesses = [(load.arg, not load.src) for load in loads]
+                if isinstance(statement, Store):
+                    accesses.append((statement.access, not statement.operands and statement.mode == "set"))
+                for access, direct in accesses:
+                    uses.setdefault(access.buffer, []).append(_Use(access, positions, axes, direct))
+
+    visit(kernel.body, (), ())
     return uses
-
-
-def _uses_in(body: tuple[Stmt, ...], positions: tuple[int, ...], axes: tuple[Axis, ...]) -> Iterator[_Use]:
-    for position, statement in enumerate(body):
-        place = _Position((*positions, position), axes)
-        if isinstance(statement, Loop):
-            yield from _uses_in(statement.body, place.positions, (*axes, statement.axis))
-        elif not isinstance(statement, Init):
-            if isinstance(statement, Store):
-                yield _Use(statement.access, place, not statement.operands and statement.mode == "set")
-            for node in nodes_below(roots_of(statement)):
-                if node.op == "load":
-                    yield _Use(node.arg, place, not node.src)

@@ -36,8 +36,7 @@ def expand_scatters(program: Program) -> Program:
 def split_reductions(program: Program) -> Program:
     """The program with every long reduction to few results as partial results and their reduction.
 
-    Static sizes only. The number of parts is a divisor of one reduced extent, at most MOST_PARTS.
-    """
+    Static sizes only. The number of parts is a divisor of one reduced extent, at most MOST_PARTS."""
     done: list[Definition] = []
     for definition in program.definitions:
         if isinstance(definition, Computed) and definition.reduce_op in SPLITTABLE:

@@ -23,8 +23,7 @@ class Stage:
 
     A plain definition has one axis per dimension and `coords` are those axes; fusion renames and splits axes, so that
     `coords` become expressions of them. `mode` ``set`` or ``add``, and `operands`, come from a Scatter: `coords` may
-    then use ``$0, $1 …``, and the stage updates a buffer which already has contents.
-    """
+    then use ``$0, $1 …``, and the stage updates a buffer which already has contents."""
 
     name: str
     dtype: torch.dtype
