@@ -102,15 +102,11 @@ def _active(scope: Scope, mask: Value | None) -> Value | None:
     return mask if scope.mask is None else mask & scope.mask
 
 
-def _spare(b: Builder, name: str, kind: str) -> Value:
-    """The address of eight bytes of 0, for lanes that are off."""
+def _spare(b: Builder, name: str) -> Value:
+    """An address for lanes that are off: of ``zeros`` to read, or ``nowhere``, which may be written to."""
+    kind = "constant" if name == "zeros" else "global"
     b.declarations.setdefault(name, f"@{name} = internal {kind} [8 x i8] zeroinitializer, align 8")
     return Value(b, f"@{name}", "ptr", 1)
-
-
-def _nowhere(scope: Scope) -> Value:
-    """An address that may be read, and written to without effect on anything."""
-    return _spare(scope.b, "nowhere", "global")
 
 
 def load(scope: Scope, node: Node, values: tuple[Value, ...]) -> Value:
@@ -134,14 +130,14 @@ def _load_one(scope: Scope, address: Value, mask: Value | None, kind: str) -> Va
     if mask is None:
         return b.emit(f"load {kind}, {address}, align {align}", kind)
     some = mask if mask.lanes == 1 else b.call(f"llvm.vector.reduce.or.{mangle('i1', mask.lanes)}", (mask,), "i1")
-    value = b.emit(f"load {kind}, {b.select(some, address, _spare(b, 'zeros', 'constant'))}, align {align}", kind)
+    value = b.emit(f"load {kind}, {b.select(some, address, _spare(b, 'zeros'))}, align {align}", kind)
     if mask.lanes == 1:
         return value
     return b.select(mask, scope.wide(value), Value(b, "zeroinitializer", kind, mask.lanes))
 
 
 def store(scope: Scope, statement: Store, value: Value, values: tuple[Value, ...]) -> None:
-    """Write a `Store`; `values` are those of its `src`."""
+    """Write a `Store`; `values` are those of its operands."""
     access = statement.access
     b = scope.b
     mask = values[-1] if access.masked else None
@@ -203,7 +199,7 @@ def _write(scope: Scope, where: Place, value: Value, active: Value | None, kind:
         if value.lanes > 1:
             raise ValueError("a value that differs between lanes is stored to one element")
         if active is not None:
-            address = b.select(active, address, _nowhere(scope))
+            address = b.select(active, address, _spare(b, "nowhere"))
         b.do(f"store {value}, {address}, align {align}")
         return
     if where.shape == "run" and where.stride == 1 and active is None:
@@ -236,7 +232,7 @@ def _add_by_lane(
         if where.shape == "run" and lane:
             address = b.emit(f"getelementptr {kind}, {address}, i64 {lane * where.stride}", "ptr")
         if active is not None:
-            address = b.select(b.extract(active, lane), address, _nowhere(scope))
+            address = b.select(b.extract(active, lane), address, _spare(b, "nowhere"))
         element = b.extract(value, lane)
         if atomic:
             operation = "fadd" if kind in FLOATS else "add"

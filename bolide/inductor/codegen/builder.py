@@ -26,10 +26,9 @@ def llvm_type(scalar: str, lanes: int) -> str:
 
 def number_text(value: float, scalar: str) -> str:
     """The LLVM spelling of a number; a float is spelled as the double that it equals. A half must be within range."""
-    if scalar == "float":
-        return f"0x{struct.unpack('<Q', struct.pack('<d', to_float32(float(value))))[0]:016X}"
-    if scalar == "double":
-        return f"0x{struct.unpack('<Q', struct.pack('<d', float(value)))[0]:016X}"
+    if scalar in ("float", "double"):
+        double = to_float32(float(value)) if scalar == "float" else float(value)
+        return f"0x{struct.unpack('<Q', struct.pack('<d', double))[0]:016X}"
     if scalar == "half":
         return f"0xH{struct.unpack('<H', struct.pack('<e', float(value)))[0]:04X}"
     bits = BITS[scalar]
@@ -111,10 +110,6 @@ class Builder:
         self._count = 0
 
     # ---- values ----
-
-    def fresh(self, hint: str = "v") -> str:
-        self._count += 1
-        return f"%{hint}{self._count}"
 
     def emit(self, instruction: str, scalar: str, lanes: int = 1) -> Value:
         """Append ``%new = instruction`` and return the new value."""
@@ -211,9 +206,6 @@ class Builder:
     def insert(self, vector: Value, element: Value, lane: int) -> Value:
         return self.emit(f"insertelement {vector}, {element}, i64 {lane}", vector.scalar, vector.lanes)
 
-    def poison(self, scalar: str, lanes: int = 1) -> Value:
-        return Value(self, "poison", scalar, lanes)
-
     def lane_numbers(self, scalar: str, lanes: int) -> Value:
         """<0, 1, 2, …>"""
         if lanes == 1:
@@ -252,7 +244,7 @@ class Builder:
 
     def phi(self, scalar: str, lanes: int, start: Value, start_block: str) -> tuple[Value, int]:
         """A phi whose value from the back edge is not known yet: returns it and a ticket for `close_phi`."""
-        name = self.fresh("p")
+        name = "%" + self.new_label("p")
         kind = llvm_type(scalar, lanes)
         self.lines.append(f"  {name} = phi {kind} [ {start.text}, %{start_block} ], [ ")
         return Value(self, name, scalar, lanes), len(self.lines) - 1

@@ -36,7 +36,7 @@ def _by_lane(name: str, args: tuple[Value, ...]) -> Value:
     b = first.b
     if first.lanes == 1:
         return b.call(name, args, first.scalar)
-    result = b.poison(first.scalar, first.lanes)
+    result = Value(b, "poison", first.scalar, first.lanes)
     for lane in range(first.lanes):
         element = b.call(name, tuple(b.extract(arg, lane) for arg in args), first.scalar)
         result = b.insert(result, element, lane)

@@ -102,13 +102,8 @@ class _RegionWriter:
         b.label(label)
         linear, ticket = b.phi("i64", 1, begin, before)
         digits = [b.phi("i64", 1, start, before) for start in starts]
-        r.level += 1
-        r.push()
-        for axis, (digit, _) in zip(region.axes, digits):
-            r.env[axis.name], r.depth[axis.name] = digit, r.level
-        self.statements(region.body)
-        r.pop()
-        r.level -= 1
+        places = {axis.name: digit for axis, (digit, _) in zip(region.axes, digits)}
+        self._iteration(places, lambda: self.statements(region.body))
         carry: Value | None = None
         for (digit, digit_ticket), extent in zip(reversed(digits), reversed(extents)):
             up = digit + (1 if carry is None else b.convert("zext", carry, "i64"))
@@ -265,11 +260,16 @@ class _RegionWriter:
 
     def _at(self, loop: Loop, position: Value, body: Body) -> None:
         """One iteration."""
+        self.r.forget(changed_by(loop.body))
+        self._iteration({loop.axis.name: position}, body)
+
+    def _iteration(self, places: dict[str, Value], body: Body) -> None:
+        """`body` with the axes at these places."""
         r = self.r
         r.level += 1
         r.push()
-        r.env[loop.axis.name], r.depth[loop.axis.name] = position, r.level
-        r.forget(changed_by(loop.body))
+        for axis, place in places.items():
+            r.env[axis], r.depth[axis] = place, r.level
         body()
         r.pop()
         r.level -= 1

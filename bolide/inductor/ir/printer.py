@@ -18,23 +18,10 @@ from bolide.inductor.ir.definitions import (
     WriteBack,
     described,
 )
-from bolide.inductor.ir.loops import Access, Init, Kernel, Loop, Node, Stmt, Update
+from bolide.inductor.ir.loops import Access, Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.scalar_ops import JOINED_BY, SCALAR_OPS
-from bolide.inductor.ir.walks import nodes_below, roots_in
+from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of
 from bolide.symbolic import Expr
-
-SHORT = {
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.bool: "bool",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.int16: "i16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-}
 
 #: A line of text and the statement that it stands for.
 Line = tuple[Stmt | None, str]
@@ -75,7 +62,8 @@ def _place(place: Access | Element, args: list[str]) -> str:
 
 
 def _short(dtype: torch.dtype) -> str:
-    return SHORT.get(dtype, str(dtype).removeprefix("torch."))
+    """f32, bf16, i64, u8 …"""
+    return str(dtype).removeprefix("torch.").replace("float", "f").replace("uint", "u").replace("int", "i")
 
 
 def _list(items: Iterable[object]) -> str:
@@ -121,22 +109,21 @@ class _KernelPrinter:
                 axis = statement.axis
                 self.lines.append((statement, f"{indent}{axis.kind} {axis.name} < {axis.extent}:"))
                 self.body(statement.body, indent + "  ")
-                continue
-            if isinstance(statement, Init):
-                joining = SCALAR_OPS.get(JOINED_BY.get(statement.op, ""))
-                self.signs[statement.name] = (joining and joining.sign) or statement.op
-                text = f"{statement.name}: {statement.op} {_short(statement.dtype)}"
-            elif isinstance(statement, Update):
-                value = self.value(statement.value, statement, indent)
-                position = f" @ {self.value(statement.position, statement, indent)}" if statement.position else ""
-                text = f"{statement.name} {self.signs.get(statement.name, '?')}= {value}{position}"
             else:
-                operands = [self.value(node, statement, indent) for node in statement.operands]
-                op = {"set": "=", "add": "+=", "atomic_add": "atomic +="}[statement.mode]
-                place = _place(statement.access, operands)
-                text = f"{place} {op} {self.value(statement.value, statement, indent)}"
-            self.lines.append((statement, indent + text))
+                self.lines.append((statement, indent + self.statement(statement, indent)))
         self.names = outer
+
+    def statement(self, statement: Init | Update | Store, indent: str) -> str:
+        if isinstance(statement, Init):
+            joining = SCALAR_OPS.get(JOINED_BY.get(statement.op, ""))
+            self.signs[statement.name] = (joining and joining.sign) or statement.op
+            return f"{statement.name}: {statement.op} {_short(statement.dtype)}"
+        if isinstance(statement, Update):
+            value, *position = [self.value(node, statement, indent) for node in roots_of(statement)]
+            return f"{statement.name} {self.signs.get(statement.name, '?')}= {' @ '.join([value, *position])}"
+        place = _place(statement.access, [self.value(node, statement, indent) for node in statement.operands])
+        op = {"set": "=", "add": "+=", "atomic_add": "atomic +="}[statement.mode]
+        return f"{place} {op} {self.value(statement.value, statement, indent)}"
 
     def value(self, node: Node, statement: Stmt, indent: str) -> str:
         """The text of an operand; shared values below it are named on lines of their own first."""

@@ -35,7 +35,6 @@ class _State:
     checked: set[Node] = field(default_factory=set)
     statement: Stmt | None = None
     axes: list[Axis] = field(default_factory=list)  # of the loops around the current statement, outer ones first
-    idle_loops: int = 0  # loops around the current statement that run no iteration
 
     def fail(self, reason: str) -> InvalidKernel:
         """The error, with the few lines around the statement at fault."""
@@ -65,34 +64,35 @@ def verify(kernel: Kernel, sizes: Mapping[str, int] | None = None) -> None:
     for local in kernel.locals:
         if (local.numel.bounds()[1] or 0) * local.dtype.itemsize > MOST_LOCAL_BYTES:
             raise state.fail(f"scratch buffer {local.name} is larger than {MOST_LOCAL_BYTES >> 10} KiB")
-    _body(state, kernel.body, ())
+    _body(state, kernel.body)
 
 
 def _list(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def _body(state: _State, body: Sequence[Stmt], kinds: tuple[str, ...]) -> None:
+def _body(state: _State, body: Sequence[Stmt]) -> None:
     declared: list[str] = []
     for statement in body:
         state.statement = statement
         if isinstance(statement, Loop):
-            _loop(state, statement, kinds)
+            _loop(state, statement)
         elif isinstance(statement, Init):
             if statement.name in state.accumulators:
                 raise state.fail(f"accumulator {statement.name} is declared twice")
             state.accumulators[statement.name] = statement
             declared.append(statement.name)
         elif isinstance(statement, Update):
-            _update(state, statement, kinds)
+            _update(state, statement)
         else:
             _store(state, statement)
     for name in declared:
         del state.accumulators[name]
 
 
-def _loop(state: _State, loop: Loop, kinds: tuple[str, ...]) -> None:
+def _loop(state: _State, loop: Loop) -> None:
     axis = loop.axis
+    kinds = [outer.kind for outer in state.axes]
     if not axis.extent.free_vars <= state.names:
         raise state.fail(f"the extent of {axis.name} uses {_list(axis.extent.free_vars - state.names)}, not in scope")
     if axis.name in state.names:
@@ -104,19 +104,16 @@ def _loop(state: _State, loop: Loop, kinds: tuple[str, ...]) -> None:
     outside = state.parallel_outside
     if axis.kind in ("parallel", "vector"):
         state.parallel_outside = set(state.accumulators)
-    idle = axis.extent.is_const and axis.extent.value == 0
     state.names.add(axis.name)
-    state.idle_loops += idle
     state.axes.append(axis)
-    _body(state, loop.body, (*kinds, axis.kind))
+    _body(state, loop.body)
     state.axes.pop()
-    state.idle_loops -= idle
     state.names.discard(axis.name)
     state.parallel_outside = outside
     state.checked.clear()
 
 
-def _update(state: _State, statement: Update, kinds: tuple[str, ...]) -> None:
+def _update(state: _State, statement: Update) -> None:
     init = state.accumulators.get(statement.name)
     if init is None:
         raise state.fail(f"no accumulator {statement.name} is in scope")
@@ -162,7 +159,8 @@ def _check_range(state: _State, access: Access) -> None:
     """Refuse an access that leaves its buffer. Where the loops run depends on the sizes, as do strides: what cannot be
     told is allowed."""
     numel = state.numels[access.buffer]
-    if state.idle_loops or is_within(access.index, numel, state.axes, state.sizes) is not False:
+    idle = any(axis.extent.is_const and axis.extent.value == 0 for axis in state.axes)
+    if idle or is_within(access.index, numel, state.axes, state.sizes) is not False:
         return
     low, high = extremes(access.index, state.axes) or access.index.bounds()
     raise state.fail(f"index {access.index} goes from {low} to {high}, {access.buffer} has {numel} elements")

@@ -93,21 +93,20 @@ def is_indirect(load: Node) -> bool:
     return len(load.src) > int(load.arg.masked)
 
 
-def rewrite(root: Node, rule: Rule, memo: dict[Node, Node]) -> Node:
-    """`root` rebuilt bottom-up; `memo` has what is done."""
-    for node in nodes_below((root,), memo.__contains__):
-        src = tuple([memo[operand] for operand in node.src])
-        new = rule(node, src)
-        if new is None:
-            new = node if src == node.src else Node.make(node.op, node.dtype, src, node.arg)
-        memo[node] = new
-    return memo[root]
-
-
 def rewriter(rule: Rule) -> Callable[[Node], Node]:
-    """`rewrite` by one rule, which remembers what it did."""
+    """A function that rebuilds nodes bottom-up by a rule, and remembers what is done."""
     memo: dict[Node, Node] = {}
-    return lambda root: rewrite(root, rule, memo)
+
+    def rewrite(root: Node) -> Node:
+        for node in nodes_below((root,), memo.__contains__):
+            src = tuple([memo[operand] for operand in node.src])
+            new = rule(node, src)
+            if new is None:
+                new = node if src == node.src else Node.make(node.op, node.dtype, src, node.arg)
+            memo[node] = new
+        return memo[root]
+
+    return rewrite
 
 
 def substitute(axes: Mapping[str, Expr]) -> Callable[[Node], Node]:

@@ -143,10 +143,9 @@ def _chunks(steps: list[Step], single: bool) -> list[Step | list[Launch]]:
                 close()
         elif isinstance(step, Free) and run:
             frees.append(step)
-        elif isinstance(step, (Alloc, Reuse)) and not frees:
-            chunks.append(step)
         else:
-            close()
+            if frees or not isinstance(step, (Alloc, Reuse)):
+                close()
             chunks.append(step)
     close()
     return chunks

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bolide.tracing import rng
+from bolide.tracing.graph import operator
 
 
 def function_of(op: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -47,8 +48,7 @@ def conv_weight_gradient(
     return torch.mm(left, right.t()).view(size)
 
 
-_library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(
-    "conv_weight_gradient(Tensor grad, Tensor x, int[] size, int[] stride, int[] padding, int[] dilation) -> Tensor"
+operator(
+    "conv_weight_gradient(Tensor grad, Tensor x, int[] size, int[] stride, int[] padding, int[] dilation) -> Tensor",
+    conv_weight_gradient,
 )
-_library.impl("conv_weight_gradient", conv_weight_gradient, "CompositeExplicitAutograd")

@@ -18,7 +18,6 @@ from bolide.inductor.ir.walks import (
     nodes_below,
     readers_of,
     reads,
-    rewrite,
     rewriter,
     roots_of,
     substituted_arg,
@@ -174,7 +173,7 @@ def value_at(producer: Computed, load: Node, values: Inlined) -> Node:
                 src = (*operands, *src)  # the producer's loads have no operands but, perhaps, a mask
             return Node.make(old.op, old.dtype, src, arg)
 
-        node = values[key] = rewrite(producer.value, rule, {})
+        node = values[key] = rewriter(rule)(producer.value)
     return node
 
 
@@ -190,7 +189,7 @@ def masked(value: Node, mask: Node) -> Node:
             return Node.make("load", old.dtype, (*src[:-1], both), element)
         return Node.make("load", old.dtype, (*src, mask), replace(element, masked=True))
 
-    return select(mask, rewrite(value, rule, {}))
+    return select(mask, rewriter(rule)(value))
 
 
 def select(mask: Node, value: Node) -> Node:

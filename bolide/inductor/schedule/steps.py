@@ -53,12 +53,12 @@ class StepWriter:
         """Runs a library call."""
         args, kwargs = map_leaves((extern.args, extern.kwargs), View, self.ref)
         single = extern.binds or [str(result.type) for result in extern.op._schema.returns] == ["Tensor"]
-        frame = None if extern.origin is None else extern.origin.meta.get("where")
+        frame = extern.origin and extern.origin.meta.get("where")
         where = "" if frame is None else str(frame)
         self.steps.append(Call(extern.op, args, kwargs, extern.names, self._expected(extern), single, where))
         if extern.binds:
-            self._sizes.update(name for name in extern.names if name is not None)
-        self._tensors.update(name for name in extern.names if name is not None)
+            self._sizes.update(defined_names(self.steps[-1]))
+        self._tensors.update(defined_names(self.steps[-1]))
 
     def _expected(self, extern: Extern) -> tuple[Expected | None, ...]:
         """What the results have to be; None for what is no tensor, and where a size is told by the result itself."""
