@@ -97,8 +97,8 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
     }
     _record_layouts(gm, scheduled.strides)
     with timed(seconds, "codegen"):
-        sizes = program.size_vars.keys() - _data(gm)
-        compiled = compile_kernels(plan.kernels, sizes={n: program.size_vars[n] for n in names if n in sizes})
+        told = program.size_vars.keys() - _data(gm)
+        compiled = compile_kernels(plan.kernels, sizes={n: program.size_vars[n] for n in names if n in told})
 
     def bind(calls: Sequence[tuple[int, tuple[int, ...]]]) -> Callable[..., None]:
         return sequence([(compiled[kernel], positions) for kernel, positions in calls])
@@ -117,7 +117,7 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
 
 def _data(gm: torch.fx.GraphModule) -> set[str]:
     """The sizes that are data: their hints are no sizes of a call."""
-    values = (node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder")
+    values = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     return {name for value in values if isinstance(value, torch.SymInt) for name in value.node.env.facts.names}
 
 
@@ -135,10 +135,9 @@ def _argument_names(gm: torch.fx.GraphModule) -> tuple[str, ...]:
     """The names of the call's arguments in order; a size goes by the name of its variable, so that expressions over
     sizes can be evaluated."""
     names = []
-    for node in gm.graph.nodes:
-        if node.op == "placeholder":
-            value = node.meta["val"]
-            names.append(as_expr(value).text() if isinstance(value, torch.SymInt) else input_name(node))
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta["val"]
+        names.append(str(as_expr(value)) if isinstance(value, torch.SymInt) else input_name(node))
     return tuple(names)
 
 

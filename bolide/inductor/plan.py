@@ -164,8 +164,8 @@ def _step_text(step: Step, kernels: list[Kernel]) -> str:
     if isinstance(step, Reuse):
         return f"{step.name} = reuse {step.base}"
     if isinstance(step, AsStrided):
-        shape, stride, offset = map(_value_text, (step.shape, step.stride, step.offset))
-        return f"{step.name} = view {step.base} {shape} strides {stride} offset {offset}"
+        strides = f"{_value_text(step.shape)} strides {_value_text(step.stride)} offset {step.offset}"
+        return f"{step.name} = view {step.base} {strides}"
     if isinstance(step, Launch):
         sizes = f" sizes {_value_text(step.sizes)}" if step.sizes else ""
         return f"launch {kernels[step.kernel].name}({', '.join(step.arguments)}){sizes}"

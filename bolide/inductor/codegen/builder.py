@@ -113,8 +113,7 @@ class Builder:
 
     def emit(self, instruction: str, scalar: str, lanes: int = 1) -> Value:
         """Append ``%new = instruction`` and return the new value."""
-        self._count += 1
-        name = f"%v{self._count}"
+        name = "%" + self.new_label("v")
         self.lines.append(f"  {name} = {instruction}")
         return Value(self, name, scalar, lanes)
 

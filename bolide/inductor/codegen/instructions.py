@@ -64,7 +64,10 @@ def cast(value: Value, source: torch.dtype, target: torch.dtype) -> Value:
     if source.is_floating_point:
         if target.is_floating_point:
             return b.convert("fpext" if kind == "double" else "fptrunc", value, kind)
-        return _float_to_integer(value, target)
+        # Truncation. Out of range, x86's conversion instructions give the smallest number of the width converted to,
+        # which torch narrows by dropping bits.
+        wide = "i64" if target in (torch.int64, torch.uint8) else "i32"
+        return _resize(b.convert("fptosi", value, wide), kind, False)
     if kind in FLOATS:
         return b.convert("uitofp" if source in UNSIGNED else "sitofp", value, kind)
     return _resize(value, kind, source in UNSIGNED)
@@ -87,14 +90,6 @@ def _narrow(value: Value, target: torch.dtype) -> Value:
     rounded = bits + (odd + 0x7FFF)
     high = b.convert("trunc", b.binary("lshr", rounded, b.like(16, rounded)), "i16")
     return b.select(b.compare("fcmp uno", value, value), 0x7FC0, high)
-
-
-def _float_to_integer(value: Value, target: torch.dtype) -> Value:
-    """Truncation. Out of range, x86's conversion instructions give the smallest number of the width converted to,
-    which torch narrows by dropping bits."""
-    b = value.b
-    wide = "i64" if target in (torch.int64, torch.uint8) else "i32"
-    return _resize(b.convert("fptosi", value, wide), REGISTER[target], False)
 
 
 def _resize(value: Value, kind: str, unsigned: bool) -> Value:
@@ -231,15 +226,11 @@ def _signbit(dtype: torch.dtype, x: Value) -> Value:
 # ---- mathematics ----------------------------------------------------------------------------------------------------
 
 
-class Unsupported(NotImplementedError):
-    """An operation and type that code generation has no code for; the lowering must not have made it."""
-
-
 def _function(op: str, dtype: torch.dtype, *args: Value) -> Value:
     if dtype == torch.float32 and op in math32.INLINE:
         return math32.INLINE[op](*args)
     if dtype not in (torch.float32, torch.float64):
-        raise Unsupported(f"no code for {op} on {dtype}")
+        raise NotImplementedError(f"no code for {op} on {dtype}")
     return 1.0 / (call_math("exp", (-args[0],)) + 1.0) if op == "sigmoid" else call_math(op, args)
 
 

@@ -103,14 +103,15 @@ def entry(kernel: Kernel, name: str, regions: Sequence[Region], target: Target, 
 
 def _call(b: Builder, region: str, total: Value) -> None:
     """Run a region's whole range on this thread."""
+    call = f"call void @{region}(ptr %args, i64 0, {total})"
     if total.number is not None:
         if total.number:
-            b.do(f"call void @{region}(ptr %args, i64 0, {total})")
+            b.do(call)
         return
     run, after = b.new_label("run"), b.new_label("after")
     b.branch(b.compare("icmp sgt", total, 0), run, after)
     b.label(run)
-    b.do(f"call void @{region}(ptr %args, i64 0, {total})")
+    b.do(call)
     b.jump(after)
     b.label(after)
 

@@ -42,7 +42,5 @@ def host_target() -> Target:
     import llvmlite.binding as llvm
 
     features = llvm.get_host_cpu_features()
-    for feature, name, bits, f32, f64, scales in LEVELS:
-        if not feature or features.get(feature):
-            return Target(name, llvm.get_host_cpu_name(), features.flatten(), bits, f32, f64, scales)
-    raise AssertionError("the last level fits every host")
+    _, name, bits, f32, f64, scales = next(level for level in LEVELS if not level[0] or features.get(level[0]))
+    return Target(name, llvm.get_host_cpu_name(), features.flatten(), bits, f32, f64, scales)

@@ -123,10 +123,8 @@ def _call(definition: Extern, buffers: Memory, env: Env) -> None:
 
 
 def _argument(arg: object, buffers: Memory, env: Env) -> object:
-    def given(leaf: View | Expr) -> Index:
-        return _view(leaf, buffers, env) if isinstance(leaf, View) else index_value(leaf, env)
-
-    return map_leaves(arg, (View, Expr), given)
+    numbers = map_leaves(arg, Expr, lambda expr: index_value(expr, env))
+    return map_leaves(numbers, View, lambda view: _view(view, buffers, env))
 
 
 def _view(view: View, buffers: Memory, env: Env) -> torch.Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from bolide.inductor.ir.definitions import Computed, Definition, Described, Extern, Program, Scatter, View, described
-from bolide.inductor.ir.loops import Node
 from bolide.inductor.ir.printer import definition_text
 from bolide.inductor.ir.scalar_ops import fault_of
 from bolide.inductor.ir.walks import nodes_below, roots_of, viewed, views_in
@@ -16,10 +15,6 @@ from bolide.symbolic import Expr
 
 class InvalidProgram(ValueError):
     """A `Program` that breaks the rules of `ir.definitions`; the message shows the definitions around the fault."""
-
-
-class _Fault(Exception):
-    pass
 
 
 def check_program(program: Program) -> None:
@@ -33,7 +28,7 @@ def check_program(program: Program) -> None:
             for name, parts in described(definition).items():
                 _require(name not in known, f"{name} is defined twice")
                 known[name] = parts
-        except _Fault as fault:
+        except InvalidProgram as fault:
             around = program.definitions[max(position - 2, 0) : position + 3]
             shown = "\n".join(f"{'->' if d is definition else '  '} {definition_text(d)}" for d in around)
             raise InvalidProgram(f"{fault}\n{shown}") from None
@@ -44,7 +39,7 @@ def check_program(program: Program) -> None:
 
 def _require(condition: bool, what: str) -> None:
     if not condition:
-        raise _Fault(what)
+        raise InvalidProgram(what)
 
 
 def _check(definition: Definition, known: dict[str, Described], axes: set[str]) -> None:
@@ -101,16 +96,12 @@ def _check_nodes(
     for node in nodes_below(roots_of(definition)):
         fault = fault_of(node.op, [operand.dtype for operand in node.src], node.dtype)
         _require(fault is None, fault or "")
-        if node.op == "load":
-            _check_load(node, known, scope)
-        elif node.op == "index":
+        if node.op == "index":
             _check_coords([node.arg], [node.arg], scope, 0)
-
-
-def _check_load(node: Node, known: dict[str, Described], scope: set[str]) -> None:
-    element = node.arg
-    _require(element.buffer in known, f"{element.buffer} is not defined")
-    dtype, shape, _ = known[element.buffer]
-    _require(node.dtype is dtype, f"{element.buffer} is {dtype}, read as {node.dtype}")
-    _check_coords(element.coords, shape, scope, len(node.src) - element.masked)
-    _require(not element.masked or node.src[-1].dtype is torch.bool, "a mask is a bool")
+        if node.op == "load":
+            element = node.arg
+            _require(element.buffer in known, f"{element.buffer} is not defined")
+            dtype, shape, _ = known[element.buffer]
+            _require(node.dtype is dtype, f"{element.buffer} is {dtype}, read as {node.dtype}")
+            _check_coords(element.coords, shape, scope, len(node.src) - element.masked)
+            _require(not element.masked or node.src[-1].dtype is torch.bool, "a mask is a bool")

@@ -44,8 +44,8 @@ def is_within(index: Expr, numel: Expr, axes: Sequence[Axis], sizes: Mapping[str
     if least is not None and least >= 0 and most is not None and numel.is_const and most < numel.value:
         return True
     facts = [axis.extent - 1 for axis in axes if not axis.extent.is_const]  # where the loops run at all
-    found = extremes(index, axes, facts)
-    if found is not None and is_at_least_0(found[0], facts) and is_at_least_0(numel - 1 - found[1], facts):
+    ends = extremes(index, axes, facts)
+    if ends is not None and is_at_least_0(ends[0], facts) and is_at_least_0(numel - 1 - ends[1], facts):
         return True
     verdicts = [_at(values, index, numel, axes) for values in _trials(index, numel, axes, sizes)]
     return False if False in verdicts and True not in verdicts else None
@@ -78,5 +78,5 @@ def _at(values: Mapping[str, int], index: Expr, numel: Expr, axes: Sequence[Axis
     fixed = [Axis(axis.name, axis.extent.subs(values), axis.kind) for axis in axes]
     if any(not axis.extent.is_const or axis.extent.value < 1 for axis in fixed):
         return None
-    found = extremes(index.subs(values), fixed)
-    return None if found is None else found[0].value >= 0 and found[1].value < numel.evaluate(values)
+    ends = extremes(index.subs(values), fixed)
+    return None if ends is None else ends[0].value >= 0 and ends[1].value < numel.evaluate(values)

@@ -151,19 +151,12 @@ def _access(state: _State, access: Access, src: tuple[Node, ...]) -> None:
         raise state.fail(f"the index into {access.buffer} uses {_list(access.index.free_vars - known)}, not in scope")
     if any(node.dtype not in (torch.int64, torch.int32) for node in operands):
         raise state.fail(f"an operand of the index into {access.buffer} is not an integer")
-    if not access.masked and not operands:
-        _check_range(state, access)
-
-
-def _check_range(state: _State, access: Access) -> None:
-    """Refuse an access that leaves its buffer. Where the loops run depends on the sizes, as do strides: what cannot be
-    told is allowed."""
-    numel = state.numels[access.buffer]
-    idle = any(axis.extent.is_const and axis.extent.value == 0 for axis in state.axes)
-    if idle or is_within(access.index, numel, state.axes, state.sizes) is not False:
+    if access.masked or operands or any(axis.extent.is_const and axis.extent.value == 0 for axis in state.axes):
         return
-    low, high = extremes(access.index, state.axes) or access.index.bounds()
-    raise state.fail(f"index {access.index} goes from {low} to {high}, {access.buffer} has {numel} elements")
+    numel = state.numels[access.buffer]
+    if is_within(access.index, numel, state.axes, state.sizes) is False:  # what cannot be told is allowed
+        low, high = extremes(access.index, state.axes) or access.index.bounds()
+        raise state.fail(f"index {access.index} goes from {low} to {high}, {access.buffer} has {numel} elements")
 
 
 def _values(state: _State, statement: Store | Update) -> None:

@@ -162,5 +162,5 @@ def sequence(calls: Sequence[tuple[CompiledKernel, tuple[int, ...]]]) -> Callabl
         if len(positions) != expected:
             raise ValueError(f"kernel {kernel.name} takes {expected} addresses and sizes, not {len(positions)}")
         words.extend((kernel.address, len(positions), *positions))
-    made: Callable[..., None] = _method().bind(words.buffer_info()[0], (words, tuple(calls)))
-    return made
+    launch: Callable[..., None] = _method().bind(words.buffer_info()[0], (words, tuple(calls)))
+    return launch

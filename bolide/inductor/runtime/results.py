@@ -121,11 +121,9 @@ def _told(shape: Sizes, dtype: torch.dtype, device: torch.device) -> str:
 
 
 def _kind_of(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return f"type {type(value).__name__}"
-    if value.layout is not torch.strided:
+    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
         return f"layout {value.layout}"
-    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if not isinstance(value, torch.Tensor) or type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return f"type {type(value).__name__}"
     return _told(tuple(value.shape), value.dtype, value.device)
 

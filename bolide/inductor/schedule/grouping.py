@@ -56,8 +56,6 @@ def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
         needs.update(graph.readers.get(name, ()))
         if name in graph.maker:
             needs.add(graph.maker[name])
-    if isinstance(unit, WriteBack):
-        needs.update(graph.readers.get(unit.target, ()))
     if graph.barrier is not None:
         needs.add(graph.barrier)
     before = 0
@@ -98,22 +96,22 @@ def _join_with_earlier(graph: _Graph, index: int, names: set[str]) -> None:
 
 def _path_between(graph: _Graph, first: int, second: int) -> bool:
     """Whether some third unit depends on one and is needed by the other."""
-    for a, b in ((first, second), (second, first)):
-        bit = 1 << a
-        if any(need != a and graph.vertices[need].before & bit for need in graph.vertices[b].needs):
-            return True
-    return False
+    return any(
+        need != a and graph.vertices[need].before & 1 << a
+        for a, b in ((first, second), (second, first))
+        for need in graph.vertices[b].needs
+    )
 
 
 def _replace(graph: _Graph, kept: int, gone: int, unit: Group) -> None:
     """Vertex `kept` becomes `unit`, which does the work of both."""
     old, new = graph.vertices[gone], graph.vertices[kept]
+    either = 1 << kept | 1 << gone
     new.unit = unit
     new.needs = (new.needs | old.needs) - {kept, gone}
-    new.before = (new.before | old.before) & ~(1 << kept | 1 << gone)
+    new.before = (new.before | old.before) & ~either
     new.last = max(new.last, old.last)
     old.alive = False
-    either = 1 << kept | 1 << gone
     for vertex in graph.vertices:
         if vertex.alive and vertex is not new and vertex.before & either:
             vertex.before = (vertex.before | new.before | 1 << kept) & ~(1 << gone)

@@ -41,12 +41,8 @@ def _like_operands(definition: Computed, buffers: dict[str, Buffer]) -> Layout |
     """The layout that all operands read element by element have, if it is dense and not row-major."""
     if definition.reduce_op is not None or len(definition.shape) < 3:
         return None
-    elements = [node.arg for node in loads_of((definition.value,))]
-    strides = {
-        buffers[element.buffer].layout.stride
-        for element in elements
-        if element.coords == definition.coords and not element.masked
-    }
+    elements = [node.arg for node in loads_of((definition.value,)) if node.arg.coords == definition.coords]
+    strides = {buffers[element.buffer].layout.stride for element in elements if not element.masked}
     if len(strides) != 1:
         return None
     stride = strides.pop()

@@ -18,8 +18,10 @@ from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
 from bolide.inductor.schedule.inline import select
 from bolide.inductor.schedule.nest import Nest, choose_nest
 from bolide.inductor.schedule.scratch import Pass, save_across_passes
-from bolide.inductor.schedule.stages import Buffer, Group, Stage
+from bolide.inductor.schedule.stages import Buffer, Group, Space, Stage
 from bolide.symbolic import Expr
+
+Kinds = dict[str | None, AxisKind]  # of axes by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,8 @@ def _passes(pieces: list[Piece], nest: Nest) -> tuple[tuple[Stmt, ...], list[Loc
     for current in ordered:
         body += current.inits
         if current.inside:
-            body += _inner_loops(nest, current.inside, reducing=bool(current.inits))
+            vector: Kinds = {nest.vector: "reduce_vector" if current.inits else "vector"}
+            body += _loops(nest.inner, vector, "reduce" if current.inits else "serial", tuple(current.inside))
         body += current.behind
     return tuple(body), scratch
 
@@ -164,22 +167,17 @@ def _store(stage: Stage, target: Expr) -> Store:
     return Store(Access(stage.name, target), _result(stage), stage.operands, "add" if stage.mode == "add" else "set")
 
 
-def _inner_loops(nest: Nest, body: list[Stmt], reducing: bool) -> list[Stmt]:
-    """`body` in the loops over the inner axes."""
-    statements: tuple[Stmt, ...] = tuple(body)
-    for position, (name, extent) in enumerate(reversed(nest.inner)):
-        vector = position == 0 and nest.vector == name
-        kind: AxisKind = ("reduce_vector" if vector else "reduce") if reducing else ("vector" if vector else "serial")
-        statements = (Loop(Axis(name, extent, kind), statements),)
-    return list(statements)
-
-
 def _outer_loops(nest: Nest, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    for name, extent in reversed(nest.outer):
-        kind: AxisKind = "vector" if name == nest.vector else "serial" if name in nest.serial else "parallel"
-        body = (Loop(Axis(name, extent, kind), body),)
+    kinds: Kinds = {**dict.fromkeys(nest.serial, "serial"), nest.vector: "vector"}
     if not nest.outer and any(isinstance(statement, Init) for statement in body):
-        body = (Loop(Axis("once", Expr.const(1), "parallel"), body),)  # accumulators live inside a top-level loop
+        return _loops((("once", Expr.const(1)),), kinds, "parallel", body)  # accumulators live inside a top-level loop
+    return _loops(nest.outer, kinds, "parallel", body)
+
+
+def _loops(space: Space, kinds: Kinds, other: AxisKind, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """`body` in loops over a space; an axis without a kind gets the `other` one."""
+    for name, extent in reversed(space):
+        body = (Loop(Axis(name, extent, kinds.get(name, other)), body),)
     return body
 
 

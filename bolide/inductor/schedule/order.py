@@ -57,9 +57,8 @@ def _uses(unit: Unit, known: dict[str, int]) -> _Uses:
 
 
 def _independent(first: _Uses, second: _Uses) -> bool:
-    if first.fixed or second.fixed:
-        return False
-    return not (first.writes & (second.reads | second.writes) or second.writes & first.reads)
+    conflict = first.writes & (second.reads | second.writes) or second.writes & first.reads
+    return not (first.fixed or second.fixed or conflict)
 
 
 def _gain(first: _Uses, second: _Uses, at: int, readers: dict[str, int], held: set[str], known: dict[str, int]) -> int:

@@ -60,11 +60,11 @@ def schedule_program(program: Program, inputs: tuple[str, ...], static: Collecti
         units = order_for_memory(units, ctx, static)
     with timed(seconds, "emit"):
         plan = _plan_of(units, ctx, inputs)
-    return Schedule(plan, [_stride(result, ctx) for result in program.results], ctx.refusals, seconds)
-
-
-def _stride(result: Result, ctx: Context) -> tuple[Expr, ...] | None:
-    return ctx.buffers[result.buffer].layout.stride if isinstance(result, View) and result.stride is None else None
+    strides = [
+        ctx.buffers[result.buffer].layout.stride if isinstance(result, View) and result.stride is None else None
+        for result in program.results
+    ]
+    return Schedule(plan, strides, ctx.refusals, seconds)
 
 
 def _plan_of(units: list[Unit], ctx: Context, inputs: tuple[str, ...]) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bolide.inductor.ir.definitions import Layout, axis_vars, volume
@@ -38,7 +38,8 @@ def save_across_passes(passes: list[Pass], inner: Space, vector: str | None) -> 
     small = room.is_const and room.value <= LONGEST_ROW and any(name == vector for name, _ in inner)
     for current in passes:
         _read_back(current, saved)
-        stored = {store.value: store.access for each in passes for store in _plain_stores(each)}
+        stores = [s for each in passes for s in each.inside if isinstance(s, Store)]
+        stored = {store.value: store.access for store in stores if store.mode == "set" and not store.operands}
         for node in _frontier(current.inside, made_in, stored, small, state):
             if node in stored:
                 access = stored[node]
@@ -80,12 +81,6 @@ class _State:
                 own = 1 if regular else IRREGULAR
             self._cost[node] = own + sum(map(self.cost, node.src)) if self.full(node) else 0
         return self._cost[node]
-
-
-def _plain_stores(current: Pass) -> Iterator[Store]:
-    for statement in current.inside:
-        if isinstance(statement, Store) and statement.mode == "set" and not statement.operands:
-            yield statement
 
 
 def _frontier(

@@ -78,11 +78,6 @@ def is_one(extent: Expr) -> bool:
     return extent.is_const and extent.value == 1
 
 
-def reads_of(stage: Stage) -> set[str]:
-    """The buffers a stage reads (not the one it updates)."""
-    return {node.arg.buffer for node in loads_of(roots_of(stage))}
-
-
 def stage_of(definition: Computed | Scatter) -> Stage:
     """The loop form of a definition; of a Scatter the updating part: the copy of its base is a stage of its own. Axes
     of extent 1 are left out; a reduction over one element is no reduction."""
@@ -137,7 +132,7 @@ def unit_reads(unit: Unit) -> set[str]:
     made: set[str] = set()
     read: set[str] = set()
     for stage in unit.stages:
-        read |= reads_of(stage) - made
+        read |= {node.arg.buffer for node in loads_of(roots_of(stage))} - made
         (made if stage.mode == "define" else read).add(stage.name)
     return read
 

@@ -21,7 +21,7 @@ from bolide.inductor.plan import (
     used_names,
 )
 from bolide.inductor.schedule.reuse import reuse_in_place
-from bolide.inductor.schedule.stages import Buffer, Context
+from bolide.inductor.schedule.stages import Context
 from bolide.symbolic import Expr, without_zeros
 
 
@@ -76,7 +76,9 @@ class StepWriter:
 
     def ref(self, view: View) -> Ref:
         """The tensor that a View is, made on first use."""
-        if view.stride is None or self._is_whole(view, self.ctx.buffers[view.buffer]):
+        layout = self.ctx.buffers[view.buffer].layout
+        same = view.stride == layout.stride and view.offset in (None, layout.offset)
+        if view.stride is None or (same and view.shape == self.ctx.buffers[view.buffer].shape):
             return Ref(view.buffer)
         name = self._views.get(view)
         if name is None:
@@ -84,11 +86,6 @@ class StepWriter:
             offset = Expr.const(0) if view.offset is None else view.offset
             self.steps.append(AsStrided(name, view.buffer, view.shape, view.stride, offset))
         return Ref(name)
-
-    @staticmethod
-    def _is_whole(view: View, buffer: Buffer) -> bool:
-        same = view.shape == buffer.shape and view.stride == buffer.layout.stride
-        return same and (view.offset is None or view.offset == buffer.layout.offset)
 
     def finish(self, results: list[Result]) -> Plan:
         """The plan, with Free steps."""

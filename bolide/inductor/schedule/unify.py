@@ -77,18 +77,14 @@ class Unifier:
     def _spelled(self, coord: Expr) -> Expr:
         """A coordinate over the digits of the axes that are split; ``i // k`` and ``i % k`` split the axis i by k."""
         while True:
-            names = [name for name in coord.free_vars if name in self._splits]
-            if not names:
+            splits = {name: self._splits[name] for name in coord.free_vars if name in self._splits}
+            if not splits:
                 divided = self._divided(coord)
                 if divided is None:
                     return coord
-                self._split(*divided)
-                names = [divided[0]]
-            coord = coord.subs({name: self._joined(name) for name in names})
-
-    def _joined(self, name: str) -> Expr:
-        high, low = self._splits[name]
-        return axis_var(*high) * low[1] + axis_var(*low)
+                splits = {divided[0]: self._split(*divided)}
+            joined = {name: axis_var(*high) * low[1] + axis_var(*low) for name, (high, low) in splits.items()}
+            coord = coord.subs(joined)
 
     def _divided(self, coord: Expr) -> tuple[str, Expr, Expr] | None:
         """An undecided axis that the coordinate divides by a divisor of its extent: (name, extent, divisor)."""
