@@ -31,7 +31,7 @@ from bolide.support.errors import HalfwayError
 
 ROOT = str(Path(bolide.__file__).parent) + "/"
 INJECTIONS = 24
-_RUNNING = ("inductor/runtime/", "inductor/compile_graph.py", "functorch/runtime.py")  # what runs in each call
+_RUNNING = ("inductor/runtime/", "inductor/compiled_graph.py", "functorch/runtime.py")  # what runs in each call
 # What stands between calls and segments, and the functions in it that only hand a call on, or say of a mistake whose it
 # is: one at their very first line comes out as it is.
 AROUND = tuple(f"dynamo/{name}" for name in ("entry/dispatch", "entry/versions", "entry/replay", "breaks/", "opcodes/"))
