@@ -238,7 +238,8 @@ def _half_exp(size: Value) -> Value:
     """e^x / 2 for x >= 0: finite where e^x itself is not."""
     b = size.b
     n, r = _reduce_exp(b.select(b.compare("fcmp ogt", size, 90.0), 90.0, size))
-    return _exp_scaled(n - 1.0, r)
+    power = b.fma(r * r, horner(r, EXP), r) + 1.0
+    return _scaled(power, n - 1.0)
 
 
 def cosh(x: Value) -> Value:

@@ -110,13 +110,10 @@ class Scope:
         """The value of an expression that is the same in all lanes, i64."""
         return self.sum(expr.terms, expr.offset)
 
-    def atom_depth(self, atom: Atom) -> int:
-        return max(self._name_depth(name) for name in atom.free_vars)
-
     def split(self, terms: tuple[Term, ...]) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
         """(terms of the outer loops, terms of the innermost loop that occurs): so that partial sums can stay
         outside."""
-        depths = [max(map(self.atom_depth, mono)) for mono, _ in terms]
+        depths = [max(self._name_depth(name) for atom in mono for name in atom.free_vars) for mono, _ in terms]
         deepest = max(depths)
         outer = tuple(term for term, depth in zip(terms, depths) if depth < deepest)
         return outer, tuple(term for term, depth in zip(terms, depths) if depth == deepest)
