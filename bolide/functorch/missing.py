@@ -34,9 +34,10 @@ def without_tangents(graph: fx.Graph, tangents: Iterable[fx.Node], missing: Iter
         lost = [source for source in sources if source in absent]
         if not lost or node.op == "output":
             continue
-        if len(lost) == len(sources):
+        rest = _rest_of_sum(node, lost)
+        if len(lost) == len(sources) and (rest is None or not _is_zero_gradient(rest)):
             absent.add(node)
-        elif (rest := _rest_of_sum(node, lost)) is not None:
+        elif rest is not None:
             node.replace_all_uses_with(rest)
         else:
             for source in lost:
@@ -59,6 +60,15 @@ def _rest_of_sum(node: fx.Node, lost: list[fx.Node]) -> fx.Node | None:
     if len(rest) == 1 and isinstance(rest[0], fx.Node) and rest[0].meta["val"] == node.meta["val"]:
         return rest[0]
     return None
+
+
+def _is_zero_gradient(node: fx.Node) -> bool:
+    """Whether a value is made of zeros only: of a formula that does not need its tangent, for an empty result. In eager
+    that gradient is there."""
+    made_of = closure([node], lambda value: value.all_input_nodes)
+    sources = [value for value in made_of if value.op != "call_function" or value.target is aten.full.default]
+    sources = [value for value in sources if not isinstance(value.meta["val"], torch.SymInt)]
+    return bool(sources) and all(value.target is aten.full.default and value.args[1] == 0 for value in sources)
 
 
 def _zeros(reader: fx.Node, meta: TensorMeta) -> fx.Node:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -518,3 +521,37 @@ def test_missing_tangents_with_symbolic_sizes(backend):
                 assert (mine is None) == (theirs is None)
                 if theirs is not None:
                     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_gradients_that_are_zeros_whatever_comes_in_are_there(rows: int) -> None:
+    """The derivative of an empty `as_strided` does not need its tangent; its base is no result, and gets none."""
+
+    def body(x: torch.Tensor) -> Any:
+        part = x.tanh()[:rows]
+        part = part.as_strided(part.shape, part.stride())
+        return part.reshape(-1), part.unfold(1, 2, 1)
+
+    x = torch.randn(5, 4, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # parts with another history run in eager
+        results = [fn(x) for fn in (bolide.compile(body), body)]
+    mine, theirs = (torch.autograd.grad(sum(r.sum() for r in made), x)[0] for made in results)
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_derivatives_divide_by_sizes_that_are_zero_as_eager_does() -> None:
+    """`var` over a dimension without elements, behind one with some; no exception, as in C++."""
+
+    def body(x: torch.Tensor, row: int, column: int) -> torch.Tensor:
+        return x[row:, column : x.shape[0]].var(1, unbiased=False)
+
+    compiled = bolide.compile(body)
+    for rows, *starts in ((1, 1, 1), (5, 3, 2), (1, 2, 1)):
+        x = torch.randn(rows, 4, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # degrees of freedom
+            compiled(x, *starts).sum().backward()
+            body(y, *starts).sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)

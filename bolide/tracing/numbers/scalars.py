@@ -273,6 +273,8 @@ def compute(
     is the text of that, with {} for each operand. That Python does not raise is guarded, or checked in the graph; where
     it does, or the result is complex, that of these very numbers is given."""
     traced = [operand for operand in operands if isinstance(operand, TracedFloat)]
+    if traced[0].trace.derivation.running and known is operator.truediv:
+        known = _quotient
     hint, domain = None, DOMAINS.get(known)
     total = function in _TOTAL or (domain is not None and _always(domain, operands))
     if known is not None and all(operand.hint is not None for operand in traced):
@@ -293,6 +295,13 @@ def compute(
         result = TracedFloat(trace, value, hint, pins, formula, made)
         result.within = _bounds(function, known, operands)
         return result
+
+
+def _quotient(a: float, b: float) -> float:
+    """As C++ divides, in the formulas of derivatives: there nothing raises."""
+    if b:
+        return a / b
+    return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
 
 
 def _ends(operands: tuple[Any, ...]) -> list[tuple[Any, ...]]:
