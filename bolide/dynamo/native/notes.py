@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from bolide.dynamo.native import instructions as ops
 from bolide.dynamo.native import layout as places
-from bolide.dynamo.native import native
 from bolide.dynamo.native.layout import Layout, Mismatch, word
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import is_installed, is_library_namespace
@@ -211,7 +211,7 @@ class Notes:
         if not self.busy(table, source):
             self.note_dict(table, source)
         elif type(key) is str:
-            self.tail += (native.ABSENT, id(table), self.own(key))
+            self.tail += (ops.ABSENT, id(table), self.own(key))
         else:
             raise Loose
 

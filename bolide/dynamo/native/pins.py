@@ -27,6 +27,7 @@ import torch
 from torch.autograd import forward_ad
 
 from bolide.dynamo.guards import texts as guard_module
+from bolide.dynamo.native import instructions as ops
 from bolide.dynamo.native import layout as places
 from bolide.dynamo.native import native
 from bolide.dynamo.native.layout import KIND_MASK, Layout, word
@@ -106,7 +107,7 @@ class Recorder(Notes):
             if self.slots[source] in self.late:
                 raise Loose
             value = self.slot_values[self.slots[source]]
-            self.head += (native.IS, self.slots[source], id(value))
+            self.head += (ops.IS, self.slots[source], id(value))
             self.roots[source] = id(value)
             if is_immutable(value):
                 self.own(value)
@@ -321,7 +322,7 @@ class Recorder(Notes):
         table = self.slot_values[self.slots[source.base]]
         if source not in self.slots and isinstance(table, dict) and dict.__contains__(table, source.key):
             slot = self._new_slot(source, dict.__getitem__(table, source.key))
-            self.head += (native.ITEM, slot, self.slots[source.base], self.own(source.key))
+            self.head += (ops.ITEM, slot, self.slots[source.base], self.own(source.key))
 
     def _typed_slot(self, source: Source | None, kinds: dict[Source, Any], typed: set[Source]) -> bool:
         """Whether a source is a slot that holds a container; its class is checked before it is looked into."""
@@ -329,7 +330,7 @@ class Recorder(Notes):
             return False
         assert source is not None
         if kinds[source] is not None and source not in typed:
-            self.head += (native.FIELD, self.slots[source], places.TYPE, id(kinds[source]))
+            self.head += (ops.FIELD, self.slots[source], places.TYPE, id(kinds[source]))
         typed.add(source)
         return True
 
@@ -342,12 +343,12 @@ class Recorder(Notes):
         """Slots for all items of a tuple or list of known length or of a dict of known keys."""
         value, slot, start = self.slot_values[self.slots[source]], self.slots[source], len(self.slot_values)
         if fact == "length" and type(value) in (tuple, list):
-            self.head += (native.TUPLE if type(value) is tuple else native.LIST, start, slot, len(value))
+            self.head += (ops.TUPLE if type(value) is tuple else ops.LIST, start, slot, len(value))
             for i, item in enumerate(value):
                 self._new_slot(Source("item", source, i), item)
             self.unpacked.add(source)
         elif fact == "dict_keys" and type(value) is dict and all(type(k) is str for k in value):
-            self.head += (native.DICT, start, slot, len(value), *map(self.own, value))
+            self.head += (ops.DICT, start, slot, len(value), *map(self.own, value))
             for key, item in value.items():
                 self._new_slot(Source("dict_value", source, key), item)
             self.unpacked.add(source)
@@ -360,30 +361,30 @@ class Recorder(Notes):
         kind = type(value)
         code = self.tail if slot in self.late else self.head
         if guard.kind == "tensor":
-            code += (native.TENSOR, slot, self._tensor_facts(value, expected))
+            code += (ops.TENSOR, slot, self._tensor_facts(value, expected))
             self._check_sizes(guard.source, expected)
             return True
         if guard.kind == "equals":
             if not same_constant(value, expected):
                 raise Loose
             if value is None or value is True or value is False or kind in (torch.dtype, torch.layout):
-                code += (native.IS, slot, self.own(value))
+                code += (ops.IS, slot, self.own(value))
             elif kind in PLAIN_EQUALITY and not (kind is float and (value == 0.0 or math.isnan(value))):
-                code += (native.EQUALS, slot, self.own(value))
+                code += (ops.EQUALS, slot, self.own(value))
             else:
                 raise Loose
             return True
         if guard.kind == "is" and value is expected:
-            code += (native.IS, slot, self.own(expected))
+            code += (ops.IS, slot, self.own(expected))
             return True
         if guard.kind == "type" and kind is expected:
-            code += (native.FIELD, slot, places.TYPE, self.own(kind))
+            code += (ops.FIELD, slot, places.TYPE, self.own(kind))
             return True
         if guard.kind in ("length", "dict_keys") and kind in (tuple, list, dict):
             if guard.source in self.unpacked:
                 return True
             if guard.kind == "length" or not value:
-                code += (native.FIELD, slot, places.SIZE, len(value))
+                code += (ops.FIELD, slot, places.SIZE, len(value))
                 return True
         return False
 
@@ -469,7 +470,7 @@ class Recorder(Notes):
             operands += (slot, id(tensors[-1]))
         if not guard_module.disjoint(tensors):
             raise Loose
-        self.tail += (native.APART, 1 << (2 * len(sources)).bit_length(), len(sources), *operands)
+        self.tail += (ops.APART, 1 << (2 * len(sources)).bit_length(), len(sources), *operands)
 
     def _check_data(self, source: Source | None, expected: str) -> None:
         """What is in a tensor that has a guard of its own."""
@@ -483,7 +484,7 @@ class Recorder(Notes):
             raise Loose
         self.own(kept)
         width = tensor.element_size()
-        self.tail += (native.DATA, slot, id(tensor), width, kept.data_ptr(), width * tensor.numel())
+        self.tail += (ops.DATA, slot, id(tensor), width, kept.data_ptr(), width * tensor.numel())
 
     def _check_name(self, cls: type, expected: Any) -> None:
         """The module and the qualified name of a class."""
@@ -501,7 +502,7 @@ class Recorder(Notes):
         self.note_class(owner)
         slot = self._new_slot(source, owner.grad)
         self.late.add(slot)
-        self.tail += (native.ATTRIBUTE, slot, id(owner), self.own("grad"))
+        self.tail += (ops.ATTRIBUTE, slot, id(owner), self.own("grad"))
 
     @staticmethod
     def _namespace_source(source: Source) -> Source:
@@ -563,11 +564,11 @@ class Recorder(Notes):
             return known
         layout, dims = self.layout, len(expected.shape)
         far = dims > places.INLINE_DIMS
-        flags = native.FAR_SIZES if far else 0
+        flags = ops.FAR_SIZES if far else 0
         if expected.requires_grad:
-            flags |= native.REQUIRES_GRAD
+            flags |= ops.REQUIRES_GRAD
             if expected.cls is not torch.nn.Parameter:
-                flags |= native.LEAF if expected.leaf else native.NOT_LEAF
+                flags |= ops.LEAF if expected.leaf else ops.NOT_LEAF
         impl = tensor._cdata
         fixed = [(layout.kind, KIND_MASK), (layout.keys, layout.plain_keys)]
         to_strides = dims * places.WORD if far else layout.strides - layout.sizes
@@ -591,8 +592,8 @@ class Recorder(Notes):
         if expected.autocast or guard_module.global_state() != expected or guard_module.busy() is not None:
             raise Loose
         casts = torch._C._dispatch_tls_local_exclude_set().raw_repr()
-        self.head += (native.STATE, casts, *native.thread_state(self.layout))
-        self.head += (native.ATTRIBUTE_IS, self.own(state), self.own("disabled"), self.own(0))
+        self.head += (ops.STATE, casts, *native.thread_state(self.layout))
+        self.head += (ops.ATTRIBUTE_IS, self.own(state), self.own("disabled"), self.own(0))
         for module, name in ((forward_ad, "_current_level"), (torch.fx._symbolic_trace, "_is_fx_tracing_flag")):
             self.note_item(
                 module.__dict__, name, Source("object", None, None, module.__dict__), Source("attr", None, name)
@@ -611,11 +612,11 @@ class Recorder(Notes):
         out = list(self.head)
         for plain, group in itertools.groupby(self.words, lambda note: note[1] == ALL):
             notes = list(group)
-            out += (native.WORDS if plain else native.BITS, len(notes))
+            out += (ops.WORDS if plain else ops.BITS, len(notes))
             for address, mask, expected in notes:
                 out += (address, expected) if plain else (address, expected, mask)
         if self.tensors:
-            out += (native.TENSORS, len(self.tensors) // 2, *self.tensors)
+            out += (ops.TENSORS, len(self.tensors) // 2, *self.tensors)
         return [*out, *self.tail]
 
 

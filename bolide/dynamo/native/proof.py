@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from bolide.dynamo.guards import texts as guards
-from bolide.dynamo.native import native, native_text, pins
+from bolide.dynamo.native import machine_code, native, pins
 from bolide.dynamo.native.layout import Layout, layout
 from bolide.dynamo.native.notes import Habits
 from bolide.dynamo.program.captured import Guard, Source
@@ -27,10 +26,11 @@ from bolide.support.symbols import symbol_address
 
 _log = log.logger("dynamo")
 
-SYMBOLS = tuple(re.findall(r"^declare \S+ @(\w+)\(", native_text.TEXT, re.MULTILINE))
-"""The functions that the native check calls."""
-
 Readable = Callable[[Sequence[str], Sequence[Guard], Sequence[Source], str], tuple[str, Callable[..., Any]]]
+
+
+SYMBOLS = tuple(function.symbol for function in machine_code.EXTERNALS.values())
+"""The functions that the native check calls."""
 
 
 class Unproved(Exception):
