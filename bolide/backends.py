@@ -44,7 +44,7 @@ def run_trace(
     captured: Captured,
     compiler: GraphCompiler,
     partition: Partition,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     devices: frozenset[str] | None = None,
 ) -> Runner:
     """The forward and backward graphs of a program, each compiled by `compiler`.
@@ -100,7 +100,7 @@ def _check_devices(captured: Captured, devices: frozenset[str] | None) -> None:
 
 
 def compile_graph(
-    compiler: GraphCompiler, options: dict[str, Any], name: str, graph: fx.GraphModule, info: GraphInfo
+    compiler: GraphCompiler, options: dict[str, object], name: str, graph: fx.GraphModule, info: GraphInfo
 ) -> Callable[[list[Any]], Any]:
     """Compile one graph. If the compiler fails, the graph is interpreted by ATen calls instead, unless
     `suppress_errors` is off.
@@ -163,7 +163,7 @@ def record_failure(root: str, graph: fx.GraphModule, failure: CompileError) -> s
 def run_calls(
     captured: Captured,
     compiler_fn: CompilerFn,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     parameters: Sequence[str] = (),
     floats: bool = False,
 ) -> Runner:
@@ -199,7 +199,7 @@ def run_calls(
     return run
 
 
-def _as_it_is(graph: fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+def _as_it_is(graph: fx.GraphModule, examples: list[object]) -> Callable[..., Any]:
     """The backend of graphs that are not worth a backend."""
     return graph
 
@@ -215,11 +215,11 @@ def _unboxed(compiled: Callable[..., Any]) -> Callable[[list[Any]], Sequence[Any
 
 
 def _keeping_modes(
-    run: Callable[[list[Any]], Sequence[Any]], setters: Collection[Any]
+    run: Callable[[list[object]], Sequence[object]], setters: Collection[object]
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """Puts back torch's modes that the graph changes, also when it is left by an exception."""
 
-    def guarded(inputs: list[Any]) -> Sequence[Any]:
+    def guarded(inputs: list[object]) -> Sequence[Any]:
         before = modes.settings()
         try:
             return run(inputs)
@@ -230,7 +230,7 @@ def _keeping_modes(
 
 
 def _foreign_graph(
-    compiler_fn: CompilerFn, options: Mapping[str, Any], name: str, graph: fx.GraphModule, info: GraphInfo
+    compiler_fn: CompilerFn, options: Mapping[str, object], name: str, graph: fx.GraphModule, info: GraphInfo
 ) -> Callable[[list[Any]], Any]:
     examples = [_example(node.meta["val"]) for node in graph.graph.nodes if node.op == "placeholder"]
     describe(graph.graph)
@@ -238,7 +238,7 @@ def _foreign_graph(
     return _unboxed(_for_all_sizes(asked, graph, examples))
 
 
-def _for_all_sizes(asked: Callable[..., Callable[..., Any]], graph: fx.GraphModule, examples: list[Any]) -> Any:
+def _for_all_sizes(asked: Callable[..., Callable[..., object]], graph: fx.GraphModule, examples: list[object]) -> Any:
     """What a backend makes of a graph, for all sizes if they are symbolic. It may have taken those of the examples for
     constants, and nobody can tell: unless it answers the graph itself, it is asked anew for other sizes, up to
     `cache_size_limit` times, and then the graph runs as it is.
@@ -253,14 +253,14 @@ def _for_all_sizes(asked: Callable[..., Callable[..., Any]], graph: fx.GraphModu
     if first is graph or getattr(first, "__self__", None) is graph:
         return first
 
-    def sizes_of(values: Sequence[Any]) -> tuple[Any, ...]:
+    def sizes_of(values: Sequence[object]) -> tuple[Any, ...]:
         chosen = [values[place] for place in symbolic]
         return tuple((*v.shape, *v.stride()) if isinstance(v, Tensor) else v for v in chosen)
 
     known = {sizes_of(examples): first}
     plain = fx.GraphModule(attributes, untouched, type(graph).__name__)
 
-    def run(*inputs: Any) -> Any:
+    def run(*inputs: object) -> Any:
         sizes = sizes_of(inputs)
         found = known.get(sizes)
         if found is None and len(known) < config.cache_size_limit:
@@ -272,13 +272,13 @@ def _for_all_sizes(asked: Callable[..., Callable[..., Any]], graph: fx.GraphModu
     return run
 
 
-def _is_symbolic(meta: Any) -> bool:
+def _is_symbolic(meta: object) -> bool:
     sizes = (*meta.shape, *meta.stride) if isinstance(meta, TensorMeta) else (meta,)
     return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def _given(
-    compiler_fn: CompilerFn, graph: fx.GraphModule, examples: list[Any], options: Mapping[str, Any], name: str
+    compiler_fn: CompilerFn, graph: fx.GraphModule, examples: list[object], options: Mapping[str, object], name: str
 ) -> Callable[..., Any]:
     """What a backend makes of a graph of the function `name`. Raises CompileError, which names the backend."""
     try:
@@ -290,7 +290,7 @@ def _given(
         raise
     except Exception as error:
         raise CompileError("backend", name, error, f"the backend {_name(compiler_fn)}") from error
-    return cast(Callable[..., Any], compiled)
+    return cast(Callable[..., object], compiled)
 
 
 def _name(compiler_fn: CompilerFn) -> str:
@@ -299,7 +299,7 @@ def _name(compiler_fn: CompilerFn) -> str:
     return getattr(compiler_fn, "__qualname__", type(compiler_fn).__qualname__)
 
 
-def _example(meta: Any) -> Any:
+def _example(meta: object) -> Any:
     """A tensor of random numbers (of a generator of its own), or a number, as the graph expects it."""
     if not isinstance(meta, TensorMeta):
         return int(meta.node.hint) if isinstance(meta, torch.SymInt) else meta
@@ -343,14 +343,14 @@ def _verified(
     return verified
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     if not isinstance(value, Tensor):
         return value
     copy = value.detach().clone(memory_format=torch.preserve_format)
     return copy.requires_grad_(value.requires_grad)
 
 
-def _difference(wanted: Any, found: Any) -> str | None:
+def _difference(wanted: object, found: object) -> str | None:
     """How a result differs from the expected one, beyond the tolerances of the configuration."""
     if not isinstance(wanted, Tensor) or not isinstance(found, Tensor):
         return None if wanted == found else f"is {found!r} instead of {wanted!r}"

@@ -38,7 +38,7 @@ from bolide.support import events
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
 
 T = TypeVar("T", bound=Callable[..., Any])
-MODES: dict[str, dict[str, Any]] = {
+MODES: dict[str, dict[str, object]] = {
     "default": {},
     "reduce-overhead": {},
     "max-autotune": {},
@@ -72,24 +72,24 @@ class TraceBackend:
     partition: Partition
     devices: frozenset[str] | None = None
 
-    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[object], **options: object) -> Callable[..., Any]:
         """As any other backend: `gm` compiled when it is first called."""
         return _compile_forward(gm, self.name, **options)
 
 
-def eager(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+def eager(gm: fx.GraphModule, example_inputs: Sequence[object], **options: object) -> Callable[..., Any]:
     """Runs the captured calls of torch's functions as they are."""
     return gm.forward
 
 
-def ts(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+def ts(gm: fx.GraphModule, example_inputs: Sequence[object], **options: object) -> Callable[..., Any]:
     """TorchScript: the captured calls scripted and frozen."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls its own TorchScript deprecated
-        return cast(Callable[..., Any], torch.jit.freeze(torch.jit.script(gm.eval())))
+        return cast(Callable[..., object], torch.jit.freeze(torch.jit.script(gm.eval())))
 
 
-def cudagraphs(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+def cudagraphs(gm: fx.GraphModule, example_inputs: Sequence[object], **options: object) -> Callable[..., Any]:
     """CUDA graphs, which need a CUDA device."""
     raise Unsupported(
         "the backend cudagraphs records CUDA graphs, and bolide has no code for CUDA yet",
@@ -153,13 +153,13 @@ def compile(
 
 
 def compile(
-    model: Any = None,
+    model: object = None,
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
     backend: str | CompilerFn | None = None,
     mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     disable: bool = False,
 ) -> Any:
     """A faster callable with the behaviour of `model`; it is compiled when first called, and again when an assumption
@@ -227,7 +227,7 @@ def _settings(fullgraph: Any, dynamic: Any, backend: Any, mode: Any, options: An
     return Settings(fullgraph, dynamic, compiler, tuple(chosen.items()), guard_filter, guard_fail)
 
 
-def _compile(model: Any, settings: Settings, disable: bool) -> Any:
+def _compile(model: object, settings: Settings, disable: bool) -> Any:
     if isinstance(model, (classmethod, staticmethod)):
         return type(model)(_compile(model.__func__, settings, disable))
     if isinstance(model, property) and model.fget is not None:
@@ -274,7 +274,10 @@ def _compile_class(cls: type, settings: Settings, disable: bool) -> type:
 
 
 def compile_fx(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any] | None = None, mode: str | None = None
+    gm: fx.GraphModule,
+    example_inputs: Sequence[object],
+    options: Mapping[str, object] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """A faster callable with the behaviour of a graph module (`bolide.inductor.compile`); it is compiled when it is
     first called. `torch.compile(…, backend="bolide")` calls this.
@@ -293,7 +296,7 @@ def call_target(self: Any, /, *args: Any, **kwargs: Any) -> Any:
     return self(*args, **kwargs)
 
 
-def _of_target(target: Any, settings: Settings) -> Callable[..., Any]:
+def _of_target(target: object, settings: Settings) -> Callable[..., Any]:
     name = getattr(target, "__qualname__", type(target).__qualname__)
     code = getattr(target.forward if isinstance(target, nn.Module) else type(target).__call__, "__code__", None)
     parameters = code.co_varnames[: code.co_argcount] if code is not None else ("self",)

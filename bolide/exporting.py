@@ -46,7 +46,7 @@ class ExportResult(NamedTuple):
 
 
 def export(
-    f: Callable[..., Any], *, aten_graph: bool = False, dynamic_shapes: Any = None
+    f: Callable[..., object], *, aten_graph: bool = False, dynamic_shapes: object = None
 ) -> Callable[..., ExportResult]:
     """A function that captures one call of `f` and returns an `ExportResult`.
 
@@ -62,7 +62,7 @@ def export(
     ConstraintError where the program works for one size of such a dimension only.
     """
 
-    def run(*args: Any, **kwargs: Any) -> ExportResult:
+    def run(*args: object, **kwargs: object) -> ExportResult:
         function, given = f, args
         if not isinstance(f, types.FunctionType):
             function, given = call_target, (f, *args)
@@ -79,7 +79,7 @@ def export(
     return run
 
 
-def _bound(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _bound(f: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, Any]:
     """The arguments of a call by name; those that a signature gathers are ``argument<position>``."""
     parameters = inspect.signature(f.forward if isinstance(f, nn.Module) else f).parameters.values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -88,9 +88,9 @@ def _bound(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 @contextlib.contextmanager
-def _marked(shapes: Any, given: Mapping[str, Any]) -> Iterator[None]:
+def _marked(shapes: object, given: Mapping[str, object]) -> Iterator[None]:
     """Inside, the dimensions that `shapes` names are marked dynamic."""
-    before: list[tuple[torch.Tensor, dict[str, Any]]] = []
+    before: list[tuple[torch.Tensor, dict[str, object]]] = []
     try:
         if shapes is not None:
             _mark(dict(given) if isinstance(shapes, Mapping) else list(given.values()), shapes, before)
@@ -122,12 +122,12 @@ def _mark(value: Any, shapes: Any, before: list[tuple[torch.Tensor, dict[str, An
             mark_dynamic(value, dim, min=lo, max=hi)
 
 
-def _bounds(wanted: Any) -> tuple[Any, Any]:
+def _bounds(wanted: object) -> tuple[Any, Any]:
     hi = getattr(wanted, "max", None)
     return getattr(wanted, "min", None), None if isinstance(hi, int) and hi >= sys.maxsize - 1 else hi
 
 
-def _capture(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Captured, list[Guard]]:
+def _capture(function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Captured, list[Guard]]:
     reason = guards.busy()
     if reason is not None:
         raise Unsupported(reason, kind="state")
@@ -262,7 +262,7 @@ def _attributes(flat: fx.GraphModule) -> list[tuple[str, Any]]:
     return [(str(n.target), getattr(flat, str(n.target))) for n in flat.graph.nodes if n.op == "get_attr"]
 
 
-def _identifier(text: str, taken: dict[str, Any]) -> str:
+def _identifier(text: str, taken: dict[str, object]) -> str:
     name = re.sub(r"\W+", "_", text).strip("_") or "tensor"
     while name in taken or name[0].isdigit():
         name = f"_{name}"
@@ -290,7 +290,7 @@ class Optimize:
                 "compiled: bolide.dynamo.optimize(backend)(fn)"
             )
 
-    def __exit__(self, *raised: Any) -> None:
+    def __exit__(self, *raised: object) -> None:
         pass
 
 

@@ -283,7 +283,7 @@ class Collector:
     """Gathers trace events while it listens, and turns them into an Explanation."""
 
     function: str
-    events: list[Any] = field(default_factory=list)
+    events: list[object] = field(default_factory=list)
     seconds: float = 0.0
     clocks: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -317,7 +317,7 @@ class Collector:
 
     def explanation(self) -> Explanation:
         graphs: list[CompiledInfo] = []
-        pending: dict[tuple[str, str], Any] = {}
+        pending: dict[tuple[str, str], object] = {}
         for event in self.events:
             if isinstance(event, events.Graph):
                 pending[event.name, event.kind] = event.graph
@@ -339,7 +339,7 @@ class Collector:
 def clocked(graph: CompiledGraph, runs: list[dict[str, float]]) -> Callable[[list[Any]], tuple[Any, ...]]:
     """A runner that notes the microseconds of each kernel and each operation, summed over the call."""
 
-    def run(inputs: list[Any]) -> tuple[Any, ...]:
+    def run(inputs: list[object]) -> tuple[Any, ...]:
         results, clock = graph.timed(inputs)
         total: dict[str, float] = {}
         for step, seconds in clock:
@@ -388,7 +388,7 @@ def compiled_info(event: events.Compiled, graph: Any, clocks: dict[str, dict[str
     )
 
 
-def stage_info(event: Any) -> Iterator[StageInfo]:
+def stage_info(event: object) -> Iterator[StageInfo]:
     """The stage whose end an event tells of, if it does."""
     if isinstance(event, events.Captured):
         yield StageInfo(event.name, "capture", event.seconds)
@@ -396,7 +396,7 @@ def stage_info(event: Any) -> Iterator[StageInfo]:
         yield StageInfo(event.name, event.stage, event.seconds)
 
 
-def segment_infos(told: list[Any], breaks: list[BreakInfo]) -> Iterator[SegmentInfo]:
+def segment_infos(told: list[object], breaks: list[BreakInfo]) -> Iterator[SegmentInfo]:
     """The segments in the order in which they were captured; the event of a break follows that of its segment."""
     ends = iter([b for b in breaks if b.between])
     for event, following in zip(told, [*told[1:], None]):
@@ -405,7 +405,7 @@ def segment_infos(told: list[Any], breaks: list[BreakInfo]) -> Iterator[SegmentI
             yield SegmentInfo(event.name, event.operations, event.guards, event.seconds, broken)
 
 
-def break_info(event: events.Break | events.Fallback, told: list[Any]) -> BreakInfo:
+def break_info(event: events.Break | events.Fallback, told: list[object]) -> BreakInfo:
     """A break, with the mean time of its operation over the calls that were told of."""
     about = KINDS[event.kind]
     line = event.where
@@ -435,7 +435,7 @@ def recompile_info(e: events.GuardFailed) -> RecompileInfo:
     return RecompileInfo(e.name, e.index, e.guard, e.actual, where, source, e.remedy)
 
 
-def note_info(event: Any) -> Iterator[NoteInfo]:
+def note_info(event: object) -> Iterator[NoteInfo]:
     """What an event tells of sizes that were fixed and functions that were skipped."""
     if isinstance(event, events.Specialised):
         yield NoteInfo(
@@ -470,7 +470,7 @@ def explain(fn: Callable[..., Any], *, backward: bool = True, **options: Any) ->
     return run
 
 
-def differentiate(result: Any) -> None:
+def differentiate(result: object) -> None:
     """Runs the backward of all tensors in `result` that require grad, without touching any ``.grad``."""
     outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
     leaves = list(leaf_variables(outputs).values())

@@ -151,7 +151,7 @@ def plain(event: events.Event) -> dict[str, Any]:
     return {name: value for name, value in values if value is not None}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, (str, int, float)):
         return value
     if isinstance(value, UserFrame):

@@ -68,9 +68,9 @@ def terms_of(node: fx.Node, values: Mapping[fx.Node, Any]) -> float:
 
 
 def disagree(
-    found: Any,
-    expected: Any,
-    exact: Callable[[], Any] = lambda: None,
+    found: object,
+    expected: object,
+    exact: Callable[[], object] = lambda: None,
     terms: Callable[[], float] = lambda: 0.0,
 ) -> bool:
     """Whether `found` is another result than `expected`. `exact` gives the result of float64 (None: nobody knows): an
@@ -93,7 +93,7 @@ def disagree(
     return not bool((near | close(found, true, rounding) | (errors(found, true) <= 4 * allowed)).all())
 
 
-def most_different(found: Any, expected: Any) -> tuple[tuple[int, ...], float, Any, Any]:
+def most_different(found: object, expected: object) -> tuple[tuple[int, ...], float, Any, Any]:
     """Where two tensors differ most, by how much, and what is expected and found there; of what cannot be compared so,
     no place, NaN, and what they are.
     """
@@ -107,7 +107,7 @@ def most_different(found: Any, expected: Any) -> tuple[tuple[int, ...], float, A
     return place, float(off[place]), expected[place].item(), found[place].item()
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> Any:
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, Tensor) else value
 
 
@@ -158,7 +158,7 @@ def copied(values: Sequence[Any]) -> list[Any]:
 PLAIN = (Tensor, nn.Parameter)
 
 
-def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+def tensors_in(value: object, seen: set[int] | None = None) -> Iterator[Tensor]:
     """Every tensor that a value holds, once, in a fixed order: in containers, modules and other objects."""
     seen = set() if seen is None else seen
     if id(value) in seen or isinstance(value, (type, types.ModuleType, types.FunctionType, str, int, float)):
@@ -196,9 +196,9 @@ def gradients(outputs: list[Tensor], inputs: Sequence[Tensor]) -> list[Tensor | 
 class Twin:
     """A function and its arguments, copied with all they hold. `originals` and `copies` are their tensors."""
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    function: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     originals: list[Tensor]
     copies: list[Tensor]
 
@@ -244,7 +244,7 @@ class Twin:
             return []
 
 
-def _surroundings(function: Any) -> tuple[list[Any], dict[str, Any]]:
+def _surroundings(function: object) -> tuple[list[Any], dict[str, Any]]:
     """What a function closes over, and the globals that it names."""
     if not isinstance(function, types.FunctionType):
         return [], {}
@@ -304,12 +304,12 @@ def operation_of(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_function" else f"{node.op} {node.name}"
 
 
-def evaluate(graph: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
+def evaluate(graph: fx.GraphModule, inputs: Sequence[object]) -> dict[fx.Node, Any]:
     """What ATen computes for every node."""
     return evaluated(graph, inputs, lambda node, args, kwargs: node.target(*args, **kwargs))  # type: ignore[operator]
 
 
-def _doubled(value: Any) -> Any:
+def _doubled(value: object) -> Any:
     if isinstance(value, Tensor) and value.dtype in SMALLER:
         return value.double()
     return torch.float64 if value in SMALLER else value
@@ -350,7 +350,7 @@ def first_difference(
     """
     nodes = _needed(wrong, expected)
 
-    def differs(node: fx.Node, found: Any) -> bool:
+    def differs(node: fx.Node, found: object) -> bool:
         terms = functools.partial(terms_of, node, expected)
         return disagree(found, expected[node], functools.partial(exact.value, node), terms)
 

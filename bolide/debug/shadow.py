@@ -63,8 +63,8 @@ class Difference:
     operation: str
     where: UserFrame | None
     kernel: str
-    expected: Any
-    found: Any
+    expected: object
+    found: object
     place: tuple[int, ...]
     error: float
     code: str = field(default="", repr=False)
@@ -97,7 +97,7 @@ class Checked:
     graph: fx.GraphModule
     info: GraphInfo
     compiled: CompiledGraph
-    run: Callable[[list[Any]], tuple[Any, ...]]
+    run: Callable[[list[object]], tuple[object, ...]]
     report: Callable[[Difference], None]
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
@@ -130,7 +130,7 @@ class Checked:
         return tuple(found)
 
     def _difference(
-        self, wrong: list[tuple[fx.Node, Any]], inputs: list[Any], expected: dict[fx.Node, Any], exact: Exactly
+        self, wrong: list[tuple[fx.Node, object]], inputs: list[object], expected: dict[fx.Node, object], exact: Exactly
     ) -> Difference:
         def probe(nodes: list[fx.Node]) -> list[Any]:
             module = with_results(self.graph, nodes)
@@ -187,12 +187,12 @@ class Watch:
 class Shadowed:
     """A function whose calls run in eager beside compiled."""
 
-    original: Callable[..., Any]
-    compiled: Callable[..., Any]
+    original: Callable[..., object]
+    compiled: Callable[..., object]
     watch: Watch
     name: str
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         if torch.compiler.is_compiling():
             return self.compiled(*args, **kwargs)
         twin, exact = Twin.of(self.original, args, kwargs), Twin.of(self.original, args, kwargs, torch.float64)
@@ -233,7 +233,7 @@ class Shadowed:
         before: RandomState,
         slopes: tuple[list[Tensor | None], list[Tensor | None]],
     ) -> None:
-        truth: list[Any] | None = None
+        truth: list[object] | None = None
 
         def true(place: int) -> Any:
             nonlocal truth
@@ -255,7 +255,7 @@ class Shadowed:
                 self._report(kind, mine, wanted)
                 return
 
-    def _report(self, operation: str, found: Any, expected: Any) -> None:
+    def _report(self, operation: str, found: object, expected: object) -> None:
         place, error, expected, found = most_different(found, expected)
         code = getattr(self.original, "__code__", None)
         where = UserFrame(code.co_filename, code.co_firstlineno, self.name) if code is not None else None
@@ -296,7 +296,7 @@ class Shadow:
     def _everything(self, watch: Watch) -> Iterator[list[Difference]]:
         names = ["a compiled function"]
 
-        def note(event: Any) -> None:
+        def note(event: object) -> None:
             if isinstance(event, events.Graph):
                 names[:] = [event.name]
 

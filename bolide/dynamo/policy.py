@@ -22,7 +22,6 @@ import types
 import typing
 import uuid
 import weakref
-from typing import Any
 
 import torch
 
@@ -113,7 +112,7 @@ _REFUSED_ROOTS = _names(
 
 
 @functools.cache
-def is_refused(module: Any) -> bool:
+def is_refused(module: object) -> bool:
     """Whether functions and classes of a module are called for real."""
     return module in _REFUSED_MODULES or (isinstance(module, str) and module.partition(".")[0] in _REFUSED_ROOTS)
 
@@ -132,7 +131,7 @@ _COMPUTING_ROOTS = _names(
 
 
 @functools.cache
-def only_computes(module: Any) -> bool:
+def only_computes(module: object) -> bool:
     """Whether functions and classes in C of a module may be run while capturing."""
     return isinstance(module, str) and module.partition(".")[0] in _COMPUTING_ROOTS
 
@@ -155,19 +154,19 @@ _OF_THE_MOMENT = {
     datetime.datetime: "now today utcnow",
     datetime.date: "today",
 }
-MOMENT: frozenset[Any] = frozenset(
+MOMENT: frozenset[object] = frozenset(
     getattr(owner, name) for owner, names in _OF_THE_MOMENT.items() for name in names.split() if hasattr(owner, name)
 )
 """Single functions of that kind."""
 
 #: Questions about the surroundings that are asked again by the guards: the answer is a constant, and rarely another.
-ASKED_AGAIN: frozenset[Any] = frozenset(
+ASKED_AGAIN: frozenset[object] = frozenset(
     {os.getcwd, os.getpid, os.getppid, os.cpu_count, os.path.exists, os.path.lexists, os.path.isfile, os.path.isdir}
     | {os.path.islink, os.path.abspath, os.path.expanduser, threading.active_count, threading.get_native_id}
 )
 
 #: Functions that look at the signature or the annotations of what they are given, or at its code.
-SIGNATURES: frozenset[Any] = frozenset(
+SIGNATURES: frozenset[object] = frozenset(
     {inspect.signature, vars(inspect.Signature)["from_callable"].__func__, inspect.getfullargspec, inspect.getcallargs}
     | {inspect.get_annotations, inspect.unwrap, inspect.isgeneratorfunction, inspect.iscoroutinefunction}
     | {inspect.isasyncgenfunction, typing.get_type_hints}
@@ -186,7 +185,7 @@ ITERATING_METHODS = _names(
     "intersection_update difference_update symmetric_difference_update __init__ __ior__ __iadd__"
 )
 # Functions that only store, look up or identify the objects they are given.
-KEEPERS: frozenset[Any] = frozenset(
+KEEPERS: frozenset[object] = frozenset(
     {id, object.__setattr__, slice, type, super, property, classmethod, staticmethod}
     | {types.MethodType, types.SimpleNamespace, types.CellType, functools.partial, functools._lru_cache_wrapper}
     | {
@@ -202,7 +201,7 @@ KEEPERS: frozenset[Any] = frozenset(
     | {heapq.heappush, heapq.heappop, heapq.heapify, heapq.heappushpop, heapq.heapreplace}
 )
 # Functions that iterate over their arguments: what only the program can iterate over is made a list first.
-ITERATING: frozenset[Any] = frozenset(
+ITERATING: frozenset[object] = frozenset(
     {list, tuple, set, frozenset, dict, sorted, sum, min, max, bytes, bytearray, reversed, torch.Size, math.prod}
     | {math.fsum, math.dist, collections.deque, collections.OrderedDict, collections.Counter, operator.countOf}
     | {operator.indexOf, bisect.bisect_left, bisect.bisect_right, itertools.product, itertools.permutations}

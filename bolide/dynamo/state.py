@@ -44,7 +44,7 @@ def is_exporting() -> bool:
     return state.exporting
 
 
-def own_mark(function: Any, name: str) -> Any:
+def own_mark(function: object, name: str) -> Any:
     """The attribute `name` that a function was marked with, None without it; a mark that `functools.wraps` has copied
     from the function inside does not count.
     """

@@ -23,7 +23,9 @@ class disable:
     code breaks around such a function, and says `reason`. Of a module, `forward` is marked.
     """
 
-    def __new__(cls, fn: Callable[..., Any] | None = None, recursive: bool = True, *, reason: str | None = None) -> Any:
+    def __new__(
+        cls, fn: Callable[..., object] | None = None, recursive: bool = True, *, reason: str | None = None
+    ) -> Any:
         if fn is not None:
             return cls(recursive=recursive, reason=reason)(fn)
         return super().__new__(cls)
@@ -39,7 +41,7 @@ class disable:
     ) -> None:
         state.disabled -= self.recursive
 
-    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, fn: Callable[..., object]) -> Callable[..., Any]:
         if isinstance(fn, nn.Module):
             fn.forward = self(fn.forward)
             return fn
@@ -47,7 +49,7 @@ class disable:
         called = fn if compiled is None else compiled.original
 
         @functools.wraps(called)
-        def eager(*args: Any, **kwargs: Any) -> Any:
+        def eager(*args: object, **kwargs: object) -> Any:
             with self:
                 return called(*args, **kwargs)
 
@@ -56,7 +58,7 @@ class disable:
         return eager
 
 
-def is_dynamo_disable_recursive(method: Callable[..., Any]) -> bool | None:
+def is_dynamo_disable_recursive(method: Callable[..., object]) -> bool | None:
     """Whether a function that `disable` has made is disabled with all that it calls; None for any other function."""
     mark: bool | None = own_mark(method, "_bolide_disabled_recursive")
     return mark
@@ -86,9 +88,9 @@ class error_on_graph_break:
     ) -> None:
         set_break_is_error(self.before.pop())
 
-    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, fn: Callable[..., object]) -> Callable[..., Any]:
         @functools.wraps(fn)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def watched(*args: object, **kwargs: object) -> Any:
             with error_on_graph_break(self.wanted):
                 return fn(*args, **kwargs)
 
@@ -155,11 +157,11 @@ class set_stance:
         return standing
 
 
-def run(fn: Callable[..., Any]) -> Callable[..., Any]:
+def run(fn: Callable[..., object]) -> Callable[..., Any]:
     """`fn`, in which what is compiled already is used, and everything else runs in eager."""
 
     @functools.wraps(fn)
-    def running(*args: Any, **kwargs: Any) -> Any:
+    def running(*args: object, **kwargs: object) -> Any:
         with set_stance("eager_on_recompile"):
             return fn(*args, **kwargs)
 

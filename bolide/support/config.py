@@ -45,7 +45,7 @@ class Option:
     types: tuple[type, ...] = ()
     note: str = ""
 
-    def accept(self, name: str, value: Any) -> None:
+    def accept(self, name: str, value: object) -> None:
         """Raises TypeError or ValueError when `value` cannot be the value of this option."""
         if self.choices:
             if not any(value == choice and type(value) is type(choice) for choice in self.choices):
@@ -96,7 +96,7 @@ class Config:
             given = next((environment[key] for key in declared.env if key in environment), None)
             setattr(self, name, copy.copy(declared.default) if given is None else declared.parse(given))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self._declared(name).accept(name, value)
         object.__setattr__(self, self._aliases.get(name, name), value)
 
@@ -153,7 +153,9 @@ class Config:
         sets = {name for name in values if isinstance(self._declared(name).default, set)}
         self._assign({name: set(value) if name in sets else value for name, value in values.items()})
 
-    def patch(self, changes: Mapping[str, Any] | str | None = None, value: Any = None, /, **more: Any) -> Patch:
+    def patch(
+        self, changes: Mapping[str, object] | str | None = None, value: object = None, /, **more: object
+    ) -> Patch:
         """Other values for a while: ``patch(name=value)``, ``patch("name", value)`` or ``patch({"name": value})``, as
         context manager or decorator.
         """
@@ -162,11 +164,11 @@ class Config:
         self._check(named)
         return Patch(self, named)
 
-    def _check(self, values: Mapping[str, Any]) -> None:
+    def _check(self, values: Mapping[str, object]) -> None:
         for name, value in values.items():
             self._declared(name).accept(name, value)
 
-    def _assign(self, values: Mapping[str, Any]) -> None:
+    def _assign(self, values: Mapping[str, object]) -> None:
         self._check(values)
         for name, value in values.items():
             setattr(self, name, value)
@@ -182,10 +184,10 @@ def publish(config: Config, module: str) -> None:
 class Patch(contextlib.ContextDecorator):
     """What `Config.patch` returns. One patch may be entered many times, also nested."""
 
-    def __init__(self, config: Config, changes: dict[str, Any]) -> None:
+    def __init__(self, config: Config, changes: dict[str, object]) -> None:
         self.config = config
         self.changes = changes
-        self._before: list[dict[str, Any]] = []
+        self._before: list[dict[str, object]] = []
 
     def __enter__(self) -> None:
         self._before.append({name: getattr(self.config, name) for name in self.changes})
@@ -197,12 +199,12 @@ class Patch(contextlib.ContextDecorator):
         self.config._assign(self._before.pop())
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Whether JSON can hold the value (a set as a list)."""
     return not isinstance(value, _NAMED) or all(isinstance(member, str) for member in value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A value as JSON can hold it: functions and classes by their names."""
     if isinstance(value, dict):
         return sorted([_plain(key), _plain(item)] for key, item in value.items())

@@ -17,8 +17,8 @@ from bolide.support.symbols import SERIAL, symbol_address
 class Library:
     """Loaded code and the addresses of its exported functions. The code is released with this object."""
 
-    tracker: Any
-    jit: Any
+    tracker: object
+    jit: object
     addresses: dict[str, int]
 
 
@@ -47,7 +47,7 @@ class _Jits:
     """
 
     def __init__(self) -> None:
-        self._jit: Any = None
+        self._jit: object = None
         self._room = 0
 
     def open(self) -> Any:
@@ -159,5 +159,5 @@ class Method:
         new.restype = ctypes.py_object
         new.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
         # The last argument is what CPython calls the function's module: any object.
-        made: Callable[..., Any] = new(ctypes.addressof(self.definition), word, (self, owned))
+        made: Callable[..., object] = new(ctypes.addressof(self.definition), word, (self, owned))
         return made

@@ -89,7 +89,7 @@ class FixedSizesNeeded(Unsupported):
     """A part of the program that torch computes only if sizes are numbers: it is captured again with this call's."""
 
 
-def insistent(call: Callable[..., Any], *args: Any) -> Any:
+def insistent(call: Callable[..., object], *args: object) -> Any:
     """What `call` gives. When it answers, or raises something else, although something in it was refused, that refusal
     is raised: nobody in between may catch it (an ``except Exception`` of a library, C code that clears errors).
     """

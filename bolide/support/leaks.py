@@ -75,7 +75,7 @@ def _refuse_living(name: str, before: set[int]) -> None:
         return
     way = None
     for generation in (0, 2, 2):  # cycles, nearly always young, are no leaks; through autograd's graph they go by parts
-        found: list[Any] = []  # what was found holds nothing any more
+        found: list[object] = []  # what was found holds nothing any more
         gc.collect(generation)
         found = [value for value in living(None if generation else 1) if id(value) in made]
         way = way_to(_some(found))
@@ -87,9 +87,9 @@ def _refuse_living(name: str, before: set[int]) -> None:
         _log.debug("%s: %d objects of its capture are kept by autograd's graph", name, len(found))
 
 
-def _some(found: list[Any]) -> list[Any]:
+def _some(found: list[object]) -> list[Any]:
     """A few objects of each class: what leads to one leads to others as well, and looking for many takes minutes."""
-    classes: dict[type, list[Any]] = {}
+    classes: dict[type, list[object]] = {}
     for value in found:
         classes.setdefault(type(value), []).append(value)
     return [value for values in classes.values() for value in values[:_SEARCHED]]
@@ -154,7 +154,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, str]]:
 # ---- what holds a leak -----------------------------------------------------------------------------------------------
 
 
-def way_to(found: list[Any]) -> str | None:
+def way_to(found: list[object]) -> str | None:
     """By what one of these objects is held: from the object to a module, or to a frame that runs. None if nothing that
     Python knows leads to them: C++ holds them in a cycle."""
     met = list(found)  # and what leads to them
@@ -163,7 +163,7 @@ def way_to(found: list[Any]) -> str | None:
     own = {id(found), id(met)}
     while frontier and len(met) < _MET:
         own.add(id(frontier))
-        behind: list[Any] = []
+        behind: list[object] = []
         for holder in gc.get_referrers(*frontier):
             here = isinstance(holder, types.FrameType) and holder.f_code.co_filename == __file__
             if here or id(holder) in held or id(holder) in own:
@@ -177,7 +177,7 @@ def way_to(found: list[Any]) -> str | None:
     return None
 
 
-def _told(holder: Any, held: dict[int, int | None], met: dict[int, Any]) -> str:
+def _told(holder: object, held: dict[int, int | None], met: dict[int, object]) -> str:
     """The way from a fleeting object to what holds it."""
     steps = []
     part = held[id(holder)]
@@ -204,7 +204,7 @@ def _place(holder: Any, value: Any) -> str:
     return "a part"
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     if isinstance(value, types.FrameType):
         return f"the frame {value.f_code.co_qualname} (line {value.f_lineno} of {value.f_code.co_filename})"
     if isinstance(value, (types.FunctionType, types.ModuleType, type)):

@@ -73,10 +73,10 @@ def parse(text: str) -> dict[str, Any]:
     >>> parse("+dynamo,recompiles")
     {'dynamo': 10, 'recompiles': True}
     """
-    levels: dict[str, Any] = {}
+    levels: dict[str, object] = {}
     for word in filter(None, map(str.strip, text.split(","))):
         name = word.lstrip("+-")
-        level: Any = logging.DEBUG if word[0] == "+" else logging.ERROR if word[0] == "-" else logging.INFO
+        level: object = logging.DEBUG if word[0] == "+" else logging.ERROR if word[0] == "-" else logging.INFO
         for each in (*STAGES, *ARTIFACTS) if name == "all" else (name,):
             levels[each] = True if each in ARTIFACTS else level
     return levels

@@ -69,7 +69,7 @@ def capture(
 
 def capture_rest(
     shape: Shape,
-    values: tuple[Any, ...],
+    values: tuple[object, ...],
     history: SizeHistory | None = None,
     *,
     breaks: bool = True,
@@ -394,7 +394,7 @@ class _Attempt:
         )
 
 
-def _deferred(calls: Iterable[tuple[Any, list[Any], dict[str, Any]]], rebuilder: Rebuilder) -> list[Effect]:
+def _deferred(calls: Iterable[tuple[object, list[object], dict[str, object]]], rebuilder: Rebuilder) -> list[Effect]:
     """The calls that were put off until the graph has run."""
     found = []
     for function, args, kwargs in calls:
@@ -404,7 +404,7 @@ def _deferred(calls: Iterable[tuple[Any, list[Any], dict[str, Any]]], rebuilder:
     return found
 
 
-def _call_effect(function: Callable[..., Any], *args: Any) -> Effect:
+def _call_effect(function: Callable[..., object], *args: object) -> Effect:
     return Effect("call", None, None, Recipe("call", function, tuple(Recipe("constant", arg) for arg in args)))
 
 
@@ -413,7 +413,7 @@ def _call_effect(function: Callable[..., Any], *args: Any) -> Effect:
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def _start_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine) -> None:
+def _start_call(fn: object, args: tuple[object, ...], kwargs: dict[str, object], machine: Machine) -> None:
     world = machine.world
     values, keywords = _arguments(world, fn, args, kwargs)
     if type(fn) is types.MethodType:
@@ -502,7 +502,9 @@ def _argument(world: World, code: types.CodeType, real: Any, source: Source) -> 
     return Deferred(real, source)
 
 
-def _guard_defaults(world: World, function: types.FunctionType, given: tuple[str, ...], kwargs: dict[str, Any]) -> None:
+def _guard_defaults(
+    world: World, function: types.FunctionType, given: tuple[str, ...], kwargs: dict[str, object]
+) -> None:
     """Parameters that took their default are guarded too: another call may pass them."""
     code = function.__code__
     defaults = function.__defaults__ or ()

@@ -36,7 +36,7 @@ from bolide.support import events, log
 from bolide.support.errors import BolideError, CompileError, HalfwayError, Unsupported, UserFrame
 
 _log = log.logger("dynamo")
-OMITTED: Any = type("Omitted", (), {"__slots__": (), "__repr__": lambda self: "<default>"})()
+OMITTED: object = type("Omitted", (), {"__slots__": (), "__repr__": lambda self: "<default>"})()
 
 # torch.compile leaves the frames of what is compiled here alone. Where it looks into a call (in its own regions, which
 # `torch.cond` and its kin make in eager), it finds the user's function behind what is called: `_torchdynamo_inline`.
@@ -49,14 +49,14 @@ class Capture(Protocol):
     """`dynamo.capture.capture`."""
 
     def __call__(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], history: SizeHistory, /
+        self, fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], history: SizeHistory, /
     ) -> Captured: ...
 
 
 class CaptureRest(Protocol):
     """`dynamo.capture.capture_rest`."""
 
-    def __call__(self, shape: Shape, values: tuple[Any, ...], history: SizeHistory, /) -> Captured: ...
+    def __call__(self, shape: Shape, values: tuple[object, ...], history: SizeHistory, /) -> Captured: ...
 
 
 class Dispatcher(Versions):
@@ -152,7 +152,7 @@ class Dispatcher(Versions):
         function.__defaults__ = (OMITTED,) * len(self.original.__defaults__ or ()) or None
         function.__kwdefaults__ = dict.fromkeys(self.original.__kwdefaults__ or (), OMITTED) or None
 
-    def _other_defaults(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _other_defaults(self, /, *args: object, **kwargs: object) -> Any:
         """A call, with marks for what was omitted, after the user's function was given other defaults."""
         form = self._codes.index(self.function.__code__)
         self._codes = self._write(self.name, self.signature)
@@ -172,22 +172,22 @@ class Dispatcher(Versions):
         self._scope[self._top] = self.miss
         self.function.__code__ = self._codes[0]
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return self.function(*args, **kwargs)
 
-    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def eager(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return self.original(*args, **kwargs)
 
-    def miss(self, /, *args: Any, **kwargs: Any) -> Any:
+    def miss(self, /, *args: object, **kwargs: object) -> Any:
         return super().miss(*args, **kwargs)
 
-    def wanted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def wanted(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         if Signature.of(self.original.__code__) != self.signature:
             what = "was given code with other parameters after it was compiled; compile it again"
             raise OtherParameters(f"{self.name} {what}")
         return super().wanted(args, kwargs)
 
-    def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    def capture_now(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Captured:
         return self.known(self.capture(self.original, args, kwargs, self.sizes))
 
     def known(self, captured: Captured) -> Captured:
@@ -223,7 +223,7 @@ class Dispatcher(Versions):
         self.warn(error)
         return None
 
-    def resume(self, result: Any) -> Any:
+    def resume(self, result: object) -> Any:
         """The rest of a call whose first entry has answered `result`."""
         state.entering = None
         name, expected = self.name, None
@@ -353,7 +353,7 @@ def _is_final(running: Concrete | None, error: Exception) -> bool:
     return known or comes_from_outside(error)
 
 
-def _of_original(dispatcher: Dispatcher, /, *args: Any, **kwargs: Any) -> Any:
+def _of_original(dispatcher: Dispatcher, /, *args: object, **kwargs: object) -> Any:
     """A call, with marks for what was omitted, as the user's function gets it."""
     count = next((i for i, value in enumerate(args) if value is OMITTED), len(args))
     named = dict(zip(dispatcher.signature.names[count:], args[count:])) | kwargs
@@ -361,7 +361,7 @@ def _of_original(dispatcher: Dispatcher, /, *args: Any, **kwargs: Any) -> Any:
     return dispatcher.original(*args[:count], **given)
 
 
-def _result(dispatcher: Dispatcher, result: Any) -> Any:
+def _result(dispatcher: Dispatcher, result: object) -> Any:
     return result
 
 
@@ -396,18 +396,18 @@ class Point(Versions):
         super().reset()
         self.sizes.learnt = self.root.sizes.learnt
         self.single = False  # nothing can be captured here: one instruction is run for real
-        self.top: Callable[..., Any] = self.miss
+        self.top: Callable[..., object] = self.miss
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return self.top(*args)
 
-    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def eager(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """Go on for real: by one instruction where only that one cannot be captured. It is not done here, where the
         values are referred to by more than the program.
         """
         return Suspended(self.shape, args, onwards=not self.single or bool(self.shape.frames[-1].code.skipped))
 
-    def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    def capture_now(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Captured:
         try:
             return self.root.known(self.root.rest(self.shape, args, self.sizes))
         except Unsupported as error:

@@ -11,7 +11,6 @@ little work, it is asked again at every call, and each answer has a version.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 import torch.fx
@@ -84,7 +83,7 @@ def ask(tensor: torch.Tensor, question: Question) -> bool:
     return question.condition.holds_at(question.condition.expr.evaluate({question.name: value}))
 
 
-def answer(vm: Machine, breaks: bool, value: Any) -> bool | None:
+def answer(vm: Machine, breaks: bool, value: object) -> bool | None:
     """The truth of a value that data decides: from here on the guards ask for it. None if that is too much, or so many
     versions were made that the program rather breaks."""
     symbols, trace = vm.world.symbols, vm.trace
@@ -110,7 +109,7 @@ def answer(vm: Machine, breaks: bool, value: Any) -> bool | None:
     return holds
 
 
-def _node_and_condition(trace: Trace, value: Any) -> tuple[torch.fx.Node, str, Cond] | None:
+def _node_and_condition(trace: Trace, value: object) -> tuple[torch.fx.Node, str, Cond] | None:
     """The number that decides, the symbol that stands for it, and the condition on that."""
     if type(value) is TracedTensor:
         return (value.node, "u", Expr.var("u").ne(0)) if value.numel() == 1 else None

@@ -34,11 +34,11 @@ def covers(guards: Sequence[Guard], others: Sequence[Guard]) -> bool:
     """Whether `others` ask for the same as `guards`, but for numbers in the place of symbols. (Relations of sizes are
     not looked at: where one differs there is one version too many.)"""
     mine, theirs = ([g for g in found if g.kind != "relation"] for found in (guards, others))
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     return len(mine) == len(theirs) and all(_covers(a, b, values) for a, b in zip(mine, theirs))
 
 
-def _covers(guard: Guard, other: Guard, values: dict[str, Any]) -> bool:
+def _covers(guard: Guard, other: Guard, values: dict[str, object]) -> bool:
     mine, theirs = guard.expected, other.expected
     if guard.source != other.source:
         return False

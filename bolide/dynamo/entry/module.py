@@ -20,14 +20,14 @@ class CompiledModule:
 
     __slots__ = ()
     _orig_mod: nn.Module
-    _bolide_call: Callable[..., Any]
+    _bolide_call: Callable[..., object]
     _bolide_user: type
     _bolide_rebuild: Callable[[nn.Module], nn.Module]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Not passed on: the user's own ``__init_subclass__`` must not see a class the user did not write."""
 
-    def __new__(cls, /, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, /, *args: object, **kwargs: object) -> Any:
         """``type(compiled)(...)`` makes what ``type(module)(...)`` makes."""
         return cls._bolide_user(*args, **kwargs)
 
@@ -43,16 +43,16 @@ class CompiledModule:
         """What only the module has: in slots of its own, or since its class was changed."""
         return getattr(self._orig_mod, name)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         return self._bolide_call(self._orig_mod, *args, **kwargs)
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return type(self)._bolide_rebuild, (self._orig_mod,)
 
     def __copy__(self) -> nn.Module:
         return type(self)._bolide_rebuild(copy.copy(self._orig_mod))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+    def __deepcopy__(self, memo: dict[int, object]) -> nn.Module:
         return type(self)._bolide_rebuild(copy.deepcopy(self._orig_mod, memo))
 
 

@@ -46,12 +46,12 @@ class Entry:
     number: int
     guards: tuple[Guard, ...]
     source: str
-    function: Callable[..., Any]
+    function: Callable[..., object]
     check: Check
     rest: str
 
     @functools.cached_property
-    def passed(self) -> Callable[..., Any]:
+    def passed(self) -> Callable[..., object]:
         """The function of `rest`: most entries never need it."""
         code = compile(self.rest, self.function.__code__.co_filename, "exec", dont_inherit=True)
         made: dict[str, Any] = {}
@@ -66,9 +66,9 @@ def make_entry(
     guards: Sequence[Guard],
     run: Runner,
     number: int,
-    others: Callable[..., Any],
-    miss: Callable[..., Any],
-    eager: Callable[..., Any],
+    others: Callable[..., object],
+    miss: Callable[..., object],
+    eager: Callable[..., object],
 ) -> Entry:
     """Generate the function of one entry. When a guard fails, `others` is asked, with the entry's number and the values
     of the names, for the function of another one and what that has found; if it answers None, `miss` is called with the

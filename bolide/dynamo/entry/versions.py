@@ -126,15 +126,15 @@ class Versions(ABC):
         self._made_again = 0  # how many calls were made again in eager
 
     @abstractmethod
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """Run the newest entry that fits, else `miss`."""
 
     @abstractmethod
-    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def eager(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """Go on without an entry."""
 
     @abstractmethod
-    def capture_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    def capture_now(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Captured:
         """Capture from here. Raises Unsupported."""
 
     @abstractmethod
@@ -155,14 +155,14 @@ class Versions(ABC):
         self.order = (entry, *(other for other in self.order if other is not entry))
         self.lead(entry)
 
-    def others(self, number: int, *values: Any) -> tuple[Callable[..., Any], list[Any]] | None:
+    def others(self, number: int, *values: Any) -> tuple[Callable[..., object], list[object]] | None:
         """For a call that entry `number` does not fit: the function that goes on in the entry that does, which is tried
         first from now on, and what its check has found. None if no other entry fits.
         """
-        found: tuple[Callable[..., Any], list[Any]] | None = self._asked(self._other, number, values)
+        found: tuple[Callable[..., object], list[object]] | None = self._asked(self._other, number, values)
         return found
 
-    def _asked(self, question: Callable[..., Any], *about: Any) -> Any:
+    def _asked(self, question: Callable[..., object], *about: object) -> Any:
         """What `question`, which runs nothing of the program's, answers. None where it fails: eager takes over."""
         try:
             return question(*about)
@@ -170,7 +170,7 @@ class Versions(ABC):
             self._not_compiled(error)
             return None
 
-    def _other(self, number: int, values: tuple[Any, ...]) -> tuple[Callable[..., Any], list[Any]] | None:
+    def _other(self, number: int, values: tuple[Any, ...]) -> tuple[Callable[..., object], list[object]] | None:
         order = self.order
         for place, entry in enumerate(order):
             found = entry.check.form(*values) if entry.number != number else None
@@ -192,7 +192,7 @@ class Versions(ABC):
 
     # ---- misses ------------------------------------------------------------------------------------------------------
 
-    def miss(self, /, *args: Any, **kwargs: Any) -> Any:
+    def miss(self, /, *args: object, **kwargs: object) -> Any:
         """No entry fits this call: compile one, or run the original."""
         if state.entering is self:
             raise _Unfit
@@ -206,7 +206,7 @@ class Versions(ABC):
         leaks.refuse_in(self.name, result, "the result")
         return result
 
-    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _miss(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         expected: str | None = None
         ready = False
         try:
@@ -218,7 +218,7 @@ class Versions(ABC):
         result = self.eager(args, kwargs)
         return result if expected is None else self.without_error(expected, result)
 
-    def wanted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def wanted(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         """Whether a call that no entry fits is to be compiled."""
         if state.stance != "default" and not state.stage and self._stays_eager(args, kwargs):
             return False
@@ -245,7 +245,7 @@ class Versions(ABC):
         self.bug(error if isinstance(error, CompileError) else CompileError("looking for a version", self.name, error))
         return None
 
-    def _stays_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _stays_eager(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         """What the stance says of a call that no entry fits. Raises RecompileError with ``fail_on_recompile``."""
         if state.stance == "fail_on_recompile":
             self._fitting(args, kwargs)  # tells of the guards that failed
@@ -254,7 +254,7 @@ class Versions(ABC):
         first, self.called = not self.called, True
         return state.stance != "eager_then_compile" or first
 
-    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """Call again, now that there is an entry for these arguments. If it does not fit either, run the original."""
         state.entering = self
         try:
@@ -266,7 +266,7 @@ class Versions(ABC):
         self._asked(self._misfit, args, kwargs)
         return self.eager(args, kwargs)
 
-    def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _misfit(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """The entry made for a call does not fit it: another thread has changed something meanwhile, so that the next
         call tries again. When the very same guard fails with the same value twice, it is a fault of bolide.
         """
@@ -279,7 +279,7 @@ class Versions(ABC):
             return
         self.bug(CompileError("guards", self.name, AssertionError(what)))
 
-    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _compile(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         """Make sure that there is an entry for this call; False if another thread has given this function up meanwhile.
 
         Raises Unsupported, CompileError or RecompileError.
@@ -305,7 +305,7 @@ class Versions(ABC):
                 self._make_entry(args, kwargs)
         return True
 
-    def _make_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _make_entry(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         try:
             with modes.undisturbed(), profiled(config.cprofile, self.name):
                 self.install(*self._make(args, kwargs))
@@ -317,7 +317,7 @@ class Versions(ABC):
         finally:
             state.stage = None
 
-    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
+    def _fitting(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Entry | None:
         """The entry that fits, made by another thread meanwhile. If there is none, tell which guards failed."""
         for index, entry in enumerate(self.entries):
             failure = guards.first_failure(entry.guards, self.signature, args, kwargs)
@@ -372,7 +372,7 @@ class Versions(ABC):
         self.given_up = True
         raise error
 
-    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Captured]:
+    def _make(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Entry, Captured]:
         """Capture and compile, again where it was found meanwhile that something is to be called for real, or that the
         program cannot be compiled with data as symbols: then it breaks where it reads them."""
         while True:
@@ -396,7 +396,7 @@ class Versions(ABC):
     def _known_derivatives(self) -> int:
         return len(self.sizes.opaque) + len(self.sizes.called_for_real)
 
-    def _make_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Captured]:
+    def _make_once(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Entry, Captured]:
         start = time.perf_counter()
         state.stage = "capture"
         surroundings = guards.global_state()
@@ -416,7 +416,7 @@ class Versions(ABC):
         finally:
             _let_go(captured)
 
-    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    def _captured(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Captured:
         """What the call is captured as. If that ends where data has to be known which changes from call to call, and
         there is room for a version for this very data, that is tried."""
         self.sizes.left_unread = False
@@ -435,7 +435,7 @@ class Versions(ABC):
         _let_go(dropped)
         return kept
 
-    def _capture_fixed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    def _capture_fixed(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Captured:
         """As captured when what the program needs to know is no symbol any more."""
         captured = self.capture_now(args, kwargs)
         try:
@@ -518,7 +518,7 @@ class Versions(ABC):
 
     # ---- running in eager --------------------------------------------------------------------------------------------
 
-    def again(self, fault: Exception | None, /, *args: Any, **kwargs: Any) -> Any:
+    def again(self, fault: Exception | None, /, *args: object, **kwargs: object) -> Any:
         """The graph of an entry has raised, before any effect: the call is made in eager. `fault`: the error if it is
         one that eager does not raise."""
         self._asked(self._lose_patience)
@@ -581,7 +581,7 @@ def _nothing() -> None:
 def _recorded(run: Runner, name: str) -> Runner:
     """What is compiled while a profiler is on shows in its records."""
 
-    def recorded(inputs: list[Any]) -> Sequence[Any]:
+    def recorded(inputs: list[object]) -> Sequence[Any]:
         with torch.autograd.profiler.record_function(f"bolide {name}"):
             return run(inputs)
 

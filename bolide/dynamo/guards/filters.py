@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -45,7 +45,7 @@ class GuardFilterEntry:
     name: str
     guard_type: str
     has_value: bool
-    value: Any
+    value: object
     is_global: bool
     orig_guard: Guard
     derived_guard_types: tuple[str, ...] = ()

@@ -97,7 +97,7 @@ def _function_has(source: Any, expected: Any) -> bool:
     return known and getattr(base.obj, source.key) is expected
 
 
-_TESTS: dict[tuple[str, str], Callable[[Any, Any], bool]] = {
+_TESTS: dict[tuple[str, str], Callable[[object, object], bool]] = {
     ("class_attr", "object"): _class_has,
     ("is", "global"): _module_has,
     ("has_key", "object"): _module_lacks,

@@ -55,7 +55,7 @@ class Mark:
     kind: str  # "dynamic" or "unbacked" (an error if it cannot be), "maybe" (symbolic if possible) or "static"
     lo: int | None = None
     hi: int | None = None
-    shape_id: Any = None  # unbacked sizes of one name and value are one
+    shape_id: object = None  # unbacked sizes of one name and value are one
 
 
 _UNMARKED = Mark("")
@@ -92,12 +92,12 @@ def _mark(tensor: torch.Tensor, dims: Any, mark: Mark) -> None:
 
 def mark_dynamic(
     t: torch.Tensor,
-    index: Any,
+    index: object,
     *,
     hint_override: int | None = None,
     min: int | None = None,
     max: int | None = None,
-    specialize_on: Sequence[Any] | None = None,
+    specialize_on: Sequence[object] | None = None,
 ) -> None:
     """The sizes of these dimensions (an int, or several) differ between calls, within min..max: they are symbolic from
     the first compilation on.
@@ -108,22 +108,22 @@ def mark_dynamic(
     _mark(t, index, Mark("dynamic", min, max))
 
 
-def maybe_mark_dynamic(t: torch.Tensor, index: Any) -> None:
+def maybe_mark_dynamic(t: torch.Tensor, index: object) -> None:
     """As `mark_dynamic`, but a program that only works for one size gets that size fixed."""
     _mark(t, index, Mark("maybe"))
 
 
-def mark_static(t: torch.Tensor, index: Any = None) -> None:
+def mark_static(t: torch.Tensor, index: object = None) -> None:
     """These dimensions (None: all) are never symbolic: each size is compiled for itself."""
     _mark(t, range(t.dim()) if index is None else index, Mark("static"))
 
 
 def mark_unbacked(
     t: torch.Tensor,
-    index: Any,
+    index: object,
     hint_override: int | None = None,
     strict: bool = False,
-    specialize_on: Sequence[Any] | None = None,
+    specialize_on: Sequence[object] | None = None,
     shape_id: str | None = None,
     min: int | None = None,
     max: int | None = None,
@@ -169,11 +169,11 @@ class Learnt:
 
     def __init__(self) -> None:
         self.loops: set[Location] = set()
-        self.needed: dict[Location, set[Any]] = {}
+        self.needed: dict[Location, set[object]] = {}
         self.crowded = False
         self.data: set[Source] = set()
         self.recent: frozenset[int] = frozenset()
-        self.warned: set[Any] = set()
+        self.warned: set[object] = set()
         self.apart: set[Location] = set()
 
 
@@ -198,10 +198,10 @@ class SizeHistory:
         self.versions = 0  # how many the place has already, under the present modes
         self.data_symbols = True  # whether data may become symbols where the configuration leaves it open
         self.met_data = False  # whether it has, in the last attempt
-        self.opaque: dict[Any, str] = {}  # derivatives that cannot be recorded, but called when the backward runs
-        self.called_for_real: dict[Any, str] = {}  # what a capture must not go into, and why
+        self.opaque: dict[object, str] = {}  # derivatives that cannot be recorded, but called when the backward runs
+        self.called_for_real: dict[object, str] = {}  # what a capture must not go into, and why
 
-    def underivable(self, key: Any, reason: str) -> None:
+    def underivable(self, key: object, reason: str) -> None:
         """Note that the derivative at `key` cannot be recorded; or, when that is known, that it cannot be called in the
         backward either: then the operation is called for real."""
         known = self.called_for_real if key in self.opaque else self.opaque
@@ -261,9 +261,9 @@ class Symbols:
         self.history, self.trace = history, trace
         self.met: dict[Source, Values] = {}
         self.found: list[Symbol] = []
-        self.needed: dict[Location, set[Any]] = {}
+        self.needed: dict[Location, set[object]] = {}
         self.fixed_because: list[tuple[Source, float, str]] = []  # what might have been symbolic, and why it is not
-        self._shared: dict[Any, Any] = {}
+        self._shared: dict[object, object] = {}
 
     def done(self) -> list[Symbol]:
         """Note in the history what this capture has met and needed; its symbols."""
@@ -298,7 +298,7 @@ class Symbols:
                 continue
             bounds = max(mark.lo or 0, 0 if mark.kind == "unbacked" else 2), mark.hi
             marked = mark.kind in ("dynamic", "unbacked")
-            key: Any = (value, *old, marked, bounds)
+            key: object = (value, *old, marked, bounds)
             if mark.kind == "unbacked":
                 key = (source, dim) if mark.shape_id is None else (_UNMARKED, mark.shape_id, value, bounds)
             called = f"{name}_size{dim}"
@@ -356,7 +356,7 @@ class Symbols:
             return False
         return self._changes(value, old, _is_argument(source))
 
-    def has_stayed(self, source: Source, value: Any) -> bool:
+    def has_stayed(self, source: Source, value: object) -> bool:
         """Whether what a program reads at a place has been the same in every capture that looked at it, or is read
         nevertheless. What is known of loops and data is shared by all points of a function."""
         self.met[source] = (value,)
@@ -370,7 +370,7 @@ class Symbols:
         """Whether an expression is over sizes from outside, none of which has to stay symbolic by the user's will."""
         return expr.free_vars <= {symbol.name for symbol in self.found if not symbol.marked}
 
-    def needs_another(self, place: Location, value: Any) -> bool:
+    def needs_another(self, place: Location, value: object) -> bool:
         """Note that an instruction needs this value; whether it has needed others in earlier captures, too many to
         compile for each."""
         self.needed.setdefault(place, set()).add(value)
@@ -381,7 +381,7 @@ class Symbols:
         """An expression over sizes as the user would write it."""
         return sources.with_symbols(expr.text(), {symbol.name: sources.text(symbol.source) for symbol in self.found})
 
-    def is_one_of_many(self, source: Source, value: Any) -> bool:
+    def is_one_of_many(self, source: Source, value: object) -> bool:
         """Whether a container, or an iterator, has had other numbers of items before and never this one, or a text was
         others, and there are too many to compile for each."""
         place = Source("apply", source, (), len)
@@ -432,12 +432,12 @@ class Symbols:
             return "a module holds the tensor (force_nn_module_property_static_shapes)"
         return self._why_none()
 
-    def _stays(self, source: Source, value: float, past: Sequence[Any], why: str | None) -> None:
+    def _stays(self, source: Source, value: float, past: Sequence[object], why: str | None) -> None:
         """Note why a number is fixed that has been another one before."""
         if why is not None and any(old is not None and old != value for old in past):
             self.fixed_because.append((source, value, why))
 
-    def _changes(self, value: float, past: Sequence[Any], eager: bool = True) -> bool:
+    def _changes(self, value: float, past: Sequence[object], eager: bool = True) -> bool:
         """Whether there have been other values, or this is that of a symbol in front of the first break; if asked for
         (and for what is `eager`), one is enough."""
         if eager and (self.history.dynamic or not config.assume_static_by_default):
@@ -448,7 +448,7 @@ class Symbols:
         )
 
     def _symbol(
-        self, place: Place, source: Source, value: int, key: Any, name: str, bounds: Bounds, marked: bool = False
+        self, place: Place, source: Source, value: int, key: object, name: str, bounds: Bounds, marked: bool = False
     ) -> Any:
         """A new symbol, or the one with this key."""
         size = self._shared.get(key)
@@ -462,7 +462,7 @@ class Symbols:
             known.places.append(place)
         return size
 
-    def behind(self, values: Iterable[Any], where: UserFrame | None) -> Needed:
+    def behind(self, values: Iterable[object], where: UserFrame | None) -> Needed:
         """The symbols that numbers, and the sizes and strides of traced tensors, are made of."""
         names: set[str] = set()
         for value in values:

@@ -301,7 +301,7 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
 Constant = Callable[..., str]
 
 
-def _equals_conditions(value: str, again: Callable[[], str], expected: Any, constant: Constant) -> list[str]:
+def _equals_conditions(value: str, again: Callable[[], str], expected: object, constant: Constant) -> list[str]:
     """Equal in type and value, deeply; floats by their bits, so that -0.0 is not 0.0 and nan is nan."""
     if expected is None or expected is True or expected is False or expected is ...:
         return [f"{value} is {expected!r}"]
@@ -404,7 +404,7 @@ def disjoint(tensors: Sequence[torch.Tensor]) -> bool:
     return len(set(addresses)) == len(addresses)
 
 
-def distinct(values: Sequence[Any]) -> bool:
+def distinct(values: Sequence[object]) -> bool:
     """Whether no two of `values` are the same object."""
     return len({id(value) for value in values}) == len(values)
 
@@ -429,7 +429,7 @@ def is_of_data(guard: Guard) -> bool:
 def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:
     """`global_state() == expected and busy() is None`, in the cheapest calls."""
 
-    def flag(function: Callable[[], Any], wanted: bool, hint: str) -> str:
+    def flag(function: Callable[[], object], wanted: bool, hint: str) -> str:
         return f"{'' if wanted else 'not '}{constant(function, hint)}()"
 
     native = torch._C
@@ -464,7 +464,7 @@ def prepare(guards: Iterable[Guard], now: GlobalState) -> list[Guard]:
     """
     arguments: list[Guard] = []
     rest: list[Guard] = []
-    seen: set[tuple[Any, ...]] = set()
+    seen: set[tuple[object, ...]] = set()
     found = now
     for guard in guards:
         if guard.kind == "global_state":
@@ -506,7 +506,7 @@ class Failure(NamedTuple):
 
 
 def first_failure(
-    guards: Sequence[Guard], signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+    guards: Sequence[Guard], signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Failure | None:
     """The first guard that does not hold for a call."""
     namespace = sources.Namespace(signature.names)
@@ -524,14 +524,16 @@ def first_failure(
     return None if index is None else _failure(guards[index], signature, args, kwargs)
 
 
-def _failure(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Failure:
+def _failure(guard: Guard, signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> Failure:
     found = _actual(guard, signature, args, kwargs)
     if isinstance(found, TensorGuard):
         return Failure(guard, text(Guard(guard.source, "tensor", found)), found)
     return Failure(guard, found, None)
 
 
-def _actual(guard: Guard, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | TensorGuard:
+def _actual(
+    guard: Guard, signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]
+) -> str | TensorGuard:
     if guard.kind == "global_state":
         return busy() or str(global_state())
     if guard.kind == "relation":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from bolide.dynamo.config import config
 from bolide.dynamo.guards import texts as guard_module
@@ -32,7 +31,7 @@ MOST_RECORDINGS = 12  # in a row that did not settle; then the readable check st
 
 def readable(
     names: Sequence[str], guards: Sequence[Guard], wanted: Sequence[Source], title: str
-) -> tuple[str, Callable[..., Any]]:
+) -> tuple[str, native.Form]:
     """The text of the check in Python, and the function."""
     namespace = Namespace(names)
     held = Held(guards)
@@ -78,7 +77,7 @@ class Check:
         guards: Sequence[Guard],
         wanted: Sequence[Source],
         title: str,
-        installed: Callable[[Callable[..., Any]], None],
+        installed: Callable[[native.Form], None],
     ) -> None:
         self.names, self.containers, self.guards, self.wanted, self.title = names, containers, guards, wanted, title
         self.installed = installed
@@ -90,12 +89,12 @@ class Check:
         self.deaths = 0
         self.install(self.slow if config.enable_cpp_guard_manager and layout() is not None else self.readable)
 
-    def install(self, form: Callable[..., Any]) -> None:
+    def install(self, form: native.Form) -> None:
         """Use another form from now on."""
         self.form = form
         self.installed(form)
 
-    def slow(self, *values: Any) -> Any:
+    def slow(self, *values: object) -> list[object] | None:
         """The readable check, and after it has passed a recording."""
         found = self.readable(*values)
         if found is not None:
@@ -104,7 +103,7 @@ class Check:
                 self._try_to_record(values)
         return found
 
-    def _try_to_record(self, values: Sequence[Any]) -> None:
+    def _try_to_record(self, values: Sequence[object]) -> None:
         """Record; where that fails the check stays in Python."""
         try:
             self.record(values)
@@ -116,7 +115,7 @@ class Check:
             text = describe("guards are checked in Python", "bug", str(failure), None, None, None)
             warnings.warn(text, BolideWarning, stacklevel=2)
 
-    def record(self, values: Sequence[Any]) -> None:
+    def record(self, values: Sequence[object]) -> None:
         """Make native programs for this call and, again, for those of earlier calls that were of other objects. The
         readable check stays where the native one does not prove itself."""
         if underway():
@@ -157,12 +156,12 @@ class Check:
         self.records = [record for record in self.records if not record.is_gone()]
         return gone
 
-    def _record(self, values: Sequence[Any]) -> pins.Record:
+    def _record(self, values: Sequence[object]) -> pins.Record:
         found = layout()
         assert found is not None
         return pins.record(
             found, self.names, self.containers, values, self.guards, self.wanted, self.habits, self._rest
         )
 
-    def _rest(self, guards: Sequence[Guard], wanted: Sequence[Source]) -> Callable[..., Any]:
+    def _rest(self, guards: Sequence[Guard], wanted: Sequence[Source]) -> native.Form:
         return readable(self.names, guards, wanted, self.title)[1]

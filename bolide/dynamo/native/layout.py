@@ -143,7 +143,7 @@ class _Plain:
     """An ordinary class: its instances have a dict, and its attributes may change."""
 
 
-def instance_dict_place(owner: Any) -> int | None:
+def instance_dict_place(owner: object) -> int | None:
     """The address of the word that points to an instance's dict; None if it is not where it is expected."""
     namespace = object.__getattribute__(owner, "__dict__")
     offset = type(owner).__dictoffset__
@@ -271,7 +271,7 @@ def _bytes_of_index(size: int) -> int:
     return next(count for count in (1, 2, 4, 8) if size <= 1 << 8 * count)
 
 
-def find_entry(table: dict[Any, Any], key: object, first_value: int = 0) -> tuple[int, int]:
+def find_entry(table: dict[Any, Any], key: Any, first_value: int = 0) -> tuple[int, int]:
     """The addresses of the words that hold a key of a dict (the very object) and its value."""
     first, step, count, to_value = keys_entries(table)
     for index in range(count):

@@ -8,7 +8,6 @@ import inspect
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -16,6 +15,9 @@ from bolide.dynamo.native import instructions, machine_code
 from bolide.dynamo.native.layout import Layout, autograd_state, required
 from bolide.dynamo.native.translate import translate
 from bolide.support.engine import Method, load
+
+Form = Callable[..., list[object] | None]
+"""A form of a check: it takes the values of the check's names, and answers what the graph needs, None for a misfit."""
 
 
 @functools.cache
@@ -49,7 +51,7 @@ class Program:
 
     words: array[int]
     tables: list[array[int]]
-    owned: list[Any] = field(repr=False)
+    owned: list[object] = field(repr=False)
 
     @property
     def address(self) -> int:
@@ -74,9 +76,9 @@ def make_program(
     slots: int,
     steps: Sequence[int],
     results: Sequence[tuple[int, int]],
-    rest: Callable[..., Any] | None,
+    rest: Form | None,
     tables: list[array[int]],
-    owned: list[Any],
+    owned: list[object],
 ) -> Program:
     """`slots`: how many there are in all; `rest`: is called with the values of all names when everything else fits,
     and answers None or a list, from which results (-2, position) come.
@@ -86,9 +88,7 @@ def make_program(
     return Program(words([*header, *steps, instructions.DONE, 0]), [*tables, table], [*owned, rest])
 
 
-def make_check(
-    layout: Layout, names: int, programs: Sequence[Program], readable: Callable[..., Any]
-) -> Callable[..., Any]:
+def make_check(layout: Layout, names: int, programs: Sequence[Program], readable: Form) -> Form:
     """A function of `names` values, which answers what the first program that passes collects, else `readable`'s
     answer.
     """

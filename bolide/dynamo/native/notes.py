@@ -58,15 +58,15 @@ class Notes:
         self.tail: list[int] = []  # instructions over what is read from objects that words have led to
         self.words: list[tuple[int, int, int]] = []
         self.noted: dict[tuple[int, int], int] = {}
-        self.owned: dict[int, Any] = {}
-        self.dict_homes: dict[int, dict[str, Any]] = {}
+        self.owned: dict[int, object] = {}
+        self.dict_homes: dict[int, dict[str, object]] = {}
         self.classes: dict[type, int] = {}
         self.dicts: dict[Source, tuple[int, int]] = {}
         self.items: dict[Source, int] = {}
 
     # ---- notes -------------------------------------------------------------------------------------------------------
 
-    def own(self, value: Any) -> int:
+    def own(self, value: object) -> int:
         """Keep a value alive, because its address stands for it. Only for what cannot keep a model alive."""
         self.owned[id(value)] = value
         return id(value)
@@ -82,7 +82,7 @@ class Notes:
         elif before != expected:
             raise Loose
 
-    def note_class(self, value: Any) -> None:
+    def note_class(self, value: object) -> None:
         """`type(value)` has to stay. (A function's cannot be another.)"""
         if type(value) is types.FunctionType and id(value) in self.owned:
             return
@@ -130,13 +130,13 @@ class Notes:
 
     # ---- dicts -------------------------------------------------------------------------------------------------------
 
-    def namespace(self, owner: Any) -> dict[str, Any]:
+    def namespace(self, owner: object) -> dict[str, Any]:
         """The `__dict__` of an instance or module, which stays the same object."""
         known = self.dict_homes.get(id(owner))
         if known is not None:
             return known
         try:
-            namespace: dict[str, Any] = object.__getattribute__(owner, "__dict__")
+            namespace: dict[str, object] = object.__getattribute__(owner, "__dict__")
         except AttributeError:  # of a class with nothing but slots
             raise Loose from None
         if type(namespace) is not dict:
@@ -195,7 +195,7 @@ class Notes:
         """The value of a global, whatever becomes of the other ones."""
         return self.note_item(table, name, self._follow_globals(table), source)
 
-    def _follow_globals(self, table: dict[str, Any]) -> Source:
+    def _follow_globals(self, table: dict[str, object]) -> Source:
         """Where the globals of a module are known: those of the user's modules change all the time, so each is followed
         for itself; installed ones keep theirs."""
         home = Source("object", None, None, table)

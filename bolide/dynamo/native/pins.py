@@ -71,7 +71,7 @@ def _own_reading(cls: type) -> bool:
 class Recorder(Notes):
     """One recording. `names`: the names of the values; `values`: theirs in this call."""
 
-    def __init__(self, layout: Layout, names: Sequence[str], values: Sequence[Any], habits: Habits) -> None:
+    def __init__(self, layout: Layout, names: Sequence[str], values: Sequence[object], habits: Habits) -> None:
         super().__init__(layout, habits)
         self.slots = {Source("local", None, name): i for i, name in enumerate(names)}
         self.slot_values: list[Any] = list(values)
@@ -81,7 +81,7 @@ class Recorder(Notes):
         self.head: list[int] = []  # instructions over slots
         self.tensors: list[int] = []
         self.tables: list[array[int]] = []
-        self.facts: dict[Any, int] = {}
+        self.facts: dict[object, int] = {}
         self.pinned: dict[Source, Any] = {}
         self.roots: dict[Source, int] = {}
 
@@ -166,7 +166,7 @@ class Recorder(Notes):
         self.note_bases(cls)
         return issubclass(cls, wanted)
 
-    def _referent(self, reference: weakref.ref[Any]) -> Any:
+    def _referent(self, reference: weakref.ref[object]) -> Any:
         """What a weak reference refers to; None from its death on."""
         self.note_class(reference)
         value = reference()
@@ -261,7 +261,7 @@ class Recorder(Notes):
             raise Loose
         return value
 
-    def _slot_value(self, base: Any, slot: types.MemberDescriptorType) -> Any:
+    def _slot_value(self, base: object, slot: types.MemberDescriptorType) -> Any:
         """The value of a slot of a Python class."""
         if type(slot) is not types.MemberDescriptorType:
             raise Loose
@@ -303,7 +303,7 @@ class Recorder(Notes):
         `containers`: names that hold a tuple or a dict by the call itself.
         """
         listed = list(guards)
-        kinds: dict[Source, Any] = {Source("local", None, name): None for name in containers}
+        kinds: dict[Source, object] = {Source("local", None, name): None for name in containers}
         found = [(g.source, g.expected) for g in listed if g.kind == "type" and g.expected in (tuple, list, dict)]
         kinds.update((source, kind) for source, kind in found if source is not None)
         typed: set[Source] = set()
@@ -324,7 +324,7 @@ class Recorder(Notes):
             slot = self._new_slot(source, dict.__getitem__(table, source.key))
             self.head += (ops.ITEM, slot, self.slots[source.base], self.own(source.key))
 
-    def _typed_slot(self, source: Source | None, kinds: dict[Source, Any], typed: set[Source]) -> bool:
+    def _typed_slot(self, source: Source | None, kinds: dict[Source, object], typed: set[Source]) -> bool:
         """Whether a source is a slot that holds a container; its class is checked before it is looked into."""
         if source not in kinds or source not in self.slots:
             return False
@@ -334,7 +334,7 @@ class Recorder(Notes):
         typed.add(source)
         return True
 
-    def _new_slot(self, source: Source, value: Any) -> int:
+    def _new_slot(self, source: Source, value: object) -> int:
         self.slots.setdefault(source, len(self.slot_values))
         self.slot_values.append(value)
         return len(self.slot_values) - 1
@@ -486,7 +486,7 @@ class Recorder(Notes):
         width = tensor.element_size()
         self.tail += (ops.DATA, slot, id(tensor), width, kept.data_ptr(), width * tensor.numel())
 
-    def _check_name(self, cls: type, expected: Any) -> None:
+    def _check_name(self, cls: type, expected: object) -> None:
         """The module and the qualified name of a class."""
         if name_in_texts(cls) != expected:
             raise Loose
@@ -510,7 +510,7 @@ class Recorder(Notes):
         named = source.kind == "namespace" or (source.kind == "attr" and source.key == "__dict__")
         return source.base if named and source.base is not None else source
 
-    def _check_constant(self, value: Any, expected: Any) -> None:
+    def _check_constant(self, value: object, expected: object) -> None:
         if not same_constant(value, expected):
             raise Loose
         if is_immutable(value):
@@ -620,14 +620,14 @@ class Recorder(Notes):
         return [*out, *self.tail]
 
 
-Rest = Callable[[Sequence[Guard], Sequence[Source]], Callable[..., Any]]
+Rest = Callable[[Sequence[Guard], Sequence[Source]], native.Form]
 
 
 def record(
     layout: Layout,
     names: Sequence[str],
     containers: Sequence[str],
-    values: Sequence[Any],
+    values: Sequence[object],
     guards: Sequence[Guard],
     wanted: Sequence[Source],
     habits: Habits,

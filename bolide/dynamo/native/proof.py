@@ -26,7 +26,7 @@ from bolide.support.symbols import symbol_address
 
 _log = log.logger("dynamo")
 
-Readable = Callable[[Sequence[str], Sequence[Guard], Sequence[Source], str], tuple[str, Callable[..., Any]]]
+Readable = Callable[[Sequence[str], Sequence[Guard], Sequence[Source], str], tuple[str, native.Form]]
 
 
 SYMBOLS = tuple(function.symbol for function in machine_code.EXTERNALS.values())
@@ -99,14 +99,14 @@ def _prove(found: Layout, readable: Readable) -> None:
     in_python = readable(_NAMES, checks, wanted, "proof")[1]
     known: list[list[Any]] = []
 
-    def rest(loose: Sequence[Guard], left: Sequence[Source]) -> Callable[..., Any]:
+    def rest(loose: Sequence[Guard], left: Sequence[Source]) -> native.Form:
         return readable(_NAMES, loose, left, "proof")[1]
 
-    def recorded(habits: Habits) -> Callable[..., Any]:
+    def recorded(habits: Habits) -> native.Form:
         program = pins.record(found, _NAMES, (), values, checks, wanted, habits, rest).program
         return native.make_check(found, len(_NAMES), [program], lambda *given: None)
 
-    def compare(what: str, check: Callable[..., Any], given: Sequence[Any]) -> None:
+    def compare(what: str, check: native.Form, given: Sequence[Any]) -> None:
         expected, answer = in_python(*given), check(*given)
         if answer is not None and (expected is None or not all(map(_is, answer, expected))):
             raise Unproved(f"it takes {what} for what it is not")
@@ -129,7 +129,7 @@ def _prove(found: Layout, readable: Readable) -> None:
         raise Unproved("it does not know the same objects again")
 
 
-def _is(one: Any, other: Any) -> bool:
+def _is(one: object, other: object) -> bool:
     return one is other
 
 
@@ -205,7 +205,7 @@ def _inference() -> torch.Tensor:
         return torch.ones(2, 3)
 
 
-def _changes(values: Sequence[Any]) -> Iterator[tuple[str, AbstractContextManager[Any]]]:
+def _changes(values: Sequence[object]) -> Iterator[tuple[str, AbstractContextManager[Any]]]:
     """The same objects, changed for a while; other states of the thread."""
     items, table, thing = values[3:]
     yield "another attribute", _put(vars(thing), "gain", 3.0)
