@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import fx
 
+from bolide.debug.explain import compiled_info
 from bolide.dynamo.config import config
 from bolide.inductor import CompiledGraph
-from bolide.inductor.ir.printer import kernel_text
 from bolide.support import events, log
 from bolide.support.errors import UserFrame, describe
 
@@ -87,10 +87,10 @@ def _graph(e: events.Graph) -> str:
 def _kernels(e: events.Compiled) -> str:
     if not isinstance(e.artifact, CompiledGraph):
         return ""
-    parts = [f"{e.name}, {e.kind} graph: {len(e.artifact.kernels)} kernels"]
-    parts += [f"{kernel_text(k.ir)}\n  from: {', '.join(k.origins)}" for k in e.artifact.kernels]
-    parts += dict.fromkeys(f"not fused: {r.first} / {r.second}: {r.reason}" for r in e.artifact.refusals)
-    return "\n".join(parts)
+    compiled = compiled_info(e, None, {})
+    parts = [f"{e.name}, {e.kind} graph: {len(compiled.kernels)} kernels"]
+    parts += [f"{k.loops}\n  from: {', '.join(k.origins)}" for k in compiled.kernels]
+    return "\n".join([*parts, *(f"not fused: {reason}" for reason in compiled.refusals)])
 
 
 _TEXTS: dict[type, tuple[tuple[str, Callable[[Any], str]], ...]] = {

@@ -320,7 +320,7 @@ class Exactly:
     so is what cannot be computed in float64."""
 
     def __init__(self, graph: fx.GraphModule, inputs: Sequence[Any], expected: dict[fx.Node, Any]) -> None:
-        self._graph, self._inputs, self._expected = graph, inputs, expected
+        self._graph, self._inputs, self.expected = graph, inputs, expected
 
     @functools.cached_property
     def _values(self) -> dict[fx.Node, Any]:
@@ -333,36 +333,30 @@ class Exactly:
                 return node.target(*args, **kwargs)  # type: ignore[operator]
             except Exception:  # no float64, or dtypes that do not go together: float32's value is the best there is
                 pass
-        value = self._expected[node]
+        value = self.expected[node]
         return type(value)(map(_doubled, value)) if type(value) in (tuple, list) else _doubled(value)
 
-    def value(self, node: fx.Node) -> Any:
-        """The value of a node."""
-        return self._values[node]
+    def disagrees(self, node: fx.Node, found: object) -> bool:
+        """Whether a node has come out otherwise than `expected`."""
+        terms = functools.partial(terms_of, node, self.expected)
+        return disagree(found, self.expected[node], lambda: self._values[node], terms)
 
 
-def first_difference(
-    wrong: Sequence[fx.Node], expected: dict[fx.Node, Any], exact: Exactly, probe: Probe
-) -> tuple[fx.Node, Any] | None:
+def first_difference(wrong: Sequence[fx.Node], exact: Exactly, probe: Probe) -> tuple[fx.Node, Any] | None:
     """The first node that comes out otherwise when it is compiled, and what comes out. `probe` compiles a graph that
     gives some nodes: all that the `wrong` ones need at once; if they are right then, as fewer things were fused, one
     by one, by bisection.
     """
-    nodes = _needed(wrong, expected)
-
-    def differs(node: fx.Node, found: object) -> bool:
-        terms = functools.partial(terms_of, node, expected)
-        return disagree(found, expected[node], functools.partial(exact.value, node), terms)
-
+    nodes = _needed(wrong, exact.expected)
     for node, found in zip(nodes, probe(nodes) if nodes else ()):
-        if differs(node, found):
+        if exact.disagrees(node, found):
             return node, found
     low, high = 0, len(nodes) - 1
     answer = None
     while low <= high:
         middle = (low + high) // 2
         (found,) = probe([nodes[middle]])
-        if differs(nodes[middle], found):
+        if exact.disagrees(nodes[middle], found):
             answer, high = (nodes[middle], found), middle - 1
         else:
             low = middle + 1

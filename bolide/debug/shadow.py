@@ -33,7 +33,6 @@ from bolide.debug.reference import (
     operation_of,
     results,
     tensors_in,
-    terms_of,
     with_results,
     writes,
 )
@@ -111,38 +110,31 @@ class Checked:
         before.restore()
         found = list(self.run(inputs))
         exact = Exactly(self.graph, pristine, expected)
-
-        def differs(node: fx.Node, value: Any) -> bool:
-            terms = functools.partial(terms_of, node, expected)
-            return disagree(value, expected[node], functools.partial(exact.value, node), terms)
-
         wrong = []
         for place, node in enumerate(results(self.graph)):
-            if isinstance(node, fx.Node) and differs(node, found[place]):
+            if isinstance(node, fx.Node) and exact.disagrees(node, found[place]):
                 wrong.append((node, found[place]))
                 found[place] = expected[node]
         for place, node in writes(self.graph):
-            if differs(node, real[place]):
+            if exact.disagrees(node, real[place]):
                 wrong.append((node, real[place].clone()))
                 real[place].data.copy_(expected[node])
         if wrong:
-            self.report(self._difference(wrong, pristine, expected, exact))
+            self.report(self._difference(wrong, pristine, exact))
         return tuple(found)
 
-    def _difference(
-        self, wrong: list[tuple[fx.Node, object]], inputs: list[object], expected: dict[fx.Node, object], exact: Exactly
-    ) -> Difference:
+    def _difference(self, wrong: list[tuple[fx.Node, object]], inputs: list[object], exact: Exactly) -> Difference:
         def probe(nodes: list[fx.Node]) -> list[Any]:
             module = with_results(self.graph, nodes)
             run = inductor.compile_graph(module, GraphInfo("inference", frozenset(), frozenset()))
             return list(run(copied(inputs)))
 
         try:
-            first = first_difference([node for node, _ in wrong], expected, exact, probe)
+            first = first_difference([node for node, _ in wrong], exact, probe)
         except Exception:  # parts of the graph cannot be compiled by themselves
             first = None
         node, found = first or wrong[0]
-        place, error, wanted, ours = most_different(found, expected[node])
+        place, error, wanted, ours = most_different(found, exact.expected[node])
         where, kernel = node.meta.get("where"), self._kernel(node.name)
         part, code = self.info.kind, self.graph.code
         return Difference(self.function, part, operation_of(node), where, kernel, wanted, ours, place, error, code)

@@ -302,29 +302,9 @@ class _Attempt:
 
     def run(self, stop: int | None, ending: Break | None) -> Captured:
         """Interpret to the end, or to the instruction number `stop`, where the segment ends for the reason `ending`."""
-        machine, world = self.machine, self.world
-        before = machine.modes.before = modes.settings()
-        shape: Shape | None = None
-        if self.calls is not None:
-            self.calls.around = functools.partial(around, machine)
+        machine = self.machine
         try:
-            # modes are left in the reverse order
-            with self.trace.recording(), self.calls or contextlib.nullcontext(), _native_state(machine):
-                entered = modes.stacks()
-                self.start(machine)
-                if machine.run(stop):
-                    result = machine.frames[0].stack.pop()
-                else:
-                    if are_held(machine.frames[1:]):
-                        raise _lives_on(machine)
-                    refuse_halfway(machine.frames[1:])
-                    shape, values = flatten(machine.frames[1:], ending is not None and ending.kind == "frame_access")
-                    result = tuple(values)
-                changed = modes.own(modes.changed(before, modes.settings()), machine.modes.setters)
-                if HELD_LOCKS.of(machine) or any(isinstance(manager, HOLDERS) for manager in machine.modes.entered):
-                    raise Unsupported("a native context is entered before a break and left after it", kind="context")
-                if modes.stacks() != entered:
-                    raise Unsupported("a mode is entered before a break and left after it", kind="context")
+            result, shape, changed = self._interpret(stop, ending)
         except Unsupported as error:
             error.where = error.where or machine.where()
             raise
@@ -336,18 +316,56 @@ class _Attempt:
                 reason += f": {error}"
             raise Unsupported(reason, machine.where(), None, "user_exception") from error
         finally:
-            self.trace.shapes.needed = self.trace.shapes.derive = None  # the machine is no part of what is captured
-            self.trace.listener = Listener()
-            open_to_data = self.trace.captures_numbers is None or self.trace.captures_sizes is None
-            self.symbols.history.met_data = open_to_data and bool(self.trace.shapes.facts.names)
-            self.trace.captures_numbers = bool(self.trace.captures_numbers)
-            self.trace.captures_sizes = bool(self.trace.captures_sizes)
-            if self.calls is not None:
-                self.calls.around = nowhere
+            self._close()
+        return self._captured(result, shape, None if shape is None else ending, changed)
+
+    def _interpret(self, stop: int | None, ending: Break | None) -> tuple[object, Shape | None, list[modes.Setting]]:
+        """What the program gives, and the modes that it changes; where it stops instead, the shape there, and the
+        values that are live."""
+        machine = self.machine
+        before = machine.modes.before = modes.settings()
+        if self.calls is not None:
+            self.calls.around = functools.partial(around, machine)
+        result: object
+        shape: Shape | None = None
+        # modes are left in the reverse order
+        with self.trace.recording(), self.calls or contextlib.nullcontext(), _native_state(machine):
+            entered = modes.stacks()
+            self.start(machine)
+            if machine.run(stop):
+                result = machine.frames[0].stack.pop()
+            else:
+                if are_held(machine.frames[1:]):
+                    raise _lives_on(machine)
+                refuse_halfway(machine.frames[1:])
+                shape, values = flatten(machine.frames[1:], ending is not None and ending.kind == "frame_access")
+                result = tuple(values)
+            changed = modes.own(modes.changed(before, modes.settings()), machine.modes.setters)
+            if HELD_LOCKS.of(machine) or any(isinstance(manager, HOLDERS) for manager in machine.modes.entered):
+                raise Unsupported("a native context is entered before a break and left after it", kind="context")
+            if modes.stacks() != entered:
+                raise Unsupported("a mode is entered before a break and left after it", kind="context")
+        return result, shape, changed
+
+    def _close(self) -> None:
+        """The interpretation is over: the trace asks the machine nothing any more, which is no part of what is
+        captured."""
+        self.trace.shapes.needed = self.trace.shapes.derive = None
+        self.trace.listener = Listener()
+        open_to_data = self.trace.captures_numbers is None or self.trace.captures_sizes is None
+        self.symbols.history.met_data = open_to_data and bool(self.trace.shapes.facts.names)
+        self.trace.captures_numbers = bool(self.trace.captures_numbers)
+        self.trace.captures_sizes = bool(self.trace.captures_sizes)
+        if self.calls is not None:
+            self.calls.around = nowhere
+
+    def _captured(
+        self, result: object, shape: Shape | None, ending: Break | None, changed: list[modes.Setting]
+    ) -> Captured:
+        """What was interpreted as data. Raises Unsupported where that cannot be."""
+        machine, world = self.machine, self.world
         place = machine.where() if shape is not None else decode(self.code).frame_at(-1)
         world.end(place)
-        if shape is None:
-            ending = None
         world.inputs.unmask()
         rebuilder = self.rebuilder = Rebuilder(world, shape is None)
         recipe = rebuilder.recipe(result)
